@@ -1,0 +1,64 @@
+"""Penstock: one limit, enforced exactly, wherever the traffic is.
+
+>>> from penstock import rate_limit
+>>> limiter = rate_limit("100/minute")
+>>> bool(limiter.check("alice"))
+True
+"""
+
+from __future__ import annotations
+
+from .core.clock import Clock, ManualClock, SystemClock
+from .core.decision import Decision, Forecast, Outcome
+from .core.errors import (
+    ConfigInvalidError,
+    PenstockError,
+    QueueFullError,
+    RateLimitExceededError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
+from .core.limiter import Limiter
+from .core.native import accelerated
+from .core.store import Store, Transform
+from .core.strategy import Strategy
+from .front import rate_limit
+from .stores.memory import MemoryStore
+from .strategies import (
+    fixed_window,
+    gcra,
+    sliding_window,
+    sliding_window_log,
+    token_bucket,
+    unlimited,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Clock",
+    "ConfigInvalidError",
+    "Decision",
+    "Forecast",
+    "Limiter",
+    "ManualClock",
+    "MemoryStore",
+    "Outcome",
+    "PenstockError",
+    "QueueFullError",
+    "RateLimitExceededError",
+    "Store",
+    "StoreUnavailableError",
+    "Strategy",
+    "SystemClock",
+    "Transform",
+    "UnsupportedError",
+    "accelerated",
+    "fixed_window",
+    "gcra",
+    "rate_limit",
+    "sliding_window",
+    "sliding_window_log",
+    "token_bucket",
+    "unlimited",
+]

@@ -1,0 +1,1 @@
+"""The native accelerator: optional at run time, always tested."""

@@ -1,0 +1,25 @@
+"""The compiled room, as the type checker sees it."""
+
+from collections.abc import Callable
+from typing import Any
+
+class Decision:
+    allowed: bool
+    limit: int
+    remaining: int
+    reset_at: int
+    retry_after_ms: int
+    def __init__(
+        self, allowed: bool, limit: int, remaining: int, reset_at: int, retry_after_ms: int
+    ) -> None: ...
+
+class Table:
+    evictions: int
+    refusals: int
+    def __init__(
+        self, max_keys: int, evict: bool, wrong_kind: Callable[[str, str, str], Exception]
+    ) -> None: ...
+    def apply(self, key: str, transform: Any, now: int, cost: int) -> Any: ...
+    def discard(self, key: str) -> None: ...
+    def sweep(self, now: int) -> int: ...
+    def __len__(self) -> int: ...

@@ -1,0 +1,1 @@
+"""The contracts every other room stands on. Standard library only."""

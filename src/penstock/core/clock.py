@@ -1,0 +1,90 @@
+"""Clocks: where `now` comes from, always as whole epoch milliseconds.
+
+`SystemClock` is steady: it reads the wall clock once, when this module is loaded, and counts
+monotonic time from there, so that a step of the system time never moves it. All system clocks of
+a process share that one anchor and agree with each other. This module is the only one that reads
+the system's time; the compiled path reads the same monotonic source against the same anchor.
+
+`ManualClock` stands still until told otherwise, and tells those who wait on it when it moves.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+from .validation import require_instant, require_int
+
+__all__ = ["ANCHOR_NS", "Clock", "ManualClock", "SystemClock"]
+
+_NS_PER_MS = 1_000_000
+
+# Epoch nanoseconds at monotonic zero.
+ANCHOR_NS = time.time_ns() - time.monotonic_ns()
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """Anything with a `now()` in epoch milliseconds. It may go back; limits hold all the same."""
+
+    def now(self) -> int: ...
+
+
+class SystemClock:
+    """Steady time: monotonic, anchored to the epoch once per process."""
+
+    __slots__ = ()
+
+    def now(self) -> int:
+        return (ANCHOR_NS + time.monotonic_ns()) // _NS_PER_MS
+
+    def __repr__(self) -> str:
+        return "SystemClock()"
+
+
+class ManualClock:
+    """A clock for tests and simulations: it moves only when told to."""
+
+    def __init__(self, start: int = 0) -> None:
+        self._now = require_instant(start)
+        self._lock = threading.Lock()
+        self._listeners: dict[object, Callable[[], None]] = {}
+
+    def now(self) -> int:
+        return self._now
+
+    def advance(self, ms: int) -> None:
+        """Move forward by `ms`, which may be 0."""
+        require_int("ms", ms, low=0)
+        with self._lock:
+            self._now = require_instant(self._now + ms)
+        self._tell()
+
+    def set(self, ms: int) -> None:
+        """Jump to an instant, backwards if need be."""
+        with self._lock:
+            self._now = require_instant(ms)
+        self._tell()
+
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` after every move. Returns the function that ends it."""
+        token = object()
+        with self._lock:
+            self._listeners[token] = listener
+
+        def unsubscribe() -> None:
+            with self._lock:
+                self._listeners.pop(token, None)
+
+        return unsubscribe
+
+    def _tell(self) -> None:
+        with self._lock:
+            listeners = list(self._listeners.values())
+        for listener in listeners:
+            listener()
+
+    def __repr__(self) -> str:
+        return f"ManualClock({self._now})"

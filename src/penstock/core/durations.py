@@ -1,0 +1,45 @@
+"""Durations and rates as people write them: `"500ms"`, `"1m"`, `"100/minute"`.
+
+Strings belong to the edges (a config file, a command line, `rate_limit("...")`); inside, a
+duration is an integer in a name that ends with `_ms`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from .validation import MAX_SPAN_MS, reject
+
+__all__ = ["parse_duration_ms", "parse_rate"]
+
+_SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
+_UNIT_MS = {
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1),
+    **dict.fromkeys(("s", "sec", "second", "seconds"), _SECOND),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), _MINUTE),
+    **dict.fromkeys(("h", "hour", "hours"), _HOUR),
+    **dict.fromkeys(("d", "day", "days"), _DAY),
+}
+_DURATION = re.compile(r"\s*([0-9]{1,15})?\s*([a-z]+)\s*", re.ASCII)
+_RATE = re.compile(r"\s*([0-9]{1,16})\s*/(.+)", re.ASCII | re.DOTALL)
+
+
+def parse_duration_ms(text: Any) -> int:
+    """`"30s"` is 30000. A bare unit counts as one of it: `"minute"` is 60000."""
+    match = _DURATION.fullmatch(text.lower()) if isinstance(text, str) else None
+    unit_ms = _UNIT_MS.get(match[2]) if match else None
+    if match is None or unit_ms is None:
+        reject(f"a duration is a number and a unit, such as '500ms', '30s' or '1h', not {text!r}")
+    duration = int(match[1] or 1) * unit_ms
+    if not 1 <= duration <= MAX_SPAN_MS:
+        reject(f"a duration must lie between 1 and {MAX_SPAN_MS} ms, not {text!r}")
+    return duration
+
+
+def parse_rate(text: Any) -> tuple[int, int]:
+    """`"100/minute"` is `(100, 60000)`; `"5/30s"` is `(5, 30000)`."""
+    match = _RATE.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        reject(f"a rate is a count and a period, such as '100/minute' or '5/30s', not {text!r}")
+    return int(match[1]), parse_duration_ms(match[2])

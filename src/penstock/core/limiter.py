@@ -1,0 +1,262 @@
+"""The limiter: one strategy on one store, asked by key.
+
+Everything that can be settled at construction is: the key's lead, the transforms, the clock's
+method. A call validates, reads the clock once and hands the transform to the store. The sync and
+the async calls are twins over the same store contract and make the same decisions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable, Iterable
+from types import TracebackType
+
+from .clock import Clock, ManualClock, SystemClock
+from .decision import Decision, Forecast
+from .keys import key_lead
+from .store import Store, checking, forecasting, peeking
+from .strategy import Strategy
+from .validation import (
+    MAX_KEY_BYTES,
+    MAX_SAFE,
+    reject,
+    require_cost,
+    require_instant,
+    require_int,
+    require_key,
+)
+from .waiting import Ask, Lines, Look, Step, Watch, acquire_flow
+
+__all__ = ["Limiter"]
+
+
+class Limiter:
+    """Checks keys against one strategy. Made by `rate_limit`; safe to share between threads."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        store: Store,
+        *,
+        clock: Clock | None = None,
+        prefix: str = "",
+        owns_store: bool = False,
+        max_waiters: int | None = None,
+    ) -> None:
+        if not isinstance(strategy, Strategy):
+            reject(f"strategy must be a penstock.Strategy, such as gcra(100, 60_000): {strategy!r}")
+        if not isinstance(store, Store):
+            reject(f"store must be a penstock.Store, such as MemoryStore(), not {store!r}")
+        if clock is not None and store.reads_own_clock:
+            reject(
+                f"{type(store).__name__} reads its server's clock, so the one given here would "
+                "be ignored; leave it out, or make the store with use_server_time=False"
+            )
+        if max_waiters is not None:
+            require_int("max_waiters", max_waiters, low=0)
+        self.strategy = strategy
+        self.store = store
+        self.prefix = prefix
+        self.clock: Clock = SystemClock() if clock is None else clock
+        self._owns_store = owns_store
+        self._lead = key_lead(prefix)
+        self._now = _reader(self.clock)
+        self._apply = store.apply
+        self._aapply = store.aapply
+        self._check = checking(strategy)
+        self._peek = peeking(strategy)
+        self._forecast = forecasting(strategy)
+        self._lines = Lines(max_waiters)
+
+    def check(self, key: str, cost: int = 1) -> Decision:
+        """Decide a request of `cost` and, if it is allowed, spend it."""
+        # The common case of both validations, inline; anything else goes the long way round.
+        if type(cost) is not int or not 0 < cost <= MAX_SAFE:
+            require_cost(cost)
+        if type(key) is not str or not 0 < len(key) <= MAX_KEY_BYTES or not key.isascii():
+            key = require_key(key)
+        return self._apply(self._lead + key, self._check, self._now(), cost)
+
+    async def acheck(self, key: str, cost: int = 1) -> Decision:
+        """The awaitable twin of `check`."""
+        name = self._name(key, cost)
+        return await self._aapply(name, self._check, self._now(), cost)
+
+    def check_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
+        """As one `check` per key, in order, all at the same instant."""
+        names = self._names(keys, cost)
+        return self.store.apply_many(names, self._check, self._now(), cost)
+
+    async def acheck_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
+        """The awaitable twin of `check_many`."""
+        names = self._names(keys, cost)
+        return await self.store.aapply_many(names, self._check, self._now(), cost)
+
+    def peek(self, key: str) -> Decision:
+        """What `check` would answer for a cost of 1, with `remaining` as it stands. Spends
+        nothing and writes nothing."""
+        return self._apply(self._name(key), self._peek, self._now(), 1)
+
+    async def apeek(self, key: str) -> Decision:
+        """The awaitable twin of `peek`."""
+        return await self._aapply(self._name(key), self._peek, self._now(), 1)
+
+    def forecast(self, key: str, cost: int = 1) -> Forecast:
+        """How many requests of `cost` fit now, and when there is more. Spends nothing."""
+        return self._apply(self._name(key, cost), self._forecast, self._now(), cost)
+
+    async def aforecast(self, key: str, cost: int = 1) -> Forecast:
+        """The awaitable twin of `forecast`."""
+        name = self._name(key, cost)
+        return await self._aapply(name, self._forecast, self._now(), cost)
+
+    def reset(self, key: str) -> None:
+        """Forget what the key has spent."""
+        self.store.reset(self._name(key))
+
+    async def areset(self, key: str) -> None:
+        """The awaitable twin of `reset`."""
+        await self.store.areset(self._name(key))
+
+    def acquire(self, key: str, cost: int = 1, timeout: float | None = None) -> Decision:
+        """Wait until the request is admitted, in turn with the others that wait for this key.
+
+        Past `timeout` seconds, or as soon as it is plain that it would be past them, raises
+        `rate_limit_exceeded` with the decision. Plain `check` calls do not stand in line.
+        """
+        timeout_ms = self._admissible(key, cost, timeout)
+        woken = threading.Event()
+
+        def nap(ms: int | None) -> None:
+            woken.wait(None if ms is None else ms / 1000)
+            woken.clear()
+
+        watch = Watch(self.clock, woken.set)
+        flow = acquire_flow(self._lines, key, woken.set, watch.clock, timeout_ms)
+        try:
+            step = next(flow)
+            while True:
+                answer = None
+                if isinstance(step, Ask):
+                    answer = self.check(key, cost)
+                elif isinstance(step, Look):
+                    answer = self.peek(key)
+                else:
+                    nap(watch.real_ms(step.ms))
+                step = flow.send(answer)
+        except StopIteration as finished:
+            admitted: Decision = finished.value
+            return admitted
+        finally:
+            flow.close()
+            watch.end()
+
+    async def aacquire(self, key: str, cost: int = 1, timeout: float | None = None) -> Decision:
+        """The awaitable twin of `acquire`. Cancelling it leaves the line."""
+        timeout_ms = self._admissible(key, cost, timeout)
+        loop = asyncio.get_running_loop()
+        woken = asyncio.Event()
+
+        def wake() -> None:
+            # The one before us may leave on another thread, or after our loop has closed.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(woken.set)
+
+        async def nap(ms: int | None) -> None:
+            timer = None if ms is None else loop.call_later(ms / 1000, woken.set)
+            try:
+                await woken.wait()
+            finally:
+                if timer is not None:
+                    timer.cancel()
+            woken.clear()
+
+        watch = Watch(self.clock, wake)
+        flow = acquire_flow(self._lines, key, wake, watch.clock, timeout_ms)
+        try:
+            step: Step = next(flow)
+            while True:
+                answer = None
+                if isinstance(step, Ask):
+                    answer = await self.acheck(key, cost)
+                elif isinstance(step, Look):
+                    answer = await self.apeek(key)
+                else:
+                    await nap(watch.real_ms(step.ms))
+                step = flow.send(answer)
+        except StopIteration as finished:
+            admitted: Decision = finished.value
+            return admitted
+        finally:
+            flow.close()
+            watch.end()
+
+    def close(self) -> None:
+        """Close the store, if this limiter made it."""
+        if self._owns_store:
+            self.store.close()
+
+    async def aclose(self) -> None:
+        """The awaitable twin of `close`."""
+        if self._owns_store:
+            await self.store.aclose()
+
+    def __enter__(self) -> Limiter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Limiter:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<Limiter {self.strategy!r} on {self.store!r}, prefix={self.prefix!r}>"
+
+    def _name(self, key: str, cost: int = 1) -> str:
+        require_cost(cost)
+        return self._lead + require_key(key)
+
+    def _names(self, keys: Iterable[str], cost: int) -> list[str]:
+        require_cost(cost)
+        if isinstance(keys, (str, bytes)):
+            reject(f"keys must be a list of keys, not the single {keys!r}")
+        return [self._lead + require_key(key) for key in keys]
+
+    def _admissible(self, key: str, cost: int, timeout: float | None) -> int | None:
+        """Refuse what no wait could ever admit. Returns the timeout in ms."""
+        self._name(key, cost)
+        if 0 < self.strategy.limit < cost:
+            reject(
+                f"a cost of {cost} can never be admitted by {self.strategy!r}: "
+                f"ask for at most {self.strategy.limit} at once"
+            )
+        if timeout is None:
+            return None
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+            reject(f"timeout must be None or seconds from 0 up, not {timeout!r}")
+        return None if math.isinf(timeout) else int(timeout * 1000)
+
+
+def _reader(clock: Clock) -> Callable[[], int]:
+    """The clock's method, watched if it is not one of ours: states must never hold nonsense."""
+    if type(clock) in (SystemClock, ManualClock):
+        return clock.now
+    if not callable(getattr(clock, "now", None)):
+        reject(f"clock must have a now() that returns epoch milliseconds: {clock!r}")
+    return lambda: require_instant(clock.now())

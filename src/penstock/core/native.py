@@ -1,0 +1,27 @@
+"""Decides, once per process, whether the compiled path is on.
+
+The extension module is a leaf: it imports nothing of this package, so any room may use it.
+`PENSTOCK_PURE=1` keeps it out; a wheel without it, or an interpreter it was not built for, has
+the same effect. Nothing but speed and memory may depend on the answer.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+__all__ = ["accelerated", "native"]
+
+
+def _load() -> ModuleType | None:
+    if os.environ.get("PENSTOCK_PURE", "") not in ("", "0"):
+        return None
+    try:
+        from ..accel import _native
+    except ImportError:
+        return None
+    return _native
+
+
+native = _load()
+accelerated = native is not None

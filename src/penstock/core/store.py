@@ -1,0 +1,136 @@
+"""What a backend is: one atomic read-modify-write, `apply`.
+
+A store keeps states under keys and knows nothing about rate limiting. Subclass `Store` and write
+`apply` (or `aapply`, or both): read the key's state, treating one whose time has passed on the
+caller's clock as absent; call `transform.run(state, now, cost)`; write what the outcome says;
+return its result; let nobody in between. `reset` and the batch forms follow from that, and may be
+overridden where the backend has something better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from .decision import Decision, Forecast, Outcome
+from .errors import UnsupportedError
+from .strategy import Strategy
+
+__all__ = ["CLEAR", "Store", "Transform", "checking", "forecasting", "peeking"]
+
+R = TypeVar("R")
+
+
+class Transform(Generic[R]):
+    """A pure transition on its way to a store, with the riders it may be swapped for.
+
+    `run(state, now, cost)` yields an Outcome. `strategy` is whose state it reads, and carries the
+    riders; `kind` is its name, and `role` says which rider stands for `run`.
+    `refuse(now, retry_after_ms)` is the answer of a store that has no room for a new key.
+    """
+
+    __slots__ = ("kernel", "kind", "refuse", "role", "run", "strategy")
+
+    def __init__(
+        self,
+        strategy: Strategy | None,
+        role: str,
+        run: Callable[[Any, int, int], Outcome[R]],
+        refuse: Callable[[int, int], R],
+    ) -> None:
+        self.strategy = strategy
+        self.kind = "" if strategy is None else strategy.name
+        self.role = role
+        self.run = run
+        self.refuse = refuse
+        # What the compiled path made of `strategy.native`, once it has seen this transform.
+        self.kernel: Any = None
+
+    def __repr__(self) -> str:
+        return f"<Transform {self.role} of {self.strategy!r}>"
+
+
+def checking(strategy: Strategy) -> Transform[Decision]:
+    """The transform behind `check`."""
+
+    def refuse(now: int, retry_after_ms: int) -> Decision:
+        return Decision(False, strategy.limit, 0, now + retry_after_ms, retry_after_ms)
+
+    return Transform(strategy, "check", strategy.check, refuse)
+
+
+def peeking(strategy: Strategy) -> Transform[Decision]:
+    """The transform behind `peek`: it never writes."""
+
+    def run(state: Any, now: int, _cost: int) -> Outcome[Decision]:
+        return Outcome(state, strategy.peek(state, now), 0, False)
+
+    return Transform(strategy, "peek", run, checking(strategy).refuse)
+
+
+def forecasting(strategy: Strategy) -> Transform[Forecast]:
+    """The transform behind `forecast`: it never writes."""
+
+    def run(state: Any, now: int, cost: int) -> Outcome[Forecast]:
+        return Outcome(state, strategy.forecast(state, now, cost), 0, False)
+
+    def refuse(now: int, retry_after_ms: int) -> Forecast:
+        return Forecast(0, now + retry_after_ms, now + retry_after_ms)
+
+    return Transform(strategy, "forecast", run, refuse)
+
+
+CLEAR: Transform[None] = Transform(
+    None,
+    "clear",
+    lambda _state, _now, _cost: Outcome(None, None, 0, True),
+    lambda _now, _retry_after_ms: None,
+)
+"""Forgets a key."""
+
+
+class Store:
+    """Where states live. A subclass has `apply`, `aapply` or both."""
+
+    reads_own_clock: bool = False
+    """True when the backend's clock decides and the `now` that callers pass is not used."""
+
+    def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
+        """Run the transform on the key's state, atomically, and return its result."""
+        raise _lacks(self, "apply", "acheck, apeek, ... (the async calls)")
+
+    async def aapply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
+        """The awaitable twin of `apply`."""
+        raise _lacks(self, "aapply", "check, peek, ... (the sync calls)")
+
+    def apply_many(
+        self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
+    ) -> list[R]:
+        """As one `apply` per key, in order, at one instant."""
+        return [self.apply(key, transform, now, cost) for key in keys]
+
+    async def aapply_many(
+        self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
+    ) -> list[R]:
+        """The awaitable twin of `apply_many`."""
+        return [await self.aapply(key, transform, now, cost) for key in keys]
+
+    def reset(self, key: str) -> None:
+        """Forget a key."""
+        self.apply(key, CLEAR, 0, 1)
+
+    async def areset(self, key: str) -> None:
+        """The awaitable twin of `reset`."""
+        await self.aapply(key, CLEAR, 0, 1)
+
+    def close(self) -> None:
+        """Give back what the store holds. Idempotent."""
+
+    async def aclose(self) -> None:
+        """The awaitable twin of `close`."""
+
+
+def _lacks(store: Store, method: str, instead: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{type(store).__name__} has no {method}(); use {instead}, or a store of the other colour"
+    )

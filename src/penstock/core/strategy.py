@@ -1,0 +1,71 @@
+"""What an algorithm is: a pure function of (state, now, cost).
+
+Subclass `Strategy`, write `check`, and it works on every store and behind every door. `state` is
+None for a key that is not remembered, else exactly what an earlier `Outcome` carried; treat it as
+immutable. Where it should also live outside the process, make it of JSON's types: numbers,
+strings, lists, dicts, None. The function may be run again for one request (a store that lost a
+race repeats it), so it must not do anything but compute.
+
+A rider is the same transition in another language, for stores that can run it in one step. It is
+optional and never changes a decision: `lua` for Redis, `native` for the compiled path.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from .decision import Decision, Forecast, Outcome
+from .errors import UnsupportedError
+
+__all__ = ["Strategy"]
+
+
+class Strategy(ABC):
+    """One algorithm with its parameters. Immutable once made."""
+
+    name: str = ""
+    """Names the form of the state: two strategies that cannot read each other's state differ."""
+
+    limit: int = 0
+    """The ceiling that decisions report."""
+
+    window_ms: int | None = None
+    """The window, for strategies that have one."""
+
+    ttl_ms: int = 0
+    """The longest that a state written now can matter."""
+
+    native: tuple[Any, ...] | None = None
+    """The rider of the compiled path: the kernel's name and its parameters."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not cls.name:
+            cls.name = cls.__qualname__
+
+    @abstractmethod
+    def check(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
+        """Decide a request of `cost` at `now`. A denial must not persist."""
+
+    def peek(self, state: Any, now: int) -> Decision:
+        """What a request of cost 1 would get, with `remaining` as it stands.
+
+        This default adds back the unit that `check` took off; a strategy whose `remaining` is not
+        counted in such units should say better.
+        """
+        decision = self.check(state, now, 1).result
+        remaining = decision.remaining + 1 if decision.allowed else decision.remaining
+        return Decision(
+            decision.allowed,
+            decision.limit,
+            remaining,
+            decision.reset_at,
+            decision.retry_after_ms,
+        )
+
+    def forecast(self, state: Any, now: int, cost: int) -> Forecast:
+        """What can be spent now and when there is more. Optional."""
+        raise UnsupportedError(
+            f"strategy {self.name!r} has no forecast; give it a forecast(state, now, cost) method"
+        )

@@ -1,0 +1,107 @@
+"""What a caller may pass, checked in one place, before any store is touched.
+
+Each function returns the value it was given, so that it can stand in an assignment, or raises
+`config_invalid` with a text that says what would be right.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NoReturn
+
+from .errors import ConfigInvalidError
+
+__all__ = [
+    "MAX_INSTANT_MS",
+    "MAX_KEY_BYTES",
+    "MAX_SAFE",
+    "MAX_SPAN_MS",
+    "reject",
+    "require_choice",
+    "require_cost",
+    "require_instant",
+    "require_int",
+    "require_key",
+    "require_prefix",
+    "require_rate",
+]
+
+# The largest integer that a double, and so Lua and JavaScript, represents without a gap.
+MAX_SAFE = 2**53 - 1
+MAX_KEY_BYTES = 4096
+# The longest period, window or refill time: about 139 years. Longer ones push instants out of the
+# range in which doubles still resolve a millisecond.
+MAX_SPAN_MS = 2**42
+# The latest instant a clock may show, in the year 4199. Up to here the ticks of the finest sliding
+# window are still whole doubles; a clock that counts microseconds by mistake is well beyond it.
+MAX_INSTANT_MS = 2**46
+
+
+def reject(message: str) -> NoReturn:
+    raise ConfigInvalidError(message)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def require_int(name: str, value: Any, low: int = 1, high: int = MAX_SAFE) -> int:
+    if type(value) is not int or not low <= value <= high:
+        reject(f"{name} must be an integer from {low} to {high}, not {_shown(value)}")
+    return value
+
+
+def require_rate(name: str, value: Any) -> float:
+    """A positive, finite, normal number: one whose reciprocal is finite too."""
+    if type(value) not in (int, float) or not 0 < value <= MAX_SAFE or not math.isfinite(1 / value):
+        reject(f"{name} must be a finite number above 0, not {_shown(value)}")
+    return float(value)
+
+
+def require_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        options = " or ".join(repr(choice) for choice in choices)
+        reject(f"{name} must be {options}, not {_shown(value)}")
+    return value
+
+
+def require_cost(cost: Any) -> int:
+    return require_int("cost", cost)
+
+
+def require_key(key: Any) -> str:
+    if not isinstance(key, str):
+        reject(f"key must be a string, not {_shown(key)}; convert it first, as in str(user_id)")
+    if not key:
+        reject("key must not be empty; use a constant such as 'all' for one shared limit")
+    # ASCII strings know their length in bytes, which spares nearly every call the encoding.
+    if not key.isascii() or len(key) > MAX_KEY_BYTES:
+        _require_utf8("key", key)
+    return key if type(key) is str else str.__str__(key)
+
+
+def require_prefix(prefix: Any) -> str:
+    if not isinstance(prefix, str):
+        reject(f"prefix must be a string, not {_shown(prefix)}")
+    _require_utf8("prefix", prefix)
+    return str.__str__(prefix)
+
+
+def _require_utf8(name: str, text: str) -> None:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        reject(f"{name} must be valid Unicode text; {_shown(text)} holds a lone surrogate")
+    if size > MAX_KEY_BYTES:
+        reject(
+            f"{name} must be at most {MAX_KEY_BYTES} bytes in UTF-8, not {size}; "
+            "hash long identifiers first"
+        )
+
+
+def require_instant(now: Any) -> int:
+    """An epoch instant in ms, as a clock returns it."""
+    if type(now) is not int or not 0 <= now <= MAX_INSTANT_MS:
+        reject(f"now must be epoch milliseconds from 0 to {MAX_INSTANT_MS}, not {_shown(now)}")
+    return now

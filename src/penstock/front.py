@@ -1,0 +1,35 @@
+"""`rate_limit`: where a strategy, a store and a clock become a limiter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .core.clock import Clock
+from .core.durations import parse_rate
+from .core.limiter import Limiter
+from .core.store import Store
+from .core.strategy import Strategy
+from .stores.memory import MemoryStore
+from .strategies.gcra import gcra
+
+__all__ = ["rate_limit"]
+
+
+def rate_limit(
+    strategy: Strategy | str,
+    *,
+    store: Store | None = None,
+    clock: Clock | None = None,
+    prefix: str = "",
+    max_waiters: int | None = None,
+) -> Limiter:
+    """A limiter for `strategy`, which may be a rate such as `"100/minute"` (paced by GCRA).
+
+    Without a `store` it keeps its own MemoryStore, and closes it; a store that was passed in is
+    left to its owner. `max_waiters` bounds how many callers may wait in `acquire` for one key.
+    """
+    chosen = gcra(*parse_rate(strategy)) if isinstance(strategy, str) else strategy
+    options: dict[str, Any] = {"clock": clock, "prefix": prefix, "max_waiters": max_waiters}
+    if store is None:
+        return Limiter(chosen, MemoryStore(clock=clock), owns_store=True, **options)
+    return Limiter(chosen, store, **options)

@@ -1,0 +1,1 @@
+"""Where states live: one backend per file or folder, each with one atomic `apply`."""

@@ -1,0 +1,7 @@
+"""The in-process store."""
+
+from __future__ import annotations
+
+from .store import MemoryStore
+
+__all__ = ["MemoryStore"]

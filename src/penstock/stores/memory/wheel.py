@@ -1,0 +1,81 @@
+"""A timing wheel: which keys are due, found without looking at those that are not.
+
+Four levels of 256 slots, each level 256 times coarser than the one below, the finest at one
+millisecond. A key is filed under its expiry, on the finest level that reaches that far. When time
+advances, the slots it passes are emptied: what is due is handed out, the rest is filed again,
+closer. Each key moves at most once per level, so expiry costs amortized O(1).
+
+Refreshing a key does not move it: it is found too early in its old slot, seen to be alive, and
+filed again. The wheel's time is the highest it was ever told and never goes back.
+
+The compiled table holds the same wheel; the two are compared by the tests.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+__all__ = ["Timed", "Wheel"]
+
+_BITS = 8
+_SLOTS = 1 << _BITS
+_MASK = _SLOTS - 1
+_LEVELS = 4
+_REACH_MS = 1 << (_BITS * _LEVELS)
+
+
+class Timed(Protocol):
+    """What the wheel files: it must say when it expires, and remember its slot."""
+
+    expires: int
+    slot: dict[str, Timed]
+
+
+class Wheel:
+    """Keys by expiry."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self._slots: list[list[dict[str, Timed]]] = [
+            [{} for _ in range(_SLOTS)] for _ in range(_LEVELS)
+        ]
+
+    def file(self, key: str, timed: Timed) -> None:
+        """Put a key where time will find it."""
+        at = min(max(timed.expires, self.now + 1), self.now + _REACH_MS - 1)
+        ahead = at - self.now
+        level = 0
+        while ahead >= _SLOTS:
+            ahead >>= _BITS
+            level += 1
+        timed.slot = self._slots[level][(at >> (_BITS * level)) & _MASK]
+        timed.slot[key] = timed
+
+    def advance(self, now: int) -> list[str]:
+        """Move to `now` and take out the keys that are due there."""
+        before, self.now = self.now, now
+        due: list[str] = []
+        for level in reversed(range(_LEVELS)):
+            shift = _BITS * level
+            first, last = (before >> shift) + 1, now >> shift
+            for position in range(first, min(last, first + _MASK) + 1):
+                slot = self._slots[level][position & _MASK]
+                for key in list(slot):
+                    timed = slot.pop(key)
+                    if timed.expires <= now:
+                        due.append(key)
+                    else:
+                        self.file(key, timed)
+        return due
+
+    def next_due(self) -> int:
+        """No key is due before this instant; `now + 1` at the earliest."""
+        soonest = self.now + _REACH_MS
+        for level, slots in enumerate(self._slots):
+            shift = _BITS * level
+            base = self.now >> shift
+            for position in range(base + 1, base + _SLOTS + 1):
+                if slots[position & _MASK]:
+                    soonest = min(soonest, position << shift)
+                    break
+        return soonest

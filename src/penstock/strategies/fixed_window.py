@@ -1,0 +1,83 @@
+"""The fixed window: count, and start over when the window ends.
+
+With anchor "epoch" windows are slices of the calendar, the same for every key: a minute's window
+starts on the minute. With anchor "first" a key's window starts with its first request and the
+next one with the first request after its end.
+
+The weakness is part of the definition: the whole quota may be spent at the end of one window and
+again at the start of the next. Aligned to the epoch that is 2 x limit within an instant; anchored
+at "first" it is one less, because one request must have opened the first window.
+
+A stored window that starts later than the computed one means that the clock went back. The
+stored one stands, so that the jump does not open a fresh quota.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.decision import Decision, Forecast, Outcome
+from ..core.strategy import Strategy
+from ..core.validation import MAX_SPAN_MS, require_choice, require_int
+
+__all__ = ["FixedWindow", "fixed_window"]
+
+State = tuple[int, int]
+
+
+class FixedWindow(Strategy):
+    """State: (start, count)."""
+
+    name = "fixed_window"
+
+    def __init__(self, limit: int, window_ms: int, anchor: str = "epoch") -> None:
+        self.limit = require_int("limit", limit)
+        self.window_ms: int = require_int("window_ms", window_ms, high=MAX_SPAN_MS)
+        self.anchor = require_choice("anchor", anchor, ("epoch", "first"))
+        self.ttl_ms = self.window_ms
+        self._aligned = anchor == "epoch"
+        self.native = ("fixed_window", self.limit, self.window_ms, self._aligned)
+
+    def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
+        start, count = self._window(state, now)
+        reset_at = start + self.window_ms
+        if count + cost <= self.limit:
+            decision = Decision(True, self.limit, self.limit - count - cost, reset_at, 0)
+            return Outcome((start, count + cost), decision, reset_at - now, True)
+        remaining = max(0, self.limit - count)
+        return Outcome(
+            state, Decision(False, self.limit, remaining, reset_at, reset_at - now), 0, False
+        )
+
+    def peek(self, state: State | None, now: int) -> Decision:
+        decision = self.check(state, now, 1).result
+        _, count = self._window(state, now)
+        remaining = max(0, self.limit - count)
+        return Decision(
+            decision.allowed, self.limit, remaining, decision.reset_at, decision.retry_after_ms
+        )
+
+    def forecast(self, state: State | None, now: int, cost: int) -> Forecast:
+        start, count = self._window(state, now)
+        full_at = start + self.window_ms if count else now
+        return Forecast(max(0, self.limit - count) // cost, full_at, full_at)
+
+    def _window(self, state: State | None, now: int) -> State:
+        """The window that `now` falls into, and what was spent in it."""
+        if self._aligned:
+            start = now // self.window_ms * self.window_ms
+        elif state is not None and now - state[0] < self.window_ms:
+            return state
+        else:
+            start = now
+        return state if state is not None and state[0] >= start else (start, 0)
+
+    def __repr__(self) -> str:
+        return (
+            f"fixed_window(limit={self.limit}, window_ms={self.window_ms}, anchor={self.anchor!r})"
+        )
+
+
+def fixed_window(limit: Any, window_ms: Any, anchor: Any = "epoch") -> FixedWindow:
+    """`limit` per window. Windows are aligned to the epoch, or open with the first request."""
+    return FixedWindow(limit, window_ms, anchor)

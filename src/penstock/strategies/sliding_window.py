@@ -1,0 +1,130 @@
+"""The sliding window, estimated from counts in ticks.
+
+Time is cut into ticks of w = window / buckets. The window that ends now covers the current tick,
+the buckets - 1 ticks before it, and the last part of one more. Whole ticks are counted in full,
+the partial one in proportion to the part that is still inside, as if its requests had come
+evenly. More buckets narrow that guess: the error is at most the count of one tick. One bucket is
+the classic two-window estimate.
+
+A tick that is stored but lies ahead of now means that the clock went back. The newest stored tick
+is then taken as the current one, so that nothing that was counted drops out early.
+
+The state is forgotten once its newest tick has left the window by the arithmetic that `check`
+itself uses; where the quotient is rounded down to the tick before, one millisecond later.
+
+The order of the floating-point operations is fixed: every accelerator repeats it to the bit.
+"""
+
+from __future__ import annotations
+
+from math import ceil, floor
+from typing import Any
+
+from ..core.decision import Decision, Forecast, Outcome
+from ..core.strategy import Strategy
+from ..core.validation import MAX_SPAN_MS, reject, require_int
+
+__all__ = ["SlidingWindow", "sliding_window"]
+
+MAX_BUCKETS = 100_000
+
+State = tuple[tuple[int, int], ...]
+
+
+class SlidingWindow(Strategy):
+    """State: ((tick, count), ...), ascending, without empty ticks."""
+
+    name = "sliding_window"
+
+    def __init__(self, limit: int, window_ms: int, buckets: int = 10) -> None:
+        self.limit = require_int("limit", limit)
+        self.window_ms: int = require_int("window_ms", window_ms, high=MAX_SPAN_MS)
+        self.buckets = require_int("buckets", buckets, high=MAX_BUCKETS)
+        self.tick_ms = window_ms / buckets
+        # Finer ticks would be numbered beyond what a double counts, and Lua has only doubles.
+        if self.tick_ms < 2.0**-7:
+            reject(f"{buckets} buckets in {window_ms} ms are too fine; use fewer buckets")
+        self.ttl_ms = ceil(self.tick_ms + window_ms) + 1
+        self.native = ("sliding_window", self.limit, self.window_ms, self.buckets)
+
+    def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
+        w = self.tick_ms
+        tick, kept, full, oldest, weight = self._view(state, now)
+        estimate = full + oldest * weight
+        projected = estimate + cost
+        reset_at = ceil((tick + 1) * w + self.window_ms)
+        if projected <= self.limit:
+            remaining = max(0, floor(self.limit - projected))
+            if kept and kept[-1][0] == tick:
+                kept = (*kept[:-1], (tick, kept[-1][1] + cost))
+            else:
+                kept = (*kept, (tick, cost))
+            decision = Decision(True, self.limit, remaining, reset_at, 0)
+            return Outcome(kept, decision, self._expiry(tick) - now, True)
+        excess = projected - self.limit
+        if oldest > 0 and excess <= oldest * weight:
+            retry = ceil(excess * w / oldest)
+        else:
+            retry = ceil((tick + 1) * w - now)
+        remaining = max(0, floor(self.limit - estimate))
+        decision = Decision(False, self.limit, remaining, reset_at, max(1, retry))
+        return Outcome(state, decision, 0, False)
+
+    def peek(self, state: State | None, now: int) -> Decision:
+        decision = self.check(state, now, 1).result
+        _, _, full, oldest, weight = self._view(state, now)
+        remaining = max(0, floor(self.limit - (full + oldest * weight)))
+        return Decision(
+            decision.allowed, self.limit, remaining, decision.reset_at, decision.retry_after_ms
+        )
+
+    def forecast(self, state: State | None, now: int, cost: int) -> Forecast:
+        _, kept, full, oldest, weight = self._view(state, now)
+        units = max(0, floor(self.limit - (full + oldest * weight)))
+        if not full and not oldest * weight:
+            return Forecast(units // cost, now, now)
+        full_at = max(self._expiry(kept[-1][0]), now + 1)
+        return Forecast(units // cost, self._more_at(kept, now, units, full_at), full_at)
+
+    def _more_at(self, state: State, now: int, units: int, full_at: int) -> int:
+        """The first instant at which one more unit is free: it only grows, so search by halves."""
+        low, high = now + 1, full_at
+        while low < high:
+            middle = (low + high) // 2
+            _, _, full, oldest, weight = self._view(state, middle)
+            if floor(self.limit - (full + oldest * weight)) > units:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _view(self, state: State | None, now: int) -> tuple[int, State, int, int, float]:
+        """The current tick, the ticks still in sight, and what `check` computes from them."""
+        w = self.tick_ms
+        tick = floor(now / w)
+        if state and state[-1][0] > tick:
+            tick = state[-1][0]
+        elapsed = max(0, now - tick * w)
+        weight = min(1.0, max(0.0, (w - elapsed) / w))
+        edge = tick - self.buckets
+        kept = tuple(pair for pair in state or () if pair[0] >= edge)
+        oldest = kept[0][1] if kept and kept[0][0] == edge else 0
+        return tick, kept, sum(count for _, count in kept) - oldest, oldest, weight
+
+    def _expiry(self, tick: int) -> int:
+        """The instant from which a state whose newest tick is `tick` means nothing."""
+        at = ceil((tick + 1) * self.tick_ms + self.window_ms)
+        while floor(at / self.tick_ms) - self.buckets <= tick:
+            at += 1
+        return at
+
+    def __repr__(self) -> str:
+        return (
+            f"sliding_window(limit={self.limit}, window_ms={self.window_ms}, "
+            f"buckets={self.buckets})"
+        )
+
+
+def sliding_window(limit: Any, window_ms: Any, buckets: Any = 10) -> SlidingWindow:
+    """`limit` in any `window_ms`, estimated from `buckets` counts: little memory, no edges."""
+    return SlidingWindow(limit, window_ms, buckets)

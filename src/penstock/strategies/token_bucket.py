@@ -1,0 +1,95 @@
+"""The token bucket: a store of permission that refills steadily and never overflows.
+
+The bucket holds at most `capacity` tokens, starts full, and gains r = refill_per_sec / 1000 each
+millisecond. A request of cost n is admitted if n tokens are there, and takes them.
+
+`last` is the instant up to which refills have been credited. It never moves back: after a
+backward jump nothing accrues until the clock passes `last` again, so the same span is never
+credited twice.
+
+The state is forgotten once an untouched bucket is full again. That instant is found with the
+arithmetic that `check` itself uses: a product that falls short of the capacity by one rounding
+gets one millisecond more, so that forgetting never differs from remembering.
+
+The order of the floating-point operations is fixed: every accelerator repeats it to the bit.
+"""
+
+from __future__ import annotations
+
+from math import ceil, floor
+from typing import Any
+
+from ..core.decision import Decision, Forecast, Outcome
+from ..core.strategy import Strategy
+from ..core.validation import MAX_SAFE, MAX_SPAN_MS, reject, require_int, require_rate
+
+__all__ = ["TokenBucket", "token_bucket"]
+
+State = tuple[float, int]
+
+
+class TokenBucket(Strategy):
+    """State: (tokens, last): a float, and the epoch ms up to which it was credited."""
+
+    name = "token_bucket"
+
+    def __init__(self, capacity: int, refill_per_sec: float) -> None:
+        self.limit = require_int("capacity", capacity)
+        self.refill_per_sec = require_rate("refill_per_sec", refill_per_sec)
+        self.capacity = float(capacity)
+        self.refill_per_ms = self.refill_per_sec / 1000
+        # A rate as small as 1e-308 divides down to zero here.
+        if self.refill_per_ms <= 0 or self.capacity / self.refill_per_ms > MAX_SPAN_MS:
+            reject(
+                f"a bucket of {capacity} at {refill_per_sec} per second takes over {MAX_SPAN_MS} "
+                "ms to fill; lower the capacity or raise the refill"
+            )
+        self.ttl_ms = max(1, ceil(self.capacity / self.refill_per_ms))
+        while self.ttl_ms * self.refill_per_ms < self.capacity:
+            self.ttl_ms += 1
+        self.native = ("token_bucket", self.capacity, self.refill_per_ms, self.ttl_ms)
+
+    def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
+        rate = self.refill_per_ms
+        tokens, at = self._level(state, now)
+        if tokens >= cost:
+            tokens -= cost
+            reset_at = at + ceil((self.capacity - tokens) / rate)
+            decision = Decision(True, self.limit, floor(tokens), reset_at, 0)
+            return Outcome((tokens, at), decision, (at - now) + self.ttl_ms, True)
+        reset_at = at + ceil((self.capacity - tokens) / rate)
+        retry = min((at - now) + ceil((cost - tokens) / rate), MAX_SAFE)
+        return Outcome(state, Decision(False, self.limit, floor(tokens), reset_at, retry), 0, False)
+
+    def peek(self, state: State | None, now: int) -> Decision:
+        decision = self.check(state, now, 1).result
+        tokens, _ = self._level(state, now)
+        return Decision(
+            decision.allowed, self.limit, floor(tokens), decision.reset_at, decision.retry_after_ms
+        )
+
+    def forecast(self, state: State | None, now: int, cost: int) -> Forecast:
+        tokens, at = self._level(state, now)
+        whole = floor(tokens)
+        if tokens >= self.capacity:
+            return Forecast(whole // cost, now, now)
+        more_at = at + ceil((whole + 1 - tokens) / self.refill_per_ms)
+        full_at = at + ceil((self.capacity - tokens) / self.refill_per_ms)
+        return Forecast(whole // cost, min(more_at, full_at), full_at)
+
+    def _level(self, state: State | None, now: int) -> State:
+        """Tokens at `now`, and the instant up to which they are credited."""
+        if state is None:
+            return self.capacity, now
+        tokens, last = state
+        if now <= last:
+            return min(self.capacity, tokens), last
+        return min(self.capacity, tokens + (now - last) * self.refill_per_ms), now
+
+    def __repr__(self) -> str:
+        return f"token_bucket(capacity={self.limit}, refill_per_sec={self.refill_per_sec!r})"
+
+
+def token_bucket(capacity: Any, refill_per_sec: Any) -> TokenBucket:
+    """Up to `capacity` at once, refilled at `refill_per_sec`, fractions included."""
+    return TokenBucket(capacity, refill_per_sec)

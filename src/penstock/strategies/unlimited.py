@@ -1,0 +1,36 @@
+"""No limit at all: every request is allowed and nothing is kept.
+
+For tests, and as a kill switch that leaves the calling code as it is.
+"""
+
+from __future__ import annotations
+
+from ..core.decision import Decision, Forecast, Outcome
+from ..core.strategy import Strategy
+from ..core.validation import MAX_SAFE
+
+__all__ = ["Unlimited", "unlimited"]
+
+
+class Unlimited(Strategy):
+    """Keeps no state."""
+
+    name = "unlimited"
+    limit = MAX_SAFE
+
+    def check(self, _state: None, now: int, _cost: int) -> Outcome[Decision]:
+        return Outcome(None, self.peek(None, now), 0, False)
+
+    def peek(self, _state: None, now: int) -> Decision:
+        return Decision(True, MAX_SAFE, MAX_SAFE, now, 0)
+
+    def forecast(self, _state: None, now: int, cost: int) -> Forecast:
+        return Forecast(MAX_SAFE // cost, now, now)
+
+    def __repr__(self) -> str:
+        return "unlimited()"
+
+
+def unlimited() -> Unlimited:
+    """Always allows."""
+    return Unlimited()
