@@ -12,13 +12,43 @@ optional and never changes a decision: `lua` for Redis, `native` for the compile
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from .decision import Decision, Forecast, Outcome
 from .errors import UnsupportedError
 
-__all__ = ["Strategy"]
+__all__ = ["LuaRider", "LuaScript", "Strategy"]
+
+
+@dataclass(frozen=True, slots=True)
+class LuaScript:
+    """One script as Redis runs it, known on the wire by its name and its sha1."""
+
+    name: str
+    source: str
+    sha1: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        object.__setattr__(self, "sha1", digest)
+
+
+@dataclass(frozen=True, slots=True)
+class LuaRider:
+    """A strategy in Lua: `check` decides and writes, `read` returns the raw state, unchanged.
+
+    `argv(now, cost)` gives the arguments of `check`; a `now` of 0 asks for the server's clock.
+    `read` takes none. `decode` turns what `read` returned into the state that Python sees.
+    """
+
+    check: LuaScript
+    read: LuaScript
+    argv: Callable[[int, int], tuple[Any, ...]]
+    decode: Callable[[Any], Any]
 
 
 class Strategy(ABC):
@@ -38,6 +68,9 @@ class Strategy(ABC):
 
     native: tuple[Any, ...] | None = None
     """The rider of the compiled path: the kernel's name and its parameters."""
+
+    lua: LuaRider | None = None
+    """The rider of Redis."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -63,6 +96,12 @@ class Strategy(ABC):
             decision.reset_at,
             decision.retry_after_ms,
         )
+
+    def read_state(self, raw: Any) -> Any:
+        """The state, from what the `read` script of the Lua rider returned."""
+        if self.lua is None:
+            raise UnsupportedError(f"strategy {self.name!r} has no Lua rider to read state from")
+        return self.lua.decode(raw)
 
     def forecast(self, state: Any, now: int, cost: int) -> Forecast:
         """What can be spent now and when there is more. Optional."""
