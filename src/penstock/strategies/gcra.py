@@ -24,6 +24,7 @@ from typing import Any
 from ..core.decision import Decision, Forecast, Outcome
 from ..core.strategy import Strategy
 from ..core.validation import MAX_SAFE, MAX_SPAN_MS, reject, require_int
+from .lua import GCRA
 
 __all__ = ["Gcra", "gcra"]
 
@@ -54,6 +55,7 @@ class Gcra(Strategy):
             reject(f"burst {self.burst} at this rate takes over {MAX_SPAN_MS} ms; lower it")
         self.ttl_ms = max(1, ceil(self.tolerance_ms))
         self.native = ("gcra", self.interval_ms, self.tolerance_ms, self.burst)
+        self.lua = GCRA.rider(periodMs=period_ms, limit=limit, burst=self.burst)
 
     def check(self, state: float | None, now: int, cost: int) -> Outcome[Decision]:
         interval, tau = self.interval_ms, self.tolerance_ms

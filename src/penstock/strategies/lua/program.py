@@ -1,0 +1,127 @@
+"""How a strategy becomes two Lua scripts, and what all of them share.
+
+A program is the body of a check, the body of a read and the names of its arguments. The names are
+written once: from them come the line that unpacks ARGV, the order in which Python passes the
+values, and the manifest.
+
+Every check starts with the same prelude. A `now` of 0 means the server's clock, any other value is
+the instant to use. Lua has one kind of number, the double, so the arithmetic of the oracle carries
+over as it stands; what must not happen is a detour through text. `..` and `tostring` keep 14
+digits, so numbers become text by `%.17g` (doubles) or `%.0f` (whole numbers) and nothing else.
+
+Physical expiry only gives memory back. A strategy's `ttl` says for how long, on the clock of
+whoever asks, a state can matter; the key stays longer than that by a margin, in case others ask by
+a slower clock:
+
+    px = max(0, now - the server's clock) + ttl + max(ttl, MARGIN_MS)
+
+The first term is for a caller ahead of the server: those who ask by the right time need the state
+until then. So no decision changes as long as no caller is behind the server, or behind whoever
+wrote, by more than max(ttl, MARGIN_MS), and none runs at less than half the server's pace. A denial
+writes nothing, so it does not prolong a key either.
+
+A script touches KEYS[1] and no other key. There is no `#!lua` line: servers before Redis 7 refuse
+it, and those after do not need it to run a read on a replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...core.strategy import LuaRider, LuaScript
+
+__all__ = ["MARGIN_MS", "NOW_ARGV", "REPLY", "LuaProgram"]
+
+MARGIN_MS = 60_000
+NOW_ARGV = 1
+REPLY = ("allowed", "limit", "remaining", "resetAt", "retryAfterMs")
+
+_CHECK = """\
+-- {name}.check
+-- KEYS  1 key
+-- ARGV  {places}
+-- reply {reply}
+local {names} = {values}
+
+local function serverMs()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local ownClock = now == 0
+if ownClock then now = serverMs() end
+
+local function keepMs(ttl)
+  local ahead = 0
+  if not ownClock then ahead = math.max(0, now - serverMs()) end
+  return string.format('%.0f', ahead + ttl + math.max(ttl, {margin}))
+end
+
+"""
+
+_READ = """\
+-- {name}.read
+-- KEYS  1 key
+-- reply {reply}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """ARGV of one strategy: what stands between `now` and `cost`, and what comes after."""
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+    def __call__(self, now: int, cost: int) -> tuple[Any, ...]:
+        return (now, *self.before, cost, *self.after)
+
+
+class LuaProgram:
+    """One algorithm in Lua; `rider` gives it the parameters of a strategy."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        strategy: str,
+        argv: tuple[str, ...],
+        check: str,
+        read: str,
+        raw: str,
+        decode: Callable[[Any], Any],
+    ) -> None:
+        self.name = name
+        self.strategy = strategy
+        self.argv = argv
+        self.check = LuaScript(f"{name}.check", _check_head(name, argv) + check.lstrip("\n"))
+        head = _READ.format(name=name, reply=raw)
+        self.read = LuaScript(f"{name}.read", head + read.lstrip("\n"))
+        self.decode = decode
+
+    def rider(self, **parameters: int | float) -> LuaRider:
+        """The rider of a strategy with these parameters, named as in `argv`."""
+        cost = self.argv.index("cost")
+        before, after = self.argv[1:cost], self.argv[cost + 1 :]
+        # repr of a float has every digit that the server needs to read the same double.
+        texts = {name: repr(value) for name, value in parameters.items()}
+        arguments = Arguments(
+            tuple(texts.pop(name) for name in before), tuple(texts.pop(name) for name in after)
+        )
+        if texts:
+            raise TypeError(f"{self.name} takes no {', '.join(texts)}")
+        return LuaRider(self.check, self.read, arguments, self.decode)
+
+
+def _check_head(name: str, argv: tuple[str, ...]) -> str:
+    places = range(1, len(argv) + 1)
+    return _CHECK.format(
+        name=name,
+        places=", ".join(f"{place} {arg}" for place, arg in zip(places, argv, strict=True)),
+        reply=", ".join(REPLY),
+        names=", ".join(argv),
+        values=", ".join(f"tonumber(ARGV[{place}])" for place in places),
+        margin=MARGIN_MS,
+    )
