@@ -1,0 +1,67 @@
+"""`open_store`: from a URL to a store, so that the backend can be a line of configuration.
+
+A backend is known by its URL schemes and named here as text, so that nothing is imported before
+it is asked for. A module that is missing its driver says itself which extra brings it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from ..core.store import Store
+from ..core.validation import reject
+from .memory import MemoryStore
+
+__all__ = ["SCHEMES", "open_store"]
+
+_REDIS = ".redis:RedisStore.from_url"
+
+SCHEMES: dict[str, str] = {
+    "memory": ".opening:open_memory",
+    "redis": _REDIS,
+    "rediss": _REDIS,
+    "redis+cluster": _REDIS,
+    "rediss+cluster": _REDIS,
+    "redis+sentinel": _REDIS,
+    "rediss+sentinel": _REDIS,
+    "unix": _REDIS,
+}
+"""Scheme to loader: a module below this package and, after the colon, what to call with the URL."""
+
+
+def open_store(url: str, **options: Any) -> Store:
+    """The store behind `url`, such as `memory://`, `redis://host:6379/0`.
+
+    `options` go to the store as keywords: `open_store("redis://...", timeout_ms=50)`.
+    """
+    if not isinstance(url, str):
+        reject(f"a store's URL must be a string such as 'redis://localhost:6379', not {url!r}")
+    scheme, separator, _ = url.partition("://")
+    loader = SCHEMES.get(scheme.lower()) if separator else None
+    if loader is None:
+        known = ", ".join(f"{name}://" for name in sorted(SCHEMES))
+        reject(f"no store is known for the URL scheme {scheme!r}; use one of {known}")
+    module, _, path = loader.partition(":")
+    target: Any = import_module(module, __package__)
+    for name in path.split("."):
+        target = getattr(target, name)
+    store = target(url, **options)
+    assert isinstance(store, Store)
+    return store
+
+
+def open_memory(url: str, **options: Any) -> MemoryStore:
+    """`memory://`, with `?max_keys=` and `?overflow=` if wanted."""
+    parts = urlsplit(url)
+    if parts.netloc or parts.path.strip("/"):
+        reject(f"an in-process store has no address: write memory://, not {url!r}")
+    for name, text in parse_qsl(parts.query, keep_blank_values=True):
+        if name == "max_keys" and text.isdecimal():
+            options.setdefault(name, int(text))
+        elif name == "overflow":
+            options.setdefault(name, text)
+        else:
+            reject(f"memory:// takes ?max_keys=<number> and ?overflow=evict|deny, not {name}={text}")
+    return MemoryStore(**options)
