@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from .accel.limiter import limiter_class
 from .core.clock import Clock
 from .core.durations import parse_rate
 from .core.limiter import Limiter
@@ -29,7 +28,12 @@ def rate_limit(
     left to its owner. `max_waiters` bounds how many callers may wait in `acquire` for one key.
     """
     chosen = gcra(*parse_rate(strategy)) if isinstance(strategy, str) else strategy
-    options: dict[str, Any] = {"clock": clock, "prefix": prefix, "max_waiters": max_waiters}
-    if store is None:
-        return Limiter(chosen, MemoryStore(clock=clock), owns_store=True, **options)
-    return Limiter(chosen, store, **options)
+    home = MemoryStore(clock=clock) if store is None else store
+    return limiter_class(chosen, home)(
+        chosen,
+        home,
+        clock=clock,
+        prefix=prefix,
+        owns_store=store is None,
+        max_waiters=max_waiters,
+    )

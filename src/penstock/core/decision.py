@@ -61,5 +61,11 @@ class Outcome(Generic[R_co]):
     persist: bool
 
 
+def _rebuild(*fields: Any) -> Decision:
+    """Unpickles a Decision, in a process that may have the other class."""
+    return Decision(*fields)
+
+
 if native is not None and not TYPE_CHECKING:
     Decision = native.Decision
+    native.set_rebuild(_rebuild)

@@ -26,6 +26,7 @@ from .validation import (
     require_instant,
     require_int,
     require_key,
+    require_keys,
 )
 from .waiting import Ask, Lines, Look, Step, Watch, acquire_flow
 
@@ -234,9 +235,7 @@ class Limiter:
 
     def _names(self, keys: Iterable[str], cost: int) -> list[str]:
         require_cost(cost)
-        if isinstance(keys, (str, bytes)):
-            reject(f"keys must be a list of keys, not the single {keys!r}")
-        return [self._lead + require_key(key) for key in keys]
+        return [self._lead + require_key(key) for key in require_keys(keys)]
 
     def _admissible(self, key: str, cost: int, timeout: float | None) -> int | None:
         """Refuse what no wait could ever admit. Returns the timeout in ms."""

@@ -24,12 +24,13 @@ R = TypeVar("R")
 class Transform(Generic[R]):
     """A pure transition on its way to a store, with the riders it may be swapped for.
 
-    `run(state, now, cost)` yields an Outcome. `strategy` is whose state it reads, and carries the
-    riders; `kind` is its name, and `role` says which rider stands for `run`.
+    `run(state, now, cost)` yields an Outcome. `strategy` is whose state it reads and `kind` that
+    one's name. `lua` and `native` are its riders; `role` says what they have to do to stand for
+    `run`: "check", or "peek" and "forecast", which only read.
     `refuse(now, retry_after_ms)` is the answer of a store that has no room for a new key.
     """
 
-    __slots__ = ("kernel", "kind", "refuse", "role", "run", "strategy")
+    __slots__ = ("kernel", "kind", "lua", "native", "refuse", "role", "run", "strategy")
 
     def __init__(
         self,
@@ -43,7 +44,9 @@ class Transform(Generic[R]):
         self.role = role
         self.run = run
         self.refuse = refuse
-        # What the compiled path made of `strategy.native`, once it has seen this transform.
+        self.lua = strategy.lua if strategy is not None and strategy.rides else None
+        self.native = strategy.native if strategy is not None and strategy.rides else None
+        # What the compiled path made of `native`, once it has seen this transform.
         self.kernel: Any = None
 
     def __repr__(self) -> str:

@@ -72,9 +72,17 @@ class Strategy(ABC):
     lua: LuaRider | None = None
     """The rider of Redis."""
 
+    rides: bool = True
+    """Whether the riders say the same as `check`. A subclass that replaces the `check` of a
+    strategy with riders, and brings none of its own, has none."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if not cls.name:
+        own = vars(cls)
+        replaces = "check" in own and any("check" in vars(base) for base in _strategies(cls))
+        if replaces and not own.keys() & {"lua", "native", "rides"}:
+            cls.rides = False
+        if not cls.name or (replaces and "name" not in own):
             cls.name = cls.__qualname__
 
     @abstractmethod
@@ -108,3 +116,8 @@ class Strategy(ABC):
         raise UnsupportedError(
             f"strategy {self.name!r} has no forecast; give it a forecast(state, now, cost) method"
         )
+
+
+def _strategies(cls: type[Strategy]) -> list[type]:
+    """The concrete strategies that a class derives from."""
+    return [base for base in cls.__mro__[1:] if base is not Strategy and issubclass(base, Strategy)]

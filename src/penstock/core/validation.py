@@ -7,6 +7,7 @@ Each function returns the value it was given, so that it can stand in an assignm
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from .errors import ConfigInvalidError
@@ -22,6 +23,7 @@ __all__ = [
     "require_instant",
     "require_int",
     "require_key",
+    "require_keys",
     "require_prefix",
     "require_rate",
 ]
@@ -79,6 +81,13 @@ def require_key(key: Any) -> str:
     if not key.isascii() or len(key) > MAX_KEY_BYTES:
         _require_utf8("key", key)
     return key if type(key) is str else str.__str__(key)
+
+
+def require_keys(keys: Any) -> list[Any]:
+    """The keys of a batch, as a list; each of them is for `require_key`."""
+    if isinstance(keys, (str, bytes)) or not isinstance(keys, Iterable):
+        reject(f"keys must be a list of keys, not {_shown(keys)}")
+    return list(keys)
 
 
 def require_prefix(prefix: Any) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 from ..core.decision import Decision, Forecast, Outcome
 from ..core.strategy import Strategy
 from ..core.validation import MAX_SPAN_MS, require_choice, require_int
+from .lua import FIXED_WINDOW, FIXED_WINDOW_FIRST
 
 __all__ = ["FixedWindow", "fixed_window"]
 
@@ -37,6 +38,8 @@ class FixedWindow(Strategy):
         self.ttl_ms = self.window_ms
         self._aligned = anchor == "epoch"
         self.native = ("fixed_window", self.limit, self.window_ms, self._aligned)
+        program = FIXED_WINDOW if self._aligned else FIXED_WINDOW_FIRST
+        self.lua = program.rider(limit=limit, windowMs=window_ms)
 
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         start, count = self._window(state, now)

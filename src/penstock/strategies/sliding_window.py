@@ -23,6 +23,7 @@ from typing import Any
 from ..core.decision import Decision, Forecast, Outcome
 from ..core.strategy import Strategy
 from ..core.validation import MAX_SPAN_MS, reject, require_int
+from .lua import SLIDING_WINDOW
 
 __all__ = ["SlidingWindow", "sliding_window"]
 
@@ -46,6 +47,7 @@ class SlidingWindow(Strategy):
             reject(f"{buckets} buckets in {window_ms} ms are too fine; use fewer buckets")
         self.ttl_ms = ceil(self.tick_ms + window_ms) + 1
         self.native = ("sliding_window", self.limit, self.window_ms, self.buckets)
+        self.lua = SLIDING_WINDOW.rider(windowMs=window_ms, limit=limit, buckets=buckets)
 
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         w = self.tick_ms

@@ -17,6 +17,7 @@ from typing import Any
 from ..core.decision import Decision, Forecast, Outcome
 from ..core.strategy import Strategy
 from ..core.validation import MAX_SPAN_MS, require_int
+from .lua import SLIDING_WINDOW_LOG
 
 __all__ = ["SlidingWindowLog", "sliding_window_log"]
 
@@ -36,6 +37,7 @@ class SlidingWindowLog(Strategy):
         self.window_ms: int = require_int("window_ms", window_ms, high=MAX_SPAN_MS)
         self.ttl_ms = self.window_ms
         self.native = ("sliding_window_log", self.limit, self.window_ms)
+        self.lua = SLIDING_WINDOW_LOG.rider(windowMs=window_ms, limit=limit)
 
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         log, count = self._live(state, now)

@@ -22,6 +22,7 @@ from typing import Any
 from ..core.decision import Decision, Forecast, Outcome
 from ..core.strategy import Strategy
 from ..core.validation import MAX_SAFE, MAX_SPAN_MS, reject, require_int, require_rate
+from .lua import TOKEN_BUCKET
 
 __all__ = ["TokenBucket", "token_bucket"]
 
@@ -48,6 +49,7 @@ class TokenBucket(Strategy):
         while self.ttl_ms * self.refill_per_ms < self.capacity:
             self.ttl_ms += 1
         self.native = ("token_bucket", self.capacity, self.refill_per_ms, self.ttl_ms)
+        self.lua = TOKEN_BUCKET.rider(capacity=capacity, refillPerSec=self.refill_per_sec)
 
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         rate = self.refill_per_ms

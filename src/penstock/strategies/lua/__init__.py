@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+from .fixed_window import FIXED_WINDOW, FIXED_WINDOW_FIRST
 from .gcra import GCRA
 from .program import MARGIN_MS, NOW_ARGV, REPLY, LuaProgram
+from .sliding_window import SLIDING_WINDOW
+from .sliding_window_log import SLIDING_WINDOW_LOG
+from .token_bucket import TOKEN_BUCKET
 
-__all__ = ["GCRA", "MARGIN_MS", "NOW_ARGV", "PROGRAMS", "REPLY", "LuaProgram"]
+__all__ = [
+    "FIXED_WINDOW",
+    "FIXED_WINDOW_FIRST",
+    "GCRA",
+    "MARGIN_MS",
+    "NOW_ARGV",
+    "PROGRAMS",
+    "REPLY",
+    "SLIDING_WINDOW",
+    "SLIDING_WINDOW_LOG",
+    "TOKEN_BUCKET",
+    "LuaProgram",
+]
 
-PROGRAMS: tuple[LuaProgram, ...] = (GCRA,)
+PROGRAMS: tuple[LuaProgram, ...] = (
+    GCRA,
+    TOKEN_BUCKET,
+    FIXED_WINDOW,
+    FIXED_WINDOW_FIRST,
+    SLIDING_WINDOW,
+    SLIDING_WINDOW_LOG,
+)

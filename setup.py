@@ -1,0 +1,34 @@
+"""Builds the optional native accelerator; everything else is in pyproject.toml.
+
+A machine without a compiler, or an interpreter that the extension does not fit, gets the package
+without it: the interpreted path makes the same decisions.
+"""
+
+import os
+import platform
+import sys
+
+from setuptools import Extension, setup
+
+
+def extensions() -> list[Extension]:
+    if platform.python_implementation() != "CPython" or sys.maxsize < 2**32:
+        return []
+    if os.environ.get("PENSTOCK_NO_NATIVE"):
+        return []
+    from Cython.Build import cythonize
+
+    msvc = sys.platform == "win32"
+    # Decisions must match the oracle to the bit: a fused multiply-add would round once, not twice.
+    exact = ["/fp:precise"] if msvc else ["-O3", "-ffp-contract=off", "-fno-fast-math"]
+    native = Extension(
+        "penstock.accel._native",
+        ["src/penstock/accel/_native.pyx"],
+        depends=[f"src/penstock/accel/{part}.pxi" for part in ("kernels", "runs", "table", "gate")],
+        extra_compile_args=exact,
+        optional=True,
+    )
+    return cythonize([native], language_level=3)
+
+
+setup(ext_modules=extensions())

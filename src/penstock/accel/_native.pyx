@@ -1,0 +1,103 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: initializedcheck=False, binding=False
+"""The compiled room: the same decisions, in machine code.
+
+It imports nothing of the package, so that any room may use it; what it needs of Python (the
+validators, the error for a clash of kinds) is handed to it. It holds four things, one per include:
+
+- kernels: the five transitions, operation for operation as in `strategies/`;
+- runs:    the growing (instant, count) lists of the two sliding windows;
+- table:   keys to states, with the timing wheel and the second-chance hand;
+- gate:    `check`, `check_many` and `acheck` of a limiter, without a Python frame.
+
+Atomicity is the interpreter lock's: from the look-up of a key to the write of its state no Python
+code can run. Free-threaded interpreters are therefore not declared supported; importing this
+module there turns their lock back on. Where a transition is Python code (a strategy of the
+user's), the table runs it outside and commits only if nobody wrote in between.
+"""
+
+cimport cython
+from cpython.long cimport PyLong_CheckExact
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
+from cpython.unicode cimport PyUnicode_CheckExact
+from libc.math cimport ceil, floor
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memmove, memset
+
+import threading
+
+cdef int64_t MAX_SAFE = 9007199254740991
+cdef double MAX_SAFE_D = 9007199254740991.0
+
+cdef object rebuild = None
+
+
+def set_rebuild(function):
+    """What pickles of a Decision name instead of this module, which may be absent elsewhere."""
+    global rebuild
+    rebuild = function
+
+
+@cython.final
+@cython.freelist(512)
+cdef class Decision:
+    """The answer to one request. `bool(decision)` is `decision.allowed`.
+
+    `limit` is the ceiling (burst, capacity or window quota), `remaining` what is left of it,
+    `reset_at` the instant (epoch ms) from which nothing of this is remembered, and
+    `retry_after_ms` how long to wait before the same request is worth repeating: 0 exactly when
+    allowed.
+    """
+
+    cdef readonly bint allowed
+    cdef readonly int64_t limit
+    cdef readonly int64_t remaining
+    cdef readonly int64_t reset_at
+    cdef readonly int64_t retry_after_ms
+
+    __match_args__ = ("allowed", "limit", "remaining", "reset_at", "retry_after_ms")
+
+    def __init__(
+        self,
+        bint allowed,
+        int64_t limit,
+        int64_t remaining,
+        int64_t reset_at,
+        int64_t retry_after_ms,
+    ):
+        self.allowed = allowed
+        self.limit = limit
+        self.remaining = remaining
+        self.reset_at = reset_at
+        self.retry_after_ms = retry_after_ms
+
+    cdef tuple _fields(self):
+        return self.allowed, self.limit, self.remaining, self.reset_at, self.retry_after_ms
+
+    def __bool__(self):
+        return self.allowed
+
+    def __eq__(self, other):
+        if type(other) is not Decision:
+            return NotImplemented
+        return self._fields() == (<Decision> other)._fields()
+
+    def __hash__(self):
+        return hash(self._fields())
+
+    def __repr__(self):
+        return (
+            f"Decision(allowed={self.allowed}, limit={self.limit}, remaining={self.remaining}, "
+            f"reset_at={self.reset_at}, retry_after_ms={self.retry_after_ms})"
+        )
+
+    def __reduce__(self):
+        return rebuild or Decision, self._fields()
+
+
+include "runs.pxi"
+include "kernels.pxi"
+include "table.pxi"
+include "gate.pxi"

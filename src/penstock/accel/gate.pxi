@@ -1,0 +1,180 @@
+# The gate: what a limiter over a native table answers without entering a Python frame.
+#
+# `Gate` is a base class for a limiter in Python, which supplies everything that is not hot. It
+# reads the steady clock itself, from the same source and anchor as SystemClock, where the platform
+# has one that is cheap to read; any other clock is called.
+
+cdef extern from *:
+    """
+    #if defined(__linux__)
+    #include <time.h>
+    #define PENSTOCK_STEADY 1
+    static inline int64_t penstock_monotonic_ns(void) {
+        struct timespec at;
+        clock_gettime(CLOCK_MONOTONIC, &at);
+        return (int64_t) at.tv_sec * 1000000000 + at.tv_nsec;
+    }
+    #else
+    #define PENSTOCK_STEADY 0
+    static inline int64_t penstock_monotonic_ns(void) { return 0; }
+    #endif
+
+    #if PY_VERSION_HEX >= 0x030A0000
+    typedef PySendResult (*penstock_sendfunc)(PyObject*, PyObject*, PyObject**);
+    static inline void penstock_set_am_send(PyObject* type, penstock_sendfunc send) {
+        ((PyTypeObject*) type)->tp_as_async->am_send = send;
+    }
+    #endif
+    """
+    bint PENSTOCK_STEADY
+    int64_t monotonic_ns "penstock_monotonic_ns"() noexcept
+    ctypedef enum PySendResult:
+        PYGEN_RETURN
+        PYGEN_ERROR
+        PYGEN_NEXT
+    ctypedef PySendResult (*sendfunc "penstock_sendfunc")(PyObject*, PyObject*, PyObject**) noexcept
+    void set_am_send "penstock_set_am_send"(PyObject* type, sendfunc send) noexcept
+    long long PyLong_AsLongLongAndOverflow(object value, int* overflow) except? -1
+
+reads_steady_clock = bool(PENSTOCK_STEADY)
+
+
+cdef class Gate:
+    """The hot calls of a limiter."""
+
+    cdef Table _table
+    cdef Kernel _kernel
+    cdef object _transform
+    cdef str _gate_lead
+    cdef bint _has_lead
+    cdef bint _steady
+    cdef int64_t _anchor_ns
+    cdef object _read_clock
+    cdef object _require_key
+    cdef object _require_keys
+    cdef object _require_cost
+
+    def _open_gate(
+        self,
+        Table table not None,
+        transform not None,
+        str lead not None,
+        read_clock,
+        anchor_ns,
+        require_key,
+        require_keys,
+        require_cost,
+    ):
+        """Everything that is settled at construction. An `anchor_ns` of None: ask `read_clock`."""
+        self._table = table
+        self._kernel = Kernel(transform.native)
+        self._transform = transform
+        self._gate_lead = lead
+        self._has_lead = len(lead) > 0
+        self._steady = anchor_ns is not None
+        self._anchor_ns = anchor_ns or 0
+        self._read_clock = read_clock
+        self._require_key = require_key
+        self._require_keys = require_keys
+        self._require_cost = require_cost
+
+    def check(self, key, cost=1):
+        """Decide a request of `cost` and, if it is allowed, spend it."""
+        return self._decide(key, cost)
+
+    def acheck(self, key, cost=1):
+        """The awaitable twin of `check`."""
+        cdef PendingCheck pending = PendingCheck.__new__(PendingCheck)
+        pending.gate = self
+        pending.key = key
+        pending.cost = cost
+        return pending
+
+    def check_many(self, keys, cost=1):
+        """As one `check` per key, in order, all at the same instant."""
+        cdef int64_t units = self._units(cost)
+        cdef list names = [self._name(key) for key in self._require_keys(keys)]
+        cdef list decisions = []
+        cdef int64_t now = self._now()
+        for name in names:
+            decisions.append(
+                self._table.check(self._kernel, <str> name, now, units, self._transform)
+            )
+        return decisions
+
+    cdef inline Decision _decide(self, object key, object cost):
+        cdef int64_t units = self._units(cost)
+        cdef str name = self._name(key)
+        return self._table.check(self._kernel, name, self._now(), units, self._transform)
+
+    cdef inline str _name(self, object key):
+        if not is_plain_key(<PyObject*> key):
+            key = self._require_key(key)
+        return self._gate_lead + <str> key if self._has_lead else <str> key
+
+    cdef inline int64_t _units(self, object cost) except -1:
+        cdef int overflow = 0
+        cdef long long units
+        if PyLong_CheckExact(cost):
+            units = PyLong_AsLongLongAndOverflow(cost, &overflow)
+            if overflow == 0 and 0 < units <= MAX_SAFE:
+                return units
+        return self._require_cost(cost)
+
+    cdef inline int64_t _now(self) except -1:
+        if self._steady:
+            return (self._anchor_ns + monotonic_ns()) // 1000000
+        return self._read_clock()
+
+
+@cython.final
+@cython.freelist(64)
+cdef class PendingCheck:
+    """What `acheck` returns: a coroutine that decides when it is awaited and never suspends."""
+
+    cdef Gate gate
+    cdef object key
+    cdef object cost
+
+    cdef inline Decision _finish(self):
+        cdef Gate gate = self.gate
+        if gate is None:
+            raise RuntimeError("cannot reuse already awaited coroutine")
+        self.gate = None
+        return gate._decide(self.key, self.cost)
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        raise StopIteration(self._finish())
+
+    def send(self, _value):
+        raise StopIteration(self._finish())
+
+    def throw(self, kind, value=None, trace=None):
+        self.gate = None
+        if value is None:
+            value = kind if isinstance(kind, BaseException) else kind()
+        elif not isinstance(value, BaseException):
+            value = kind(value)
+        raise value if trace is None else value.with_traceback(trace)
+
+    def close(self):
+        self.gate = None
+
+
+cdef PySendResult _send(
+    PyObject* pending, PyObject* value, PyObject** result
+) except PYGEN_ERROR:
+    """Hands the decision to the awaiting frame without wrapping it in a StopIteration."""
+    cdef Decision decision = (<PendingCheck> <object> pending)._finish()
+    Py_INCREF(decision)
+    result[0] = <PyObject*> decision
+    return PYGEN_RETURN
+
+
+set_am_send(<PyObject*> PendingCheck, <sendfunc> _send)

@@ -1,0 +1,270 @@
+# The five transitions, operation for operation as the oracles in `strategies/` do them. The tests
+# compare every field over random timelines; read the essays there for the why.
+#
+# A kernel decides from the words of a state and leaves what is to be written in the verdict. It
+# never changes a state itself: a denial must leave everything as it was.
+
+cdef enum Kind:
+    NOTHING
+    OBJECT
+    GCRA
+    TOKEN_BUCKET
+    FIXED_WINDOW
+    SLIDING_WINDOW
+    SLIDING_WINDOW_LOG
+
+cdef tuple KIND_NAMES = (
+    "", "", "gcra", "token_bucket", "fixed_window", "sliding_window", "sliding_window_log"
+)
+
+cdef extern from *:
+    """
+    typedef union { double d; int64_t i; void* p; } PenstockWord;
+    """
+    ctypedef union Word "PenstockWord":
+        double d
+        int64_t i
+        void* p
+
+ctypedef struct Verdict:
+    bint allowed
+    int64_t limit
+    int64_t remaining
+    int64_t reset_at
+    int64_t retry
+    # What to write if allowed: two words, or for runs the pairs to drop, and where to add.
+    Word a
+    Word b
+    uint32_t drop
+    int64_t ttl
+
+
+cdef inline int64_t at_least(int64_t low, int64_t value) noexcept:
+    return value if value > low else low
+
+
+cdef inline int64_t saturated(double value) noexcept:
+    return MAX_SAFE if value >= MAX_SAFE_D else <int64_t> value
+
+
+@cython.final
+cdef class Kernel:
+    """A strategy's native rider, unpacked: which transition, and its parameters."""
+
+    cdef Kind kind
+    cdef double d0
+    cdef double d1
+    cdef int64_t i0
+    cdef int64_t i1
+    cdef int64_t i2
+
+    def __init__(self, tuple rider not None):
+        name = rider[0]
+        if name == "gcra":
+            self.kind = GCRA
+            self.d0, self.d1, self.i0 = rider[1], rider[2], rider[3]
+        elif name == "token_bucket":
+            self.kind = TOKEN_BUCKET
+            self.d0, self.d1, self.i0 = rider[1], rider[2], rider[3]
+            self.i1 = <int64_t> self.d0
+        elif name == "fixed_window":
+            self.kind = FIXED_WINDOW
+            self.i0, self.i1, self.i2 = rider[1], rider[2], rider[3]
+        elif name == "sliding_window":
+            self.kind = SLIDING_WINDOW
+            self.i0, self.i1, self.i2 = rider[1], rider[2], rider[3]
+            self.d0 = <double> self.i1 / <double> self.i2
+        elif name == "sliding_window_log":
+            self.kind = SLIDING_WINDOW_LOG
+            self.i0, self.i1 = rider[1], rider[2]
+        else:
+            raise ValueError(f"no native kernel named {name!r}")
+
+
+cdef void decide(
+    Kernel kernel, bint known, Word a, Word b, int64_t now, int64_t cost, Verdict* verdict
+) noexcept:
+    if kernel.kind == GCRA:
+        decide_gcra(kernel, known, a, now, cost, verdict)
+    elif kernel.kind == TOKEN_BUCKET:
+        decide_token_bucket(kernel, known, a, b, now, cost, verdict)
+    elif kernel.kind == FIXED_WINDOW:
+        decide_fixed_window(kernel, known, a, b, now, cost, verdict)
+    elif kernel.kind == SLIDING_WINDOW:
+        decide_sliding_window(kernel, <Runs*> b.p if known else NULL, now, cost, verdict)
+    else:
+        decide_sliding_window_log(kernel, <Runs*> b.p if known else NULL, now, cost, verdict)
+
+
+cdef inline void decide_gcra(
+    Kernel kernel, bint known, Word a, int64_t now, int64_t cost, Verdict* verdict
+) noexcept:
+    cdef double interval = kernel.d0
+    cdef double tau = kernel.d1
+    cdef double tat = <double> now if not known or a.d < now else a.d
+    cdef double fresh = tat + interval * cost
+    cdef double allow_at = fresh - tau
+    verdict.limit = kernel.i0
+    if now < allow_at:
+        verdict.allowed = False
+        verdict.remaining = at_least(0, <int64_t> floor((tau - (tat - now)) / interval))
+        verdict.reset_at = <int64_t> ceil(tat)
+        verdict.retry = saturated(ceil(allow_at - now))
+        return
+    verdict.allowed = True
+    verdict.remaining = at_least(0, <int64_t> floor((tau - (fresh - now)) / interval))
+    verdict.reset_at = <int64_t> ceil(fresh)
+    verdict.retry = 0
+    verdict.a.d = fresh
+    verdict.b.i = 0
+    verdict.ttl = at_least(1, <int64_t> ceil(fresh - now))
+
+
+cdef inline void decide_token_bucket(
+    Kernel kernel, bint known, Word a, Word b, int64_t now, int64_t cost, Verdict* verdict
+) noexcept:
+    cdef double capacity = kernel.d0
+    cdef double rate = kernel.d1
+    cdef double tokens = capacity
+    cdef int64_t at = now
+    cdef double wait
+    if known:
+        tokens = a.d
+        if now <= b.i:
+            at = b.i
+        else:
+            tokens = tokens + <double> (now - b.i) * rate
+        if tokens > capacity:
+            tokens = capacity
+    verdict.limit = kernel.i1
+    if tokens >= cost:
+        tokens -= cost
+        verdict.allowed = True
+        verdict.retry = 0
+        verdict.a.d = tokens
+        verdict.b.i = at
+        verdict.ttl = (at - now) + kernel.i0
+    else:
+        verdict.allowed = False
+        wait = ceil((cost - tokens) / rate)
+        verdict.retry = saturated(wait)
+        verdict.retry = min(verdict.retry + (at - now), MAX_SAFE)
+    verdict.remaining = <int64_t> floor(tokens)
+    verdict.reset_at = at + <int64_t> ceil((capacity - tokens) / rate)
+
+
+cdef inline void decide_fixed_window(
+    Kernel kernel, bint known, Word a, Word b, int64_t now, int64_t cost, Verdict* verdict
+) noexcept:
+    cdef int64_t limit = kernel.i0
+    cdef int64_t window = kernel.i1
+    cdef int64_t start = now // window * window if kernel.i2 else now
+    cdef int64_t count = 0
+    if known and (a.i >= start or (not kernel.i2 and now - a.i < window)):
+        start = a.i
+        count = b.i
+    verdict.limit = limit
+    verdict.reset_at = start + window
+    if count + cost <= limit:
+        verdict.allowed = True
+        verdict.remaining = limit - count - cost
+        verdict.retry = 0
+        verdict.a.i = start
+        verdict.b.i = count + cost
+        verdict.ttl = verdict.reset_at - now
+    else:
+        verdict.allowed = False
+        verdict.remaining = at_least(0, limit - count)
+        verdict.retry = verdict.reset_at - now
+
+
+cdef inline void decide_sliding_window(
+    Kernel kernel, Runs* runs, int64_t now, int64_t cost, Verdict* verdict
+) noexcept:
+    cdef double w = kernel.d0
+    cdef int64_t limit = kernel.i0
+    cdef int64_t tick = <int64_t> floor(now / w)
+    cdef int64_t full = 0
+    cdef int64_t oldest = 0
+    cdef uint32_t drop = 0
+    cdef double elapsed, weight, estimate, projected, excess
+    if runs != NULL and runs.length and runs_at(runs, runs.length - 1).at > tick:
+        tick = runs_at(runs, runs.length - 1).at
+    elapsed = now - tick * w
+    if elapsed < 0:
+        elapsed = 0
+    weight = (w - elapsed) / w
+    if weight < 0:
+        weight = 0
+    elif weight > 1:
+        weight = 1
+    if runs != NULL:
+        full = runs.total
+        while drop < runs.length and runs_at(runs, drop).at < tick - kernel.i2:
+            full -= runs_at(runs, drop).count
+            drop += 1
+        if drop < runs.length and runs_at(runs, drop).at == tick - kernel.i2:
+            oldest = runs_at(runs, drop).count
+            full -= oldest
+    estimate = full + oldest * weight
+    projected = estimate + cost
+    verdict.limit = limit
+    verdict.reset_at = <int64_t> ceil((tick + 1) * w + kernel.i1)
+    if projected <= limit:
+        verdict.allowed = True
+        verdict.remaining = at_least(0, <int64_t> floor(limit - projected))
+        verdict.retry = 0
+        verdict.drop = drop
+        verdict.a.i = tick
+        verdict.ttl = verdict.reset_at
+        while <int64_t> floor(verdict.ttl / w) - kernel.i2 <= tick:
+            verdict.ttl += 1
+        verdict.ttl -= now
+        return
+    excess = projected - limit
+    verdict.allowed = False
+    if oldest > 0 and excess <= oldest * weight:
+        verdict.retry = at_least(1, <int64_t> ceil(excess * w / oldest))
+    else:
+        verdict.retry = at_least(1, <int64_t> ceil((tick + 1) * w - now))
+    verdict.remaining = at_least(0, <int64_t> floor(limit - estimate))
+
+
+cdef inline void decide_sliding_window_log(
+    Kernel kernel, Runs* runs, int64_t now, int64_t cost, Verdict* verdict
+) noexcept:
+    cdef int64_t limit = kernel.i0
+    cdef int64_t window = kernel.i1
+    cdef int64_t count = 0
+    cdef int64_t oldest = now
+    cdef int64_t newest = now
+    cdef int64_t needed
+    cdef uint32_t live = 0
+    if runs != NULL:
+        count = runs.total
+        while live < runs.length and runs_at(runs, live).at <= now - window:
+            count -= runs_at(runs, live).count
+            live += 1
+        if live < runs.length:
+            oldest = runs_at(runs, live).at
+            newest = at_least(now, runs_at(runs, runs.length - 1).at)
+    verdict.limit = limit
+    verdict.reset_at = oldest + window
+    if count + cost <= limit:
+        verdict.allowed = True
+        verdict.remaining = limit - count - cost
+        verdict.retry = 0
+        verdict.drop = live
+        verdict.a.i = newest
+        verdict.ttl = newest - now + window
+        return
+    verdict.allowed = False
+    verdict.remaining = at_least(0, limit - count)
+    if count == 0:
+        verdict.retry = window
+        return
+    needed = min(at_least(1, count + cost - limit), count)
+    while needed > runs_at(runs, live).count:
+        needed -= runs_at(runs, live).count
+        live += 1
+    verdict.retry = at_least(1, runs_at(runs, live).at + window - now)

@@ -1,0 +1,48 @@
+"""The limiter whose hot calls are compiled.
+
+It is a Limiter in every respect; `check`, `check_many` and `acheck` come from the compiled gate,
+which reads the clock, finds the key and decides in one step. That takes a strategy with a native
+rider on a MemoryStore with a native table; everything else gets the plain Limiter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.clock import ANCHOR_NS, SystemClock
+from ..core.limiter import Limiter
+from ..core.native import native
+from ..core.store import Store
+from ..core.strategy import Strategy
+from ..core.validation import require_cost, require_key, require_keys
+
+__all__ = ["limiter_class"]
+
+
+def limiter_class(strategy: Strategy, store: Store) -> type[Limiter]:
+    """The fastest class that can hold this strategy on this store."""
+    table = getattr(store, "table", None)
+    fits = native is not None and isinstance(table, native.Table)
+    if not fits or not isinstance(strategy, Strategy):
+        return Limiter
+    return AcceleratedLimiter if strategy.native and strategy.rides else Limiter
+
+
+if native is not None:
+
+    class AcceleratedLimiter(native.Gate, Limiter):  # type: ignore[name-defined,misc]
+        """A Limiter over a native table."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            Limiter.__init__(self, *args, **kwargs)
+            steady = native.reads_steady_clock and type(self.clock) is SystemClock
+            self._open_gate(
+                self.store.table,
+                self._check,
+                self._lead,
+                self._now,
+                ANCHOR_NS if steady else None,
+                require_key,
+                require_keys,
+                require_cost,
+            )

@@ -1,0 +1,589 @@
+# The table: keys to states in two flat arrays.
+#
+# `entries` holds one record per key, and `index` is an open-addressing hash table of positions in
+# it (linear probing, with 32 bits of the hash beside each position, so that a probe rarely touches
+# a foreign key). Compared with a dict of objects this saves an allocation and a cache miss per key.
+# Beside its two words of state a record carries its links in the timing wheel (see
+# stores/memory/wheel.py, whose twin this is) and the bit of the second-chance hand.
+#
+# The rules of expiry, reclaiming and the horizon are those of stores/memory/table.py; its essay
+# gives the reasons.
+#
+# Dropping a custom state may run Python code (a finalizer), which may come back here. So whatever
+# is dropped leaves the structures first and is released last, and no pointer into `entries` is
+# used across a release.
+
+cdef uint32_t NIL = 0xFFFFFFFF
+cdef enum:
+    LEVEL_BITS = 8
+    LEVEL_SLOTS = 256
+    LEVELS = 4
+    PENDING = 1024          # one slot beyond the wheel, for what is being moved
+    RECLAIM_FLOOR = 1024
+    LEAST_ENTRIES = 8
+
+cdef int64_t REACH_MS = <int64_t> 1 << (LEVEL_BITS * LEVELS)
+
+ctypedef struct Entry:
+    PyObject* key           # NULL: free, and `next` links the free ones
+    int64_t expires
+    Word a
+    Word b
+    uint32_t next
+    uint32_t prev
+    uint32_t version        # changes with every write
+    uint16_t slot
+    uint8_t kind
+    uint8_t used
+
+cdef extern from *:
+    """
+    static inline Py_hash_t penstock_hash(PyObject* text) {
+        Py_hash_t hash = ((PyASCIIObject*) text)->hash;
+        return hash != -1 ? hash : PyObject_Hash(text);
+    }
+
+    static inline int penstock_same(PyObject* a, PyObject* b) {
+        Py_ssize_t length = PyUnicode_GET_LENGTH(a);
+        int kind = PyUnicode_KIND(a);
+        return a == b || (
+            length == PyUnicode_GET_LENGTH(b) && kind == (int) PyUnicode_KIND(b)
+            && memcmp(PyUnicode_DATA(a), PyUnicode_DATA(b), (size_t) length * kind) == 0
+        );
+    }
+
+    static inline int penstock_plain_key(PyObject* key) {
+        return PyUnicode_CheckExact(key) && PyUnicode_IS_ASCII(key)
+            && PyUnicode_GET_LENGTH(key) > 0 && PyUnicode_GET_LENGTH(key) <= 4096;
+    }
+    """
+    Py_hash_t hash_of "penstock_hash"(PyObject* text)
+    bint same_text "penstock_same"(PyObject* a, PyObject* b)
+    bint is_plain_key "penstock_plain_key"(PyObject* key)
+
+
+@cython.final
+cdef class Table:
+    """States by key, in machine words."""
+
+    cdef Entry* entries
+    cdef uint32_t room          # entries allocated
+    cdef uint32_t top           # entries ever used: those beyond are untouched memory
+    cdef uint32_t free          # head of the free ones below `top`
+    cdef uint32_t count
+    cdef uint64_t* index
+    cdef uint64_t mask
+    cdef uint32_t[1025] heads
+    cdef int64_t wheel_now
+    cdef int64_t seen
+    cdef int64_t horizon
+    cdef int64_t max_keys
+    cdef bint evict
+    cdef uint32_t hand
+    cdef uint32_t clock
+    cdef readonly int64_t evictions
+    cdef readonly int64_t refusals
+    cdef object wrong_kind
+    cdef object lock
+
+    def __cinit__(self, int64_t max_keys, bint evict, wrong_kind):
+        self.max_keys = max_keys
+        self.evict = evict
+        self.wrong_kind = wrong_kind
+        self.lock = threading.RLock()
+        self.free = NIL
+        memset(self.heads, 0xFF, sizeof(self.heads))
+        self.entries = <Entry*> PyMem_Malloc(LEAST_ENTRIES * sizeof(Entry))
+        self.index = <uint64_t*> PyMem_Malloc(2 * LEAST_ENTRIES * sizeof(uint64_t))
+        if self.entries == NULL or self.index == NULL:
+            raise MemoryError()
+        self.room = LEAST_ENTRIES
+        self.mask = 2 * LEAST_ENTRIES - 1
+        memset(self.index, 0, 2 * LEAST_ENTRIES * sizeof(uint64_t))
+
+    def __dealloc__(self):
+        cdef uint32_t position
+        if self.entries != NULL:
+            for position in range(self.top):
+                if self.entries[position].key != NULL:
+                    self._release(self.entries[position])
+        PyMem_Free(self.entries)
+        PyMem_Free(self.index)
+
+    # The public face, the same as that of the interpreted table.
+
+    def apply(self, str key not None, transform, int64_t now, int64_t cost):
+        kernel = transform.kernel
+        if kernel is None:
+            kernel = transform.kernel = _kernel_of(transform)
+        if kernel and transform.role == "check":
+            return self.check(<Kernel> kernel, key, now, cost, transform)
+        with self.lock:
+            return self._apply(key, transform, <Kernel> kernel if kernel else None, now, cost)
+
+    def discard(self, str key not None):
+        cdef uint32_t position = self._find(<PyObject*> key)
+        if position != NIL:
+            self._drop(position)
+
+    def sweep(self, int64_t now):
+        """Drop everything that is expired at `now`; returns how many."""
+        if now > self.seen:
+            self.seen = now
+        return self._reclaim(self.seen)
+
+    def __len__(self):
+        self._reclaim(self.seen)
+        return self.count
+
+    # Deciding.
+
+    cdef Decision check(self, Kernel kernel, str key, int64_t now, int64_t cost, transform):
+        cdef Word a, b
+        cdef Verdict verdict
+        cdef Entry* entry
+        cdef Decision decision
+        cdef bint known = False
+        cdef uint32_t position
+        a.i = b.i = 0
+        if now > self.seen:
+            self.seen = now
+            if self.count > RECLAIM_FLOOR:
+                self._reclaim(now)
+        position = self._find(<PyObject*> key)
+        if position == NIL:
+            if now < self.horizon:
+                now = self.horizon
+            if self.max_keys >= 0 and not self._has_room():
+                self.refusals += 1
+                return transform.refuse(now, self._next_due() - self.wheel_now)
+        else:
+            entry = &self.entries[position]
+            if now < entry.expires:
+                if entry.kind != kernel.kind:
+                    raise self._clash(key, entry, KIND_NAMES[<int> kernel.kind])
+                known = True
+                a = entry.a
+                b = entry.b
+            entry.used = True
+        decide(kernel, known, a, b, now, cost, &verdict)
+        if verdict.allowed:
+            if position == NIL:
+                position = self._insert(key, now + verdict.ttl)
+                self.entries[position].used = False
+            self._commit(position, kernel.kind, known, now, cost, &verdict)
+        decision = Decision.__new__(Decision)
+        decision.allowed = verdict.allowed
+        decision.limit = verdict.limit
+        decision.remaining = verdict.remaining
+        decision.reset_at = verdict.reset_at
+        decision.retry_after_ms = verdict.retry
+        return decision
+
+    cdef int _commit(
+        self, uint32_t position, Kind kind, bint known, int64_t now, int64_t cost, Verdict* verdict
+    ) except -1:
+        cdef Entry* entry = &self.entries[position]
+        cdef Runs* runs
+        if not known and entry.kind != NOTHING:
+            self._vacate(position)
+            entry = &self.entries[position]
+        if kind < SLIDING_WINDOW:
+            entry.a = verdict.a
+            entry.b = verdict.b
+        else:
+            runs = <Runs*> entry.b.p if known else runs_new()
+            if known:
+                runs_drop(runs, verdict.drop)
+            entry.kind = kind
+            entry.b.p = runs
+            entry.b.p = runs = runs_reserve(runs)
+            runs_add(runs, verdict.a.i, cost)
+        entry.kind = kind
+        self.clock += 1
+        entry.version = self.clock
+        entry.expires = now + verdict.ttl
+        return 0
+
+    cdef object _apply(self, str key, transform, Kernel kernel, int64_t now, int64_t cost):
+        """Any transform that is Python code: run it, and commit if nobody wrote meanwhile."""
+        cdef uint32_t position, version
+        cdef Kind kind = kernel.kind if kernel is not None else OBJECT
+        cdef int64_t at
+        while True:
+            at = now
+            if now > self.seen:
+                self.seen = now
+                if self.count > RECLAIM_FLOOR:
+                    self._reclaim(now)
+            position = self._find(<PyObject*> key)
+            version = 0
+            state = None
+            if position == NIL:
+                if now < self.horizon:
+                    at = self.horizon
+                if self.max_keys >= 0 and not self._has_room():
+                    self.refusals += 1
+                    return transform.refuse(at, self._next_due() - self.wheel_now)
+            else:
+                self.entries[position].used = True
+                version = self.entries[position].version
+                if now < self.entries[position].expires:
+                    state = self._export(key, position, transform.kind, kind)
+            outcome = transform.run(state, at, cost)
+            if not outcome.persist:
+                return outcome.result
+            position = self._find(<PyObject*> key)
+            if version != (0 if position == NIL else self.entries[position].version):
+                continue
+            if outcome.state is None:
+                if position != NIL:
+                    self._drop(position)
+            else:
+                self._write(key, position, kind, transform.kind, outcome.state, at + outcome.ttl_ms)
+            return outcome.result
+
+    cdef object _export(self, str key, uint32_t position, str wanted, Kind kind):
+        """A state as Python sees it."""
+        cdef Entry* entry = &self.entries[position]
+        if wanted and (
+            entry.kind != kind or kind == OBJECT and <str> <PyObject*> entry.a.p != wanted
+        ):
+            raise self._clash(key, entry, wanted)
+        if entry.kind == GCRA:
+            return entry.a.d
+        if entry.kind == TOKEN_BUCKET:
+            return entry.a.d, entry.b.i
+        if entry.kind == FIXED_WINDOW:
+            return entry.a.i, entry.b.i
+        if entry.kind == OBJECT:
+            return <object> <PyObject*> entry.b.p
+        return runs_export(<Runs*> entry.b.p)
+
+    cdef int _write(
+        self, str key, uint32_t position, Kind kind, str name, state, int64_t expires
+    ) except -1:
+        """Store what Python made, in the form that its kind has here."""
+        cdef Word a, b
+        cdef Runs* runs
+        cdef Entry* entry
+        a.i = b.i = 0
+        if kind == GCRA:
+            a.d = state
+        elif kind == TOKEN_BUCKET:
+            a.d, b.i = state
+        elif kind == FIXED_WINDOW:
+            a.i, b.i = state
+        elif kind == OBJECT:
+            a.p = <void*> name
+            b.p = <void*> state
+            Py_INCREF(name)
+            Py_INCREF(state)
+        else:
+            runs = runs_new()
+            for at, count in state:
+                runs = runs_reserve(runs)
+                runs_add(runs, at, count)
+            b.p = runs
+        if position == NIL:
+            position = self._insert(key, expires)
+        else:
+            self._vacate(position)
+            # Releasing a custom state may have moved or removed the key.
+            position = self._find(<PyObject*> key)
+            if position == NIL:
+                position = self._insert(key, expires)
+        entry = &self.entries[position]
+        entry.kind = kind
+        entry.a = a
+        entry.b = b
+        entry.expires = expires
+        self.clock += 1
+        entry.version = self.clock
+        return 0
+
+    cdef object _clash(self, str key, Entry* entry, str wanted):
+        held = <str> <PyObject*> entry.a.p if entry.kind == OBJECT else KIND_NAMES[entry.kind]
+        return self.wrong_kind(key, held, wanted)
+
+    # Keys to positions.
+
+    cdef inline uint32_t _find(self, PyObject* key) noexcept:
+        cdef uint64_t hashed = <uint64_t> hash_of(key)
+        cdef uint64_t mark = hashed >> 32
+        cdef uint64_t probe = hashed & self.mask
+        cdef uint64_t found
+        while True:
+            found = self.index[probe]
+            if found == 0:
+                return NIL
+            if found >> 32 == mark and same_text(
+                self.entries[<uint32_t> found - 1].key, key
+            ):
+                return <uint32_t> found - 1
+            probe = (probe + 1) & self.mask
+
+    cdef inline void _point(self, PyObject* key, uint32_t position) noexcept:
+        """Enter a key that is not there yet."""
+        cdef uint64_t hashed = <uint64_t> hash_of(key)
+        cdef uint64_t probe = hashed & self.mask
+        while self.index[probe]:
+            probe = (probe + 1) & self.mask
+        self.index[probe] = (hashed >> 32 << 32) | (position + 1)
+
+    cdef void _unpoint(self, uint32_t position) noexcept:
+        """Take a key out and close the gap, so that no probe ends early."""
+        cdef uint64_t hole = <uint64_t> hash_of(self.entries[position].key) & self.mask
+        cdef uint64_t probe, home
+        while <uint32_t> self.index[hole] != position + 1:
+            hole = (hole + 1) & self.mask
+        probe = hole
+        while True:
+            probe = (probe + 1) & self.mask
+            if self.index[probe] == 0:
+                break
+            home = <uint64_t> hash_of(
+                self.entries[<uint32_t> self.index[probe] - 1].key
+            ) & self.mask
+            if ((probe - home) & self.mask) >= ((probe - hole) & self.mask):
+                self.index[hole] = self.index[probe]
+                hole = probe
+        self.index[hole] = 0
+
+    cdef uint32_t _insert(self, str key, int64_t expires) except? 0xFFFFFFFF:
+        """A new, empty record for a key that has none."""
+        cdef uint32_t position
+        cdef Entry* entry
+        if self.max_keys >= 0 and self.count >= self.max_keys:
+            self._evict_one()
+        if self.free == NIL and self.top == self.room:
+            self._grow()
+        if (<uint64_t> self.count + 1) * 3 > (self.mask + 1) * 2:
+            self._reindex((self.mask + 1) * 2)
+        if self.free != NIL:
+            position = self.free
+            self.free = self.entries[position].next
+        else:
+            position = self.top
+            self.top += 1
+        entry = &self.entries[position]
+        Py_INCREF(key)
+        entry.key = <PyObject*> key
+        entry.kind = NOTHING
+        entry.used = False
+        entry.version = 0
+        entry.expires = expires
+        self.count += 1
+        self._point(entry.key, position)
+        self._file(position)
+        return position
+
+    cdef int _grow(self) except -1:
+        # A quarter more once it is large: doubling would waste more than it saves.
+        cdef uint64_t room = <uint64_t> self.room * 2
+        if self.room > 65536:
+            room = self.room + self.room // 4
+        if room >= NIL:
+            raise MemoryError("too many keys for one MemoryStore")
+        cdef Entry* entries = <Entry*> PyMem_Realloc(self.entries, room * sizeof(Entry))
+        if entries == NULL:
+            raise MemoryError()
+        self.entries = entries
+        self.room = <uint32_t> room
+        return 0
+
+    cdef int _reindex(self, uint64_t slots) except -1:
+        cdef uint32_t position
+        cdef uint64_t* index = <uint64_t*> PyMem_Malloc(slots * sizeof(uint64_t))
+        if index == NULL:
+            raise MemoryError()
+        PyMem_Free(self.index)
+        memset(index, 0, slots * sizeof(uint64_t))
+        self.index = index
+        self.mask = slots - 1
+        for position in range(self.top):
+            if self.entries[position].key != NULL:
+                self._point(self.entries[position].key, position)
+        return 0
+
+    cdef int _shrink(self) except -1:
+        """Give memory back once three quarters of it lie idle: pack the records, file them anew."""
+        cdef uint32_t position
+        cdef uint32_t kept = 0
+        cdef uint64_t slots = 2 * LEAST_ENTRIES
+        cdef uint32_t room
+        cdef Entry* entries
+        for position in range(self.top):
+            if self.entries[position].key != NULL:
+                self.entries[kept] = self.entries[position]
+                kept += 1
+        self.top = kept
+        self.free = NIL
+        self.hand = 0
+        memset(self.heads, 0xFF, sizeof(self.heads))
+        for position in range(kept):
+            self._file(position)
+        room = kept + kept // 4
+        if room < LEAST_ENTRIES:
+            room = LEAST_ENTRIES
+        entries = <Entry*> PyMem_Realloc(self.entries, room * sizeof(Entry))
+        if entries != NULL:
+            self.entries = entries
+            self.room = room
+        while slots < <uint64_t> room * 2:
+            slots *= 2
+        return self._reindex(slots)
+
+    # Leaving.
+
+    cdef int _drop(self, uint32_t position) except -1:
+        cdef Entry gone = self._detach(position)
+        self._release(gone)
+        return 0
+
+    cdef Entry _detach(self, uint32_t position) noexcept:
+        """Take a record out of every structure; what it holds is the caller's to release."""
+        cdef Entry gone = self.entries[position]
+        self._unlink(position)
+        self._unpoint(position)
+        self.entries[position].key = NULL
+        self.entries[position].next = self.free
+        self.free = position
+        self.count -= 1
+        return gone
+
+    cdef void _vacate(self, uint32_t position) noexcept:
+        """Empty a record but keep its key."""
+        cdef Entry gone = self.entries[position]
+        self.entries[position].kind = NOTHING
+        gone.key = NULL
+        self._release(gone)
+
+    cdef void _release(self, Entry gone) noexcept:
+        Py_XDECREF(gone.key)
+        if gone.kind == OBJECT:
+            Py_XDECREF(<PyObject*> gone.a.p)
+            Py_XDECREF(<PyObject*> gone.b.p)
+        elif gone.kind >= SLIDING_WINDOW:
+            PyMem_Free(gone.b.p)
+
+    cdef bint _has_room(self) except -1:
+        """Whether a new key may come in: expired ones make way first."""
+        if self.count < self.max_keys:
+            return True
+        self._reclaim(self.seen)
+        return self.evict or self.count < self.max_keys
+
+    cdef int _evict_one(self) except -1:
+        cdef Entry* entry
+        cdef uint32_t position
+        while True:
+            if self.hand >= self.top:
+                self.hand = 0
+            position = self.hand
+            self.hand += 1
+            entry = &self.entries[position]
+            if entry.key == NULL:
+                continue
+            if not entry.used:
+                break
+            entry.used = False
+        self.evictions += 1
+        return self._drop(position)
+
+    # The wheel.
+
+    cdef inline void _push(self, uint32_t position, uint16_t slot) noexcept:
+        cdef Entry* entry = &self.entries[position]
+        entry.slot = slot
+        entry.prev = NIL
+        entry.next = self.heads[slot]
+        if entry.next != NIL:
+            self.entries[entry.next].prev = position
+        self.heads[slot] = position
+
+    cdef inline void _unlink(self, uint32_t position) noexcept:
+        cdef Entry* entry = &self.entries[position]
+        if entry.prev == NIL:
+            self.heads[entry.slot] = entry.next
+        else:
+            self.entries[entry.prev].next = entry.next
+        if entry.next != NIL:
+            self.entries[entry.next].prev = entry.prev
+
+    cdef void _file(self, uint32_t position) noexcept:
+        """Put a record where time will find it."""
+        cdef int64_t at = self.entries[position].expires
+        cdef int64_t ahead
+        cdef int level = 0
+        if at < self.wheel_now + 1:
+            at = self.wheel_now + 1
+        elif at > self.wheel_now + REACH_MS - 1:
+            at = self.wheel_now + REACH_MS - 1
+        ahead = at - self.wheel_now
+        while ahead >= LEVEL_SLOTS:
+            ahead >>= LEVEL_BITS
+            level += 1
+        self._push(
+            position,
+            <uint16_t> (level * LEVEL_SLOTS + ((at >> (LEVEL_BITS * level)) & (LEVEL_SLOTS - 1))),
+        )
+
+    cdef int64_t _reclaim(self, int64_t now) except -1:
+        """Move the wheel to `now` and drop what is due there."""
+        cdef int64_t before = self.wheel_now
+        cdef int64_t first, last, place
+        cdef int64_t dropped = 0
+        cdef int level
+        if now <= before:
+            return 0
+        self.wheel_now = now
+        for level in range(LEVELS - 1, -1, -1):
+            first = (before >> (LEVEL_BITS * level)) + 1
+            last = now >> (LEVEL_BITS * level)
+            if last > first + LEVEL_SLOTS - 1:
+                last = first + LEVEL_SLOTS - 1
+            for place in range(first, last + 1):
+                dropped += self._empty_slot(level * LEVEL_SLOTS + (place & (LEVEL_SLOTS - 1)), now)
+        if dropped:
+            self.horizon = now
+            if self.room > RECLAIM_FLOOR and self.count < self.room // 4:
+                self._shrink()
+        return dropped
+
+    cdef int64_t _empty_slot(self, int slot, int64_t now) except -1:
+        cdef uint32_t position
+        cdef int64_t dropped = 0
+        # A record may be filed again under the very slot it was found in: set all aside first.
+        while self.heads[slot] != NIL:
+            position = self.heads[slot]
+            self._unlink(position)
+            self._push(position, PENDING)
+        while self.heads[PENDING] != NIL:
+            position = self.heads[PENDING]
+            if self.entries[position].expires <= now:
+                self._drop(position)
+                dropped += 1
+            else:
+                self._unlink(position)
+                self._file(position)
+        return dropped
+
+    cdef int64_t _next_due(self) noexcept:
+        """No key is due before this instant."""
+        cdef int64_t soonest = self.wheel_now + REACH_MS
+        cdef int64_t base, place
+        cdef int level
+        for level in range(LEVELS):
+            base = self.wheel_now >> (LEVEL_BITS * level)
+            for place in range(base + 1, base + LEVEL_SLOTS + 1):
+                if self.heads[level * LEVEL_SLOTS + (place & (LEVEL_SLOTS - 1))] != NIL:
+                    soonest = min(soonest, place << (LEVEL_BITS * level))
+                    break
+        return soonest
+
+
+cdef object _kernel_of(transform):
+    """The kernel that stands for a transform's strategy, or False."""
+    rider = transform.native
+    return False if rider is None else Kernel(rider)

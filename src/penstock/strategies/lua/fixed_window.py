@@ -1,0 +1,71 @@
+"""The fixed window in Lua: a hash of two fields, `s` the window's start and `c` its count.
+
+Both anchors keep the same state and differ in one line, the window that `now` falls into. They
+are two scripts, because a client that knows only the epoch's has no argument for the other.
+
+Whole numbers up to 2**53 divide and multiply exactly here: floor(now / windowMs) is never rounded
+up to the next window, and a sum too large to be exact is above every limit anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .program import LuaProgram
+
+__all__ = ["FIXED_WINDOW", "FIXED_WINDOW_FIRST"]
+
+_ARGV = ("now", "limit", "windowMs", "cost")
+
+_LOAD = """
+local stored = redis.call('HMGET', KEYS[1], 's', 'c')
+local storedStart, storedCount = tonumber(stored[1] or nil), tonumber(stored[2] or nil)
+"""
+
+_EPOCH = """
+local start, count = math.floor(now / windowMs) * windowMs, 0
+"""
+
+_FIRST = """
+local start, count = now, 0
+if storedStart and now - storedStart < windowMs then start = storedStart end
+"""
+
+_DECIDE = """
+if storedStart and storedStart >= start then start, count = storedStart, storedCount end
+local resetAt = start + windowMs
+
+if count + cost > limit then
+  return {0, limit, math.max(0, limit - count), resetAt, resetAt - now}
+end
+
+count = count + cost
+redis.call('HSET', KEYS[1], 's', string.format('%.0f', start), 'c', string.format('%.0f', count))
+redis.call('PEXPIRE', KEYS[1], keepMs(resetAt - now))
+return {1, limit, limit - count, resetAt, 0}
+"""
+
+_READ = """
+return redis.call('HMGET', KEYS[1], 's', 'c')
+"""
+
+
+def _decode(raw: Any) -> tuple[int, int] | None:
+    start, count = raw
+    return None if start is None or count is None else (int(start), int(count))
+
+
+def _anchored(name: str, window: str) -> LuaProgram:
+    return LuaProgram(
+        name,
+        strategy="fixedWindow",
+        argv=_ARGV,
+        check=_LOAD + window.lstrip("\n") + _DECIDE.lstrip("\n"),
+        read=_READ,
+        raw="s and c, or nil twice",
+        decode=_decode,
+    )
+
+
+FIXED_WINDOW = _anchored("fixedWindow", _EPOCH)
+FIXED_WINDOW_FIRST = _anchored("fixedWindowFirst", _FIRST)
