@@ -74,7 +74,8 @@ def _add(state: Any, _now: int, cost: int) -> Outcome[Any]:
 
 
 _ADD = _transform("check", _add)
-_READ = _transform("peek", lambda state, _now, _cost: Outcome(state, state, 0, False))
+# Were it written after all, it would change nothing: the fault is left to the case about denials.
+_READ = _transform("peek", lambda state, _now, _cost: Outcome(state, state, TTL_MS, False))
 
 
 def _expect(seen: Any, wanted: Any, what: str) -> None:
@@ -204,13 +205,14 @@ def _none_deletes() -> Flow:
 
 def _expires_after_its_ttl() -> Flow:
     """A state is there until one ms before its TTL has passed, and absent from that instant on."""
-    yield Apply("k", _put("brief", TTL_MS), NOW)
+    for key in ("before", "at", "after"):
+        yield Apply(key, _put("brief", TTL_MS), NOW)
     yield Apply("long", _put("long", 30 * TTL_MS), NOW)
-    _expect((yield Apply("k", _READ, NOW + TTL_MS - 1)), "brief", "1 ms before the expiry")
-    _expect((yield Apply("k", _READ, NOW + TTL_MS)), None, "at the instant of the expiry")
-    _expect((yield Apply("k", _READ, NOW + 20 * TTL_MS)), None, "long after the expiry")
+    _expect((yield Apply("before", _READ, NOW + TTL_MS - 1)), "brief", "1 ms before the expiry")
+    _expect((yield Apply("at", _READ, NOW + TTL_MS)), None, "at the instant of the expiry")
+    _expect((yield Apply("after", _READ, NOW + 20 * TTL_MS)), None, "long after the expiry")
     _expect((yield Apply("long", _READ, NOW + 20 * TTL_MS)), "long", "a key with a longer TTL")
-    _expect((yield Apply("k", _ADD, NOW + 20 * TTL_MS)), 1, "a transition on an expired key")
+    _expect((yield Apply("at", _ADD, NOW + 20 * TTL_MS)), 1, "a transition on an expired key")
 
 
 def _a_write_renews_the_ttl() -> Flow:
@@ -224,26 +226,34 @@ def _a_write_renews_the_ttl() -> Flow:
 
 
 def _denial_writes_nothing() -> Flow:
-    """A transition that does not persist changes neither the state nor its TTL."""
+    """A transition that does not persist leaves the state as it was, or absent as it was."""
     _expect((yield Apply("k", _deny("intruder"), NOW)), None, "a denial on an absent key")
     _expect((yield Apply("k", _READ, NOW)), None, "the key after a denial")
     yield Apply("k", _put("kept"), NOW)
     _expect((yield Apply("k", _deny("intruder"), NOW + 1)), "kept", "a denial on a written key")
     _expect((yield Apply("k", _deny(None), NOW + 2)), "kept", "a denial that carries None")
     _expect((yield Apply("k", _READ, NOW + 3)), "kept", "the state after the denials")
-    yield Apply("k", _deny("intruder"), NOW + TTL_MS - 1)
-    _expect((yield Apply("k", _READ, NOW + TTL_MS)), None, "the expiry, denials notwithstanding")
 
 
 def _peeking_never_writes() -> Flow:
-    """Reading leaves no trace: not on an absent key, not on a written one, not on its TTL."""
+    """Looking leaves no trace, neither on an absent key nor on a written one."""
     look = _transform("peek", lambda state, _now, _cost: Outcome("trace", state, TTL_MS, False))
     _expect((yield Apply("k", look, NOW)), None, "a peek at an absent key")
     _expect((yield Apply("k", look, NOW)), None, "a second peek at it")
     yield Apply("k", _put("kept"), NOW)
-    for now in (NOW, NOW + 1, NOW + TTL_MS - 1):
+    for now in (NOW, NOW + 1, NOW + 1_000):
         _expect((yield Apply("k", look, now)), "kept", f"a peek {now - NOW} ms after the write")
-    _expect((yield Apply("k", look, NOW + TTL_MS)), None, "a peek at the expiry, peeks or not")
+
+
+def _only_writes_renew_the_ttl() -> Flow:
+    """Neither a peek nor a denial keeps a state alive."""
+    yield Apply("peeked", _put("brief"), NOW)
+    yield Apply("denied", _put("brief"), NOW)
+    for now in (NOW + 1, NOW + TTL_MS - 1):
+        yield Apply("peeked", _READ, now)
+        yield Apply("denied", _deny("intruder"), now)
+    _expect((yield Apply("peeked", _READ, NOW + TTL_MS)), None, "the expiry, peeks or not")
+    _expect((yield Apply("denied", _READ, NOW + TTL_MS)), None, "the expiry, denials or not")
 
 
 def _a_failing_transform_changes_nothing() -> Flow:
@@ -331,15 +341,16 @@ CASES: tuple[Case, ...] = (
     Case("persists and mutates", _persists_and_mutates),
     Case("passes the instant and the cost", _passes_the_instant_and_the_cost),
     Case("isolates keys", _isolates_keys),
+    Case("a denial writes nothing", _denial_writes_nothing),
+    Case("peeking never writes", _peeking_never_writes),
     Case("takes any key", _takes_any_key),
     Case("round-trips states", _round_trips_states),
     Case("tells falsy from absent", _tells_falsy_from_absent),
     Case("reset clears", _reset_clears),
     Case("None deletes", _none_deletes),
     Case("expires after its TTL", _expires_after_its_ttl),
+    Case("only writes renew the TTL", _only_writes_renew_the_ttl),
     Case("a write renews the TTL", _a_write_renews_the_ttl),
-    Case("a denial writes nothing", _denial_writes_nothing),
-    Case("peeking never writes", _peeking_never_writes),
     Case("a failing transform changes nothing", _a_failing_transform_changes_nothing),
     Case("apply_many equals apply", _apply_many_equals_apply),
     Case("applies atomically", _applies_atomically, needs_atomicity=True),

@@ -1,0 +1,212 @@
+"""What the tests share: both paths through MemoryStore, and random worlds to compare them in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from penstock import (
+    Decision,
+    Limiter,
+    ManualClock,
+    MemoryStore,
+    Outcome,
+    Strategy,
+    fixed_window,
+    gcra,
+    sliding_window,
+    sliding_window_log,
+    token_bucket,
+)
+from penstock.accel.limiter import limiter_class
+from penstock.core.errors import ConfigInvalidError
+from penstock.core.native import native
+from penstock.stores.memory.table import Table
+
+NOW = 1_700_000_000_000
+HUGE = 2**53 - 1
+
+needs_native = pytest.mark.skipif(native is None, reason="the native path is off")
+
+# The paths of this run: the native one if it is on, and always the interpreted one.
+PATHS = ["interpreted"] if native is None else ["interpreted", "native"]
+
+
+def make_store(path: str, max_keys: int | None = None, overflow: str = "evict") -> MemoryStore:
+    """A MemoryStore on the named path."""
+    store = MemoryStore(max_keys, overflow)
+    if path == "interpreted":
+        store.table = Table(max_keys, overflow == "evict")
+    return store
+
+
+def make_limiter(
+    path: str,
+    strategy: Strategy,
+    clock: Any = None,
+    store: MemoryStore | None = None,
+    **options: Any,
+) -> Limiter:
+    """A limiter on the named path: on the native one, with the compiled gate where it fits."""
+    store = make_store(path) if store is None else store
+    return limiter_class(strategy, store)(strategy, store, clock=clock, **options)
+
+
+def draw_gcra(rng: random.Random) -> Strategy:
+    limit = rng.choice((1, 2, 3, 7, 50, rng.randint(1, 20), rng.randint(1, 5_000)))
+    period = rng.choice((1_000, 60_000, 1, rng.randint(1, 100), rng.randint(1, 10**6), 10**10))
+    return gcra(limit, period, rng.choice((None, None, 1, rng.randint(1, 30))))
+
+
+def draw_token_bucket(rng: random.Random) -> Strategy:
+    capacity = rng.choice((1, 2, 10, rng.randint(1, 30), rng.randint(1, 10**6), 2**40))
+    rate = rng.choice((1, 10, 0.1, 1 / 3, 3.3, rng.uniform(1e-3, 10), rng.uniform(1, 5_000), 1e9))
+    return token_bucket(capacity, rate)
+
+
+def draw_fixed_window(rng: random.Random) -> Strategy:
+    limit = rng.choice((1, 2, 10, rng.randint(1, 30), HUGE))
+    window = rng.choice((1, 7, 1_000, 60_000, rng.randint(1, 10**5), 10**11))
+    return fixed_window(limit, window, rng.choice(("epoch", "first")))
+
+
+def draw_sliding_window(rng: random.Random) -> Strategy:
+    limit = rng.choice((1, 2, 10, rng.randint(1, 30), rng.randint(1, 10**4), HUGE))
+    window = rng.choice((1, 7, 1_000, 60_000, rng.randint(1, 10**5), 10**11))
+    return sliding_window(limit, window, rng.choice((1, 2, 3, 7, 10, 60, rng.randint(1, 128))))
+
+
+def draw_sliding_window_log(rng: random.Random) -> Strategy:
+    limit = rng.choice((1, 2, 10, rng.randint(1, 30), 1_000_000))
+    return sliding_window_log(limit, rng.choice((1, 7, 1_000, 60_000, rng.randint(1, 10**5))))
+
+
+DRAWS: dict[str, Callable[[random.Random], Strategy]] = {
+    "gcra": draw_gcra,
+    "token_bucket": draw_token_bucket,
+    "fixed_window": draw_fixed_window,
+    "sliding_window": draw_sliding_window,
+    "sliding_window_log": draw_sliding_window_log,
+}
+KINDS = list(DRAWS)
+
+
+def draw_strategy(kind: str, rng: random.Random) -> Strategy:
+    """Random parameters; those that the strategy refuses are drawn again."""
+    while True:
+        with contextlib.suppress(ConfigInvalidError):
+            return DRAWS[kind](rng)
+
+
+def draw_timeline(
+    strategy: Strategy, rng: random.Random, steps: int, back: bool = True, huge: bool = True
+) -> list[tuple[int, int]]:
+    """(now, cost) pairs around a real instant: bursts, pauses, jumps both ways, odd costs."""
+    span = max(2, strategy.ttl_ms)
+    unit = max(1, span // max(1, min(strategy.limit, 1_000)))
+    now = NOW + rng.randrange(10**9)
+    timeline = []
+    for _ in range(steps):
+        now += _move(rng, span, unit, back)
+        timeline.append((now, _cost(strategy.limit, rng, huge)))
+    return timeline
+
+
+def _move(rng: random.Random, span: int, unit: int, back: bool) -> int:
+    dice = rng.random()
+    if dice < 0.45:
+        return 0
+    if dice < 0.60:
+        return rng.randint(1, 3)
+    if dice < 0.75:
+        return rng.randint(1, 2 * unit)
+    if dice < 0.85:
+        return rng.randint(1, span + 1)
+    if dice < 0.90:
+        return rng.randint(1, min(4 * span, 10**12))
+    if not back:
+        return 0
+    return -rng.randint(1, min(rng.choice((3, unit, span, 3 * span)), 10**11))
+
+
+def _cost(limit: int, rng: random.Random, huge: bool) -> int:
+    dice = rng.random()
+    if dice < 0.6:
+        return 1
+    if dice < 0.8:
+        return rng.randint(1, max(1, min(limit, 8)))
+    if dice < 0.95 or not huge:
+        return rng.randint(1, limit)
+    return rng.choice((limit, min(HUGE, limit + 1), HUGE, 2**40))
+
+
+class Reference:
+    """One key of an ideal store: a state, and when it is forgotten."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+        self.state: Any = None
+        self.expires = 0
+
+    def at(self, now: int) -> Any:
+        return self.state if now < self.expires else None
+
+    def check(self, now: int, cost: int) -> Decision:
+        outcome = self.strategy.check(self.at(now), now, cost)
+        if outcome.persist:
+            self.state, self.expires = outcome.state, now + outcome.ttl_ms
+        return outcome.result
+
+
+class Quota(Strategy):
+    """A strategy as a user might write it: so many in all, and never again."""
+
+    def __init__(self, limit: int = 50, ttl_ms: int = 10_000) -> None:
+        self.limit = limit
+        self.ttl_ms = ttl_ms
+
+    def check(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
+        spent = (state or 0) + cost
+        if spent > self.limit:
+            left = self.limit - (state or 0)
+            return Outcome(state, Decision(False, self.limit, left, now + 1, 1), 0, False)
+        decision = Decision(True, self.limit, self.limit - spent, now + self.ttl_ms, 0)
+        return Outcome(spent, decision, self.ttl_ms, True)
+
+
+class CountingClock(ManualClock):
+    """A clock of the user's own that knows how often it was read."""
+
+    def __init__(self, start: int = NOW) -> None:
+        super().__init__(start)
+        self.reads = 0
+
+    def now(self) -> int:
+        self.reads += 1
+        return super().now()
+
+
+@contextlib.contextmanager
+def frantic_switching() -> Iterator[None]:
+    """Threads change places as often as the interpreter can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def run(coroutine: Any) -> Any:
+    """Run a coroutine to its end, but not for ever."""
+
+    async def bounded() -> Any:
+        return await asyncio.wait_for(coroutine, 30)
+
+    return asyncio.run(bounded())
