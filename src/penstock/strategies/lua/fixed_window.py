@@ -60,6 +60,7 @@ def _anchored(name: str, window: str) -> LuaProgram:
         name,
         strategy="fixedWindow",
         argv=_ARGV,
+        state="hash: s start of the window, c count in it, each %.0f",
         check=_LOAD + window.lstrip("\n") + _DECIDE.lstrip("\n"),
         read=_READ,
         raw="s and c, or nil twice",

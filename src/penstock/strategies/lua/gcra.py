@@ -47,6 +47,7 @@ GCRA = LuaProgram(
     "gcra",
     strategy="gcra",
     argv=("now", "periodMs", "limit", "burst", "cost"),
+    state="string: the TAT, %.17g",
     check=_CHECK,
     read=_READ,
     raw="the TAT, or nil",

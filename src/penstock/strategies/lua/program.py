@@ -43,6 +43,7 @@ _CHECK = """\
 -- KEYS  1 key
 -- ARGV  {places}
 -- reply {reply}
+-- state {state}
 local {names} = {values}
 
 local function serverMs()
@@ -64,7 +65,8 @@ end
 _READ = """\
 -- {name}.read
 -- KEYS  1 key
--- reply {reply}
+-- reply {raw}
+-- state {state}
 """
 
 
@@ -88,6 +90,7 @@ class LuaProgram:
         *,
         strategy: str,
         argv: tuple[str, ...],
+        state: str,
         check: str,
         read: str,
         raw: str,
@@ -96,8 +99,10 @@ class LuaProgram:
         self.name = name
         self.strategy = strategy
         self.argv = argv
-        self.check = LuaScript(f"{name}.check", _check_head(name, argv) + check.lstrip("\n"))
-        head = _READ.format(name=name, reply=raw)
+        self.state = state
+        self.raw = raw
+        self.check = LuaScript(f"{name}.check", self._check_head() + check.lstrip("\n"))
+        head = _READ.format(name=name, raw=raw, state=state)
         self.read = LuaScript(f"{name}.read", head + read.lstrip("\n"))
         self.decode = decode
 
@@ -114,14 +119,14 @@ class LuaProgram:
             raise TypeError(f"{self.name} takes no {', '.join(texts)}")
         return LuaRider(self.check, self.read, arguments, self.decode)
 
-
-def _check_head(name: str, argv: tuple[str, ...]) -> str:
-    places = range(1, len(argv) + 1)
-    return _CHECK.format(
-        name=name,
-        places=", ".join(f"{place} {arg}" for place, arg in zip(places, argv, strict=True)),
-        reply=", ".join(REPLY),
-        names=", ".join(argv),
-        values=", ".join(f"tonumber(ARGV[{place}])" for place in places),
-        margin=MARGIN_MS,
-    )
+    def _check_head(self) -> str:
+        places = range(1, len(self.argv) + 1)
+        return _CHECK.format(
+            name=self.name,
+            places=", ".join(f"{at} {arg}" for at, arg in zip(places, self.argv, strict=True)),
+            reply=", ".join(REPLY),
+            state=self.state,
+            names=", ".join(self.argv),
+            values=", ".join(f"tonumber(ARGV[{place}])" for place in places),
+            margin=MARGIN_MS,
+        )

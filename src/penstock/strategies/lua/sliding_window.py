@@ -83,6 +83,7 @@ SLIDING_WINDOW = LuaProgram(
     "slidingWindow",
     strategy="slidingWindow",
     argv=("now", "windowMs", "limit", "cost", "buckets"),
+    state='hash: field tick % (buckets + 1), value "<tick>:<count>", each %.0f',
     check=_CHECK,
     read=_READ,
     raw='field, "<tick>:<count>", field, "<tick>:<count>", ...',

@@ -85,6 +85,7 @@ SLIDING_WINDOW_LOG = LuaProgram(
     "slidingWindowLog",
     strategy="slidingWindowLog",
     argv=("now", "windowMs", "limit", "cost"),
+    state="sorted set: one member per accepted unit, score its ms",
     check=_CHECK,
     read=_READ,
     raw="the scores, ascending, one per unit",

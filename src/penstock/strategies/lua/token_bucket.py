@@ -54,6 +54,7 @@ TOKEN_BUCKET = LuaProgram(
     "tokenBucket",
     strategy="tokenBucket",
     argv=("now", "capacity", "refillPerSec", "cost"),
+    state="hash: t tokens, %.17g; l the last ms credited, %.0f",
     check=_CHECK,
     read=_READ,
     raw="t and l, or nil twice",
