@@ -1,0 +1,1 @@
+"""Benchmarks: Penstock next to its peers, in one run. `python -m bench --help` says how."""
