@@ -8,16 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from broken_stores import (
-    BROKEN,
-    AsyncOnlyStore,
-    DictStore,
-    HalfOpenAsyncStore,
-    NonAtomicAsyncStore,
-    NonAtomicStore,
-)
 
-from helpers import PATHS, make_store
 from penstock import Store
 from penstock.testkit import (
     Case,
@@ -26,6 +17,15 @@ from penstock.testkit import (
     conformance_cases,
     run_store_conformance,
 )
+from tests.conformance.broken_stores import (
+    BROKEN,
+    AsyncOnlyStore,
+    DictStore,
+    HalfOpenAsyncStore,
+    NonAtomicAsyncStore,
+    NonAtomicStore,
+)
+from tests.helpers import PATHS, make_store
 
 Factory = Callable[[], Store]
 

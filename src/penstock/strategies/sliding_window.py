@@ -86,6 +86,9 @@ class SlidingWindow(Strategy):
         if not full and not oldest * weight:
             return Forecast(units // cost, now, now)
         full_at = max(self._expiry(kept[-1][0]), now + 1)
+        # The last tick may have no weight left a moment before it drops out.
+        while full_at > now + 1 and self._is_clear(kept, full_at - 1):
+            full_at -= 1
         return Forecast(units // cost, self._more_at(kept, now, units, full_at), full_at)
 
     def _more_at(self, state: State, now: int, units: int, full_at: int) -> int:
@@ -99,6 +102,10 @@ class SlidingWindow(Strategy):
             else:
                 low = middle + 1
         return low
+
+    def _is_clear(self, state: State, now: int) -> bool:
+        _, _, full, oldest, weight = self._view(state, now)
+        return not full and not oldest * weight
 
     def _view(self, state: State | None, now: int) -> tuple[int, State, int, int, float]:
         """The current tick, the ticks still in sight, and what `check` computes from them."""

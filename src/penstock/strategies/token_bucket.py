@@ -75,9 +75,19 @@ class TokenBucket(Strategy):
         whole = floor(tokens)
         if tokens >= self.capacity:
             return Forecast(whole // cost, now, now)
-        more_at = at + ceil((whole + 1 - tokens) / self.refill_per_ms)
-        full_at = at + ceil((self.capacity - tokens) / self.refill_per_ms)
-        return Forecast(whole // cost, min(more_at, full_at), full_at)
+        more_at = self._reaches(whole + 1, state, now)
+        return Forecast(whole // cost, more_at, self._reaches(self.capacity, state, now))
+
+    def _reaches(self, goal: float, state: State | None, now: int) -> int:
+        """The first instant after `now` at which `check` would find `goal` tokens: the closed
+        form, corrected for rounding."""
+        tokens, at = self._level(state, now)
+        when = at + ceil((goal - tokens) / self.refill_per_ms)
+        while self._level(state, when)[0] < goal:
+            when += 1
+        while when > now + 1 and self._level(state, when - 1)[0] >= goal:
+            when -= 1
+        return when
 
     def _level(self, state: State | None, now: int) -> State:
         """Tokens at `now`, and the instant up to which they are credited."""
