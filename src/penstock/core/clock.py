@@ -11,8 +11,8 @@ the system's time; the compiled path reads the same monotonic source against the
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
+from time import monotonic_ns, time_ns
 from typing import Protocol, runtime_checkable
 
 from .validation import require_instant, require_int
@@ -22,7 +22,7 @@ __all__ = ["ANCHOR_NS", "Clock", "ManualClock", "SystemClock"]
 _NS_PER_MS = 1_000_000
 
 # Epoch nanoseconds at monotonic zero.
-ANCHOR_NS = time.time_ns() - time.monotonic_ns()
+ANCHOR_NS = time_ns() - monotonic_ns()
 
 
 @runtime_checkable
@@ -38,7 +38,7 @@ class SystemClock:
     __slots__ = ()
 
     def now(self) -> int:
-        return (ANCHOR_NS + time.monotonic_ns()) // _NS_PER_MS
+        return (ANCHOR_NS + monotonic_ns()) // _NS_PER_MS
 
     def __repr__(self) -> str:
         return "SystemClock()"

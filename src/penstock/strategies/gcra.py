@@ -63,13 +63,19 @@ class Gcra(Strategy):
         new = tat + interval * cost
         allow_at = new - tau
         if now < allow_at:
-            remaining = max(0, floor((tau - (tat - now)) / interval))
-            retry = min(ceil(allow_at - now), MAX_SAFE)
+            remaining = floor((tau - (tat - now)) / interval)
+            if remaining < 0:
+                remaining = 0
+            retry = ceil(allow_at - now)
+            if retry > MAX_SAFE:
+                retry = MAX_SAFE
             return Outcome(
                 state, Decision(False, self.burst, remaining, ceil(tat), retry), 0, False
             )
-        remaining = max(0, floor((tau - (new - now)) / interval))
-        ttl = max(1, ceil(new - now))
+        remaining = floor((tau - (new - now)) / interval)
+        if remaining < 0:
+            remaining = 0
+        ttl = ceil(new - now) or 1
         return Outcome(new, Decision(True, self.burst, remaining, ceil(new), 0), ttl, True)
 
     def peek(self, state: float | None, now: int) -> Decision:

@@ -81,27 +81,39 @@ class SlidingWindow(Strategy):
         )
 
     def forecast(self, state: State | None, now: int, cost: int) -> Forecast:
-        _, kept, full, oldest, weight = self._view(state, now)
-        units = max(0, floor(self.limit - (full + oldest * weight)))
-        if not full and not oldest * weight:
-            return Forecast(units // cost, now, now)
+        _, kept, _, _, _ = self._view(state, now)
+        spendable = self._fits(state, now, cost)
+        if self._is_clear(kept, now):
+            return Forecast(spendable, now, now)
         full_at = max(self._expiry(kept[-1][0]), now + 1)
         # The last tick may have no weight left a moment before it drops out.
         while full_at > now + 1 and self._is_clear(kept, full_at - 1):
             full_at -= 1
-        return Forecast(units // cost, self._more_at(kept, now, units, full_at), full_at)
+        return Forecast(spendable, self._more_at(kept, now, full_at), full_at)
 
-    def _more_at(self, state: State, now: int, units: int, full_at: int) -> int:
+    def _more_at(self, state: State, now: int, full_at: int) -> int:
         """The first instant at which one more unit is free: it only grows, so search by halves."""
+        units = self._fits(state, now, 1)
         low, high = now + 1, full_at
         while low < high:
             middle = (low + high) // 2
-            _, _, full, oldest, weight = self._view(state, middle)
-            if floor(self.limit - (full + oldest * weight)) > units:
+            if self._fits(state, middle, 1) > units:
                 high = middle
             else:
                 low = middle + 1
         return low
+
+    def _fits(self, state: State | None, now: int, cost: int) -> int:
+        """How many requests of `cost` in a row `check` would admit: the quotient, corrected for
+        rounding."""
+        _, _, full, oldest, weight = self._view(state, now)
+        part = oldest * weight
+        fits = max(0, floor(self.limit - (full + part))) // cost
+        while fits and (full + (fits - 1) * cost) + part + cost > self.limit:
+            fits -= 1
+        while (full + fits * cost) + part + cost <= self.limit:
+            fits += 1
+        return fits
 
     def _is_clear(self, state: State, now: int) -> bool:
         _, _, full, oldest, weight = self._view(state, now)

@@ -85,10 +85,15 @@ class Table:
                     raise wrong_kind(key, record.kind, transform.kind)
                 state = record.state
             outcome = transform.run(state, now, cost)
-            if outcome.persist:
-                self._write(key, record, transform.kind, outcome.state, now + outcome.ttl_ms)
-            elif record is not None:
+            if record is not None:
                 record.used = True
+            if outcome.persist:
+                if record is None or outcome.state is None:
+                    self._place(key, transform.kind, outcome.state, now + outcome.ttl_ms)
+                else:
+                    record.kind = transform.kind
+                    record.state = outcome.state
+                    record.expires = now + outcome.ttl_ms
             return outcome.result
 
     def discard(self, key: str) -> None:
@@ -105,17 +110,15 @@ class Table:
         self.sweep(self._seen)
         return len(self._records)
 
-    def _write(self, key: str, record: _Record | None, kind: str, state: Any, expires: int) -> None:
+    def _place(self, key: str, kind: str, state: Any, expires: int) -> None:
+        """Write a key that has no record yet, or delete one."""
         if state is None:
             self._drop(key)
-        elif record is not None:
-            record.kind, record.state, record.expires = kind, state, expires
-            record.used = True
-        else:
-            if self._max_keys is not None and len(self._records) >= self._max_keys:
-                self._evict_one()
-            record = self._records[key] = _Record(kind, state, expires)
-            self._wheel.file(key, record)
+            return
+        if self._max_keys is not None and len(self._records) >= self._max_keys:
+            self._evict_one()
+        record = self._records[key] = _Record(kind, state, expires)
+        self._wheel.file(key, record)
 
     def _has_room(self) -> bool:
         """Whether a new key may come in: expired ones make way first."""

@@ -1,0 +1,265 @@
+"""How each operation is put to Redis.
+
+| operation | strategy with a Lua rider | any other strategy |
+|---|---|---|
+| check | one script | WATCH, GET, TIME / MULTI, SET, EXEC |
+| peek, forecast | one read script and TIME, decided here | GET and TIME, decided here |
+| check of many | one script per slot group | one check after the other |
+| clear | DEL | DEL |
+
+`now` is 0 on the wire when the server's clock decides.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from ...core.decision import Decision
+from ...core.errors import StoreUnavailableError, UnsupportedError
+from ...core.store import Transform
+from ...core.strategy import LuaRider, Strategy
+from ...core.validation import reject
+from . import envelope
+from .faults import foreign_state, refused, unavailable
+from .many import MAX_KEYS, over_many
+from .requests import Address, Ask, Command, LinkError, Pause, RedisFlow, Refusal, Scatter
+from .routing import Errand, Patience, Router
+
+__all__ = ["Flows"]
+
+R = TypeVar("R")
+
+_TIME: Command = ("TIME",)
+_RACES = 24
+_READING = ("peek", "forecast")
+
+
+class Flows:
+    """One flow per operation, over one router."""
+
+    def __init__(self, router: Router, *, use_server_time: bool) -> None:
+        self._router = router
+        self._server_time = use_server_time
+
+    def apply(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
+        """The flow that stands for `Store.apply`."""
+        role, strategy = transform.role, transform.strategy
+        if role == "clear":
+            return self._clear(key)
+        now = self._instant(now)
+        rider = None if strategy is None else strategy.lua
+        if rider is None:
+            run = self._read if role in _READING else self._transact
+            return run(key, transform, now, cost)
+        if role == "check":
+            return self._check(key, rider, now, cost)
+        if role in _READING:
+            return self._read_rider(key, transform, now, cost)
+        raise UnsupportedError(
+            f"RedisStore cannot run {role!r} on the state of {transform.kind!r}, which is kept in "
+            "its wire encoding; only check, peek, forecast and clear know that"
+        )
+
+    def apply_many(
+        self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
+    ) -> RedisFlow:
+        """The flow that stands for `Store.apply_many`."""
+        strategy = transform.strategy
+        rider = None if strategy is None else strategy.lua
+        if transform.role == "check" and rider is not None:
+            return self._check_many(list(keys), rider, self._instant(now), cost)
+        return self._one_by_one(keys, transform, now, cost)
+
+    def _instant(self, now: int) -> int:
+        if self._server_time:
+            return 0
+        if now == 0:
+            reject(
+                "an instant of 0 means the server's clock to Redis: start the clock at 1 or "
+                "later, or make the store with use_server_time=True"
+            )
+        return now
+
+    def _check(self, key: str, rider: LuaRider, now: int, cost: int) -> RedisFlow:
+        command = ("EVALSHA", rider.check.sha1, 1, key, *rider.argv(now, cost))
+        replies = yield from self._router.ask(
+            key, (command,), script=rider.check, consuming=True
+        )
+        allowed, limit, remaining, reset_at, retry_after_ms = replies[0]
+        return Decision(allowed == 1, limit, remaining, reset_at, retry_after_ms)
+
+    def _read_rider(
+        self, key: str, transform: Transform[Any], now: int, cost: int
+    ) -> RedisFlow:
+        strategy = transform.strategy
+        assert strategy is not None
+        assert strategy.lua is not None
+        script = strategy.lua.read
+        commands: list[Command] = [("EVALSHA", script.sha1, 1, key)]
+        if not now:
+            commands.append(_TIME)
+        replies = yield from self._router.ask(key, commands, script=script, consuming=False)
+        state = _decode(strategy, replies[0], key)
+        return transform.run(state, now or _ms(replies[1]), cost).result
+
+    def _read(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
+        raw, time = yield from self._router.ask(key, (("GET", key), _TIME), consuming=False)
+        now = now or _ms(time)
+        state = envelope.unpack(raw, key, transform.kind, now)
+        return transform.run(state, now, cost).result
+
+    def _clear(self, key: str) -> RedisFlow:
+        yield from self._router.ask(key, (("DEL", key),), consuming=False)
+
+    def _one_by_one(
+        self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
+    ) -> RedisFlow:
+        results = []
+        for key in keys:
+            results.append((yield from self.apply(key, transform, now, cost)))
+        return results
+
+    def _transact(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
+        """Optimistic: compute on what was read, write only if nobody else wrote meanwhile."""
+        # A WATCH that an earlier call left behind would fail this one's EXEC for no reason.
+        look: list[Command] = [("UNWATCH",), ("WATCH", key), ("GET", key), _TIME]
+        for race in range(_RACES):
+            _, _, raw, time = yield from self._router.ask(key, look, consuming=False, pinned=True)
+            server_now = _ms(time)
+            at = now or server_now
+            state = envelope.unpack(raw, key, transform.kind, at)
+            outcome = transform.run(state, at, cost)
+            if not outcome.persist:
+                return outcome.result
+            write: Command = ("DEL", key)
+            if outcome.state is not None:
+                text = envelope.pack(transform.kind, outcome.state, at + outcome.ttl_ms)
+                write = ("SET", key, text, "PX", envelope.keep_ms(outcome.ttl_ms, at, server_now))
+            if (yield from self._commit(key, write)):
+                return outcome.result
+            try:
+                yield Pause(random.uniform(0, min(2.0**race, 16)))
+            except LinkError:
+                break
+        raise StoreUnavailableError(
+            f"key {key!r} was changed by others each time before this request could be written; "
+            "the request was not charged; give the strategy a Lua rider, or raise timeout_ms"
+        )
+
+    def _commit(self, key: str, write: Command) -> RedisFlow:
+        """True when written, False when somebody else was first."""
+        try:
+            replies = yield Ask(None, (("MULTI",), write, ("EXEC",)), pinned=True)
+        except LinkError as error:
+            raise unavailable(error, consuming=True) from error
+        _, queued, executed = replies
+        if isinstance(executed, Refusal):
+            # EXECABORT: the reason is with the command that could not be queued.
+            reason = queued if isinstance(queued, Refusal) else executed
+            if reason.code in ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "READONLY"):
+                return False
+            raise refused(reason, f"key {key!r}", consuming=True)
+        if executed and isinstance(executed[0], Refusal):
+            raise refused(executed[0], f"key {key!r}", consuming=True)
+        return executed is not None
+
+    def _check_many(self, keys: list[str], rider: LuaRider, now: int, cost: int) -> RedisFlow:
+        """Each group of keys in order, all groups side by side, at most MAX_KEYS per script."""
+        groups: dict[int, list[int]] = {}
+        for place, key in enumerate(keys):
+            groups.setdefault(self._router.topology.group(key), []).append(place)
+        decisions: list[Any] = [None] * len(keys)
+        argv = rider.argv(now, cost)
+        longest = max(map(len, groups.values()), default=0)
+        for start in range(0, longest, MAX_KEYS):
+            chunks = [chunk for g in groups.values() if (chunk := g[start : start + MAX_KEYS])]
+            errands = [_errand([keys[place] for place in chunk], rider, argv) for chunk in chunks]
+            yield from self._run_all(errands, _into(decisions, chunks))
+        return decisions
+
+    def _run_all(
+        self, errands: Sequence[Errand], done: Callable[[int, list[int]], None]
+    ) -> RedisFlow:
+        """One pipeline per node and round; an errand leaves when it has run, and runs once."""
+        patience = Patience()
+        pending = dict(enumerate(errands))
+        while pending:
+            asks = yield from self._by_node(pending, patience)
+            answers = yield Scatter([Ask(where, commands) for where, commands, _ in asks])
+            try:
+                for (where, _, members), answer in zip(asks, answers, strict=True):
+                    yield from self._settle(pending, where, members, answer, patience, done)
+            except StoreUnavailableError as error:
+                if len(errands) == 1:
+                    raise
+                text = f"{error}; other keys of this call may have been charged"
+                raise StoreUnavailableError(text) from error
+
+    def _settle(
+        self,
+        pending: dict[int, Errand],
+        where: Address,
+        members: list[int],
+        answer: LinkError | list[Any],
+        patience: Patience,
+        done: Callable[[int, list[int]], None],
+    ) -> RedisFlow:
+        """What one node answered to its share."""
+        if isinstance(answer, LinkError):
+            for number in members:
+                yield from self._router.recover(pending[number], where, answer, patience)
+            return
+        replies = iter(answer)
+        for number in members:
+            errand = pending[number]
+            reply = next(replies)
+            if errand.asking:
+                reply = next(replies)
+            if isinstance(reply, Refusal):
+                yield from self._router.react(errand, where, reply, patience)
+            else:
+                done(number, reply)
+                del pending[number]
+
+    def _by_node(self, pending: dict[int, Errand], patience: Patience) -> RedisFlow:
+        """Per node: its address, the commands, and whose they are."""
+        nodes: dict[Any, tuple[list[Command], list[int]]] = {}
+        for number, errand in pending.items():
+            where = errand.where or self._router.topology.locate(errand.key)
+            if where is None:
+                where = yield from self._router.find(errand.key, patience, consuming=True)
+            commands, members = nodes.setdefault(where, ([], []))
+            commands.extend(errand.sending())
+            members.append(number)
+        return [(where, commands, members) for where, (commands, members) in nodes.items()]
+
+
+def _errand(keys: list[str], rider: LuaRider, argv: tuple[Any, ...]) -> Errand:
+    script = rider.check if len(keys) == 1 else over_many(rider.check)
+    command = ("EVALSHA", script.sha1, len(keys), *keys, *argv)
+    named = f"one of the keys {keys[0]!r} ... {keys[-1]!r}" if keys[1:] else f"key {keys[0]!r}"
+    return Errand(keys[0], named, (command,), script, consuming=True)
+
+
+def _into(decisions: list[Any], chunks: list[list[int]]) -> Callable[[int, list[int]], None]:
+    def done(number: int, flat: list[int]) -> None:
+        fields = iter(flat)
+        rows = zip(chunks[number], fields, fields, fields, fields, fields, strict=False)
+        for place, allowed, limit, remaining, reset_at, retry_after_ms in rows:
+            decisions[place] = Decision(allowed == 1, limit, remaining, reset_at, retry_after_ms)
+
+    return done
+
+
+def _decode(strategy: Strategy, raw: Any, key: str) -> Any:
+    try:
+        return strategy.read_state(raw)
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise foreign_state(f"key {key!r}", error) from error
+
+
+def _ms(time: Any) -> int:
+    """The reply to TIME as the scripts read it."""
+    return int(time[0]) * 1000 + int(time[1]) // 1000

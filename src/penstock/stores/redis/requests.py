@@ -1,0 +1,103 @@
+"""What a flow may ask of its shell, and how a link may fail it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..flow import Flow
+
+__all__ = [
+    "Address",
+    "Ask",
+    "Command",
+    "Discard",
+    "LinkError",
+    "Pause",
+    "RedisFlow",
+    "Refusal",
+    "Request",
+    "Scatter",
+]
+
+Command = tuple[Any, ...]
+
+# A script's failure as servers before Redis 7 report it, around the error that caused it.
+_IN_SCRIPT = re.compile(r"^ERR Error running script.*?-([A-Z]+) ")
+
+
+class Address(NamedTuple):
+    """Where a server listens. A path instead of a host, with port 0, is a Unix socket."""
+
+    host: str
+    port: int
+    sentinel: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}" if self.port else self.host
+
+
+@dataclass(slots=True)
+class Ask:
+    """Send the commands in one write; the answer is one reply each, refusals among them.
+
+    `pinned` asks for a connection that nobody else uses until the flow ends, and `where=None` for
+    the one that is pinned already.
+    """
+
+    where: Address | None
+    commands: Sequence[Command]
+    pinned: bool = False
+
+
+@dataclass(slots=True)
+class Scatter:
+    """Several asks at once; the answer is, for each, its replies or the LinkError it met."""
+
+    asks: Sequence[Ask]
+
+
+@dataclass(slots=True)
+class Pause:
+    """Wait before going on."""
+
+    ms: float
+
+
+@dataclass(slots=True)
+class Discard:
+    """Close idle connections to a server: it is not, or no longer, what we took it for."""
+
+    where: Address
+
+
+Request = Ask | Scatter | Pause | Discard
+RedisFlow = Flow[Request, Any]
+
+
+class Refusal(Exception):
+    """An error reply: the server read the command and did not run it to its end."""
+
+    @property
+    def text(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+    @property
+    def code(self) -> str:
+        inner = _IN_SCRIPT.match(self.text)
+        return inner[1] if inner else self.text.partition(" ")[0]
+
+
+class LinkError(Exception):
+    """A server could not be asked, or its answer was not heard.
+
+    `may_have_run` is False only when it is certain that no command reached a server; `again` when
+    another attempt within the same call may fare better.
+    """
+
+    def __init__(self, text: str, *, may_have_run: bool, again: bool = False) -> None:
+        super().__init__(text)
+        self.may_have_run = may_have_run
+        self.again = again

@@ -1,0 +1,70 @@
+"""What a Redis URL says.
+
+    redis://user:password@host:6379/0        rediss:// for TLS
+    unix:///run/redis.sock?db=0
+    redis+cluster://host1:6379,host2:6379    rediss+cluster:// for TLS
+    redis+sentinel://host1:26379,host2:26379/service/0    rediss+sentinel:// for TLS
+
+User and password are those of the data servers; sentinels that ask for their own take
+`?sentinel_username=` and `?sentinel_password=`. Other parameters are the driver's, such as
+`?ssl_ca_certs=` and `?client_name=`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from ...core.validation import reject
+
+__all__ = ["Place", "parse"]
+
+_SENTINEL_OPTIONS = {"sentinel_username": "username", "sentinel_password": "password"}
+
+
+@dataclass(slots=True)
+class Place:
+    """`url` is what the driver understands of it; the rest is ours."""
+
+    url: str
+    hosts: list[tuple[str, int]]
+    cluster: bool = False
+    service: str = ""
+    sentinel_options: dict[str, Any] = field(default_factory=dict)
+
+
+def parse(url: str) -> Place:
+    scheme, _, kind = url.partition("://")[0].lower().partition("+")
+    parts = urlsplit(url)
+    if scheme == "unix" and not kind:
+        return Place(url, [(parts.path, 0)])
+    if scheme not in ("redis", "rediss") or kind not in ("", "cluster", "sentinel"):
+        reject(f"not a Redis URL: {url!r}; see redis://, rediss://, redis+cluster://, ...")
+    credentials, at, hosts_text = parts.netloc.rpartition("@")
+    hosts = [_host(text, 26379 if kind == "sentinel" else 6379) for text in hosts_text.split(",")]
+    if len(hosts) > 1 and not kind:
+        reject(f"{scheme}:// names one server; for several use {scheme}+cluster:// or +sentinel://")
+    path = [unquote(word) for word in parts.path.split("/") if word]
+    service = ""
+    if kind == "sentinel":
+        if not path:
+            reject(f"a sentinel URL names its service: {scheme}+sentinel://host:26379/service/0")
+        service = path.pop(0)
+    db = path[0] if path else "0"
+    if len(path) > 1 or not db.isdecimal() or (kind == "cluster" and db != "0"):
+        reject(f"the path of {url!r} must be a database number (a cluster has only 0)")
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    sentinel = {_SENTINEL_OPTIONS[k]: query.pop(k) for k in _SENTINEL_OPTIONS if k in query}
+    host = hosts_text if not kind else "localhost"
+    rest = f"?{urlencode(query)}" if query else ""
+    plain = f"{scheme}://{credentials}{at}{host}/{db}{rest}"
+    return Place(plain, hosts, kind == "cluster", service, sentinel)
+
+
+def _host(text: str, default_port: int) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    try:
+        return parts.hostname or "localhost", parts.port or default_port
+    except ValueError as error:
+        reject(f"not a host and a port: {text!r}: {error}")

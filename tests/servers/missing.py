@@ -1,0 +1,52 @@
+"""What a fixture asks before it starts a backend.
+
+A developer without a backend should see a skipped test and the command that would run it. In CI a
+skip would be a hole nobody looks at, so there a missing backend fails.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .deno import Deno
+from .node import node_binary, npm_package
+from .postgres import Postgres
+from .process import MissingError
+from .redis import Redis7, Redis8, Valkey
+
+
+def _on_node(package: str) -> Callable[[], Path]:
+    def locate() -> Path:
+        node_binary()
+        return npm_package(package)
+
+    return locate
+
+
+LOCATE: dict[str, Callable[[], Path]] = {
+    "deno": Deno.locate,
+    "dynalite": _on_node("dynalite"),
+    "miniflare": _on_node("miniflare"),
+    "node": node_binary,
+    "postgres": Postgres.locate,
+    "redis7": Redis7.locate,
+    "redis8": Redis8.locate,
+    "valkey": Valkey.locate,
+}
+# Redis 7 comes from the system's packages, which not every CI machine has.
+OPTIONAL = frozenset({"redis7"})
+
+
+def require(name: str) -> None:
+    """Return when the backend is installed; else fail the test in CI and skip it elsewhere."""
+    try:
+        LOCATE[name]()
+    except MissingError as missing:
+        text = f"{name}: {missing}"
+        if os.environ.get("CI") == "true" and name not in OPTIONAL:
+            pytest.fail(text, pytrace=False)
+        pytest.skip(text)

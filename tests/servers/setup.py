@@ -1,0 +1,46 @@
+"""Install the npm packages of node/package.json into .tools/node: `python -m tests.servers.setup`.
+
+Run again, it does nothing until the pinned versions change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+
+from .node import INSTALL, MANIFEST, node_binary, npm_script
+from .process import MissingError
+
+PINS = ("package.json", "package-lock.json")
+
+
+def main() -> int:
+    wanted = hashlib.sha256(b"".join((MANIFEST / pin).read_bytes() for pin in PINS)).hexdigest()
+    stamp = INSTALL / "installed.sha256"
+    if stamp.is_file() and stamp.read_text() == wanted:
+        print("npm packages: up to date")
+        return 0
+    try:
+        npm = [str(node_binary()), str(npm_script())]
+    except MissingError as missing:
+        print(f"npm packages: {missing}", file=sys.stderr)
+        return 1
+    print(f"npm packages: installing into {INSTALL}", flush=True)
+    INSTALL.mkdir(parents=True, exist_ok=True)
+    stamp.unlink(missing_ok=True)
+    for pin in PINS:
+        shutil.copy(MANIFEST / pin, INSTALL / pin)
+    # No install script is needed: the binaries are in the packages.
+    quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+    if code := subprocess.run([*npm, "ci", *quiet], cwd=INSTALL, check=False).returncode:
+        print(f"npm packages: npm ci failed with {code}", file=sys.stderr)
+        return code
+    stamp.write_text(wanted)
+    print("npm packages: installed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
