@@ -1,0 +1,97 @@
+"""Every executor of a strategy says what the oracle says, on all five fields, to the bit.
+
+Random timelines (see tests/wire/timelines.py) run through the oracle, the interpreted table, the
+limiter (compiled, where that path is on) and Lua on every server. SEED=n and STEPS=n in the
+environment choose others and more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+import redis
+from tests.wire.live import SERVERS, check_all, connected, fields, read
+from tests.wire.timelines import KINDS, Timeline, make_timelines
+
+from penstock import Decision, ManualClock, rate_limit
+from penstock.core.store import checking
+from penstock.stores.memory.table import Table
+
+SEED = int(os.environ.get("SEED", "1"))
+STEPS = int(os.environ.get("STEPS", "20000"))
+
+
+@cache
+def timelines(kind: str) -> list[Timeline]:
+    return make_timelines(kind, SEED, STEPS)
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def client(request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
+    with connected(request.param) as client:
+        yield client
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_timelines_reach_every_kind_of_answer(kind: str) -> None:
+    """A fuzzer that only ever sees admissions would prove little."""
+    lines = timelines(kind)
+    decisions = [decision for line in lines for decision in line.decisions]
+    denied = sum(not decision.allowed for decision in decisions)
+    pairs = [pair for line in lines for pair in zip(line.requests, line.requests[1:], strict=False)]
+    back = sum(later[0] < earlier[0] for earlier, later in pairs)
+    assert len(decisions) >= STEPS
+    assert 0.2 < denied / len(decisions) < 0.8
+    assert back / len(decisions) > 0.05
+    assert sum(now > 10**12 for line in lines for now, _ in line.requests) > STEPS / 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_past_its_ttl_decides_like_no_state(kind: str) -> None:
+    """Lua has no logical expiry, and needs none."""
+    for line in timelines(kind):
+        assert line.expired == line.decisions, line.strategy
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_interpreted_table_agrees(kind: str) -> None:
+    """The table that serves where nothing is compiled makes the oracle's decisions."""
+    for line in timelines(kind):
+        table, transform = Table(None, True), checking(line.strategy)
+        answers = [table.apply(line.key, transform, now, cost) for now, cost in line.requests]
+        assert answers == line.decisions, line.strategy
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_limiter_in_memory_agrees(kind: str) -> None:
+    """A limiter on a MemoryStore, compiled or not, makes the oracle's decisions."""
+    for line in timelines(kind):
+        assert _limited(line) == line.decisions, line.strategy
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lua_agrees(client: redis.Redis, kind: str) -> None:
+    """The scripts make the oracle's decisions and leave the oracle's state."""
+    lines = timelines(kind)
+    requests = [(line.key, line.strategy, *request) for line in lines for request in line.requests]
+    replies = iter(check_all(client, requests))
+    for line in lines:
+        for decision, request in zip(line.decisions, line.requests, strict=True):
+            assert next(replies) == fields(decision), (line.strategy, request)
+        now = line.requests[-1][0]
+        state = read(client, line.strategy, line.key)
+        assert line.strategy.peek(state, now) == line.strategy.peek(line.state, now)
+        assert line.strategy.forecast(state, now, 1) == line.strategy.forecast(line.state, now, 1)
+
+
+def _limited(line: Timeline) -> list[Decision]:
+    clock = ManualClock()
+    limiter = rate_limit(line.strategy, clock=clock)
+    answers = []
+    for now, cost in line.requests:
+        clock.set(now)
+        answers.append(limiter.check(line.key, cost))
+    return answers

@@ -1,0 +1,175 @@
+"""Random timelines: a strategy with random parameters, and requests that aim at its edges.
+
+Instants go on from the last one by nothing, a little, a good part of the window, several windows,
+or to exactly where the last decision said that something changes, give or take a millisecond; and
+back, by a little or a lot. Costs are mostly small, and often exactly what is left or one more.
+A seed makes the same timelines everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from penstock import (
+    ConfigInvalidError,
+    Decision,
+    fixed_window,
+    gcra,
+    sliding_window,
+    sliding_window_log,
+    token_bucket,
+)
+from penstock.core.strategy import Strategy
+from penstock.core.validation import MAX_INSTANT_MS, MAX_SAFE, MAX_SPAN_MS
+
+
+@dataclass
+class Timeline:
+    """Requests to one key, from cold, and the oracle's answers. `state` is what it ends with."""
+
+    key: str
+    strategy: Strategy
+    requests: list[tuple[int, int]]
+    decisions: list[Decision]
+    expired: list[Decision]
+    state: Any
+
+
+def make_timelines(kind: str, seed: int, steps: int) -> list[Timeline]:
+    """At least `steps` requests, over as many keys as that takes."""
+    random = Random(f"{kind} {seed}")
+    timelines: list[Timeline] = []
+    while steps > 0:
+        length = random.choice((20, 50, 150, 400))
+        key = f"{kind}:{seed}:{len(timelines)}"
+        timelines.append(_timeline(random, key, _strategy(random, kind), length))
+        steps -= length
+    return timelines
+
+
+def _timeline(random: Random, key: str, strategy: Strategy, length: int) -> Timeline:
+    now = random.choice((1, random.randint(1, 5_000), 0, 0, 0, MAX_INSTANT_MS)) or (
+        random.randint(1_600_000_000_000, 2_000_000_000_000)
+    )
+    timeline = Timeline(key, strategy, [], [], [], None)
+    expires = 0
+    decision: Decision | None = None
+    for _ in range(length):
+        if decision is not None:
+            now = _next_instant(random, strategy, now, decision)
+        cost = _cost(random, strategy, decision)
+        state = timeline.state
+        outcome = strategy.check(state, now, cost)
+        decision = outcome.result
+        forgetful = strategy.check(state if now < expires else None, now, cost).result
+        timeline.requests.append((now, cost))
+        timeline.decisions.append(decision)
+        timeline.expired.append(forgetful)
+        if outcome.persist:
+            timeline.state, expires = outcome.state, now + outcome.ttl_ms
+    return timeline
+
+
+def _next_instant(random: Random, strategy: Strategy, now: int, last: Decision) -> int:
+    span = strategy.window_ms or strategy.ttl_ms
+    pick = random.random()
+    if pick < 0.30:
+        after = now + random.choice((0, 0, 1, 1, 2, 3))
+    elif pick < 0.55:
+        after = now + random.randint(0, max(1, 4 * span // max(1, min(strategy.limit, 50))))
+    elif pick < 0.70:
+        after = now + last.retry_after_ms + random.choice((-1, 0, 0, 1))
+    elif pick < 0.80:
+        after = last.reset_at + random.choice((-1, 0, 0, 1))
+    elif pick < 0.86:
+        after = now + random.choice((span - 1, span, span + 1, 2 * span, 7 * span))
+    elif pick < 0.95:
+        after = now - random.choice((1, 2, random.randint(1, 2 * span), span, span + 1))
+    elif pick < 0.98:
+        after = now + random.choice((60_000, 3_600_000, 86_400_000))
+    else:
+        after = random.choice((now - 10 * span, now // 2, now - 86_400_000))
+    return min(max(after, 1), MAX_INSTANT_MS)
+
+
+def _cost(random: Random, strategy: Strategy, last: Decision | None) -> int:
+    pick = random.random()
+    limit = strategy.limit
+    left = limit if last is None else last.remaining
+    if pick < 0.5:
+        cost = 1
+    elif pick < 0.7:
+        cost = random.randint(1, max(1, min(limit // 3, 1_000)))
+    elif pick < 0.88:
+        cost = left + random.choice((-1, 0, 0, 1))
+    elif pick < 0.95:
+        cost = random.choice((limit - 1, limit, limit + 1, 2 * limit))
+    else:
+        cost = random.choice((MAX_SAFE, MAX_SAFE - 1, random.randint(1, MAX_SAFE), 10**9))
+    return min(max(cost, 1), MAX_SAFE)
+
+
+def _strategy(random: Random, kind: str) -> Strategy:
+    """Parameters are drawn until the strategy accepts them."""
+    while (strategy := _accepted(_MAKERS[kind], random)) is None:
+        pass
+    return strategy
+
+
+def _accepted(make: Callable[[Random], Strategy], random: Random) -> Strategy | None:
+    try:
+        return make(random)
+    except ConfigInvalidError:
+        return None
+
+
+def _limit(random: Random, high: int = MAX_SAFE) -> int:
+    small = random.choice((1, 2, 3, 5, 7, 10, 60, 100, 999))
+    large = random.choice((random.randint(1, 10**6), 2 ** random.randint(1, 53) - 1))
+    return min(small if random.random() < 0.75 else large, high)
+
+
+def _span(random: Random) -> int:
+    usual = random.choice((1, 2, 3, 7, 10, 100, 333, 1_000, 1_001, 60_000, 86_400_000))
+    rare = random.choice((random.randint(1, 10**7), MAX_SPAN_MS, random.randint(1, MAX_SPAN_MS)))
+    return usual if random.random() < 0.8 else rare
+
+
+def _gcra(random: Random) -> Strategy:
+    limit = _limit(random)
+    return gcra(limit, _span(random), random.choice((None, 1, limit, 2 * limit, _limit(random))))
+
+
+def _token_bucket(random: Random) -> Strategy:
+    usual = random.choice((0.1, 0.3, 0.5, 1, 1 / 3, 2.7, 10, 100, 12_345.678))
+    rate = usual if random.random() < 0.6 else random.random() * 10 ** random.randint(-6, 9)
+    return token_bucket(_limit(random), rate)
+
+
+def _fixed_window(anchor: str) -> Callable[[Random], Strategy]:
+    return lambda random: fixed_window(_limit(random), _span(random), anchor)
+
+
+def _sliding_window(random: Random) -> Strategy:
+    usual = random.choice((1, 1, 2, 3, 7, 10, 10, 60))
+    buckets = usual if random.random() < 0.85 else random.choice((500, 4_097, 100_000))
+    return sliding_window(_limit(random), _span(random), buckets)
+
+
+def _sliding_window_log(random: Random) -> Strategy:
+    # One member per unit: large limits would only test the server's patience.
+    return sliding_window_log(_limit(random, high=random.choice((100, 100, 1_500))), _span(random))
+
+
+_MAKERS: dict[str, Callable[[Random], Strategy]] = {
+    "gcra": _gcra,
+    "tokenBucket": _token_bucket,
+    "fixedWindow": _fixed_window("epoch"),
+    "fixedWindowFirst": _fixed_window("first"),
+    "slidingWindow": _sliding_window,
+    "slidingWindowLog": _sliding_window_log,
+}
+KINDS = tuple(_MAKERS)
