@@ -127,7 +127,8 @@ def test_a_state_past_its_ttl_decides_as_no_state_at_all(kind: str) -> None:
 
 
 # How many waits an honest retry may take. The sliding window often knows no more than the end of
-# the current tick. The token bucket's formula may fall one rounding, and so one ms, short.
+# the current tick, and goes by the current weight even while a clock that jumped back makes that
+# stand still. The token bucket's formula may fall one rounding, and so one ms, short.
 WAITS = {
     "gcra": lambda _strategy: 1,
     "token_bucket": lambda _strategy: 2,
@@ -140,7 +141,8 @@ WAITS = {
 @every_strategy
 def test_waiting_as_told_gets_one_in(kind: str) -> None:
     """With nobody else asking, a request that fits the limit is admitted after its retry."""
-    for strategy, timeline in worlds(kind, 1_500, "retry", huge=False):
+    honest_clock = kind == "sliding_window"
+    for strategy, timeline in worlds(kind, 1_500, "retry", huge=False, back=not honest_clock):
         key = Reference(strategy)
         for now, cost in timeline:
             decision, later, waits = key.check(now, cost), now, 0
@@ -149,6 +151,16 @@ def test_waiting_as_told_gets_one_in(kind: str) -> None:
                 waits += 1
                 assert waits <= WAITS[kind](strategy), (strategy, now, cost)
                 decision = strategy.check(key.at(later), later, cost).result
+
+
+def test_a_sliding_window_behind_its_newest_tick_repeats_itself_until_time_catches_up() -> None:
+    """After a backward jump a single retry is not enough, but each one is worth making."""
+    strategy, now, waits = sliding_window(10, 1_000, buckets=2), NOW - 3_000, 0
+    state = ((NOW // 500 - 2, 2), (NOW // 500, 8))
+    while not (decision := strategy.check(state, now, 1).result).allowed:
+        now += decision.retry_after_ms
+        waits += 1
+    assert (now, waits) == (NOW + 250, 13)
 
 
 @pytest.mark.parametrize("kind", ["fixed_window", "sliding_window_log"])
@@ -263,6 +275,15 @@ def test_a_token_bucket_forecast_is_not_a_rounding_late_or_early() -> None:
     full_at = early.forecast(state, NOW, 1).full_at
     assert not early.check(state, full_at - 1, 2).result.allowed
     assert early.check(state, full_at, 2).result.allowed
+
+
+def test_a_sliding_window_forecasts_what_check_would_admit_rounding_included() -> None:
+    """The estimate is a hair above 5 here, but five more units still round to the limit."""
+    strategy, now = sliding_window(10, 7, buckets=3), 1_700_857_958_528
+    key = Reference(strategy)
+    key.state, key.expires = ((728_939_125_080, 7), (728_939_125_081, 1)), now + 1
+    assert strategy.forecast(key.state, now, 1).spendable_now == 5
+    assert [key.check(now, 1).allowed for _ in range(6)] == [True] * 5 + [False]
 
 
 def test_a_sliding_window_is_full_when_its_last_tick_has_no_weight() -> None:

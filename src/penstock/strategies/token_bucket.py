@@ -71,7 +71,7 @@ class TokenBucket(Strategy):
         )
 
     def forecast(self, state: State | None, now: int, cost: int) -> Forecast:
-        tokens, at = self._level(state, now)
+        tokens, _ = self._level(state, now)
         whole = floor(tokens)
         if tokens >= self.capacity:
             return Forecast(whole // cost, now, now)
