@@ -1,0 +1,81 @@
+# Everything a newcomer needs, in two words: `make test`.
+#
+# Each target sets up what it needs, says what it does, and does nothing twice.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Not to be confused with a virtual environment that happens to be active.
+unexport VIRTUAL_ENV PYTHONPATH
+
+SOURCES := $(wildcard src/penstock/accel/*.p[yx]*)
+EXTRAS := all
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test test-all lint types unit pure bench pictures wire clean
+
+help:  ## show this
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+setup: $(VENV)/.packages .tools/.servers  ## the virtual environment, the native build, the test servers
+
+$(VENV)/.python:
+	@echo "==> a virtual environment in $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "Python 3.10 or newer is needed: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@touch $@
+
+$(VENV)/.packages: $(VENV)/.python pyproject.toml setup.py $(SOURCES)
+	@echo "==> penstock with its native accelerator, and what the tests need"
+	@$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]' --group test
+	@$(BIN)/python -c 'import penstock; print("    native path:", "on" if penstock.accelerated else "off")'
+	@touch $@
+
+.tools/.servers: $(VENV)/.packages tests/servers/node/package.json
+	@echo "==> test servers that come from npm"
+	@$(BIN)/python -m tests.servers.setup
+	@touch $@
+
+test: lint types unit pure  ## lint, types and all tests, on real backends, on both paths
+	@echo "==> all good"
+
+lint: $(VENV)/.packages  ## ruff
+	@echo "==> lint"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(VENV)/.packages  ## mypy --strict
+	@echo "==> types"
+	@$(BIN)/mypy
+
+unit: setup
+	@echo "==> tests"
+	@$(BIN)/python -m pytest
+
+# What depends on the path; the stores and doors behind it are the same code on both.
+pure: setup
+	@echo "==> tests of the in-process path, interpreted"
+	@PENSTOCK_PURE=1 $(BIN)/python -m pytest tests/core tests/strategies tests/conformance tests/stores/memory
+
+test-all:  ## the in-process tests on every Python from 3.10 up that the machine has
+	@$(PYTHON) tests/every_python.py
+
+bench: $(VENV)/.bench  ## measure against the peers
+	@$(BIN)/python -m bench
+
+pictures: $(VENV)/.bench  ## draw what the docs show
+	@$(BIN)/python -m bench.pictures
+
+$(VENV)/.bench: $(VENV)/.packages
+	@echo "==> the peers, and a plotter"
+	@$(BIN)/python -m pip install --quiet --group bench
+	@touch $@
+
+wire: $(VENV)/.packages  ## regenerate the scripts, the manifest and the vectors
+	@$(BIN)/python -m penstock.wire
+
+clean:  ## remove everything that can be made again
+	rm -rf $(VENV) .venv-* .tools build dist src/*.egg-info src/penstock/accel/*.so src/penstock/accel/_native.c
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
