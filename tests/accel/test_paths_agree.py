@@ -1,0 +1,338 @@
+"""The compiled path and the interpreted one give the same answer to the same question.
+
+Random timelines run through a limiter on each, side by side; every field of every decision must
+match, and so must what the two stores then hold.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+from typing import Any
+
+import pytest
+
+from penstock import (
+    ConfigInvalidError,
+    Decision,
+    Limiter,
+    ManualClock,
+    Strategy,
+    fixed_window,
+    gcra,
+    sliding_window,
+    sliding_window_log,
+    token_bucket,
+)
+from penstock.core.native import native
+from penstock.stores.memory.table import RECLAIM_FLOOR
+from tests.helpers import (
+    HUGE,
+    KINDS,
+    NOW,
+    Quota,
+    draw_strategy,
+    draw_timeline,
+    make_limiter,
+    make_store,
+    needs_native,
+)
+
+pytestmark = needs_native
+
+TIMELINES = 10_000
+
+
+class Pair:
+    """A strategy on both paths, on one clock."""
+
+    def __init__(self, *bounds: Any) -> None:
+        self.clock = ManualClock(NOW)
+        self.stores = [make_store(path, *bounds) for path in ("interpreted", "native")]
+
+    def limiters(self, strategy: Strategy) -> list[Limiter]:
+        return [
+            make_limiter(path, strategy, self.clock, store)
+            for path, store in zip(("interpreted", "native"), self.stores, strict=True)
+        ]
+
+    def assert_same_stores(self) -> None:
+        plain, compiled = self.stores
+        assert len(plain) == len(compiled)
+        assert (plain.evictions, plain.refusals) == (compiled.evictions, compiled.refusals)
+
+
+def fields(decision: Decision) -> tuple[Any, ...]:
+    numbers = (decision.limit, decision.remaining, decision.reset_at, decision.retry_after_ms)
+    return (decision.allowed, *numbers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_field_agrees_over_random_timelines(kind: str) -> None:
+    """At least 10,000 timelines: random parameters, costs up to the largest, jumps both ways."""
+    rng = random.Random(f"agree/{kind}")
+    for batch in range(TIMELINES // 100):
+        pair = Pair()
+        for number in range(100):
+            strategy = draw_strategy(kind, rng)
+            plain, compiled = pair.limiters(strategy)
+            key = f"{batch}:{number}"
+            for now, cost in draw_timeline(strategy, rng, 10):
+                pair.clock.set(now)
+                seen, wanted = compiled.check(key, cost), plain.check(key, cost)
+                assert seen == wanted, (strategy, now, cost)
+        pair.assert_same_stores()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_long_histories_agree(kind: str) -> None:
+    """A key that is used for long fills, prunes and refills its state the same way."""
+    rng = random.Random(f"long/{kind}")
+    for _ in range(40):
+        strategy, pair = draw_strategy(kind, rng), Pair()
+        plain, compiled = pair.limiters(strategy)
+        for now, cost in draw_timeline(strategy, rng, 400, huge=False):
+            pair.clock.set(now)
+            assert compiled.check("k", cost) == plain.check("k", cost), (strategy, now, cost)
+        assert compiled.peek("k") == plain.peek("k")
+
+
+@pytest.mark.parametrize("start", [0, 1, 1_000, 2**41 - 5_000, 2**46 - 10**7])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_ends_of_time_agree(kind: str, start: int) -> None:
+    """From the first ms of the epoch to the last that a clock may show."""
+    rng = random.Random(f"ends/{kind}/{start}")
+    for _ in range(100):
+        strategy, pair = draw_strategy(kind, rng), Pair()
+        plain, compiled = pair.limiters(strategy)
+        for _ in range(12):
+            pair.clock.set(start + rng.randrange(10_000))
+            cost = rng.choice((1, 1, strategy.limit, HUGE, rng.randint(1, strategy.limit)))
+            assert compiled.check("k", cost) == plain.check("k", cost), (strategy, pair.clock)
+
+
+def draw_operation(rng: random.Random, limit: int) -> tuple[str, tuple[Any, ...]]:
+    key = f"key {rng.randrange(6)}"
+    cost = rng.choice((1, 1, 1, 2, rng.randint(1, limit), HUGE))
+    return rng.choice(
+        (
+            ("check", (key, cost)),
+            ("check", (key, cost)),
+            ("check", (key, 1)),
+            ("check_many", ([f"key {rng.randrange(6)}" for _ in range(3)], cost)),
+            ("peek", (key,)),
+            ("forecast", (key, cost)),
+            ("reset", (key,)),
+        )
+    )
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "custom"])
+def test_all_operations_agree_in_any_order(kind: str) -> None:
+    """check, check_many, peek, forecast and reset, mixed; and the stores' sizes and sweeps."""
+    rng = random.Random(f"operations/{kind}")
+    for _ in range(150):
+        strategy = Quota(7, 3_000) if kind == "custom" else draw_strategy(kind, rng)
+        pair = Pair()
+        plain, compiled = pair.limiters(strategy)
+        for now, _ in draw_timeline(strategy, rng, 30):
+            pair.clock.set(now)
+            name, arguments = draw_operation(rng, strategy.limit)
+            if name == "forecast" and kind == "custom":
+                continue
+            seen = getattr(compiled, name)(*arguments)
+            assert seen == getattr(plain, name)(*arguments), (strategy, now, name, arguments)
+            if rng.random() < 0.1:
+                pair.assert_same_stores()
+            if rng.random() < 0.1:
+                swept = [store.sweep(now) for store in pair.stores]
+                assert swept[0] == swept[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_keys_expire_alike(kind: str) -> None:
+    """Above the floor from which memory is reclaimed, jumps behind the horizon included."""
+    rng = random.Random(f"reclaim/{kind}")
+    strategy, pair = draw_strategy(kind, rng), Pair()
+    strategy = {
+        "gcra": gcra(3, 3_000),
+        "token_bucket": token_bucket(3, 1.1),
+        "fixed_window": fixed_window(3, 1_700, "first"),
+        "sliding_window": sliding_window(3, 1_700, 7),
+        "sliding_window_log": sliding_window_log(3, 2_500),
+    }[kind]
+    plain, compiled = pair.limiters(strategy)
+    now = NOW
+    for step in range(12_000):
+        dice = rng.random()
+        if dice < 0.01:
+            now = max(NOW, now - rng.randint(1, 4_000))
+        elif dice < 0.02:
+            now += rng.randint(1, 3_000)
+        pair.clock.set(now)
+        key, cost = str(rng.randrange(4_000)), rng.choice((1, 1, 2))
+        assert compiled.check(key, cost) == plain.check(key, cost), (step, now, key)
+        if step % 500 == 0:
+            pair.assert_same_stores()
+    assert max(map(len, pair.stores)) > 0
+    assert RECLAIM_FLOOR < 4_000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_store_that_denies_denies_alike(kind: str) -> None:
+    """With overflow="deny" even the refusals of newcomers carry the same retry."""
+    rng = random.Random(f"deny/{kind}")
+    for _ in range(20):
+        strategy, pair = draw_strategy(kind, rng), Pair(8, "deny")
+        plain, compiled = pair.limiters(strategy)
+        for now, cost in draw_timeline(strategy, rng, 150):
+            pair.clock.set(now)
+            key = str(rng.randrange(20))
+            assert compiled.check(key, cost) == plain.check(key, cost), (strategy, now, cost)
+            assert compiled.peek(key) == plain.peek(key)
+            assert compiled.forecast(key, cost) == plain.forecast(key, cost)
+            pair.assert_same_stores()
+
+
+def test_a_full_store_that_evicts_stays_as_small() -> None:
+    """Which key goes may differ in order of the ring; how many stay may not."""
+    rng = random.Random("evict")
+    pair = Pair(50, "evict")
+    plain, compiled = pair.limiters(gcra(5, 60_000))
+    for _ in range(2_000):
+        pair.clock.advance(rng.choice((0, 1, 5)))
+        key = str(rng.randrange(200))
+        plain.check(key)
+        compiled.check(key)
+        assert all(len(store) <= 50 for store in pair.stores)
+    assert all(store.evictions > 0 for store in pair.stores)
+
+
+@pytest.mark.parametrize("held", [*KINDS, "custom"])
+@pytest.mark.parametrize("asked", [*KINDS, "custom"])
+def test_a_clash_of_kinds_is_refused_in_the_same_words(held: str, asked: str) -> None:
+    """A live state is never read by a strategy of another kind; an expired one is no obstacle."""
+    strategies: dict[str, Strategy] = {
+        "gcra": gcra(5, 1_000),
+        "token_bucket": token_bucket(5, 5),
+        "fixed_window": fixed_window(5, 1_000),
+        "sliding_window": sliding_window(5, 1_000),
+        "sliding_window_log": sliding_window_log(5, 1_000),
+        "custom": Quota(5, 1_000),
+    }
+    pair, texts = Pair(), []
+    for first, second in zip(
+        pair.limiters(strategies[held]), pair.limiters(strategies[asked]), strict=True
+    ):
+        first.check("k", 5)
+        for call in (second.check, second.peek):
+            if held == asked:
+                assert not call("k").allowed
+                continue
+            with pytest.raises(ConfigInvalidError, match="prefix each") as caught:
+                call("k")
+            texts.append(str(caught.value))
+        assert not first.check("k").allowed
+    assert len(set(texts)) <= 1
+    pair.clock.advance(60_000)
+    later = [limiter.check("k", 2) for limiter in pair.limiters(strategies[asked])]
+    assert later[0] == later[1]
+    assert later[0].allowed
+
+
+class OtherQuota(Quota):
+    """The same, by another name."""
+
+    name = "other quota"
+
+
+def test_two_custom_strategies_clash_too() -> None:
+    """Custom kinds are told apart by name on both paths."""
+    for path in ("interpreted", "native"):
+        store, clock = make_store(path), ManualClock(NOW)
+        make_limiter(path, Quota(), clock, store).check("k")
+        with pytest.raises(ConfigInvalidError, match="holds the state of Quota"):
+            make_limiter(path, OtherQuota(), clock, store).check("k")
+
+
+class Doubled(gcra(5, 1_000).__class__):  # type: ignore[misc]
+    """A subclass of a built-in that changes its mind about the price."""
+
+    def check(self, state: Any, now: int, cost: int) -> Any:
+        return super().check(state, now, 2 * cost)
+
+
+def test_a_subclass_that_overrides_check_is_obeyed_on_both_paths() -> None:
+    """A rider that no longer stands for `check` must not be taken in its place."""
+    pair = Pair()
+    for limiter in pair.limiters(Doubled(10, 1_000)):
+        assert [limiter.check("k").allowed for _ in range(6)] == [True] * 5 + [False]
+
+
+def test_odd_but_valid_keys_agree() -> None:
+    """Unicode of every width, subclasses of str, and the longest key there is."""
+
+    class Name(str):
+        __slots__ = ()
+
+    pair = Pair()
+    plain, compiled = pair.limiters(fixed_window(2, 1_000))
+    keys = [
+        "é",
+        "鍵",
+        "🔑",
+        "a\x00b",
+        " ",
+        "x" * 4096,
+        "鍵" * 1365,
+        Name("sub"),
+        "sub",
+        "\xff",
+        "ÿ",
+    ]
+    for key in keys * 3:
+        assert compiled.check(key) == plain.check(key), key
+    pair.assert_same_stores()
+
+
+def test_keys_whose_text_is_equal_are_one_key() -> None:
+    """Identity of the string object does not matter, only its text."""
+    for path in ("interpreted", "native"):
+        limiter = make_limiter(path, fixed_window(1, 1_000), ManualClock(NOW))
+        assert limiter.check("".join(["a", "b"])).allowed
+        assert not limiter.check("".join(["a", "b"])).allowed
+
+
+def test_a_prefix_is_joined_alike() -> None:
+    """A limiter with a prefix and one that spells it out share a key, on both paths."""
+    for path in ("interpreted", "native"):
+        store, clock = make_store(path), ManualClock(NOW)
+        make_limiter(path, fixed_window(1, 1_000), clock, store, prefix="api").check("k")
+        assert not make_limiter(path, fixed_window(1, 1_000), clock, store).check("api:k").allowed
+
+
+def test_decisions_of_both_kinds_look_the_same() -> None:
+    """Equality, hash, repr, pickling, pattern matching and immutability."""
+    decision = Decision(True, 5, 4, NOW, 0)
+    assert decision == Decision(True, 5, 4, NOW, 0)
+    assert decision != Decision(False, 5, 4, NOW, 1)
+    assert decision != (True, 5, 4, NOW, 0)
+    assert hash(decision) == hash(Decision(True, 5, 4, NOW, 0))
+    assert pickle.loads(pickle.dumps(decision)) == decision
+    assert repr(decision) == (
+        f"Decision(allowed=True, limit=5, remaining=4, reset_at={NOW}, retry_after_ms=0)"
+    )
+    match decision:
+        case Decision(allowed, limit, remaining, reset_at, retry):
+            assert (allowed, limit, remaining, reset_at, retry) == fields(decision)
+    with pytest.raises(AttributeError):
+        decision.limit = 6  # type: ignore[misc]
+
+
+def test_the_native_module_is_the_one_in_use() -> None:
+    """This file compares two paths, so there must be two."""
+    assert native is not None
+    stores = [make_store(path) for path in ("interpreted", "native")]
+    assert type(stores[0].table) is not type(stores[1].table)
+    assert type(make_limiter("native", gcra(1, 1))).__name__ == "AcceleratedLimiter"
+    assert type(make_limiter("interpreted", gcra(1, 1))) is Limiter
