@@ -27,7 +27,7 @@ def drive(flow: Flow[Req, R], serve: Callable[[Req], Any]) -> R:
         while True:
             try:
                 answer = serve(request)
-            except Exception as error:
+            except Exception as error:  # noqa: PERF203
                 request = flow.throw(error)
             else:
                 request = flow.send(answer)
@@ -45,7 +45,7 @@ async def adrive(flow: Flow[Req, R], serve: Callable[[Req], Awaitable[Any]]) -> 
         while True:
             try:
                 answer = await serve(request)
-            except Exception as error:
+            except Exception as error:  # noqa: PERF203
                 request = flow.throw(error)
             else:
                 request = flow.send(answer)

@@ -63,5 +63,5 @@ def open_memory(url: str, **options: Any) -> MemoryStore:
         elif name == "overflow":
             options.setdefault(name, text)
         else:
-            reject(f"memory:// takes ?max_keys=<number> and ?overflow=evict|deny, not {name}={text}")
+            reject(f"memory:// takes ?max_keys=<number>&overflow=evict|deny, not {name}={text}")
     return MemoryStore(**options)

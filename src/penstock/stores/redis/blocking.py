@@ -15,8 +15,10 @@ import contextlib
 import select
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from ssl import SSLWantReadError
 from typing import Any
 
 from ...core.clock import SystemClock
@@ -25,7 +27,7 @@ from .recipe import Recipe
 from .requests import Address, Ask, Discard, LinkError, Pause, Request, Scatter
 from .wire import ProtocolError, new_reader, pack
 
-__all__ = ["BlockingCall", "BlockingShell"]
+__all__ = ["BlockingCall", "BlockingShell", "poller"]
 
 _CHUNK = 65_536
 _MAX_CONNECTING = 16
@@ -43,9 +45,7 @@ class _Wire:
         self._connection = connection
         self._sock = connection._sock
         self._reader = new_reader()
-        poller = select.poll()
-        poller.register(self._sock, select.POLLIN)
-        self._poll = poller.poll
+        self._poll = poller(self._sock)
 
     def is_stale(self) -> bool:
         """True when the server has hung up, or said something unasked, since the last reply."""
@@ -54,16 +54,16 @@ class _Wire:
         self._sock.settimeout(0)
         try:
             self._sock.recv(1)
-        except (BlockingIOError, InterruptedError):
-            return False
-        except OSError as error:
+        except (BlockingIOError, SSLWantReadError):
             # TLS may have had a message of its own to read, such as a session ticket.
-            return type(error).__name__ != "SSLWantReadError"
+            return False
+        except OSError:
+            return True
         return True
 
     def send(self, payload: bytes, deadline: int) -> None:
         try:
-            self._sock.settimeout(_left_s(deadline, late_reply, self.address))
+            self._sock.settimeout(_left_s(deadline, late_connect, self.address))
             self._sock.sendall(payload)
         except TimeoutError:
             raise late_reply(self.address) from None
@@ -216,7 +216,8 @@ class BlockingCall:
             wire.send(pack(ask.commands), self._deadline)
             replies = wire.receive(len(ask.commands), self._deadline)
         except BaseException:
-            self._pinned = None
+            if ask.pinned:
+                self._pinned = None
             wire.close()
             raise
         if not ask.pinned:
@@ -225,13 +226,15 @@ class BlockingCall:
 
     def _wire_for(self, ask: Ask) -> _Wire:
         pinned = self._pinned
-        if not ask.pinned or pinned is None or ask.where not in (None, pinned.address):
+        if ask.pinned and pinned is not None:
+            if ask.where in (None, pinned.address):
+                return pinned
             self.finish()
-            assert ask.where is not None
-            wire = self._shell.take(ask.where, self._deadline)
-            self._pinned = wire if ask.pinned else None
-            return wire
-        return pinned
+        assert ask.where is not None
+        wire = self._shell.take(ask.where, self._deadline)
+        if ask.pinned:
+            self._pinned = wire
+        return wire
 
     def _scatter(self, scatter: Scatter) -> list[Any]:
         """Write to all, then read from all: the servers work at the same time."""
@@ -266,6 +269,15 @@ class BlockingCall:
         if ms >= left_ms:
             raise LinkError("out of time", may_have_run=False)
         time.sleep(ms / 1000)
+
+
+def poller(sock: Any) -> Callable[[int], Any]:
+    """Asks, without waiting, whether there is something to read."""
+    if hasattr(select, "poll"):
+        poller = select.poll()
+        poller.register(sock, select.POLLIN)
+        return poller.poll
+    return lambda _ms: select.select([sock], [], [], 0)[0]
 
 
 def _left_s(deadline: int, late: Any, address: Address) -> float:

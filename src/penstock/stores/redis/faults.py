@@ -39,7 +39,7 @@ def cannot_connect(address: Address, error: BaseException) -> LinkError:
     refused = any(
         isinstance(cause, (ConnectionRefusedError, FileNotFoundError)) for cause in _causes(error)
     )
-    text = f"cannot connect to {address}: {error or type(error).__name__}"
+    text = f"cannot connect to {address}: {str(error) or type(error).__name__}"
     return LinkError(text, may_have_run=False, again=refused)
 
 
@@ -73,7 +73,7 @@ def unavailable(error: Exception, *, consuming: bool) -> StoreUnavailableError:
 def refused(refusal: Refusal, keys: str, *, consuming: bool) -> PenstockError:
     """The end of a call that a server refused for good."""
     code, text = refusal.code, refusal.text
-    if code == "WRONGTYPE" or "user_script" in text and code == "ERR":
+    if code == "WRONGTYPE" or ("user_script" in text and code == "ERR"):
         return foreign_state(keys, text)
     if code in ("MOVED", "ASK", "CROSSSLOT"):
         return ConfigInvalidError(

@@ -84,15 +84,11 @@ class Flows:
 
     def _check(self, key: str, rider: LuaRider, now: int, cost: int) -> RedisFlow:
         command = ("EVALSHA", rider.check.sha1, 1, key, *rider.argv(now, cost))
-        replies = yield from self._router.ask(
-            key, (command,), script=rider.check, consuming=True
-        )
+        replies = yield from self._router.ask(key, (command,), script=rider.check, consuming=True)
         allowed, limit, remaining, reset_at, retry_after_ms = replies[0]
         return Decision(allowed == 1, limit, remaining, reset_at, retry_after_ms)
 
-    def _read_rider(
-        self, key: str, transform: Transform[Any], now: int, cost: int
-    ) -> RedisFlow:
+    def _read_rider(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
         strategy = transform.strategy
         assert strategy is not None
         assert strategy.lua is not None
@@ -118,7 +114,8 @@ class Flows:
     ) -> RedisFlow:
         results = []
         for key in keys:
-            results.append((yield from self.apply(key, transform, now, cost)))
+            result = yield from self.apply(key, transform, now, cost)
+            results.append(result)
         return results
 
     def _transact(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:

@@ -69,6 +69,7 @@ class Recipe:
             for name, value in settings.items()
             if name in _KEPT or name.startswith("ssl_")
         }
+        self._quiet = _quiet(connection_class)
         self._sentinel = sentinel
 
     def make(self, where: Address, timeout_s: float) -> Any:
@@ -79,7 +80,7 @@ class Recipe:
         return self._class(
             **self._settings,
             **place,
-            **_quiet(self._class),
+            **self._quiet,
             # RESP2: no messages that nobody asked for.
             protocol=2,
             socket_timeout=timeout_s,
@@ -89,10 +90,14 @@ class Recipe:
 
 def _quiet(connection_class: type[Any]) -> dict[str, Any]:
     """No round trips to announce the library's name, where it can be told so."""
-    for base in connection_class.__mro__:
-        if "driver_info" in inspect.signature(base.__init__).parameters:
-            return {"driver_info": None}
-    return {"lib_name": None, "lib_version": None}
+    accepted = {
+        name
+        for base in connection_class.__mro__
+        for name in inspect.signature(vars(base).get("__init__", object)).parameters
+    }
+    if "driver_info" in accepted:
+        return {"driver_info": None}
+    return {name: None for name in ("lib_name", "lib_version") if name in accepted}
 
 
 @dataclass(slots=True)

@@ -77,7 +77,7 @@ Request = Ask | Scatter | Pause | Discard
 RedisFlow = Flow[Request, Any]
 
 
-class Refusal(Exception):
+class Refusal(Exception):  # noqa: N818
     """An error reply: the server read the command and did not run it to its end."""
 
     @property

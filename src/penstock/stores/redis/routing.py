@@ -13,7 +13,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
 from ...core.strategy import LuaScript
 from .faults import DISOWNED, PASSING, refused, unavailable
 from .requests import Address, Ask, Command, Discard, LinkError, Pause, RedisFlow, Refusal
@@ -161,5 +160,3 @@ def as_eval(commands: Sequence[Command], script: LuaScript) -> list[Command]:
 def _harmless(error: LinkError) -> LinkError:
     """A failed look-up charges nobody, whatever it was that got lost."""
     return LinkError(str(error), may_have_run=False, again=error.again)
-
-

@@ -60,6 +60,9 @@ class Fixed:
     def moved(self, _refusal: Refusal, _asked: Address) -> Address | None:
         return None
 
+    def __repr__(self) -> str:
+        return str(self.where)
+
 
 class Sentinels(Fixed):
     """The master of `service`, as the sentinels see it and as it sees itself."""
@@ -97,6 +100,9 @@ class Sentinels(Fixed):
     def lost(self, where: Address) -> None:
         if self.master == where:
             self.master = None
+
+    def __repr__(self) -> str:
+        return f"{self.service!r} of the sentinels at {', '.join(map(str, self.sentinels))}"
 
     def _prefer(self, sentinel: Address) -> None:
         """Ask first the one that answered last."""
@@ -151,6 +157,9 @@ class Cluster:
             # One slot has moved, so others may have: read the table again before the next call.
             self._suspect = True
         return owner
+
+    def __repr__(self) -> str:
+        return f"the cluster of {', '.join(map(str, self.seeds))}"
 
     def _learn(self, reply: list[Any], asked: Address) -> None:
         owners: list[Address | None] = [None] * SLOTS

@@ -1,0 +1,229 @@
+"""Which link a task uses: per event loop, one shared link per server, and spare ones for
+transactions. A link belongs to the loop that made it, so a store may serve several loops, one
+after the other or in several threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import weakref
+from typing import Any
+
+from .faults import cannot_connect, late_connect
+from .multiplexed import Link
+from .recipe import Recipe
+from .requests import Address, Ask, Discard, LinkError, Pause, Request, Scatter
+from .wire import pack
+
+__all__ = ["AsyncCall", "AsyncShell"]
+
+# Transports inherited by a forked child. To close one would unregister its socket from the
+# parent's event loop, which still uses it.
+_inherited: list[Any] = []
+
+
+class _Hub:
+    """The links of one loop."""
+
+    def __init__(self, recipe: Recipe, timeout_s: float) -> None:
+        self._recipe = recipe
+        self._timeout_s = timeout_s
+        self._links: dict[Address, Link] = {}
+        self._spare: dict[Address, list[Link]] = {}
+        self._connecting: dict[Address, asyncio.Task[Link]] = {}
+        self._closed = False
+
+    async def shared(self, where: Address, deadline: float) -> Link:
+        link = self._links.get(where)
+        if link is not None and link.takes_requests and not link.is_stale():
+            return link
+        if link is not None and link.takes_requests:
+            link.close()
+        task = self._connecting.get(where)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._connect(where))
+            self._connecting[where] = task
+            task.add_done_callback(lambda done: self._connected(where, done))
+        return await _within(deadline, task, where)
+
+    async def spare(self, where: Address, deadline: float) -> Link:
+        while self._spare.get(where):
+            link = self._spare[where].pop()
+            if link.takes_requests and not link.is_stale():
+                return link
+            link.close()
+        task = asyncio.get_running_loop().create_task(self._connect(where))
+        try:
+            return await _within(deadline, task, where)
+        finally:
+            if not task.done():
+                task.add_done_callback(self._keep_late)
+
+    def give(self, link: Link) -> None:
+        if self._closed or not link.takes_requests:
+            link.close()
+        else:
+            self._spare.setdefault(link.address, []).append(link)
+
+    def discard(self, where: Address) -> None:
+        for link in self._spare.pop(where, []):
+            link.close()
+        if shared := self._links.pop(where, None):
+            # Others may still wait for their replies on it.
+            shared.takes_requests = False
+
+    def close(self) -> None:
+        self._closed = True
+        for task in self._connecting.values():
+            task.cancel()
+        for link in [*self._links.values(), *(s for group in self._spare.values() for s in group)]:
+            link.close()
+        self._links.clear()
+        self._spare.clear()
+
+    async def _connect(self, where: Address) -> Link:
+        connection = self._recipe.make(where, self._timeout_s)
+        try:
+            await asyncio.wait_for(connection.connect(), self._timeout_s)
+            return Link(connection, where)
+        except (asyncio.TimeoutError, TimeoutError):
+            raise late_connect(where) from None
+        except Exception as error:
+            raise cannot_connect(where, error) from error
+        finally:
+            # A login that was cut short leaves its socket behind.
+            if (writer := connection._writer) is not None:
+                connection._reader = connection._writer = None
+                writer.transport.abort()
+
+    def _connected(self, where: Address, task: asyncio.Task[Link]) -> None:
+        self._connecting.pop(where, None)
+        if task.cancelled() or task.exception() is not None:
+            return
+        if self._closed:
+            task.result().close()
+        else:
+            self._links[where] = task.result()
+
+    def _keep_late(self, task: asyncio.Task[Link]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            self.give(task.result())
+
+
+async def _within(deadline: float, task: asyncio.Task[Link], where: Address) -> Link:
+    """The task's result, if in time; the task goes on for whoever comes next."""
+    left_s = deadline - asyncio.get_running_loop().time()
+    done, _ = await asyncio.wait({task}, timeout=max(0.0, left_s))
+    if not done:
+        raise late_connect(where)
+    if task.cancelled():
+        raise LinkError(f"connecting to {where} was called off", may_have_run=False)
+    failure = task.exception()
+    if isinstance(failure, LinkError):
+        # Waiters share the failure; each raises its own copy, with its own traceback.
+        raise LinkError(str(failure), may_have_run=False, again=failure.again)
+    return task.result()
+
+
+class AsyncShell:
+    """All asynchronous connections of a store."""
+
+    def __init__(self, recipe: Recipe, timeout_ms: int) -> None:
+        self._recipe = recipe
+        self._timeout_s = timeout_ms / 1000
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        _inherited.append(getattr(self, "_hubs", None))
+        self._lock = threading.Lock()
+        self._hubs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Hub]
+        self._hubs = weakref.WeakKeyDictionary()
+
+    def call(self) -> AsyncCall:
+        loop = asyncio.get_running_loop()
+        hub = self._hubs.get(loop)
+        if hub is None:
+            with self._lock:
+                hub = self._hubs[loop] = _Hub(self._recipe, self._timeout_s)
+        return AsyncCall(hub, loop.time() + self._timeout_s)
+
+    async def aclose(self) -> None:
+        self.close()
+        # Sockets close in the loop's next turn.
+        await asyncio.sleep(0)
+
+    def close(self) -> None:
+        """Each loop closes its own links; a loop that has ended has nothing left to close."""
+        with self._lock:
+            hubs = list(self._hubs.items())
+            self._hubs.clear()
+        for loop, hub in hubs:
+            if loop.is_closed():
+                continue
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(hub.close)
+
+
+class AsyncCall:
+    """One call: its deadline, and the link pinned to it, if any."""
+
+    __slots__ = ("_deadline", "_hub", "_pinned")
+
+    def __init__(self, hub: _Hub, deadline: float) -> None:
+        self._hub = hub
+        self._deadline = deadline
+        self._pinned: Link | None = None
+
+    async def serve(self, request: Request) -> Any:
+        if type(request) is Ask:
+            return await self._ask(request)
+        if isinstance(request, Scatter):
+            asks = [self._ask(ask) for ask in request.asks]
+            answers = await asyncio.gather(*asks, return_exceptions=True)
+            return [_link_failure(answer) for answer in answers]
+        if isinstance(request, Pause):
+            return await self._pause(request.ms / 1000)
+        assert isinstance(request, Discard)
+        return self._hub.discard(request.where)
+
+    def finish(self) -> None:
+        """Give back what is pinned. Called once, at the end, on success."""
+        if self._pinned is not None:
+            self._hub.give(self._pinned)
+            self._pinned = None
+
+    def abandon(self) -> None:
+        """After a failure nobody knows what the pinned link is in the middle of."""
+        if self._pinned is not None:
+            self._pinned.close()
+            self._pinned = None
+
+    async def _ask(self, ask: Ask) -> list[Any]:
+        link = await self._link_for(ask)
+        return await link.ask(pack(ask.commands), len(ask.commands), self._deadline)
+
+    async def _link_for(self, ask: Ask) -> Link:
+        if not ask.pinned:
+            assert ask.where is not None
+            return await self._hub.shared(ask.where, self._deadline)
+        pinned = self._pinned
+        if pinned is not None:
+            if ask.where in (None, pinned.address):
+                return pinned
+            self.finish()
+        assert ask.where is not None
+        self._pinned = await self._hub.spare(ask.where, self._deadline)
+        return self._pinned
+
+    async def _pause(self, seconds: float) -> None:
+        if seconds >= self._deadline - asyncio.get_running_loop().time():
+            raise LinkError("out of time", may_have_run=False)
+        await asyncio.sleep(seconds)
+
+
+def _link_failure(answer: Any) -> Any:
+    if isinstance(answer, BaseException) and not isinstance(answer, LinkError):
+        raise answer
+    return answer

@@ -1,0 +1,164 @@
+"""RedisStore: the door. It picks the shell of the caller's colour and runs the flow in it."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from ...core.errors import UnsupportedError
+from ...core.store import Store, Transform
+from ...core.validation import reject, require_int
+from ..flow import adrive, drive
+from .flows import Flows
+from .recipe import Plan, plan_of_client, plan_of_url, require_module
+from .routing import Router
+
+__all__ = ["RedisStore"]
+
+R = TypeVar("R")
+
+
+class RedisStore(Store):
+    """Keeps states in Redis, Valkey or Upstash: one limit for everyone who uses the same server.
+
+    `client` is a redis-py or valkey-py client, sync or asyncio, standalone, of a Sentinel or of a
+    Cluster, or an upstash-redis client; the store then serves the colour of the client. With
+    `from_url` it serves both. Of a redis-py or valkey-py client the store takes the address, the
+    credentials and the TLS settings, and opens connections of its own.
+
+    `use_server_time` makes the server's clock decide, so that the clocks of a fleet do not matter.
+    `timeout_ms` is how long a call may take, connecting included; past it the call raises
+    `store_unavailable`.
+    """
+
+    def __init__(self, client: Any, *, use_server_time: bool = True, timeout_ms: int = 100) -> None:
+        if isinstance(client, str):
+            reject(f"client must be a client; for a URL write RedisStore.from_url({client!r})")
+        self._prepare(use_server_time, timeout_ms)
+        if type(client).__module__.partition(".")[0] == "upstash_redis":
+            self._connect_rest(client)
+        else:
+            self._connect(plan_of_client(client))
+
+    @classmethod
+    def from_url(
+        cls, url: str, *, use_server_time: bool = True, timeout_ms: int = 100
+    ) -> RedisStore:
+        """A store for both colours. The forms of the URL are in `urls.py`."""
+        store = cls.__new__(cls)
+        store._prepare(use_server_time, timeout_ms)
+        store._connect(plan_of_url(url))
+        return store
+
+    def _prepare(self, use_server_time: bool, timeout_ms: int) -> None:
+        if not isinstance(use_server_time, bool):
+            reject(f"use_server_time must be True or False, not {use_server_time!r}")
+        self.timeout_ms = require_int("timeout_ms", timeout_ms, high=3_600_000)
+        self.reads_own_clock = use_server_time
+        self._blocking: Any = None
+        self._asynchronous: Any = None
+
+    def _connect(self, plan: Plan) -> None:
+        require_module("hiredis")
+        if plan.blocking is not None:
+            from .blocking import BlockingShell
+
+            self._blocking = BlockingShell(plan.blocking, self.timeout_ms)
+        if plan.asynchronous is not None:
+            from .asynchronous import AsyncShell
+
+            self._asynchronous = AsyncShell(plan.asynchronous, self.timeout_ms)
+        self._begin(Router(plan.topology))
+
+    def _connect_rest(self, client: Any) -> None:
+        from .upstash import upstash_shells, upstash_topology
+
+        self._blocking, self._asynchronous = upstash_shells(client, self.timeout_ms)
+        self._begin(Router(upstash_topology()))
+
+    def _begin(self, router: Router) -> None:
+        self._router = router
+        self._flows = Flows(router, use_server_time=self.reads_own_clock)
+        _stores.add(self)
+
+    def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
+        result: R = self._run(self._flows.apply(key, transform, now, cost))
+        return result
+
+    async def aapply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
+        result: R = await self._arun(self._flows.apply(key, transform, now, cost))
+        return result
+
+    def apply_many(
+        self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
+    ) -> list[R]:
+        results: list[R] = self._run(self._flows.apply_many(keys, transform, now, cost))
+        return results
+
+    async def aapply_many(
+        self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
+    ) -> list[R]:
+        results: list[R] = await self._arun(self._flows.apply_many(keys, transform, now, cost))
+        return results
+
+    def close(self) -> None:
+        """Close the connections that the store has made. A later call opens new ones."""
+        for shell in (self._blocking, self._asynchronous):
+            if shell is not None:
+                shell.close()
+
+    async def aclose(self) -> None:
+        if self._blocking is not None:
+            self._blocking.close()
+        if self._asynchronous is not None:
+            await self._asynchronous.aclose()
+
+    def __repr__(self) -> str:
+        return f"<RedisStore on {self._router.topology}, timeout_ms={self.timeout_ms}>"
+
+    def _run(self, flow: Any) -> Any:
+        if self._blocking is None:
+            raise UnsupportedError(
+                "this RedisStore was made from an asyncio client: use acheck, apeek, ..., or make "
+                "it with RedisStore.from_url, which serves both"
+            )
+        call = self._blocking.call()
+        try:
+            result = drive(flow, call.serve)
+        except BaseException:
+            call.abandon()
+            raise
+        call.finish()
+        return result
+
+    async def _arun(self, flow: Any) -> Any:
+        if self._asynchronous is None:
+            raise UnsupportedError(
+                "this RedisStore was made from a sync client: use check, peek, ..., or make it "
+                "with RedisStore.from_url, which serves both"
+            )
+        call = self._asynchronous.call()
+        try:
+            result = await adrive(flow, call.serve)
+        except BaseException:
+            call.abandon()
+            raise
+        call.finish()
+        return result
+
+
+_stores: weakref.WeakSet[RedisStore] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """A child must not speak on its parent's sockets."""
+    for store in _stores:
+        for shell in (store._blocking, store._asynchronous):
+            if shell is not None:
+                shell.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
