@@ -3,8 +3,9 @@
 A suite is one key of one strategy, from cold, through a list of requests at given instants. The
 scripts below go where implementations part: a cold burst and its end, state that is not whole,
 costs above 1 and above the ceiling, the edge of a window to the millisecond, a clock that goes
-back, instants of 13 digits and of 1. The answers come from running the strategy and are written
-nowhere by hand.
+back, instants of 13 digits and of 1, and operands for which another order of operations, or a digit
+less in the stored text, gives another answer. The answers come from running the strategy and are
+written nowhere by hand.
 """
 
 from __future__ import annotations
@@ -110,6 +111,13 @@ def _gcra() -> Iterator[Suite]:
     yield suite("no-burst", {"limit": 10, "periodMs": 1000, "burst": 1}, 0, 0, 99, 100, 199, 200)
     fine = {"limit": 7001, "periodMs": 1000, "burst": 13}
     yield suite("less-than-a-millisecond", fine, (0, 12), 0, 0, 1, (1, 7), (2, 13), (3, 8))
+    # Each differs if tau, the step of the TAT or what is left is computed in another order.
+    yield suite("order-of-tau", {"limit": 3, "periodMs": 1001, "burst": 7}, (70, 3), 71, 1200)
+    yield suite(
+        "order-of-remaining", {"limit": 60, "periodMs": 100, "burst": 7}, 0, (0, 7), 1, (2, 6)
+    )
+    sixth = {"limit": 60, "periodMs": 10_000, "burst": 7}
+    yield Suite("gcra/order-of-the-step", "gcra", sixth, _at(1, (0, 7), 0, 166, 167, (1168, 7)))
 
 
 def _token_bucket() -> Iterator[Suite]:
@@ -123,6 +131,11 @@ def _token_bucket() -> Iterator[Suite]:
     yield suite("fractional-state", third, (0, 9), 100, 101, 202, 2999, 3100, (9000, 2), 9001)
     odd = {"capacity": 7, "refillPerSec": 2.7}
     yield suite("fractional-refill", odd, (0, 7), 7, 370, 371, 741, (1900, 3), (1901, 1), 2222)
+    # Each differs if tokens are stored with 16 digits, or 15.
+    tenth = {"capacity": 5, "refillPerSec": 0.1}
+    yield suite("all-17-digits", tenth, 10, (11, 3), (11, 2), 10_011)
+    third = {"capacity": 100, "refillPerSec": 1 / 3}
+    yield suite("more-than-15-digits", third, (30, 3), (40, 3), 43, (44, 94))
     fast = {"capacity": 100, "refillPerSec": 12_345.678}
     yield suite("fast-refill", fast, (0, 100), (1, 12), (1, 1), (2, 13), (9, 90), (10, 90))
 
