@@ -61,6 +61,8 @@ class Table:
         # The order of the ring that the hand of second chance goes round; unbounded has no hand.
         self._records: dict[str, _Record] = {} if max_keys is None else OrderedDict()
         self._wheel = Wheel()
+        # How many records the dict was once stretched for: it does not shrink by itself.
+        self._width = 0
         self._seen = 0
         self._horizon = 0
         self.evictions = 0
@@ -131,12 +133,20 @@ class Table:
     def _reclaim(self, now: int) -> int:
         if now <= self._wheel.now:
             return 0
+        self._width = max(self._width, len(self._records))
         due = self._wheel.advance(now)
         for key in due:
             del self._records[key]
         if due:
             self._horizon = now
+            self._shrink()
         return len(due)
+
+    def _shrink(self) -> None:
+        """Give memory back once three quarters of it lie idle."""
+        if self._width > RECLAIM_FLOOR and len(self._records) < self._width // 4:
+            self._records = type(self._records)(self._records)
+            self._width = len(self._records)
 
     def _evict_one(self) -> None:
         assert isinstance(self._records, OrderedDict)

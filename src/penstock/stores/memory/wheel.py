@@ -60,8 +60,10 @@ class Wheel:
             first, last = (before >> shift) + 1, now >> shift
             for position in range(first, min(last, first + _MASK) + 1):
                 slot = self._slots[level][position & _MASK]
-                for key in list(slot):
-                    timed = slot.pop(key)
+                found = list(slot.items())
+                # Not popped one by one: a dict gives its memory back only when it is cleared.
+                slot.clear()
+                for key, timed in found:
                     if timed.expires <= now:
                         due.append(key)
                     else:

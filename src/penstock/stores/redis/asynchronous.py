@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import threading
 import weakref
+from collections.abc import Awaitable
 from typing import Any
 
 from .faults import cannot_connect, late_connect
@@ -35,12 +36,19 @@ class _Hub:
         self._connecting: dict[Address, asyncio.Task[Link]] = {}
         self._closed = False
 
-    async def shared(self, where: Address, deadline: float) -> Link:
-        link = self._links.get(where)
-        if link is not None and link.takes_requests and not link.is_stale():
-            return link
-        if link is not None and link.takes_requests:
+    def ready(self, where: Address | None) -> Link | None:
+        """The shared link, if it is there and sound."""
+        link = self._links.get(where)  # type: ignore[arg-type]
+        if link is None or not link.takes_requests:
+            return None
+        if link.is_stale():
             link.close()
+            return None
+        return link
+
+    async def shared(self, where: Address, deadline: float) -> Link:
+        if link := self.ready(where):
+            return link
         task = self._connecting.get(where)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._connect(where))
@@ -176,9 +184,15 @@ class AsyncCall:
         self._deadline = deadline
         self._pinned: Link | None = None
 
-    async def serve(self, request: Request) -> Any:
+    def serve(self, request: Request) -> Awaitable[Any]:
         if type(request) is Ask:
-            return await self._ask(request)
+            # The common case without a coroutine: the future of a link that is there.
+            if not request.pinned and (link := self._hub.ready(request.where)) is not None:
+                return link.ask(pack(request.commands), len(request.commands), self._deadline)
+            return self._ask(request)
+        return self._serve(request)
+
+    async def _serve(self, request: Request) -> Any:
         if isinstance(request, Scatter):
             asks = [self._ask(ask) for ask in request.asks]
             answers = await asyncio.gather(*asks, return_exceptions=True)

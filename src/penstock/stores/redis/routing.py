@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...core.strategy import LuaScript
 from .faults import DISOWNED, PASSING, refused, unavailable
@@ -80,22 +81,42 @@ class Router:
         pinned: bool = False,
     ) -> RedisFlow:
         """The replies to the commands, none of them a refusal."""
+        where = self.topology.locate(key)
+        trouble: LinkError | Refusal | None = None
+        if where is not None:
+            try:
+                replies = yield Ask(where, commands, pinned)
+                trouble = _refusal_in(replies)
+            except LinkError as error:
+                trouble = error
+            if trouble is None:
+                return replies
+        # Nearly every call has ended here, at its first attempt, with nothing else prepared.
         errand = Errand(key, f"key {key!r}", commands, script, consuming)
+        return (yield from self._insist(errand, where, trouble, pinned))
+
+    def _insist(
+        self,
+        errand: Errand,
+        where: Address | None,
+        trouble: LinkError | Refusal | None,
+        pinned: bool,
+    ) -> RedisFlow:
         patience = Patience()
         while True:
-            where = errand.where or self.topology.locate(key)
+            if where is not None and isinstance(trouble, LinkError):
+                yield from self.recover(errand, where, trouble, patience)
+            elif where is not None and isinstance(trouble, Refusal):
+                yield from self.react(errand, where, trouble, patience)
+            where = errand.where or self.topology.locate(errand.key)
             if where is None:
-                where = yield from self.find(key, patience, consuming=consuming)
+                where = yield from self.find(errand.key, patience, consuming=errand.consuming)
             try:
                 replies = yield Ask(where, errand.sending(), pinned)
+                trouble = _refusal_in(replies)
             except LinkError as error:
-                yield from self.recover(errand, where, error, patience)
-                continue
-            for reply in replies:
-                if type(reply) is Refusal:
-                    yield from self.react(errand, where, reply, patience)
-                    break
-            else:
+                trouble = error
+            if trouble is None:
                 return replies[1:] if errand.asking else replies
 
     def find(self, key: str, patience: Patience, *, consuming: bool) -> RedisFlow:
@@ -155,6 +176,13 @@ def as_eval(commands: Sequence[Command], script: LuaScript) -> list[Command]:
         ("EVAL", script.source, *command[2:]) if command[0] == "EVALSHA" else command
         for command in commands
     ]
+
+
+def _refusal_in(replies: Sequence[Any]) -> Refusal | None:
+    for reply in replies:
+        if type(reply) is Refusal:
+            return reply
+    return None
 
 
 def _harmless(error: LinkError) -> LinkError:

@@ -1,0 +1,134 @@
+"""What a check on Redis costs, against the bare client: `python bench/redis_paths.py`.
+
+Three ratios, each of two things measured in the same run, in turn, so that a busy machine slows
+both: a sync check against `EVALSHA` of `return 1` through redis-py; 50 tasks that check against
+50 that `INCR` through redis-py's asyncio client; a check of 100 keys against a check of one.
+Medians over rounds; the last line is JSON. Give a redis:// URL, or none to start a Valkey.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import redis
+import redis.asyncio
+
+from penstock import Limiter, gcra
+from penstock.stores.redis import RedisStore
+
+ROUNDS = 15
+SYNC_CALLS = 200
+TASKS = 50
+CALLS_PER_TASK = 40
+MANY = 100
+TARGETS = {"sync_check": 1.25, "async_50": 1 / 3, "check_many_100": 5.0}
+KEYS = [f"user:{number}" for number in range(MANY)]
+
+
+def per_call_us(work: Callable[[], object], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        work()
+    return (time.perf_counter() - start) / calls * 1e6
+
+
+async def per_task_call_us(work: Callable[[int], Awaitable[object]]) -> float:
+    async def repeat(number: int) -> None:
+        for _ in range(CALLS_PER_TASK):
+            await work(number)
+
+    start = time.perf_counter()
+    await asyncio.gather(*(repeat(number) for number in range(TASKS)))
+    return (time.perf_counter() - start) / (TASKS * CALLS_PER_TASK) * 1e6
+
+
+async def lone_call_us(work: Callable[[int], Awaitable[object]]) -> float:
+    start = time.perf_counter()
+    for _ in range(SYNC_CALLS):
+        await work(0)
+    return (time.perf_counter() - start) / SYNC_CALLS * 1e6
+
+
+def limiter_on(store: RedisStore) -> Limiter:
+    # High enough that every check is admitted, and so writes: the dear case.
+    return Limiter(gcra(1_000_000, 1_000), store, prefix="bench")
+
+
+def measure_sync(url: str, into: dict[str, list[float]]) -> None:
+    client: Any = redis.Redis.from_url(url)
+    of_client, of_url = RedisStore(client, timeout_ms=2_000), RedisStore.from_url(url)
+    limiter, by_url = limiter_on(of_client), limiter_on(of_url)
+    one = client.script_load("return 1")
+    works: dict[str, tuple[Callable[[], object], int]] = {
+        "redis-py EVALSHA 'return 1'": (lambda: client.evalsha(one, 0), SYNC_CALLS),
+        "check, store of the same client": (lambda: limiter.check("user:1"), SYNC_CALLS),
+        "check, store of a URL": (lambda: by_url.check("user:1"), SYNC_CALLS),
+        "check_many of 100": (lambda: limiter.check_many(KEYS), SYNC_CALLS // 10),
+    }
+    for work, _ in works.values():
+        work()
+    for _ in range(ROUNDS):
+        for name, (work, calls) in works.items():
+            into.setdefault(name, []).append(per_call_us(work, calls))
+    of_client.close()
+    of_url.close()
+    client.close()
+
+
+async def measure_async(url: str, into: dict[str, list[float]]) -> None:
+    client: Any = redis.asyncio.Redis.from_url(url)
+    store = RedisStore.from_url(url)
+    limiter = limiter_on(store)
+    incr = "redis-py asyncio INCR"
+    works: dict[str, Callable[[int], Awaitable[object]]] = {
+        incr: lambda number: client.incr(f"bench:n{number}"),
+        "acheck": lambda number: limiter.acheck(f"user:{number}"),
+    }
+    for work in works.values():
+        await per_task_call_us(work)
+    for _ in range(ROUNDS):
+        for name, work in works.items():
+            into.setdefault(f"{name}, {TASKS} tasks", []).append(await per_task_call_us(work))
+            into.setdefault(f"{name}, alone", []).append(await lone_call_us(work))
+    await store.aclose()
+    await client.aclose()
+
+
+def main() -> int:
+    with ExitStack() as stack:
+        if len(sys.argv) > 1:
+            url = sys.argv[1]
+        else:
+            sys.path.insert(0, str(Path(__file__).parents[1]))
+            from tests.servers import Valkey
+
+            url = stack.enter_context(Valkey()).url
+        samples: dict[str, list[float]] = {}
+        measure_sync(url, samples)
+        asyncio.run(measure_async(url, samples))
+    us = {name: round(statistics.median(values), 1) for name, values in samples.items()}
+    check = us["check, store of the same client"]
+    ratios = {
+        "sync_check": round(check / us["redis-py EVALSHA 'return 1'"], 3),
+        "async_50": round(us["acheck, 50 tasks"] / us["redis-py asyncio INCR, 50 tasks"], 3),
+        "check_many_100": round(us["check_many of 100"] / check, 2),
+    }
+    for name, value in us.items():
+        print(f"{name:36s} {value:8.1f} us")
+    for name, ratio in ratios.items():
+        verdict = "holds" if ratio <= TARGETS[name] else "MISSED"
+        print(f"{name:36s} {ratio:8.3f} (at most {TARGETS[name]:.3f}: {verdict})")
+    print(json.dumps({"us": us, "ratios": ratios}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
