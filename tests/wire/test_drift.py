@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
+from penstock.core.strategy import LuaScript
 from penstock.strategies.lua import PROGRAMS
 from penstock.wire.__main__ import main
 from penstock.wire.files import derive, drifted
@@ -100,9 +101,9 @@ def test_each_strategy_rides_its_program() -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_a_script_touches_one_key_and_loses_no_digits(script: object) -> None:
+def test_a_script_touches_one_key_and_loses_no_digits(script: LuaScript) -> None:
     """A Cluster allows no other key, and text made by `..` or tostring keeps 14 digits."""
-    source = "\n".join(line.split("--")[0] for line in script.source.splitlines())  # type: ignore[attr-defined]
+    source = "\n".join(line.split("--")[0] for line in script.source.splitlines())
     assert set(re.findall(r"KEYS\[(.+?)\]", source)) == {"1"}
     assert ".." not in source
     assert "tostring" not in source
