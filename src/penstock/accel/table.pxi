@@ -1,8 +1,9 @@
 # The table: keys to states in two flat arrays.
 #
 # `entries` holds one record per key, and `index` is an open-addressing hash table of positions in
-# it (linear probing, with 32 bits of the hash beside each position, so that a probe rarely touches
-# a foreign key). Compared with a dict of objects this saves an allocation and a cache miss per key.
+# it: linear probing, with 32 bits of the hash beside each position. A slot's home is taken from the
+# same 32 bits, so that moving slots never touches a key, and a probe hardly ever a foreign one.
+# Compared with a dict of objects this saves an allocation and a cache miss per key.
 # Beside its two words of state a record carries its links in the timing wheel (see
 # stores/memory/wheel.py, whose twin this is) and the bit of the second-chance hand.
 #
@@ -60,6 +61,10 @@ cdef extern from *:
     Py_hash_t hash_of "penstock_hash"(PyObject* text)
     bint same_text "penstock_same"(PyObject* a, PyObject* b)
     bint is_plain_key "penstock_plain_key"(PyObject* key)
+
+
+cdef inline uint64_t slot_of(PyObject* key, uint32_t position) noexcept:
+    return (<uint64_t> <uint32_t> hash_of(key) << 32) | (position + 1)
 
 
 @cython.final
@@ -309,9 +314,8 @@ cdef class Table:
     # Keys to positions.
 
     cdef inline uint32_t _find(self, PyObject* key) noexcept:
-        cdef uint64_t hashed = <uint64_t> hash_of(key)
-        cdef uint64_t mark = hashed >> 32
-        cdef uint64_t probe = hashed & self.mask
+        cdef uint64_t mark = <uint32_t> hash_of(key)
+        cdef uint64_t probe = mark & self.mask
         cdef uint64_t found
         while True:
             found = self.index[probe]
@@ -323,17 +327,16 @@ cdef class Table:
                 return <uint32_t> found - 1
             probe = (probe + 1) & self.mask
 
-    cdef inline void _point(self, PyObject* key, uint32_t position) noexcept:
-        """Enter a key that is not there yet."""
-        cdef uint64_t hashed = <uint64_t> hash_of(key)
-        cdef uint64_t probe = hashed & self.mask
+    cdef inline void _point(self, uint64_t slot) noexcept:
+        """Enter a mark and its position, which are not there yet."""
+        cdef uint64_t probe = slot >> 32 & self.mask
         while self.index[probe]:
             probe = (probe + 1) & self.mask
-        self.index[probe] = (hashed >> 32 << 32) | (position + 1)
+        self.index[probe] = slot
 
     cdef void _unpoint(self, uint32_t position) noexcept:
         """Take a key out and close the gap, so that no probe ends early."""
-        cdef uint64_t hole = <uint64_t> hash_of(self.entries[position].key) & self.mask
+        cdef uint64_t hole = <uint32_t> hash_of(self.entries[position].key) & self.mask
         cdef uint64_t probe, home
         while <uint32_t> self.index[hole] != position + 1:
             hole = (hole + 1) & self.mask
@@ -342,9 +345,7 @@ cdef class Table:
             probe = (probe + 1) & self.mask
             if self.index[probe] == 0:
                 break
-            home = <uint64_t> hash_of(
-                self.entries[<uint32_t> self.index[probe] - 1].key
-            ) & self.mask
+            home = self.index[probe] >> 32 & self.mask
             if ((probe - home) & self.mask) >= ((probe - hole) & self.mask):
                 self.index[hole] = self.index[probe]
                 hole = probe
@@ -359,7 +360,7 @@ cdef class Table:
         if self.free == NIL and self.top == self.room:
             self._grow()
         if (<uint64_t> self.count + 1) * 3 > (self.mask + 1) * 2:
-            self._reindex((self.mask + 1) * 2)
+            self._widen()
         if self.free != NIL:
             position = self.free
             self.free = self.entries[position].next
@@ -374,7 +375,7 @@ cdef class Table:
         entry.version = 0
         entry.expires = expires
         self.count += 1
-        self._point(entry.key, position)
+        self._point(slot_of(entry.key, position))
         self._file(position)
         return position
 
@@ -392,47 +393,55 @@ cdef class Table:
         self.room = <uint32_t> room
         return 0
 
-    cdef int _reindex(self, uint64_t slots) except -1:
-        cdef uint32_t position
+    cdef int _widen(self) except -1:
+        """Double the index. Positions stay, so no record is touched."""
+        cdef uint64_t* before = self.index
+        cdef uint64_t slots = self.mask + 1
+        cdef uint64_t probe
+        self._clear_index(slots * 2)
+        for probe in range(slots):
+            if before[probe]:
+                self._point(before[probe])
+        PyMem_Free(before)
+        return 0
+
+    cdef int _clear_index(self, uint64_t slots) except -1:
+        """A new, empty index; the old one is the caller's to free."""
         cdef uint64_t* index = <uint64_t*> PyMem_Malloc(slots * sizeof(uint64_t))
         if index == NULL:
             raise MemoryError()
-        PyMem_Free(self.index)
         memset(index, 0, slots * sizeof(uint64_t))
         self.index = index
         self.mask = slots - 1
-        for position in range(self.top):
-            if self.entries[position].key != NULL:
-                self._point(self.entries[position].key, position)
         return 0
 
     cdef int _shrink(self) except -1:
         """Give memory back once three quarters of it lie idle: pack the records, file them anew."""
+        cdef uint64_t* before = self.index
+        cdef uint64_t slots = 2 * LEAST_ENTRIES
+        cdef uint32_t room = at_least(LEAST_ENTRIES, self.count + self.count // 4)
         cdef uint32_t position
         cdef uint32_t kept = 0
-        cdef uint64_t slots = 2 * LEAST_ENTRIES
-        cdef uint32_t room
         cdef Entry* entries
+        while slots < <uint64_t> room * 2:
+            slots *= 2
+        self._clear_index(slots)
+        PyMem_Free(before)
+        memset(self.heads, 0xFF, sizeof(self.heads))
         for position in range(self.top):
             if self.entries[position].key != NULL:
                 self.entries[kept] = self.entries[position]
+                self._point(slot_of(self.entries[kept].key, kept))
+                self._file(kept)
                 kept += 1
         self.top = kept
         self.free = NIL
         self.hand = 0
-        memset(self.heads, 0xFF, sizeof(self.heads))
-        for position in range(kept):
-            self._file(position)
-        room = kept + kept // 4
-        if room < LEAST_ENTRIES:
-            room = LEAST_ENTRIES
         entries = <Entry*> PyMem_Realloc(self.entries, room * sizeof(Entry))
         if entries != NULL:
             self.entries = entries
             self.room = room
-        while slots < <uint64_t> room * 2:
-            slots *= 2
-        return self._reindex(slots)
+        return 0
 
     # Leaving.
 
