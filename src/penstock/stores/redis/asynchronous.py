@@ -20,6 +20,9 @@ from .wire import pack
 
 __all__ = ["AsyncCall", "AsyncShell"]
 
+# Transactions at a time: more of them would only fail each other's, or wait for the server.
+_LANES = 8
+
 # Transports inherited by a forked child. To close one would unregister its socket from the
 # parent's event loop, which still uses it.
 _inherited: list[Any] = []
@@ -35,6 +38,7 @@ class _Hub:
         self._spare: dict[Address, list[Link]] = {}
         self._connecting: dict[Address, asyncio.Task[Link]] = {}
         self._closed = False
+        self._lanes = asyncio.Semaphore(_LANES)
 
     def ready(self, where: Address | None) -> Link | None:
         """The shared link, if it is there and sound."""
@@ -57,23 +61,47 @@ class _Hub:
         return await _within(deadline, task, where)
 
     async def spare(self, where: Address, deadline: float) -> Link:
+        """A link of one's own, until `give` or `drop`."""
+        left_s = deadline - asyncio.get_running_loop().time()
+        try:
+            await asyncio.wait_for(self._lanes.acquire(), max(0.0, left_s))
+        except (asyncio.TimeoutError, TimeoutError):
+            raise late_connect(where) from None
+        try:
+            return self._idle(where) or await self._connect_spare(where, deadline)
+        except BaseException:
+            self._lanes.release()
+            raise
+
+    def give(self, link: Link) -> None:
+        self._lanes.release()
+        self._keep(link)
+
+    def drop(self, link: Link) -> None:
+        self._lanes.release()
+        link.close()
+
+    def _keep(self, link: Link) -> None:
+        if self._closed or not link.takes_requests:
+            link.close()
+        else:
+            self._spare.setdefault(link.address, []).append(link)
+
+    def _idle(self, where: Address) -> Link | None:
         while self._spare.get(where):
             link = self._spare[where].pop()
             if link.takes_requests and not link.is_stale():
                 return link
             link.close()
+        return None
+
+    async def _connect_spare(self, where: Address, deadline: float) -> Link:
         task = asyncio.get_running_loop().create_task(self._connect(where))
         try:
             return await _within(deadline, task, where)
         finally:
             if not task.done():
                 task.add_done_callback(self._keep_late)
-
-    def give(self, link: Link) -> None:
-        if self._closed or not link.takes_requests:
-            link.close()
-        else:
-            self._spare.setdefault(link.address, []).append(link)
 
     def discard(self, where: Address) -> None:
         for link in self._spare.pop(where, []):
@@ -117,7 +145,7 @@ class _Hub:
 
     def _keep_late(self, task: asyncio.Task[Link]) -> None:
         if not task.cancelled() and task.exception() is None:
-            self.give(task.result())
+            self._keep(task.result())
 
 
 async def _within(deadline: float, task: asyncio.Task[Link], where: Address) -> Link:
@@ -211,7 +239,7 @@ class AsyncCall:
     def abandon(self) -> None:
         """After a failure nobody knows what the pinned link is in the middle of."""
         if self._pinned is not None:
-            self._pinned.close()
+            self._hub.drop(self._pinned)
             self._pinned = None
 
     async def _ask(self, ask: Ask) -> list[Any]:

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...core.errors import ConfigInvalidError, PenstockError, StoreUnavailableError
+from ..record import foreign_state
 from .requests import Address, LinkError, Refusal
 
 __all__ = [
     "DISOWNED",
     "PASSING",
     "cannot_connect",
-    "foreign_state",
     "late_connect",
     "late_reply",
     "lost_reply",
@@ -86,13 +86,6 @@ def refused(refusal: Refusal, keys: str, *, consuming: bool) -> PenstockError:
             "TIME, WATCH, MULTI and what the scripts use, on the keys of the limiter"
         )
     return unavailable(refusal, consuming=consuming)
-
-
-def foreign_state(keys: str, detail: object) -> ConfigInvalidError:
-    return ConfigInvalidError(
-        f"{keys} holds the state of something else ({detail}): two limiters, or a limiter and "
-        "another program, share it; give each limiter a prefix of its own"
-    )
 
 
 def _causes(error: BaseException | None) -> Iterator[Any]:

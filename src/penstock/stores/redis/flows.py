@@ -21,8 +21,8 @@ from ...core.errors import StoreUnavailableError, UnsupportedError
 from ...core.store import Transform
 from ...core.strategy import LuaRider, Strategy
 from ...core.validation import reject
-from . import envelope
-from .faults import foreign_state, refused, unavailable
+from .. import record
+from .faults import refused, unavailable
 from .many import MAX_KEYS, over_many
 from .requests import Address, Ask, Command, LinkError, Pause, RedisFlow, Refusal, Scatter
 from .routing import Errand, Patience, Router
@@ -32,7 +32,8 @@ __all__ = ["Flows"]
 R = TypeVar("R")
 
 _TIME: Command = ("TIME",)
-_RACES = 24
+_RACES = 256
+_LONGEST_PAUSE_MS = 32
 _READING = ("peek", "forecast")
 
 
@@ -45,11 +46,10 @@ class Flows:
 
     def apply(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
         """The flow that stands for `Store.apply`."""
-        role, strategy = transform.role, transform.strategy
+        role, rider = transform.role, transform.lua
         if role == "clear":
             return self._clear(key)
         now = self._instant(now)
-        rider = None if strategy is None else strategy.lua
         if rider is None:
             run = self._read if role in _READING else self._transact
             return run(key, transform, now, cost)
@@ -66,10 +66,8 @@ class Flows:
         self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
     ) -> RedisFlow:
         """The flow that stands for `Store.apply_many`."""
-        strategy = transform.strategy
-        rider = None if strategy is None else strategy.lua
-        if transform.role == "check" and rider is not None:
-            return self._check_many(list(keys), rider, self._instant(now), cost)
+        if transform.role == "check" and transform.lua is not None:
+            return self._check_many(list(keys), transform.lua, self._instant(now), cost)
         return self._one_by_one(keys, transform, now, cost)
 
     def _instant(self, now: int) -> int:
@@ -89,21 +87,20 @@ class Flows:
         return Decision(allowed == 1, limit, remaining, reset_at, retry_after_ms)
 
     def _read_rider(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
-        strategy = transform.strategy
-        assert strategy is not None
-        assert strategy.lua is not None
-        script = strategy.lua.read
+        assert transform.strategy is not None
+        assert transform.lua is not None
+        script = transform.lua.read
         commands: list[Command] = [("EVALSHA", script.sha1, 1, key)]
         if not now:
             commands.append(_TIME)
         replies = yield from self._router.ask(key, commands, script=script, consuming=False)
-        state = _decode(strategy, replies[0], key)
+        state = _decode(transform.strategy, replies[0], key)
         return transform.run(state, now or _ms(replies[1]), cost).result
 
     def _read(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
         raw, time = yield from self._router.ask(key, (("GET", key), _TIME), consuming=False)
         now = now or _ms(time)
-        state = envelope.unpack(raw, key, transform.kind, now)
+        state = record.unpack(raw, key, transform.kind, now)
         return transform.run(state, now, cost).result
 
     def _clear(self, key: str) -> RedisFlow:
@@ -126,18 +123,20 @@ class Flows:
             _, _, raw, time = yield from self._router.ask(key, look, consuming=False, pinned=True)
             server_now = _ms(time)
             at = now or server_now
-            state = envelope.unpack(raw, key, transform.kind, at)
+            state = record.unpack(raw, key, transform.kind, at)
             outcome = transform.run(state, at, cost)
             if not outcome.persist:
                 return outcome.result
             write: Command = ("DEL", key)
             if outcome.state is not None:
-                text = envelope.pack(transform.kind, outcome.state, at + outcome.ttl_ms)
-                write = ("SET", key, text, "PX", envelope.keep_ms(outcome.ttl_ms, at, server_now))
+                text = record.pack(transform.kind, outcome.state, at + outcome.ttl_ms)
+                # A caller ahead of the server: those who ask by the right time need it longer.
+                keep = max(0, at - server_now) + record.keep_ms(outcome.ttl_ms)
+                write = ("SET", key, text, "PX", keep)
             if (yield from self._commit(key, write)):
                 return outcome.result
             try:
-                yield Pause(random.uniform(0, min(2.0**race, 16)))
+                yield Pause(random.uniform(0, min(2.0**race, _LONGEST_PAUSE_MS)))
             except LinkError:
                 break
         raise StoreUnavailableError(
@@ -254,7 +253,7 @@ def _decode(strategy: Strategy, raw: Any, key: str) -> Any:
     try:
         return strategy.read_state(raw)
     except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise foreign_state(f"key {key!r}", error) from error
+        raise record.foreign_state(f"key {key!r}", error) from error
 
 
 def _ms(time: Any) -> int:
