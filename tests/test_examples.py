@@ -1,0 +1,48 @@
+"""Every example runs as a script, quickly, and says what it set out to show."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+
+# The line that proves the point of each example.
+SHOWS = {
+    "custom_store.py": "denied 0 left",
+    "custom_strategy.py": "second 2: wait 1000 ms",
+    "llm_tokens.py": "red: 7000 tokens refused, try again in 80.0 s",
+    "outgoing_calls.py": "not within 10 s: the next report is due in 30 s",
+    "web_handler.py": "429, 0 left, retry after 12 s",
+}
+
+
+def run(example: str, *, pure: bool) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PENSTOCK_PURE": str(int(pure))}
+    child = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / example)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    return child.stdout
+
+
+def test_every_example_is_listed_here() -> None:
+    """A new example comes with the line that it is to print."""
+    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == sorted(SHOWS)
+
+
+@pytest.mark.parametrize("pure", [False, True], ids=["native", "interpreted"])
+@pytest.mark.parametrize("example", sorted(SHOWS))
+def test_the_example_shows_what_it_says(example: str, pure: bool) -> None:
+    """The same output on both paths."""
+    assert SHOWS[example] in run(example, pure=pure)
