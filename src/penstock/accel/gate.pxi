@@ -19,21 +19,36 @@ cdef extern from *:
     static inline int64_t penstock_monotonic_ns(void) { return 0; }
     #endif
 
-    #if PY_VERSION_HEX >= 0x030A0000
-    typedef PySendResult (*penstock_sendfunc)(PyObject*, PyObject*, PyObject**);
-    static inline void penstock_set_am_send(PyObject* type, penstock_sendfunc send) {
-        ((PyTypeObject*) type)->tp_as_async->am_send = send;
+    /* The two slots through which an `await` asks for its result. A coroutine written in Cython
+       would build a StopIteration with a traceback here; since 3.10 `am_send` needs none at all,
+       and where the interpreter asks `tp_iternext` instead the bare exception will do. */
+    typedef PyObject* (*penstock_finishfunc)(PyObject*);
+    static penstock_finishfunc penstock_finish;
+
+    static PySendResult penstock_am_send(PyObject* self, PyObject* value, PyObject** result) {
+        *result = penstock_finish(self);
+        return *result ? PYGEN_RETURN : PYGEN_ERROR;
     }
-    #endif
+
+    static PyObject* penstock_iternext(PyObject* self) {
+        PyObject* result = penstock_finish(self);
+        if (result) {
+            PyErr_SetObject(PyExc_StopIteration, result);
+            Py_DECREF(result);
+        }
+        return NULL;
+    }
+
+    static inline void penstock_make_awaitable(PyObject* type, penstock_finishfunc finish) {
+        penstock_finish = finish;
+        ((PyTypeObject*) type)->tp_as_async->am_send = penstock_am_send;
+        ((PyTypeObject*) type)->tp_iternext = penstock_iternext;
+    }
     """
     bint PENSTOCK_STEADY
     int64_t monotonic_ns "penstock_monotonic_ns"() noexcept
-    ctypedef enum PySendResult:
-        PYGEN_RETURN
-        PYGEN_ERROR
-        PYGEN_NEXT
-    ctypedef PySendResult (*sendfunc "penstock_sendfunc")(PyObject*, PyObject*, PyObject**) noexcept
-    void set_am_send "penstock_set_am_send"(PyObject* type, sendfunc send) noexcept
+    ctypedef object (*finishfunc "penstock_finishfunc")(object)
+    void make_awaitable "penstock_make_awaitable"(PyObject* type, finishfunc finish) noexcept
     long long PyLong_AsLongLongAndOverflow(object value, int* overflow) except? -1
 
 reads_steady_clock = bool(PENSTOCK_STEADY)
@@ -136,7 +151,7 @@ cdef class PendingCheck:
     cdef object key
     cdef object cost
 
-    cdef inline Decision _finish(self):
+    cdef Decision _finish(self):
         cdef Gate gate = self.gate
         if gate is None:
             raise RuntimeError("cannot reuse already awaited coroutine")
@@ -167,14 +182,8 @@ cdef class PendingCheck:
         self.gate = None
 
 
-cdef PySendResult _send(
-    PyObject* pending, PyObject* value, PyObject** result
-) except PYGEN_ERROR:
-    """Hands the decision to the awaiting frame without wrapping it in a StopIteration."""
-    cdef Decision decision = (<PendingCheck> <object> pending)._finish()
-    Py_INCREF(decision)
-    result[0] = <PyObject*> decision
-    return PYGEN_RETURN
+cdef object _finish(object pending):
+    return (<PendingCheck> pending)._finish()
 
 
-set_am_send(<PyObject*> PendingCheck, <sendfunc> _send)
+make_awaitable(<PyObject*> PendingCheck, _finish)
