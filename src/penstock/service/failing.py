@@ -1,0 +1,102 @@
+"""What a policy answers while its store is away.
+
+| fail mode | answer |
+|---|---|
+| open | allowed, with nothing remaining: service goes on, unlimited |
+| closed | denied, to be asked again in a second |
+| error | none: `store_unavailable` is raised, and a door says so in its own words |
+
+`limit` is the policy's, and `reset_at` a second away, when asking again may find the store back.
+The instant is the service's own, since that of the store cannot be had. Every outage is counted;
+of a policy's outages, one line per ten seconds is logged.
+
+Anything that goes wrong in a store is an outage, unless the caller asked for something impossible.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from ..core.clock import Clock
+from ..core.decision import Decision, Forecast
+from ..core.errors import ConfigInvalidError, StoreUnavailableError, UnsupportedError
+from ..core.validation import require_cost, require_key
+from .metrics import Tally
+
+__all__ = ["RETRY_MS", "Guard"]
+
+RETRY_MS = 1_000
+_LOG_EVERY_MS = 10_000
+
+_log = logging.getLogger("penstock.service")
+
+
+class Guard:
+    """Resolves the outages of one policy."""
+
+    def __init__(self, policy: str, limit: int, fail: str, clock: Clock, tally: Tally) -> None:
+        self._policy = policy
+        self._limit = limit
+        self._fail = fail
+        self._clock = clock
+        self._tally = tally
+        self._quiet_until = 0
+        self._unsaid = 0
+
+    def decision(self, error: Exception, keys: Iterable[str], cost: int) -> Decision:
+        """The decision in place of `error`; raises it, if that is the answer."""
+        self.outage(error, keys, cost)
+        allowed = self._answer(error)
+        again_at = self._clock.now() + RETRY_MS
+        return Decision(allowed, self._limit, 0, again_at, 0 if allowed else RETRY_MS)
+
+    def forecast(self, error: Exception, key: str, cost: int) -> Forecast:
+        """The forecast in place of `error`: all of the limit, or nothing."""
+        self.outage(error, (key,), cost)
+        spendable = self._limit // cost if self._answer(error) else 0
+        again_at = self._clock.now() + RETRY_MS
+        return Forecast(spendable, again_at, again_at)
+
+    def outage(self, error: Exception, keys: Iterable[str], cost: int) -> None:
+        """Count and log an outage. Raises `error` if it is none."""
+        if isinstance(error, UnsupportedError):
+            raise error
+        if isinstance(error, ConfigInvalidError):
+            # The caller's own mistake is raised again here; what passes is a fault of the store,
+            # such as a key that holds the state of another program.
+            require_cost(cost)
+            for key in keys:
+                require_key(key)
+        self._tally.store_errors += 1
+        self._say(error)
+
+    def _answer(self, error: Exception) -> bool:
+        if self._fail == "open":
+            self._tally.failed_open += 1
+            return True
+        if self._fail == "closed":
+            self._tally.failed_closed += 1
+            return False
+        self._tally.failed_error += 1
+        if isinstance(error, StoreUnavailableError):
+            raise error
+        raise StoreUnavailableError(f"the store failed: {error}") from error
+
+    def _say(self, error: Exception) -> None:
+        now = self._clock.now()
+        # A clock that went back must not silence the log until it has caught up.
+        if now < self._quiet_until <= now + _LOG_EVERY_MS:
+            self._unsaid += 1
+            return
+        more = f" ({self._unsaid} more since the last line)" if self._unsaid else ""
+        _log.warning(
+            "policy %s: its store failed, answering fail-%s: %s: %r%s",
+            self._policy,
+            self._fail,
+            type(error).__name__,
+            str(error),
+            more,
+        )
+        self._unsaid = 0
+        self._quiet_until = now + _LOG_EVERY_MS
