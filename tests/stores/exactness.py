@@ -63,7 +63,7 @@ def _assert_exact(answers: list[Any]) -> None:
     faults = [answer for answer in answers if not isinstance(answer, bool)]
     assert not faults, f"{len(faults)} of {len(answers)} callers got an error: {faults[0]}"
     assert len(answers) == CALLERS
-    assert sum(answers) == LIMIT
+    assert sum(answers) == LIMIT, f"{sum(answers)} admitted at a limit of {LIMIT}"
 
 
 def _start_at_once() -> None:
