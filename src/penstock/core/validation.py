@@ -44,7 +44,11 @@ def reject(message: str) -> NoReturn:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:
+        # Python declines to spell out integers of thousands of digits.
+        return f"a {type(value).__name__} too long to show"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
