@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ...core.decision import Decision
@@ -24,8 +24,8 @@ from ...core.validation import reject
 from .. import record
 from .faults import refused, unavailable
 from .many import MAX_KEYS, over_many
-from .requests import Address, Ask, Command, LinkError, Pause, RedisFlow, Refusal, Scatter
-from .routing import Errand, Patience, Router
+from .requests import Ask, Command, LinkError, Pause, RedisFlow, Refusal
+from .routing import Errand, Router
 
 __all__ = ["Flows"]
 
@@ -172,64 +172,11 @@ class Flows:
         for start in range(0, longest, MAX_KEYS):
             chunks = [chunk for g in groups.values() if (chunk := g[start : start + MAX_KEYS])]
             errands = [_errand([keys[place] for place in chunk], rider, argv) for chunk in chunks]
-            yield from self._run_all(errands, _into(decisions, chunks))
+            replies = yield from self._router.ask_all(errands)
+            for chunk, flat in zip(chunks, replies, strict=True):
+                for place, decision in zip(chunk, _decisions(flat), strict=True):
+                    decisions[place] = decision
         return decisions
-
-    def _run_all(
-        self, errands: Sequence[Errand], done: Callable[[int, list[int]], None]
-    ) -> RedisFlow:
-        """One pipeline per node and round; an errand leaves when it has run, and runs once."""
-        patience = Patience()
-        pending = dict(enumerate(errands))
-        while pending:
-            asks = yield from self._by_node(pending, patience)
-            answers = yield Scatter([Ask(where, commands) for where, commands, _ in asks])
-            try:
-                for (where, _, members), answer in zip(asks, answers, strict=True):
-                    yield from self._settle(pending, where, members, answer, patience, done)
-            except StoreUnavailableError as error:
-                if len(errands) == 1:
-                    raise
-                text = f"{error}; other keys of this call may have been charged"
-                raise StoreUnavailableError(text) from error
-
-    def _settle(
-        self,
-        pending: dict[int, Errand],
-        where: Address,
-        members: list[int],
-        answer: LinkError | list[Any],
-        patience: Patience,
-        done: Callable[[int, list[int]], None],
-    ) -> RedisFlow:
-        """What one node answered to its share."""
-        if isinstance(answer, LinkError):
-            for number in members:
-                yield from self._router.recover(pending[number], where, answer, patience)
-            return
-        replies = iter(answer)
-        for number in members:
-            errand = pending[number]
-            reply = next(replies)
-            if errand.asking:
-                reply = next(replies)
-            if isinstance(reply, Refusal):
-                yield from self._router.react(errand, where, reply, patience)
-            else:
-                done(number, reply)
-                del pending[number]
-
-    def _by_node(self, pending: dict[int, Errand], patience: Patience) -> RedisFlow:
-        """Per node: its address, the commands, and whose they are."""
-        nodes: dict[Any, tuple[list[Command], list[int]]] = {}
-        for number, errand in pending.items():
-            where = errand.where or self._router.topology.locate(errand.key)
-            if where is None:
-                where = yield from self._router.find(errand.key, patience, consuming=True)
-            commands, members = nodes.setdefault(where, ([], []))
-            commands.extend(errand.sending())
-            members.append(number)
-        return [(where, commands, members) for where, (commands, members) in nodes.items()]
 
 
 def _errand(keys: list[str], rider: LuaRider, argv: tuple[Any, ...]) -> Errand:
@@ -239,14 +186,11 @@ def _errand(keys: list[str], rider: LuaRider, argv: tuple[Any, ...]) -> Errand:
     return Errand(keys[0], named, (command,), script, consuming=True)
 
 
-def _into(decisions: list[Any], chunks: list[list[int]]) -> Callable[[int, list[int]], None]:
-    def done(number: int, flat: list[int]) -> None:
-        fields = iter(flat)
-        rows = zip(chunks[number], fields, fields, fields, fields, fields, strict=False)
-        for place, allowed, limit, remaining, reset_at, retry_after_ms in rows:
-            decisions[place] = Decision(allowed == 1, limit, remaining, reset_at, retry_after_ms)
-
-    return done
+def _decisions(flat: list[int]) -> list[Decision]:
+    """From five integers per key."""
+    fields = iter(flat)
+    rows = zip(fields, fields, fields, fields, fields, strict=True)
+    return [Decision(row[0] == 1, row[1], row[2], row[3], row[4]) for row in rows]
 
 
 def _decode(strategy: Strategy, raw: Any, key: str) -> Any:

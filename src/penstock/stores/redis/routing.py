@@ -14,55 +14,48 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...core.errors import StoreUnavailableError
 from ...core.strategy import LuaScript
 from .faults import DISOWNED, PASSING, refused, unavailable
-from .requests import Address, Ask, Command, Discard, LinkError, Pause, RedisFlow, Refusal
+from .requests import Address, Ask, Command, Discard, LinkError, Pause, RedisFlow, Refusal, Scatter
 from .topology import Topology
 
-__all__ = ["Errand", "Patience", "Router", "as_eval"]
+__all__ = ["Errand", "Router"]
 
 _ASKING: Command = ("ASKING",)
 _ATTEMPTS = 6
-_FIRST_PAUSE_MS = 4
+_FIRST_PAUSE_MS = 4.0
 
-
-class Patience:
-    """How often a call may try again: a few times, ever later, never in step with others."""
-
-    def __init__(self, attempts: int = _ATTEMPTS) -> None:
-        self._left = attempts
-        self._pause_ms = float(_FIRST_PAUSE_MS)
-
-    def wait(self, error: Exception, *, consuming: bool) -> RedisFlow:
-        self.spend(error, consuming=consuming)
-        ms = self._pause_ms * random.uniform(0.5, 1)
-        self._pause_ms *= 2
-        try:
-            yield Pause(ms)
-        except LinkError:
-            raise unavailable(error, consuming=consuming) from error
-
-    def spend(self, error: Exception, *, consuming: bool) -> None:
-        """Try again at once, unless it has been tried too often."""
-        self._left -= 1
-        if self._left <= 0:
-            raise unavailable(error, consuming=consuming) from error
+Trouble = LinkError | Refusal
 
 
 @dataclass(slots=True)
 class Errand:
-    """Commands on their way. `script` is what their EVALSHA stands for; `keys` is for messages."""
+    """Commands on their way, and what has been learnt about how to send them.
+
+    `script` is what their EVALSHA stands for, `names` the keys in messages. `tries` counts what
+    went wrong, `where` and `asking` are the last redirection, `as_text` follows NOSCRIPT.
+    """
 
     key: str
-    keys: str
+    names: str
     commands: Sequence[Command]
     script: LuaScript | None
     consuming: bool
+    tries: int = 0
     where: Address | None = None
     asking: bool = False
+    as_text: bool = False
 
-    def sending(self) -> Sequence[Command]:
-        return (_ASKING, *self.commands) if self.asking else self.commands
+    def sending(self, *, by_hash: bool = False) -> Sequence[Command]:
+        """What goes over the wire; `by_hash` when the server is about to know the script."""
+        commands = self.commands
+        if self.as_text and not by_hash and self.script is not None:
+            commands = [_spelt_out(command, self.script) for command in commands]
+        return (_ASKING, *commands) if self.asking else commands
+
+    def unavailable(self, trouble: Exception) -> StoreUnavailableError:
+        return unavailable(trouble, consuming=self.consuming)
 
 
 class Router:
@@ -82,7 +75,7 @@ class Router:
     ) -> RedisFlow:
         """The replies to the commands, none of them a refusal."""
         where = self.topology.locate(key)
-        trouble: LinkError | Refusal | None = None
+        trouble: Trouble | None = None
         if where is not None:
             try:
                 replies = yield Ask(where, commands, pinned)
@@ -95,22 +88,40 @@ class Router:
         errand = Errand(key, f"key {key!r}", commands, script, consuming)
         return (yield from self._insist(errand, where, trouble, pinned))
 
+    def ask_all(self, errands: Sequence[Errand]) -> RedisFlow:
+        """The reply to each errand of one command: a pipeline per node, and again for those that
+        were refused. An errand that has run is not sent again."""
+        replies: list[Any] = [None] * len(errands)
+        pending = dict(enumerate(errands))
+        while pending:
+            shares = yield from self._shares(pending)
+            answers = yield Scatter([Ask(where, commands) for where, commands, _ in shares])
+            failures: list[tuple[Errand, Address, Trouble]] = []
+            for (where, _, members), answer in zip(shares, answers, strict=True):
+                for number, reply in _by_errand(pending, members, answer):
+                    if isinstance(reply, (LinkError, Refusal)):
+                        failures.append((pending[number], where, reply))
+                    else:
+                        replies[number] = reply
+                        del pending[number]
+            try:
+                yield from self._cope(failures)
+            except StoreUnavailableError as error:
+                if len(errands) == 1:
+                    raise
+                text = f"{error}; other keys of this call may have been charged"
+                raise StoreUnavailableError(text) from error
+        return replies
+
     def _insist(
-        self,
-        errand: Errand,
-        where: Address | None,
-        trouble: LinkError | Refusal | None,
-        pinned: bool,
+        self, errand: Errand, where: Address | None, trouble: Trouble | None, pinned: bool
     ) -> RedisFlow:
-        patience = Patience()
         while True:
-            if where is not None and isinstance(trouble, LinkError):
-                yield from self.recover(errand, where, trouble, patience)
-            elif where is not None and isinstance(trouble, Refusal):
-                yield from self.react(errand, where, trouble, patience)
+            if where is not None and trouble is not None:
+                yield from self._cope([(errand, where, trouble)])
             where = errand.where or self.topology.locate(errand.key)
             if where is None:
-                where = yield from self.find(errand.key, patience, consuming=errand.consuming)
+                where = yield from self._find(errand)
             try:
                 replies = yield Ask(where, errand.sending(), pinned)
                 trouble = _refusal_in(replies)
@@ -119,63 +130,96 @@ class Router:
             if trouble is None:
                 return replies[1:] if errand.asking else replies
 
-    def find(self, key: str, patience: Patience, *, consuming: bool) -> RedisFlow:
-        """Who owns the key, learnt anew."""
+    def _shares(self, pending: dict[int, Errand]) -> RedisFlow:
+        """Per node: its address, the commands, and whose they are."""
+        nodes: dict[Any, tuple[list[Command], list[int]]] = {}
+        told: set[tuple[Address, str]] = set()
+        for number, errand in pending.items():
+            where = errand.where or self.topology.locate(errand.key)
+            if where is None:
+                where = yield from self._find(errand)
+            lesson = (where, errand.script.sha1 if errand.script else "")
+            commands, members = nodes.setdefault(where, ([], []))
+            commands.extend(errand.sending(by_hash=lesson in told))
+            members.append(number)
+            if errand.as_text:
+                told.add(lesson)
+        return [(where, commands, members) for where, (commands, members) in nodes.items()]
+
+    def _find(self, errand: Errand) -> RedisFlow:
+        """Who owns the errand's key, learnt anew."""
         while True:
             try:
                 yield from self.topology.find()
             except LinkError as error:
-                if not error.again:
-                    raise unavailable(error, consuming=consuming) from error
-                yield from patience.wait(_harmless(error), consuming=consuming)
-                continue
-            where = self.topology.locate(key)
-            if where is not None:
-                return where
-            missing = LinkError("no server owns the key's slot", may_have_run=False)
-            yield from patience.wait(missing, consuming=consuming)
+                # A failed look-up charges nobody, whatever it was that got lost.
+                trouble = LinkError(str(error), may_have_run=False, again=error.again)
+            else:
+                where = self.topology.locate(errand.key)
+                if where is not None:
+                    return where
+                trouble = LinkError("nobody owns the key's slot", may_have_run=False, again=True)
+            self._count(errand, trouble)
+            yield from _rest(errand, trouble)
 
-    def recover(
-        self, errand: Errand, where: Address, error: LinkError, patience: Patience
-    ) -> RedisFlow:
-        """After a failed link: get ready to try again, if nothing can have been charged."""
-        self.topology.lost(where)
-        if (errand.consuming and error.may_have_run) or not error.again:
-            raise unavailable(error, consuming=errand.consuming) from error
-        errand.where, errand.asking = None, False
-        yield from patience.wait(error, consuming=errand.consuming)
+    def _cope(self, failures: Sequence[tuple[Errand, Address, Trouble]]) -> RedisFlow:
+        """Get the failed errands ready for another attempt; one pause will do for all of them."""
+        tired: tuple[Errand, Trouble] | None = None
+        dropped: set[Address] = set()
+        for errand, where, trouble in failures:
+            if self._react(errand, where, trouble):
+                tired = errand, trouble
+            if isinstance(trouble, Refusal) and trouble.code in DISOWNED and where not in dropped:
+                dropped.add(where)
+                yield Discard(where)
+        if tired is not None:
+            yield from _rest(*tired)
 
-    def react(
-        self, errand: Errand, where: Address, refusal: Refusal, patience: Patience
-    ) -> RedisFlow:
-        """After a refusal: get ready to try again, if the reason is one that passes."""
-        code = refusal.code
+    def _react(self, errand: Errand, where: Address, trouble: Trouble) -> bool:
+        """What to do differently. True if it is worth a pause; raises if it is no use at all."""
+        if isinstance(trouble, LinkError):
+            self.topology.lost(where)
+            if errand.consuming and trouble.may_have_run:
+                raise errand.unavailable(trouble) from trouble
+            self._count(errand, trouble)
+            errand.where, errand.asking = None, False
+            return True
+        code = trouble.code
         if code == "NOSCRIPT" and errand.script is not None:
-            patience.spend(refusal, consuming=errand.consuming)
-            errand.commands = as_eval(errand.commands, errand.script)
-        elif code in ("MOVED", "ASK") and (owner := self.topology.moved(refusal, where)):
-            patience.spend(refusal, consuming=errand.consuming)
+            errand.as_text = True
+        elif code in ("MOVED", "ASK") and (owner := self.topology.moved(trouble, where)):
             errand.where, errand.asking = owner, code == "ASK"
         elif code in PASSING:
             if code in DISOWNED:
                 self.topology.lost(where)
-                yield Discard(where)
                 errand.where, errand.asking = None, False
-            yield from patience.wait(refusal, consuming=errand.consuming)
         else:
-            raise refused(refusal, errand.keys, consuming=errand.consuming) from refusal
+            raise refused(trouble, errand.names, consuming=errand.consuming) from trouble
+        self._count(errand, trouble)
+        return code in PASSING
+
+    def _count(self, errand: Errand, trouble: Trouble) -> None:
+        errand.tries += 1
+        hopeless = isinstance(trouble, LinkError) and not trouble.again
+        if hopeless or errand.tries >= _ATTEMPTS:
+            raise errand.unavailable(trouble) from trouble
 
 
-def as_eval(commands: Sequence[Command], script: LuaScript) -> list[Command]:
-    """The same commands with the script's text in the place of its hash; it is cached on the way.
+def _rest(errand: Errand, trouble: Trouble) -> RedisFlow:
+    """A pause, longer each time and never in step with others, if there is time for it."""
+    try:
+        yield Pause(_FIRST_PAUSE_MS * 2 ** (errand.tries - 1) * random.uniform(0.5, 1))
+    except LinkError:
+        raise errand.unavailable(trouble) from trouble
 
-    An answer to NOSCRIPT, which each node of a cluster gives once, and each server after a
+
+def _spelt_out(command: Command, script: LuaScript) -> Command:
+    """The same command with the script's text in the place of its hash; it is cached on the way.
+
+    The answer to NOSCRIPT, which each node of a cluster gives once, and each server after a
     restart, a failover or a SCRIPT FLUSH.
     """
-    return [
-        ("EVAL", script.source, *command[2:]) if command[0] == "EVALSHA" else command
-        for command in commands
-    ]
+    return ("EVAL", script.source, *command[2:]) if command[0] == "EVALSHA" else command
 
 
 def _refusal_in(replies: Sequence[Any]) -> Refusal | None:
@@ -185,6 +229,15 @@ def _refusal_in(replies: Sequence[Any]) -> Refusal | None:
     return None
 
 
-def _harmless(error: LinkError) -> LinkError:
-    """A failed look-up charges nobody, whatever it was that got lost."""
-    return LinkError(str(error), may_have_run=False, again=error.again)
+def _by_errand(
+    pending: dict[int, Errand], members: Sequence[int], answer: LinkError | list[Any]
+) -> list[tuple[int, Any]]:
+    """Who got which reply; a failed link is everybody's."""
+    if isinstance(answer, LinkError):
+        return [(number, answer) for number in members]
+    replies = iter(answer)
+    pairs = []
+    for number in members:
+        reply = next(replies)
+        pairs.append((number, next(replies) if pending[number].asking else reply))
+    return pairs

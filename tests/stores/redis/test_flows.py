@@ -1,0 +1,246 @@
+"""What is repeated and what is not, decided without a network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock import ConfigInvalidError, Decision, StoreUnavailableError, gcra
+from penstock.core.store import checking, forecasting
+from penstock.stores.flow import drive
+from penstock.stores.redis.flows import Flows
+from penstock.stores.redis.requests import Address, Ask, Discard, LinkError, Pause, Refusal, Scatter
+from penstock.stores.redis.routing import Router
+from penstock.stores.redis.topology import Cluster, Fixed, Topology, slot_of
+
+HERE, THERE = Address("here", 1), Address("there", 2)
+YES = [1, 10, 9, 1_000, 0]
+GRANTED = Decision(True, 10, 9, 1_000, 0)
+CHECK = checking(gcra(10, 1_000))
+
+
+class Script:
+    """A server that answers by a list, and remembers what it was asked."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[Address | None, str]] = []
+        self.pauses = 0
+        self.discarded: list[Address] = []
+
+    def serve(self, request: Any) -> Any:
+        if isinstance(request, Pause):
+            self.pauses += 1
+            return None
+        if isinstance(request, Discard):
+            self.discarded.append(request.where)
+            return None
+        if isinstance(request, Scatter):
+            return [self._settled(ask) for ask in request.asks]
+        return self._answer(request)
+
+    def _settled(self, ask: Ask) -> Any:
+        try:
+            return self._answer(ask)
+        except LinkError as error:
+            return error
+
+    def _answer(self, ask: Ask) -> Any:
+        self.asked.append((ask.where, " ".join(command[0] for command in ask.commands)))
+        answer = self.answers.pop(0)
+        if isinstance(answer, LinkError):
+            raise answer
+        return answer
+
+
+def check(script: Script, topology: Topology | None = None) -> Any:
+    flows = Flows(Router(topology or Fixed(HERE)), use_server_time=True)
+    return drive(flows.apply("k", CHECK, 0, 1), script.serve)
+
+
+def check_many(script: Script, keys: list[str], topology: Topology | None = None) -> Any:
+    flows = Flows(Router(topology or Fixed(HERE)), use_server_time=True)
+    return drive(flows.apply_many(keys, CHECK, 0, 1), script.serve)
+
+
+def slots(*owners: Address) -> list[Any]:
+    """A CLUSTER SLOTS reply that shares the slots out evenly."""
+    size = 16_384 // len(owners)
+    edges = [size * place for place in range(len(owners))] + [16_384]
+    return [
+        [edges[place], edges[place + 1] - 1, [owner.host.encode(), owner.port, b"id"]]
+        for place, owner in enumerate(owners)
+    ]
+
+
+def lost() -> LinkError:
+    return LinkError("lost", may_have_run=True, again=True)
+
+
+def refused() -> LinkError:
+    return LinkError("refused", may_have_run=False, again=True)
+
+
+def test_a_check_is_one_request() -> None:
+    """EVALSHA, and nothing else."""
+    script = Script([YES])
+    assert check(script) == GRANTED
+    assert script.asked == [(HERE, "EVALSHA")]
+
+
+def test_a_script_that_the_server_lacks_is_sent_as_text() -> None:
+    """NOSCRIPT is answered with EVAL, once."""
+    script = Script([Refusal("NOSCRIPT No matching script.")], [YES])
+    assert check(script) == GRANTED
+    assert script.asked == [(HERE, "EVALSHA"), (HERE, "EVAL")]
+
+
+def test_a_lost_reply_is_never_asked_for_again() -> None:
+    """The server may have counted the request."""
+    script = Script(lost())
+    with pytest.raises(StoreUnavailableError, match="may have been charged"):
+        check(script)
+    assert len(script.asked) == 1
+
+
+def test_a_lost_reply_to_a_question_that_consumes_nothing_is_asked_for_again() -> None:
+    """A forecast can be repeated at no cost."""
+    flows = Flows(Router(Fixed(HERE)), use_server_time=True)
+    transform = forecasting(gcra(10, 1_000))
+    script = Script(lost(), [None, [b"1700000000", b"0"]])
+    assert drive(flows.apply("k", transform, 0, 1), script.serve).spendable_now == 10
+
+
+def test_a_refused_connection_is_tried_again_a_few_times() -> None:
+    """Nothing was sent, so nothing can have been counted."""
+    script = Script(refused(), refused(), [YES])
+    assert check(script) == GRANTED
+    assert script.pauses == 2
+
+
+def test_a_server_that_stays_away_is_given_up_on() -> None:
+    """With a typed error that says the request was not charged."""
+    script = Script(*[refused()] * 20)
+    with pytest.raises(StoreUnavailableError, match="was not charged"):
+        check(script)
+    assert len(script.asked) < 10
+
+
+@pytest.mark.parametrize("code", ["LOADING", "TRYAGAIN", "CLUSTERDOWN", "BUSY", "READONLY"])
+def test_a_passing_refusal_is_waited_out(code: str) -> None:
+    """The server said that it did not run the request, and that this may change."""
+    script = Script([Refusal(f"{code} wait")], [YES])
+    assert check(script) == GRANTED
+    assert script.pauses == 1
+
+
+def test_a_demoted_master_is_dropped() -> None:
+    """After READONLY the connections to that server are of no use."""
+    script = Script([Refusal("READONLY You can't write against a read only replica.")], [YES])
+    check(script)
+    assert script.discarded == [HERE]
+
+
+def test_a_refusal_that_does_not_pass_is_reported_at_once() -> None:
+    """Out of memory does not go away in milliseconds."""
+    script = Script([Refusal("OOM command not allowed when used memory > 'maxmemory'.")])
+    with pytest.raises(StoreUnavailableError, match="not charged"):
+        check(script)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "WRONGTYPE Operation against a key holding the wrong kind of value",
+        "WRONGTYPE Operation against a key holding the wrong kind of value script: f, on @x:1.",
+        "ERR Error running script (call to f_1): @user_script:9: @user_script: 9: "
+        "-WRONGTYPE Operation against a key holding the wrong kind of value",
+        "ERR user_script:9: attempt to compare nil with number script: f, on @user_script:9.",
+    ],
+)
+def test_a_key_of_somebody_else_is_a_mistake_of_the_caller(text: str) -> None:
+    """And the message says to give each limiter a prefix."""
+    with pytest.raises(ConfigInvalidError, match="prefix"):
+        check(Script([Refusal(text)]))
+
+
+def test_a_cluster_node_behind_a_plain_client_is_a_mistake_of_the_caller() -> None:
+    """MOVED means nothing to a store that was told of one server."""
+    with pytest.raises(ConfigInvalidError, match=r"redis\+cluster://"):
+        check(Script([Refusal("MOVED 1 there:2")]))
+
+
+def test_a_moved_slot_is_followed() -> None:
+    """The request goes where the server points, and the table is read again before the next."""
+    cluster = Cluster([HERE])
+    script = Script([slots(HERE)], [Refusal(f"MOVED {slot_of('k')} there:2")], [YES])
+    assert check(script, cluster) == GRANTED
+    assert script.asked[-1] == (THERE, "EVALSHA")
+    assert cluster.locate("k") is None
+
+
+def test_a_slot_that_is_moving_is_asked_for_at_its_new_place() -> None:
+    """ASK is followed with ASKING, and the table stays."""
+    cluster = Cluster([HERE])
+    script = Script(
+        [slots(HERE)],
+        [Refusal(f"ASK {slot_of('k')} there:2")],
+        [b"OK", Refusal("NOSCRIPT No matching script.")],
+        [b"OK", YES],
+    )
+    assert check(script, cluster) == GRANTED
+    assert script.asked[-2:] == [(THERE, "ASKING EVALSHA"), (THERE, "ASKING EVAL")]
+    assert cluster.locate("k") == HERE
+
+
+def test_a_node_without_a_name_is_at_the_host_that_was_asked() -> None:
+    """Managed clusters leave the host empty."""
+    cluster = Cluster([HERE])
+    script = Script([[[0, 16_383, [b"", 7, b"id"]]]], [YES])
+    check(script, cluster)
+    assert script.asked[-1][0] == Address("here", 7)
+
+
+def test_many_keys_are_one_script() -> None:
+    """On one server, however often a key is repeated."""
+    script = Script([YES * 3])
+    assert check_many(script, ["a", "b", "a"]) == [GRANTED] * 3
+    assert script.asked == [(HERE, "EVALSHA")]
+
+
+def test_many_keys_are_one_pipeline_per_node() -> None:
+    """With one script per slot, since a cluster allows no more."""
+    script = Script([slots(HERE, THERE)], [YES * 2, YES], [YES, YES])
+    keys = ["{a}1", "b", "{a}2", "foo", "bar"]
+    assert [slot_of(key) // 8_192 for key in keys] == [1, 0, 1, 1, 0]
+    assert check_many(script, keys, Cluster([HERE])) == [GRANTED] * 5
+    assert sorted(script.asked[1:]) == [(HERE, "EVALSHA EVALSHA"), (THERE, "EVALSHA EVALSHA")]
+
+
+def test_only_what_did_not_run_is_sent_again() -> None:
+    """One node knows the script, the other does not: the first is asked once."""
+    script = Script([slots(HERE, THERE)], [YES], [Refusal("NOSCRIPT No matching script.")], [YES])
+    assert check_many(script, ["b", "a"], Cluster([HERE])) == [GRANTED] * 2
+    assert script.asked[1:] == [(HERE, "EVALSHA"), (THERE, "EVALSHA"), (THERE, "EVAL")]
+
+
+def test_a_lost_share_of_many_is_never_asked_for_again() -> None:
+    """And the message says that other keys may have been charged."""
+    script = Script([slots(HERE, THERE)], [YES], lost())
+    with pytest.raises(StoreUnavailableError, match="other keys of this call"):
+        check_many(script, ["b", "a"], Cluster([HERE]))
+    assert len(script.asked) == 3
+
+
+def test_no_keys_are_no_requests() -> None:
+    """An empty batch asks nobody."""
+    script = Script()
+    assert check_many(script, []) == []
+
+
+def test_an_instant_of_zero_is_refused() -> None:
+    """On the wire it would mean the server's clock."""
+    flows = Flows(Router(Fixed(HERE)), use_server_time=False)
+    with pytest.raises(ConfigInvalidError, match="0 means the server's clock"):
+        flows.apply("k", CHECK, 0, 1)
