@@ -10,11 +10,19 @@ cdef enum Kind:
     GCRA
     TOKEN_BUCKET
     FIXED_WINDOW
+    CREDITS
     SLIDING_WINDOW
     SLIDING_WINDOW_LOG
 
 cdef tuple KIND_NAMES = (
-    "", "", "gcra", "token_bucket", "fixed_window", "sliding_window", "sliding_window_log"
+    "",
+    "",
+    "gcra",
+    "token_bucket",
+    "fixed_window",
+    "credits",
+    "sliding_window",
+    "sliding_window_log",
 )
 
 cdef extern from *:
@@ -70,6 +78,9 @@ cdef class Kernel:
         elif name == "fixed_window":
             self.kind = FIXED_WINDOW
             self.i0, self.i1, self.i2 = rider[1], rider[2], rider[3]
+        elif name == "credits":
+            self.kind = CREDITS
+            self.i0 = rider[1]
         elif name == "sliding_window":
             self.kind = SLIDING_WINDOW
             self.i0, self.i1, self.i2 = rider[1], rider[2], rider[3]
@@ -82,7 +93,14 @@ cdef class Kernel:
 
 
 cdef void decide(
-    Kernel kernel, bint known, Word a, Word b, int64_t now, int64_t cost, Verdict* verdict
+    Kernel kernel,
+    bint known,
+    Word a,
+    Word b,
+    int64_t expires,
+    int64_t now,
+    int64_t cost,
+    Verdict* verdict,
 ) noexcept:
     if kernel.kind == GCRA:
         decide_gcra(kernel, known, a, now, cost, verdict)
@@ -90,6 +108,8 @@ cdef void decide(
         decide_token_bucket(kernel, known, a, b, now, cost, verdict)
     elif kernel.kind == FIXED_WINDOW:
         decide_fixed_window(kernel, known, a, b, now, cost, verdict)
+    elif kernel.kind == CREDITS:
+        decide_credits(kernel, known, a, b, expires, now, cost, verdict)
     elif kernel.kind == SLIDING_WINDOW:
         decide_sliding_window(kernel, <Runs*> b.p if known else NULL, now, cost, verdict)
     else:
@@ -176,6 +196,34 @@ cdef inline void decide_fixed_window(
         verdict.allowed = False
         verdict.remaining = at_least(0, limit - count)
         verdict.retry = verdict.reset_at - now
+
+
+cdef inline void decide_credits(
+    Kernel kernel,
+    bint known,
+    Word a,
+    Word b,
+    int64_t expires,
+    int64_t now,
+    int64_t cost,
+    Verdict* verdict,
+) noexcept:
+    # The third word of this state, the end of the credits, is the record's own expiry.
+    cdef int64_t held = a.i if known else 0
+    verdict.limit = kernel.i0
+    if held < cost:
+        verdict.allowed = False
+        verdict.remaining = held
+        verdict.reset_at = now + 1
+        verdict.retry = 1
+        return
+    verdict.allowed = True
+    verdict.remaining = held - cost
+    verdict.reset_at = b.i
+    verdict.retry = 0
+    verdict.a.i = held - cost
+    verdict.b.i = b.i
+    verdict.ttl = expires - now
 
 
 cdef inline void decide_sliding_window(

@@ -30,14 +30,15 @@ def limiter_class(strategy: Strategy, store: Store) -> type[Limiter]:
 
 if native is not None:
 
-    class AcceleratedLimiter(native.Gate, Limiter):  # type: ignore[name-defined,misc]
+    class AcceleratedLimiter(native.Gate, Limiter):  # type: ignore[misc]
         """A Limiter over a native table."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             Limiter.__init__(self, *args, **kwargs)
+            store: Any = self.store
             steady = native.reads_steady_clock and type(self.clock) is SystemClock
             self._open_gate(
-                self.store.table,
+                store.table,
                 self._check,
                 self._lead,
                 self._now,

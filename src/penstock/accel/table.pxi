@@ -150,6 +150,7 @@ cdef class Table:
         cdef Decision decision
         cdef bint known = False
         cdef uint32_t position
+        cdef int64_t expires = 0
         a.i = b.i = 0
         if now > self.seen:
             self.seen = now
@@ -170,8 +171,9 @@ cdef class Table:
                 known = True
                 a = entry.a
                 b = entry.b
+                expires = entry.expires
             entry.used = True
-        decide(kernel, known, a, b, now, cost, &verdict)
+        decide(kernel, known, a, b, expires, now, cost, &verdict)
         if verdict.allowed:
             if position == NIL:
                 position = self._insert(key, now + verdict.ttl)
@@ -261,6 +263,8 @@ cdef class Table:
             return entry.a.d, entry.b.i
         if entry.kind == FIXED_WINDOW:
             return entry.a.i, entry.b.i
+        if entry.kind == CREDITS:
+            return entry.a.i, entry.b.i, entry.expires
         if entry.kind == OBJECT:
             return <object> <PyObject*> entry.b.p
         return runs_export(<Runs*> entry.b.p)
@@ -279,6 +283,8 @@ cdef class Table:
             a.d, b.i = state
         elif kind == FIXED_WINDOW:
             a.i, b.i = state
+        elif kind == CREDITS:
+            a.i, b.i, expires = state
         elif kind == OBJECT:
             a.p = <void*> name
             b.p = <void*> state

@@ -8,12 +8,12 @@ the same effect. Nothing but speed and memory may depend on the answer.
 from __future__ import annotations
 
 import os
-from types import ModuleType
+from typing import Any
 
 __all__ = ["accelerated", "native"]
 
 
-def _load() -> ModuleType | None:
+def _load() -> Any:
     if os.environ.get("PENSTOCK_PURE", "") not in ("", "0"):
         return None
     try:
@@ -23,5 +23,5 @@ def _load() -> ModuleType | None:
     return _native
 
 
-native = _load()
+native: Any = _load()
 accelerated = native is not None

@@ -26,11 +26,11 @@ class Transform(Generic[R]):
 
     `run(state, now, cost)` yields an Outcome. `strategy` is whose state it reads and `kind` that
     one's name. `lua` and `native` are its riders; `role` says what they have to do to stand for
-    `run`: "check", or "peek" and "forecast", which only read.
+    `run`: "check", "lease" (see `core/grant.py`), or "peek" and "forecast", which only read.
     `refuse(now, retry_after_ms)` is the answer of a store that has no room for a new key.
     """
 
-    __slots__ = ("kernel", "kind", "lua", "native", "refuse", "role", "run", "strategy")
+    __slots__ = ("kernel", "kind", "lua", "native", "need", "refuse", "role", "run", "strategy")
 
     def __init__(
         self,
@@ -46,6 +46,8 @@ class Transform(Generic[R]):
         self.refuse = refuse
         self.lua = strategy.lua if strategy is not None and strategy.rides else None
         self.native = strategy.native if strategy is not None and strategy.rides else None
+        # For the role "lease": the least that helps, where `cost` is what is wanted.
+        self.need = 1
         # What the compiled path made of `native`, once it has seen this transform.
         self.kernel: Any = None
 

@@ -4,6 +4,7 @@
 |---|---|---|
 | check | one script | WATCH, GET, TIME / MULTI, SET, EXEC |
 | peek, forecast | one read script and TIME, decided here | GET and TIME, decided here |
+| lease | the check script and TIME, again if less is left | as check |
 | check of many | one script per slot group | one check after the other |
 | clear | DEL | DEL |
 
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 
 from ...core.decision import Decision
 from ...core.errors import StoreUnavailableError, UnsupportedError
+from ...core.grant import Grant, bargain
 from ...core.store import Transform
 from ...core.strategy import LuaRider, Strategy
 from ...core.validation import reject
@@ -55,11 +57,13 @@ class Flows:
             return run(key, transform, now, cost)
         if role == "check":
             return self._check(key, rider, now, cost)
+        if role == "lease":
+            return self._lease(key, rider, now, cost, transform.need)
         if role in _READING:
             return self._read_rider(key, transform, now, cost)
         raise UnsupportedError(
             f"RedisStore cannot run {role!r} on the state of {transform.kind!r}, which is kept in "
-            "its wire encoding; only check, peek, forecast and clear know that"
+            "its wire encoding; only check, lease, peek, forecast and clear know that"
         )
 
     def apply_many(
@@ -83,8 +87,25 @@ class Flows:
     def _check(self, key: str, rider: LuaRider, now: int, cost: int) -> RedisFlow:
         command = ("EVALSHA", rider.check.sha1, 1, key, *rider.argv(now, cost))
         replies = yield from self._router.ask(key, (command,), script=rider.check, consuming=True)
-        allowed, limit, remaining, reset_at, retry_after_ms = replies[0]
-        return Decision(allowed == 1, limit, remaining, reset_at, retry_after_ms)
+        return _decision(replies[0])
+
+    def _lease(self, key: str, rider: LuaRider, now: int, want: int, need: int) -> RedisFlow:
+        """As many checks as the bargain takes, nearly always one. TIME comes after the script, so
+        that what is left of the window is never overstated."""
+        deal = bargain(max(want, need), need)
+        cost = next(deal)
+        while True:
+            commands: list[Command] = [
+                ("EVALSHA", rider.check.sha1, 1, key, *rider.argv(now, cost)),
+                _TIME,
+            ]
+            replies = yield from self._router.ask(key, commands, script=rider.check, consuming=True)
+            decision = _decision(replies[0])
+            try:
+                cost = deal.send(decision)
+            except StopIteration as settled:
+                taken, decision = settled.value
+                return Grant(taken, decision, now or _ms(replies[1]))
 
     def _read_rider(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
         assert transform.strategy is not None
@@ -198,6 +219,11 @@ def _decode(strategy: Strategy, raw: Any, key: str) -> Any:
         return strategy.read_state(raw)
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise record.foreign_state(f"key {key!r}", error) from error
+
+
+def _decision(reply: Any) -> Decision:
+    allowed, limit, remaining, reset_at, retry_after_ms = reply
+    return Decision(allowed == 1, limit, remaining, reset_at, retry_after_ms)
 
 
 def _ms(time: Any) -> int:

@@ -1,0 +1,9 @@
+"""A limit for a fleet without a round trip per request: credits taken in batches, spent locally."""
+
+from __future__ import annotations
+
+from .batch import AdaptiveBatch
+from .spender import LeaseSpender
+from .two_tier import TwoTierLimiter, two_tier
+
+__all__ = ["AdaptiveBatch", "LeaseSpender", "TwoTierLimiter", "two_tier"]

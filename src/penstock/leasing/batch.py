@@ -1,0 +1,72 @@
+"""How many credits to take at once.
+
+A batch that is too small pays round trips, one that is too large strands credits that other nodes
+could have used. If a round trip costs `order_cost`, a stranded credit `strand_penalty`, and a key
+spends `demand` credits per lease period, the batch that balances the two is
+
+    sqrt(2 * order_cost * demand / strand_penalty)
+
+the economic order quantity of any stock that is ordered and held. Demand is learned per key, as a
+moving average of its logarithm: it spans orders of magnitude, and one burst must not drown what a
+hundred quiet periods said. What is learned changes how often the store is asked and never how much
+may be admitted: every credit is still granted by the store.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+
+from ..core.validation import reject, require_int, require_rate
+
+__all__ = ["AdaptiveBatch"]
+
+
+class AdaptiveBatch:
+    """Learns the batch of each key from the demand it served."""
+
+    def __init__(
+        self,
+        *,
+        order_cost: float = 50.0,
+        strand_penalty: float = 1.0,
+        period_ms: int = 1_000,
+        smoothing: float = 0.3,
+        least: int = 1,
+        most: int = 10_000,
+        max_keys: int = 100_000,
+    ) -> None:
+        self.order_cost = require_rate("order_cost", order_cost)
+        self.strand_penalty = require_rate("strand_penalty", strand_penalty)
+        self.period_ms = require_int("period_ms", period_ms)
+        self.smoothing = require_rate("smoothing", smoothing)
+        if self.smoothing > 1:
+            reject(f"smoothing must lie between 0 and 1, not {smoothing!r}")
+        self.least = require_int("least", least)
+        self.most = require_int("most", most, low=least)
+        self._max_keys = require_int("max_keys", max_keys)
+        # key: (mean logarithm of the demand per period, when last leased)
+        self._learned: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    def observe(self, key: str, served: int, now: int) -> None:
+        """`served` credits went to callers since the key's previous lease."""
+        known = self._learned.get(key)
+        elapsed = self.period_ms if known is None else max(1, now - known[1])
+        sample = math.log(max(served, 1) * self.period_ms / elapsed)
+        mean = sample if known is None else known[0] + self.smoothing * (sample - known[0])
+        self._learned[key] = (mean, now)
+        self._learned.move_to_end(key)
+        while len(self._learned) > self._max_keys:
+            self._learned.popitem(last=False)
+
+    def size(self, key: str) -> int:
+        """How much to lease for the key next."""
+        known = self._learned.get(key)
+        if known is None:
+            return self.least
+        demand = math.exp(min(known[0], 700.0))
+        ideal = math.sqrt(2 * self.order_cost * demand / self.strand_penalty)
+        return int(min(max(ideal, self.least), self.most))
+
+    def __repr__(self) -> str:
+        return f"<AdaptiveBatch {self.least} to {self.most}, {len(self._learned)} keys>"

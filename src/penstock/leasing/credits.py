@@ -1,0 +1,74 @@
+"""Credits as a strategy: what a node may still spend of its lease.
+
+The near tier of a two-tier limiter is a MemoryStore, and this is its strategy; so it has the same
+atomicity, the same expiry and the same native path as any other. `check` spends credits or denies,
+and a denial here only means that a lease is needed.
+
+The state is (credits, reset_at, until). `reset_at` is the end of the window as the store told it,
+for the caller to see. `until` is the same end on this node's steady clock, reckoned from the
+moment the lease was *requested*: the store's reading came later, so `until` is never late, and a
+node whose clock shows another time of day is not fooled. From `until` on the state is expired,
+which is how credits that are coupled to their window are dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.decision import Decision, Forecast, Outcome
+from ..core.store import Transform
+from ..core.strategy import Strategy
+from ..core.validation import MAX_SPAN_MS
+
+__all__ = ["Credits", "granting"]
+
+State = tuple[int, int, int]
+
+
+class Credits(Strategy):
+    """State: (credits, reset_at, until)."""
+
+    name = "credits"
+
+    def __init__(self, limit: int, idle_ms: int | None = None) -> None:
+        self.limit = limit
+        self.ttl_ms = MAX_SPAN_MS
+        self._idle_ms = idle_ms
+        # Idle credits need a second deadline, for which the native record has no room.
+        self.native = ("credits", limit) if idle_ms is None else None
+
+    def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
+        if state is None or state[0] < cost:
+            held = state[0] if state else 0
+            return Outcome(state, Decision(False, self.limit, held, now + 1, 1), 0, False)
+        held, reset_at, until = state[0] - cost, state[1], state[2]
+        decision = Decision(True, self.limit, held, reset_at, 0)
+        return Outcome((held, reset_at, until), decision, self._life(until, now), True)
+
+    def forecast(self, state: State | None, now: int, cost: int) -> Forecast:
+        held = state[0] if state else 0
+        return Forecast(held // cost, now + 1, now + 1)
+
+    def grant(self, state: State | None, now: int, fresh: State, coupled: bool) -> Outcome[int]:
+        """Add what was leased. Coupled credits of another window than the new one's are dropped."""
+        held, reset_at, until = fresh
+        if until <= now:
+            return Outcome(state, 0, 0, False)
+        if state is not None and (not coupled or state[1] == reset_at):
+            held += state[0]
+            # Two leases of one window: the earlier reckoning of its end is the safe one.
+            until = min(until, state[2])
+        return Outcome((held, reset_at, until), held, self._life(until, now), True)
+
+    def _life(self, until: int, now: int) -> int:
+        left = until - now
+        return left if self._idle_ms is None else min(left, self._idle_ms)
+
+
+def granting(strategy: Credits, fresh: State, coupled: bool) -> Transform[int]:
+    """The transform that puts a lease into the near tier; returns the credits then held."""
+
+    def run(state: Any, now: int, _cost: int) -> Outcome[int]:
+        return strategy.grant(state, now, fresh, coupled)
+
+    return Transform(strategy, "grant", run, lambda _now, _retry_after_ms: 0)

@@ -1,0 +1,48 @@
+"""Remembered denials: an abusive client must not turn its flood into load on the store.
+
+A denial holds for its `retry_after_ms`, on this node's steady clock, for requests of at least the
+denied cost; a smaller one may still fit and has to be asked for. Bounded: the oldest go first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+from ..core.decision import Decision
+
+__all__ = ["Denials"]
+
+
+class Denials:
+    """The denials of one node, by key."""
+
+    def __init__(self, max_keys: int) -> None:
+        self._max_keys = max_keys
+        self._lock = threading.Lock()
+        self._held: OrderedDict[str, tuple[int, int, Decision]] = OrderedDict()
+
+    def recall(self, key: str, now: int, cost: int) -> Decision | None:
+        """The denial that still holds for such a request, its wait brought up to date."""
+        held = self._held.get(key)
+        if held is None or cost < held[1]:
+            return None
+        until, _, denial = held
+        if now >= until:
+            self.forget(key)
+            return None
+        return Decision(False, denial.limit, denial.remaining, denial.reset_at, until - now)
+
+    def remember(self, key: str, now: int, cost: int, denial: Decision) -> None:
+        with self._lock:
+            self._held[key] = (now + denial.retry_after_ms, cost, denial)
+            self._held.move_to_end(key)
+            while len(self._held) > self._max_keys:
+                self._held.popitem(last=False)
+
+    def forget(self, key: str) -> None:
+        with self._lock:
+            self._held.pop(key, None)
+
+    def __len__(self) -> int:
+        return len(self._held)
