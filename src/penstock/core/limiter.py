@@ -8,7 +8,6 @@ the async calls are twins over the same store contract and make the same decisio
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -21,6 +20,7 @@ from .strategy import Strategy
 from .validation import (
     MAX_KEY_BYTES,
     MAX_SAFE,
+    MAX_SPAN_MS,
     reject,
     require_cost,
     require_instant,
@@ -249,7 +249,7 @@ class Limiter:
             return None
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
             reject(f"timeout must be None or seconds from 0 up, not {timeout!r}")
-        return None if math.isinf(timeout) else int(timeout * 1000)
+        return None if timeout > MAX_SPAN_MS else int(timeout * 1000)
 
 
 def _reader(clock: Clock) -> Callable[[], int]:

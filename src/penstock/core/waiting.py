@@ -41,6 +41,9 @@ class Nap:
     ms: int | None
 
 
+# Platforms differ in how long a thread may sleep; whoever wakes early just sleeps again.
+_LONGEST_NAP_MS = 3_600_000
+
 Step = Ask | Look | Nap
 Wake = Callable[[], None]
 
@@ -58,7 +61,7 @@ class Watch:
 
     def real_ms(self, ms: int | None) -> int | None:
         """How long to sleep at most: a manual clock wakes us itself."""
-        return None if self._manual else ms
+        return None if self._manual or ms is None else min(ms, _LONGEST_NAP_MS)
 
 
 class _Line:

@@ -1,0 +1,402 @@
+"""The limiter: the calls and their twins, the clock, the key's name, closing, and custom parts."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import Any
+
+import pytest
+
+from penstock import (
+    Decision,
+    Forecast,
+    Limiter,
+    ManualClock,
+    MemoryStore,
+    Outcome,
+    Store,
+    Strategy,
+    SystemClock,
+    UnsupportedError,
+    fixed_window,
+    gcra,
+    rate_limit,
+    sliding_window,
+    unlimited,
+)
+from tests.conformance.broken_stores import AsyncOnlyStore, DictStore
+from tests.helpers import (
+    KINDS,
+    NOW,
+    PATHS,
+    CountingClock,
+    Quota,
+    draw_strategy,
+    draw_timeline,
+    make_limiter,
+    make_store,
+    run,
+)
+
+both_paths = pytest.mark.parametrize("path", PATHS)
+
+
+class Closable(MemoryStore):
+    """Counts how often it was closed."""
+
+    closes = 0
+
+    def close(self) -> None:
+        self.closes += 1
+        super().close()
+
+
+@both_paths
+@pytest.mark.parametrize("kind", [*KINDS, "custom"])
+def test_the_twins_decide_the_same(path: str, kind: str) -> None:
+    """Whatever is called on one limiter and awaited on another gets the same answer."""
+    rng = random.Random(f"twins/{kind}")
+
+    async def compare() -> None:
+        for _ in range(20):
+            strategy = Quota(9) if kind == "custom" else draw_strategy(kind, rng)
+            clock = ManualClock(NOW)
+            called, awaited = (make_limiter(path, strategy, clock) for _ in range(2))
+            for now, cost in draw_timeline(strategy, rng, 20):
+                clock.set(now)
+                key = rng.choice("ab")
+                assert called.check(key, cost) == await awaited.acheck(key, cost)
+                assert called.peek(key) == await awaited.apeek(key)
+                many = [key, "c", key]
+                assert called.check_many(many, cost) == await awaited.acheck_many(many, cost)
+                if kind != "custom":
+                    assert called.forecast(key, cost) == await awaited.aforecast(key, cost)
+                if rng.random() < 0.1:
+                    called.reset(key)
+                    await awaited.areset(key)
+
+    run(compare())
+
+
+@both_paths
+@pytest.mark.parametrize("kind", KINDS)
+def test_check_many_is_one_check_per_key_in_order(path: str, kind: str) -> None:
+    """Repeated keys included; any iterable will do."""
+    rng = random.Random(f"many/{kind}")
+    for _ in range(50):
+        strategy, clock = draw_strategy(kind, rng), ManualClock(NOW)
+        one, many = (make_limiter(path, strategy, clock) for _ in range(2))
+        for now, cost in draw_timeline(strategy, rng, 8):
+            clock.set(now)
+            keys = [rng.choice("abc") for _ in range(rng.randrange(6))]
+            assert many.check_many(iter(keys), cost) == [one.check(key, cost) for key in keys]
+
+
+@both_paths
+def test_the_clock_is_read_exactly_once_per_call(path: str) -> None:
+    """However many keys; and not at all to reset one."""
+    for strategy in (gcra(100, 1_000), Quota(100)):
+        clock = CountingClock()
+        limiter = make_limiter(path, strategy, clock)
+        keys = [str(number) for number in range(50)]
+        calls = [
+            (lambda: limiter.check("k"), 1),  # noqa: B023
+            (lambda: limiter.check_many(keys), 1),  # noqa: B023
+            (lambda: limiter.check_many([]), 1),  # noqa: B023
+            (lambda: limiter.peek("k"), 1),  # noqa: B023
+            (lambda: limiter.reset("k"), 0),  # noqa: B023
+            (lambda: run(_await(limiter.acheck, "k")), 1),  # noqa: B023
+            (lambda: run(_await(limiter.acheck_many, keys)), 1),  # noqa: B023
+            (lambda: run(_await(limiter.apeek, "k")), 1),  # noqa: B023
+            (lambda: run(_await(limiter.areset, "k")), 0),  # noqa: B023
+        ]
+        for call, reads in calls:
+            clock.reads = 0
+            call()
+            assert clock.reads == reads
+
+
+async def _await(call: Any, *arguments: Any) -> Any:
+    return await call(*arguments)
+
+
+@both_paths
+def test_peek_and_forecast_write_nothing(path: str) -> None:
+    """Asking any number of times leaves the store empty and the quota whole."""
+    store = make_store(path)
+    limiter = make_limiter(path, sliding_window(3, 1_000), ManualClock(NOW), store)
+    for _ in range(10):
+        assert limiter.peek("k") == Decision(True, 3, 3, NOW + 1_100, 0)
+        assert limiter.forecast("k") == Forecast(3, NOW, NOW)
+    assert len(store) == 0
+    assert limiter.check("k", 3).allowed
+
+
+@both_paths
+def test_a_reset_forgets_one_key(path: str) -> None:
+    """And only that one; in both colours."""
+    limiter = make_limiter(path, gcra(1, 60_000), ManualClock(NOW), prefix="p")
+    limiter.check_many(["a", "b", "c"])
+    limiter.reset("a")
+    run(_await(limiter.areset, "b"))
+    assert [d.allowed for d in limiter.check_many(["a", "b", "c"])] == [True, True, False]
+
+
+@both_paths
+def test_prefix_and_key_are_joined_by_a_colon(path: str) -> None:
+    """Without a prefix the key stands alone; two prefixes never meet."""
+    store, clock = make_store(path), ManualClock(NOW)
+
+    def admits(prefix: str, key: str) -> bool:
+        limiter = make_limiter(path, fixed_window(1, 1_000), clock, store, prefix=prefix)
+        return limiter.check(key).allowed
+
+    assert admits("a", "b:c")
+    assert not admits("a:b", "c")
+    assert not admits("", "a:b:c")
+    assert admits("a", "c")
+    assert admits("", "c")
+    assert not admits("", "c")
+
+
+def test_the_name_that_reaches_a_store() -> None:
+    """Custom stores see `prefix:key` in every call."""
+    store = DictStore()
+    limiter = rate_limit("5/s", store=store, clock=ManualClock(NOW), prefix="api")
+    limiter.check("k")
+    limiter.check_many(["l"])
+    assert sorted(store.states) == ["api:k", "api:l"]
+    limiter.reset("k")
+    assert sorted(store.states) == ["api:l"]
+
+
+def test_a_store_is_a_class_with_one_method() -> None:
+    """`apply` alone gives check, check_many, peek, forecast, reset and acquire."""
+    clock = ManualClock(NOW)
+    limiter = rate_limit(gcra(2, 1_000), store=DictStore(), clock=clock)
+    assert limiter.check("k").remaining == 1
+    assert [d.allowed for d in limiter.check_many(["k", "k", "j"])] == [True, False, True]
+    assert not limiter.peek("k").allowed
+    assert limiter.forecast("k").next_replenish_at == NOW + 500
+    limiter.reset("k")
+    assert limiter.acquire("k", 2).allowed
+    with pytest.raises(UnsupportedError, match=r"DictStore has no aapply\(\); use check") as caught:
+        run(_await(limiter.acheck, "k"))
+    assert caught.value.code == "not_implemented"
+
+
+def test_an_async_store_is_a_class_with_one_method_too() -> None:
+    """`aapply` alone gives the awaitable calls; the others name the remedy."""
+
+    async def use() -> None:
+        limiter = rate_limit(gcra(2, 1_000), store=AsyncOnlyStore(), clock=ManualClock(NOW))
+        assert (await limiter.acheck("k")).remaining == 1
+        decisions = await limiter.acheck_many(["k", "k", "j"])
+        assert [d.allowed for d in decisions] == [True, False, True]
+        assert not (await limiter.apeek("k")).allowed
+        assert (await limiter.aforecast("k")).next_replenish_at == NOW + 500
+        await limiter.areset("k")
+        assert (await limiter.aacquire("k", 2)).allowed
+        for call in (limiter.check, limiter.peek, limiter.acquire):
+            with pytest.raises(UnsupportedError, match=r"has no apply\(\); use acheck"):
+                call("k")
+
+    run(use())
+
+
+class EveryOther(Strategy):
+    """A strategy as a user might write it: one small pure method."""
+
+    limit = 1
+
+    def check(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
+        if state == "on":
+            return Outcome(state, Decision(False, 1, 0, now + 10, 10), 0, False)
+        return Outcome("on", Decision(True, 1, 0, now + 10, 0), 10, True)
+
+
+@both_paths
+def test_a_strategy_is_a_class_with_one_method(path: str) -> None:
+    """check, peek, acquire and the twins work; forecast says what is missing."""
+    clock = ManualClock(NOW)
+    limiter = make_limiter(path, EveryOther(), clock)
+    assert limiter.peek("k") == Decision(True, 1, 1, NOW + 10, 0)
+    assert limiter.check("k").allowed
+    assert not limiter.check("k").allowed
+    assert not run(_await(limiter.acheck, "k")).allowed
+    clock.advance(10)
+    assert limiter.acquire("k").allowed
+    with pytest.raises(UnsupportedError, match="'EveryOther' has no forecast"):
+        limiter.forecast("k")
+    assert EveryOther.name == "EveryOther"
+
+
+@both_paths
+def test_a_clock_is_anything_that_tells_the_time(path: str) -> None:
+    """A class with `now()`, obeyed on both paths, also when it goes back."""
+
+    class Scripted:
+        def __init__(self, *instants: int) -> None:
+            self.instants = list(instants)
+
+        def now(self) -> int:
+            return self.instants.pop(0)
+
+    clock = Scripted(NOW, NOW + 999, NOW - 5, NOW + 1_000)
+    limiter = make_limiter(path, fixed_window(1, 1_000), clock)
+    assert [limiter.check("k").allowed for _ in range(4)] == [True, False, False, True]
+
+
+@both_paths
+def test_unlimited_never_denies_and_never_stores(path: str) -> None:
+    """The kill switch: swap it in and the calling code stays as it is."""
+    store = make_store(path)
+    limiter = make_limiter(path, unlimited(), ManualClock(NOW), store)
+    assert all(limiter.check("k", 2**53 - 1).allowed for _ in range(10))
+    assert limiter.acquire("k").allowed
+    assert len(store) == 0
+
+
+def test_close_closes_only_what_the_limiter_made() -> None:
+    """A store that was passed in belongs to its owner."""
+    lent, own = Closable(), Closable()
+    with rate_limit("5/s", store=lent):
+        pass
+    assert lent.closes == 0
+    with Limiter(gcra(5, 1_000), own, owns_store=True) as limiter:
+        assert limiter.check("k").allowed
+    assert own.closes == 1
+    limiter.close()
+
+
+def test_close_in_the_other_colour() -> None:
+    """`async with` and `aclose` keep the same rule."""
+
+    class AsyncClosable(Closable):
+        async def aclose(self) -> None:
+            self.close()
+
+    async def use() -> None:
+        lent, own = AsyncClosable(), AsyncClosable()
+        async with rate_limit("5/s", store=lent) as limiter:
+            assert (await limiter.acheck("k")).allowed
+        assert lent.closes == 0
+        async with Limiter(gcra(5, 1_000), own, owns_store=True):
+            pass
+        assert own.closes == 1
+
+    run(use())
+
+
+def test_a_limiter_closes_when_its_block_fails() -> None:
+    """And lets the error through."""
+    store = Closable()
+    with (
+        pytest.raises(KeyError),
+        Limiter(gcra(5, 1_000), store, owns_store=True),
+    ):
+        raise KeyError("inside")
+    assert store.closes == 1
+
+
+def test_a_limiter_shows_what_it_is() -> None:
+    """Its repr names strategy, store and prefix."""
+    shown = repr(rate_limit("5/s", prefix="api"))
+    assert "gcra(limit=5, period_ms=1000, burst=5)" in shown
+    assert "MemoryStore" in shown
+    assert "'api'" in shown
+
+
+def test_the_system_clock_tells_epoch_time_and_never_goes_back() -> None:
+    """Near the wall clock, in whole ms, the same for all instances."""
+    clock = SystemClock()
+    readings = [clock.now() for _ in range(1_000)]
+    assert readings == sorted(readings)
+    assert all(type(reading) is int for reading in readings)
+    assert abs(readings[-1] - time.time() * 1000) < 60_000
+    assert 0 <= SystemClock().now() - readings[-1] < 1_000
+
+
+def test_a_step_of_the_system_time_does_not_move_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wall clock is read once, at import, and never again."""
+    before = SystemClock().now()
+    for name in ("time", "time_ns"):
+        monkeypatch.setattr(time, name, lambda: 0)
+    assert 0 <= SystemClock().now() - before < 10_000
+
+
+@both_paths
+def test_both_paths_read_the_same_steady_clock(path: str) -> None:
+    """The compiled gate's own reading lies between two of SystemClock's."""
+    limiter = make_limiter(path, fixed_window(1_000, 60_000, anchor="first"))
+    for number in range(200):
+        before = SystemClock().now()
+        now = limiter.check(str(number)).reset_at - 60_000
+        assert before <= now <= SystemClock().now()
+
+
+def test_a_manual_clock_moves_only_when_told() -> None:
+    """Forward by advance, anywhere by set; it starts at 0 unless told otherwise."""
+    clock = ManualClock()
+    assert clock.now() == 0
+    clock.advance(5)
+    clock.advance(0)
+    assert clock.now() == 5
+    clock.set(NOW)
+    clock.set(NOW - 1)
+    assert clock.now() == NOW - 1
+    assert repr(clock) == f"ManualClock({NOW - 1})"
+
+
+def test_a_manual_clock_tells_its_listeners_until_they_leave() -> None:
+    """After the move, so that they see where it stands."""
+    clock, seen = ManualClock(NOW), []
+    leave = clock.subscribe(lambda: seen.append(clock.now()))
+    clock.advance(1)
+    clock.set(NOW)
+    leave()
+    leave()
+    clock.advance(9)
+    assert seen == [NOW + 1, NOW]
+
+
+def test_stores_without_either_method_say_so() -> None:
+    """The base class by itself is no store."""
+    with pytest.raises(UnsupportedError, match="Store has no apply"):
+        rate_limit("5/s", store=Store()).check("k")
+
+
+@both_paths
+def test_an_awaitable_check_decides_when_it_is_awaited(path: str) -> None:
+    """Once; not when it is made, and not a second time."""
+
+    async def use() -> None:
+        clock = ManualClock(NOW)
+        limiter = make_limiter(path, fixed_window(1, 1_000), clock)
+        pending = limiter.acheck("k")
+        assert limiter.peek("k").allowed
+        clock.advance(5_000)
+        assert (await pending).reset_at == NOW + 6_000
+        with pytest.raises(RuntimeError, match="already awaited"):
+            await pending
+
+    run(use())
+
+
+@both_paths
+def test_awaitable_checks_work_with_asyncio_tools(path: str) -> None:
+    """gather, create_task, wait_for and shield take them like any coroutine."""
+
+    async def use() -> None:
+        limiter = make_limiter(path, fixed_window(4, 1_000), ManualClock(NOW))
+        decisions = await asyncio.gather(*(limiter.acheck("k") for _ in range(3)))
+        assert [d.remaining for d in decisions] == [3, 2, 1]
+        task = asyncio.ensure_future(limiter.acheck("k"))
+        assert (await asyncio.wait_for(task, 5)).remaining == 0
+        assert not (await asyncio.wait_for(asyncio.shield(limiter.acheck("k")), 5)).allowed
+        with pytest.raises(ValueError, match="cost must be"):
+            await asyncio.gather(limiter.acheck("k", 0))
+
+    run(use())
