@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from tests.conformance.broken_stores import (
     NonAtomicStore,
 )
 from tests.helpers import PATHS, make_store
+from tests.stores.redis.live import open_empty
 
 Factory = Callable[[], Store]
 
@@ -38,6 +40,7 @@ STORES: dict[str, tuple[Factory, str]] = {
     },
     "dict": (DictStore, "sync"),
     "dict-async": (AsyncOnlyStore, "async"),
+    **{name: (partial(open_empty, name), "both") for name in ("valkey", "redis8", "cluster")},
 }
 CASES = conformance_cases()
 

@@ -1,4 +1,4 @@
-"""RedisStore on real servers: the same decisions as in memory, in as few round trips as promised."""
+"""RedisStore on real servers: the decisions of memory, in as few round trips as promised."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_threads_share_a_store(store: RedisStore, key: str) -> None:
     def work(limiter: Any) -> None:
         seen.extend((limiter, limiter.check(key)) for _ in range(20))
 
-    threads = [threading.Thread(target=work, args=(l,)) for l in (wide, narrow) * 6]
+    threads = [threading.Thread(target=work, args=(which,)) for which in (wide, narrow) * 6]
     for thread in threads:
         thread.start()
     for thread in threads:

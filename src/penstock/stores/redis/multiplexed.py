@@ -27,7 +27,6 @@ from .wire import ProtocolError, new_reader
 __all__ = ["Link"]
 
 _BATCH = 16
-_QUIET_S = 0.01
 
 
 class _Turn:
@@ -60,7 +59,6 @@ class Link(asyncio.Protocol):
         self._unsent: list[bytes] = []
         self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None
-        self._heard_at = self._loop.time()
 
     def ask(self, payload: bytes, count: int, deadline: float) -> asyncio.Future[list[Any]]:
         """The replies to `payload`, which holds `count` commands, or LinkError."""
@@ -82,9 +80,7 @@ class Link(asyncio.Protocol):
 
     def is_stale(self) -> bool:
         """True when the server has hung up and the loop had no chance to tell us yet."""
-        if self._turns or self._loop.time() - self._heard_at < _QUIET_S:
-            return False
-        return bool(self._poll(0))
+        return not self._turns and bool(self._poll(0))
 
     def close(self) -> None:
         """End it, with whatever is in flight."""
@@ -93,7 +89,6 @@ class Link(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        self._heard_at = self._loop.time()
         turns, gets = self._turns, self._reader.gets
         try:
             self._reader.feed(data)
