@@ -1,0 +1,185 @@
+"""Imports point one way, and a room that nobody has placed yet is not let in by accident."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import penstock
+
+ROOT = Path(penstock.__file__).parent
+
+# From the ground up. A room may use those on lower floors, and itself.
+FLOORS: tuple[frozenset[str], ...] = (
+    frozenset({"core"}),
+    frozenset({"strategies"}),
+    frozenset({"accel", "stores"}),
+    frozenset({"budget", "concurrency", "front"}),
+    frozenset({"admission", "leasing", "testkit"}),
+    frozenset({"config", "observe", "wire"}),
+    frozenset({"adapters"}),
+    frozenset({"service"}),
+    frozenset({"cli"}),
+)
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+# The compiled module imports nothing of the package, so anybody may use it.
+LEAF = "accel._native"
+
+
+def module_of(path: Path) -> str:
+    """`core.clock` for core/clock.py; `core` for core/__init__.py; "" for the root."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in ROOT.rglob("*.py")}
+
+
+def imports(module: str, path: Path, *, eager: bool = False) -> Iterator[str]:
+    """The modules of this package that a file imports; `eager`: only those loaded with it."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in _statements(ast.parse(path.read_text()), eager):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.partition(".")[0] == "penstock":
+                    yield alias.name.partition(".")[2]
+        elif isinstance(node, ast.ImportFrom):
+            yield from _from(node, package)
+
+
+def _from(node: ast.ImportFrom, package: str) -> Iterator[str]:
+    if node.level == 0:
+        head, _, target = (node.module or "").partition(".")
+        if head != "penstock":
+            return
+    else:
+        parts = package.split(".") if package else []
+        base = parts[: len(parts) - (node.level - 1)]
+        target = ".".join([*base, *(node.module.split(".") if node.module else [])])
+    for alias in node.names:
+        inner = f"{target}.{alias.name}" if target else alias.name
+        yield inner if inner in MODULES or inner == LEAF else target
+
+
+def _statements(tree: ast.AST, eager: bool) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        if eager and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if eager and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        yield node
+        yield from _statements(node, eager)
+
+
+def room_of(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def test_every_room_has_its_floor() -> None:
+    """A new room says where it stands, in FLOORS above."""
+    rooms = {room_of(module) for module in MODULES} - {""}
+    assert rooms <= FLOOR_OF.keys(), f"place {sorted(rooms - FLOOR_OF.keys())} in FLOORS"
+
+
+def test_imports_point_downwards() -> None:
+    """core <- strategies <- accel, stores <- wire, config <- service, adapters <- cli."""
+    upward = [
+        f"{module} imports {target}"
+        for module, path in MODULES.items()
+        if module
+        for target in imports(module, path)
+        if target != LEAF
+        and room_of(target) != room_of(module)
+        and FLOOR_OF.get(room_of(target), 99) >= FLOOR_OF[room_of(module)]
+    ]
+    assert upward == []
+
+
+def test_nothing_inside_imports_the_root() -> None:
+    """The door is for those outside."""
+    assert [
+        module for module, path in MODULES.items() if module and "" in imports(module, path)
+    ] == []
+
+
+def test_nothing_but_the_tests_uses_the_testkit() -> None:
+    """It is for those who build on the package, not for the package."""
+    users = [
+        module
+        for module, path in MODULES.items()
+        if room_of(module) not in ("testkit", "cli")
+        and any(room_of(target) == "testkit" for target in imports(module, path))
+    ]
+    assert users == []
+
+
+def test_the_core_uses_the_standard_library_and_the_leaf() -> None:
+    """Whatever else it imports would be needed by everybody."""
+    import sys
+
+    for module, path in MODULES.items():
+        if room_of(module) != "core":
+            continue
+        for target in imports(module, path):
+            assert room_of(target) == "core" or target == LEAF, (module, target)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                heads = {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                heads = {(node.module or "").partition(".")[0]}
+            else:
+                continue
+            assert heads <= sys.stdlib_module_names, (module, heads)
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    """What is loaded with a module never leads back to it."""
+    edges = {
+        module: {target for target in imports(module, path, eager=True) if target in MODULES}
+        for module, path in MODULES.items()
+    }
+    done: set[str] = set()
+
+    def walk(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, " -> ".join((*trail[trail.index(module) :], module))
+        if module not in done:
+            for target in sorted(edges[module]):
+                walk(target, (*trail, module))
+            done.add(module)
+
+    for module in sorted(edges):
+        walk(module, ())
+
+
+def test_the_leaf_really_is_one() -> None:
+    """Its source includes and imports nothing of the package."""
+    sources = [*(ROOT / "accel").glob("*.pyx"), *(ROOT / "accel").glob("*.pxi")]
+    assert sources
+    for source in sources:
+        for line in source.read_text().splitlines():
+            words = line.split()
+            if words[:1] in (["import"], ["from"], ["cimport"]):
+                assert not words[1].startswith((".", "penstock")), line
+
+
+WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "date.today"}
+
+
+def wall_clock_readings(path: Path) -> set[str]:
+    """Where a file names a function that tells the time of day. Monotonic ones may time a wait."""
+    named = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, (ast.Name, ast.Attribute)):
+            owner = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
+            named.add(f"{owner}.{node.attr}")
+        elif isinstance(node, ast.ImportFrom):
+            named |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return named & WALL_CLOCK
+
+
+def test_one_place_reads_the_system_clock() -> None:
+    """Everybody else is given the time, and so can be tested without waiting."""
+    readers = [module for module, path in MODULES.items() if wall_clock_readings(path)]
+    assert readers == ["core.clock"]

@@ -1,0 +1,164 @@
+"""Never run: the type checker reads this file, and with it what the public names promise.
+
+A line that must be refused carries the `type: ignore` that strict checking demands for it; were
+it accepted, the checker would call the comment unused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from typing_extensions import assert_type
+
+from penstock import (
+    Clock,
+    ConfigInvalidError,
+    Decision,
+    Forecast,
+    Limiter,
+    ManualClock,
+    MemoryStore,
+    Outcome,
+    PenstockError,
+    QueueFullError,
+    RateLimitExceededError,
+    Store,
+    StoreUnavailableError,
+    Strategy,
+    SystemClock,
+    Transform,
+    UnsupportedError,
+    accelerated,
+    fixed_window,
+    gcra,
+    rate_limit,
+    sliding_window,
+    sliding_window_log,
+    token_bucket,
+    unlimited,
+)
+from penstock.testkit import (
+    Case,
+    ConformanceError,
+    arun_store_conformance,
+    conformance_cases,
+    run_store_conformance,
+)
+
+limiter = rate_limit("100/minute")
+assert_type(limiter, Limiter)
+assert_type(accelerated, bool)
+
+decision = limiter.check("alice")
+assert_type(decision, Decision)
+assert_type(decision.allowed, bool)
+assert_type(decision.limit, int)
+assert_type(decision.remaining, int)
+assert_type(decision.reset_at, int)
+assert_type(decision.retry_after_ms, int)
+assert_type(limiter.check("alice", cost=2), Decision)
+assert_type(limiter.check_many(["alice", "bob"], 3), list[Decision])
+assert_type(limiter.check_many(name for name in ("alice", "bob")), list[Decision])
+assert_type(limiter.peek("alice"), Decision)
+assert_type(limiter.acquire("alice", timeout=0.5), Decision)
+
+forecast = limiter.forecast("alice", 5)
+assert_type(forecast, Forecast)
+assert_type(forecast.spendable_now, int)
+assert_type(forecast.next_replenish_at, int)
+assert_type(forecast.full_at, int)
+
+limiter.check(7)  # type: ignore[arg-type]
+limiter.check("alice", 1.5)  # type: ignore[arg-type]
+limiter.check("alice", "1")  # type: ignore[arg-type]
+limiter.check_many([1, 2])  # type: ignore[list-item]
+rate_limit(5)  # type: ignore[arg-type]
+rate_limit("5/s", store={})  # type: ignore[arg-type]
+rate_limit("5/s", clock=5)  # type: ignore[arg-type]
+
+strategies: list[Strategy] = [
+    gcra(100, 60_000),
+    gcra(100, 60_000, burst=10),
+    token_bucket(10, 0.5),
+    fixed_window(10, 1_000, anchor="first"),
+    sliding_window(10, 1_000, buckets=5),
+    sliding_window_log(10, 1_000),
+    unlimited(),
+]
+
+clocks: list[Clock] = [SystemClock(), ManualClock(), ManualClock(5)]
+stores: list[Store] = [MemoryStore(), MemoryStore(max_keys=10, overflow="deny", sweep_every_ms=5)]
+assert_type(MemoryStore().sweep(), int)
+assert_type(len(MemoryStore()), int)
+
+
+class Tick:
+    """A clock by its shape alone."""
+
+    def now(self) -> int:
+        return 1
+
+
+class Tock:
+    """Not a clock: it tells the time in words."""
+
+    def now(self) -> str:
+        return "noon"
+
+
+rate_limit("5/s", clock=Tick())
+rate_limit("5/s", clock=Tock())  # type: ignore[arg-type]
+
+
+class Always(Strategy):
+    """A strategy with the one method it needs."""
+
+    limit = 1
+
+    def check(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
+        return Outcome(state, Decision(True, 1, 1, now, 0), 0, False)
+
+
+class OneMethod(Store):
+    """A store with the one method it needs."""
+
+    def apply(self, key: str, transform: Transform[Any], now: int, cost: int) -> Any:
+        return transform.run(None, now, cost).result
+
+
+assert_type(rate_limit(Always(), store=OneMethod(), clock=Tick(), prefix="p"), Limiter)
+
+
+async def awaited() -> None:
+    """The twins."""
+    async with rate_limit("5/s") as entered:
+        assert_type(entered, Limiter)
+        assert_type(await entered.acheck("alice"), Decision)
+        assert_type(await entered.acheck_many(["alice"]), list[Decision])
+        assert_type(await entered.apeek("alice"), Decision)
+        assert_type(await entered.aforecast("alice"), Forecast)
+        assert_type(await entered.aacquire("alice", 1, None), Decision)
+        await entered.areset("alice")
+    await arun_store_conformance(MemoryStore)
+
+
+with rate_limit("5/s") as entered:
+    assert_type(entered, Limiter)
+    entered.reset("alice")
+
+asyncio.run(awaited())
+
+try:
+    limiter.acquire("alice", timeout=0)
+except RateLimitExceededError as error:
+    assert_type(error.decision, Decision)
+    assert_type(error.code, str)
+except (QueueFullError, StoreUnavailableError, UnsupportedError, ConfigInvalidError) as error:
+    fault: PenstockError = error
+
+cases = conformance_cases(atomic=False)
+assert_type(cases, list[Case])
+run_store_conformance(MemoryStore, cases=cases)
+run_store_conformance(dict)  # type: ignore[arg-type,return-value]
+assert_type(ConformanceError("case", "seen").case, str)
