@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from .model import DEFAULT_FILE, PolicyFile, PolicySpec
+from .loading import load_policy_file, parse_policies
+from .model import DEFAULT_FILE, ConcurrencySpec, PolicyFile, PolicySpec
 
-__all__ = ["DEFAULT_FILE", "PolicyFile", "PolicySpec"]
+__all__ = [
+    "DEFAULT_FILE",
+    "ConcurrencySpec",
+    "PolicyFile",
+    "PolicySpec",
+    "load_policy_file",
+    "parse_policies",
+]

@@ -12,41 +12,88 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from ..budget import TokenBudget
+from ..concurrency import Gradient, Law
+from ..concurrency.limiter import LEASE_TTL_MS
 from ..core.strategy import Strategy
 from ..strategies import fixed_window
 
-__all__ = ["DEFAULT_FILE", "FAIL_MODES", "PolicyFile", "PolicySpec"]
+__all__ = [
+    "DEFAULT_FILE",
+    "DEFAULT_PREFIX",
+    "FAIL_MODES",
+    "ConcurrencySpec",
+    "PolicyFile",
+    "PolicySpec",
+]
 
 FAIL_MODES = ("open", "closed", "error")
+DEFAULT_PREFIX = "penstock"
+
+
+@dataclass(frozen=True, slots=True)
+class ConcurrencySpec:
+    """The slots of a policy."""
+
+    law: Law = field(default_factory=Gradient)
+    lease_ttl_ms: int = LEASE_TTL_MS
+    per_key: bool = False
+    max_keys: int = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """One policy: a strategy, a budget, a ceiling on what is in flight, or all on one door."""
+    """One policy: a strategy, a budget, or slots, with either or both beside them.
+
+    `max_keys` bounds the keys of a budget that is kept in this process.
+    """
 
     name: str
     strategy: Strategy | None = None
+    budget: TokenBudget | None = None
+    concurrency: ConcurrencySpec | None = None
+    max_keys: int | None = None
     fail: str | None = None
 
     @property
     def kind(self) -> str:
-        """ "limiter", "budget", "admission" or "unified"."""
-        return "limiter"
+        """ "limiter", "budget", "admission" (slots alone) or "unified" (slots and more)."""
+        if self.concurrency is None:
+            return "limiter" if self.strategy is not None else "budget"
+        alone = self.strategy is None and self.budget is None
+        return "admission" if alone else "unified"
 
     @property
-    def meaning(self) -> str:
-        """A short text that is the same exactly for policies that may share their counts."""
-        told = repr(self.strategy)
-        return hashlib.sha256(told.encode()).hexdigest()[:12]
+    def limit(self) -> int:
+        """The ceiling to show: that of the first axis which has a fixed one."""
+        if self.strategy is not None:
+            return self.strategy.limit
+        if self.budget is not None:
+            return self.budget.limit
+        assert self.concurrency is not None
+        return self.concurrency.law.max_limit
+
+    @property
+    def window_ms(self) -> int | None:
+        """The window that belongs to `limit`, if there is one."""
+        axis = self.strategy if self.strategy is not None else self.budget
+        return None if axis is None else axis.window_ms
+
+
+def meaning(strategy: Strategy) -> str:
+    """A short text, the same exactly for strategies that may share their counts."""
+    return hashlib.sha256(repr(strategy).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyFile:
-    """All policies of a service. `source` is where they were read, for messages."""
+    """All policies of a service. `source` is where they were read, for messages, and `digest`
+    tells one text of it from another."""
 
     policies: Mapping[str, PolicySpec]
-    prefix: str = "penstock"
+    prefix: str = DEFAULT_PREFIX
     source: str = field(default="built-in defaults", compare=False)
+    digest: str = field(default="", compare=False)
 
 
 DEFAULT_FILE = PolicyFile(

@@ -7,21 +7,26 @@ to one event loop.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
+from ..admission import Admission, Ask
+from ..concurrency import Heartbeat
+from ..concurrency.leases import End
 from ..config.model import DEFAULT_FILE, FAIL_MODES, PolicyFile
 from ..core.clock import Clock, SystemClock
 from ..core.decision import Decision, Forecast
 from ..core.errors import UnsupportedError
-from ..core.store import Store, peeking
+from ..core.store import Store
 from ..core.validation import reject, require_choice, require_keys
+from ..stores.flow import adrive
 from ..stores.memory import MemoryStore
 from ..stores.opening import open_store
-from ..strategies import unlimited
+from .health import Readiness, trouble_of
 from .inline import INLINE, Inline, InlinePolicies
 from .metrics import Metrics, MetricsSnapshot
-from .registry import Checker, Policy, Table, UnknownPolicyError
+from .registry import Checker, Policy, Site, Table, UnknownPolicyError
+from .reloading import Reloader
 
 __all__ = [
     "MAX_BATCH",
@@ -40,42 +45,8 @@ MAX_BATCH = 1_000
 MAX_KEYS = 1_000_000
 """How many keys a service on memory:// remembers, unless its URL says otherwise."""
 
-_PING = peeking(unlimited())
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """The answer to `admit`. `lease_id` is "" and `lease_expires_at` 0 when denied; `binding_axis`
-    is the axis that denied, "" when allowed; `policy_denied` tells a caller who has used up what
-    the policy grants (rate, cost) from one who came when the service was busy (concurrency)."""
-
-    decision: Decision
-    lease_id: str = ""
-    lease_expires_at: int = 0
-    binding_axis: str = ""
-    policy_denied: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """Which leases are held on, which are gone, and the instant by which the next heartbeat has
-    to arrive; 0 if no lease is live."""
-
-    live_ids: list[str]
-    reclaimed_ids: list[str]
-    next_deadline: int
-
-
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """`ok` means that requests are decided as the policies say. A reload that failed leaves the
-    policies before it at work: it is told in `reload_error` and does not make `ok` false."""
-
-    ok: bool
-    store_reachable: bool
-    store_error: str
-    policies: int
-    reload_error: str
+_SWEEP_EVERY_S = 0.25
+_MAX_LEASE_ID = 64
 
 
 class Service:
@@ -89,19 +60,28 @@ class Service:
         fail: str = "open",
         inline: bool = True,
         clock: Clock | None = None,
+        watch: str | None = None,
     ) -> None:
         self.fail = require_choice("fail", fail, FAIL_MODES)
         self.store = store
         self.clock: Clock = SystemClock() if clock is None else clock
         self.metrics = Metrics()
         self.reload_error = ""
-        self._table = self._build(file)
+        self._site = Site(store, self.clock, self.fail, self.metrics)
+        self._table = Table(file, self._site)
         self._inline = self._inline_policies(file.prefix) if inline else None
+        self._watch = watch
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def policies(self) -> Mapping[str, Policy]:
         """The policies that are served, by name."""
         return self._table.policies
+
+    @property
+    def file(self) -> PolicyFile:
+        """Where they come from."""
+        return self._table.file
 
     async def check(self, policy: str, key: str, cost: int = 1) -> Decision:
         entry = self._table[policy]
@@ -156,14 +136,31 @@ class Service:
     async def admit(
         self, policy: str, key: str, cost: int = 1, hold: int = 1, value: int = 0
     ) -> Admission:
-        raise self._table[policy].lacks("admit")
+        """Ask concurrency for `hold` slots, the rate for `cost` and the budget for `value`, in
+        that order. A `hold` of 0 means 1."""
+        entry = self._table[policy]
+        flow = entry.admission().flow(key, cost, hold or 1, value)
+
+        async def serve(ask: Ask) -> Decision:
+            try:
+                return await ask.later()
+            except Exception as error:
+                return entry.guard.decision(error, (key,), ask.amount or 1)
+
+        admission = await adrive(flow, serve)
+        entry.tally.count(admission.decision.allowed)
+        return admission
 
     async def release(self, lease_id: str, dropped: bool = False) -> None:
         """Give back what an admission holds. Idempotent: an unknown lease is no error."""
+        _lease_id(lease_id)
+        how = End.DROPPED if dropped else End.RELEASED
+        self._site.leases.end(lease_id, self.clock.now(), how)
 
     async def heartbeat(self, lease_ids: Iterable[str]) -> Heartbeat:
-        """Renew leases; at most MAX_BATCH."""
-        return Heartbeat([], _bounded("lease_ids", lease_ids), 0)
+        """Renew leases; at most MAX_BATCH. Those that are not live are told as reclaimed."""
+        wanted = [_lease_id(lease_id) for lease_id in _bounded("lease_ids", lease_ids)]
+        return self._site.leases.renew(wanted, self.clock.now())
 
     async def check_inline(
         self,
@@ -197,31 +194,47 @@ class Service:
 
     async def ready(self) -> Readiness:
         """Whether the store answers and policies are loaded. Never raises."""
-        try:
-            now = self.clock.now()
-            await self.store.aapply("penstock:ready", _PING, now, 1)
-            trouble = ""
-        except Exception as error:
-            trouble = f"{type(error).__name__}: {error}"
-        count = len(self.policies)
-        reachable = not trouble
-        return Readiness(reachable and count > 0, reachable, trouble, count, self.reload_error)
+        trouble = await trouble_of(self.store, self.clock.now())
+        served = len(self.policies)
+        return Readiness(
+            not trouble and served > 0, not trouble, trouble, served, self.reload_error
+        )
 
     def snapshot(self) -> MetricsSnapshot:
         """Everything that was counted so far."""
         return self.metrics.snapshot(
-            inline_policies=0 if self._inline is None else len(self._inline)
+            self._table.slots(), 0 if self._inline is None else len(self._inline)
         )
+
+    def apply(self, file: PolicyFile) -> None:
+        """Serve the policies of `file` from now on. Either all of it is served or, if it raises,
+        what was served before; a request sees one of the two, never a mixture."""
+        table = Table(file, self._site, self._table)
+        if self._inline is not None and file.prefix != self._table.file.prefix:
+            self._inline = self._inline_policies(file.prefix)
+        self._table = table
+        self.metrics.keep({*file.policies, INLINE})
 
     async def start(self) -> None:
         """Begin what runs in the background."""
+        self._tasks = [asyncio.create_task(self._sweep(), name="penstock-leases")]
+        if self._watch is not None:
+            reloader = Reloader(self, self._watch)
+            self._tasks.append(asyncio.create_task(reloader.run(), name="penstock-reload"))
 
     async def aclose(self) -> None:
         """End what runs in the background and close the store."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.store.aclose()
 
-    def _build(self, file: PolicyFile) -> Table:
-        return Table(file, self.store, self.clock, self.fail, self.metrics)
+    async def _sweep(self) -> None:
+        """Reclaim leases while nobody asks: their drops should count when they happen."""
+        while True:
+            await asyncio.sleep(_SWEEP_EVERY_S)
+            self._site.leases.reclaim(self.clock.now())
 
     def _inline_policies(self, prefix: str) -> InlinePolicies:
         store = self.store
@@ -245,17 +258,20 @@ def build_service(
     inline: bool = True,
     clock: Clock | None = None,
     store: Store | None = None,
+    watch: str | None = None,
 ) -> Service:
     """A service for the policies of `config` (by default, one named `default`) on the store behind
     `store_url`, or on `store` if one is given. It closes the store when it is closed.
+
+    `watch` is the policy file to follow: once started, the service reads it again when it changes
+    and on SIGHUP.
 
     With a `clock` decisions are made by it and not by the store's: for tests and replays.
     """
     if store is None:
         store = _open(store_url, clock)
-    return Service(
-        DEFAULT_FILE if config is None else config, store, fail=fail, inline=inline, clock=clock
-    )
+    file = DEFAULT_FILE if config is None else config
+    return Service(file, store, fail=fail, inline=inline, clock=clock, watch=watch)
 
 
 def _open(url: str, clock: Clock | None) -> Store:
@@ -270,3 +286,9 @@ def _bounded(name: str, values: Iterable[str]) -> list[str]:
     if len(listed) > MAX_BATCH:
         reject(f"{name} must be at most {MAX_BATCH} per call, not {len(listed)}: split the call")
     return listed
+
+
+def _lease_id(lease_id: object) -> str:
+    if not isinstance(lease_id, str) or not 0 < len(lease_id) <= _MAX_LEASE_ID:
+        reject("a lease id is the text that admit answered with")
+    return lease_id

@@ -19,7 +19,7 @@ from ..core.validation import require_choice, require_int
 from ..strategies import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
 from .failing import Guard
 from .metrics import Tally
-from .registry import Checker, checker_of, limiter_on
+from .registry import Checker, checker_of, joined, limiter_on
 
 __all__ = ["INLINE", "MAX_LOG_LIMIT", "MAX_POLICIES", "InlinePolicies"]
 
@@ -99,8 +99,7 @@ class InlinePolicies:
         name = _SPELLINGS.get(strategy, strategy) if isinstance(strategy, str) else strategy
         require_choice("strategy", name, tuple(_STRATEGIES))
         made = _STRATEGIES[name](limit, window_ms)
-        parts = (self._prefix, INLINE, name, str(limit), str(window_ms))
-        prefix = ":".join(part for part in parts if part)
+        prefix = joined(self._prefix, INLINE, name, str(limit), str(window_ms))
         limiter = limiter_on(self._store, made, self._clock, prefix)
         guard = Guard(INLINE, limit, self._fail, self._clock, self._tally)
         return Inline(limiter, guard, checker_of(limiter, self._tally))

@@ -12,11 +12,13 @@ other one that reads the same file, and one that means something else starts afr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from types import MappingProxyType
 
-from ..config.model import PolicyFile, PolicySpec
+from ..admission import AdmissionControl
+from ..concurrency import ConcurrencyLimiter, Leases
+from ..config.model import ConcurrencySpec, PolicyFile, PolicySpec, meaning
 from ..core.clock import Clock
 from ..core.decision import Decision
 from ..core.errors import ConfigInvalidError, UnsupportedError
@@ -28,7 +30,17 @@ from ..stores.memory import MemoryStore
 from .failing import Guard
 from .metrics import Metrics, Tally
 
-__all__ = ["Checker", "Entry", "Policy", "Table", "UnknownPolicyError", "limiter_on"]
+__all__ = [
+    "Checker",
+    "Entry",
+    "Policy",
+    "Site",
+    "Table",
+    "UnknownPolicyError",
+    "checker_of",
+    "joined",
+    "limiter_on",
+]
 
 Checker = Callable[[str, int], Decision]
 
@@ -48,88 +60,161 @@ class Policy:
     fail: str
 
 
+_OPERATIONS = {
+    "limiter": "check, check_many, peek and forecast",
+    "budget": "debit",
+    "admission": "admit",
+    "unified": "admit, and debit if it has a token budget",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A policy at work: what answers for each of its axes, and who answers in an outage."""
 
+    spec: PolicySpec
     policy: Policy
     tally: Tally
     guard: Guard
     limiter: Limiter | None = None
     budget: Limiter | None = None
+    control: AdmissionControl | None = None
     checker: Checker | None = None
 
     def rate(self, operation: str) -> Limiter:
-        if self.limiter is None or self.policy.kind != "limiter":
-            raise self.lacks(operation)
+        if self.limiter is None or self.control is not None:
+            raise self._lacks(operation)
         return self.limiter
 
     def tokens(self) -> Limiter:
         if self.budget is None:
-            raise self.lacks("debit")
+            raise self._lacks("debit")
         return self.budget
 
-    def lacks(self, operation: str) -> UnsupportedError:
-        has = {
-            "limiter": "check, check_many, peek and forecast",
-            "budget": "debit",
-            "admission": "admit, release and heartbeat",
-            "unified": "admit, release and heartbeat",
-        }[self.policy.kind]
+    def admission(self) -> AdmissionControl:
+        if self.control is None:
+            raise self._lacks("admit")
+        return self.control
+
+    def _lacks(self, operation: str) -> UnsupportedError:
+        kind = self.policy.kind
         return UnsupportedError(
-            f"policy {self.policy.name!r} has no {operation}: it is of the kind "
-            f"{self.policy.kind!r}, which has {has}"
+            f"policy {self.policy.name!r} has no {operation}: it is of the kind {kind!r}, "
+            f"which has {_OPERATIONS[kind]}"
         )
 
 
-class Table:
-    """The policies of one file, by name."""
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What all policies of a service stand on."""
 
-    def __init__(
-        self, file: PolicyFile, store: Store, clock: Clock, fail: str, metrics: Metrics
-    ) -> None:
+    store: Store
+    clock: Clock
+    fail: str
+    metrics: Metrics
+    leases: Leases = field(default_factory=Leases)
+
+
+class Table:
+    """The policies of one file, by name. `before` is the table that this one will replace."""
+
+    def __init__(self, file: PolicyFile, site: Site, before: Table | None = None) -> None:
         self.file = file
-        build = _Builder(file, store, clock, fail, metrics).entry
-        self._entries = {name: build(spec) for name, spec in file.policies.items()}
+        old: Mapping[str, Entry] = {} if before is None else before.entries
+        build = _Builder(file.prefix, site, old).entry
+        self.entries: dict[str, Entry] = {name: build(spec) for name, spec in file.policies.items()}
         self.policies: Mapping[str, Policy] = MappingProxyType(
-            {name: entry.policy for name, entry in self._entries.items()}
+            {name: entry.policy for name, entry in self.entries.items()}
         )
 
     def __getitem__(self, name: str) -> Entry:
         try:
-            return self._entries[name]
+            return self.entries[name]
         except (KeyError, TypeError):
             raise self._unknown(name) from None
 
+    def slots(self) -> dict[str, dict[str, int]]:
+        """How the slots of each policy that has some stand."""
+        pools = {
+            name: entry.control.concurrency
+            for name, entry in self.entries.items()
+            if entry.control is not None
+        }
+        return {
+            name: {
+                "limit": pool.limit,
+                "in_flight": pool.in_flight,
+                "reclaimed": pool.reclaimed,
+            }
+            for name, pool in pools.items()
+        }
+
     def _unknown(self, name: object) -> UnknownPolicyError:
-        near = get_close_matches(str(name), self._entries, n=1)
+        near = get_close_matches(str(name)[:80], self.entries, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "name one that the policy file has"
         return UnknownPolicyError(f"there is no policy {str(name)[:80]!r}; {hint}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Builder:
-    """Entries from specs, all on one store."""
+    """Entries from specs. What is kept in this process and means the same is taken over."""
 
-    file: PolicyFile
-    store: Store
-    clock: Clock
-    fail: str
-    metrics: Metrics
+    prefix: str
+    site: Site
+    before: Mapping[str, Entry]
 
     def entry(self, spec: PolicySpec) -> Entry:
-        assert spec.strategy is not None
-        fail = spec.fail or self.fail
-        strategy = spec.strategy
-        policy = Policy(spec.name, spec.kind, strategy.limit, strategy.window_ms, fail)
-        tally = self.metrics.tally(spec.name)
-        guard = Guard(spec.name, policy.limit, fail, self.clock, tally)
-        limiter = limiter_on(self.store, strategy, self.clock, self.prefix(spec))
-        return Entry(policy, tally, guard, limiter=limiter, checker=checker_of(limiter, tally))
+        site = self.site
+        fail = spec.fail or site.fail
+        policy = Policy(spec.name, spec.kind, spec.limit, spec.window_ms, fail)
+        tally = site.metrics.tally(spec.name)
+        guard = Guard(spec.name, policy.limit, fail, site.clock, tally)
+        limiter = self._limiter(site.store, spec.name, spec.strategy)
+        budget = self._budget(spec)
+        control = None
+        if spec.concurrency is not None:
+            control = AdmissionControl(self._slots(spec, spec.concurrency), limiter, budget)
+        checker = checker_of(limiter, tally) if spec.kind == "limiter" else None
+        return Entry(spec, policy, tally, guard, limiter, budget, control, checker)
 
-    def prefix(self, spec: PolicySpec) -> str:
-        parts = (self.file.prefix, spec.name, spec.meaning)
-        return ":".join(part for part in parts if part)
+    def _limiter(self, store: Store, name: str, strategy: Strategy | None) -> Limiter | None:
+        if strategy is None:
+            return None
+        prefix = joined(self.prefix, name, meaning(strategy))
+        return limiter_on(store, strategy, self.site.clock, prefix)
+
+    def _budget(self, spec: PolicySpec) -> Limiter | None:
+        store = self.site.store
+        if spec.max_keys is None or not isinstance(store, MemoryStore):
+            return self._limiter(store, spec.name, spec.budget)
+        made = self._limiter(
+            MemoryStore(spec.max_keys, store.overflow, clock=self.site.clock),
+            spec.name,
+            spec.budget,
+        )
+        old = self.before.get(spec.name)
+        if made is not None and old is not None and old.budget is not None:
+            same = old.spec.max_keys == spec.max_keys and old.budget.prefix == made.prefix
+            return old.budget if same else made
+        return made
+
+    def _slots(self, spec: PolicySpec, slots: ConcurrencySpec) -> ConcurrencyLimiter:
+        old = self.before.get(spec.name)
+        if old is not None and old.control is not None and old.spec.concurrency == slots:
+            return old.control.concurrency
+        return ConcurrencyLimiter(
+            slots.law,
+            lease_ttl_ms=slots.lease_ttl_ms,
+            per_key=slots.per_key,
+            max_keys=slots.max_keys,
+            clock=self.site.clock,
+            leases=self.site.leases,
+        )
+
+
+def joined(*parts: str) -> str:
+    """A prefix from its parts, without the empty ones."""
+    return ":".join(part for part in parts if part)
 
 
 def limiter_on(store: Store, strategy: Strategy, clock: Clock, prefix: str) -> Limiter:
@@ -139,9 +224,9 @@ def limiter_on(store: Store, strategy: Strategy, clock: Clock, prefix: str) -> L
     )
 
 
-def checker_of(limiter: Limiter, tally: Tally) -> Checker | None:
+def checker_of(limiter: Limiter | None, tally: Tally) -> Checker | None:
     """A check that never waits, for a store in this process; None for any other."""
-    if not isinstance(limiter.store, MemoryStore):
+    if limiter is None or not isinstance(limiter.store, MemoryStore):
         return None
     decide = limiter.check
 

@@ -1,0 +1,224 @@
+"""The grammar of a policy file.
+
+| a policy with | is of the kind |
+|---|---|
+| `strategy` | limiter |
+| `tokenBudget` | budget |
+| `concurrency` | admission |
+| `concurrency`, and `strategy` or `tokenBudget` or both beside it | unified |
+
+A strategy and a budget without slots between them are two policies, and refused as one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from ..budget import TokenBudget, token_budget
+from ..concurrency import Aimd, Gradient, Law
+from ..concurrency.laws import MAX_LIMIT
+from ..core.errors import ConfigInvalidError
+from ..core.strategy import Strategy
+from ..core.validation import require_prefix
+from ..strategies import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
+from .model import DEFAULT_PREFIX, FAIL_MODES, ConcurrencySpec, PolicyFile, PolicySpec
+from .reader import Fields, camel, snake
+from .tree import Path, PolicyFileError, Tree
+
+__all__ = ["RESERVED", "policies_of"]
+
+RESERVED = ("inline",)
+"""Names that the service uses itself."""
+
+T = TypeVar("T")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_COMMON = ("strategy", "token_budget", "concurrency", "fail")
+_MAX_KEYS = 2**31 - 1
+
+
+def _gcra(fields: Fields) -> Strategy:
+    burst = fields.integer("burst", 10) if fields.has("burst") else None
+    return gcra(fields.integer("limit", 100), fields.span_ms("period", "1m"), burst)
+
+
+def _token_bucket(fields: Fields) -> Strategy:
+    return token_bucket(fields.integer("capacity", 100), fields.number("refill_per_sec", 10.0))
+
+
+def _fixed_window(fields: Fields) -> Strategy:
+    anchor = fields.choice("anchor", ("epoch", "first")) if fields.has("anchor") else "epoch"
+    return fixed_window(fields.integer("limit", 100), fields.span_ms("window", "1m"), anchor)
+
+
+def _sliding_window(fields: Fields) -> Strategy:
+    buckets = fields.integer("buckets", 10, high=100_000) if fields.has("buckets") else 10
+    return sliding_window(fields.integer("limit", 100), fields.span_ms("window", "1m"), buckets)
+
+
+def _sliding_window_log(fields: Fields) -> Strategy:
+    return sliding_window_log(fields.integer("limit", 100), fields.span_ms("window", "1m"))
+
+
+_WINDOW = ("limit", "window", "window_ms")
+_STRATEGIES: dict[str, tuple[Callable[[Fields], Strategy], tuple[str, ...]]] = {
+    "gcra": (_gcra, ("limit", "period", "period_ms", "burst")),
+    "token_bucket": (_token_bucket, ("capacity", "refill_per_sec")),
+    "fixed_window": (_fixed_window, (*_WINDOW, "anchor")),
+    "sliding_window": (_sliding_window, (*_WINDOW, "buckets")),
+    "sliding_window_log": (_sliding_window_log, _WINDOW),
+}
+_SPELLINGS = tuple(dict.fromkeys(s for name in _STRATEGIES for s in (camel(name), name)))
+_PARAMETERS = tuple(dict.fromkeys(name for _, names in _STRATEGIES.values() for name in names))
+
+
+def policies_of(tree: Tree, digest: str = "") -> PolicyFile:
+    """The policies that a file describes; raises `config_invalid` at the first thing wrong."""
+    top = Fields(tree, (), tree.value, ("version", "defaults", "limiters"))
+    if top.need("version", "1") != 1 or isinstance(top.raw("version"), bool):
+        top.fail("version", f"must be 1, the only version there is, not {top.raw('version')!r}")
+    named = top.need("limiters", "{api: {strategy: gcra, limit: 100, period: 1m}}")
+    if not isinstance(named, dict) or not named:
+        top.fail("limiters", "must be a mapping with at least one policy, by name")
+    policies = {name: _policy(tree, name, held) for name, held in named.items()}
+    return PolicyFile(MappingProxyType(policies), _prefix(top), tree.source, digest)
+
+
+def _prefix(top: Fields) -> str:
+    if not top.has("defaults"):
+        return DEFAULT_PREFIX
+    defaults = top.below("defaults", ("prefix",))
+    if not defaults.has("prefix"):
+        return DEFAULT_PREFIX
+    return _guarded(defaults, lambda fields: require_prefix(fields.text("prefix")))
+
+
+def _policy(tree: Tree, name: Any, held: Any) -> PolicySpec:
+    path = ("limiters", str(name))
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise tree.error(
+            path,
+            "a policy's name is text of at most 64 letters, digits, '.', '_' and '-', and "
+            "starts with a letter or digit",
+        )
+    if name in RESERVED:
+        raise tree.error(path, "is a name that the service uses itself; choose another")
+    fields = Fields(tree, path, held, _known(tree, path, held))
+    has_budget, has_slots = fields.has("token_budget"), fields.has("concurrency")
+    if fields.has("strategy") and has_budget and not has_slots:
+        fields.fail(
+            "token_budget",
+            "stands beside a strategy, which makes two kinds of one policy; make two policies of "
+            "them, or add concurrency for one that admits by all of them",
+        )
+    if not (fields.has("strategy") or has_budget or has_slots):
+        fields.fail("strategy", f"is missing; write one of {', '.join(map(camel, _STRATEGIES))}")
+    budget = fields.below("token_budget", _BUDGET) if has_budget else None
+    return PolicySpec(
+        name,
+        strategy=_strategy(fields) if fields.has("strategy") else None,
+        budget=None if budget is None else _guarded(budget, _budget),
+        concurrency=_concurrency(fields) if has_slots else None,
+        max_keys=_max_keys(budget) if budget is not None and budget.has("max_keys") else None,
+        fail=fields.choice("fail", FAIL_MODES) if fields.has("fail") else None,
+    )
+
+
+def _known(tree: Tree, path: Path, held: Any) -> tuple[str, ...]:
+    """What a policy may have: a strategy's parameters belong to that strategy only."""
+    if not isinstance(held, dict) or "strategy" not in held:
+        # Parameters without a strategy: better to ask for it than to call them unknown.
+        astray = isinstance(held, dict) and not held.keys() & {"tokenBudget", "token_budget"}
+        return (*_COMMON, *_PARAMETERS) if astray and "concurrency" not in held else _COMMON
+    chosen = held["strategy"]
+    name = snake(chosen) if isinstance(chosen, str) and chosen in _SPELLINGS else None
+    if name is None:
+        Fields(tree, path, {"strategy": chosen}, ("strategy",)).choice("strategy", _SPELLINGS)
+    assert name is not None
+    return (*_COMMON, *_STRATEGIES[name][1])
+
+
+def _strategy(fields: Fields) -> Strategy:
+    make, _ = _STRATEGIES[snake(fields.raw("strategy"))]
+    return _guarded(fields, make)
+
+
+def _guarded(fields: Fields, make: Callable[[Fields], T]) -> T:
+    """Run `make`; what it refuses as a whole is told with its place in the file."""
+    try:
+        return make(fields)
+    except PolicyFileError:
+        raise
+    except ConfigInvalidError as error:
+        raise fields.tree.error(fields.path, str(error)) from error
+
+
+_BUDGET = ("budget", "window", "window_ms", "max_keys")
+
+
+def _budget(fields: Fields) -> TokenBudget:
+    return token_budget(fields.integer("budget", 100_000), fields.span_ms("window", "1m"))
+
+
+def _max_keys(fields: Fields) -> int:
+    return fields.integer("max_keys", 10_000, high=_MAX_KEYS)
+
+
+_BOUNDS = ("min_limit", "max_limit", "initial_limit")
+_LAWS: dict[str, tuple[str, ...]] = {
+    "gradient": ("tolerance", "smoothing", "samples", "backoff"),
+    "aimd": ("timeout", "timeout_ms", "increase", "backoff"),
+}
+_SLOTS = ("law", "lease_ttl", "lease_ttl_ms", "per_key", "max_keys")
+
+
+def _concurrency(policy: Fields) -> ConcurrencySpec:
+    held = policy.raw("concurrency")
+    law = held.get("law", "gradient") if isinstance(held, dict) else "gradient"
+    own = _LAWS.get(law, ()) if isinstance(law, str) else ()
+    fields = policy.below("concurrency", (*_BOUNDS, *_SLOTS, *own))
+    if fields.has("law"):
+        fields.choice("law", tuple(_LAWS))
+    options: dict[str, Any] = {}
+    if fields.has("lease_ttl") or fields.has("lease_ttl_ms"):
+        options["lease_ttl_ms"] = fields.span_ms("lease_ttl", "2s")
+    if fields.has("per_key"):
+        options["per_key"] = fields.flag("per_key")
+    if fields.has("max_keys"):
+        options["max_keys"] = _max_keys(fields)
+    make = _aimd if law == "aimd" else _gradient
+    return ConcurrencySpec(_guarded(fields, make), **options)
+
+
+def _bounds(fields: Fields) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "min_limit": fields.integer("min_limit", 4, high=MAX_LIMIT),
+        "max_limit": fields.integer("max_limit", 200, high=MAX_LIMIT),
+    }
+    if fields.has("initial_limit"):
+        options["initial_limit"] = fields.integer("initial_limit", 20, high=MAX_LIMIT)
+    return options
+
+
+def _gradient(fields: Fields) -> Law:
+    options = _bounds(fields)
+    for name in ("tolerance", "smoothing", "backoff"):
+        if fields.has(name):
+            options[name] = fields.number(name, 0.9)
+    if fields.has("samples"):
+        options["samples"] = fields.integer("samples", 600)
+    return Gradient(**options)
+
+
+def _aimd(fields: Fields) -> Law:
+    options = _bounds(fields)
+    if fields.has("timeout") or fields.has("timeout_ms"):
+        options["timeout_ms"] = fields.span_ms("timeout", "1s")
+    if fields.has("increase"):
+        options["increase"] = fields.integer("increase", 1)
+    if fields.has("backoff"):
+        options["backoff"] = fields.number("backoff", 0.9)
+    return Aimd(**options)

@@ -1,0 +1,33 @@
+"""Whether a service can do its work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.store import Store, peeking
+from ..strategies import unlimited
+
+__all__ = ["Readiness", "trouble_of"]
+
+_PING = peeking(unlimited())
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """`ok` means that requests are decided as the policies say. A reload that failed leaves the
+    policies before it at work: it is told in `reload_error` and does not make `ok` false."""
+
+    ok: bool
+    store_reachable: bool
+    store_error: str
+    policies: int
+    reload_error: str
+
+
+async def trouble_of(store: Store, now: int) -> str:
+    """Ask the store something that writes nothing; what it failed with, "" if it answered."""
+    try:
+        await store.aapply("penstock:ready", _PING, now, 1)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

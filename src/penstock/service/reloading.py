@@ -1,0 +1,108 @@
+"""Following a policy file: read again when it changes, and on SIGHUP.
+
+The content is compared, and not the file's dates: a symlink that points elsewhere now, a file that
+was replaced or written in place are all seen, and one that was only touched is not. A change counts
+once two looks in a row agree on it, so that a file caught half-written is not taken for the whole.
+SIGHUP is obeyed at once.
+
+A file is parsed and validated before anything changes. One that is bad is reported, by the log, by
+`Service.ready` and by the count of reloads, and what was served before is served on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config import load_policy_file
+from ..core.errors import PenstockError
+
+if TYPE_CHECKING:
+    from .core import Service
+
+__all__ = ["Reloader"]
+
+_log = logging.getLogger("penstock.service")
+
+
+class Reloader:
+    """Keeps a service in step with one file."""
+
+    def __init__(self, service: Service, path: str, every_s: float = 0.5) -> None:
+        self._service = service
+        self._path = path
+        self._every_s = every_s
+        self._settled = service.file.digest
+        self._seen = self._settled
+        self._asked = asyncio.Event()
+
+    async def run(self) -> None:
+        """Look, until cancelled."""
+        catches = self._catch_sighup()
+        try:
+            while True:
+                await self._wait()
+                if self._asked.is_set():
+                    self._asked.clear()
+                    await self.reload()
+                else:
+                    await self.look()
+        finally:
+            if catches:
+                asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+
+    async def look(self) -> bool:
+        """See whether the file has changed, and reload it if so. True if it was reloaded."""
+        digest = await asyncio.to_thread(_digest, self._path)
+        agreed, self._seen = digest == self._seen, digest
+        if not agreed or digest == self._settled:
+            return False
+        await self.reload()
+        return True
+
+    async def reload(self) -> bool:
+        """Read the file and serve it if it is good. True if it is served."""
+        service = self._service
+        self._settled = await asyncio.to_thread(_digest, self._path)
+        try:
+            file = await asyncio.to_thread(load_policy_file, self._path)
+            service.apply(file)
+        except PenstockError as error:
+            service.metrics.reloads["failed"] += 1
+            service.reload_error = str(error)
+            _log.error("the policies before it are served on: %s", error)
+            return False
+        self._settled = file.digest
+        service.metrics.reloads["ok"] += 1
+        service.reload_error = ""
+        _log.info("serving %d policies from %s", len(file.policies), file.source)
+        return True
+
+    async def _wait(self) -> None:
+        try:
+            await asyncio.wait_for(self._asked.wait(), self._every_s)
+        except asyncio.TimeoutError:
+            return
+
+    def _catch_sighup(self) -> bool:
+        """Signals reach the main thread only, and some systems have no SIGHUP."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        try:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._asked.set)
+        except (AttributeError, NotImplementedError):
+            return False
+        return True
+
+
+def _digest(path: str) -> str:
+    """What the file says, in short; why it cannot be read, if so."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError as error:
+        return f"{type(error).__name__} {error.errno}"
