@@ -27,6 +27,7 @@ from tests.conformance.broken_stores import (
     NonAtomicStore,
 )
 from tests.helpers import PATHS, make_store
+from tests.stores.sqlite.fresh import FreshSqliteStore
 from tests.stores.redis.live import open_empty
 
 Factory = Callable[[], Store]
@@ -38,6 +39,7 @@ STORES: dict[str, tuple[Factory, str]] = {
         f"memory-{path}-bounded": (lambda path=path: make_store(path, 1_000, "deny"), "both")
         for path in PATHS
     },
+    "sqlite": (FreshSqliteStore, "both"),
     "dict": (DictStore, "sync"),
     "dict-async": (AsyncOnlyStore, "async"),
     **{name: (partial(open_empty, name), "both") for name in ("valkey", "redis8", "cluster")},

@@ -20,6 +20,7 @@ _REDIS = ".redis:RedisStore.from_url"
 
 SCHEMES: dict[str, str] = {
     "memory": ".opening:open_memory",
+    "sqlite": ".sqlite:SqliteStore.from_url",
     "redis": _REDIS,
     "rediss": _REDIS,
     "redis+cluster": _REDIS,

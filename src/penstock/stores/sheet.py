@@ -1,0 +1,93 @@
+"""What a transaction has read and is going to write, for stores that keep records.
+
+A `Call` is one `apply` or `apply_many` on its way. A `Sheet` runs calls one after the other on the
+records of their keys: each sees what those before it have written, so a whole queue of callers
+can share one transaction, and a hot key is read and written once for all of them. Nothing here
+does I/O. A call whose transform raises writes nothing, and takes nobody else down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..core.store import Transform
+from .record import keep_ms, pack, unpack
+
+__all__ = ["Call", "Sheet", "Write"]
+
+Write = tuple[str | None, int]
+"""A record and the instant until which to keep it; a record of None deletes the key."""
+
+
+class Call:
+    """One `apply_many`: its keys, and the places among them that are still open."""
+
+    __slots__ = ("cost", "deadline", "done", "error", "keys", "now", "open", "results", "transform")
+
+    def __init__(
+        self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int, deadline: float
+    ) -> None:
+        self.keys = keys
+        self.transform = transform
+        self.now = now
+        self.cost = cost
+        self.deadline = deadline
+        self.open: Sequence[int] = range(len(keys))
+        self.results: list[Any] = [None] * len(keys)
+        self.error: BaseException | None = None
+        self.done = False
+
+    def answer(self) -> list[Any]:
+        """The results, or what was raised instead."""
+        if self.error is not None:
+            raise self.error
+        return self.results
+
+
+class Sheet:
+    """`read` gives the record of a key, or None; it is asked once per key."""
+
+    __slots__ = ("_read", "held", "writes")
+
+    def __init__(self, read: Callable[[str], str | None]) -> None:
+        self._read = read
+        self.held: dict[str, str | None] = {}
+        self.writes: dict[str, Write] = {}
+
+    def run(self, call: Call) -> None:
+        """Fill in the results of the places that are open, or the error."""
+        layer: dict[str, Write] = {}
+        call.error = None
+        # Outside of the `try`: a read that fails is a fault of the store, not of this call.
+        for place in call.open:
+            key = call.keys[place]
+            if key not in self.held:
+                self.held[key] = self._read(key)
+        try:
+            for place in call.open:
+                call.results[place] = self._step(call.keys[place], call, layer)
+        except Exception as error:
+            call.error = error
+        else:
+            self.writes.update(layer)
+
+    def _step(self, key: str, call: Call, layer: dict[str, Write]) -> Any:
+        raw = self._record(key, layer)
+        transform, now = call.transform, call.now
+        # Whatever the key holds, forgetting it is the way out.
+        state = None if transform.role == "clear" else unpack(raw, key, transform.kind, now)
+        outcome = transform.run(state, now, call.cost)
+        if outcome.persist:
+            if outcome.state is None:
+                layer[key] = (None, 0)
+            else:
+                text = pack(transform.kind, outcome.state, now + outcome.ttl_ms)
+                layer[key] = (text, now + keep_ms(outcome.ttl_ms))
+        return outcome.result
+
+    def _record(self, key: str, layer: dict[str, Write]) -> str | None:
+        for writes in (layer, self.writes):
+            if key in writes:
+                return writes[key][0]
+        return self.held[key]

@@ -1,0 +1,189 @@
+"""The file: its schema, its settings, and the few statements that the store needs.
+
+The file is the store's own. Its header carries an application id and a schema version, and a file
+with any other content is refused, never altered.
+
+`synchronous=normal`, the default, hands every commit to the operating system before it is
+answered and lets the disk catch up at checkpoints: the death of a process, by kill -9 too, loses
+nothing, a power cut may lose the last moments, and neither damages the file.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import time
+
+from .faults import is_busy, locked, mapped, not_ours
+
+__all__ = ["SYNCHRONOUS", "Database"]
+
+APPLICATION_ID = 0x50454E53  # "PENS"
+SCHEMA = 1
+SYNCHRONOUS = ("off", "normal", "full", "extra")
+
+_CREATE = """
+CREATE TABLE penstock (
+    key TEXT PRIMARY KEY NOT NULL, record TEXT NOT NULL, keep_until INTEGER NOT NULL
+) WITHOUT ROWID
+"""
+_READ = "SELECT record FROM penstock WHERE key = ?"
+_WRITE = (
+    "INSERT INTO penstock VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE "
+    "SET record = excluded.record, keep_until = excluded.keep_until"
+)
+_DELETE = "DELETE FROM penstock WHERE key = ?"
+# In slices, so that no other caller waits long; the slice ends where the key stood last.
+_SLICE = "SELECT key FROM penstock WHERE key > ? ORDER BY key LIMIT 1 OFFSET ?"
+_SWEEP = "DELETE FROM penstock WHERE key > ? AND keep_until <= ? AND (? IS NULL OR key <= ?)"
+
+
+class Database:
+    """One connection. Not safe to share without a lock, nor across a fork."""
+
+    def __init__(self, path: str, synchronous: str, timeout_ms: int) -> None:
+        self.path = path
+        self._timeout_ms = timeout_ms
+        self._synchronous = synchronous
+        self._connection: sqlite3.Connection | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    def open(self, deadline: float) -> None:
+        """Connect, and create the schema in a file that is empty."""
+        # Two processes that open a new file at once may each find it locked for a moment.
+        while self._connection is None and not self._try_open():
+            self._pause(deadline)
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def begin(self, deadline: float) -> None:
+        """Take the write lock. SQLite's own waiting doubles up to 100 ms; this one stays short."""
+        while not self._try_begin():
+            self._pause(deadline)
+
+    def read(self, key: str) -> str | None:
+        try:
+            row = self._execute(_READ, (key,)).fetchone()
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+        record: str | None = row[0] if row else None
+        return record
+
+    def commit(self, writes: dict[str, tuple[str | None, int]]) -> None:
+        try:
+            for key, (record, keep_until) in writes.items():
+                if record is None:
+                    self._execute(_DELETE, (key,))
+                else:
+                    self._execute(_WRITE, (key, record, keep_until))
+            self._execute("COMMIT")
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    def rollback(self) -> None:
+        """End a transaction that failed, if SQLite has not done so itself."""
+        if self._connection is not None and self._connection.in_transaction:
+            try:
+                self._connection.execute("ROLLBACK")
+            except sqlite3.Error:
+                self.close()
+
+    def sweep_slice(
+        self, after: str, now: int, size: int, deadline: float
+    ) -> tuple[str | None, int]:
+        """Drop what is past keeping in the slice that follows a key: its end, and how many."""
+        self.begin(deadline)
+        try:
+            row = self._execute(_SLICE, (after, size - 1)).fetchone()
+            end = row[0] if row else None
+            dropped = self._execute(_SWEEP, (after, now, end, end)).rowcount
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+        self.commit({})
+        return end, dropped
+
+    def _try_open(self) -> bool:
+        try:
+            self._connection = self._connect()
+        except sqlite3.Error as error:
+            if is_busy(error):
+                return False
+            raise mapped(error, self.path) from error
+        return True
+
+    def _try_begin(self) -> bool:
+        try:
+            self._execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            if is_busy(error):
+                return False
+            raise self._failed(error) from error
+        return True
+
+    def _execute(self, sql: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
+        assert self._connection is not None
+        return self._connection.execute(sql, values)
+
+    def _failed(self, error: sqlite3.Error) -> Exception:
+        """Nothing of the transaction stays, whatever failed; a damaged connection goes too."""
+        self.rollback()
+        if not is_busy(error):
+            self.close()
+        return mapped(error, self.path)
+
+    def _pause(self, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise locked(self.path, self._timeout_ms)
+        time.sleep(min(left, random.uniform(0.000_1, 0.001)))
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.path, timeout=0, isolation_level=None, check_same_thread=False
+        )
+        try:
+            self._adopt(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _adopt(self, connection: sqlite3.Connection) -> None:
+        if _header(connection) != (APPLICATION_ID, SCHEMA):
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                self._create(connection)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise not_ours(self.path, f"its file system cannot do WAL, only {mode!r}")
+        connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+
+    def _create(self, connection: sqlite3.Connection) -> None:
+        """Under the lock: another process may just have done it."""
+        application, version = _header(connection)
+        if (application, version) == (APPLICATION_ID, SCHEMA):
+            return
+        if application == APPLICATION_ID:
+            raise not_ours(self.path, f"schema version {version}, not {SCHEMA}")
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if application or version or tables:
+            raise not_ours(self.path, "another program's database")
+        connection.execute(_CREATE)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA}")
+
+
+def _header(connection: sqlite3.Connection) -> tuple[int, int]:
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    return application, connection.execute("PRAGMA user_version").fetchone()[0]

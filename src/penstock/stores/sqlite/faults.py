@@ -1,0 +1,66 @@
+"""Every fault of SQLite, as one of ours. No other file translates.
+
+SQLite's texts are part of its interface and older than its error codes in Python, which 3.10
+lacks; so the texts decide.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from ...core.errors import ConfigInvalidError, PenstockError, StoreUnavailableError
+
+__all__ = ["LockedError", "interrupted", "is_busy", "late", "locked", "mapped", "not_ours"]
+
+_SETTLED = "nothing was charged"
+_DOUBT = "the request may have been charged"
+
+
+class LockedError(StoreUnavailableError):
+    """Another process kept the lock; it may be free the next moment."""
+
+
+_ADVICE = (
+    ("readonly", "the file or its folder cannot be written; give this process the right to"),
+    ("is full", "make room on the disk"),
+    ("unable to open", "its folder must exist and be writable for this process"),
+    ("malformed", "the file is damaged; put it aside, and the store starts a new one"),
+    ("disk I/O error", "the disk fails, or the file was moved or cut while in use"),
+    ("no such table", "the file was replaced while in use; close the store"),
+)
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether another process holds the lock, so that trying again will do."""
+    text = str(error)
+    return "locked" in text or "busy" in text
+
+
+def mapped(error: sqlite3.Error, path: str) -> PenstockError:
+    text = str(error)
+    if "not a database" in text:
+        return not_ours(path, text)
+    advice = "".join(f"; {words}" for sign, words in _ADVICE if sign in text)
+    return StoreUnavailableError(f"SQLite at {path}: {text}{advice}; {_SETTLED}")
+
+
+def locked(path: str, timeout_ms: int) -> LockedError:
+    return LockedError(
+        f"SQLite at {path}: database is locked by another process for over {timeout_ms} ms; "
+        f"{_SETTLED}"
+    )
+
+
+def late(path: str, timeout_ms: int, *, taken: bool) -> StoreUnavailableError:
+    effect = _DOUBT if taken else _SETTLED
+    return StoreUnavailableError(f"SQLite at {path}: no turn within {timeout_ms} ms; {effect}")
+
+
+def interrupted(path: str) -> StoreUnavailableError:
+    return StoreUnavailableError(f"SQLite at {path}: the thread in charge was stopped; {_DOUBT}")
+
+
+def not_ours(path: str, detail: str) -> ConfigInvalidError:
+    return ConfigInvalidError(
+        f"{path} is not a store of this version ({detail}); give the store a file of its own"
+    )

@@ -1,0 +1,36 @@
+"""The golden vectors, put to any store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from penstock import Store
+from penstock.core.store import checking
+from penstock.wire.convert import decision_fields, strategy_of
+
+VECTORS = Path(__file__).resolve().parents[2] / "wire" / "vectors" / "golden-vectors.json"
+
+
+def _suites() -> list[dict[str, Any]]:
+    suites: list[dict[str, Any]] = json.loads(VECTORS.read_text())["suites"]
+    return suites
+
+
+def assert_vectors_hold(store: Store) -> None:
+    """Every suite, through the sync calls."""
+    for suite in _suites():
+        check, key = checking(strategy_of(**suite["strategy"])), f"vector:{suite['name']}"
+        for op in suite["ops"]:
+            decision = store.apply(key, check, op["now"], op["cost"])
+            assert decision_fields(decision) == op["expect"], (suite["name"], op)
+
+
+async def assert_vectors_hold_async(store: Store) -> None:
+    """Every suite, through the async calls."""
+    for suite in _suites():
+        check, key = checking(strategy_of(**suite["strategy"])), f"vector:{suite['name']}"
+        for op in suite["ops"]:
+            decision = await store.aapply(key, check, op["now"], op["cost"])
+            assert decision_fields(decision) == op["expect"], (suite["name"], op)

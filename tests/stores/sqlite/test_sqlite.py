@@ -1,0 +1,423 @@
+"""SqliteStore: exact on one host, durable, and typed in its failures."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import (
+    ConfigInvalidError,
+    ManualClock,
+    StoreUnavailableError,
+    fixed_window,
+    gcra,
+    rate_limit,
+    token_bucket,
+)
+from penstock.core.store import checking
+from penstock.stores import open_store
+from penstock.stores.sqlite import SqliteStore
+from tests.stores.crash import LIMIT, STRATEGY, Spender
+from tests.stores.exactness import (
+    assert_exact_from_processes,
+    assert_exact_from_tasks,
+    assert_exact_from_threads,
+)
+from tests.stores.replay import assert_vectors_hold, assert_vectors_hold_async
+
+NOW = 1_700_000_000_000
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "limits.db"
+
+
+def _spent(path: Path, key: str) -> int:
+    store = SqliteStore(path)
+    spent: int = LIMIT - rate_limit(STRATEGY, store=store).peek(key).remaining
+    store.close()
+    return spent
+
+
+def test_threads_are_admitted_exactly(path: Path) -> None:
+    """200 threads at 50 on one store."""
+    assert_exact_from_threads(partial(SqliteStore, path, timeout_ms=30_000))
+
+
+def test_tasks_are_admitted_exactly(path: Path) -> None:
+    """200 tasks at 50 on one store."""
+    assert_exact_from_tasks(partial(SqliteStore, path, timeout_ms=30_000))
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_processes_are_admitted_exactly(path: Path, colour: str) -> None:
+    """200 callers at 50 in four processes, which all find a file that is not there yet."""
+    assert_exact_from_processes(partial(SqliteStore, path, timeout_ms=30_000), colour)
+
+
+def test_the_golden_vectors_hold(path: Path) -> None:
+    """Decision by decision, in both colours."""
+    store = SqliteStore(path)
+    assert_vectors_hold(store)
+    store.close()
+    other = SqliteStore(path.with_name("other.db"))
+    asyncio.run(assert_vectors_hold_async(other))
+    other.close()
+
+
+def test_what_was_spent_survives_a_restart(path: Path) -> None:
+    """A new store on the file goes on where the old one was closed."""
+    clock = ManualClock(NOW)
+    for remaining in (4, 3, 2):
+        store = SqliteStore(path)
+        limiter = rate_limit(gcra(5, 60_000), store=store, clock=clock)
+        assert limiter.check("k").remaining == remaining
+        store.close()
+
+
+def test_a_closed_store_opens_again(path: Path) -> None:
+    """Closing gives the file back; it is not an end."""
+    limiter = rate_limit(gcra(5, 60_000), store=SqliteStore(path), clock=ManualClock(NOW))
+    limiter.check("k")
+    limiter.store.close()
+    assert limiter.check("k").remaining == 3
+    limiter.store.close()
+
+
+def test_no_decision_is_lost_when_a_writer_is_killed(path: Path) -> None:
+    """kill -9 in the middle of a load: what was told is there, and at most what was not yet."""
+    with Spender(f"sqlite:///{path}", "k") as one, Spender(f"sqlite:///{path}", "k") as other:
+        one.read(300)
+        other.read(300)
+        one.kill()
+        other.read(300)
+        other.kill()
+        told = one.admitted + other.admitted
+    assert one.doubtful == other.doubtful == 0
+    assert told <= _spent(path, "k") <= told + 2
+    assert _integrity(path) == "ok"
+
+
+def _integrity(path: Path) -> str:
+    with sqlite3.connect(path) as connection:
+        answer: str = connection.execute("PRAGMA integrity_check").fetchone()[0]
+    connection.close()
+    return answer
+
+
+def test_a_locked_file_is_a_typed_error_in_time(path: Path) -> None:
+    """Another process sits on the lock: `store_unavailable` at the deadline, then all is well."""
+    store = SqliteStore(path, timeout_ms=80)
+    limiter = rate_limit(gcra(5, 60_000), store=store)
+    limiter.check("k")
+    with _locked(path):
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailableError, match=r"database is locked.*nothing was charged"):
+            limiter.check("k")
+        assert 0.07 < time.monotonic() - started < 1
+        assert limiter.peek("k").remaining == 4
+    assert limiter.check("k").remaining == 3
+    store.close()
+
+
+class _locked:  # noqa: N801 - reads as a verb
+    def __init__(self, path: Path) -> None:
+        self._connection = sqlite3.connect(path, isolation_level=None)
+
+    def __enter__(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.execute("ROLLBACK")
+        self._connection.close()
+
+
+def test_waiting_for_a_lock_does_not_block_the_loop(path: Path) -> None:
+    """While a check waits, the loop ticks on; the check fails in time, and the next one works."""
+
+    async def main() -> None:
+        store = SqliteStore(path, timeout_ms=150)
+        limiter = rate_limit(gcra(5, 60_000), store=store)
+        await limiter.acheck("k")
+        with _locked(path):
+            waiting = asyncio.create_task(limiter.acheck("k"))
+            ticks = 0
+            while not waiting.done():
+                await asyncio.sleep(0.005)
+                ticks += 1
+            assert ticks > 10
+            with pytest.raises(StoreUnavailableError, match="nothing was charged"):
+                await waiting
+        assert (await limiter.acheck("k")).remaining == 3
+        await store.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_check_is_withdrawn(path: Path) -> None:
+    """A task that gives up while it waits has spent nothing."""
+
+    async def main() -> None:
+        store = SqliteStore(path, timeout_ms=5_000)
+        limiter = rate_limit(gcra(5, 60_000), store=store)
+        await limiter.acheck("k")
+        with _locked(path):
+            waiting = asyncio.create_task(limiter.acheck("k"))
+            await asyncio.sleep(0.02)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        assert (await limiter.acheck("k")).remaining == 3
+        await store.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_late_follower_knows_whether_it_was_served(path: Path) -> None:
+    """Who waits behind a slow transform leaves at its own deadline, uncharged."""
+    store = SqliteStore(path, timeout_ms=100)
+    slow, inside = threading.Event(), threading.Event()
+
+    class Slow(type(gcra(5, 60_000))):  # type: ignore[misc]
+        def check(self, state: Any, now: int, cost: int) -> Any:
+            inside.set()
+            slow.wait(5)
+            return super().check(state, now, cost)
+
+    first = threading.Thread(target=store.apply, args=("k", checking(Slow(5, 60_000)), NOW, 1))
+    first.start()
+    inside.wait(5)
+    with pytest.raises(StoreUnavailableError, match=r"no turn within 100 ms; nothing was charged"):
+        store.apply("other", checking(gcra(5, 60_000)), NOW, 1)
+    slow.set()
+    first.join()
+    store.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_keeps_both_sides_exact(path: Path) -> None:
+    """A child made in the middle of a load shares the limit, not the connection."""
+    store = SqliteStore(path, timeout_ms=10_000)
+    limiter = rate_limit(fixed_window(1_000_000, 864_000_000, "first"), store=store)
+    stop = threading.Event()
+    counted: list[int] = []
+
+    def spend() -> None:
+        count = 0
+        while not stop.is_set():
+            limiter.check("k")
+            count += 1
+        counted.append(count)
+
+    threads = [threading.Thread(target=spend) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    children = 0
+    for _ in range(3):
+        if (pid := os.fork()) == 0:
+            code = 1
+            try:
+                for _ in range(100):
+                    limiter.check("k")
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        children += 100
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert limiter.peek("k").remaining == 1_000_000 - sum(counted) - children
+    store.close()
+    assert _integrity(path) == "ok"
+
+
+def test_async_calls_work_in_a_forked_child(path: Path) -> None:
+    """The worker thread stays behind in the parent; the child starts its own."""
+    store = SqliteStore(path)
+    limiter = rate_limit(gcra(5, 60_000), store=store)
+    assert asyncio.run(limiter.acheck("k")).remaining == 4
+    if (pid := os.fork()) == 0:
+        os._exit(asyncio.run(limiter.acheck("k")).remaining)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+    store.close()
+
+
+def test_many_keys_are_one_transaction(path: Path) -> None:
+    """A batch that fails half way charges nobody."""
+    store = SqliteStore(path)
+    clock = ManualClock(NOW)
+    limiter = rate_limit(gcra(5, 60_000), store=store, clock=clock)
+    rate_limit(token_bucket(5, 1), store=store, clock=clock).check("taken")
+    with pytest.raises(ConfigInvalidError, match="key 'taken' holds the state of something else"):
+        limiter.check_many(["a", "b", "taken", "c"])
+    assert [decision.remaining for decision in limiter.check_many(["a", "b", "c"])] == [4, 4, 4]
+    store.close()
+
+
+def test_a_sweep_drops_what_no_clock_can_need(path: Path) -> None:
+    """Expired is not enough: a record outlasts its state by as much again, a minute at least."""
+    store = SqliteStore(path)
+    short = rate_limit(fixed_window(5, 1_000, "first"), store=store, clock=ManualClock(NOW))
+    long = rate_limit(fixed_window(5, 100_000, "first"), store=store, clock=ManualClock(NOW))
+    for number in range(2_500):
+        short.check(f"short-{number}")
+    long.check("long")
+    assert store.sweep(NOW + 60_999) == 0
+    assert asyncio.run(store.asweep(NOW + 61_000)) == 2_500
+    assert store.sweep(NOW + 199_999) == 0
+    assert store.sweep(NOW + 200_000) == 1
+    store.close()
+
+
+def test_a_sweep_by_default_goes_by_the_system_clock(path: Path) -> None:
+    """What was written in 2023 is long forgotten."""
+    store = SqliteStore(path)
+    rate_limit(gcra(5, 1_000), store=store, clock=ManualClock(NOW)).check("k")
+    rate_limit(gcra(5, 1_000), store=store).check("fresh")
+    assert store.sweep() == 1
+    store.close()
+
+
+def test_the_schema_is_set_up_once(path: Path) -> None:
+    """`init` may be repeated, and says before any traffic whether the file will do."""
+    store = SqliteStore(path)
+    store.init()
+    asyncio.run(store.ainit())
+    store.close()
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("CREATE TABLE users (id)", "another program's database"),
+        ("PRAGMA user_version = 7", "another program's database"),
+        ("PRAGMA application_id = 1", "another program's database"),
+        ("PRAGMA application_id = 0x50454E53", "schema version 0, not 1"),
+    ],
+)
+def test_a_file_of_someone_else_is_refused_and_left_alone(
+    path: Path, statement: str, words: str
+) -> None:
+    """Whatever is not ours, or of a version to come, is not touched."""
+    with sqlite3.connect(path) as connection:
+        connection.execute(statement)
+    connection.close()
+    before = path.read_bytes()
+    store = SqliteStore(path)
+    with pytest.raises(ConfigInvalidError, match=words):
+        store.init()
+    with pytest.raises(ConfigInvalidError, match=words):
+        asyncio.run(rate_limit(gcra(5, 1_000), store=store).acheck("k"))
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
+    """A text file stays a text file."""
+    path.write_text("not a database, " * 100)
+    with pytest.raises(ConfigInvalidError, match="file is not a database"):
+        SqliteStore(path).init()
+
+
+def test_a_damaged_file_is_a_typed_error(path: Path) -> None:
+    """Damage is an outage, not a fresh start."""
+    store = SqliteStore(path)
+    limiter = rate_limit(gcra(5, 60_000), store=store)
+    for number in range(500):
+        limiter.check(f"k{number}")
+    store.close()
+    damaged = bytearray(path.read_bytes())
+    damaged[4096:] = os.urandom(len(damaged) - 4096)
+    path.write_bytes(damaged)
+    with pytest.raises(StoreUnavailableError, match="malformed; the file is damaged"):
+        limiter.check("k1")
+    store.close()
+
+
+def test_a_full_disk_is_a_typed_error(path: Path) -> None:
+    """Nothing is charged, and service resumes when there is room."""
+    store = SqliteStore(path)
+    limiter = rate_limit(gcra(5, 60_000), store=store)
+    limiter.check("k")
+    connection = store._database._connection
+    assert connection is not None
+    connection.execute("PRAGMA max_page_count = 3")
+    with pytest.raises(StoreUnavailableError, match=r"full; make room.*nothing was charged"):
+        limiter.check_many([f"{number}" * 1_000 for number in range(9)])
+    assert limiter.check("k").remaining == 3
+    store.close()
+
+
+@pytest.mark.parametrize("what", ["folder", "path"])
+def test_a_path_that_cannot_be_opened_is_a_typed_error(tmp_path: Path, what: str) -> None:
+    """A folder that is missing, or a folder in place of the file."""
+    where = tmp_path / "missing" / "x.db" if what == "folder" else tmp_path
+    with pytest.raises(StoreUnavailableError, match=r"unable to open.*folder must exist"):
+        rate_limit(gcra(5, 1_000), store=SqliteStore(where)).check("k")
+
+
+def test_a_file_that_cannot_be_written_is_a_typed_error(path: Path) -> None:
+    """Reading still works; a check says what is wrong."""
+    store = SqliteStore(path)
+    store.init()
+    connection = store._database._connection
+    assert connection is not None
+    connection.execute("PRAGMA query_only = 1")
+    with pytest.raises(StoreUnavailableError, match=r"readonly.*cannot be written"):
+        rate_limit(gcra(5, 1_000), store=store).check("k")
+    store.close()
+
+
+def test_urls_name_relative_and_absolute_paths(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three slashes and the path; options behind a question mark."""
+    monkeypatch.chdir(path.parent)
+    for url in ("sqlite:///limits.db", f"sqlite:///{path}"):
+        store = open_store(url)
+        assert isinstance(store, SqliteStore)
+        assert store.path == str(path)
+        assert (store.synchronous, store.timeout_ms) == ("normal", 1_000)
+    store = open_store("sqlite:///a%20b%23.db?synchronous=OFF&timeout_ms=50")
+    assert isinstance(store, SqliteStore)
+    assert store.path == str(path.parent / "a b#.db")
+    assert (store.synchronous, store.timeout_ms) == ("off", 50)
+    assert repr(store) == f"SqliteStore({store.path!r}, synchronous='off')"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite://",
+        "sqlite:///",
+        "sqlite://limits.db",
+        "sqlite:///:memory:",
+        "sqlite:///x.db?synchronous=maybe",
+        "sqlite:///x.db?timeout_ms=soon",
+        "sqlite:///x.db?timeout_ms=0",
+        "sqlite:///x.db?mode=ro",
+        "sqlite:///x#y.db",
+    ],
+)
+def test_a_url_that_means_nothing_is_refused(url: str) -> None:
+    """With a text that says what would be right."""
+    with pytest.raises(ConfigInvalidError):
+        open_store(url)
+
+
+@pytest.mark.parametrize("path", [None, 5, b"x.db", "", "a\0b", ":memory:"])
+def test_a_path_that_is_none_is_refused(path: Any) -> None:
+    """Before anything is opened."""
+    with pytest.raises(ConfigInvalidError):
+        SqliteStore(path)
