@@ -1,0 +1,30 @@
+"""Stores on a database whose one atomic step is "write, if nobody else has": compare-and-swap.
+
+- requests: what is asked of a backend, and how a link to it may fail
+- procedure: read, decide, write on condition, again if need be: one flow for all backends
+- lines, callers: who works on a key and who waits, so that a process never races with itself
+- abreast: several keys at once
+- store: the door of both colours, to which a backend adds the two methods that do the I/O
+- workers: threads that wait for a driver in the caller's place, so that deadlines hold
+- perloop: a client of an async driver belongs to one event loop
+- names: keys that are too long for a backend
+"""
+
+from __future__ import annotations
+
+from .procedure import RACES, TRAIL
+from .requests import Conflict, Drop, Held, LinkError, Read, Request, Swap
+from .store import CasStore
+
+__all__ = [
+    "RACES",
+    "TRAIL",
+    "CasStore",
+    "Conflict",
+    "Drop",
+    "Held",
+    "LinkError",
+    "Read",
+    "Request",
+    "Swap",
+]

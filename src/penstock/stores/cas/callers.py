@@ -1,0 +1,225 @@
+"""How a caller of either colour stands in line, and leads when it is handed the lead."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from ...core.store import Transform
+from ..flow import Flow, adrive, drive
+from ..sheet import Call
+from .abreast import abreast
+from .lines import Batch, Lines, Stand
+from .procedure import settle
+from .requests import LinkError, Pause, Request, Step, unavailable
+
+__all__ = ["AsyncCaller", "Backend", "BlockingCaller"]
+
+# Who waits lets the leader speak first, who knows more about what went wrong.
+_GRACE_S = 0.02
+
+# A loop holds its tasks weakly.
+_tasks: set[asyncio.Task[None]] = set()
+
+
+class Backend(Protocol):
+    """What a caller needs of a store."""
+
+    timeout_ms: int
+    lines: Lines
+
+    @property
+    def max_record_bytes(self) -> int: ...
+
+    def serve(self, requests: Sequence[Request], deadline: float) -> list[Any]: ...
+
+    async def aserve(self, requests: Sequence[Request], deadline: float) -> list[Any]: ...
+
+
+class _Caller:
+    def __init__(self, store: Backend) -> None:
+        self._store = store
+        self._lines = store.lines
+        self._deadline = time.monotonic() + store.timeout_ms / 1000
+        self._stands: list[Stand] = []
+
+    def _enter(
+        self, counts: dict[str, int], transform: Transform[Any], now: int, cost: int
+    ) -> list[Batch]:
+        for key, count in counts.items():
+            call = Call([key] * count, transform, now, cost, self._deadline)
+            self._stands.append(Stand(key, call, self))
+        return self._lines.enter(self._stands)
+
+    def lead(self, batch: Batch) -> bool:
+        raise NotImplementedError
+
+    def notice(self) -> None:
+        raise NotImplementedError
+
+    def _answered(self) -> bool:
+        return all(stand.call.done for stand in self._stands)
+
+    def _answers(self) -> dict[str, Iterator[Any]]:
+        return {stand.key: iter(stand.call.answer()) for stand in self._stands}
+
+    def _flow(self, batches: Sequence[Batch]) -> Flow[list[Step], None]:
+        room = self._store.max_record_bytes
+        flows = [settle(batch.key, batch.calls, room) for batch in batches]
+        return abreast(flows, [batch.fail for batch in batches])
+
+    def _left_s(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
+    def _nap_s(self, pauses: Sequence[Pause]) -> float:
+        seconds = max(pause.ms for pause in pauses) / 1000
+        if seconds >= self._left_s():
+            raise LinkError("no time left for another attempt", may_have_run=False)
+        return seconds
+
+    def _give_up(self) -> None:
+        """At the deadline: those that still wait are withdrawn, the others remain in doubt."""
+        in_doubt = not self._lines.withdraw(self._stands)
+        if not self._answered():
+            ms = self._store.timeout_ms
+            raise unavailable(f"no turn at this key within {ms} ms", in_doubt=in_doubt)
+
+
+class BlockingCaller(_Caller):
+    """Leads on its own thread."""
+
+    def __init__(self, store: Backend) -> None:
+        super().__init__(store)
+        self._bell = threading.Event()
+        self._handed: deque[Batch] = deque()
+
+    def lead(self, batch: Batch) -> bool:
+        self._handed.append(batch)
+        self._bell.set()
+        return True
+
+    def notice(self) -> None:
+        self._bell.set()
+
+    def run(
+        self, counts: dict[str, int], transform: Transform[Any], now: int, cost: int
+    ) -> dict[str, Iterator[Any]]:
+        batches = self._enter(counts, transform, now, cost)
+        try:
+            while batches or not self._answered():
+                if batches:
+                    self._settle(batches)
+                elif not self._bell.wait(self._left_s() + _GRACE_S):
+                    self._give_up()
+                self._bell.clear()
+                batches = self._take()
+        finally:
+            self._lines.withdraw(self._stands)
+            # The lead may have been handed over at the very last moment.
+            if late := self._take():
+                self._settle(late)
+        return self._answers()
+
+    def _take(self) -> list[Batch]:
+        batches = []
+        while self._handed:
+            batches.append(self._handed.popleft())
+        return batches
+
+    def _settle(self, batches: list[Batch]) -> None:
+        try:
+            drive(self._flow(batches), self._serve)
+        except BaseException as error:
+            _interrupt(batches, error)
+            raise
+        finally:
+            for batch in batches:
+                self._lines.leave(batch)
+
+    def _serve(self, steps: Sequence[Step]) -> list[Any]:
+        pauses, requests = _sorted(steps)
+        if pauses:
+            time.sleep(self._nap_s(pauses))
+        return _merged(steps, self._store.serve(requests, self._deadline) if requests else [])
+
+
+class AsyncCaller(_Caller):
+    """Leads in a task of its own, so that cancelling one caller does not fail the others."""
+
+    def __init__(self, store: Backend) -> None:
+        super().__init__(store)
+        self._loop = asyncio.get_running_loop()
+        self._bell = asyncio.Event()
+
+    def lead(self, batch: Batch) -> bool:
+        return self._soon(self._start, [batch])
+
+    def notice(self) -> None:
+        self._soon(self._bell.set)
+
+    def _soon(self, call: Callable[..., Any], *arguments: Any) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError:
+            return False
+        return True
+
+    async def run(
+        self, counts: dict[str, int], transform: Transform[Any], now: int, cost: int
+    ) -> dict[str, Iterator[Any]]:
+        batches = self._enter(counts, transform, now, cost)
+        if batches:
+            self._start(batches)
+        timer = self._loop.call_later(self._left_s() + _GRACE_S, self._bell.set)
+        try:
+            while not self._answered():
+                await self._bell.wait()
+                self._bell.clear()
+                if not self._left_s():
+                    self._give_up()
+        finally:
+            timer.cancel()
+            self._lines.withdraw(self._stands)
+        return self._answers()
+
+    def _start(self, batches: list[Batch]) -> None:
+        task = self._loop.create_task(self._settle(batches))
+        _tasks.add(task)
+        task.add_done_callback(_tasks.discard)
+
+    async def _settle(self, batches: list[Batch]) -> None:
+        try:
+            await adrive(self._flow(batches), self._serve)
+        except BaseException as error:
+            _interrupt(batches, error)
+            raise
+        finally:
+            for batch in batches:
+                self._lines.leave(batch)
+
+    async def _serve(self, steps: Sequence[Step]) -> list[Any]:
+        pauses, requests = _sorted(steps)
+        if pauses:
+            await asyncio.sleep(self._nap_s(pauses))
+        answers = await self._store.aserve(requests, self._deadline) if requests else []
+        return _merged(steps, answers)
+
+
+def _sorted(steps: Sequence[Step]) -> tuple[list[Pause], list[Request]]:
+    pauses = [step for step in steps if isinstance(step, Pause)]
+    return pauses, [step for step in steps if not isinstance(step, Pause)]
+
+
+def _merged(steps: Sequence[Step], answers: list[Any]) -> list[Any]:
+    """The answers of the requests, and None for each pause."""
+    rest = iter(answers)
+    return [None if isinstance(step, Pause) else next(rest) for step in steps]
+
+
+def _interrupt(batches: Sequence[Batch], error: BaseException) -> None:
+    for batch in batches:
+        batch.fail(unavailable(f"interrupted by {type(error).__name__}", in_doubt=True))

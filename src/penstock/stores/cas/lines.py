@@ -1,0 +1,112 @@
+"""Who works on a key, and who waits.
+
+In one process, one batch at a time is under way per key. Whoever finds the key free leads a batch
+of one; all who come meanwhile wait, and when the leader is done they go together as the next
+batch. So a process never races with itself, a crowd on one key costs two requests per round trip
+and not two per caller, and nobody is overtaken. The last to come leads, having the most time left;
+the others give up at their own deadlines.
+
+Nobody waits while leading: a caller of many keys has one bell for all of them and takes up the
+lead of a key as soon as it is handed to it. Hence no deadlock, whatever the keys.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from copy import copy
+from typing import Protocol
+
+from ...core.errors import PenstockError
+from ..sheet import Call
+
+__all__ = ["Batch", "Caller", "Lines", "Stand"]
+
+
+class Caller(Protocol):
+    """Whose call it is. Both are called under the lock of the lines: they must only take note."""
+
+    def lead(self, batch: Batch) -> bool:
+        """Settle the batch, please. False if the caller is no longer there."""
+        ...
+
+    def notice(self) -> None:
+        """One of your stands has been answered."""
+        ...
+
+
+class Stand:
+    """A caller's place in the line of one key. `call.done` says that it was answered."""
+
+    __slots__ = ("call", "caller", "key")
+
+    def __init__(self, key: str, call: Call, caller: Caller) -> None:
+        self.key = key
+        self.call = call
+        self.caller = caller
+
+
+class Batch:
+    """Those who are settled together. The line of the key is theirs until `Lines.leave`."""
+
+    __slots__ = ("key", "stands")
+
+    def __init__(self, key: str, stands: Sequence[Stand]) -> None:
+        self.key = key
+        self.stands = stands
+
+    @property
+    def calls(self) -> list[Call]:
+        return [stand.call for stand in self.stands]
+
+    def fail(self, error: BaseException) -> None:
+        """Every caller gets an exception object of its own: raising one writes to it."""
+        for call in self.calls:
+            call.error = copy(error) if isinstance(error, PenstockError) else error
+            call.error.__cause__ = error.__cause__
+
+
+class Lines:
+    """All lines of a store. A line exists while somebody leads it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, list[Stand]] = {}
+
+    def enter(self, stands: Iterable[Stand]) -> list[Batch]:
+        """Stand in line; returns the batches that the caller has to lead at once."""
+        free = []
+        with self._lock:
+            for stand in stands:
+                waiting = self._waiting.get(stand.key)
+                if waiting is None:
+                    self._waiting[stand.key] = []
+                    free.append(Batch(stand.key, [stand]))
+                else:
+                    waiting.append(stand)
+        return free
+
+    def leave(self, batch: Batch) -> None:
+        """The batch is settled: answer its callers and let the next one lead."""
+        with self._lock:
+            for stand in batch.stands:
+                stand.call.done = True
+                stand.caller.notice()
+            stands, self._waiting[batch.key] = self._waiting[batch.key], []
+            while stands:
+                if stands[-1].caller.lead(Batch(batch.key, stands)):
+                    return
+                stands = stands[:-1]
+            del self._waiting[batch.key]
+
+    def withdraw(self, stands: Iterable[Stand]) -> bool:
+        """Give up those that still wait. True if that was all of them."""
+        gave_up_all = True
+        with self._lock:
+            for stand in stands:
+                waiting = self._waiting.get(stand.key, ())
+                if stand in waiting:
+                    self._waiting[stand.key].remove(stand)
+                elif not stand.call.done:
+                    gave_up_all = False
+        return gave_up_all

@@ -1,0 +1,194 @@
+"""Compare-and-swap, written once: read, decide, write if nobody else has, else once more.
+
+A batch is everything that this process wants of one key at this moment. It is closed before the
+key is read, decided in order on what was read, and written in one step; so its callers share two
+requests, and only other processes can come in between. That is a race: the batch is decided anew
+on what the winner wrote, after a random pause, at most RACES times.
+
+**Lost replies.** A write whose reply was lost is never simply repeated: it may have happened. The
+version of a record is a trail, the ids of the TRAIL latest writes, newest first, and each attempt
+has an id of its own. So the next look tells:
+
+- our id is in the trail: it was written, even if others have written since;
+- the id we had expected is there and ours is not, or the trail reaches back to the key's first
+  write without it: it was not written. Should it still be on its way, it will find the version
+  changed by our next attempt; and if it is faster, that attempt finds our id;
+- neither: TRAIL others have written since, and nobody can know. Only then the call ends as
+  `store_unavailable`, saying that the request may have been charged.
+
+The same look recognizes a write that a driver repeated by itself, to be refused the second time.
+A lost delete leaves no id; but a key that is gone, or was begun anew, was deleted after we read
+it, by us or by somebody right after us, and no reader can tell these apart.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from ...core.clock import SystemClock
+from ...core.errors import ConfigInvalidError
+from ..sheet import Call, Sheet
+from .requests import CasFlow, Conflict, Drop, Held, LinkError, Pause, Read, Swap, unavailable
+
+__all__ = ["RACES", "TRAIL", "settle"]
+
+RACES = 32
+TRAIL = 8
+_FAULTS = 3
+_LONGEST_PAUSE_MS = 200.0
+
+_now_ms = SystemClock().now
+
+
+class _Attempt:
+    """One decision of a batch on what its key held: the answers, and the write they need."""
+
+    def __init__(self, key: str, calls: Sequence[Call], held: Held | None) -> None:
+        self.id = secrets.token_urlsafe(9)
+        self.expected = held
+        self._calls = calls
+        sheet = Sheet(lambda _key: held and held.record)
+        for call in calls:
+            sheet.run(call)
+        self._answers = [(list(call.results), call.error) for call in calls]
+        record, keep_until = sheet.writes.get(key, (None, 0))
+        self.write: Swap | Drop | None = None
+        if record is not None:
+            # Callers whose clock is behind, or a clock that only tests move: keep it long enough.
+            since = min(_now_ms(), max(call.now for call in calls))
+            self.write = Swap(key, held, self._version(), record, keep_until - since)
+        elif key in sheet.writes and held is not None:
+            self.write = Drop(key, held)
+
+    def _version(self) -> str:
+        before = self.expected.version.split(".")[: TRAIL - 1] if self.expected else []
+        return ".".join([self.id, *before])
+
+    def restore(self) -> None:
+        """Answer with what this attempt had found, after others were made."""
+        for call, (results, error) in zip(self._calls, self._answers, strict=True):
+            call.results, call.error = results, error
+
+    def happened(self, found: Held | None) -> bool | None:
+        """Whether it was written, judged by a later look at the key; None if that is unknown."""
+        trail = found.version.split(".") if found else []
+        if self.id in trail:
+            return True
+        if self.expected is not None and self.expected.version.split(".")[0] in trail:
+            return False
+        return isinstance(self.write, Drop) if len(trail) < TRAIL else None
+
+
+class _History:
+    """The attempts of one batch, and those that may yet turn out to have been written."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._made: list[_Attempt] = []
+        self._open: list[_Attempt] = []
+
+    @property
+    def in_doubt(self) -> bool:
+        return bool(self._open)
+
+    def note(self, attempt: _Attempt) -> None:
+        self._made.append(attempt)
+
+    def lose(self, attempt: _Attempt) -> None:
+        self._open.append(attempt)
+
+    def written(self, found: Held | None) -> _Attempt | None:
+        """The attempt that was written after all, judged by a later look at the key."""
+        for attempt in self._made:
+            if found is not None and attempt.id in found.version.split("."):
+                return attempt
+        for attempt in list(self._open):
+            verdict = attempt.happened(found)
+            if verdict is None:
+                raise unavailable(f"the reply for key {self._key!r} was lost", in_doubt=True)
+            if verdict:
+                return attempt
+            # With the version gone that it asks for, it can no longer arrive.
+            if _version(found) != _version(attempt.expected):
+                self._open.remove(attempt)
+        return None
+
+
+def settle(key: str, calls: Sequence[Call], max_record_bytes: int) -> CasFlow:
+    """Answer the calls, all of them about one key, as one batch."""
+    history = _History(key)
+    if all(call.transform.role == "clear" for call in calls):
+        _Attempt(key, calls, None)
+        yield from _insist(Drop(key, None), history)
+        return
+    found = yield from _insist(Read(key), history)
+    for race in range(RACES):
+        written = history.written(found)
+        if written is not None:
+            written.restore()
+            return
+        attempt = _Attempt(key, calls, found)
+        if attempt.write is None:
+            return
+        _require_room(attempt.write, max_record_bytes)
+        answer = yield from _attempt(attempt, history)
+        if not isinstance(answer, Conflict):
+            return
+        yield from _pause(race, history)
+        found = answer.found
+        if not answer.known:
+            found = yield from _insist(Read(key), history)
+    raise unavailable(
+        f"key {key!r} was changed by other processes before each of {RACES} attempts to write it",
+        in_doubt=history.in_doubt,
+    )
+
+
+def _attempt(attempt: _Attempt, history: _History) -> CasFlow:
+    """Write; a reply that was lost counts as a conflict that has to be looked into."""
+    history.note(attempt)
+    assert attempt.write is not None
+    try:
+        return (yield attempt.write)
+    except LinkError as error:
+        if error.may_have_run:
+            history.lose(attempt)
+        if not error.again:
+            raise unavailable(error, in_doubt=history.in_doubt) from error
+        return Conflict()
+
+
+def _insist(request: Read | Drop, history: _History) -> CasFlow:
+    """Ask for what may be asked twice, a few times if the link fails."""
+    for fault in range(_FAULTS):
+        try:
+            return (yield request)
+        except LinkError as error:
+            if not error.again or fault + 1 == _FAULTS:
+                raise unavailable(error, in_doubt=history.in_doubt) from error
+        yield from _pause(fault + 1, history)
+    raise AssertionError
+
+
+def _pause(turn: int, history: _History) -> CasFlow:
+    """None after the first race: most have one winner, and are over."""
+    if turn:
+        try:
+            yield Pause(random.uniform(0, min(4.0 * 2**turn, _LONGEST_PAUSE_MS)))
+        except LinkError as error:
+            raise unavailable(error, in_doubt=history.in_doubt) from error
+
+
+def _version(held: Held | None) -> str | None:
+    return None if held is None else held.version
+
+
+def _require_room(write: Any, max_record_bytes: int) -> None:
+    if isinstance(write, Swap) and len(write.record) > max_record_bytes:
+        raise ConfigInvalidError(
+            f"the state of key {write.key!r} takes {len(write.record)} bytes, and this store "
+            f"holds {max_record_bytes} per key: use a strategy with less state, such as gcra"
+        )

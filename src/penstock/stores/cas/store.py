@@ -1,0 +1,107 @@
+"""CasStore: the door of both colours. A backend adds `serve` and `aserve`, the I/O."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from ...core.store import Store, Transform
+from ...core.validation import require_int
+from .callers import AsyncCaller, BlockingCaller
+from .lines import Lines
+from .requests import Request
+
+__all__ = ["CasStore"]
+
+R = TypeVar("R")
+
+_ABREAST = 32
+"""Distinct keys of one call that are under way together."""
+
+
+class CasStore(Store):
+    """A store whose backend compares and swaps.
+
+    `timeout_ms` is how long a call may take, waiting its turn included; past it the call raises
+    `store_unavailable`. A call of many keys works on up to 32 at once and has that time for each
+    32.
+    """
+
+    max_record_bytes: ClassVar[int] = 2**20
+    """The largest record that the backend takes."""
+
+    def __init__(self, timeout_ms: int) -> None:
+        self.timeout_ms = require_int("timeout_ms", timeout_ms, high=3_600_000)
+        self.lines = Lines()
+        _stores.add(self)
+
+    @abstractmethod
+    def serve(self, requests: Sequence[Request], deadline: float) -> list[Any]:
+        """Answer each request, or give the exception it met; LinkError for faults of the link."""
+
+    @abstractmethod
+    async def aserve(self, requests: Sequence[Request], deadline: float) -> list[Any]:
+        """The awaitable twin of `serve`."""
+
+    def _prepare(self) -> None:
+        """Make the client, which may take longer than a call, and is not part of one."""
+
+    async def _aprepare(self) -> None:
+        """The awaitable twin of `_prepare`."""
+
+    def _after_fork(self) -> None:
+        """Forget, in a child, what the parent uses."""
+        self.lines = Lines()
+
+    def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
+        result: R = self.apply_many((key,), transform, now, cost)[0]
+        return result
+
+    async def aapply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
+        result: R = (await self.aapply_many((key,), transform, now, cost))[0]
+        return result
+
+    def apply_many(
+        self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
+    ) -> list[R]:
+        self._prepare()
+        results: dict[str, Iterator[R]] = {}
+        for chunk in _chunks(keys):
+            caller = BlockingCaller(self)
+            results.update(caller.run(chunk, transform, now, cost))
+        return [next(results[key]) for key in keys]
+
+    async def aapply_many(
+        self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
+    ) -> list[R]:
+        await self._aprepare()
+        results: dict[str, Iterator[R]] = {}
+        for chunk in _chunks(keys):
+            caller = AsyncCaller(self)
+            results.update(await caller.run(chunk, transform, now, cost))
+        return [next(results[key]) for key in keys]
+
+
+def _chunks(keys: Sequence[str]) -> Iterator[dict[str, int]]:
+    """The distinct keys with the number of times they occur, some at a time, in order."""
+    counts: dict[str, int] = {}
+    for key in keys:
+        counts[key] = counts.get(key, 0) + 1
+    items = list(counts.items())
+    for start in range(0, len(items), _ABREAST):
+        yield dict(items[start : start + _ABREAST])
+
+
+_stores: weakref.WeakSet[CasStore] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for store in _stores:
+        store._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

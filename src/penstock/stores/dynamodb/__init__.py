@@ -1,0 +1,7 @@
+"""The DynamoDB store."""
+
+from __future__ import annotations
+
+from .store import DynamoDBStore
+
+__all__ = ["DynamoDBStore"]

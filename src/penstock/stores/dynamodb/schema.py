@@ -1,0 +1,69 @@
+"""Creating the table, as a flow of operations for both colours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...core.errors import ConfigInvalidError, StoreUnavailableError
+from ..cas.requests import Pause
+from ..flow import Flow
+from .faults import error_code
+from .items import HASH_KEY, TTL_ATTRIBUTE, Operation
+
+__all__ = ["create"]
+
+_LOOKS = 120
+_PAUSE_MS = 500.0
+
+
+def create(table: str) -> Flow[Operation | Pause, None]:
+    """Create the table and switch its TTL on, unless that was done before."""
+    name = {"TableName": table}
+    try:
+        yield (
+            "create_table",
+            {
+                **name,
+                "AttributeDefinitions": [{"AttributeName": HASH_KEY, "AttributeType": "S"}],
+                "KeySchema": [{"AttributeName": HASH_KEY, "KeyType": "HASH"}],
+                "BillingMode": "PAY_PER_REQUEST",
+            },
+        )
+    except Exception as error:
+        if error_code(error) != "ResourceInUseException":
+            raise
+    for _ in range(_LOOKS):
+        described = (yield "describe_table", name)["Table"]
+        _require_ours(table, described)
+        if described["TableStatus"] == "ACTIVE":
+            break
+        yield Pause(_PAUSE_MS)
+    else:
+        raise StoreUnavailableError(f"the table {table!r} did not become active in time")
+    yield from _switch_ttl_on(name)
+
+
+def _switch_ttl_on(name: dict[str, Any]) -> Flow[Operation | Pause, None]:
+    try:
+        ttl = (yield "describe_time_to_live", name)["TimeToLiveDescription"]
+        if ttl.get("TimeToLiveStatus") in ("ENABLED", "ENABLING"):
+            return
+        setting = {"Enabled": True, "AttributeName": TTL_ATTRIBUTE}
+        yield "update_time_to_live", {**name, "TimeToLiveSpecification": setting}
+    except Exception as error:
+        # Servers that speak the API need not have a TTL; nothing but space depends on it.
+        if error_code(error) != "UnknownOperationException":
+            raise
+
+
+def _require_ours(table: str, described: dict[str, Any]) -> None:
+    keys = {(part["AttributeName"], part["KeyType"]) for part in described["KeySchema"]}
+    types = {
+        part["AttributeName"]: part["AttributeType"] for part in described["AttributeDefinitions"]
+    }
+    if keys != {(HASH_KEY, "HASH")} or types.get(HASH_KEY) != "S":
+        names = ", ".join(sorted(name for name, _ in keys))
+        raise ConfigInvalidError(
+            f"the table {table!r} belongs to something else: its key is {names}, and ours is the "
+            f"text {HASH_KEY}; choose another name"
+        )
