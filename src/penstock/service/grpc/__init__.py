@@ -1,0 +1,16 @@
+"""The gRPC door: the calls of `throttlekit.v1`, with health and reflection beside them."""
+
+from __future__ import annotations
+
+from ...core.errors import ConfigInvalidError
+
+try:
+    from .server import GrpcDoor, open_grpc
+except ImportError as error:
+    if (error.name or "").startswith("penstock"):
+        raise
+    raise ConfigInvalidError(
+        f"the gRPC door needs {error.name}: pip install 'penstock[server]', or turn the door off"
+    ) from error
+
+__all__ = ["GrpcDoor", "open_grpc"]

@@ -1,0 +1,63 @@
+"""What an exception is called on the wire. One table; the rest of the door only raises.
+
+The text of our own exceptions is written for callers and goes out with the status. That of any
+other exception stays inside: it is a fault of ours, and is logged with its traceback.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from ...core.errors import (
+    ConfigInvalidError,
+    PenstockError,
+    QueueFullError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
+from ..core import UnknownPolicyError
+
+__all__ = ["DeadlineError", "refuse", "status_of"]
+
+_log = logging.getLogger("penstock.service.grpc")
+
+_MAX_TEXT = 500
+
+
+class DeadlineError(PenstockError):
+    """The caller's deadline had passed before the call was looked at."""
+
+    code = "deadline_exceeded"
+
+
+# The first class that fits: an unknown policy is also an invalid one.
+_STATUSES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
+    (UnknownPolicyError, grpc.StatusCode.NOT_FOUND),
+    (ConfigInvalidError, grpc.StatusCode.INVALID_ARGUMENT),
+    (UnsupportedError, grpc.StatusCode.UNIMPLEMENTED),
+    (StoreUnavailableError, grpc.StatusCode.UNAVAILABLE),
+    (QueueFullError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (DeadlineError, grpc.StatusCode.DEADLINE_EXCEEDED),
+)
+
+
+def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
+    """The status and the text to answer instead of `error`."""
+    if isinstance(error, DecodeError):
+        return grpc.StatusCode.INVALID_ARGUMENT, "the request is no message of the expected type"
+    for kind, status in _STATUSES:
+        if isinstance(error, kind):
+            return status, str(error)[:_MAX_TEXT]
+    return grpc.StatusCode.INTERNAL, "the service failed to answer; its log says why"
+
+
+async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
+    """End the call with the status that stands for `error`."""
+    status, text = status_of(error)
+    if status is grpc.StatusCode.INTERNAL:
+        _log.error("a call failed", exc_info=error)
+    await context.abort(status, text)

@@ -1,0 +1,105 @@
+"""Opening and closing the door."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from ...core.validation import reject
+from ..core import Service
+from .access import Access
+from .calls import methods
+from .standard import Health, Reflection
+from .tls import TlsFiles, credentials
+
+__all__ = ["MAX_CONCURRENT", "MAX_MESSAGE_BYTES", "GrpcDoor", "open_grpc"]
+
+MAX_MESSAGE_BYTES = 5 * 1024 * 1024
+"""A batch of 1,000 keys of 4,096 bytes, and some air."""
+
+MAX_CONCURRENT = 4_096
+"""Calls at work at once, over all connections; one more is answered RESOURCE_EXHAUSTED."""
+
+_MAX_METADATA_BYTES = 16 * 1024
+_PING_EVERY_MS = 60_000
+_PING_TIMEOUT_MS = 20_000
+_CLIENT_PINGS_MS = 10_000
+
+
+class GrpcDoor:
+    """An open door. Made by `open_grpc`; `port` is the one it listens on."""
+
+    def __init__(self, server: grpc.aio.Server, port: int, leaving: asyncio.Event) -> None:
+        self.port = port
+        self._server = server
+        self._leaving = leaving
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more calls, let those at work finish, and close. What is not done after
+        `seconds` is cancelled. Health watchers hear of it first."""
+        self._leaving.set()
+        await self._server.stop(seconds)
+
+
+async def open_grpc(
+    service: Service,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 50051,
+    tls: TlsFiles | None = None,
+    token: str | None = None,
+    max_concurrent: int = MAX_CONCURRENT,
+    reuse_port: bool = False,
+) -> GrpcDoor:
+    """Serve `service` on `host`:`port`; port 0 takes a free one.
+
+    With a `token`, every call but those of the health service must present it. `reuse_port` lets
+    several processes share one port, and must not be set otherwise: a port that is taken would go
+    unnoticed.
+    """
+    leaving = asyncio.Event()
+    server = grpc.aio.server(
+        handlers=(_access(service, leaving, token),),
+        options=_options(reuse_port),
+        maximum_concurrent_rpcs=max_concurrent,
+    )
+    bound = _listen(server, host, port, tls)
+    await server.start()
+    return GrpcDoor(server, bound, leaving)
+
+
+def _access(service: Service, leaving: asyncio.Event, token: str | None) -> Access:
+    if token is not None and not token.strip():
+        reject("the token must not be empty")
+    calls = {
+        name: grpc.unary_unary_rpc_method_handler(method)
+        for name, method in methods(service).items()
+    }
+    health = Health(leaving).handlers()
+    return Access({**calls, **health, **Reflection(leaving).handlers()}, token, public=health)
+
+
+def _listen(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None) -> int:
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    secure = None if tls is None else credentials(tls)
+    try:
+        if secure is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, secure)
+    except RuntimeError as error:
+        reject(f"cannot serve gRPC on {address}: {error}; is the port in use?")
+
+
+def _options(reuse_port: bool) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", int(reuse_port)),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+        # Peers that vanished are found out and their calls ended.
+        ("grpc.keepalive_time_ms", _PING_EVERY_MS),
+        ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
+        # Clients that ping more often than this are disconnected.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", _CLIENT_PINGS_MS),
+    ]

@@ -1,0 +1,45 @@
+"""From certificate files to what the library wants."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+
+from ...core.validation import reject
+
+__all__ = ["TlsFiles", "credentials"]
+
+PathLike = str | os.PathLike[str]
+
+
+class TlsFiles(Protocol):
+    """PEM files. With a `ca`, clients must show a certificate that it has signed."""
+
+    @property
+    def cert(self) -> PathLike: ...
+    @property
+    def key(self) -> PathLike: ...
+    @property
+    def ca(self) -> PathLike | None: ...
+
+
+def credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """The library takes any bytes and then fails each handshake; so they are tried here first."""
+    trial = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # An empty password: an encrypted key is an error here, not a prompt.
+        trial.load_cert_chain(files.cert, files.key, password="")
+    except (OSError, ValueError) as error:
+        reject(f"no certificate and key in PEM form in {files.cert} and {files.key}: {error}")
+    if files.ca is not None:
+        try:
+            trial.load_verify_locations(files.ca)
+        except (OSError, ValueError) as error:
+            reject(f"no certificate of an authority in PEM form in {files.ca}: {error}")
+    pair = Path(files.key).read_bytes(), Path(files.cert).read_bytes()
+    ca = None if files.ca is None else Path(files.ca).read_bytes()
+    return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
