@@ -27,8 +27,8 @@ from tests.conformance.broken_stores import (
     NonAtomicStore,
 )
 from tests.helpers import PATHS, make_store
-from tests.stores.sqlite.fresh import FreshSqliteStore
 from tests.stores.redis.live import open_empty
+from tests.stores.sqlite.fresh import FreshSqliteStore
 
 Factory = Callable[[], Store]
 
