@@ -168,9 +168,9 @@ def test_a_role_that_no_rider_knows_is_refused(key: str) -> None:
     """Rather than writing the state in a form that the scripts could not read."""
     store = by_caller()
     strategy = gcra(5, 1_000)
-    lease = Transform(strategy, "lease", lambda s, n, c: Outcome(s, None, 1, True), lambda n, r: 0)
-    with pytest.raises(UnsupportedError, match="lease"):
-        store.apply(key, lease, NOW, 1)
+    audit = Transform(strategy, "audit", lambda s, n, c: Outcome(s, None, 1, True), lambda n, r: 0)
+    with pytest.raises(UnsupportedError, match="audit"):
+        store.apply(key, audit, NOW, 1)
     store.close()
 
 

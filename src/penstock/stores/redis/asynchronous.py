@@ -31,7 +31,8 @@ _inherited: list[Any] = []
 class _Hub:
     """The links of one loop."""
 
-    def __init__(self, recipe: Recipe, timeout_s: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, recipe: Recipe, timeout_s: float) -> None:
+        self.loop = loop
         self._recipe = recipe
         self._timeout_s = timeout_s
         self._links: dict[Address, Link] = {}
@@ -55,14 +56,14 @@ class _Hub:
             return link
         task = self._connecting.get(where)
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._connect(where))
+            task = self.loop.create_task(self._connect(where))
             self._connecting[where] = task
             task.add_done_callback(lambda done: self._connected(where, done))
         return await _within(deadline, task, where)
 
     async def spare(self, where: Address, deadline: float) -> Link:
         """A link of one's own, until `give` or `drop`."""
-        left_s = deadline - asyncio.get_running_loop().time()
+        left_s = deadline - self.loop.time()
         try:
             await asyncio.wait_for(self._lanes.acquire(), max(0.0, left_s))
         except (asyncio.TimeoutError, TimeoutError):
@@ -96,7 +97,7 @@ class _Hub:
         return None
 
     async def _connect_spare(self, where: Address, deadline: float) -> Link:
-        task = asyncio.get_running_loop().create_task(self._connect(where))
+        task = self.loop.create_task(self._connect(where))
         try:
             return await _within(deadline, task, where)
         finally:
@@ -176,14 +177,22 @@ class AsyncShell:
         self._lock = threading.Lock()
         self._hubs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Hub]
         self._hubs = weakref.WeakKeyDictionary()
+        # Nearly every call comes from the loop of the one before.
+        self._latest: _Hub | None = None
 
     def call(self) -> AsyncCall:
         loop = asyncio.get_running_loop()
-        hub = self._hubs.get(loop)
-        if hub is None:
-            with self._lock:
-                hub = self._hubs[loop] = _Hub(self._recipe, self._timeout_s)
+        hub = self._latest
+        if hub is None or hub.loop is not loop:
+            hub = self._latest = self._hub_of(loop)
         return AsyncCall(hub, loop.time() + self._timeout_s)
+
+    def _hub_of(self, loop: asyncio.AbstractEventLoop) -> _Hub:
+        with self._lock:
+            hub = self._hubs.get(loop)
+            if hub is None:
+                hub = self._hubs[loop] = _Hub(loop, self._recipe, self._timeout_s)
+            return hub
 
     async def aclose(self) -> None:
         self.close()
@@ -195,6 +204,7 @@ class AsyncShell:
         with self._lock:
             hubs = list(self._hubs.items())
             self._hubs.clear()
+            self._latest = None
         for loop, hub in hubs:
             if loop.is_closed():
                 continue

@@ -29,7 +29,7 @@ from .many import MAX_KEYS, over_many
 from .requests import Ask, Command, LinkError, Pause, RedisFlow, Refusal
 from .routing import Errand, Router
 
-__all__ = ["Flows"]
+__all__ = ["Flows", "decision_of"]
 
 R = TypeVar("R")
 
@@ -66,6 +66,24 @@ class Flows:
             "its wire encoding; only check, lease, peek, forecast and clear know that"
         )
 
+    def first_ask(self, key: str, transform: Transform[Any], now: int, cost: int) -> Ask | None:
+        """What a check sends first; None if it is not one, or nobody knows where to send it."""
+        rider = transform.lua
+        if rider is None or transform.role != "check":
+            return None
+        where = self._router.topology.locate(key)
+        if where is None:
+            return None
+        argv = rider.argv(0 if self._server_time else self._instant(now), cost)
+        return Ask(where, (("EVALSHA", rider.check.sha1, 1, key, *argv),))
+
+    def after(self, ask: Ask, key: str, transform: Transform[Any], trouble: Any) -> RedisFlow:
+        """The rest of a check whose first ask met trouble."""
+        assert transform.lua is not None
+        errand = Errand(key, f"key {key!r}", ask.commands, transform.lua.check, consuming=True)
+        replies = yield from self._router.insist(errand, ask.where, trouble)
+        return decision_of(replies[0])
+
     def apply_many(
         self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
     ) -> RedisFlow:
@@ -87,7 +105,7 @@ class Flows:
     def _check(self, key: str, rider: LuaRider, now: int, cost: int) -> RedisFlow:
         command = ("EVALSHA", rider.check.sha1, 1, key, *rider.argv(now, cost))
         replies = yield from self._router.ask(key, (command,), script=rider.check, consuming=True)
-        return _decision(replies[0])
+        return decision_of(replies[0])
 
     def _lease(self, key: str, rider: LuaRider, now: int, want: int, need: int) -> RedisFlow:
         """As many checks as the bargain takes, nearly always one. TIME comes after the script, so
@@ -100,7 +118,7 @@ class Flows:
                 _TIME,
             ]
             replies = yield from self._router.ask(key, commands, script=rider.check, consuming=True)
-            decision = _decision(replies[0])
+            decision = decision_of(replies[0])
             try:
                 cost = deal.send(decision)
             except StopIteration as settled:
@@ -184,14 +202,12 @@ class Flows:
 
     def _check_many(self, keys: list[str], rider: LuaRider, now: int, cost: int) -> RedisFlow:
         """Each group of keys in order, all groups side by side, at most MAX_KEYS per script."""
-        groups: dict[int, list[int]] = {}
-        for place, key in enumerate(keys):
-            groups.setdefault(self._router.topology.group(key), []).append(place)
+        groups = self._router.topology.groups(keys)
         decisions: list[Any] = [None] * len(keys)
         argv = rider.argv(now, cost)
-        longest = max(map(len, groups.values()), default=0)
+        longest = max(map(len, groups), default=0)
         for start in range(0, longest, MAX_KEYS):
-            chunks = [chunk for g in groups.values() if (chunk := g[start : start + MAX_KEYS])]
+            chunks = [chunk for g in groups if (chunk := g[start : start + MAX_KEYS])]
             errands = [_errand([keys[place] for place in chunk], rider, argv) for chunk in chunks]
             replies = yield from self._router.ask_all(errands)
             for chunk, flat in zip(chunks, replies, strict=True):
@@ -221,7 +237,7 @@ def _decode(strategy: Strategy, raw: Any, key: str) -> Any:
         raise record.foreign_state(f"key {key!r}", error) from error
 
 
-def _decision(reply: Any) -> Decision:
+def decision_of(reply: Any) -> Decision:
     allowed, limit, remaining, reset_at, retry_after_ms = reply
     return Decision(allowed == 1, limit, remaining, reset_at, retry_after_ms)
 

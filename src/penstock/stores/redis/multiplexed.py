@@ -27,6 +27,7 @@ from .wire import ProtocolError, new_reader
 __all__ = ["Link"]
 
 _BATCH = 16
+_NEVER = float("inf")
 
 
 class _Turn:
@@ -59,13 +60,14 @@ class Link(asyncio.Protocol):
         self._unsent: list[bytes] = []
         self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None
+        self._watched_until = _NEVER
 
     def ask(self, payload: bytes, count: int, deadline: float) -> asyncio.Future[list[Any]]:
         """The replies to `payload`, which holds `count` commands, or LinkError."""
         answer: asyncio.Future[list[Any]] = self._loop.create_future()
         was_quiet = not self._turns
         self._turns.append(_Turn(answer, count, deadline))
-        if self._timer is None or deadline < self._timer.when():
+        if deadline < self._watched_until:
             self._watch(deadline)
         if was_quiet:
             self._transport.write(payload)
@@ -121,10 +123,12 @@ class Link(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_at(deadline, self._expire)
+        self._watched_until = deadline
 
     def _expire(self) -> None:
         """Give up on what is late. One timer serves all requests of the connection."""
         self._timer = None
+        self._watched_until = _NEVER
         now = self._loop.time()
         waiting = [turn for turn in self._turns if not turn.answer.done()]
         for turn in waiting:

@@ -86,7 +86,7 @@ class Router:
                 return replies
         # Nearly every call has ended here, at its first attempt, with nothing else prepared.
         errand = Errand(key, f"key {key!r}", commands, script, consuming)
-        return (yield from self._insist(errand, where, trouble, pinned))
+        return (yield from self.insist(errand, where, trouble, pinned))
 
     def ask_all(self, errands: Sequence[Errand]) -> RedisFlow:
         """The reply to each errand of one command: a pipeline per node, and again for those that
@@ -113,9 +113,14 @@ class Router:
                 raise StoreUnavailableError(text) from error
         return replies
 
-    def _insist(
-        self, errand: Errand, where: Address | None, trouble: Trouble | None, pinned: bool
+    def insist(
+        self,
+        errand: Errand,
+        where: Address | None,
+        trouble: Trouble | None,
+        pinned: bool = False,
     ) -> RedisFlow:
+        """The replies to an errand whose first attempt met trouble at `where`."""
         while True:
             if where is not None and trouble is not None:
                 yield from self._cope([(errand, where, trouble)])

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
 
 from ...core.errors import UnsupportedError
 from ...core.store import Store, Transform
 from ...core.validation import reject, require_int
 from ..flow import adrive, drive
-from .flows import Flows
+from .flows import Flows, decision_of
 from .recipe import Plan, plan_of_client, plan_of_url, require_module
+from .requests import LinkError, RedisFlow
 from .routing import Router
 
 __all__ = ["RedisStore"]
@@ -83,26 +84,47 @@ class RedisStore(Store):
         self._flows = Flows(router, use_server_time=self.reads_own_clock)
         _stores.add(self)
 
-    def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
-        result: R = self._run(self._flows.apply(key, transform, now, cost))
-        return result
+    # A check is nearly always settled by its first reply. The two methods below make that one
+    # exchange by hand, which spares a fifth of the time, and leave all else to the flow.
 
-    # Not coroutines themselves, but functions that return one: a layer less on every check.
-    def aapply(
-        self, key: str, transform: Transform[R], now: int, cost: int
-    ) -> Coroutine[Any, Any, R]:
-        return self._arun(self._flows.apply(key, transform, now, cost))
+    def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
+        flows, shell = self._flows, self._blocking
+        ask = None if shell is None else flows.first_ask(key, transform, now, cost)
+        if ask is None:
+            return cast(R, self._run(flows.apply(key, transform, now, cost)))
+        call = shell.call()
+        try:
+            reply = call.serve(ask)[0]
+        except LinkError as error:
+            reply = error
+        if type(reply) is list:
+            return cast(R, decision_of(reply))
+        return cast(R, self._run(flows.after(ask, key, transform, reply), call))
+
+    async def aapply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
+        flows, shell = self._flows, self._asynchronous
+        ask = None if shell is None else flows.first_ask(key, transform, now, cost)
+        if ask is None:
+            return cast(R, await self._arun(flows.apply(key, transform, now, cost)))
+        call = shell.call()
+        try:
+            reply = (await call.serve(ask))[0]
+        except LinkError as error:
+            reply = error
+        if type(reply) is list:
+            return cast(R, decision_of(reply))
+        return cast(R, await self._arun(flows.after(ask, key, transform, reply), call))
 
     def apply_many(
         self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
     ) -> list[R]:
-        results: list[R] = self._run(self._flows.apply_many(keys, transform, now, cost))
-        return results
+        return cast("list[R]", self._run(self._flows.apply_many(keys, transform, now, cost)))
 
-    def aapply_many(
+    async def aapply_many(
         self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
-    ) -> Coroutine[Any, Any, list[R]]:
-        return self._arun(self._flows.apply_many(keys, transform, now, cost))
+    ) -> list[R]:
+        flow = self._flows.apply_many(keys, transform, now, cost)
+        return cast("list[R]", await self._arun(flow))
 
     def close(self) -> None:
         """Close the connections that the store has made. A later call opens new ones."""
@@ -119,13 +141,13 @@ class RedisStore(Store):
     def __repr__(self) -> str:
         return f"<RedisStore on {self._router.topology}, timeout_ms={self.timeout_ms}>"
 
-    def _run(self, flow: Any) -> Any:
+    def _run(self, flow: RedisFlow, call: Any = None) -> Any:
         if self._blocking is None:
             raise UnsupportedError(
                 "this RedisStore was made from an asyncio client: use acheck, apeek, ..., or make "
                 "it with RedisStore.from_url, which serves both"
             )
-        call = self._blocking.call()
+        call = call or self._blocking.call()
         try:
             result = drive(flow, call.serve)
         except BaseException:
@@ -134,13 +156,13 @@ class RedisStore(Store):
         call.finish()
         return result
 
-    async def _arun(self, flow: Any) -> Any:
+    async def _arun(self, flow: RedisFlow, call: Any = None) -> Any:
         if self._asynchronous is None:
             raise UnsupportedError(
                 "this RedisStore was made from a sync client: use check, peek, ..., or make it "
                 "with RedisStore.from_url, which serves both"
             )
-        call = self._asynchronous.call()
+        call = call or self._asynchronous.call()
         try:
             result = await adrive(flow, call.serve)
         except BaseException:

@@ -26,8 +26,8 @@ class Topology(Protocol):
     def locate(self, key: str) -> Address | None:
         """Who owns the key; None when that has to be found out first."""
 
-    def group(self, key: str) -> int:
-        """Keys of one group may be used by one script."""
+    def groups(self, keys: Sequence[str]) -> list[list[int]]:
+        """The places of the keys, in order, by which of them may be used by one script."""
 
     def find(self) -> RedisFlow:
         """Learn the places; raises LinkError when nobody can tell."""
@@ -48,8 +48,8 @@ class Fixed:
     def locate(self, _key: str) -> Address | None:
         return self.where
 
-    def group(self, _key: str) -> int:
-        return 0
+    def groups(self, keys: Sequence[str]) -> list[list[int]]:
+        return [list(range(len(keys)))]
 
     def find(self) -> RedisFlow:
         yield from ()
@@ -126,8 +126,11 @@ class Cluster:
     def locate(self, key: str) -> Address | None:
         return None if self._suspect else self._owners[slot_of(key)]
 
-    def group(self, key: str) -> int:
-        return slot_of(key)
+    def groups(self, keys: Sequence[str]) -> list[list[int]]:
+        by_slot: dict[int, list[int]] = {}
+        for place, key in enumerate(keys):
+            by_slot.setdefault(slot_of(key), []).append(place)
+        return list(by_slot.values())
 
     def find(self) -> RedisFlow:
         known = {owner for owner in self._owners if owner is not None}
