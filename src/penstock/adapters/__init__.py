@@ -1,0 +1,1 @@
+"""Penstock inside other frameworks, and what they share."""

@@ -1,0 +1,9 @@
+"""The HTTP door. Read head.py, reader.py, connection.py and door.py in this order."""
+
+from __future__ import annotations
+
+from .access import Tokens, read_tokens
+from .bounds import Bounds
+from .door import HttpDoor
+
+__all__ = ["Bounds", "HttpDoor", "Tokens", "read_tokens"]

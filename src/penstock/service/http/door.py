@@ -1,0 +1,182 @@
+"""The HTTP door: it listens, keeps its connections in bounds and in time, and closes in order.
+
+Stopping takes three steps: no new connections; every request that still comes is answered and is
+its connection's last; what is left at the deadline is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+
+from ...core.errors import (
+    ConfigInvalidError,
+    QueueFullError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
+from ..core import Service, UnknownPolicyError
+from .access import Tokens
+from .answers import Answers
+from .bounds import Bounds
+from .calls import Calls
+from .connection import Connection
+from .pages import Pages
+from .plan import Plans
+from .planner import Planner
+from .problem import Problem, ProblemError
+
+__all__ = ["HttpDoor"]
+
+_TICK_S = 0.25
+_BACKLOG = 2_048
+_SOON = ("Retry-After: 1",)
+
+_log = logging.getLogger("penstock.http")
+
+
+class HttpDoor:
+    """Serves `service` over HTTP/1.1."""
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        bounds: Bounds | None = None,
+        tokens: Tokens | None = None,
+        legacy_headers: bool = False,
+    ) -> None:
+        self.bounds = bounds or Bounds()
+        self.answers = Answers(service.clock)
+        self.observe = service.metrics.latency("http").observe
+        self._connections: set[Connection] = set()
+        self._held = 0
+        self._in_flight = 0
+        self._shed = 0
+        pages = Pages(service, self.answers, self._gauges, lambda: self._planner.stopping)
+        self._planner = Planner(
+            Calls(service, self.answers),
+            pages,
+            self.answers,
+            self.bounds,
+            tokens or Tokens(),
+            legacy_headers,
+        )
+        self.plans = Plans(self._planner.plan)
+        self.problem = self.answers.problem
+        self.now = 0.0
+        self._server: asyncio.Server | None = None
+        self._ticker: asyncio.TimerHandle | None = None
+
+    async def start(
+        self,
+        host: str,
+        port: int,
+        *,
+        tls: ssl.SSLContext | None = None,
+        shared: bool = False,
+    ) -> int:
+        """Listen. Returns the port, which the system chooses if it is 0. With `shared` other
+        processes may listen on the same port."""
+        self.loop = asyncio.get_running_loop()
+        self._tick()
+        self._server = await self.loop.create_server(
+            lambda: Connection(self),
+            host,
+            port,
+            ssl=tls,
+            backlog=_BACKLOG,
+            reuse_port=shared or None,
+            ssl_handshake_timeout=self.bounds.head_s if tls else None,
+        )
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    async def stop(self) -> None:
+        """Answer what is being asked, within the deadline, and close."""
+        self._planner.stopping = True
+        self.plans.clear()
+        if self._server is not None:
+            self._server.close()
+        deadline = self.loop.time() + self.bounds.drain_s
+        while self._connections and self.loop.time() < deadline:
+            await asyncio.sleep(0.02)
+        for connection in list(self._connections):
+            connection.abort()
+        if self._ticker is not None:
+            self._ticker.cancel()
+        await asyncio.sleep(0)
+
+    def admit(self, connection: Connection) -> bool:
+        self._connections.add(connection)
+        if len(self._connections) <= self.bounds.connections:
+            return True
+        self._shed += 1
+        return False
+
+    def forget(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+
+    def hold(self, amount: int) -> None:
+        """Reserve memory for a long body, or give it back."""
+        if amount > 0 and self._held + amount > self.bounds.held_bytes:
+            self._shed += 1
+            raise ProblemError("overloaded", "too many long bodies at once", _SOON)
+        self._held += amount
+
+    def enter(self) -> bool:
+        """Whether one more request may wait for the store."""
+        if self._in_flight >= self.bounds.in_flight:
+            self._shed += 1
+            return False
+        self._in_flight += 1
+        return True
+
+    def leave(self) -> None:
+        self._in_flight -= 1
+
+    def result(self, task: asyncio.Task[bytes]) -> bytes:
+        if task.cancelled():
+            return self.problem(Problem("stopping", "the service is being stopped", _SOON))
+        error = task.exception()
+        return task.result() if error is None else self.failure(error)
+
+    def failure(self, error: BaseException) -> bytes:
+        """The reply for an exception. Only a fault of the service itself is logged here."""
+        return self.problem(_problem_of(error))
+
+    def _gauges(self) -> dict[str, int]:
+        return {
+            "connections": len(self._connections),
+            "in_flight": self._in_flight,
+            "shed_total": self._shed,
+        }
+
+    def _tick(self) -> None:
+        self.now = self.loop.time()
+        self.answers.tick()
+        for connection in list(self._connections):
+            # One connection's trouble must not stop the clock for the others.
+            with contextlib.suppress(Exception):
+                connection.expire(self.now, self._planner.stopping)
+        self._ticker = self.loop.call_later(_TICK_S, self._tick)
+
+
+def _problem_of(error: BaseException) -> Problem:
+    if isinstance(error, ProblemError):
+        return error.problem
+    if isinstance(error, UnknownPolicyError):
+        return Problem("unknown_policy", str(error))
+    if isinstance(error, ConfigInvalidError):
+        return Problem("config_invalid", str(error))
+    if isinstance(error, UnsupportedError):
+        return Problem("not_implemented", str(error))
+    if isinstance(error, StoreUnavailableError):
+        # The text names the store's address, which is nothing for clients.
+        return Problem("store_unavailable", "the store did not answer", _SOON)
+    if isinstance(error, QueueFullError):
+        return Problem("overloaded", str(error), _SOON)
+    _log.error("a request failed: %s: %r", type(error).__name__, str(error))
+    return Problem("internal_error", "the service failed; its log says more")
