@@ -8,7 +8,9 @@ The gradient law compares a request's round trip with that of an idle system:
 and moves a fraction, `smoothing`, of the way from limit to limit'. While round trips stay within
 `tolerance` of the idle one the limit grows by the room for a short queue, sqrt(limit); as they
 stretch it shrinks in proportion, by half at most. rtt_noload is the least of the last `samples`
-round trips, so it is found anew when the backend changes for good.
+round trips, so it is found anew when the backend changes for good. It also means that a backend
+without one quiet moment in so many requests forgets what idle was, and the limit creeps up: choose
+`samples` to span a lull, and `max_limit` as what must never be exceeded.
 
 The AIMD law, of TCP's fame, adds `increase` after a round trip within `timeout_ms` and multiplies
 by `backoff` after a longer one. It needs a notion of "too long", and nothing else.
@@ -71,7 +73,7 @@ class Gradient:
     initial_limit: int | None = None
     tolerance: float = 2.0
     smoothing: float = 0.2
-    samples: int = 600
+    samples: int = 5_000
     backoff: float = 0.9
 
     def __post_init__(self) -> None:

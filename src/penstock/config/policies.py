@@ -209,7 +209,7 @@ def _gradient(fields: Fields) -> Law:
         if fields.has(name):
             options[name] = fields.number(name, 0.9)
     if fields.has("samples"):
-        options["samples"] = fields.integer("samples", 600)
+        options["samples"] = fields.integer("samples", 5_000)
     return Gradient(**options)
 
 

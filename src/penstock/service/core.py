@@ -289,6 +289,7 @@ def _bounded(name: str, values: Iterable[str]) -> list[str]:
 
 
 def _lease_id(lease_id: object) -> str:
-    if not isinstance(lease_id, str) or not 0 < len(lease_id) <= _MAX_LEASE_ID:
+    # The empty one is what a denied caller holds: unknown, as any other that has ended.
+    if not isinstance(lease_id, str) or len(lease_id) > _MAX_LEASE_ID:
         reject("a lease id is the text that admit answered with")
     return lease_id

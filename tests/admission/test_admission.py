@@ -1,0 +1,199 @@
+"""Unified admission: concurrency, then rate, then cost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock import (
+    ConfigInvalidError,
+    Decision,
+    Limiter,
+    ManualClock,
+    Store,
+    StoreUnavailableError,
+    UnsupportedError,
+    fixed_window,
+    rate_limit,
+)
+from penstock.admission import AXES, Admission, AdmissionControl
+from penstock.budget import token_budget
+from penstock.concurrency import ConcurrencyLimiter, Gradient
+from tests.helpers import NOW
+
+WINDOW = 60_000
+START = NOW // WINDOW * WINDOW
+
+
+def control_of(
+    clock: ManualClock, slots: int = 10, rate: int | None = None, budget: int | None = None
+) -> AdmissionControl:
+    return AdmissionControl(
+        ConcurrencyLimiter(Gradient(slots, slots), clock=clock),
+        None if rate is None else rate_limit(fixed_window(rate, WINDOW), clock=clock),
+        None if budget is None else rate_limit(token_budget(budget, WINDOW), clock=clock),
+    )
+
+
+@pytest.mark.parametrize(
+    ("slots", "rate", "budget", "axis"),
+    [(1, 1, 1, "concurrency"), (2, 1, 1, "rate"), (2, 2, 1, "cost"), (2, 2, 3, "")],
+)
+def test_the_first_axis_that_denies_is_named(slots: int, rate: int, budget: int, axis: str) -> None:
+    """And only it, in the order of the axes."""
+    control = control_of(ManualClock(START), slots, rate, budget)
+    assert control.admit("k", value=2).binding_axis == ""
+    second = control.admit("k")
+    assert second.binding_axis == axis
+    assert bool(second) == (axis == "")
+    assert second.policy_denied == (axis in ("rate", "cost"))
+    assert AXES == ("concurrency", "rate", "cost")
+
+
+def test_a_denial_gives_the_slot_back_and_learns_nothing() -> None:
+    """A slot that was only tried is not in flight and no sample."""
+    control = control_of(ManualClock(START), slots=5, rate=1)
+    assert control.admit("k")
+    before = control.concurrency.limit
+    for _ in range(20):
+        assert not control.admit("k")
+    assert control.concurrency.in_flight == 1
+    assert control.concurrency.limit == before
+
+
+def test_what_denies_first_leaves_the_others_unasked() -> None:
+    """No slot, no rate spent; no rate, no tokens spent."""
+    control = control_of(ManualClock(START), slots=1, rate=2, budget=100)
+    assert control.rate is not None
+    assert control.budget is not None
+    held = control.admit("k", value=10)
+    assert not control.admit("k", value=10)
+    assert control.rate.peek("k").remaining == 1
+    control.release(held.lease_id)
+    control.release(control.admit("k", value=10).lease_id)
+    assert control.admit("k", value=10).binding_axis == "rate"
+    assert control.budget.peek("k").remaining == 80
+
+
+def test_the_decision_combines_those_of_the_axes_asked() -> None:
+    """The least of limit and remaining, the latest of reset and retry."""
+    control = control_of(ManualClock(START), slots=5, rate=3, budget=100)
+    admitted = control.admit("k", cost=2, hold=3, value=40)
+    assert admitted.decision == Decision(True, 3, 1, START + WINDOW, 0)
+    assert admitted.lease_expires_at == START + 2_000
+    denied = control.admit("k", cost=2)
+    assert denied == Admission(Decision(False, 3, 1, START + WINDOW, WINDOW), binding_axis="rate")
+
+
+def test_a_value_of_zero_only_asks_whether_the_budget_is_spent() -> None:
+    """What was used is debited afterwards."""
+    control = control_of(ManualClock(START), budget=100)
+    assert control.admit("k")
+    assert control.admit("k")
+    assert control.debit("k", 150)
+    assert control.admit("k").binding_axis == "cost"
+    assert not asyncio.run(control.adebit("k", 1))
+
+
+def test_without_a_budget_there_is_nothing_to_debit() -> None:
+    """The error says what is missing."""
+    with pytest.raises(UnsupportedError, match="budget="):
+        control_of(ManualClock(START)).debit("k", 1)
+
+
+def test_release_and_heartbeat_are_those_of_the_slots() -> None:
+    """Idempotent, and telling the living from the reclaimed."""
+    clock = ManualClock(START)
+    control = control_of(clock)
+    first, second = control.admit("k"), control.admit("k")
+    assert control.release(first.lease_id)
+    assert not control.release(first.lease_id)
+    clock.advance(2_000)
+    beat = control.heartbeat([second.lease_id])
+    assert beat.reclaimed_ids == [second.lease_id]
+
+
+class Broken(Store):
+    """A store that is away."""
+
+    def apply(self, *_: Any) -> Any:
+        raise StoreUnavailableError("away")
+
+    async def aapply(self, *_: Any) -> Any:
+        raise StoreUnavailableError("away")
+
+
+class Hanging(Store):
+    """A store that does not answer."""
+
+    async def aapply(self, *_: Any) -> Any:
+        await asyncio.sleep(3_600)
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_store_that_fails_gives_the_slot_back(colour: str) -> None:
+    """The error reaches the caller, and nothing stays in flight."""
+    slots = ConcurrencyLimiter(clock=ManualClock(START))
+    control = AdmissionControl(slots, Limiter(fixed_window(1, WINDOW), Broken()))
+    with pytest.raises(StoreUnavailableError):
+        control.admit("k") if colour == "sync" else asyncio.run(control.aadmit("k"))
+    assert slots.in_flight == 0
+
+
+def test_a_cancelled_admission_gives_the_slot_back() -> None:
+    """A caller who left while a store was asked holds nothing."""
+    slots = ConcurrencyLimiter(clock=ManualClock(START))
+    control = AdmissionControl(slots, Limiter(fixed_window(1, WINDOW), Hanging()))
+
+    async def main() -> None:
+        task = asyncio.create_task(control.aadmit("k"))
+        await asyncio.sleep(0)
+        assert slots.in_flight == 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(main())
+    assert slots.in_flight == 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"key": ""}, {"cost": 0}, {"hold": 0}, {"value": -1}, {"value": True}]
+)
+def test_bad_input_is_refused_before_anything_is_taken(options: dict[str, Any]) -> None:
+    """No slot, no unit, no token."""
+    control = control_of(ManualClock(START), rate=5)
+    with pytest.raises(ConfigInvalidError):
+        control.admit(**{"key": "k", **options})
+    assert control.concurrency.in_flight == 0
+
+
+requests = st.lists(
+    st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(0, 30), st.booleans()), max_size=40
+)
+
+
+@given(st.integers(1, 6), st.integers(1, 12), st.integers(1, 60), requests)
+def test_both_colours_admit_the_same(slots: int, rate: int, budget: int, plan: list[Any]) -> None:
+    """One procedure, two shells: every answer but for the lease's name is equal."""
+
+    def told(admission: Admission) -> tuple[Any, ...]:
+        return admission.decision, admission.lease_expires_at, admission.binding_axis
+
+    async def main() -> None:
+        one = control_of(ManualClock(START), slots, rate, budget)
+        two = control_of(ManualClock(START), slots, rate, budget)
+        for cost, hold, value, leaves in plan:
+            here = one.admit("k", cost, hold, value)
+            there = await two.aadmit("k", cost, hold, value)
+            assert told(here) == told(there)
+            assert bool(here) == bool(here.lease_id) == (here.binding_axis == "")
+            if here and leaves:
+                one.release(here.lease_id)
+                two.release(there.lease_id)
+            assert one.concurrency.in_flight == two.concurrency.in_flight
+
+    asyncio.run(main())
