@@ -78,20 +78,18 @@ def read_yaml(text: str, source: str) -> Tree:
             "reading YAML needs PyYAML: install it with pip install 'penstock[server]', "
             "or write the policies as JSON"
         ) from None
-    loader = yaml.SafeLoader(text)
     try:
-        node = loader.get_single_node()
-        return _YamlReader(yaml, loader, Tree(source)).read(node)
+        loader = yaml.SafeLoader(text)
+        return _YamlReader(yaml, loader, Tree(source)).read(loader.get_single_node())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = None if mark is None else mark.line + 1
         raise _error(source, line, "", f"is not valid YAML: {error.problem}") from None
     except yaml.YAMLError as error:
-        raise _error(source, None, "", f"is not valid YAML: {error}") from None
+        problem = " ".join(str(error).split())
+        raise _error(source, None, "", f"is not valid YAML: {problem}") from None
     except RecursionError:
         raise _error(source, None, "", "is nested too deeply") from None
-    finally:
-        loader.dispose()
 
 
 class _YamlReader:
