@@ -17,6 +17,8 @@ from .memory import MemoryStore
 __all__ = ["SCHEMES", "open_store"]
 
 _REDIS = ".redis:RedisStore.from_url"
+_DURABLE_OBJECT = ".durable_object:DurableObjectStore.from_url"
+_DENO_KV = ".deno_kv:DenoKvStore.from_url"
 
 SCHEMES: dict[str, str] = {
     "memory": ".opening:open_memory",
@@ -28,6 +30,13 @@ SCHEMES: dict[str, str] = {
     "redis+sentinel": _REDIS,
     "rediss+sentinel": _REDIS,
     "unix": _REDIS,
+    "dynamodb": ".dynamodb:DynamoDBStore.from_url",
+    "d1": ".d1:D1Store.from_url",
+    "durable-object+https": _DURABLE_OBJECT,
+    "durable-object+http": _DURABLE_OBJECT,
+    "workers-kv": ".workers_kv:WorkersKVStore.from_url",
+    "deno-kv+https": _DENO_KV,
+    "deno-kv+http": _DENO_KV,
 }
 """Scheme to loader: a module below this package and, after the colon, what to call with the URL."""
 

@@ -1,0 +1,7 @@
+"""The Cloudflare D1 store."""
+
+from __future__ import annotations
+
+from .store import D1Store
+
+__all__ = ["D1Store"]

@@ -1,0 +1,162 @@
+"""D1Store: Cloudflare's SQLite, over its REST API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ...core.errors import ConfigInvalidError, StoreUnavailableError
+from ...core.validation import reject, require_instant
+from ..cas import LinkError, Request
+from ..cas.names import require_name
+from ..flow import Flow, adrive, drive
+from ..rest import HttpCall, Reply, RestStore
+from ..rest.cloudflare import API, TOKEN_ENV, Refused, require_id, result_of
+from ..rest.urls import read_url
+from .statements import SCHEMA, Statement, Statements
+
+__all__ = ["D1Store"]
+
+_SLICE = 1_000
+_ADMIN_S = 30.0
+
+SqlFlow = Flow[list[Statement], Any]
+
+
+class D1Store(RestStore):
+    """Keeps states in a table of a D1 database: exact, since a D1 database has one writer.
+
+    `account` and `database` are ids as the dashboard shows them, `token` is an API token that may
+    edit D1. `init()` creates the table, once. A check is a SELECT and an UPDATE (or an INSERT,
+    the first time) that names the version it read: one changed row is the commit.
+
+    Each of them is a request to Cloudflare's API, which has its own rate limit; from inside a
+    Worker, a binding is the better way.
+    """
+
+    # A row may have 2 MB: the key and the version are in it too.
+    max_record_bytes = 1_900_000
+
+    def __init__(
+        self,
+        account: str,
+        database: str,
+        *,
+        token: str,
+        table: str = "penstock",
+        base_url: str = API,
+        timeout_ms: int = 2_000,
+    ) -> None:
+        super().__init__(base_url, token, timeout_ms)
+        account, self.database = require_id("account", account), require_id("database", database)
+        self._path = f"/accounts/{account}/d1/database/{self.database}/query"
+        self._statements = Statements(require_name("table", table, r"[A-Za-z_][A-Za-z0-9_]{0,47}"))
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> D1Store:
+        """`d1://account/database`, with `?token_env=`, `table=`, `base_url=`, `timeout_ms=`."""
+        settings = read_url(url, TOKEN_ENV, options, "table", "base_url")
+        account, _, database = settings.place.partition("/")
+        if not database:
+            reject("a d1:// URL names the account and the database: d1://account/database")
+        return cls(account, database, **settings.options)
+
+    def init(self) -> None:
+        """Create the table and its index, once: does nothing if they are there, and refuses a
+        table that this version does not understand."""
+        self._administer(self._init())
+
+    async def ainit(self) -> None:
+        """The awaitable twin of `init`."""
+        await self._aadminister(self._init())
+
+    def sweep(self, now: int | None = None) -> int:
+        """Drop what no clock can need any more, by the database's clock or at `now`. Returns how
+        many keys that were. Works in slices of 1,000."""
+        return int(self._administer(self._sweep(now)))
+
+    async def asweep(self, now: int | None = None) -> int:
+        """The awaitable twin of `sweep`."""
+        return int(await self._aadminister(self._sweep(now)))
+
+    def _calls(self, requests: Sequence[Request]) -> list[HttpCall]:
+        return [self._batch([self._statements.of(request) for request in requests])]
+
+    def _answers(self, requests: Sequence[Request], replies: Sequence[Reply]) -> list[Any]:
+        try:
+            results = self._results(replies[0])
+            return [
+                self._statements.answer(request, result)
+                for request, result in zip(requests, results, strict=True)
+            ]
+        except (ConfigInvalidError, LinkError, StoreUnavailableError) as error:
+            return [error] * len(requests)
+
+    def _batch(self, statements: list[Statement]) -> HttpCall:
+        body = statements[0] if len(statements) == 1 else {"batch": statements}
+        return HttpCall("POST", self._path, body)
+
+    def _results(self, reply: Reply) -> list[Any]:
+        """One result per statement, or an exception of ours."""
+        try:
+            results: list[Any] = result_of(reply, f"D1 database {self.database}")
+        except Refused as no:
+            if "no such table" in str(no):
+                raise ConfigInvalidError(
+                    f"the D1 database has no table {self._statements.table!r}; create it once "
+                    "with D1Store.init()"
+                ) from None
+            raise no.error from None
+        return results
+
+    def _init(self) -> SqlFlow:
+        statements = self._statements
+        there = {row["name"] for row in (yield statements.look())[0]["results"]}
+        if not there:
+            yield statements.create()
+            there = {statements.table, statements.versions}
+        if there != {statements.table, statements.versions}:
+            raise self._not_ours("it was not created by this store")
+        rows = (yield statements.read_schema())[0]["results"]
+        if [row.get("version") for row in rows] != [SCHEMA]:
+            found = ", ".join(str(row.get("version")) for row in rows) or "none"
+            raise self._not_ours(f"its schema version is {found}, not {SCHEMA}")
+
+    def _not_ours(self, reason: str) -> ConfigInvalidError:
+        return ConfigInvalidError(
+            f"the table {self._statements.table!r} cannot be used: {reason}; choose another name "
+            "with table="
+        )
+
+    def _sweep(self, now: int | None) -> SqlFlow:
+        if now is not None:
+            require_instant(now)
+        total = 0
+        while True:
+            dropped = (yield self._statements.sweep(now, _SLICE))[0]["meta"]["changes"]
+            total += dropped
+            if dropped < _SLICE:
+                return total
+
+    def _administer(self, flow: SqlFlow) -> Any:
+        def serve(statements: list[Statement]) -> list[Any]:
+            deadline = time.monotonic() + _ADMIN_S
+            return self._done(self._client.send([self._batch(statements)], deadline)[0])
+
+        return drive(flow, serve)
+
+    async def _aadminister(self, flow: SqlFlow) -> Any:
+        async def serve(statements: list[Statement]) -> list[Any]:
+            deadline = time.monotonic() + _ADMIN_S
+            return self._done((await self._client.asend([self._batch(statements)], deadline))[0])
+
+        return await adrive(flow, serve)
+
+    def _done(self, reply: Any) -> list[Any]:
+        try:
+            if isinstance(reply, BaseException):
+                raise reply
+            return self._results(reply)
+        except LinkError as error:
+            raise StoreUnavailableError(str(error)) from None

@@ -1,0 +1,7 @@
+"""The Cloudflare Durable Object store, and the Worker it talks to: `worker.js`."""
+
+from __future__ import annotations
+
+from .store import DurableObjectStore
+
+__all__ = ["DurableObjectStore"]

@@ -1,0 +1,16 @@
+"""Stores behind an HTTP API: one client for both colours, and what such stores share.
+
+- client: httpx, made when first used; the token goes into a header and nowhere else
+- faults: every fault of httpx and every HTTP status, as one of ours
+- store: a store whose requests become HTTP calls
+- urls: what the URL of such a store may say
+- cloudflare: the envelope of Cloudflare's REST API
+- records: the protocol of the small servers that ship with Penstock
+"""
+
+from __future__ import annotations
+
+from .client import HttpCall, Reply, RestClient
+from .store import RestStore
+
+__all__ = ["HttpCall", "Reply", "RestClient", "RestStore"]

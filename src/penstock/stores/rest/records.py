@@ -1,0 +1,99 @@
+"""The protocol of the small servers that ship with Penstock: records, compared and swapped.
+
+    POST <base URL>    Authorization: Bearer <token>
+    {"namespace": "default", "operations": [
+        {"op": "read", "key": k},
+        {"op": "swap", "key": k, "expected": stamp or null, "version": v, "record": r,
+         "keep_ms": n},
+        {"op": "drop", "key": k},
+        {"op": "drop", "key": k, "expected": stamp}]}
+
+    {"answers": [
+        {"found": {"record": r, "version": v, "stamp": s} or null},
+        {"done": true},
+        {"done": false, "found": ...},
+        {"error": "what went wrong"}]}
+
+Operations name different keys and may be done in any order. A server knows records and versions,
+and no rate limiting; so it needs no new release when a strategy is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from ...core.validation import reject
+from ..cas import Conflict, Drop, Held, LinkError, Read, Request
+from ..cas.names import fit, require_name
+from .client import HttpCall, Reply
+from .faults import refused
+from .store import RestStore
+from .urls import read_url
+
+__all__ = ["TOKEN_ENV", "RecordServerStore"]
+
+TOKEN_ENV = "PENSTOCK_TOKEN"
+
+
+class RecordServerStore(RestStore):
+    """A store on one of those servers. `namespace` keeps programs apart that share a server."""
+
+    max_key_bytes: ClassVar[int]
+
+    def __init__(
+        self, base_url: str, *, token: str, namespace: str = "default", timeout_ms: int = 1_000
+    ) -> None:
+        super().__init__(base_url, token, timeout_ms)
+        self.namespace = require_name("namespace", namespace, r"[A-Za-z0-9_.-]{1,64}")
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> Any:
+        """`<scheme>+https://host/path`, with `?token_env=`, `namespace=`, `timeout_ms=`."""
+        settings = read_url(url, TOKEN_ENV, options, "namespace")
+        scheme = url.partition("://")[0].rpartition("+")[2].lower()
+        return cls(f"{scheme}://{settings.place}", **settings.options)
+
+    def _calls(self, requests: Sequence[Request]) -> list[HttpCall]:
+        operations = [self._operation(request) for request in requests]
+        return [HttpCall("POST", "", {"namespace": self.namespace, "operations": operations})]
+
+    def _answers(self, requests: Sequence[Request], replies: Sequence[Reply]) -> list[Any]:
+        where, reply = self._client.base_url, replies[0]
+        body = reply.json()
+        if reply.status != 200 or not isinstance(body, dict):
+            said = body.get("error", "") if isinstance(body, dict) else "not a record server"
+            return [refused(reply.status, str(said), where)] * len(requests)
+        answers = body.get("answers", ())
+        if len(answers) != len(requests):
+            reject(f"{where} does not answer as a record server: {reply.text[:200]}")
+        return [
+            _answer(request, one, where) for request, one in zip(requests, answers, strict=True)
+        ]
+
+    def _operation(self, request: Request) -> dict[str, Any]:
+        key = fit(request.key, self.max_key_bytes)
+        if isinstance(request, Read):
+            return {"op": "read", "key": key}
+        if isinstance(request, Drop):
+            drop = {"op": "drop", "key": key}
+            return (
+                drop if request.expected is None else {**drop, "expected": request.expected.stamp}
+            )
+        return {
+            "op": "swap",
+            "key": key,
+            "expected": request.expected and request.expected.stamp,
+            "version": request.version,
+            "record": request.record,
+            "keep_ms": request.keep_ms,
+        }
+
+
+def _answer(request: Request, answer: dict[str, Any], where: str) -> Any:
+    if "error" in answer:
+        return LinkError(f"{where}: {answer['error']}", may_have_run=True, again=True)
+    if answer.get("done"):
+        return True
+    found = answer["found"] and Held(**answer["found"])
+    return found if isinstance(request, Read) else Conflict(found, known=True)

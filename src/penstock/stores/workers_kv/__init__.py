@@ -1,0 +1,7 @@
+"""The Workers KV store. Approximate: see `WorkersKVStore`."""
+
+from __future__ import annotations
+
+from .store import WorkersKVStore
+
+__all__ = ["WorkersKVStore"]
