@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .access import Tokens, read_tokens
 from .bounds import Bounds
 from .door import HttpDoor
 
-__all__ = ["Bounds", "HttpDoor", "Tokens", "read_tokens"]
+__all__ = ["Bounds", "HttpDoor"]

@@ -18,7 +18,7 @@ from ...core.errors import (
     UnsupportedError,
 )
 from ..core import Service, UnknownPolicyError
-from .access import Tokens
+from .access import Token
 from .answers import Answers
 from .bounds import Bounds
 from .calls import Calls
@@ -45,7 +45,7 @@ class HttpDoor:
         service: Service,
         *,
         bounds: Bounds | None = None,
-        tokens: Tokens | None = None,
+        token: str | None = None,
         legacy_headers: bool = False,
     ) -> None:
         self.bounds = bounds or Bounds()
@@ -61,7 +61,7 @@ class HttpDoor:
             pages,
             self.answers,
             self.bounds,
-            tokens or Tokens(),
+            Token(token),
             legacy_headers,
         )
         self.plans = Plans(self._planner.plan)

@@ -7,7 +7,7 @@ from functools import partial
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from ...core.validation import MAX_KEY_BYTES
-from .access import Tokens, is_cross_site
+from .access import Token, is_cross_site
 from .answers import Answers
 from .bounds import Bounds
 from .calls import Calls
@@ -30,12 +30,12 @@ class Planner:
         pages: Pages,
         answers: Answers,
         bounds: Bounds,
-        tokens: Tokens,
+        token: Token,
         legacy: bool,
     ) -> None:
         self._answers = answers
         self._bounds = bounds
-        self._tokens = tokens
+        self._token = token
         self._legacy = legacy
         self._calls = calls
         self._pages = pages
@@ -72,7 +72,7 @@ class Planner:
     def _route(self, head: Head) -> tuple[Callable[[bytes], Answer], int]:
         if head.headers.get("expect", "100-continue").lower() != "100-continue":
             raise ProblemError("expectation_failed", "the one expectation known is 100-continue")
-        trusted = self._tokens.accept(head.headers.get("authorization"))
+        trusted = self._token.accept(head.headers.get("authorization"))
         if not trusted and head.path not in self._pages.open:
             raise ProblemError(
                 "unauthorized",

@@ -1,0 +1,109 @@
+"""`penstock serve`: the service, over HTTP and gRPC."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..service.options import LOG_FORMATS, ServeOptions
+from ..service.serving import serve
+
+__all__ = ["SUMMARY", "configure", "run"]
+
+SUMMARY = "serve limits over HTTP and gRPC"
+
+_EPILOG = """\
+examples:
+  penstock serve                                    10 per minute and client, in memory
+  penstock serve --config penstock.yaml --store redis://localhost:6379
+  penstock serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --token-file token
+
+Ends with 0 when it was told to stop, 2 when it was told something impossible. SIGTERM stops it
+once what is being asked is answered; SIGHUP, or a change of the file, reads the policies again.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.epilog = _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    preset = ServeOptions()
+    add = parser.add_argument
+    add("--config", metavar="FILE", help="the policy file; without it one policy, `default`")
+    add("--store", metavar="URL", default=preset.store, help="where counts live (%(default)s)")
+    add("--host", default=preset.host, help="the address to listen on (%(default)s)")
+    add(
+        "--http-port",
+        type=int,
+        metavar="PORT",
+        default=preset.http_port,
+        help="the HTTP door; 0 closes it (%(default)s)",
+    )
+    add(
+        "--grpc-port",
+        type=int,
+        metavar="PORT",
+        default=preset.grpc_port,
+        help="the gRPC door; 0 closes it (%(default)s)",
+    )
+    add("--no-http", action="store_true", help="without the HTTP door")
+    add("--no-grpc", action="store_true", help="without the gRPC door")
+    add(
+        "--fail",
+        choices=("open", "closed"),
+        default=preset.fail,
+        help="what to answer while the store is away, unless a policy says (%(default)s)",
+    )
+    add("--workers", type=int, metavar="N", default=preset.workers, help="processes (%(default)s)")
+    _configure_safety(parser)
+    add(
+        "--log-format",
+        choices=LOG_FORMATS,
+        default=preset.log_format,
+        help="how to log, on standard error (%(default)s)",
+    )
+    add("--legacy-headers", action="store_true", help="always send X-RateLimit-* as well")
+
+
+def _configure_safety(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--tls-cert", metavar="FILE", help="serve with TLS: the certificate chain, in PEM form")
+    add("--tls-key", metavar="FILE", help="its key")
+    add("--tls-ca", metavar="FILE", help="ask clients for certificates signed by this authority")
+    add("--token-file", metavar="FILE", help="ask clients for the bearer token in this file")
+    add("--no-inline", action="store_true", help="refuse limits that requests bring along")
+    add(
+        "--insecure",
+        action="store_true",
+        help="listen beyond this machine with neither TLS nor a token",
+    )
+    add(
+        "--drain",
+        type=float,
+        metavar="SECONDS",
+        default=ServeOptions().drain_s,
+        help="how long to go on answering when told to stop (%(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop."""
+    return serve(
+        ServeOptions(
+            config=args.config,
+            store=args.store,
+            host=args.host,
+            http_port=0 if args.no_http else args.http_port,
+            grpc_port=0 if args.no_grpc else args.grpc_port,
+            fail=args.fail,
+            workers=args.workers,
+            tls_cert=args.tls_cert,
+            tls_key=args.tls_key,
+            tls_ca=args.tls_ca,
+            token_file=args.token_file,
+            log_format=args.log_format,
+            inline=not args.no_inline,
+            insecure=args.insecure,
+            legacy_headers=args.legacy_headers,
+            drain_s=args.drain,
+        )
+    )

@@ -1,0 +1,85 @@
+"""What `penstock serve` says when it is ready: what is served, where, and a line to try."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from .options import ServeOptions
+from .registry import Policy
+
+__all__ = ["greeting", "shown_store"]
+
+
+def greeting(options: ServeOptions, policies: Mapping[str, Policy]) -> list[str]:
+    """The lines to print."""
+    plural = "policy" if len(policies) == 1 else "policies"
+    source = options.config or "the built-in default"
+    lines = [
+        f"penstock serves {len(policies)} {plural} ({source}) on {shown_store(options.store)}, "
+        f"fail {options.fail}, {options.workers} worker{'s' * (options.workers > 1)}"
+    ]
+    lines += [f"  {_described(policy)}" for policy in list(policies.values())[:20]]
+    if len(policies) > 20:
+        lines.append(f"  and {len(policies) - 20} more")
+    if options.http_port:
+        lines.append(f"  HTTP  {_base(options)}  (described at {_base(options)}/docs)")
+    if options.grpc_port:
+        lines.append(f"  gRPC  {_bracketed(options.host)}:{options.grpc_port}  (throttlekit.v1)")
+    if options.http_port:
+        lines.append(f"try:  {_curl(options, policies)}")
+    return lines
+
+
+def shown_store(url: str) -> str:
+    """The store's URL without its password and its parameters."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _described(policy: Policy) -> str:
+    limit = f"{policy.limit}"
+    if policy.window_ms is not None:
+        limit += f" per {policy.window_ms / 1000:g} s"
+    return f"{policy.name}: {policy.kind}, {limit}, fail {policy.fail}"
+
+
+def _base(options: ServeOptions) -> str:
+    scheme = "http" if options.tls is None else "https"
+    return f"{scheme}://{_reachable(options.host)}:{options.http_port}"
+
+
+def _reachable(host: str) -> str:
+    """An address that a client on this machine can use."""
+    return _bracketed({"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host))
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _curl(options: ServeOptions, policies: Mapping[str, Policy]) -> str:
+    words = ["curl", "-s"]
+    if options.tls is not None:
+        words += ["--cacert", shlex.quote(options.tls.cert)]
+    if options.tls_ca is not None:
+        words += ["--cert", "CLIENT.pem", "--key", "CLIENT-KEY.pem"]
+    if options.token_file is not None:
+        words += ["-H", f'"Authorization: Bearer $(cat {shlex.quote(options.token_file)})"']
+    return " ".join([*words, *_request(_base(options), options, policies)])
+
+
+def _request(base: str, options: ServeOptions, policies: Mapping[str, Policy]) -> list[str]:
+    limiters = [policy.name for policy in policies.values() if policy.kind == "limiter"]
+    if "default" in limiters:
+        return [f"{base}/check/alice"]
+    if not limiters and not options.inline:
+        return [f"{base}/ready"]
+    body = (
+        {"policy": limiters[0], "key": "alice"}
+        if limiters
+        else {"key": "alice", "limit": 10, "window_ms": 60_000}
+    )
+    return [f"{base}/check", "-d", shlex.quote(json.dumps(body))]

@@ -1,0 +1,121 @@
+"""What `penstock serve` was told, and whether it can be done. Every refusal names the fix."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..config import DEFAULT_FILE, PolicyFile, load_policy_file
+from ..core.validation import reject, require_choice, require_int
+
+__all__ = ["ServeOptions", "TlsFiles"]
+
+LOG_FORMATS = ("text", "json")
+_SHORTEST_TOKEN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files. With a `ca`, clients must show a certificate that it has signed."""
+
+    cert: str
+    key: str
+    ca: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """A port of 0 leaves that door closed."""
+
+    config: str | None = None
+    store: str = "memory://"
+    host: str = "127.0.0.1"
+    http_port: int = 8080
+    grpc_port: int = 50051
+    fail: str = "open"
+    workers: int = 1
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_ca: str | None = None
+    token_file: str | None = None
+    log_format: str = "text"
+    inline: bool = True
+    insecure: bool = False
+    legacy_headers: bool = False
+    drain_s: float = 10.0
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca)
+
+    def check(self) -> PolicyFile:
+        """Refuse what cannot be served, before a port is opened. Returns the policies."""
+        require_choice("--log-format", self.log_format, LOG_FORMATS)
+        require_int("--workers", self.workers, high=1_024)
+        for name, port in (("--http-port", self.http_port), ("--grpc-port", self.grpc_port)):
+            require_int(name, port, low=0, high=65_535)
+        if not self.http_port and not self.grpc_port:
+            reject("both doors are closed; leave out --no-http or --no-grpc")
+        self._check_tls()
+        self._check_exposure()
+        file = DEFAULT_FILE if self.config is None else load_policy_file(self.config)
+        self._check_workers(file)
+        return file
+
+    def token(self) -> str | None:
+        """The token in the token file, if there is one."""
+        if self.token_file is None:
+            return None
+        try:
+            token = Path(self.token_file).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeError) as error:
+            reject(f"the token file {self.token_file!r} cannot be read: {error}")
+        if len(token) < _SHORTEST_TOKEN or len(token.split()) != 1:
+            reject(
+                f"the token file {self.token_file!r} must hold one token of at least "
+                f"{_SHORTEST_TOKEN} characters, such as `openssl rand -hex 32` makes"
+            )
+        return token
+
+    def _check_tls(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            reject("--tls-cert and --tls-key belong together: give both or neither")
+        if self.tls_ca is not None and self.tls_cert is None:
+            reject("--tls-ca asks clients for certificates; give --tls-cert and --tls-key too")
+
+    def _check_exposure(self) -> None:
+        guarded = self.tls is not None or self.token_file is not None
+        if not guarded and not self.insecure and not is_loopback(self.host):
+            reject(
+                f"--host {self.host} is open to the network, where anyone could spend the limits "
+                "of others: give --tls-cert and --tls-key, or --token-file, or say --insecure"
+            )
+
+    def _check_workers(self, file: PolicyFile) -> None:
+        if self.workers == 1:
+            return
+        if self.store.partition("://")[0].lower() == "memory":
+            reject(
+                f"{self.workers} workers on memory:// would each keep their own counts; share "
+                "them with --store redis://HOST:6379, or use --workers 1"
+            )
+        slots = [name for name, spec in file.policies.items() if spec.concurrency is not None]
+        if slots:
+            reject(
+                f"policy {slots[0]!r} holds slots, which live in one process: a slot taken from "
+                "one worker could not be given back to another; use --workers 1"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether every address that `host` stands for is this machine's own."""
+    try:
+        found = socket.getaddrinfo(host or None, None, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        reject(f"--host {host!r} is not an address of this machine: {error}")
+    addresses = [str(address[4][0]).partition("%")[0] for address in found]
+    return all(ipaddress.ip_address(address).is_loopback for address in addresses)

@@ -1,0 +1,154 @@
+"""One serving process: it opens the doors, waits for a signal, and closes them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import ssl
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from ..core.validation import reject
+from .core import Service, build_service
+from .http import Bounds, HttpDoor
+from .options import ServeOptions, TlsFiles
+
+if TYPE_CHECKING:
+    from ..config import PolicyFile
+    from .grpc import GrpcDoor
+
+__all__ = ["Running", "run_loop", "tls_context", "until_told"]
+
+# File descriptors that are not clients: the store, the other door, logs.
+_RESERVED_FILES = 256
+
+_log = logging.getLogger("penstock.serve")
+
+
+class Running:
+    """A service with its doors open."""
+
+    def __init__(self, options: ServeOptions, file: PolicyFile) -> None:
+        self._options = options
+        self.service: Service = build_service(
+            file, options.store, fail=options.fail, inline=options.inline, watch=options.config
+        )
+        self._http: HttpDoor | None = None
+        self._grpc: GrpcDoor | None = None
+
+    async def open(self) -> None:
+        """Open the doors. What was opened is closed again if one of them fails."""
+        try:
+            await self.service.start()
+            if self._options.http_port:
+                await self._open_http()
+            if self._options.grpc_port:
+                await self._open_grpc()
+        except BaseException:
+            await self.close()
+            raise
+        # What is there now stays: the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
+
+    async def close(self) -> None:
+        """Answer what is being asked, within the deadline, and let go of the store."""
+        doors: list[Coroutine[Any, Any, None]] = []
+        if self._http is not None:
+            doors.append(self._http.stop())
+        if self._grpc is not None:
+            doors.append(self._grpc.drain(self._options.drain_s))
+        await asyncio.gather(*doors)
+        await self.service.aclose()
+
+    async def _open_http(self) -> None:
+        options = self._options
+        bounds = Bounds(connections=_max_connections(), drain_s=options.drain_s)
+        door = HttpDoor(
+            self.service,
+            bounds=bounds,
+            token=options.token(),
+            legacy_headers=options.legacy_headers,
+        )
+        tls = None if options.tls is None else tls_context(options.tls)
+        try:
+            await door.start(options.host, options.http_port, tls=tls, shared=options.workers > 1)
+        except OSError as error:
+            place = f"{options.host}:{options.http_port}"
+            reject(f"cannot serve HTTP on {place}: {error.strerror}; choose another --http-port")
+        self._http = door
+
+    async def _open_grpc(self) -> None:
+        from .grpc import open_grpc
+
+        options = self._options
+        self._grpc = await open_grpc(
+            self.service,
+            host=options.host,
+            port=options.grpc_port,
+            tls=options.tls,
+            token=options.token(),
+            reuse_port=options.workers > 1,
+        )
+
+
+async def until_told(stop: asyncio.Event) -> None:
+    """Wait for SIGTERM or SIGINT. The second one ends the process at once."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _tell, stop)
+    await stop.wait()
+
+
+def _tell(stop: asyncio.Event) -> None:
+    if stop.is_set():
+        raise SystemExit(130)
+    stop.set()
+    _log.info("stopping: answering what is being asked")
+
+
+def run_loop(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Run to the end, on uvloop where it is installed."""
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        return uvloop.run(main())
+    return asyncio.run(main())
+
+
+def tls_context(files: TlsFiles) -> ssl.SSLContext:
+    """TLS 1.2 or later; with a CA, no client without a certificate of it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        # An empty password: an encrypted key is an error here, not a prompt.
+        context.load_cert_chain(files.cert, files.key, password="")
+        if files.ca is not None:
+            context.load_verify_locations(files.ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ValueError) as error:
+        listed = ", ".join(name for name in (files.cert, files.key, files.ca) if name)
+        reject(f"no usable certificate and key in PEM form in {listed}: {error}")
+    return context
+
+
+def _max_connections() -> int:
+    """As many as the system allows files, up to what the door is made for."""
+    wanted = Bounds().connections
+    try:
+        import resource
+    except ImportError:
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _RESERVED_FILES
+    if hard != resource.RLIM_INFINITY:
+        needed = min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+            soft = needed
+    return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft - _RESERVED_FILES)
