@@ -62,6 +62,8 @@ class Service:
         clock: Clock | None = None,
         watch: str | None = None,
     ) -> None:
+        if type(store).aapply is Store.aapply:
+            reject(f"a service awaits its store, and {type(store).__name__} has no aapply()")
         self.fail = require_choice("fail", fail, FAIL_MODES)
         self.store = store
         self.clock: Clock = SystemClock() if clock is None else clock

@@ -40,6 +40,8 @@ class Reloader:
         self._settled = service.file.digest
         self._seen = self._settled
         self._asked = asyncio.Event()
+        # Two at once could end with the older text.
+        self._one_at_a_time = asyncio.Lock()
 
     async def run(self) -> None:
         """Look, until cancelled."""
@@ -67,6 +69,10 @@ class Reloader:
 
     async def reload(self) -> bool:
         """Read the file and serve it if it is good. True if it is served."""
+        async with self._one_at_a_time:
+            return await self._reload()
+
+    async def _reload(self) -> bool:
         service = self._service
         self._settled = await asyncio.to_thread(_digest, self._path)
         try:

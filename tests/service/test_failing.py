@@ -1,0 +1,155 @@
+"""What policies answer while their store is away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from penstock import ConfigInvalidError, Decision, Forecast, StoreUnavailableError
+from tests.service.worlds import AWAY, NOW, FragileStore, service_on
+
+OPEN = Decision(True, 3, 0, NOW + 1_000, 0)
+CLOSED = Decision(False, 3, 0, NOW + 1_000, 1_000)
+
+
+@pytest.mark.parametrize(
+    "error", [AWAY, OSError("wires cut"), ConfigInvalidError("key holds the state of a stranger")]
+)
+def test_open_lets_in_closed_keeps_out_and_error_says_so(error: Exception) -> None:
+    """Whatever it is that went wrong in the store."""
+    store = FragileStore()
+    service, _ = service_on(store)
+    store.error = error
+
+    async def main() -> None:
+        assert await service.check("api", "k") == OPEN
+        assert await service.check("strict", "k") == CLOSED
+        with pytest.raises(StoreUnavailableError):
+            await service.check("honest", "k")
+        assert await service.check_many("strict", ["k", "l"]) == [CLOSED, CLOSED]
+        assert await service.peek("api", "k") == OPEN
+        assert await service.forecast("api", "k", 2) == Forecast(1, NOW + 1_000, NOW + 1_000)
+        assert await service.forecast("strict", "k") == Forecast(0, NOW + 1_000, NOW + 1_000)
+        assert await service.debit("llm", "k", 5) == Decision(True, 100, 0, NOW + 1_000, 0)
+        assert await service.check_inline("k", 3, 60_000) == OPEN
+
+    asyncio.run(main())
+
+
+def test_the_flag_holds_where_a_policy_says_nothing() -> None:
+    """A policy's own word overrides it."""
+    store = FragileStore()
+    store.error = AWAY
+    service, _ = service_on(store, fail="closed")
+    assert asyncio.run(service.check("api", "k")) == CLOSED
+    assert asyncio.run(service.check_inline("k", 3, 60_000)) == CLOSED
+    assert service.policies["api"].fail == "closed"
+    assert service.policies["honest"].fail == "error"
+
+
+def test_an_unknown_fail_mode_is_refused() -> None:
+    """When the service is made."""
+    with pytest.raises(ConfigInvalidError, match="fail must be 'open' or 'closed' or 'error'"):
+        service_on(fail="ajar")
+
+
+def test_a_recovered_store_decides_again() -> None:
+    """By itself, and what it had counted before still counts."""
+    store = FragileStore()
+    service, _ = service_on(store)
+
+    async def main() -> None:
+        await service.check("api", "k", 2)
+        store.error = AWAY
+        assert await service.check("api", "k") == OPEN
+        store.error = None
+        assert (await service.check("api", "k")).remaining == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("policy", "axis", "in_flight"), [("all", "", 1), ("all-strict", "rate", 0)]
+)
+def test_an_admission_resolves_the_outage_of_an_axis(
+    policy: str, axis: str, in_flight: int
+) -> None:
+    """Open admits by slots alone; closed denies and gives the slot back."""
+    store = FragileStore()
+    store.error = AWAY
+    service, _ = service_on(store)
+    admission = asyncio.run(service.admit(policy, "k"))
+    assert admission.binding_axis == axis
+    assert bool(admission) == (axis == "")
+    assert service.snapshot().slots[policy]["in_flight"] == in_flight
+
+
+def test_an_admission_that_fails_with_an_error_holds_nothing() -> None:
+    """The slot is back before the caller hears of it."""
+    store = FragileStore()
+    store.error = AWAY
+    service, _ = service_on(store)
+    with pytest.raises(StoreUnavailableError):
+        asyncio.run(service.admit("all-honest", "k"))
+    assert service.snapshot().slots["all-honest"]["in_flight"] == 0
+
+
+def test_outages_and_their_answers_are_counted() -> None:
+    """Each by policy, beside the outcome that the caller saw."""
+    store = FragileStore()
+    store.error = AWAY
+    service, _ = service_on(store)
+
+    async def main() -> None:
+        for policy in ("api", "api", "strict"):
+            await service.check(policy, "k")
+        with pytest.raises(StoreUnavailableError):
+            await service.check("honest", "k")
+
+    asyncio.run(main())
+    counts = service.snapshot().policies
+    assert counts["api"]["store_errors"] == counts["api"]["failed_open"] == 2
+    assert counts["api"]["allowed"] == 2
+    assert counts["strict"]["failed_closed"] == counts["strict"]["denied"] == 1
+    assert counts["honest"]["failed_error"] == 1
+    assert counts["honest"]["allowed"] == counts["honest"]["denied"] == 0
+
+
+def test_an_outage_is_a_line_in_the_log_every_ten_seconds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One line, no stack trace, and how many were not told."""
+    store = FragileStore()
+    store.error = StoreUnavailableError("gone\nINFO forged line")
+    service, clock = service_on(store)
+
+    async def main() -> None:
+        for _ in range(50):
+            await service.check("api", "k")
+        clock.advance(10_000)
+        await service.check("api", "k")
+
+    with caplog.at_level(logging.WARNING, "penstock.service"):
+        asyncio.run(main())
+    first, second = caplog.messages
+    assert "policy api" in first
+    assert "fail-open" in first
+    assert "\n" not in first
+    assert "49 more" in second
+    assert all(record.exc_info is None for record in caplog.records)
+
+
+def test_a_clock_that_goes_back_does_not_silence_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The next line may come early, never years late."""
+    store = FragileStore()
+    store.error = AWAY
+    service, clock = service_on(store)
+    with caplog.at_level(logging.WARNING, "penstock.service"):
+        asyncio.run(service.check("api", "k"))
+        clock.set(NOW - 3_600_000)
+        asyncio.run(service.check("api", "k"))
+    assert len(caplog.messages) == 2

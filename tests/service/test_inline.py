@@ -1,0 +1,120 @@
+"""Limits that a request brings along."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock import ConfigInvalidError, Decision, MemoryStore, UnsupportedError
+from penstock.service.inline import MAX_POLICIES
+from tests.service.worlds import NOW, FragileStore, service_on
+
+STRATEGIES = ("fixed_window", "gcra", "sliding_window", "sliding_window_log", "token_bucket")
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "slidingWindowLog", "tokenBucket"])
+def test_every_strategy_can_be_brought_along(strategy: str) -> None:
+    """So many per window, in both spellings."""
+    service, _ = service_on()
+
+    async def main() -> list[bool]:
+        checks = [service.check_inline("k", 3, 60_000, 1, strategy) for _ in range(4)]
+        return [bool(await check) for check in checks]
+
+    assert asyncio.run(main()) == [True, True, True, False]
+
+
+def test_the_window_opens_with_the_first_request() -> None:
+    """As that of the default policy."""
+    service, clock = service_on()
+    clock.advance(7)
+    decision = asyncio.run(service.check_inline("k", 2, 60_000, 2))
+    assert decision == Decision(True, 2, 0, NOW + 7 + 60_000, 0)
+
+
+def test_limits_that_differ_count_apart_and_equal_ones_together() -> None:
+    """The limit is part of the name under which it counts."""
+    service, _ = service_on()
+    check, other = service.inline_checker(2, 60_000), service.inline_checker(3, 60_000)
+    assert check is not None
+    assert other is not None
+    assert check("k", 2)
+    assert other("k", 3)
+    again = service.inline_checker(2, 60_000)
+    assert again is check
+    assert not again("k", 1)
+
+
+def test_there_is_a_bound_to_how_many_are_kept_and_nothing_counted_is_lost() -> None:
+    """What is dropped is the limiter and not its counts."""
+    service, _ = service_on()
+
+    async def main() -> None:
+        await service.check_inline("k", 1, 60_000)
+        for limit in range(2, MAX_POLICIES + 50):
+            await service.check_inline("k", limit, 60_000)
+        assert service.snapshot().inline_policies == MAX_POLICIES
+        assert not await service.check_inline("k", 1, 60_000)
+
+    asyncio.run(main())
+
+
+def test_made_up_limits_cannot_push_out_named_policies() -> None:
+    """They live in a table of their own."""
+    service, _ = service_on(config=None, store=MemoryStore(max_keys=10))
+
+    async def main() -> None:
+        for _ in range(10):
+            await service.check("default", "victim")
+        for number in range(100):
+            await service.check_inline(f"k{number}", 5, 60_000)
+        assert not await service.check("default", "victim")
+
+    asyncio.run(main())
+
+
+def test_they_can_be_turned_off() -> None:
+    """The error says what to do instead."""
+    service, _ = service_on(inline=False)
+    with pytest.raises(UnsupportedError, match="name a policy"):
+        asyncio.run(service.check_inline("k", 1, 1))
+    with pytest.raises(UnsupportedError, match="name a policy"):
+        service.inline_checker(1, 1)
+
+
+def test_they_are_counted_together() -> None:
+    """Under one name, since their number is not ours to choose."""
+    service, _ = service_on(FragileStore())
+    asyncio.run(service.check_inline("k", 1, 1_000))
+    asyncio.run(service.check_inline("k", 2, 1_000))
+    assert service.inline_checker(1, 1_000) is None
+    assert service.snapshot().policies["inline"]["allowed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "window_ms", "strategy"),
+    [
+        (0, 1, "fixed_window"),
+        (True, 1, "fixed_window"),
+        (1.0, 1, "fixed_window"),
+        (1, 0, "token_bucket"),
+        (1, "1", "token_bucket"),
+        ([1], 1, "gcra"),
+        (1, 1, "nope"),
+        (1, 1, None),
+        (1, 1, ["gcra"]),
+        (20_000, 1, "sliding_window_log"),
+        (2**60, 1, "gcra"),
+    ],
+)
+def test_impossible_limits_are_refused_and_not_kept(
+    limit: Any, window_ms: Any, strategy: Any
+) -> None:
+    """Even where they equal a possible one, as True equals 1."""
+    service, _ = service_on()
+    asyncio.run(service.check_inline("k", 1, 1))
+    with pytest.raises(ConfigInvalidError):
+        asyncio.run(service.check_inline("k", limit, window_ms, 1, strategy))
+    assert service.snapshot().inline_policies == 1

@@ -1,0 +1,85 @@
+"""Services that share a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from penstock import Decision
+from penstock.config import parse_policies
+from penstock.service import Service, build_service
+from tests.servers import Valkey, require
+
+FILE = parse_policies(
+    """
+version: 1
+limiters:
+  api: {strategy: slidingWindow, limit: 50, window: 1h}
+  open: {strategy: fixedWindow, limit: 5, window: 1h, fail: open}
+  closed: {strategy: fixedWindow, limit: 5, window: 1h, fail: closed}
+  llm: {tokenBudget: {budget: 100, window: 1d}}
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Valkey]:
+    """A server of our own, to be hurt."""
+    require("valkey")
+    with Valkey() as server:
+        yield server
+
+
+async def close(*services: Service) -> None:
+    for service in services:
+        await service.aclose()
+
+
+def test_two_services_admit_exactly_the_limit_between_them(server: Valkey) -> None:
+    """Equal files lead to equal keys, and the server decides."""
+
+    async def main() -> None:
+        pair = [build_service(FILE, server.url) for _ in range(2)]
+        checks = [pair[n % 2].check("api", "k") for n in range(200)]
+        assert sum(map(bool, await asyncio.gather(*checks))) == 50
+        inline = [pair[n % 2].check_inline("k", 50, 3_600_000) for n in range(200)]
+        assert sum(map(bool, await asyncio.gather(*inline))) == 50
+        debits = [pair[n % 2].debit("llm", "k", 7) for n in range(100)]
+        assert sum(map(bool, await asyncio.gather(*debits))) == 15
+        many = await pair[0].check_many("open", ["a", "b", "a"])
+        assert [decision.remaining for decision in many] == [4, 4, 3]
+        await close(*pair)
+
+    asyncio.run(main())
+
+
+def test_a_server_that_dies_and_returns_is_survived(server: Valkey) -> None:
+    """Each policy answers as it is told to, and decides again by itself."""
+
+    async def main() -> None:
+        service = build_service(FILE, server.url)
+        assert await service.check("open", "k")
+        assert (await service.ready()).ok
+        server.kill()
+        now = service.clock.now()
+        allowed, denied = await service.check("open", "k"), await service.check("closed", "k")
+        assert (allowed.allowed, allowed.limit, allowed.remaining) == (True, 5, 0)
+        assert (denied.allowed, denied.retry_after_ms) == (False, 1_000)
+        assert now <= denied.reset_at - 1_000 <= service.clock.now()
+        assert not (await service.ready()).ok
+        server.restart()
+        back: Decision | None = None
+        for _ in range(100):
+            back = await service.check("closed", "k")
+            if back:
+                break
+            await asyncio.sleep(0.05)
+        assert back is not None
+        assert back.remaining == 4
+        assert (await service.ready()).ok
+        assert service.snapshot().policies["open"]["failed_open"] == 1
+        await close(service)
+
+    asyncio.run(main())
