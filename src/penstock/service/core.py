@@ -185,7 +185,8 @@ class Service:
         """The policy's `check` as a plain call that never waits, or None where the store is not in
         this process. Cheap: ask for it per request, since a reload may change it."""
         entry = self._table[policy]
-        entry.rate("check")
+        if entry.checker is None:
+            entry.rate("check")
         return entry.checker
 
     def inline_checker(
