@@ -19,7 +19,6 @@ from .store import Store, checking, forecasting, peeking
 from .strategy import Strategy
 from .validation import (
     MAX_KEY_BYTES,
-    MAX_SAFE,
     MAX_SPAN_MS,
     reject,
     require_cost,
@@ -31,6 +30,9 @@ from .validation import (
 from .waiting import Ask, Lines, Look, Step, Watch, acquire_flow
 
 __all__ = ["Limiter"]
+
+# The interpreter keeps one object for this integer, and True is another.
+_ONE = 1
 
 
 class Limiter:
@@ -74,7 +76,7 @@ class Limiter:
     def check(self, key: str, cost: int = 1) -> Decision:
         """Decide a request of `cost` and, if it is allowed, spend it."""
         # The common case of both validations, inline; anything else goes the long way round.
-        if type(cost) is not int or not 0 < cost <= MAX_SAFE:
+        if cost is not _ONE:
             require_cost(cost)
         if type(key) is not str or not 0 < len(key) <= MAX_KEY_BYTES or not key.isascii():
             key = require_key(key)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.decision import Decision, Forecast, Outcome
+from ..core.decision import Decision, Forecast, Outcome, decide
 from ..core.strategy import Strategy
 from ..core.validation import MAX_SPAN_MS, require_choice, require_int
 from .lua import FIXED_WINDOW, FIXED_WINDOW_FIRST
@@ -45,18 +45,18 @@ class FixedWindow(Strategy):
         start, count = self._window(state, now)
         reset_at = start + self.window_ms
         if count + cost <= self.limit:
-            decision = Decision(True, self.limit, self.limit - count - cost, reset_at, 0)
+            decision = decide(True, self.limit, self.limit - count - cost, reset_at, 0)
             return Outcome((start, count + cost), decision, reset_at - now, True)
         remaining = max(0, self.limit - count)
         return Outcome(
-            state, Decision(False, self.limit, remaining, reset_at, reset_at - now), 0, False
+            state, decide(False, self.limit, remaining, reset_at, reset_at - now), 0, False
         )
 
     def peek(self, state: State | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result
         _, count = self._window(state, now)
         remaining = max(0, self.limit - count)
-        return Decision(
+        return decide(
             decision.allowed, self.limit, remaining, decision.reset_at, decision.retry_after_ms
         )
 

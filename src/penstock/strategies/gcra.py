@@ -21,7 +21,7 @@ from __future__ import annotations
 from math import ceil, floor
 from typing import Any
 
-from ..core.decision import Decision, Forecast, Outcome
+from ..core.decision import Decision, Forecast, Outcome, decide
 from ..core.strategy import Strategy
 from ..core.validation import MAX_SAFE, MAX_SPAN_MS, reject, require_int
 from .lua import GCRA
@@ -59,30 +59,30 @@ class Gcra(Strategy):
 
     def check(self, state: float | None, now: int, cost: int) -> Outcome[Decision]:
         interval, tau = self.interval_ms, self.tolerance_ms
-        tat = now if state is None or state < now else state
+        # The same instant as a double: mixed arithmetic would convert it again each time.
+        at = now + 0.0
+        tat = at if state is None or state < at else state
         new = tat + interval * cost
         allow_at = new - tau
-        if now < allow_at:
-            remaining = floor((tau - (tat - now)) / interval)
+        if at < allow_at:
+            remaining = floor((tau - (tat - at)) / interval)
             if remaining < 0:
                 remaining = 0
-            retry = ceil(allow_at - now)
+            retry = ceil(allow_at - at)
             if retry > MAX_SAFE:
                 retry = MAX_SAFE
-            return Outcome(
-                state, Decision(False, self.burst, remaining, ceil(tat), retry), 0, False
-            )
-        remaining = floor((tau - (new - now)) / interval)
+            return Outcome(state, decide(False, self.burst, remaining, ceil(tat), retry), 0, False)
+        remaining = floor((tau - (new - at)) / interval)
         if remaining < 0:
             remaining = 0
-        ttl = ceil(new - now) or 1
-        return Outcome(new, Decision(True, self.burst, remaining, ceil(new), 0), ttl, True)
+        ttl = ceil(new - at) or 1
+        return Outcome(new, decide(True, self.burst, remaining, ceil(new), 0), ttl, True)
 
     def peek(self, state: float | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result
         tat = now if state is None or state < now else state
         remaining = max(0, floor((self.tolerance_ms - (tat - now)) / self.interval_ms))
-        return Decision(
+        return decide(
             decision.allowed, self.burst, remaining, decision.reset_at, decision.retry_after_ms
         )
 

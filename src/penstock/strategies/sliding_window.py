@@ -20,7 +20,7 @@ from __future__ import annotations
 from math import ceil, floor
 from typing import Any
 
-from ..core.decision import Decision, Forecast, Outcome
+from ..core.decision import Decision, Forecast, Outcome, decide
 from ..core.strategy import Strategy
 from ..core.validation import MAX_SPAN_MS, reject, require_int
 from .lua import SLIDING_WINDOW
@@ -61,7 +61,7 @@ class SlidingWindow(Strategy):
                 kept = (*kept[:-1], (tick, kept[-1][1] + cost))
             else:
                 kept = (*kept, (tick, cost))
-            decision = Decision(True, self.limit, remaining, reset_at, 0)
+            decision = decide(True, self.limit, remaining, reset_at, 0)
             return Outcome(kept, decision, self._expiry(tick) - now, True)
         excess = projected - self.limit
         if oldest > 0 and excess <= oldest * weight:
@@ -69,14 +69,14 @@ class SlidingWindow(Strategy):
         else:
             retry = ceil((tick + 1) * w - now)
         remaining = max(0, floor(self.limit - estimate))
-        decision = Decision(False, self.limit, remaining, reset_at, max(1, retry))
+        decision = decide(False, self.limit, remaining, reset_at, max(1, retry))
         return Outcome(state, decision, 0, False)
 
     def peek(self, state: State | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result
         _, _, full, oldest, weight = self._view(state, now)
         remaining = max(0, floor(self.limit - (full + oldest * weight)))
-        return Decision(
+        return decide(
             decision.allowed, self.limit, remaining, decision.reset_at, decision.retry_after_ms
         )
 

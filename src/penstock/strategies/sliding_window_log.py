@@ -14,7 +14,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
-from ..core.decision import Decision, Forecast, Outcome
+from ..core.decision import Decision, Forecast, Outcome, decide
 from ..core.strategy import Strategy
 from ..core.validation import MAX_SPAN_MS, require_int
 from .lua import SLIDING_WINDOW_LOG
@@ -44,7 +44,7 @@ class SlidingWindowLog(Strategy):
         oldest = log[0][0] if log else now
         reset_at = oldest + self.window_ms
         if count + cost <= self.limit:
-            decision = Decision(True, self.limit, self.limit - count - cost, reset_at, 0)
+            decision = decide(True, self.limit, self.limit - count - cost, reset_at, 0)
             if log and log[-1][0] >= now:
                 newest, units = log[-1]
                 log = (*log[:-1], (newest, units + cost))
@@ -53,13 +53,13 @@ class SlidingWindowLog(Strategy):
             return Outcome(log, decision, log[-1][0] - now + self.window_ms, True)
         retry = self._retry(log, count, now, cost)
         remaining = max(0, self.limit - count)
-        return Outcome(state, Decision(False, self.limit, remaining, reset_at, retry), 0, False)
+        return Outcome(state, decide(False, self.limit, remaining, reset_at, retry), 0, False)
 
     def peek(self, state: State | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result
         _, count = self._live(state, now)
         remaining = max(0, self.limit - count)
-        return Decision(
+        return decide(
             decision.allowed, self.limit, remaining, decision.reset_at, decision.retry_after_ms
         )
 

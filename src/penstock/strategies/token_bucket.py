@@ -19,7 +19,7 @@ from __future__ import annotations
 from math import ceil, floor
 from typing import Any
 
-from ..core.decision import Decision, Forecast, Outcome
+from ..core.decision import Decision, Forecast, Outcome, decide
 from ..core.strategy import Strategy
 from ..core.validation import MAX_SAFE, MAX_SPAN_MS, reject, require_int, require_rate
 from .lua import TOKEN_BUCKET
@@ -57,16 +57,16 @@ class TokenBucket(Strategy):
         if tokens >= cost:
             tokens -= cost
             reset_at = at + ceil((self.capacity - tokens) / rate)
-            decision = Decision(True, self.limit, floor(tokens), reset_at, 0)
+            decision = decide(True, self.limit, floor(tokens), reset_at, 0)
             return Outcome((tokens, at), decision, (at - now) + self.ttl_ms, True)
         reset_at = at + ceil((self.capacity - tokens) / rate)
         retry = min((at - now) + ceil((cost - tokens) / rate), MAX_SAFE)
-        return Outcome(state, Decision(False, self.limit, floor(tokens), reset_at, retry), 0, False)
+        return Outcome(state, decide(False, self.limit, floor(tokens), reset_at, retry), 0, False)
 
     def peek(self, state: State | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result
         tokens, _ = self._level(state, now)
-        return Decision(
+        return decide(
             decision.allowed, self.limit, floor(tokens), decision.reset_at, decision.retry_after_ms
         )
 

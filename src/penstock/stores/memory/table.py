@@ -69,34 +69,48 @@ class Table:
         self.refusals = 0
 
     def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
-        with self._lock:
+        # Half the price of a `with` on 3.11, and this is the hot path.
+        self._lock.acquire()
+        try:
             if now > self._seen:
                 self._seen = now
                 if len(self._records) > RECLAIM_FLOOR:
                     self._reclaim(now)
             record = self._records.get(key)
-            state = None
             if record is None:
-                if now < self._horizon:
-                    now = self._horizon
-                if self._max_keys is not None and not self._has_room():
-                    self.refusals += 1
-                    return transform.refuse(now, self._wheel.next_due() - self._wheel.now)
-            elif now < record.expires:
+                return self._apply_anew(key, transform, now, cost)
+            state = None
+            if now < record.expires:
                 if record.kind != transform.kind and transform.kind:
                     raise wrong_kind(key, record.kind, transform.kind)
                 state = record.state
             outcome = transform.run(state, now, cost)
-            if record is not None:
-                record.used = True
+            record.used = True
             if outcome.persist:
-                if record is None or outcome.state is None:
-                    self._place(key, transform.kind, outcome.state, now + outcome.ttl_ms)
+                if outcome.state is None:
+                    self._drop(key)
                 else:
                     record.kind = transform.kind
                     record.state = outcome.state
                     record.expires = now + outcome.ttl_ms
             return outcome.result
+        finally:
+            self._lock.release()
+
+    def _apply_anew(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
+        """Apply to a key that has no record."""
+        now = max(now, self._horizon)
+        if self._max_keys is not None and not self._has_room():
+            self.refusals += 1
+            return transform.refuse(now, self._wheel.next_due() - self._wheel.now)
+        outcome = transform.run(None, now, cost)
+        if outcome.persist and outcome.state is not None:
+            if self._max_keys is not None and len(self._records) >= self._max_keys:
+                self._evict_one()
+            record = _Record(transform.kind, outcome.state, now + outcome.ttl_ms)
+            self._records[key] = record
+            self._wheel.file(key, record)
+        return outcome.result
 
     def discard(self, key: str) -> None:
         with self._lock:
@@ -111,16 +125,6 @@ class Table:
     def __len__(self) -> int:
         self.sweep(self._seen)
         return len(self._records)
-
-    def _place(self, key: str, kind: str, state: Any, expires: int) -> None:
-        """Write a key that has no record yet, or delete one."""
-        if state is None:
-            self._drop(key)
-            return
-        if self._max_keys is not None and len(self._records) >= self._max_keys:
-            self._evict_one()
-        record = self._records[key] = _Record(kind, state, expires)
-        self._wheel.file(key, record)
 
     def _has_room(self) -> bool:
         """Whether a new key may come in: expired ones make way first."""
