@@ -1,8 +1,9 @@
-"""The eight calls: parse, ask the service, render.
+"""The eight calls: receive, parse, ask the service, render.
 
-Messages come and go as bytes, and are parsed here rather than by the library, which would answer
-UNKNOWN and log a traceback for bytes that are no message. An answer is a coroutine from request to
-response; `unary` makes a method of it, with the errors and the clock watched in one place.
+Each is one message in and one out. To the library they are declared as streams of messages coming
+in, since of a single message it takes the reception, the parsing and the failures of both upon
+itself: bytes that are no message end as UNKNOWN with a traceback, and a call whose message never
+comes is kept for ever. Here the first is INVALID_ARGUMENT and the second has `ARRIVAL_S` to come.
 
 A call whose deadline has passed by the time its turn comes is refused before it can spend
 anything: under load that is when nobody waits for the answer any more. A caller who cancels
@@ -11,56 +12,96 @@ cancels the coroutine, and with it the wait for the store.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, cast
 
 import grpc
 from google.protobuf.message import Message
 
-from ...core.errors import PenstockError
+from ...core.errors import ConfigInvalidError, PenstockError
 from ...wire.messages import decision_message, fill, forecast_message
 from ...wire.proto import rate_limiter_pb2 as pb
 from ...wire.proto.rate_limiter_pb2_grpc import RATE_LIMITER, RATE_LIMITER_METHODS
 from ..core import Service
 from .errors import DeadlineError, refuse
 
-__all__ = ["Answers", "methods"]
+__all__ = ["ARRIVAL_S", "Answers", "handlers"]
+
+ARRIVAL_S = 10.0
+"""How long the message of a call may take to arrive."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Method = Callable[[bytes, Context], Awaitable[bytes]]
-Request = TypeVar("Request", bound=Message)
+Answer = Callable[[Any], Awaitable[Message]]
+Method = Callable[[object, Context], Awaitable[bytes]]
 
 
-def methods(service: Service) -> dict[str, Method]:
-    """What answers each call, by its full name."""
+def handlers(service: Service, arrival_s: float = ARRIVAL_S) -> dict[str, Any]:
+    """What the library calls, by the full name of the method."""
     answers = Answers(service)
     observe = service.metrics.latency("grpc").observe
     return {
-        f"/{RATE_LIMITER}/{name}": unary(request.FromString, answers.named(name), observe)
+        f"/{RATE_LIMITER}/{name}": grpc.stream_unary_rpc_method_handler(
+            _method(request.FromString, answers.named(name), observe, arrival_s)
+        )
         for name, (request, _) in RATE_LIMITER_METHODS.items()
     }
 
 
-def unary(
+def _method(
     parse: Callable[[bytes], Any],
-    answer: Callable[[Any], Awaitable[Message]],
+    answer: Answer,
     observe: Callable[[float], None],
+    arrival_s: float,
 ) -> Method:
-    async def method(raw: bytes, context: Context) -> bytes:
-        began = perf_counter()
+    async def method(_: object, context: Context) -> bytes:
         try:
+            raw = await _message(context, arrival_s)
+            began = perf_counter()
             request = parse(raw)
             if context.time_remaining() == 0:
                 raise DeadlineError("the deadline passed before the call could be answered")
             response = (await answer(request)).SerializeToString()
         except Exception as error:
             await refuse(context, error)
-        finally:
-            observe(perf_counter() - began)
+        observe(perf_counter() - began)
         return response
 
     return method
+
+
+async def _message(context: Context, arrival_s: float) -> bytes:
+    """The message of the call, in time."""
+    task = asyncio.current_task()
+    assert task is not None
+    late = _Late(task)
+    timer = task.get_loop().call_later(arrival_s, late)
+    try:
+        raw = await context.read()
+    except asyncio.CancelledError:
+        if not late.passed:
+            raise
+        raise DeadlineError(f"the request did not arrive within {arrival_s:g} s") from None
+    finally:
+        timer.cancel()
+    if not isinstance(raw, bytes):
+        raise ConfigInvalidError("the call came without a message")
+    return raw
+
+
+class _Late:
+    """Cancels a task, and remembers that it was not the caller who did."""
+
+    __slots__ = ("passed", "task")
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self.task = task
+        self.passed = False
+
+    def __call__(self) -> None:
+        self.passed = True
+        self.task.cancel()
 
 
 class Answers:
@@ -70,11 +111,10 @@ class Answers:
         self._service = service
         self._checker = service.checker
 
-    def named(self, call: str) -> Callable[[Any], Awaitable[Message]]:
+    def named(self, call: str) -> Answer:
         """The method for a call of the proto: CheckMany is check_many."""
         name = "".join(f"_{c.lower()}" if c.isupper() else c for c in call).lstrip("_")
-        answer: Callable[[Any], Awaitable[Message]] = getattr(self, name)
-        return answer
+        return cast(Answer, getattr(self, name))
 
     async def check(self, request: pb.CheckRequest) -> pb.CheckResponse:
         policy, key, cost = request.policy, request.key, request.cost or 1

@@ -8,10 +8,11 @@ import grpc
 
 from ...core.validation import reject
 from ..core import Service
+from ..options import TlsFiles
 from .access import Access
-from .calls import methods
+from .calls import ARRIVAL_S, handlers
 from .standard import Health, Reflection
-from .tls import TlsFiles, credentials
+from .tls import credentials
 
 __all__ = ["MAX_CONCURRENT", "MAX_MESSAGE_BYTES", "GrpcDoor", "open_grpc"]
 
@@ -50,34 +51,29 @@ async def open_grpc(
     tls: TlsFiles | None = None,
     token: str | None = None,
     max_concurrent: int = MAX_CONCURRENT,
+    arrival_s: float = ARRIVAL_S,
     reuse_port: bool = False,
 ) -> GrpcDoor:
     """Serve `service` on `host`:`port`; port 0 takes a free one.
 
-    With a `token`, every call but those of the health service must present it. `reuse_port` lets
-    several processes share one port, and must not be set otherwise: a port that is taken would go
-    unnoticed.
+    With a `token`, every call but those of the health service must present it. `max_concurrent`
+    calls may be at work at once, and the message of each has `arrival_s` seconds to arrive.
+    `reuse_port` lets several processes share one port, and must not be set otherwise: a port that
+    is taken would go unnoticed.
     """
+    if token is not None and not token.strip():
+        reject("the token must not be empty")
     leaving = asyncio.Event()
+    health = Health(leaving).handlers()
+    calls = {**handlers(service, arrival_s), **Reflection(leaving).handlers(), **health}
     server = grpc.aio.server(
-        handlers=(_access(service, leaving, token),),
+        handlers=(Access(calls, token, public=health),),
         options=_options(reuse_port),
         maximum_concurrent_rpcs=max_concurrent,
     )
     bound = _listen(server, host, port, tls)
     await server.start()
     return GrpcDoor(server, bound, leaving)
-
-
-def _access(service: Service, leaving: asyncio.Event, token: str | None) -> Access:
-    if token is not None and not token.strip():
-        reject("the token must not be empty")
-    calls = {
-        name: grpc.unary_unary_rpc_method_handler(method)
-        for name, method in methods(service).items()
-    }
-    health = Health(leaving).handlers()
-    return Access({**calls, **health, **Reflection(leaving).handlers()}, token, public=health)
 
 
 def _listen(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None) -> int:

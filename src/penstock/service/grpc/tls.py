@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 from pathlib import Path
-from typing import Protocol
 
 import grpc
 
 from ...core.validation import reject
+from ..options import TlsFiles
 
-__all__ = ["TlsFiles", "credentials"]
-
-PathLike = str | os.PathLike[str]
-
-
-class TlsFiles(Protocol):
-    """PEM files. With a `ca`, clients must show a certificate that it has signed."""
-
-    @property
-    def cert(self) -> PathLike: ...
-    @property
-    def key(self) -> PathLike: ...
-    @property
-    def ca(self) -> PathLike | None: ...
+__all__ = ["credentials"]
 
 
 def credentials(files: TlsFiles) -> grpc.ServerCredentials:

@@ -1,0 +1,113 @@
+"""Open doors for tests, and two kinds of client that knock: ours, and one that was there before.
+
+The second is compiled by the usual compiler from a proto written down from the contract, and is
+loaded beside ours in the same process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from penstock import ManualClock, Store
+from penstock.service import Service
+from penstock.service.grpc import GrpcDoor, open_grpc
+from penstock.wire.proto import rate_limiter_pb2, rate_limiter_pb2_grpc
+from tests.service.worlds import service_on
+
+CONTRACT = Path(__file__).parent / "contract"
+CALL = "/throttlekit.v1.RateLimiter/"
+
+CLIENTS = ("ours", "existing")
+
+
+@cache
+def existing() -> tuple[Any, Any]:
+    """The messages and the stub of a client that knows the contract and not this project."""
+    folder = tempfile.mkdtemp(prefix="penstock-client-")
+    source = "throttlekit/v1/throttlekit.proto"
+    outputs = [f"--python_out={folder}", f"--grpc_python_out={folder}"]
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{CONTRACT}", *outputs, source]
+    subprocess.run(command, check=True)
+    sys.path.insert(0, folder)
+    try:
+        messages = importlib.import_module("throttlekit.v1.throttlekit_pb2")
+        calls = importlib.import_module("throttlekit.v1.throttlekit_pb2_grpc")
+    finally:
+        sys.path.remove(folder)
+    return messages, calls.RateLimiterStub
+
+
+def client(name: str) -> tuple[Any, Any]:
+    if name == "existing":
+        return existing()
+    return rate_limiter_pb2, rate_limiter_pb2_grpc.RateLimiterAsyncStub
+
+
+@dataclass
+class Visit:
+    """A service behind an open door, and a client in front of it."""
+
+    service: Service
+    clock: ManualClock
+    door: GrpcDoor
+    channel: grpc.aio.Channel
+    pb: Any
+    stub: Any
+
+    def raw(self, call: str) -> Any:
+        """A call that sends and receives bytes."""
+        return self.channel.unary_unary(CALL + call)
+
+    async def check(self, policy: str = "api", key: str = "a", cost: int = 0, **call: Any) -> Any:
+        request = self.pb.CheckRequest(policy=policy, key=key, cost=cost)
+        return (await self.stub.Check(request, **call)).decision
+
+
+@asynccontextmanager
+async def visiting(
+    name: str = "ours",
+    store: Store | None = None,
+    door: dict[str, Any] | None = None,
+    **service: Any,
+) -> AsyncIterator[Visit]:
+    """A client of the policies in `tests.service.worlds`, on a clock that is moved by hand."""
+    served, clock = service_on(store, **service)
+    pb, stub = client(name)
+    await served.start()
+    try:
+        opened = await open_grpc(served, port=0, **(door or {}))
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{opened.port}") as channel:
+                yield Visit(served, clock, opened, channel, pb, stub(channel))
+        finally:
+            await opened.drain(0)
+    finally:
+        await served.aclose()
+
+
+async def status(call: Any) -> tuple[grpc.StatusCode, str]:
+    """What a call fails with."""
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await call
+    return failed.value.code(), failed.value.details() or ""
+
+
+async def code_of(call: Any) -> grpc.StatusCode:
+    """What a call ends with."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
