@@ -1,11 +1,13 @@
 """Who may call what: one dictionary lookup per call and, with a token, one comparison.
 
 It is the library's lookup of a method, not an interceptor, which would cost every call another
-coroutine. A stranger is turned away before a byte of the request is read.
+coroutine. A stranger is turned away before a byte of the request is read, and so is everyone once
+the door is being closed: the library by itself would cut off calls that it has not looked at yet.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,23 +25,33 @@ else:
 
 
 class Access(_Handler):
-    """The methods of the door, by full name. Those in `public` need no token."""
+    """The methods of the door, by full name. Those in `public` need no token and are there until
+    the end. `turned_away` counts the calls that came too late."""
 
     def __init__(
-        self, handlers: Mapping[str, Any], token: str | None, public: Iterable[str] = ()
+        self,
+        handlers: Mapping[str, Any],
+        token: str | None,
+        public: Iterable[str],
+        leaving: asyncio.Event,
     ) -> None:
         self._handlers = dict(handlers)
         self._token = None if token is None else token.encode()
         self._public = frozenset(public)
-        # A stream on both sides, since that kind waits for no message.
-        self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
+        self._leaving = leaving
+        self.turned_away = 0
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         method = handler_call_details.method
         handler = self._handlers.get(method)
-        if handler is None or self._token is None or method in self._public:
+        if handler is None or method in self._public:
             return handler
-        return handler if self._knows(handler_call_details.invocation_metadata) else self._refusal
+        if self._token is not None and not self._knows(handler_call_details.invocation_metadata):
+            return _UNKNOWN
+        if self._leaving.is_set():
+            self.turned_away += 1
+            return _TOO_LATE
+        return handler
 
     def _knows(self, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
         assert self._token is not None
@@ -51,8 +63,16 @@ class Access(_Handler):
         return False
 
 
-async def _refuse(requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    await context.abort(
-        grpc.StatusCode.UNAUTHENTICATED,
-        "this service wants a token, as metadata 'authorization: Bearer <token>'",
-    )
+def _refusal(status: grpc.StatusCode, text: str) -> Any:
+    async def refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.abort(status, text)
+
+    # A stream on both sides, since that kind waits for no message.
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+_UNKNOWN = _refusal(
+    grpc.StatusCode.UNAUTHENTICATED,
+    "this service wants a token, as metadata 'authorization: Bearer <token>'",
+)
+_TOO_LATE = _refusal(grpc.StatusCode.UNAVAILABLE, "this service is stopping; ask another one")

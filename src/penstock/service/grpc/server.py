@@ -27,20 +27,40 @@ _PING_EVERY_MS = 60_000
 _PING_TIMEOUT_MS = 20_000
 _CLIENT_PINGS_MS = 10_000
 
+# When the library closes, it cuts off calls that it has received and not yet handed over. So for
+# a moment before it does, they are all handed over and turned away in words.
+_SETTLE_S = 1.0
+_LULL_S = 0.05
+
 
 class GrpcDoor:
     """An open door. Made by `open_grpc`; `port` is the one it listens on."""
 
-    def __init__(self, server: grpc.aio.Server, port: int, leaving: asyncio.Event) -> None:
+    def __init__(
+        self, server: grpc.aio.Server, port: int, access: Access, leaving: asyncio.Event
+    ) -> None:
         self.port = port
         self._server = server
+        self._access = access
         self._leaving = leaving
 
     async def drain(self, seconds: float) -> None:
         """Take no more calls, let those at work finish, and close. What is not done after
         `seconds` is cancelled. Health watchers hear of it first."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         self._leaving.set()
-        await self._server.stop(seconds)
+        await self._settle(began + min(_SETTLE_S, seconds / 4))
+        await self._server.stop(max(0.0, began + seconds - loop.time()))
+
+    async def _settle(self, until: float) -> None:
+        """Wait for a moment in which no call comes, but not beyond `until`."""
+        loop = asyncio.get_running_loop()
+        while loop.time() < until:
+            before = self._access.turned_away
+            await asyncio.sleep(_LULL_S)
+            if self._access.turned_away == before:
+                return
 
 
 async def open_grpc(
@@ -66,14 +86,15 @@ async def open_grpc(
     leaving = asyncio.Event()
     health = Health(leaving).handlers()
     calls = {**handlers(service, arrival_s), **Reflection(leaving).handlers(), **health}
+    access = Access(calls, token, health, leaving)
     server = grpc.aio.server(
-        handlers=(Access(calls, token, public=health),),
+        handlers=(access,),
         options=_options(reuse_port),
         maximum_concurrent_rpcs=max_concurrent,
     )
     bound = _listen(server, host, port, tls)
     await server.start()
-    return GrpcDoor(server, bound, leaving)
+    return GrpcDoor(server, bound, access, leaving)
 
 
 def _listen(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None) -> int:

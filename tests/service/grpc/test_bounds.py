@@ -1,0 +1,266 @@
+"""What the door does not let grow without end: sizes, calls at work, waiting, and closing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import Any, TypeVar
+
+import grpc
+import pytest
+
+from penstock import ConfigInvalidError
+from penstock.core.store import Transform
+from penstock.service.grpc import open_grpc
+from penstock.service.grpc.calls import handlers
+from penstock.wire.proto import rate_limiter_pb2 as pb
+from tests.helpers import run
+from tests.service.grpc.doors import CALL, Visit, code_of, status, visiting
+from tests.service.worlds import FragileStore, service_on
+
+R = TypeVar("R")
+
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+LATE = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class SlowStore(FragileStore):
+    """One that waits at a gate before it acts, and counts who came and who was let through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.waiting = 0
+        self.decided: list[Any] = []
+
+    async def aapply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
+        self.waiting += 1
+        try:
+            await self.gate.wait()
+        finally:
+            self.waiting -= 1
+        result = await super().aapply(key, transform, now, cost)
+        self.decided.append(result)
+        return result
+
+
+async def until(condition: Any) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def test_a_message_beyond_the_bound_is_refused() -> None:
+    """Before it is read into memory; the connection goes on."""
+
+    async def scenario() -> None:
+        async with visiting() as visit:
+            huge = b"\x0a" + b"\xff\xff\xff\x02" + b"a" * (6 * 1024 * 1024)
+            assert await code_of(visit.raw("Check")(huge)) is EXHAUSTED
+            assert (await visit.check()).remaining == 2
+
+    run(scenario())
+
+
+def test_metadata_beyond_the_bound_is_refused() -> None:
+    """A megabyte of headers does not reach the service."""
+
+    async def scenario() -> None:
+        async with visiting() as visit:
+            heavy = (("x-heavy", "a" * 1_000_000),)
+            assert await code_of(visit.check(metadata=heavy)) is not grpc.StatusCode.OK
+            assert (await visit.check()).remaining == 2
+
+    run(scenario())
+
+
+def test_calls_beyond_the_bound_are_shed_at_once() -> None:
+    """Those at work are answered all the same, and then there is room again."""
+
+    async def scenario() -> None:
+        store = SlowStore()
+        async with visiting(store=store, door={"max_concurrent": 4}) as visit:
+            held = [asyncio.ensure_future(visit.check(key=str(n))) for n in range(4)]
+            await until(lambda: store.waiting == 4)
+            shed = await asyncio.gather(*(code_of(visit.check()) for _ in range(20)))
+            assert set(shed) == {EXHAUSTED}
+            store.gate.set()
+            assert all(answer.allowed for answer in await asyncio.gather(*held))
+            await until_room(visit)
+
+    run(scenario())
+
+
+async def until_room(visit: Visit) -> None:
+    """A call's place is free a moment after its answer has gone out."""
+    while await code_of(visit.check(key="later")) is EXHAUSTED:
+        await asyncio.sleep(0.005)
+
+
+def test_a_call_whose_deadline_has_passed_spends_nothing() -> None:
+    """The event loop is busy until it has; then the call is looked at, and refused."""
+
+    async def scenario() -> None:
+        async with visiting() as visit:
+            with grpc.insecure_channel(f"127.0.0.1:{visit.door.port}") as channel:
+                check = channel.unary_unary(CALL + "Check")
+                request = visit.pb.CheckRequest(policy="api", key="a").SerializeToString()
+                await asyncio.to_thread(check, request)
+                late = asyncio.ensure_future(asyncio.to_thread(check, request, timeout=0.1))
+                await asyncio.sleep(0)
+                time.sleep(0.3)
+                with pytest.raises(grpc.RpcError, match="DEADLINE_EXCEEDED"):
+                    await late
+                await asyncio.sleep(0.05)
+            assert (await visit.check()).remaining == 1
+
+    run(scenario())
+
+
+class PastContext:
+    """The library's view of a call whose deadline passed on the way to us."""
+
+    def __init__(self, message: bytes) -> None:
+        self.message = message
+        self.aborted: grpc.StatusCode | None = None
+
+    async def read(self) -> bytes:
+        return self.message
+
+    def time_remaining(self) -> float:
+        return 0.0
+
+    async def abort(self, code: grpc.StatusCode, text: str) -> None:
+        self.aborted = code
+        raise asyncio.CancelledError
+
+
+def test_the_deadline_is_looked_at_after_the_message_has_come() -> None:
+    """The library may hand over a call a moment after its deadline; it spends nothing either."""
+
+    async def scenario() -> None:
+        service, _ = service_on()
+        request = pb.CheckRequest(policy="api", key="a").SerializeToString()
+        context = PastContext(request)
+        with pytest.raises(asyncio.CancelledError):
+            await handlers(service)[CALL + "Check"].stream_unary(None, context)
+        assert context.aborted is LATE
+        assert (await service.peek("api", "a")).remaining == 3
+        await service.aclose()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("how", ["deadline", "cancel"])
+def test_who_no_longer_waits_for_the_store_frees_it(how: str) -> None:
+    """A deadline and a cancellation both reach the coroutine that waits, and nothing is spent."""
+
+    async def scenario() -> None:
+        store = SlowStore()
+        async with visiting(store=store) as visit:
+            request = visit.pb.CheckRequest(policy="api", key="a")
+            call = visit.stub.Check(request, timeout=0.1 if how == "deadline" else None)
+            await until(lambda: store.waiting == 1)
+            if how == "cancel":
+                call.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await call
+            else:
+                assert (await status(call))[0] is LATE
+            await asyncio.wait_for(until(lambda: store.waiting == 0), 5)
+            assert store.decided == []
+
+    run(scenario())
+
+
+def test_a_drain_answers_what_was_admitted_and_takes_no_more() -> None:
+    """Calls at work when it begins get their answers; later ones learn that the door is closing."""
+
+    async def scenario() -> None:
+        store = SlowStore()
+        async with visiting(store=store) as visit:
+            held = [asyncio.ensure_future(visit.check(key=str(n))) for n in range(30)]
+            await until(lambda: store.waiting == 30)
+            drain = asyncio.ensure_future(visit.door.drain(10))
+            await asyncio.sleep(0.01)
+            assert (await status(visit.check()))[0] is grpc.StatusCode.UNAVAILABLE
+            await asyncio.sleep(0.3)
+            assert (await status(visit.check()))[0] is grpc.StatusCode.UNAVAILABLE
+            assert not drain.done()
+            store.gate.set()
+            assert all(answer.allowed for answer in await asyncio.gather(*held))
+            await asyncio.wait_for(drain, 5)
+
+    run(scenario())
+
+
+def test_a_drain_under_load_leaves_no_admitted_call_unanswered() -> None:
+    """As many as the service let in have heard of it, whenever the drain begins."""
+
+    async def scenario() -> None:
+        for pause in (0.02, 0.05, 0.1):
+            async with visiting() as visit:
+                heard: Counter[str] = Counter()
+
+                async def knock(visit: Visit = visit, heard: Counter[str] = heard) -> None:
+                    number = 0
+                    while True:
+                        number += 1
+                        try:
+                            answer = await visit.check(key=str(number % 50))
+                        except grpc.aio.AioRpcError as error:
+                            heard[error.code().name] += 1
+                            return
+                        heard["allowed" if answer.allowed else "denied"] += 1
+
+                knocks = asyncio.gather(*(knock() for _ in range(16)))
+                await asyncio.sleep(pause)
+                await visit.door.drain(10)
+                await asyncio.wait_for(knocks, 10)
+                counted = visit.service.snapshot().policies["api"]
+                assert heard["allowed"] == counted["allowed"] > 0
+                assert heard["denied"] == counted["denied"]
+                assert heard["UNAVAILABLE"] == 16
+
+    run(scenario())
+
+
+def test_a_drain_ends_when_its_time_is_up() -> None:
+    """A store that never answers does not keep the process alive."""
+
+    async def scenario() -> None:
+        store = SlowStore()
+        async with visiting(store=store) as visit:
+            stuck = asyncio.ensure_future(code_of(visit.check()))
+            await until(lambda: store.waiting == 1)
+            await asyncio.wait_for(visit.door.drain(0.2), 5)
+            assert await stuck is not grpc.StatusCode.OK
+
+    run(scenario())
+
+
+def test_a_port_that_is_taken_is_refused_and_not_shared() -> None:
+    """Unless sharing was asked for: then two doors stand side by side."""
+
+    async def scenario() -> None:
+        async with visiting() as visit:
+            with pytest.raises(ConfigInvalidError, match="in use"):
+                await open_grpc(visit.service, port=visit.door.port)
+        async with visiting(door={"reuse_port": True}) as visit:
+            beside = await open_grpc(visit.service, port=visit.door.port, reuse_port=True)
+            assert beside.port == visit.door.port
+            await beside.drain(0)
+
+    run(scenario())
+
+
+def test_calls_are_timed() -> None:
+    """One observation per answered call, under the door's name."""
+
+    async def scenario() -> None:
+        async with visiting() as visit:
+            for _ in range(3):
+                await visit.check()
+            assert visit.service.snapshot().latency["grpc"].count == 3
+
+    run(scenario())

@@ -1,0 +1,27 @@
+"""Without the extra, the error names it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+BLOCKED = """
+import sys
+sys.modules[{module!r}] = None
+from penstock import ConfigInvalidError
+try:
+    import penstock.service.grpc
+except ConfigInvalidError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("module", ["grpc", "google.protobuf", "grpc_health", "grpc_reflection"])
+def test_a_missing_package_is_an_error_that_names_the_extra(module: str) -> None:
+    """Each of those that the door is built on."""
+    command = [sys.executable, "-c", BLOCKED.format(module=module)]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "penstock[server]" in shown
+    assert module.partition(".")[0] in shown
