@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from .sheet import Call
+from .sheet import Call, closed_lock
 
 __all__ = ["AwaitedCall", "LateError", "Line", "settle"]
 
@@ -40,18 +40,24 @@ class AwaitedCall(Call):
 
 class Line:
     """`lead(line, deadline)` is run by one thread at a time. It takes calls with `take` and gives
-    all that it took to `settle`; it may raise only while it has taken none. Lines that use the
-    same connection share a `turn`."""
+    all that it took to `settle`; it may raise only while it has taken none.
 
-    def __init__(self, lead: Callable[[Line, float], None], turn: threading.Lock) -> None:
+    The turn is handed on, never dropped for whoever is quickest: a thread that comes back at once
+    would win every time, and serve itself alone while the others wake up.
+    """
+
+    def __init__(self, lead: Callable[[Line, float], None]) -> None:
         self._lead = lead
+        self._gate = threading.Lock()
+        self._busy = False
         self._waiting: deque[Call] = deque()
-        self.turn = turn
+        self._apart: deque[threading.Lock] = deque()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def stand(self, call: Call) -> None:
+    def stand(self, call: AwaitedCall) -> None:
+        """For a task, which never leads: somebody else must."""
         self._waiting.append(call)
 
     def leave(self, call: Call) -> bool:
@@ -62,12 +68,26 @@ class Line:
             return False
         return True
 
-    def take(self, most: int) -> list[Call]:
-        """For the leader: the calls that stand in front."""
+    def front(self) -> Call | None:
+        """For the leader: the call that stands first. None if it has just left."""
+        try:
+            return self._waiting[0]
+        except IndexError:
+            return None
+
+    def take(self, most: int, wanted: Callable[[Call], bool] | None = None) -> list[Call]:
+        """For the leader: calls from the front, up to the first that is not wanted."""
         taken: list[Call] = []
         waiting = self._waiting
-        while waiting and len(taken) < most:
-            taken.append(waiting.popleft())
+        while len(taken) < most:
+            try:
+                call = waiting.popleft()
+            except IndexError:
+                break
+            if wanted is not None and not wanted(call):
+                waiting.appendleft(call)
+                break
+            taken.append(call)
         return taken
 
     def take_awaited(self) -> list[Call]:
@@ -78,33 +98,94 @@ class Line:
 
     def wait(self, call: Call) -> None:
         """Stand in the line until the call is done, leading when it is our turn."""
-        self._waiting.append(call)
+        with self._gate:
+            self._waiting.append(call)
+            leads, self._busy = not self._busy, True
         while not call.done:
-            if not self.turn.acquire(blocking=False) and not self._acquire(call.deadline):
-                if call.done:
+            if leads or self._is_to_lead(call):
+                self._lead_once(call)
+            leads = False
+
+    def enter(self, deadline: float) -> bool:
+        """Get the turn for something else than a call; `hand_on` gives it back."""
+        with self._gate:
+            if not self._busy:
+                self._busy = True
+                return True
+            signal = closed_lock()
+            self._apart.append(signal)
+        try:
+            if _acquire(signal, deadline):
+                return True
+        except BaseException:
+            self._give_up(signal)
+            raise
+        self._give_up(signal)
+        return False
+
+    def hand_on(self) -> None:
+        """Pass the turn to the next that can lead, or put it down."""
+        with self._gate:
+            if self._apart:
+                self._apart.popleft().release()
+                return
+            for call in list(self._waiting):
+                if not isinstance(call, AwaitedCall):
+                    call.signal.release()
                     return
-                raise LateError(taken=not self.leave(call))
-            try:
-                if not call.done:
-                    self._lead(self, call.deadline)
-            except BaseException:
-                self.leave(call)
-                raise
-            finally:
-                self.turn.release()
+            self._busy = False
 
     @contextlib.contextmanager
     def alone(self, deadline: float) -> Iterator[None]:
-        """The turn, for something else than leading."""
-        if not self._acquire(deadline):
+        """The turn, as a block."""
+        if not self.enter(deadline):
             raise LateError(taken=False)
         try:
             yield
         finally:
-            self.turn.release()
+            self.hand_on()
 
-    def _acquire(self, deadline: float) -> bool:
-        return self.turn.acquire(timeout=max(0.0, deadline - time.monotonic()))
+    def _lead_once(self, call: Call) -> None:
+        try:
+            self._lead(self, call.deadline)
+        except BaseException:
+            self.leave(call)
+            raise
+        finally:
+            self.hand_on()
+
+    def _is_to_lead(self, call: Call) -> bool:
+        """Wait for a word: False says that the call is done. At the deadline, leave."""
+        try:
+            if _acquire(call.signal, call.deadline):
+                return not call.done
+        except BaseException:
+            self._withdraw(call)
+            raise
+        taken = not self._withdraw(call)
+        if call.done:
+            return False
+        raise LateError(taken)
+
+    def _withdraw(self, call: Call) -> bool:
+        """Leave, and pass on the turn if it was given to us just now."""
+        with self._gate:
+            withdrawn = self.leave(call)
+            promoted = withdrawn and call.signal.acquire(blocking=False)
+        if promoted:
+            self.hand_on()
+        return withdrawn
+
+    def _give_up(self, signal: threading.Lock) -> None:
+        with self._gate:
+            if signal in self._apart:
+                self._apart.remove(signal)
+                return
+        self.hand_on()
+
+
+def _acquire(lock: threading.Lock, deadline: float) -> bool:
+    return lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
 
 
 def settle(calls: Iterable[Call]) -> None:
@@ -114,6 +195,8 @@ def settle(calls: Iterable[Call]) -> None:
         call.done = True
         if isinstance(call, AwaitedCall):
             awaited.setdefault(call.loop, []).append(call)
+        else:
+            call.signal.release()
     for loop, members in awaited.items():
         # A loop that has closed since has nobody left to tell.
         if not loop.is_closed():

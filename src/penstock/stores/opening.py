@@ -16,6 +16,7 @@ from .memory import MemoryStore
 
 __all__ = ["SCHEMES", "open_store"]
 
+_POSTGRES = ".postgres:PostgresStore.from_url"
 _REDIS = ".redis:RedisStore.from_url"
 _DURABLE_OBJECT = ".durable_object:DurableObjectStore.from_url"
 _DENO_KV = ".deno_kv:DenoKvStore.from_url"
@@ -23,6 +24,8 @@ _DENO_KV = ".deno_kv:DenoKvStore.from_url"
 SCHEMES: dict[str, str] = {
     "memory": ".opening:open_memory",
     "sqlite": ".sqlite:SqliteStore.from_url",
+    "postgresql": _POSTGRES,
+    "postgres": _POSTGRES,
     "redis": _REDIS,
     "rediss": _REDIS,
     "redis+cluster": _REDIS,

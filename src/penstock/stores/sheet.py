@@ -8,22 +8,44 @@ does I/O. A call whose transform raises writes nothing, and takes nobody else do
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core.store import Transform
 from .record import keep_ms, pack, unpack
 
-__all__ = ["Call", "Sheet", "Write"]
+__all__ = ["Call", "Sheet", "Write", "closed_lock"]
 
 Write = tuple[str | None, int]
 """A record and the instant until which to keep it; a record of None deletes the key."""
 
 
-class Call:
-    """One `apply_many`: its keys, and the places among them that are still open."""
+def closed_lock() -> threading.Lock:
+    """A lock to wait at until someone else releases it."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
 
-    __slots__ = ("cost", "deadline", "done", "error", "keys", "now", "open", "results", "transform")
+
+class Call:
+    """One `apply_many`: its keys, and the places among them that are still open.
+
+    `signal` is released to give its caller a word: that it is `done`, or that it is its turn.
+    """
+
+    __slots__ = (
+        "cost",
+        "deadline",
+        "done",
+        "error",
+        "keys",
+        "now",
+        "open",
+        "results",
+        "signal",
+        "transform",
+    )
 
     def __init__(
         self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int, deadline: float
@@ -37,6 +59,7 @@ class Call:
         self.results: list[Any] = [None] * len(keys)
         self.error: BaseException | None = None
         self.done = False
+        self.signal = closed_lock()
 
     def answer(self) -> list[Any]:
         """The results, or what was raised instead."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -88,7 +87,7 @@ class SqliteStore(Store):
         """All keys in one transaction: if one of them fails, none is charged."""
         call = Call(keys, transform, now, cost, self._deadline())
         try:
-            self._line_of(transform).wait(call)
+            self._line.wait(call)
         except LateError as error:
             raise late(self.path, self.timeout_ms, taken=error.taken) from None
         return call.answer()
@@ -97,19 +96,18 @@ class SqliteStore(Store):
         self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
     ) -> list[R]:
         """The awaitable twin of `apply_many`."""
-        line = self._line_of(transform)
         call = AwaitedCall(keys, transform, now, cost, self._deadline())
         call.loop = asyncio.get_running_loop()
         call.future = call.loop.create_future()
-        timer = call.loop.call_later(self.timeout_ms / 1000, self._expire, line, call)
-        line.stand(call)
+        timer = call.loop.call_later(self.timeout_ms / 1000, self._expire, call)
+        self._line.stand(call)
         self._worker.wake()
         try:
             return await call.future
         finally:
             timer.cancel()
             if not call.done:
-                line.leave(call)
+                self._line.leave(call)
 
     def sweep(self, now: int | None = None) -> int:
         """Drop what no clock can need any more at `now` (by default, the system's). Returns how
@@ -131,7 +129,7 @@ class SqliteStore(Store):
         """Close the file. A later call opens it again."""
         self._worker.stop()
         try:
-            with self._writers.alone(self._deadline()):
+            with self._line.alone(self._deadline()):
                 self._database.close()
         except LateError:
             raise late(self.path, self.timeout_ms, taken=False) from None
@@ -143,13 +141,8 @@ class SqliteStore(Store):
         return f"SqliteStore({self.path!r}, synchronous={self.synchronous!r})"
 
     def _begin(self) -> None:
-        turn = threading.Lock()
-        self._writers = Line(self._lead_writers, turn)
-        self._readers = Line(self._lead_readers, turn)
+        self._line = Line(self._lead)
         self._worker = Worker(self._serve_tasks)
-
-    def _line_of(self, transform: Transform[Any]) -> Line:
-        return self._readers if transform.role in _READING else self._writers
 
     def _deadline(self) -> float:
         return time.monotonic() + self.timeout_ms / 1000
@@ -159,31 +152,30 @@ class SqliteStore(Store):
         """The open database, for oneself."""
         deadline = self._deadline()
         try:
-            with self._writers.alone(deadline):
+            with self._line.alone(deadline):
                 self._database.open(deadline)
                 yield self._database
         except LateError:
             raise late(self.path, self.timeout_ms, taken=False) from None
 
-    def _lead_writers(self, line: Line, deadline: float) -> None:
-        """One transaction for all who stand in line once the lock is ours."""
+    def _lead(self, line: Line, deadline: float) -> None:
+        """One transaction for all who stand in line once the lock is ours. Those in front that
+        only read are served without it: they do not wait for another process that writes."""
         self._database.open(deadline)
-        self._database.begin(deadline)
-        calls = line.take(_MOST_CALLS)
-        with self._answering(calls):
-            sheet = Sheet(self._database.read)
-            for call in calls:
-                sheet.run(call)
-            self._database.commit(sheet.writes)
+        front = line.front()
+        if front is not None and _only_reads(front):
+            self._serve(line.take(_MOST_CALLS, _only_reads), writing=False)
+        else:
+            self._database.begin(deadline)
+            self._serve(line.take(_MOST_CALLS), writing=True)
 
-    def _lead_readers(self, line: Line, deadline: float) -> None:
-        """Reading takes no lock, and does not wait for another process that writes."""
-        self._database.open(deadline)
-        calls = line.take(_MOST_CALLS)
+    def _serve(self, calls: list[Call], *, writing: bool) -> None:
         with self._answering(calls):
             sheet = Sheet(self._database.read)
             for call in calls:
                 sheet.run(call)
+            if writing:
+                self._database.commit(sheet.writes)
 
     @contextlib.contextmanager
     def _answering(self, calls: list[Call]) -> Iterator[None]:
@@ -203,43 +195,47 @@ class SqliteStore(Store):
 
     def _serve_tasks(self) -> None:
         """The worker's round. Who stands too long is withdrawn by the timer of its own loop."""
-        for line in (self._readers, self._writers):
-            while len(line):
-                with contextlib.suppress(LateError, LockedError), line.alone(self._deadline()):
-                    self._lead_tasks(line)
+        while len(self._line):
+            deadline = self._deadline()
+            with contextlib.suppress(LateError, LockedError), self._line.alone(deadline):
+                self._lead_tasks(deadline)
 
-    def _lead_tasks(self, line: Line) -> None:
-        lead = self._lead_readers if line is self._readers else self._lead_writers
+    def _lead_tasks(self, deadline: float) -> None:
         try:
-            lead(line, self._deadline())
+            self._lead(self._line, deadline)
         except LockedError:
             raise
         except PenstockError as error:
-            calls = line.take_awaited()
+            calls = self._line.take_awaited()
             for call in calls:
                 call.error = type(error)(str(error))
             settle(calls)
 
-    def _expire(self, line: Line, call: AwaitedCall) -> None:
+    def _expire(self, call: AwaitedCall) -> None:
         if not call.future.done():
-            taken = not line.leave(call)
+            taken = not self._line.leave(call)
             call.future.set_exception(late(self.path, self.timeout_ms, taken=taken))
 
     def _before_fork(self) -> None:
         """SQLite does not survive a fork: the child would believe in locks that only the parent
         holds. So the file is closed, at a moment when nobody is using it. Should there be none in
         time, the child is left with a turn that never comes, and its calls fail."""
-        self._idle = self._writers.turn.acquire(timeout=self.timeout_ms / 1000)
+        self._idle = self._line.enter(self._deadline())
         if self._idle:
             self._database.close()
 
     def _after_fork_in_parent(self) -> None:
         if self._idle:
-            self._writers.turn.release()
+            self._line.hand_on()
 
     def _after_fork_in_child(self) -> None:
-        if self._idle:
-            self._begin()
+        self._begin()
+        if not self._idle:
+            self._line.enter(self._deadline())
+
+
+def _only_reads(call: Call) -> bool:
+    return call.transform.role in _READING
 
 
 _stores: weakref.WeakSet[SqliteStore] = weakref.WeakSet()

@@ -1,0 +1,89 @@
+"""Every fault of a driver, a socket or a server, as one of ours. No other file translates.
+
+A statement that the server refuses has changed nothing. After a connection that failed, the sole
+question is whether the statement had been sent: if so, the text says that the request may have
+been charged, and it is not repeated, since that could charge it twice.
+"""
+
+from __future__ import annotations
+
+from ...core.errors import ConfigInvalidError, PenstockError, StoreUnavailableError
+from .requests import Ask, LinkError, RefusalError
+
+__all__ = [
+    "CONFLICTS",
+    "UNPREPARED",
+    "interrupted",
+    "late",
+    "late_connect",
+    "late_reply",
+    "missing_table",
+    "not_ours",
+    "unavailable",
+]
+
+_SETTLED = "nothing was charged"
+_DOUBT = "the request may have been charged, and was not repeated for that reason"
+
+CONFLICTS = frozenset({"40001", "40P01"})
+"""Refusals that ask for another try: someone else was first, or a deadlock was broken."""
+
+UNPREPARED = frozenset({"26000", "42P05"})
+"""A prepared statement is not where it was left: something pools connections in between."""
+
+_MISSING = frozenset({"42P01", "42883", "3F000"})
+_ADVICE = {
+    "25006": "this server is a standby or set to read-only; use the primary's address",
+    "42501": "grant this user SELECT, INSERT, UPDATE and DELETE on the table, and EXECUTE on its "
+    "function",
+    "53100": "make room on the server's disk",
+    "53300": "the server has no connection left; raise max_connections or run fewer processes",
+    "55P03": "someone holds a lock on the table",
+    "57014": "the server took longer than the store's timeout",
+}
+
+
+def unavailable(error: LinkError | RefusalError, table: str) -> PenstockError:
+    """The end of a call that a connection or a server failed."""
+    if isinstance(error, LinkError):
+        effect = _DOUBT if error.may_have_run else _SETTLED
+        return StoreUnavailableError(f"{error}; {effect}")
+    if error.state in _MISSING:
+        return missing_table(table)
+    # A session that is ended may have been so after its commit.
+    effect = _DOUBT if error.state.startswith("57P") else _SETTLED
+    advice = f"; {_ADVICE[error.state]}" if error.state in _ADVICE else ""
+    text = f"PostgreSQL refused ({error.state}): {error}{advice}; {effect}"
+    return StoreUnavailableError(text)
+
+
+def missing_table(table: str) -> ConfigInvalidError:
+    return ConfigInvalidError(
+        f"the table {table} or its function is missing: create them once, with "
+        "`penstock store init URL` or store.init()"
+    )
+
+
+def not_ours(table: str, mark: str | None) -> ConfigInvalidError:
+    detail = "no comment" if mark is None else f"the comment {mark!r}"
+    return ConfigInvalidError(
+        f"the table {table} is not a store of this version (it has {detail}); name another one "
+        "with ?table= or table="
+    )
+
+
+def late_connect(where: str) -> LinkError:
+    return LinkError(f"no connection to {where} in time", may_have_run=False)
+
+
+def late_reply(where: str, ask: Ask) -> LinkError:
+    return LinkError(f"no reply from {where} in time", may_have_run=ask.writes)
+
+
+def late(where: str, timeout_ms: int, *, taken: bool) -> StoreUnavailableError:
+    effect = _DOUBT if taken else _SETTLED
+    return StoreUnavailableError(f"{where}: no turn within {timeout_ms} ms; {effect}")
+
+
+def interrupted(where: str) -> StoreUnavailableError:
+    return StoreUnavailableError(f"{where}: the caller in charge was stopped; {_DOUBT}")

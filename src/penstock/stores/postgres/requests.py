@@ -1,0 +1,54 @@
+"""What the flows of PostgresStore ask of a connection, and how it may fail to answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..flow import Flow
+
+__all__ = ["Ask", "LinkError", "PostgresFlow", "RefusalError", "Row", "Statement"]
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One statement with the types of its parameters and of its columns.
+
+    Types are `text`, `int8`, `int4` and, for parameters, arrays of `bytea`, `text` and `int8`.
+    A name lets a connection keep it prepared.
+    """
+
+    sql: str
+    takes: tuple[str, ...] = ()
+    gives: tuple[str, ...] = ()
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Run a statement: one round trip. Sends back the rows."""
+
+    statement: Statement
+    values: tuple[Any, ...] = ()
+    writes: bool = False
+
+
+PostgresFlow = Flow[Ask, Any]
+
+
+class LinkError(Exception):
+    """The connection failed. `may_have_run`: after the statement was sent."""
+
+    def __init__(self, text: str, *, may_have_run: bool) -> None:
+        super().__init__(text)
+        self.may_have_run = may_have_run
+
+
+class RefusalError(Exception):
+    """The server refused a statement, and rolled it back."""
+
+    def __init__(self, state: str, text: str) -> None:
+        super().__init__(text)
+        self.state = state

@@ -1,0 +1,199 @@
+"""The table, its function, and the statements that use them.
+
+Keys are bytes, since text in PostgreSQL cannot hold a NUL; one too long for an index stands there
+as its digest, behind a byte that UTF-8 never has. Names of tables and schemas are the only thing
+ever put into SQL as text: they are checked to be plain identifiers, and quoted.
+
+`swap` is a compare-and-set for many keys at once. Per key it is given the record that the caller
+worked from and the one to write; it writes only where the first is still there, and returns the
+present record of every other key. Inserting on no conflict, and updating where the record is the
+expected one, are atomic statements of PostgreSQL, so a first touch is as safe as any other. The
+function knows nothing of limits. Callers pass keys in order, hence no deadlock.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+from typing import Any
+
+from ...core.validation import reject
+from .faults import missing_table, not_ours
+from .requests import Ask, PostgresFlow, Statement
+
+__all__ = ["Schema", "encode_key"]
+
+VERSION = 1
+_MARK = "penstock store, version {}"
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}\Z")
+# An index entry has room for about 2,700 bytes.
+_LONGEST_KEY = 1_024
+
+_TABLE = """
+CREATE TABLE {table} (
+    key bytea PRIMARY KEY,
+    record text NOT NULL,
+    keep_until bigint NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05)
+"""
+_FUNCTION = """
+CREATE FUNCTION {swap}(keys bytea[], expected text[], records text[], keeps bigint[])
+RETURNS TABLE (place int, held text) LANGUAGE plpgsql VOLATILE AS $body$
+#variable_conflict use_column
+DECLARE
+    matched boolean;
+BEGIN
+    FOR at IN 1 .. cardinality(keys) LOOP
+        IF keeps[at] < 0 AND expected[at] IS NOT NULL THEN
+            DELETE FROM {table} AS t WHERE t.key = keys[at] AND t.record = expected[at];
+            matched := FOUND;
+        ELSIF keeps[at] <= 0 THEN
+            SELECT t.record INTO held FROM {table} AS t WHERE t.key = keys[at];
+            matched := held IS NOT DISTINCT FROM expected[at];
+        ELSIF expected[at] IS NULL THEN
+            INSERT INTO {table} AS t VALUES (keys[at], records[at], keeps[at])
+                ON CONFLICT (key) DO NOTHING;
+            matched := FOUND;
+        ELSE
+            UPDATE {table} AS t SET record = records[at], keep_until = keeps[at]
+                WHERE t.key = keys[at] AND t.record = expected[at];
+            matched := FOUND;
+        END IF;
+        IF NOT matched THEN
+            place := at;
+            SELECT t.record INTO held FROM {table} AS t WHERE t.key = keys[at];
+            RETURN NEXT;
+        END IF;
+    END LOOP;
+END
+$body$
+"""
+# In slices along the key, and past the rows that someone holds: a sweep never waits.
+_SWEEP = """
+WITH slice AS MATERIALIZED (
+    SELECT key FROM {table} WHERE key > $1 ORDER BY key LIMIT $2
+), doomed AS MATERIALIZED (
+    SELECT t.key FROM {table} AS t JOIN slice USING (key)
+    WHERE t.keep_until <= $3 FOR UPDATE OF t SKIP LOCKED
+), gone AS (
+    DELETE FROM {table} AS t USING doomed WHERE t.key = doomed.key RETURNING 1
+)
+SELECT (SELECT key FROM slice ORDER BY key DESC LIMIT 1), (SELECT count(*) FROM gone)::int4
+"""
+_NOW_MS = "floor(extract(epoch FROM clock_timestamp()) * 1000)::int8"
+_SETTINGS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+
+
+def encode_key(key: str) -> bytes:
+    """A key as the table holds it."""
+    raw = key.encode()
+    return raw if len(raw) <= _LONGEST_KEY else b"\xff" + sha256(raw).digest()
+
+
+class Schema:
+    """The statements for one table."""
+
+    def __init__(self, schema: str, table: str) -> None:
+        self._schema = _require_name("schema", schema)
+        self.table = f'"{schema}"."{_require_name("table", table)}"'
+        self.swap_function = f'"{schema}"."{table}_swap"'
+        # A prepared statement has a name of its own per table, as a connection may serve several.
+        label = f"penstock_{sha256(self.table.encode()).hexdigest()[:12]}"
+        self.swap = Statement(
+            f"SELECT place, held FROM {self.swap_function}($1, $2, $3, $4)",
+            ("bytea[]", "text[]", "text[]", "int8[]"),
+            ("int4", "text"),
+            f"{label}_swap",
+        )
+        self.look = Statement(
+            f"SELECT asked.place::int4, t.record, {_NOW_MS} FROM unnest($1::bytea[]) "
+            f"WITH ORDINALITY AS asked (key, place) LEFT JOIN {self.table} AS t USING (key)",
+            ("bytea[]",),
+            ("int4", "text", "int8"),
+            f"{label}_look",
+        )
+        self.hold = Statement(
+            f"SELECT key FROM {self.table} WHERE key = ANY ($1::bytea[]) ORDER BY key FOR UPDATE",
+            ("bytea[]",),
+            ("bytea",),
+        )
+        self.sweep = Statement(
+            _SWEEP.format(table=self.table), ("bytea", "int8", "int8"), ("bytea", "int4")
+        )
+        self.now = Statement(f"SELECT {_NOW_MS}", (), ("int8",))
+
+    def greet(self, timeout_ms: int | None) -> PostgresFlow:
+        """For a new connection: bound what the server may take, and see whose table it is."""
+        if timeout_ms is not None:
+            yield Ask(_SET, (f"{timeout_ms}ms",))
+        found, mark = yield from self._inspect()
+        if not found:
+            raise missing_table(self.table)
+        if mark != _MARK.format(VERSION):
+            raise not_ours(self.table, mark)
+
+    def init(self) -> PostgresFlow:
+        """Create what is missing, in one transaction, alone; refuse what is not ours."""
+        yield Ask(Statement("BEGIN"))
+        yield Ask(_LOCK, ([_INIT_LOCK],))
+        [[schema]] = yield Ask(_NAMESPACE, (f'"{self._schema}"',))
+        if schema is None:
+            yield Ask(Statement(f'CREATE SCHEMA "{self._schema}"'))
+        found, mark = yield from self._inspect()
+        if not found:
+            yield Ask(Statement(_TABLE.format(table=self.table)))
+            yield Ask(Statement(f"COMMENT ON TABLE {self.table} IS '{_MARK.format(VERSION)}'"))
+        elif mark != _MARK.format(VERSION):
+            raise not_ours(self.table, mark)
+        signature = f"{self.swap_function}(bytea[],text[],text[],bigint[])"
+        [[function]] = yield Ask(_PROCEDURE, (signature,))
+        if function is None:
+            sql = _FUNCTION.format(table=self.table, swap=self.swap_function)
+            yield Ask(Statement(sql))
+        yield Ask(Statement("COMMIT"))
+
+    def lock(self, hashes: list[int]) -> Ask:
+        """Take advisory locks until the end of the transaction."""
+        return Ask(_LOCK, (sorted(hashes),))
+
+    def lock_of(self, key: bytes) -> int:
+        """The advisory lock of a key: one per table and key, but for collisions, which only
+        make callers wait for one another."""
+        digest = sha256(self.table.encode() + b"\0" + key).digest()
+        return int.from_bytes(digest[:8], "big", signed=True)
+
+    def _inspect(self) -> Any:
+        [[found, mark]] = yield Ask(_INSPECT, (self.table,))
+        return found is not None, mark
+
+
+_INIT_LOCK = int.from_bytes(sha256(b"penstock store init").digest()[:8], "big", signed=True)
+_LOCK = Statement(
+    "SELECT count(pg_advisory_xact_lock(id))::int4 FROM "
+    "(SELECT id FROM unnest($1::int8[]) AS id ORDER BY id OFFSET 0) AS ids",
+    ("int8[]",),
+    ("int4",),
+)
+_SET = Statement(
+    "SELECT "
+    + ", ".join(f"set_config('{name}', $1, false)" for name in _SETTINGS)
+    + ", set_config('default_transaction_isolation', 'read committed', false)",
+    ("text",),
+    ("text",) * (len(_SETTINGS) + 1),
+)
+_INSPECT = Statement(
+    "SELECT to_regclass($1)::text, obj_description(to_regclass($1), 'pg_class')",
+    ("text",),
+    ("text", "text"),
+)
+_NAMESPACE = Statement("SELECT to_regnamespace($1)::text", ("text",), ("text",))
+_PROCEDURE = Statement("SELECT to_regprocedure($1)::text", ("text",), ("text",))
+
+
+def _require_name(what: str, name: Any) -> str:
+    if not isinstance(name, str) or not _IDENTIFIER.match(name):
+        reject(
+            f"{what} must be a plain identifier (letters, digits and underscores, at most 50, no "
+            f"digit in front), not {name!r}"
+        )
+    return name

@@ -1,0 +1,55 @@
+"""Where a store connects to: a URL, told apart into what is ours and what is the driver's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+
+from ...core.validation import reject
+
+__all__ = ["Target", "parse_url"]
+
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+
+@dataclass(frozen=True)
+class Target:
+    """The URL for the driver, and how to speak of it: without secrets."""
+
+    url: str = field(repr=False)
+    where: str
+
+    def redact(self, text: str) -> str:
+        """Drivers do not quote passwords; should one ever do, it stops here."""
+        password = urlsplit(self.url).password or ""
+        for secret in {password, unquote(password)} - {""}:
+            text = text.replace(secret, "***")
+        return text
+
+
+def parse_url(url: str) -> tuple[Target, dict[str, Any]]:
+    """The target, and our own options: `schema`, `table`, `driver`, `timeout_ms` and
+    `use_server_time`. All other parameters are the driver's."""
+    try:
+        parts = urlsplit(url)
+        hosts = parts.netloc.rpartition("@")[2]
+    except ValueError:
+        reject("a PostgreSQL URL is postgresql://user:password@host:5432/database")
+    options: dict[str, Any] = {}
+    theirs: list[tuple[str, str]] = []
+    for name, text in parse_qsl(parts.query, keep_blank_values=True):
+        if name in ("schema", "table", "driver"):
+            options[name] = text
+        elif name == "timeout_ms":
+            options[name] = int(text) if text.isdecimal() else text
+        elif name == "use_server_time":
+            if text.lower() not in _FLAGS:
+                reject(f"use_server_time must be true or false, not {text!r}")
+            options[name] = _FLAGS[text.lower()]
+        else:
+            theirs.append((name, text))
+    query = urlencode(theirs, quote_via=quote)
+    plain = urlunsplit(("postgresql", parts.netloc, parts.path, query, ""))
+    where = f"PostgreSQL at {hosts or 'the default address'}{parts.path}"
+    return Target(plain, where), options
