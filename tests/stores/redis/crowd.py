@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import threading
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from penstock import SystemClock
@@ -45,6 +46,7 @@ class Crowd:
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
+        assert all(pipe.poll(_PATIENCE_S) and pipe.recv() == "ready" for pipe in self._pipes)
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -57,14 +59,24 @@ class Crowd:
     def admitted(self, job: Job) -> int:
         for pipe in self._pipes:
             pipe.send(job)
-        answers = [pipe.recv() if pipe.poll(_PATIENCE_S) else "no answer" for pipe in self._pipes]
+        answers = [_answer(pipe, job) for pipe in self._pipes]
         assert all(isinstance(answer, int) for answer in answers), answers
         return sum(answers)
+
+
+def _answer(pipe: Any, job: Job) -> Any:
+    """What a process says to this job; an answer that came too late for another is dropped."""
+    while pipe.poll(_PATIENCE_S):
+        key, answer = pipe.recv()
+        if key == job.key:
+            return answer
+    return "no answer"
 
 
 def _work(number: int, pipe: Any, gate: Any) -> None:
     stores: dict[Any, RedisStore] = {}
     loop = asyncio.new_event_loop()
+    pipe.send("ready")
     while job := pipe.recv():
         try:
             store = stores.get((job.url, job.use_server_time))
@@ -75,10 +87,11 @@ def _work(number: int, pipe: Any, gate: Any) -> None:
                 stores[job.url, job.use_server_time] = store
             slow_ms = job.slow_ms if number % 2 else 0
             check = _Check(store, job, slow_ms)
-            pipe.send(_in_tasks(check, loop, gate) if number < 4 else _in_threads(check, gate))
+            crowd = partial(_in_tasks, loop=loop) if number < 4 else _in_threads
+            pipe.send((job.key, crowd(check, gate)))
         except Exception as error:  # noqa: PERF203
             gate.abort()
-            pipe.send(repr(error))
+            pipe.send((job.key, repr(error)))
     for store in stores.values():
         loop.run_until_complete(store.aclose())
     loop.close()
@@ -103,7 +116,7 @@ class _Check:
         return (await self._store.aapply(self._key, self._transform, at, 1)).allowed
 
 
-def _in_tasks(check: _Check, loop: asyncio.AbstractEventLoop, gate: Any) -> int:
+def _in_tasks(check: _Check, gate: Any, loop: asyncio.AbstractEventLoop) -> int:
     async def crowd() -> int:
         gate.wait(_PATIENCE_S)
         return sum(await asyncio.gather(*(check.soon() for _ in range(CALLERS // PROCESSES))))

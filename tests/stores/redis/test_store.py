@@ -222,18 +222,13 @@ def test_a_store_follows_its_caller_from_loop_to_loop(store: RedisStore, key: st
     """One loop after the other, and two at once in two threads."""
     limiter = rate_limit(gcra(1_000, 600_000_000), store=store)
 
-    def done() -> None:
-        pass
-
-    async def spend(count: int, done: Any = done) -> None:
+    async def spend(count: int) -> None:
         await asyncio.gather(*(limiter.acheck(key) for _ in range(count)))
-        done()
         await store.aclose()
 
     run(spend(10))
     run(spend(10))
-    gate = threading.Barrier(2)
-    threads = [threading.Thread(target=run, args=(spend(40, gate.wait),)) for _ in range(2)]
+    threads = [threading.Thread(target=run, args=(spend(40),)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

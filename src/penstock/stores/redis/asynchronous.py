@@ -170,10 +170,13 @@ class AsyncShell:
     def __init__(self, recipe: Recipe, timeout_ms: int) -> None:
         self._recipe = recipe
         self._timeout_s = timeout_ms / 1000
-        self.after_fork()
+        self._forget()
 
     def after_fork(self) -> None:
-        _inherited.append(getattr(self, "_hubs", None))
+        _inherited.append((list(self._hubs.values()), list(self._hubs)))
+        self._forget()
+
+    def _forget(self) -> None:
         self._lock = threading.Lock()
         self._hubs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Hub]
         self._hubs = weakref.WeakKeyDictionary()
@@ -195,12 +198,17 @@ class AsyncShell:
             return hub
 
     async def aclose(self) -> None:
-        self.close()
-        # Sockets close in the loop's next turn.
-        await asyncio.sleep(0)
+        """Close the links of this loop. Other loops may be in the middle of a call."""
+        with self._lock:
+            hub = self._hubs.pop(asyncio.get_running_loop(), None)
+            self._latest = None
+        if hub is not None:
+            hub.close()
+            # Sockets close in the loop's next turn.
+            await asyncio.sleep(0)
 
     def close(self) -> None:
-        """Each loop closes its own links; a loop that has ended has nothing left to close."""
+        """Tell each loop to close its links; one that has ended has nothing left to close."""
         with self._lock:
             hubs = list(self._hubs.items())
             self._hubs.clear()

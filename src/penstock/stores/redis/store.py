@@ -127,7 +127,10 @@ class RedisStore(Store):
         return cast("list[R]", await self._arun(flow))
 
     def close(self) -> None:
-        """Close the connections that the store has made. A later call opens new ones."""
+        """Close the connections that the store has made. A later call opens new ones.
+
+        `aclose` closes those of the running event loop, and the blocking ones.
+        """
         for shell in (self._blocking, self._asynchronous):
             if shell is not None:
                 shell.close()
