@@ -9,6 +9,7 @@ import json
 from functools import cache
 from typing import Any
 
+from ...concurrency.laws import MAX_LIMIT
 from ...core.validation import MAX_KEY_BYTES, MAX_SAFE, MAX_SPAN_MS
 from ..core import MAX_BATCH
 from .problem import CODES
@@ -30,6 +31,13 @@ _COST = {
     "maximum": MAX_SAFE,
     "default": 1,
     "description": "How many units the request takes.",
+}
+_HOLD = {**_COST, "minimum": 0, "maximum": MAX_LIMIT, "description": "How many slots; 0 means 1."}
+_VALUE = {
+    **_COST,
+    "minimum": 0,
+    "default": 0,
+    "description": "How many tokens to debit; 0 only asks whether the budget is spent.",
 }
 _TEXTS = {"type": "array", "items": {"type": "string"}}
 _KEYED = {"policy": _POLICY, "key": _KEY}
@@ -129,7 +137,7 @@ _CALLS: dict[str, tuple[str, Any, Any]] = {
     ),
     "admit": (
         "Take a slot, and spend rate and cost, or nothing of it.",
-        _object(_KEYED, {"cost": _COST, "hold": _COST, "value": _WHOLE}),
+        _object(_KEYED, {"cost": _COST, "hold": _HOLD, "value": _VALUE}),
         _ADMITTED,
     ),
     "release": (

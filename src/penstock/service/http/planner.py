@@ -102,8 +102,10 @@ class Planner:
 
     def _wants_legacy(self, head: Head) -> bool:
         asked = _require_query(head, _LEGACY_QUERY)
-        named = head.headers.get("x-ratelimit-format", "").lower() == "legacy"
-        return self._legacy or asked or named
+        named = head.headers.get("x-ratelimit-format")
+        if named is not None and named.lower() != "legacy":
+            raise ProblemError("config_invalid", "the one X-RateLimit-Format known is legacy")
+        return self._legacy or asked or named is not None
 
 
 def _refuse(answers: Answers, problem: Problem, _body: bytes) -> bytes:
