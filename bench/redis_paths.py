@@ -1,4 +1,4 @@
-"""What a check on Redis costs, against the bare client: `python bench/redis_paths.py`.
+"""What a check on Redis costs, against the bare client: `python -m bench.redis_paths`.
 
 Three ratios, each of two things measured in the same run, in turn, so that a busy machine slows
 both: a sync check against `EVALSHA` of `return 1` through redis-py; 50 tasks that check against
@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import redis
@@ -107,7 +106,6 @@ def main() -> int:
         if len(sys.argv) > 1:
             url = sys.argv[1]
         else:
-            sys.path.insert(0, str(Path(__file__).parents[1]))
             from tests.servers import Valkey
 
             url = stack.enter_context(Valkey()).url
