@@ -8,8 +8,8 @@ charge a request twice, and none of its deadlines covers a whole call. The clien
 in, and its pool, are never touched.
 
 Beside the public constructor and `connect()` of a connection, two attributes are used: `_sock` of
-a blocking one and `_writer` of an asynchronous one. Both have been there under these names in
-every release of redis-py since 4.2 and of valkey-py.
+a blocking one and `_writer` of an asynchronous one. Neither is public: the tests of the clients
+are what would notice a release that renames them.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class RedisStore(Store):
         _stores.add(self)
 
     # A check is nearly always settled by its first reply. The two methods below make that one
-    # exchange by hand, which spares a fifth of the time, and leave all else to the flow.
+    # exchange by hand, which spares a generator or two, and leave all else to the flow.
 
     def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
         flows, shell = self._flows, self._blocking
