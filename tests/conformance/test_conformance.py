@@ -27,6 +27,7 @@ from tests.conformance.broken_stores import (
     NonAtomicStore,
 )
 from tests.helpers import PATHS, make_store
+from tests.stores.postgres.live import open_empty as open_empty_postgres
 from tests.stores.redis.live import open_empty
 from tests.stores.sqlite.fresh import FreshSqliteStore
 
@@ -40,6 +41,8 @@ STORES: dict[str, tuple[Factory, str]] = {
         for path in PATHS
     },
     "sqlite": (FreshSqliteStore, "both"),
+    "postgres": (open_empty_postgres, "both"),
+    "postgres-asyncpg": (partial(open_empty_postgres, "asyncpg"), "async"),
     "dict": (DictStore, "sync"),
     "dict-async": (AsyncOnlyStore, "async"),
     **{name: (partial(open_empty, name), "both") for name in ("valkey", "redis8", "cluster")},

@@ -1,8 +1,8 @@
 """A process that spends and says so, for tests that kill it, or the server below it.
 
-`python -m tests.stores.crash URL KEY` checks one key without a pause and writes a line for each
-admission once it has been told of it: what is on the pipe was committed. An outage is noted as
-`?`, since the request may have been charged, and the load goes on.
+`python -m tests.stores.crash URL KEY LIMIT` checks one key without a pause and writes `+` for each
+admission once it has been told of it: what is on the pipe was committed. A denial is `-`, an
+outage `?` if the request may have been charged and `!` if it was not, and the load goes on.
 """
 
 from __future__ import annotations
@@ -11,36 +11,46 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from types import TracebackType
 
-from penstock import StoreUnavailableError, fixed_window, rate_limit
+from penstock import Limiter, StoreUnavailableError, fixed_window, rate_limit
 from penstock.stores import open_store
 from tests.servers.process import REPO
 
 LIMIT = 1_000_000
 WINDOW_MS = 864_000_000
 STRATEGY = fixed_window(LIMIT, WINDOW_MS, "first")
+_DOUBT = "may have been charged"
 
 
 class Spender:
     """The process, as a test holds it."""
 
-    def __init__(self, url: str, key: str) -> None:
+    def __init__(self, url: str, key: str, limit: int = LIMIT) -> None:
         paths = os.pathsep.join([str(REPO / "src"), str(REPO)])
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.stores.crash", url, key],
+            [sys.executable, "-m", "tests.stores.crash", url, key, str(limit)],
             stdout=subprocess.PIPE,
             cwd=REPO,
             env={**os.environ, "PYTHONPATH": paths},
         )
         self.admitted = 0
         self.doubtful = 0
+        self.denied = 0
+        self.outages = 0
 
     def read(self, lines: int) -> None:
         """Wait until so many more outcomes were reported."""
         assert self._process.stdout is not None
         for _ in range(lines):
             self._count(self._process.stdout.readline())
+
+    def read_until_denied(self) -> None:
+        """Wait until there is nothing left to spend."""
+        seen = self.denied
+        while self.denied == seen:
+            self.read(1)
 
     def kill(self) -> None:
         """SIGKILL, then whatever was reported before it."""
@@ -53,7 +63,9 @@ class Spender:
 
     def _count(self, line: bytes) -> None:
         self.admitted += line == b"+\n"
+        self.denied += line == b"-\n"
         self.doubtful += line == b"?\n"
+        self.outages += line in (b"?\n", b"!\n")
 
     def __enter__(self) -> Spender:
         return self
@@ -69,14 +81,19 @@ class Spender:
 
 
 def main() -> None:
-    url, key = sys.argv[1:]
-    limiter = rate_limit(STRATEGY, store=open_store(url))
+    url, key, limit = sys.argv[1:]
+    limiter = rate_limit(fixed_window(int(limit), WINDOW_MS, "first"), store=open_store(url))
     while True:
-        try:
-            line = b"+\n" if limiter.check(key) else b"-\n"
-        except StoreUnavailableError:
-            line = b"?\n"
-        os.write(1, line)
+        os.write(1, _outcome(limiter, key))
+
+
+def _outcome(limiter: Limiter, key: str) -> bytes:
+    try:
+        return b"+\n" if limiter.check(key) else b"-\n"
+    except StoreUnavailableError as error:
+        # Let the server come back before the next try.
+        time.sleep(0.01)
+        return b"?\n" if _DOUBT in str(error) else b"!\n"
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ from ..flow import adrive
 from .faults import late_connect, late_reply
 from .link import READ, WRITE, Link
 from .requests import Ask, LinkError, PostgresFlow, Row
-from .sources import connect_in_thread, lend
-from .sources import wait as wait_blocking
+from .sources import connect_in_thread, is_alive, lend
 from .target import Target
 
 __all__ = ["AsyncLink", "AsyncOwnSource", "AsyncPoolSource"]
@@ -82,7 +81,7 @@ class AsyncOwnSource:
     async def borrow(self, deadline: float) -> AsyncLink:
         kept, self._link = self._link, None
         if kept is not None:
-            if not wait_blocking(kept.link.socket, READ, 0) or kept.link.hears():
+            if is_alive(kept.link):
                 return kept
             kept.link.close()
         return await self.connect(deadline, greeted=True)

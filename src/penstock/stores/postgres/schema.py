@@ -125,7 +125,8 @@ class Schema:
     def greet(self, timeout_ms: int | None) -> PostgresFlow:
         """For a new connection: bound what the server may take, and see whose table it is."""
         if timeout_ms is not None:
-            yield Ask(_SET, (f"{timeout_ms}ms",))
+            # A little less than the caller has: the server's word is clearer than its silence.
+            yield Ask(_SET, (f"{max(1, timeout_ms * 8 // 10)}ms",))
         found, mark = yield from self._inspect()
         if not found:
             raise missing_table(self.table)

@@ -22,7 +22,15 @@ from .link import READ, WRITE, Link, connecting
 from .requests import Ask, LinkError, PostgresFlow, Row
 from .target import Target
 
-__all__ = ["OwnSource", "PoolSource", "connect_in_thread", "run_blocking", "wait"]
+__all__ = [
+    "OwnSource",
+    "PoolSource",
+    "connect_in_thread",
+    "is_alive",
+    "lend",
+    "run_blocking",
+    "wait",
+]
 
 Greet = Callable[[], PostgresFlow]
 
@@ -43,6 +51,15 @@ def wait(socket: int, what: int, deadline: float) -> int:
     bits = events[0][1]
     # Trouble is for libpq to find out, by reading.
     return bool(bits & select.POLLOUT) * WRITE | bool(bits & ~select.POLLOUT) * READ
+
+
+def is_alive(link: Link) -> bool:
+    """A server that went away while we were idle has left word: a farewell, perhaps, and the
+    end of the stream behind it."""
+    while wait(link.socket, READ, 0):
+        if not link.hears():
+            return False
+    return True
 
 
 def connect_in_thread(target: Target, deadline: float) -> Future[Link]:
@@ -110,8 +127,7 @@ class OwnSource:
     def borrow(self, deadline: float) -> Link:
         link, self._link = self._link, None
         if link is not None:
-            # A server that went away while we were idle has left word.
-            if not wait(link.socket, READ, 0) or link.hears():
+            if is_alive(link):
                 return link
             link.close()
         return self.connect(deadline, self._greet)

@@ -224,8 +224,9 @@ _DEFAULTS: dict[str, Any] = {
 
 def _require_driver(driver: str) -> None:
     if importlib.util.find_spec(driver) is None:
-        command = "'penstock[postgres]'" if driver == "psycopg" else "asyncpg"
-        raise ConfigInvalidError(f"this PostgresStore needs {driver}: pip install {command}")
+        raise ConfigInvalidError(
+            f"this PostgresStore needs {driver}: pip install 'penstock[postgres]'"
+        )
 
 
 _stores: weakref.WeakSet[PostgresStore] = weakref.WeakSet()
