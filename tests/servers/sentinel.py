@@ -105,7 +105,7 @@ class RedisSentinel(Fleet):
     @property
     def master(self) -> RedisServer:
         """The server that all running sentinels, and its own ROLE, call the master."""
-        return eventually(self._agreed_master, within=15, what="an agreed master")
+        return eventually(self._agreed_master, within=60, what="an agreed master")
 
     @property
     def replica(self) -> RedisServer:
@@ -140,7 +140,7 @@ class RedisSentinel(Fleet):
                 raise NotReady("the old master is still the master")
             return found
 
-        return eventually(other, within=15, what="a new master")
+        return eventually(other, within=60, what="a new master")
 
     def _agreed_master(self) -> RedisServer:
         ports = {sentinel.facts()["port"] for sentinel in self.sentinels if sentinel.running}
