@@ -113,8 +113,10 @@ class ServeOptions:
 
 def is_loopback(host: str) -> bool:
     """Whether every address that `host` stands for is this machine's own."""
+    if not host:
+        return False
     try:
-        found = socket.getaddrinfo(host or None, None, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(host, None, flags=socket.AI_PASSIVE)
     except OSError as error:
         reject(f"--host {host!r} is not an address of this machine: {error}")
     addresses = [str(address[4][0]).partition("%")[0] for address in found]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.validation import reject
 from .core import Service, build_service
-from .http import Bounds, HttpDoor
+from .http import Bounds, HttpDoor, Pool
 from .options import ServeOptions, TlsFiles
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ _log = logging.getLogger("penstock.serve")
 class Running:
     """A service with its doors open."""
 
-    def __init__(self, options: ServeOptions, file: PolicyFile) -> None:
+    def __init__(self, options: ServeOptions, file: PolicyFile, pool: Pool | None = None) -> None:
         self._options = options
+        self._pool = pool
         self.service: Service = build_service(
             file, options.store, fail=options.fail, inline=options.inline, watch=options.config
         )
@@ -72,6 +73,7 @@ class Running:
             bounds=bounds,
             token=options.token(),
             legacy_headers=options.legacy_headers,
+            pool=self._pool,
         )
         tls = None if options.tls is None else tls_context(options.tls)
         try:

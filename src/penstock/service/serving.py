@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -20,6 +21,7 @@ from multiprocessing.process import BaseProcess
 from ..config import PolicyFile
 from ..core.errors import PenstockError
 from .greeting import greeting
+from .http import Pool
 from .logs import set_up_logs
 from .options import ServeOptions
 from .registry import Policy
@@ -41,7 +43,8 @@ def serve(options: ServeOptions) -> int:
     set_up_logs(options.log_format)
     if options.workers == 1:
         return run_loop(lambda: _serve_here(options, file))
-    return run_loop(_Supervisor(options, file).run)
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        return run_loop(_Supervisor(options, folder).run)
 
 
 async def _serve_here(options: ServeOptions, file: PolicyFile) -> int:
@@ -81,9 +84,9 @@ class _Worker:
 class _Supervisor:
     """Keeps as many workers as were asked for."""
 
-    def __init__(self, options: ServeOptions, file: PolicyFile) -> None:
+    def __init__(self, options: ServeOptions, folder: str) -> None:
         self._options = options
-        self._file = file
+        self._folder = folder
         self._spawn = multiprocessing.get_context("spawn")
         self._workers: list[_Worker] = []
         self._stopping = asyncio.Event()
@@ -111,7 +114,7 @@ class _Supervisor:
         return 0
 
     async def _start_all(self) -> dict[str, Policy] | None:
-        self._workers = [self._start() for _ in range(self._options.workers)]
+        self._workers = [self._start(index) for index in range(self._options.workers)]
         reports = [await self._report(worker) for worker in self._workers]
         for report in reports:
             if not isinstance(report, dict):
@@ -121,9 +124,11 @@ class _Supervisor:
         assert isinstance(first, dict)
         return first
 
-    def _start(self) -> _Worker:
+    def _start(self, index: int) -> _Worker:
         ours, theirs = self._spawn.Pipe()
-        process = self._spawn.Process(target=_work, args=(self._options, theirs), daemon=True)
+        pool = Pool(self._folder, str(index))
+        args = (self._options, pool, theirs)
+        process = self._spawn.Process(target=_work, args=args, daemon=True)
         process.start()
         theirs.close()
         return _Worker(process, ours)
@@ -154,7 +159,7 @@ class _Supervisor:
                 worker.process.exitcode,
             )
             await asyncio.sleep(_RESTART_S)
-            self._workers[index] = self._start()
+            self._workers[index] = self._start(index)
             report = await self._report(self._workers[index])
             if not isinstance(report, dict):
                 _log.error("its successor could not start: %s", report)
@@ -181,18 +186,18 @@ async def _ended(process: BaseProcess) -> None:
         await asyncio.sleep(0.05)
 
 
-def _work(options: ServeOptions, line: Connection) -> None:
+def _work(options: ServeOptions, pool: Pool, line: Connection) -> None:
     """The life of a worker. `line` leads to the parent."""
     set_up_logs(options.log_format)
-    sys.exit(run_loop(lambda: _serve_there(options, line)))
+    sys.exit(run_loop(lambda: _serve_there(options, pool, line)))
 
 
-async def _serve_there(options: ServeOptions, line: Connection) -> int:
+async def _serve_there(options: ServeOptions, pool: Pool, line: Connection) -> int:
     stop = asyncio.Event()
     told = asyncio.ensure_future(until_told(stop))
     await asyncio.sleep(0)
     try:
-        running = Running(options, options.check())
+        running = Running(options, options.check(), pool)
         await running.open()
     except PenstockError as error:
         line.send(str(error))

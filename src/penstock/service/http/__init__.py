@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from .bounds import Bounds
 from .door import HttpDoor
+from .pool import Pool
 
-__all__ = ["Bounds", "HttpDoor"]
+__all__ = ["Bounds", "HttpDoor", "Pool"]

@@ -26,11 +26,13 @@ from .connection import Connection
 from .pages import Pages
 from .plan import Plans
 from .planner import Planner
+from .pool import Pool
 from .problem import Problem, ProblemError
 
 __all__ = ["HttpDoor"]
 
 _TICK_S = 0.25
+_TICKS_PER_PUBLISH = 4
 _BACKLOG = 2_048
 _SOON = ("Retry-After: 1",)
 
@@ -47,6 +49,7 @@ class HttpDoor:
         bounds: Bounds | None = None,
         token: str | None = None,
         legacy_headers: bool = False,
+        pool: Pool | None = None,
     ) -> None:
         self.bounds = bounds or Bounds()
         self.answers = Answers(service.clock)
@@ -55,10 +58,12 @@ class HttpDoor:
         self._held = 0
         self._in_flight = 0
         self._shed = 0
-        pages = Pages(service, self.answers, self._gauges, lambda: self._planner.stopping)
+        self._pages = Pages(
+            service, self.answers, self._gauges, lambda: self._planner.stopping, pool
+        )
         self._planner = Planner(
             Calls(service, self.answers),
-            pages,
+            self._pages,
             self.answers,
             self.bounds,
             Token(token),
@@ -67,6 +72,7 @@ class HttpDoor:
         self.plans = Plans(self._planner.plan)
         self.problem = self.answers.problem
         self.now = 0.0
+        self._ticks = 0
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.TimerHandle | None = None
 
@@ -157,6 +163,9 @@ class HttpDoor:
     def _tick(self) -> None:
         self.now = self.loop.time()
         self.answers.tick()
+        self._ticks += 1
+        if self._ticks % _TICKS_PER_PUBLISH == 0:
+            self._pages.publish()
         for connection in list(self._connections):
             # One connection's trouble must not stop the clock for the others.
             with contextlib.suppress(Exception):

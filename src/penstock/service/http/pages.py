@@ -11,6 +11,7 @@ from .exposition import TEXT, exposition
 from .openapi import openapi_json
 from .page import HTML, page
 from .plan import Answer
+from .pool import Pool
 
 __all__ = ["Pages"]
 
@@ -28,11 +29,13 @@ class Pages:
         answers: Answers,
         gauges: Callable[[], dict[str, int]],
         stopping: Callable[[], bool],
+        pool: Pool | None,
     ) -> None:
         self._service = service
         self._answers = answers
         self._gauges = gauges
         self._stopping = stopping
+        self._pool = pool
         self._pages: dict[str, Page] = {
             "/health": self._health,
             "/ready": self._ready,
@@ -43,6 +46,14 @@ class Pages:
 
     def get(self, path: str) -> Page | None:
         return self._pages.get(path)
+
+    def publish(self) -> None:
+        """Let the other workers know what was counted here."""
+        if self._pool is not None:
+            self._pool.publish(self._counts())
+
+    def _counts(self) -> str:
+        return exposition(self._service.snapshot(), self._answers.statuses, self._gauges())
 
     def _health(self, _trusted: bool, _body: bytes) -> Answer:
         return self._answers.document(200, {"status": "alive"})
@@ -66,7 +77,9 @@ class Pages:
         return self._readiness(trusted)
 
     def _metrics(self, _trusted: bool, _body: bytes) -> Answer:
-        text = exposition(self._service.snapshot(), self._answers.statuses, self._gauges())
+        text = self._counts()
+        if self._pool is not None:
+            text = self._pool.total(text)
         return self._answers.plain(200, text.encode(), TEXT)
 
     def _openapi(self, _trusted: bool, _body: bytes) -> Answer:
