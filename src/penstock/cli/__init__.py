@@ -1,0 +1,84 @@
+"""The command line: `penstock COMMAND ...`, one command per file.
+
+A command is a module with a `SUMMARY`, a `configure(parser)` and a `run(args)` that returns the
+exit code. It is imported when it is asked for, so that one does not need the extras of another.
+
+Exit codes: 0 done, 1 a fault of the world (a store that is away), 2 a mistake of the caller, in
+one line on standard error. A traceback is a bug.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import NoReturn
+
+from ..core.errors import ConfigInvalidError, PenstockError, UnsupportedError
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS = {
+    "serve": ".serve",
+    "check-config": ".check_config",
+    "store": ".store",
+    "wire": ".wire",
+    "version": ".version",
+}
+"""Command to module."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what was wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        args = _parser(words).parse_args(words)
+        code: int = args.run(args)
+    except (ConfigInvalidError, UnsupportedError) as error:
+        return _complain(error, 2)
+    except (PenstockError, OSError) as error:
+        return _complain(error, 1)
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _complain(error: Exception, code: int) -> int:
+    print(f"penstock: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+def _parser(words: list[str]) -> argparse.ArgumentParser:
+    """With the arguments of the one command that was asked for, or of none."""
+    parser = _Parser(prog="penstock", description="Exact rate limiting.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    asked = words[0] if words else ""
+    for name in COMMANDS:
+        if asked in COMMANDS and name != asked:
+            continue
+        module = _load(name, required=name == asked)
+        command = commands.add_parser(name, help=getattr(module, "SUMMARY", "not installed"))
+        if module is not None:
+            module.configure(command)
+            command.set_defaults(run=module.run)
+    return parser
+
+
+def _load(name: str, *, required: bool) -> ModuleType | None:
+    try:
+        return import_module(COMMANDS[name], __package__)
+    except ImportError as error:
+        if not required:
+            return None
+        raise ConfigInvalidError(
+            f"`penstock {name}` needs {error.name}: pip install 'penstock[all]'"
+        ) from error

@@ -1,0 +1,65 @@
+"""`penstock store`: set up a store, and give back the space of what it has forgotten."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import Any
+
+from ..core.errors import UnsupportedError
+from ..core.store import Store
+from ..stores.opening import open_store
+
+__all__ = ["SUMMARY", "configure", "run"]
+
+SUMMARY = "set up or sweep a store"
+
+_EPILOG = """\
+examples:
+  penstock store init postgresql://user@host/database
+  penstock store init sqlite:////var/lib/limits.db
+  penstock store sweep postgresql://user@host/database
+
+`init` creates the table or the file if it is missing, and refuses one that it does not
+understand; it may be repeated. `sweep` deletes what has long expired: for cron, never needed for
+a right decision. Quote a URL that has a `&`, and keep passwords out of the shell's history: leave
+them out of the URL and set PGPASSWORD, or use a password file.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("what", choices=("init", "sweep"), help="what to do")
+    parser.add_argument("url", metavar="URL", help="the store, as for open_store")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do it, and say what was done."""
+    store = open_store(args.url)
+    name = type(store).__name__
+    if getattr(store, args.what, None) is None:
+        why = "needs no set-up" if args.what == "init" else "gives space back by itself"
+        print(f"nothing to do: {name} {why}")
+        return 0
+    result = _call(store, args.what)
+    print(f"ready: {store!r}" if args.what == "init" else f"dropped: {result}")
+    return 0
+
+
+def _call(store: Store, method: str) -> Any:
+    """In whichever colour the store has."""
+    try:
+        return getattr(store, method)()
+    except UnsupportedError:
+        return asyncio.run(_acall(store, f"a{method}"))
+    finally:
+        store.close()
+
+
+async def _acall(store: Store, method: str) -> Any:
+    try:
+        return await getattr(store, method)()
+    finally:
+        await store.aclose()
