@@ -13,6 +13,7 @@ import pytest
 from penstock import ConfigInvalidError
 from penstock.core.store import Transform
 from penstock.service.grpc import open_grpc
+from penstock.service.grpc.arrivals import Arrivals
 from penstock.service.grpc.calls import handlers
 from penstock.wire.proto import rate_limiter_pb2 as pb
 from tests.helpers import run
@@ -143,7 +144,7 @@ def test_the_deadline_is_looked_at_after_the_message_has_come() -> None:
         request = pb.CheckRequest(policy="api", key="a").SerializeToString()
         context = PastContext(request)
         with pytest.raises(asyncio.CancelledError):
-            await handlers(service)[CALL + "Check"].stream_unary(None, context)
+            await handlers(service, Arrivals())[CALL + "Check"].stream_unary(None, context)
         assert context.aborted is LATE
         assert (await service.peek("api", "a")).remaining == 3
         await service.aclose()

@@ -8,15 +8,14 @@ the door is being closed: the library by itself would cut off calls that it has 
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
-__all__ = ["Access"]
+from ..http.access import Token
 
-_SCHEME = "bearer "
+__all__ = ["Access"]
 
 if TYPE_CHECKING:
     _Handler = grpc.GenericRpcHandler[Any, Any]
@@ -36,7 +35,7 @@ class Access(_Handler):
         leaving: asyncio.Event,
     ) -> None:
         self._handlers = dict(handlers)
-        self._token = None if token is None else token.encode()
+        self._token = None if token is None else Token(token)
         self._public = frozenset(public)
         self._leaving = leaving
         self.turned_away = 0
@@ -46,21 +45,21 @@ class Access(_Handler):
         handler = self._handlers.get(method)
         if handler is None or method in self._public:
             return handler
-        if self._token is not None and not self._knows(handler_call_details.invocation_metadata):
-            return _UNKNOWN
+        if self._token is not None:
+            metadata = handler_call_details.invocation_metadata
+            if not self._token.accept(_authorization(metadata)):
+                return _UNKNOWN
         if self._leaving.is_set():
             self.turned_away += 1
             return _TOO_LATE
         return handler
 
-    def _knows(self, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
-        assert self._token is not None
-        for name, value in metadata:
-            if name == "authorization" and isinstance(value, str):
-                scheme, token = value[: len(_SCHEME)], value[len(_SCHEME) :]
-                if scheme.lower() == _SCHEME and hmac.compare_digest(token.encode(), self._token):
-                    return True
-        return False
+
+def _authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    for name, value in metadata:
+        if name == "authorization" and isinstance(value, str):
+            return value
+    return None
 
 
 def _refusal(status: grpc.StatusCode, text: str) -> Any:

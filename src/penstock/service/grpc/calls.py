@@ -3,7 +3,7 @@
 Each is one message in and one out. To the library they are declared as streams of messages coming
 in, since of a single message it takes the reception, the parsing and the failures of both upon
 itself: bytes that are no message end as UNKNOWN with a traceback, and a call whose message never
-comes is kept for ever. Here the first is INVALID_ARGUMENT and the second has `ARRIVAL_S` to come.
+comes is kept for ever. Here the first is INVALID_ARGUMENT, and the second has a time to come.
 
 A call whose deadline has passed by the time its turn comes is refused before it can spend
 anything: under load that is when nobody waits for the answer any more. A caller who cancels
@@ -12,96 +12,81 @@ cancels the coroutine, and with it the wait for the store.
 
 from __future__ import annotations
 
-import asyncio
+from asyncio import CancelledError, current_task
 from collections.abc import Awaitable, Callable
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, cast
 
 import grpc
 from google.protobuf.message import Message
 
-from ...core.errors import ConfigInvalidError, PenstockError
+from ...core.errors import ConfigInvalidError
 from ...wire.messages import decision_message, fill, forecast_message
 from ...wire.proto import rate_limiter_pb2 as pb
 from ...wire.proto.rate_limiter_pb2_grpc import RATE_LIMITER, RATE_LIMITER_METHODS
 from ..core import Service
+from .arrivals import Arrivals
 from .errors import DeadlineError, refuse
 
-__all__ = ["ARRIVAL_S", "Answers", "handlers"]
-
-ARRIVAL_S = 10.0
-"""How long the message of a call may take to arrive."""
+__all__ = ["Answers", "handlers"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Answer = Callable[[Any], Awaitable[Message]]
+AnswerNow = Callable[[Any], Message | None]
 Method = Callable[[object, Context], Awaitable[bytes]]
 
 
-def handlers(service: Service, arrival_s: float = ARRIVAL_S) -> dict[str, Any]:
+def handlers(service: Service, arrivals: Arrivals) -> dict[str, Any]:
     """What the library calls, by the full name of the method."""
     answers = Answers(service)
     observe = service.metrics.latency("grpc").observe
-    return {
-        f"/{RATE_LIMITER}/{name}": grpc.stream_unary_rpc_method_handler(
-            _method(request.FromString, answers.named(name), observe, arrival_s)
-        )
-        for name, (request, _) in RATE_LIMITER_METHODS.items()
-    }
+    made = {}
+    for name, (request, _) in RATE_LIMITER_METHODS.items():
+        now = answers.check_now if name == "Check" else _never_now
+        method = _method(request.FromString, now, answers.named(name), arrivals, observe)
+        made[f"/{RATE_LIMITER}/{name}"] = grpc.stream_unary_rpc_method_handler(method)
+    return made
+
+
+def _never_now(request: Any) -> None:
+    """For calls that are not worth a way without waiting."""
 
 
 def _method(
     parse: Callable[[bytes], Any],
+    now: AnswerNow,
     answer: Answer,
+    arrivals: Arrivals,
     observe: Callable[[float], None],
-    arrival_s: float,
 ) -> Method:
+    """One coroutine for all of a call: each further one would cost Check a percent or two."""
+    waiting = arrivals.waiting
+
     async def method(_: object, context: Context) -> bytes:
+        task = current_task()
+        waiting[task] = monotonic()
         try:
-            raw = await _message(context, arrival_s)
+            try:
+                raw = await context.read()
+            except CancelledError:
+                if task in waiting:
+                    raise
+                raise DeadlineError(f"no message within {arrivals.limit_s:g} s") from None
+            finally:
+                waiting.pop(task, None)
+            if not isinstance(raw, bytes):
+                raise ConfigInvalidError("the call came without a message")
             began = perf_counter()
             request = parse(raw)
             if context.time_remaining() == 0:
                 raise DeadlineError("the deadline passed before the call could be answered")
-            response = (await answer(request)).SerializeToString()
+            response = (now(request) or await answer(request)).SerializeToString()
         except Exception as error:
             await refuse(context, error)
         observe(perf_counter() - began)
         return response
 
     return method
-
-
-async def _message(context: Context, arrival_s: float) -> bytes:
-    """The message of the call, in time."""
-    task = asyncio.current_task()
-    assert task is not None
-    late = _Late(task)
-    timer = task.get_loop().call_later(arrival_s, late)
-    try:
-        raw = await context.read()
-    except asyncio.CancelledError:
-        if not late.passed:
-            raise
-        raise DeadlineError(f"the request did not arrive within {arrival_s:g} s") from None
-    finally:
-        timer.cancel()
-    if not isinstance(raw, bytes):
-        raise ConfigInvalidError("the call came without a message")
-    return raw
-
-
-class _Late:
-    """Cancels a task, and remembers that it was not the caller who did."""
-
-    __slots__ = ("passed", "task")
-
-    def __init__(self, task: asyncio.Task[Any]) -> None:
-        self.task = task
-        self.passed = False
-
-    def __call__(self) -> None:
-        self.passed = True
-        self.task.cancel()
 
 
 class Answers:
@@ -116,20 +101,18 @@ class Answers:
         name = "".join(f"_{c.lower()}" if c.isupper() else c for c in call).lstrip("_")
         return cast(Answer, getattr(self, name))
 
-    async def check(self, request: pb.CheckRequest) -> pb.CheckResponse:
-        policy, key, cost = request.policy, request.key, request.cost or 1
-        check = self._checker(policy)
+    def check_now(self, request: pb.CheckRequest) -> pb.CheckResponse | None:
+        """The answer to Check, if it can be had without waiting."""
+        check = self._checker(request.policy)
         if check is None:
-            decision = await self._service.check(policy, key, cost)
-        else:
-            try:
-                decision = check(key, cost)
-            except PenstockError:
-                # The long way round knows what the policy answers in place of an error.
-                decision = await self._service.check(policy, key, cost)
+            return None
         response = pb.CheckResponse()
-        fill(response.decision, decision)
+        fill(response.decision, check(request.key, request.cost or 1))
         return response
+
+    async def check(self, request: pb.CheckRequest) -> pb.CheckResponse:
+        decision = await self._service.check(request.policy, request.key, request.cost or 1)
+        return pb.CheckResponse(decision=decision_message(decision))
 
     async def check_many(self, request: pb.CheckManyRequest) -> pb.CheckManyResponse:
         decisions = await self._service.check_many(

@@ -10,7 +10,8 @@ from ...core.validation import reject
 from ..core import Service
 from ..options import TlsFiles
 from .access import Access
-from .calls import ARRIVAL_S, handlers
+from .arrivals import ARRIVAL_S, Arrivals
+from .calls import handlers
 from .standard import Health, Reflection
 from .tls import credentials
 
@@ -37,11 +38,17 @@ class GrpcDoor:
     """An open door. Made by `open_grpc`; `port` is the one it listens on."""
 
     def __init__(
-        self, server: grpc.aio.Server, port: int, access: Access, leaving: asyncio.Event
+        self,
+        server: grpc.aio.Server,
+        port: int,
+        access: Access,
+        arrivals: Arrivals,
+        leaving: asyncio.Event,
     ) -> None:
         self.port = port
         self._server = server
         self._access = access
+        self._arrivals = arrivals
         self._leaving = leaving
 
     async def drain(self, seconds: float) -> None:
@@ -52,6 +59,7 @@ class GrpcDoor:
         self._leaving.set()
         await self._settle(began + min(_SETTLE_S, seconds / 4))
         await self._server.stop(max(0.0, began + seconds - loop.time()))
+        self._arrivals.stop()
 
     async def _settle(self, until: float) -> None:
         """Wait for a moment in which no call comes, but not beyond `until`."""
@@ -85,7 +93,8 @@ async def open_grpc(
         reject("the token must not be empty")
     leaving = asyncio.Event()
     health = Health(leaving).handlers()
-    calls = {**handlers(service, arrival_s), **Reflection(leaving).handlers(), **health}
+    arrivals = Arrivals(arrival_s)
+    calls = {**handlers(service, arrivals), **Reflection(leaving).handlers(), **health}
     access = Access(calls, token, health, leaving)
     server = grpc.aio.server(
         handlers=(access,),
@@ -94,7 +103,8 @@ async def open_grpc(
     )
     bound = _listen(server, host, port, tls)
     await server.start()
-    return GrpcDoor(server, bound, access, leaving)
+    arrivals.start()
+    return GrpcDoor(server, bound, access, arrivals, leaving)
 
 
 def _listen(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None) -> int:
