@@ -1,0 +1,27 @@
+"""Replies as bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock import Decision, ManualClock
+from penstock.service.http.answers import Answers, decision_json
+
+NOW = 1_700_000_000_000
+
+
+@pytest.mark.parametrize("remaining", [0, 9, 2**53 - 1])
+@pytest.mark.parametrize("reset_at", [NOW - 1, NOW, NOW + 1, NOW + 1_000, NOW + 1_001])
+def test_the_short_way_and_the_long_way_make_the_same_reply(remaining: int, reset_at: int) -> None:
+    """An allowed decision without extras is rendered in one piece; to the byte the same."""
+    answers = Answers(ManualClock(NOW))
+    label = answers.label('a "b"', 10, 60_000)
+    decision = Decision(True, 10, remaining, reset_at, 0)
+    long = answers.with_limits(200, label, decision, decision_json(decision), False)
+    assert answers.decided(label, decision, False) == long
+    assert answers.statuses == {200: 2}
+
+
+def test_the_date_is_the_clocks() -> None:
+    """One place reads the system's time, and it is not this one."""
+    assert Answers(ManualClock(NOW)).stamp == "Date: Tue, 14 Nov 2023 22:13:20 GMT\r\n"

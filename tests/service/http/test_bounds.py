@@ -1,0 +1,212 @@
+"""No client can make the service wait, or remember, without end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from penstock import MemoryStore, Store
+from penstock.core.store import Transform
+from penstock.service.http import Bounds
+
+from .serving import Client, Door, Penstock, post_bytes, read_all, talk
+
+R = TypeVar("R")
+QUICK = Bounds(head_s=0.4, request_s=0.4, idle_s=0.4, write_s=0.4, linger_s=0.2)
+BODY = json.dumps({"key": "k", "limit": 1_000_000, "window_ms": 60_000}).encode()
+ASK = post_bytes("/check", BODY)
+
+
+@contextlib.contextmanager
+def line_to(port: int) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", port), 5) as line:
+        yield line
+
+
+def drip(line: socket.socket, data: bytes) -> bytes:
+    """Send byte by byte, slowly; returns what came back."""
+    with contextlib.suppress(OSError):
+        for number in range(len(data)):
+            line.sendall(data[number : number + 1])
+            time.sleep(0.05)
+    with contextlib.suppress(OSError):
+        return read_all(line)
+    return b""
+
+
+@pytest.mark.parametrize(
+    ("at_once", "slowly"),
+    [
+        (b"", b"GET /health HTTP/1.1\r\nHost: a\r\nX: yyyyyyyyyyyyy"),
+        (ASK[: -len(BODY)], b" " * (len(BODY) - 1)),
+        (
+            b"POST /check HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"1\r\n \r\n" * 9,
+        ),
+    ],
+    ids=["head", "body", "chunks"],
+)
+def test_a_request_that_trickles_in_is_given_up(at_once: bytes, slowly: bytes) -> None:
+    """Every byte in time is not enough: the whole of it has a deadline."""
+    with Door(bounds=QUICK) as door, line_to(door.port) as line:
+        line.sendall(at_once)
+        began = time.monotonic()
+        reply = drip(line, slowly)
+        assert reply.startswith(b"HTTP/1.1 408 "), reply
+        assert time.monotonic() - began < 3
+
+
+def test_a_connection_that_says_nothing_is_closed() -> None:
+    """Before its first request and after it; without a word, since nothing was asked."""
+    with Door(bounds=QUICK) as door:
+        assert talk(door.port) == b""
+        assert talk(door.port, ASK).count(b"HTTP/1.1 ") == 1
+
+
+def test_a_client_that_does_not_read_is_cut_off() -> None:
+    """What it is owed does not pile up: the service stops reading from it first."""
+    with Door(bounds=QUICK) as door, line_to(door.port) as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        line.settimeout(0.2)
+        deadline = time.monotonic() + 10
+
+        def keep_asking() -> int:
+            sent = 0
+            while time.monotonic() < deadline:
+                with contextlib.suppress(TimeoutError):
+                    sent += line.send(ASK * 100)
+                assert sent < 64 * 2**20
+            return sent
+
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            keep_asking()
+        client = Client(door.port)
+        assert client.get("/health").status == 200
+        client.close()
+
+
+def test_too_many_connections_are_turned_away() -> None:
+    """With a 503 that says when to come back; a place that is free again is given away."""
+    bounds = Bounds(connections=2, linger_s=0.2)
+    with Door(bounds=bounds) as door:
+        with line_to(door.port), line_to(door.port):
+            time.sleep(0.1)
+            reply = talk(door.port)
+            assert reply.startswith(b"HTTP/1.1 503 ")
+            assert b"Retry-After: 1\r\n" in reply
+            assert b'"overloaded"' in reply
+        time.sleep(0.6)
+        assert talk(door.port, post_bytes("/check", BODY, close=True)).startswith(b"HTTP/1.1 200")
+
+
+class StuckStore(Store):
+    """Answers when told to."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self._inner = MemoryStore()
+
+    async def aapply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
+        while not self.go_on.is_set():
+            await asyncio.sleep(0.01)
+        return await self._inner.aapply(key, transform, now, cost)
+
+
+def test_requests_beyond_what_the_store_can_take_are_shed() -> None:
+    """At once, and nothing of them is left behind when the store is back."""
+    store = StuckStore()
+    with Door(store=store, bounds=Bounds(in_flight=3, linger_s=0.2)) as door:
+        with contextlib.ExitStack() as stack:
+            waiting = [stack.enter_context(line_to(door.port)) for _ in range(3)]
+            for line in waiting:
+                line.sendall(post_bytes("/check", BODY, close=True))
+            time.sleep(0.2)
+            client = Client(door.port)
+            for _ in range(5):
+                shed = client.post("/check", json.loads(BODY))
+                assert (shed.status, shed.json["code"]) == (503, "overloaded")
+                assert shed.headers["retry-after"] == "1"
+            assert client.get("/health").status == 200
+            store.go_on.set()
+            assert all(read_all(line).startswith(b"HTTP/1.1 200") for line in waiting)
+            assert client.post("/check", json.loads(BODY)).json["remaining"] == 1_000_000 - 4
+        lines = client.get("/metrics").body.decode().splitlines()
+        assert "penstock_http_shed_total 5" in lines
+        assert "penstock_http_in_flight 0" in lines
+        client.close()
+
+
+def test_requests_behind_one_that_waits_are_answered_after_it_in_order() -> None:
+    """Also when there are more of them than are kept in memory."""
+    store = StuckStore()
+    count = 1_500
+    with Door(store=store) as door, line_to(door.port) as line:
+        sender = threading.Thread(target=line.sendall, args=(ASK * count,))
+        sender.start()
+        time.sleep(0.2)
+        store.go_on.set()
+        received = b""
+        while received.count(b'"remaining"') < count:
+            received += line.recv(2**20)
+        sender.join()
+        left = [int(part.split(b",")[0]) for part in received.split(b'"remaining":')[1:]]
+        assert left == list(range(999_999, 999_999 - count, -1))
+
+
+def test_long_bodies_share_a_bounded_room() -> None:
+    """The one that does not fit is told so; room that was given back can be used."""
+    bounds = Bounds(held_bytes=2 * Bounds().batch_bytes, linger_s=0.2)
+    begun = b"POST /v1/check-many HTTP/1.1\r\nHost: a\r\nContent-Length: 5242880\r\n\r\n{"
+    with Door(bounds=bounds) as door:
+        with line_to(door.port) as one, line_to(door.port) as two:
+            one.sendall(begun)
+            two.sendall(begun)
+            time.sleep(0.1)
+            assert talk(door.port, begun).startswith(b"HTTP/1.1 503 ")
+        time.sleep(0.1)
+        with line_to(door.port) as line:
+            line.sendall(begun)
+            line.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                line.recv(1)
+
+
+def rss_kib(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0])
+
+
+def test_ten_thousand_idle_connections_cost_little_and_harm_nobody() -> None:
+    """Fewer where the system allows fewer files; each takes some KiB, and the next request is
+    answered as ever, on a new connection and on one of them."""
+    resource: Any = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    count = min(10_000, hard - 500)
+    lines: list[socket.socket] = []
+    try:
+        with Penstock() as server:
+            before = rss_kib(server.pid)
+            place = ("127.0.0.1", server.port)
+            lines.extend(socket.create_connection(place, 5) for _ in range(count))
+            client = Client(server.port)
+            assert client.post("/check", json.loads(BODY)).status == 200
+            metrics = client.get("/metrics").body.decode()
+            assert f"penstock_http_connections {count + 1}\n" in metrics
+            lines[0].sendall(ASK)
+            assert lines[0].recv(65_536).startswith(b"HTTP/1.1 200")
+            assert (rss_kib(server.pid) - before) / count < 10
+            client.close()
+    finally:
+        for line in lines:
+            line.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,0 +1,100 @@
+"""The door and its description agree, on requests made from the description at random."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+from penstock.config import parse_policies
+from penstock.service.http.openapi import openapi
+from penstock.service.http.problem import CODES
+from tests.service.worlds import FILE
+
+from .serving import Door
+
+schemathesis: Any = pytest.importorskip("schemathesis")
+conformance: Any = pytest.importorskip("schemathesis.specs.openapi.checks")
+
+FUZZ = settings(
+    max_examples=80,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+CHECKS = [
+    schemathesis.checks.not_a_server_error,
+    *(
+        getattr(conformance, name)
+        for name in (
+            "status_code_conformance",
+            "content_type_conformance",
+            "response_headers_conformance",
+            "response_schema_conformance",
+        )
+    ),
+]
+# Which policy has the operation.
+POLICY_OF = {"/v1/debit": "llm", "/v1/admit": "slots"}
+
+
+def with_real_policies() -> dict[str, Any]:
+    """The document, with names of policies that are there, so that calls get past the name."""
+    document = copy.deepcopy(openapi())
+    real = {"type": "string", "enum": ["api"]}
+    document["components"]["schemas"]["PolicyCheck"]["properties"]["policy"] = real
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            body = operation.get("requestBody", {"content": {"application/json": {}}})
+            schema = body["content"]["application/json"].get("schema", {})
+            if "policy" in schema.get("properties", {}):
+                schema["properties"]["policy"] = {
+                    "type": "string",
+                    "enum": [POLICY_OF.get(path, "api")],
+                }
+    return document
+
+
+schema = schemathesis.openapi.from_dict(with_real_policies())
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[Door]:
+    policies = [*parse_policies(FILE.replace("api:", "default:"), "test").policies.values()]
+    policies += [*parse_policies(FILE, "test").policies.values()]
+    with Door(policies=policies) as door:
+        yield door
+
+
+def unsure(body: Any) -> bool:
+    """Whether a body may be refused although a schema cannot say so: 1.0 is an integer to it, and
+    some limits are too much for some strategies."""
+    fields = body if isinstance(body, dict) else {}
+    return "strategy" in fields or any(isinstance(value, float) for value in fields.values())
+
+
+@schema.parametrize()
+@FUZZ
+def test_requests_made_from_the_description_get_what_it_says(case: Any, door: Door) -> None:
+    """Status, type, headers and body; what breaks the description is refused with 4xx."""
+    response = case.call(base_url=f"http://127.0.0.1:{door.port}")
+    status = response.status_code
+    # The tool does not know that what is too long is also refused.
+    refusals = [] if status in (413, 431) else [conformance.negative_data_rejection]
+    case.validate_response(response, checks=[*CHECKS, *refusals])
+    if case.meta.generation.mode.is_positive and not unsure(case.body):
+        assert status in (200, 429), response.text
+    if status >= 400 and status != 429:
+        assert CODES[response.json()["code"]][0] == status
+
+
+def test_every_problem_is_described() -> None:
+    """Each code, under the status it comes with."""
+    responses = openapi()["paths"]["/check"]["post"]["responses"]
+    for code, (status, _meaning) in CODES.items():
+        assert f"`{code}`" in responses[str(status)]["description"]

@@ -1,0 +1,116 @@
+"""What the service tells about itself, and to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html.parser import HTMLParser
+
+import pytest
+
+from penstock import StoreUnavailableError
+from penstock.service.http.openapi import openapi
+from tests.service.worlds import FragileStore
+
+from .serving import Client, Door
+
+TOKEN = "correct horse battery staple".replace(" ", "-")
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with Door() as door:
+        client = Client(door.port)
+        yield client
+        client.close()
+
+
+def test_it_is_alive_and_ready(client: Client) -> None:
+    """Two questions, two paths."""
+    assert client.get("/health").json == {"status": "alive"}
+    ready = client.get("/ready")
+    assert (ready.status, ready.json["ready"], ready.json["policies"]) == (200, True, 1)
+
+
+def test_it_is_not_ready_while_the_store_is_away() -> None:
+    """Alive all the same, and ready again by itself."""
+    store = FragileStore()
+    with Door(store=store) as door:
+        client = Client(door.port)
+        store.error = StoreUnavailableError("gone")
+        reply = client.get("/ready")
+        assert (reply.status, reply.json["store_reachable"]) == (503, False)
+        assert client.get("/health").status == 200
+        store.error = None
+        assert client.get("/ready").status == 200
+        client.close()
+
+
+def test_metrics_are_totals_without_keys(client: Client) -> None:
+    """Counts per policy and outcome; no key turns up, whatever it is called."""
+    for _ in range(12):
+        client.get("/check/very-secret-client")
+    reply = client.get("/metrics")
+    assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = reply.body.decode().splitlines()
+    assert 'penstock_decisions_total{policy="default",outcome="allowed"} 10' in lines
+    assert 'penstock_decisions_total{policy="default",outcome="denied"} 2' in lines
+    assert 'penstock_http_responses_total{status="429"} 2' in lines
+    assert "penstock_http_connections 1" in lines
+    assert 'penstock_request_seconds_count{door="http"} 12' in lines
+    assert "secret" not in reply.body.decode()
+    names = [line.partition("{")[0].partition(" ")[0] for line in lines if line[0] != "#"]
+    described = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    parts = ("_bucket", "_sum", "_count")
+    for name in names:
+        stem = next((name.removesuffix(p) for p in parts if name.endswith(p)), name)
+        assert stem in described or name in described, name
+
+
+def test_the_description_is_served_and_shown(client: Client) -> None:
+    """The page fetches nothing: it has no script, image, style or link elsewhere."""
+    assert client.get("/openapi.json").json == openapi()
+    page = client.get("/docs")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    outside: list[str] = []
+
+    class Look(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            outside.extend(v or "" for k, v in attrs if k in ("src", "href") and v[:1] != "/")
+            assert tag not in ("script", "link", "img", "iframe")
+
+    Look().feed(page.body.decode())
+    assert outside == []
+    assert all(f" {path}<" in page.body.decode() for path in openapi()["paths"])
+
+
+def test_head_is_get_without_a_body(client: Client) -> None:
+    """The next reply on the connection is not disturbed."""
+    reply = client.ask("HEAD", "/health")
+    assert (reply.status, reply.body, reply.headers["content-length"]) == (200, b"", "18")
+    assert client.get("/health").status == 200
+
+
+def test_with_a_token_only_probes_go_without() -> None:
+    """Missing, wrong, of another scheme: 401, and nothing is decided."""
+    with Door(token=TOKEN) as door:
+        client = Client(door.port)
+        for value in (None, "Bearer wrong", f"Basic {TOKEN}", "Bearer", f"Bearer {TOKEN}x", "é"):
+            headers = {} if value is None else {"Authorization": value}
+            for path in ("/check/a", "/metrics", "/openapi.json", "/docs", "/nope"):
+                reply = client.ask("GET", path, None, headers)
+                assert (reply.status, reply.json["code"]) == (401, "unauthorized")
+                assert reply.headers["www-authenticate"].startswith("Bearer")
+        assert client.get("/health").status == 200
+        ready = client.get("/ready")
+        assert (ready.status, "store_error" in ready.json) == (200, False)
+        good = client.get("/check/a", Authorization=f"bearer {TOKEN}")
+        assert (good.status, good.json["remaining"]) == (200, 9)
+        client.close()
+
+
+def test_pages_of_other_sites_may_not_ask(client: Client) -> None:
+    """A browser says on whose behalf it asks; its own user may look at the pages."""
+    site = {"Sec-Fetch-Site": "cross-site"}
+    assert client.ask("GET", "/check/a", None, site).json["code"] == "cross_site"
+    assert client.ask("GET", "/docs", None, site).status == 200
+    assert client.ask("GET", "/check/a", None, {"Sec-Fetch-Site": "same-origin"}).status == 200

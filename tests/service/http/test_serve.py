@@ -1,0 +1,250 @@
+"""`penstock serve` and `penstock check-config`: what they print, refuse and obey."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import ssl
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from penstock.service.greeting import shown_store
+from penstock.service.options import is_loopback
+from tests.servers.process import REPO, NotReady, eventually
+
+from .serving import PENSTOCK, Client, Penstock
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(REPO / "src")}
+    return subprocess.run(
+        [*PENSTOCK, *words], env=env, capture_output=True, text=True, timeout=20, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "fix"),
+    [
+        (["--workers", "2"], "--store redis://"),
+        (["--host", "0.0.0.0"], "--token-file"),
+        (["--host", "::"], "--insecure"),
+        (["--no-http", "--no-grpc"], "both doors"),
+        (["--http-port", "0", "--grpc-port", "0"], "both doors"),
+        (["--tls-cert", "cert.pem"], "--tls-key"),
+        (["--tls-ca", "ca.pem"], "--tls-cert"),
+        (["--token-file", "no-such-file"], "no-such-file"),
+        (["--config", "no-such-file.yaml"], "no-such-file.yaml"),
+        (["--store", "carrier-pigeon://"], "memory://"),
+        (["--http-port", "70000"], "--http-port"),
+        (["--workers", "0"], "--workers"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_its_fix(flags: list[str], fix: str) -> None:
+    """Exit code 2, one line on standard error, no traceback."""
+    done = run("serve", *flags)
+    assert done.returncode == 2
+    assert fix in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    """So that the next thing to try is plain."""
+    with Penstock() as server:
+        done = run("serve", "--no-grpc", "--http-port", str(server.port))
+        assert done.returncode == 2
+        assert f"127.0.0.1:{server.port}" in done.stderr
+        assert "--http-port" in done.stderr
+
+
+def test_a_token_that_is_too_short_is_refused(tmp_path: Path) -> None:
+    """And so is an empty file."""
+    for text in ("", "short", "two words of sixteen letters"):
+        path = tmp_path / "token"
+        path.write_text(text)
+        done = run("serve", "--no-grpc", "--token-file", str(path))
+        assert done.returncode == 2
+        assert "openssl rand" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.parametrize("guarded", [False, True])
+def test_the_line_that_is_printed_works(guarded: bool, tmp_path: Path) -> None:
+    """Pasted into a shell as it is."""
+    flags: list[str] = []
+    if guarded:
+        (tmp_path / "my token").write_text(TOKEN + "\n")
+        flags = ["--token-file", str(tmp_path / "my token"), "--host", "0.0.0.0"]
+    with Penstock(*flags) as server:
+        said = eventually(lambda: _said(server, "try:"), within=5, what="the greeting")
+        assert "1 policy" in said
+        assert "memory://" in said
+        assert f"127.0.0.1:{server.port}" in said
+        line = said.partition("try:")[2].splitlines()[0]
+        done = subprocess.run(line, shell=True, capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout)["remaining"] == 9
+
+
+def _said(server: Penstock, word: str) -> str:
+    said = server.log_path.read_text()
+    if word not in said:
+        raise NotReady(said)
+    return said
+
+
+def test_logs_can_be_json(tmp_path: Path) -> None:
+    """Every line of them, the greeting included."""
+    with Penstock("--log-format", "json") as server:
+        eventually(lambda: _said(server, "serving"), within=5, what="the greeting")
+        process = server._running()
+        process.send_signal(signal.SIGTERM)
+        process.wait(10)
+        lines = [json.loads(line) for line in server.log_path.read_text().splitlines()]
+    assert [line["level"] for line in lines] == ["info"] * len(lines)
+    assert any(f"127.0.0.1:{server.port}" in text for text in lines[0]["serving"])
+    assert lines[-1]["message"] == "stopped"
+
+
+CONFIG = """
+version: 1
+limiters:
+  api: {strategy: fixedWindow, limit: %d, window: 1h}
+"""
+
+
+def test_policies_are_read_again_when_told(tmp_path: Path) -> None:
+    """SIGHUP serves the new file; a bad one is reported, and what was served is served on."""
+    pytest.importorskip("yaml")
+    config = tmp_path / "penstock.yaml"
+    config.write_text(CONFIG % 5)
+    with Penstock("--config", str(config), "--no-inline") as server:
+        client = Client(server.port)
+        asked = {"policy": "api", "key": "k"}
+        assert client.post("/check", asked).json["limit"] == 5
+        assert client.post("/check", {"key": "k", "limit": 1, "window_ms": 1}).status == 501
+        assert client.get("/check/alice").json["code"] == "unknown_policy"
+        config.write_text(CONFIG % 7)
+        os.kill(server.pid, signal.SIGHUP)
+
+        def changed() -> None:
+            if client.post("/check", asked).json["limit"] != 7:
+                raise NotReady("still the old one")
+
+        eventually(changed, within=5, what="the reload")
+        config.write_text("version: 1\nlimiters: {api: {strategy: magic}}\n")
+        os.kill(server.pid, signal.SIGHUP)
+
+        def reported() -> None:
+            if client.get("/ready").json["reloaded"]:
+                raise NotReady("not yet")
+
+        eventually(reported, within=5, what="the report")
+        ready = client.get("/ready")
+        assert ready.status == 200
+        assert "magic" in ready.json["reload_error"]
+        assert client.post("/check", asked).json["limit"] == 7
+        assert 'penstock_reloads_total{result="failed"} 1' in client.get("/metrics").body.decode()
+        client.close()
+
+
+def test_a_hangup_without_a_policy_file_is_ignored() -> None:
+    """There is nothing to read again."""
+    with Penstock() as server:
+        os.kill(server.pid, signal.SIGHUP)
+        client = Client(server.port)
+        assert client.get("/health").status == 200
+        client.close()
+
+
+def test_check_config_says_what_a_file_means(tmp_path: Path) -> None:
+    """0 and the policies, or 2 and what would be right."""
+    pytest.importorskip("yaml")
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text(CONFIG % 5)
+    bad.write_text("version: 1\nlimiters: {api: {strategy: gcra, limit: -1, period: 1m}}\n")
+    done = run("check-config", str(good))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "api: limiter, 5 per 3600 s" in done.stdout
+    done = run("check-config", str(bad))
+    assert done.returncode == 2
+    assert "api" in done.stderr
+    assert str(bad) in done.stderr
+
+
+def openssl(folder: Path, *words: str) -> None:
+    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+
+def make_certificates(folder: Path) -> None:
+    """An authority, a server's certificate and a client's, in PEM files."""
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    openssl(folder, "req", "-x509", *key, *_files("ca"), "-subj", "/CN=test authority")
+    for name, more in (("server", ["-addext", "subjectAltName=IP:127.0.0.1"]), ("client", [])):
+        signer = ["-CA", "ca.pem", "-CAkey", "ca.key"]
+        openssl(folder, "req", "-x509", *key, *_files(name), *signer, "-subj", f"/CN={name}", *more)
+
+
+def _files(name: str) -> list[str]:
+    return ["-keyout", f"{name}.key", "-out", f"{name}.pem"]
+
+
+class Guarded(Penstock):
+    """`penstock serve` behind TLS, which a plain ping cannot pass."""
+
+    def __init__(self, context: ssl.SSLContext, flags: Sequence[str]) -> None:
+        super().__init__(*flags)
+        self._context = context
+
+    def ping(self) -> None:
+        assert self.ask(self._context) == 200
+
+    def ask(self, context: ssl.SSLContext) -> int:
+        import http.client
+
+        line = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=5, context=context)
+        try:
+            line.request("GET", "/check/alice")
+            return line.getresponse().status
+        finally:
+            line.close()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_clients_can_be_asked_for_certificates(tmp_path: Path) -> None:
+    """With one of the authority's they are served, without they are not."""
+    make_certificates(tmp_path)
+    knows = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    stranger = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    knows.load_cert_chain(tmp_path / "client.pem", tmp_path / "client.key")
+    tls = ["--tls-cert", "server.pem", "--tls-key", "server.key", "--tls-ca", "ca.pem"]
+    flags = [word if word.startswith("--") else str(tmp_path / word) for word in tls]
+    with Guarded(knows, flags) as server:
+        assert server.ask(knows) == 200
+        with pytest.raises(OSError, match=r"(?i)certificate|reset|eof|closed"):
+            server.ask(stranger)
+        assert server.ask(knows) == 200
+        assert "Traceback" not in server.log_path.read_text()
+
+
+def test_a_stores_password_is_not_shown() -> None:
+    """The greeting goes into logs."""
+    assert shown_store("redis://user:secret@host:6379/0?x=y") == "redis://host:6379/0"
+
+
+@pytest.mark.parametrize(
+    ("host", "own"),
+    [
+        *((host, True) for host in ("127.0.0.1", "127.8.9.1", "::1", "localhost")),
+        *((host, False) for host in ("0.0.0.0", "::", "", "192.0.2.1")),
+    ],
+)
+def test_loopback_is_told_from_the_network(host: str, own: bool) -> None:
+    """An address that stands for all of them is the network."""
+    assert is_loopback(host) is own
