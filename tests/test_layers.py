@@ -16,9 +16,9 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"strategies"}),
     frozenset({"accel", "stores"}),
     frozenset({"budget", "concurrency", "front"}),
-    frozenset({"admission", "leasing", "testkit"}),
+    frozenset({"admission", "testkit"}),
     frozenset({"config", "observe", "wire"}),
-    frozenset({"adapters"}),
+    frozenset({"adapters", "leasing"}),
     frozenset({"service"}),
     frozenset({"cli"}),
 )

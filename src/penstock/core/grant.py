@@ -9,8 +9,7 @@ and a store with a faster `check` may run it against that, one atomic check at a
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .decision import Decision, Outcome
 from .store import Transform
@@ -22,8 +21,7 @@ __all__ = ["Grant", "bargain", "leasing"]
 _ATTEMPTS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """`capacity` units, taken at `now` on the clock that decides; 0 is a refusal. `decision` is
     the store's answer to the last attempt."""
 

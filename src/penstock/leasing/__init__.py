@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..core.spender import LeaseSpender
 from .batch import AdaptiveBatch
-from .spender import LeaseSpender
 from .two_tier import TwoTierLimiter, two_tier
 
 __all__ = ["AdaptiveBatch", "LeaseSpender", "TwoTierLimiter", "two_tier"]

@@ -2,19 +2,21 @@
 
 A batch that is too small pays round trips, one that is too large strands credits that other nodes
 could have used. If a round trip costs `order_cost`, a stranded credit `strand_penalty`, and a key
-spends `demand` credits per lease period, the batch that balances the two is
+spends `demand` credits per period, the batch that balances the two is
 
     sqrt(2 * order_cost * demand / strand_penalty)
 
 the economic order quantity of any stock that is ordered and held. Demand is learned per key, as a
 moving average of its logarithm: it spans orders of magnitude, and one burst must not drown what a
-hundred quiet periods said. What is learned changes how often the store is asked and never how much
-may be admitted: every credit is still granted by the store.
+hundred quiet periods said. What counts as demand are the credits that were spent; those that went
+void unspent are what the batch is too large by. What is learned changes how often the store is
+asked and never how much may be admitted: every credit is still granted by the store.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict
 
 from ..core.validation import reject, require_int, require_rate
@@ -23,7 +25,7 @@ __all__ = ["AdaptiveBatch"]
 
 
 class AdaptiveBatch:
-    """Learns the batch of each key from the demand it served."""
+    """Learns the batch of each key from the demand it served. One limiter, one of these."""
 
     def __init__(
         self,
@@ -45,19 +47,21 @@ class AdaptiveBatch:
         self.least = require_int("least", least)
         self.most = require_int("most", most, low=least)
         self._max_keys = require_int("max_keys", max_keys)
+        self._lock = threading.Lock()
         # key: (mean logarithm of the demand per period, when last leased)
         self._learned: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     def observe(self, key: str, served: int, now: int) -> None:
         """`served` credits went to callers since the key's previous lease."""
-        known = self._learned.get(key)
-        elapsed = self.period_ms if known is None else max(1, now - known[1])
-        sample = math.log(max(served, 1) * self.period_ms / elapsed)
-        mean = sample if known is None else known[0] + self.smoothing * (sample - known[0])
-        self._learned[key] = (mean, now)
-        self._learned.move_to_end(key)
-        while len(self._learned) > self._max_keys:
-            self._learned.popitem(last=False)
+        with self._lock:
+            known = self._learned.get(key)
+            elapsed = self.period_ms if known is None else max(1, now - known[1])
+            sample = math.log(max(served, 1) * self.period_ms / elapsed)
+            mean = sample if known is None else known[0] + self.smoothing * (sample - known[0])
+            self._learned[key] = (mean, now)
+            self._learned.move_to_end(key)
+            if len(self._learned) > self._max_keys:
+                self._learned.popitem(last=False)
 
     def size(self, key: str) -> int:
         """How much to lease for the key next."""

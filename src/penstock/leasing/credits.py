@@ -20,20 +20,25 @@ from ..core.store import Transform
 from ..core.strategy import Strategy
 from ..core.validation import MAX_SPAN_MS
 
-__all__ = ["Credits", "granting"]
+__all__ = ["Credits", "State", "granting"]
 
 State = tuple[int, int, int]
 
 
 class Credits(Strategy):
-    """State: (credits, reset_at, until)."""
+    """State: (credits, reset_at, until).
+
+    `aligned` means that all credits of one instant belong to one window, named by its end: held
+    ones of another window than a fresh grant's are void, whatever the clocks say.
+    """
 
     name = "credits"
 
-    def __init__(self, limit: int, idle_ms: int | None = None) -> None:
+    def __init__(self, limit: int, idle_ms: int | None = None, aligned: bool = True) -> None:
         self.limit = limit
         self.ttl_ms = MAX_SPAN_MS
         self._idle_ms = idle_ms
+        self._aligned = aligned
         # Idle credits need a second deadline, for which the native record has no room.
         self.native = ("credits", limit) if idle_ms is None else None
 
@@ -49,14 +54,14 @@ class Credits(Strategy):
         held = state[0] if state else 0
         return Forecast(held // cost, now + 1, now + 1)
 
-    def grant(self, state: State | None, now: int, fresh: State, coupled: bool) -> Outcome[int]:
-        """Add what was leased. Coupled credits of another window than the new one's are dropped."""
+    def grant(self, state: State | None, now: int, fresh: State) -> Outcome[int]:
+        """Add what was leased; the result is what is held then."""
         held, reset_at, until = fresh
         if until <= now:
-            return Outcome(state, 0, 0, False)
-        if state is not None and (not coupled or state[1] == reset_at):
+            return Outcome(state, state[0] if state else 0, 0, False)
+        if state is not None and (state[1] == reset_at or not self._aligned):
             held += state[0]
-            # Two leases of one window: the earlier reckoning of its end is the safe one.
+            # Of two reckonings of the end, the earlier one is safe for both leases.
             until = min(until, state[2])
         return Outcome((held, reset_at, until), held, self._life(until, now), True)
 
@@ -65,10 +70,10 @@ class Credits(Strategy):
         return left if self._idle_ms is None else min(left, self._idle_ms)
 
 
-def granting(strategy: Credits, fresh: State, coupled: bool) -> Transform[int]:
+def granting(strategy: Credits, fresh: State) -> Transform[int]:
     """The transform that puts a lease into the near tier; returns the credits then held."""
 
     def run(state: Any, now: int, _cost: int) -> Outcome[int]:
-        return strategy.grant(state, now, fresh, coupled)
+        return strategy.grant(state, now, fresh)
 
     return Transform(strategy, "grant", run, lambda _now, _retry_after_ms: 0)

@@ -1,6 +1,7 @@
 """Remembered denials: an abusive client must not turn its flood into load on the store.
 
-A denial holds for its `retry_after_ms`, on this node's steady clock, for requests of at least the
+A denial holds for its `retry_after_ms`, on this node's steady clock, reckoned from the moment the
+store was asked, so that it never holds longer here than there. It answers requests of at least the
 denied cost; a smaller one may still fit and has to be asked for. Bounded: the oldest go first.
 """
 
@@ -20,6 +21,7 @@ class Denials:
     def __init__(self, max_keys: int) -> None:
         self._max_keys = max_keys
         self._lock = threading.Lock()
+        # key: (until, from which cost on, the denial)
         self._held: OrderedDict[str, tuple[int, int, Decision]] = OrderedDict()
 
     def recall(self, key: str, now: int, cost: int) -> Decision | None:
@@ -29,15 +31,14 @@ class Denials:
             return None
         until, _, denial = held
         if now >= until:
-            self.forget(key)
             return None
         return Decision(False, denial.limit, denial.remaining, denial.reset_at, until - now)
 
-    def remember(self, key: str, now: int, cost: int, denial: Decision) -> None:
+    def remember(self, key: str, asked_at: int, cost: int, denial: Decision) -> None:
         with self._lock:
-            self._held[key] = (now + denial.retry_after_ms, cost, denial)
+            self._held[key] = (asked_at + denial.retry_after_ms, cost, denial)
             self._held.move_to_end(key)
-            while len(self._held) > self._max_keys:
+            if len(self._held) > self._max_keys:
                 self._held.popitem(last=False)
 
     def forget(self, key: str) -> None:

@@ -2,45 +2,51 @@
 
 A request is served from local credits if they suffice; that is the hot path, and it does not come
 here. A miss takes its turn for the key, so at most one lease per key is in flight and those who
-wait are served in order. In its turn it looks again (somebody before it may have leased enough),
-then asks the far tier for a batch.
+wait are served in order. In its turn it looks again (`settle`): somebody before it may have leased
+enough, been denied, or failed. Then it asks the far tier for a batch.
 
-`refill` is written once, as a generator: it yields an `Errand` for the far tier and is sent the
-grant. Who runs it, on what transport and in which colour, is the caller's business, so the
-limiter over a store and the client of a lease service share it.
+`refill` and `prefetch` are written once, as generators: they yield an `Errand` for the far tier
+and are sent the grant. Who runs them, on what transport and in which colour, is the caller's
+business, so the limiter over a store and the client of a lease service share them.
+
+What a node holds after a lease is at most the batch less 1: a miss takes a batch and spends from
+it at once, and a lease ahead of need only tops up to there. That is what the bounds rest on.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Generator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..core.clock import Clock
 from ..core.decision import Decision
 from ..core.errors import StoreUnavailableError
 from ..core.grant import Grant
 from ..core.limiter import Limiter
-from ..core.turns import Turns
-from ..core.validation import MAX_SPAN_MS
+from ..core.turns import Turn, Turns
 from ..front import rate_limit
 from ..stores.memory import MemoryStore
 from .batch import AdaptiveBatch
 from .credits import Credits, granting
+from .demand import Demand
 from .denials import Denials
+from .term import Term
 
-__all__ = ["Errand", "NearTier"]
+__all__ = ["Errand", "NearTier", "Refill"]
 
-Refill = Generator["Errand", Grant, Decision]
+# After a lease ahead of need has failed, none is tried for so long; a miss is not held back.
+_REST_MS = 250
 
 
-@dataclass(frozen=True, slots=True)
-class Errand:
+class Errand(NamedTuple):
     """Lease `want` units for the key; fewer will do, but not fewer than `need`."""
 
     key: str
     want: int
     need: int
+
+
+Refill = Generator[Errand, Grant, Decision]
 
 
 class NearTier:
@@ -51,49 +57,92 @@ class NearTier:
         *,
         limit: int,
         batch: int | AdaptiveBatch,
-        coupled: bool,
+        term: Term,
         idle_ms: int | None,
         max_keys: int,
         clock: Clock | None,
     ) -> None:
-        self._limit = limit
-        self._batch = batch
-        self._coupled = coupled
-        self._credits = Credits(limit, idle_ms)
-        self._store = MemoryStore(max_keys, clock=clock)
-        # Denied without a round trip only where the far tier denied before.
-        self.denials = Denials(max_keys)
-        self.local: Limiter = rate_limit(self._credits, store=self._store, clock=clock)
-        self.clock = self.local.clock
+        self.limit = limit
+        self.demand = Demand(batch, max_keys)
+        self._term = term
+        self._idle_ms = idle_ms
+        self._max_keys = max_keys
+        self._clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        """Hold nothing: at first, and in a forked child, whose parent spends what was leased."""
         self.turns = Turns()
-        self._arrivals = itertools.count(1)
-        # key: (arrivals up to here share this failure, the failure)
-        self._failures: dict[str, tuple[int, StoreUnavailableError]] = {}
+        # Denied without a round trip only where the far tier denied before.
+        self.denials = Denials(self._max_keys)
+        self._rest_until = 0
+        self.retune(self.limit)
 
-    def arrive(self) -> int:
-        """A number for a miss, in order of arrival."""
-        return next(self._arrivals)
+    def retune(self, limit: int) -> None:
+        """Report another limit from now on. What is held is dropped."""
+        self.limit = limit
+        self._credits = Credits(limit, self._idle_ms, self._term.aligned)
+        self._store = MemoryStore(self._max_keys, clock=self._clock)
+        self._kernel = None
+        self.local: Limiter = rate_limit(self._credits, store=self._store, clock=self._clock)
+        self.now = self.local.clock.now
 
-    def refill(self, key: str, cost: int, arrival: int) -> Refill:
-        """Serve a miss, in its turn."""
-        now = self.clock.now()
+    def settle(self, key: str, cost: int, turn: Turn) -> Decision | None:
+        """What can be said without the far tier, now that it is this one's turn."""
         decision = self.local.check(key, cost)
         if decision.allowed:
             return decision
-        denied = self.denials.recall(key, now, cost)
-        if denied is not None:
-            return denied
-        failed_with = self._failures.get(key)
-        if failed_with is not None and arrival <= failed_with[0]:
+        failure = turn.failure
+        if failure is not None:
             # The lease that this caller waited for failed: asking again would only queue up more.
-            raise StoreUnavailableError(str(failed_with[1])) from failed_with[1]
-        return (yield from self._lease(key, cost, decision.remaining))
+            raise StoreUnavailableError(str(failure)) from failure
+        return self.denials.recall(key, self.now(), cost)
 
-    def prefetch(self, key: str) -> Refill:
-        """Lease ahead of need, unless that is known to be in vain."""
-        if self.denials.recall(key, self.clock.now(), 1) is not None:
-            return self.local.peek(key)
-        return (yield from self._lease(key, 0, self.local.peek(key).remaining))
+    def refill(self, key: str, cost: int, turn: Turn) -> Refill:
+        """Serve a miss by a lease, in its turn."""
+        want = max(self._size(key), cost)
+        sent_at = self.now()
+        try:
+            grant = yield Errand(key, want, cost)
+        except StoreUnavailableError as error:
+            turn.share(error)
+            raise
+        if not grant.capacity:
+            self.denials.remember(key, sent_at, cost, grant.decision)
+            return grant.decision
+        # The request itself was admitted by the far tier, then and there; the rest is credit.
+        total = self._put(key, grant.capacity - cost, grant, sent_at)
+        self.demand.leased(key, total, cost, sent_at)
+        return Decision(True, self.limit, total, grant.decision.reset_at, 0)
+
+    def prefetch(self, key: str, low_water: int) -> Refill:
+        """Lease ahead of need, in its turn, unless the need is gone or it would be in vain."""
+        standing = self.local.peek(key)
+        held = standing.remaining
+        want = self._size(key) - 1 - held
+        if held > low_water or want < 1 or not self.may_prefetch(key):
+            return standing
+        sent_at = self.now()
+        try:
+            grant = yield Errand(key, want, 1)
+        except StoreUnavailableError:
+            self._rest_until = self.now() + _REST_MS
+            raise
+        if not grant.capacity:
+            self.denials.remember(key, sent_at, 1, grant.decision)
+            return grant.decision
+        total = self._put(key, grant.capacity, grant, sent_at)
+        self.demand.leased(key, total, 0, sent_at)
+        return Decision(True, self.limit, total, grant.decision.reset_at, 0)
+
+    def may_prefetch(self, key: str) -> bool:
+        """False where the far tier has nothing, or does not answer."""
+        now = self.now()
+        return now >= self._rest_until and self.denials.recall(key, now, 1) is None
+
+    def held(self, key: str) -> int:
+        """The credits of a key."""
+        return self.local.peek(key).remaining
 
     def forget(self, key: str) -> None:
         self.local.reset(key)
@@ -102,39 +151,16 @@ class NearTier:
     def close(self) -> None:
         self._store.close()
 
-    def _lease(self, key: str, cost: int, held: int) -> Refill:
-        want = self._size(key)
-        need = max(cost, 1)
-        sent_at = self.clock.now()
-        try:
-            grant = yield Errand(key, max(want, need), need)
-        except StoreUnavailableError as error:
-            self._failures[key] = (next(self._arrivals), error)
-            raise
-        self._failures.pop(key, None)
-        denial = grant.decision
-        if not grant.capacity:
-            if cost:
-                self.denials.remember(key, self.clock.now(), cost, denial)
-            return denial
-        # The request itself was admitted by the far tier, then and there; the rest is credit.
-        rest = grant.capacity - cost
-        total = self._put(key, rest, grant, sent_at)
-        self._learn(key, grant.capacity, held)
-        return Decision(True, self._limit, total, grant.decision.reset_at, 0)
-
     def _put(self, key: str, credits: int, grant: Grant, sent_at: int) -> int:
-        reset_at = grant.decision.reset_at
-        until = sent_at + (reset_at - grant.now if self._coupled else MAX_SPAN_MS)
-        transform = granting(self._credits, (credits, reset_at, until), self._coupled)
-        total: int = self._store.apply(key, transform, self.clock.now(), 1)
+        """Add credits; returns how many are held then."""
+        until = sent_at + self._term.left_ms(grant)
+        transform = granting(self._credits, (credits, grant.decision.reset_at, until))
+        transform.kernel = self._kernel
+        total: int = self._store.apply(key, transform, self.now(), 1)
+        self._kernel = transform.kernel
         return total
 
     def _size(self, key: str) -> int:
-        size = self._batch if isinstance(self._batch, int) else self._batch.size(key)
-        return min(size, self._limit)
-
-    def _learn(self, key: str, leased: int, held: int) -> None:
-        # A lease is taken when the last one is nearly spent, so what it brought was demand.
-        if isinstance(self._batch, AdaptiveBatch):
-            self._batch.observe(key, max(leased - held, 1), self.clock.now())
+        # Nobody gets more than the limit at once, and asking would only cost a second attempt.
+        size = self.demand.batch(key)
+        return min(size, self.limit) if self.limit else size

@@ -18,28 +18,41 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 
 from ..core.clock import Clock
 from ..core.decision import Decision, Forecast
+from ..core.durations import parse_rate
 from ..core.grant import Grant, leasing
 from ..core.limiter import Limiter
 from ..core.store import Store, Transform
 from ..core.strategy import Strategy
-from ..core.validation import require_choice, require_cost, require_int, require_key, require_keys
+from ..core.validation import (
+    reject,
+    require_choice,
+    require_cost,
+    require_int,
+    require_key,
+    require_keys,
+)
 from ..front import rate_limit
-from ..stores.flow import adrive, drive
+from ..strategies.gcra import gcra
 from .batch import AdaptiveBatch
-from .denials import Denials
+from .cached_deny import CachedDenyLimiter
 from .near import Errand, NearTier
+from .refilling import Refilling
+from .term import Term, term_of
+from .timing import clocks_for
 
-__all__ = ["CachedDenyLimiter", "TwoTierLimiter", "two_tier"]
+__all__ = ["MODES", "TwoTierLimiter", "require_batch", "two_tier"]
 
 MODES = ("strict", "cached-deny", "leased")
 
+# Transforms for as many different costs are kept; more would be somebody's data, not a habit.
+_KEPT = 64
+
 
 def two_tier(
-    strategy: Strategy,
+    strategy: Strategy | str,
     l2: Store,
     mode: str = "leased",
     batch: int | AdaptiveBatch = 100,
@@ -55,27 +68,25 @@ def two_tier(
 
     `window_coupled` is, by default, whether the strategy has a window. `low_water` leases ahead
     once a key's credits are down to it; `return_idle_after_ms` drops credits that nobody spends;
-    `max_keys` bounds what the node remembers. `clock` serves `strict` and stores without a clock
-    of their own, and measures how long credits last.
+    `max_keys` bounds what the node remembers. `clock` decides where the store has none of its own.
     """
     require_choice("mode", mode, MODES)
-    require_int("max_keys", max_keys)
+    require_int("max_keys", max_keys, high=2**31 - 1)
+    chosen = gcra(*parse_rate(strategy)) if isinstance(strategy, str) else strategy
     if mode == "strict":
-        return rate_limit(strategy, store=l2, clock=clock, prefix=prefix)
+        for_store, _ = clocks_for(l2, clock)
+        return rate_limit(chosen, store=l2, clock=for_store, prefix=prefix)
     if mode == "cached-deny":
-        return CachedDenyLimiter(strategy, l2, clock=clock, prefix=prefix, max_keys=max_keys)
-    if not isinstance(batch, AdaptiveBatch):
-        require_int("batch", batch)
-    require_int("low_water", low_water, low=0)
+        return CachedDenyLimiter(chosen, l2, clock=clock, prefix=prefix, max_keys=max_keys)
+    require_batch(batch, low_water)
     if return_idle_after_ms is not None:
         require_int("return_idle_after_ms", return_idle_after_ms)
-    coupled = strategy.window_ms is not None if window_coupled is None else window_coupled
     return TwoTierLimiter(
-        strategy,
+        chosen,
         l2,
         batch=batch,
         low_water=low_water,
-        coupled=coupled,
+        term=term_of(chosen, window_coupled),
         idle_ms=return_idle_after_ms,
         clock=clock,
         prefix=prefix,
@@ -83,60 +94,17 @@ def two_tier(
     )
 
 
-def _near_clock(store: Store, clock: Clock | None) -> tuple[Clock | None, Clock | None]:
-    """(for the store, for this node): a store with its own clock is not handed another."""
-    return (None if store.reads_own_clock else clock), clock
+def require_batch(batch: int | AdaptiveBatch, low_water: int) -> None:
+    """Refuse a batch, and a low-water mark that it could never lift a key above."""
+    require_int("low_water", low_water, low=0)
+    if not isinstance(batch, AdaptiveBatch):
+        require_int("batch", batch)
+        if low_water and low_water >= batch:
+            reject(f"low_water must be below the batch of {batch}, not {low_water}")
 
 
-class CachedDenyLimiter(Limiter):
-    """Asks the store unless it said no and that still holds."""
-
-    def __init__(
-        self, strategy: Strategy, store: Store, *, clock: Clock | None, prefix: str, max_keys: int
-    ) -> None:
-        for_store, here = _near_clock(store, clock)
-        super().__init__(strategy, store, clock=for_store, prefix=prefix)
-        self._denials = Denials(max_keys)
-        self._here = (self.clock if here is None else here).now
-
-    def check(self, key: str, cost: int = 1) -> Decision:
-        name = self._name(key, cost)
-        held = self._denials.recall(name, self._here(), cost)
-        if held is not None:
-            return held
-        decision = self._apply(name, self._check, self._now(), cost)
-        return self._noted(name, cost, decision)
-
-    async def acheck(self, key: str, cost: int = 1) -> Decision:
-        name = self._name(key, cost)
-        held = self._denials.recall(name, self._here(), cost)
-        if held is not None:
-            return held
-        decision = await self._aapply(name, self._check, self._now(), cost)
-        return self._noted(name, cost, decision)
-
-    def check_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
-        return [self.check(key, cost) for key in _valid(keys, cost)]
-
-    async def acheck_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
-        return [await self.acheck(key, cost) for key in _valid(keys, cost)]
-
-    def reset(self, key: str) -> None:
-        self._denials.forget(self._name(key))
-        super().reset(key)
-
-    async def areset(self, key: str) -> None:
-        self._denials.forget(self._name(key))
-        await super().areset(key)
-
-    def _noted(self, name: str, cost: int, decision: Decision) -> Decision:
-        if not decision.allowed:
-            self._denials.remember(name, self._here(), cost, decision)
-        return decision
-
-
-class TwoTierLimiter(Limiter):
-    """Spends leased credits here and goes to the store for more."""
+class TwoTierLimiter(Refilling, Limiter):
+    """Spends leased credits here and goes to the store for more. Made by `two_tier`."""
 
     def __init__(
         self,
@@ -145,56 +113,49 @@ class TwoTierLimiter(Limiter):
         *,
         batch: int | AdaptiveBatch,
         low_water: int,
-        coupled: bool,
+        term: Term,
         idle_ms: int | None,
         clock: Clock | None,
         prefix: str,
         max_keys: int,
     ) -> None:
-        for_store, here = _near_clock(store, clock)
-        super().__init__(strategy, store, clock=for_store, prefix=prefix)
-        self.window_coupled = coupled
-        self._near = NearTier(
+        for_store, here = clocks_for(store, clock)
+        Limiter.__init__(self, strategy, store, clock=for_store, prefix=prefix)
+        near = NearTier(
             limit=strategy.limit,
             batch=batch,
-            coupled=coupled,
+            term=term,
             idle_ms=idle_ms,
             max_keys=max_keys,
             clock=here,
         )
-        # Without a low-water mark, nothing is ever down to it.
-        self._low_water = low_water or -1
-        self._local = self._near.local.check
+        Refilling.__init__(self, near, low_water)
+        self.window_coupled = term.coupled
         self._leases: dict[int, Transform[Grant]] = {}
-        self._ahead: set[str] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._executor: ThreadPoolExecutor | None = None
 
     def check(self, key: str, cost: int = 1) -> Decision:
         decision = self._local(key, cost)
         if decision.allowed:
-            if decision.remaining <= self._low_water:
-                self._lease_ahead(key)
+            if decision.remaining <= self._level:
+                self._low(key, decision.remaining)
             return decision
-        arrival = self._near.arrive()
-        with self._near.turns.take(key):
-            return drive(self._near.refill(key, cost, arrival), self._fetch)
+        return self._serve(key, cost)
 
     async def acheck(self, key: str, cost: int = 1) -> Decision:
         decision = self._local(key, cost)
         if decision.allowed:
-            if decision.remaining <= self._low_water:
-                self._alease_ahead(key)
+            if decision.remaining <= self._level:
+                self._alow(key, decision.remaining)
             return decision
-        arrival = self._near.arrive()
-        async with self._near.turns.atake(key):
-            return await adrive(self._near.refill(key, cost, arrival), self._afetch)
+        return await self._aserve(key, cost)
 
     def check_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
         return [self.check(key, cost) for key in _valid(keys, cost)]
 
     async def acheck_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
-        return [await self.acheck(key, cost) for key in _valid(keys, cost)]
+        """Keys that need a lease wait for theirs side by side."""
+        checks = [self.acheck(key, cost) for key in _valid(keys, cost)]
+        return await asyncio.gather(*checks)
 
     def peek(self, key: str) -> Decision:
         """Local credits if there are any, else how the store stands."""
@@ -216,77 +177,42 @@ class TwoTierLimiter(Limiter):
 
     def reset(self, key: str) -> None:
         """Forget the key in the store and on this node; credits on other nodes remain."""
-        self._near.forget(require_key(key))
-        super().reset(key)
+        # In its turn: a lease that is under way belongs to the time before.
+        with self._near.turns.join(require_key(key)) as turn:
+            super().reset(key)
+            self._near.forget(turn.key)
 
     async def areset(self, key: str) -> None:
-        self._near.forget(require_key(key))
-        await super().areset(key)
+        async with self._near.turns.join(require_key(key)) as turn:
+            await super().areset(key)
+            self._near.forget(turn.key)
 
     def close(self) -> None:
-        if self._executor is not None:
-            self._executor.shutdown(wait=True)
+        self._finish()
         self._near.close()
         super().close()
 
     async def aclose(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.close()
+        await self._afinish()
+        self._near.close()
         await super().aclose()
 
     def _fetch(self, errand: Errand) -> Grant:
-        name = self._lead + errand.key
-        return self._apply(name, self._lease_of(errand.need), self._now(), errand.want)
+        key, want, need = errand
+        return self._apply(self._lead + key, self._lease_of(need), self._now(), want)
 
     async def _afetch(self, errand: Errand) -> Grant:
-        name = self._lead + errand.key
-        return await self._aapply(name, self._lease_of(errand.need), self._now(), errand.want)
+        key, want, need = errand
+        return await self._aapply(self._lead + key, self._lease_of(need), self._now(), want)
 
     def _lease_of(self, need: int) -> Transform[Grant]:
         """The transform for a need; nearly always the same one, so it is kept."""
         transform = self._leases.get(need)
         if transform is None:
             transform = leasing(self.strategy, need)
-            if len(self._leases) < 64:
+            if len(self._leases) < _KEPT:
                 self._leases[need] = transform
         return transform
-
-    def _lease_ahead(self, key: str) -> None:
-        if key in self._ahead:
-            return
-        self._ahead.add(key)
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix="penstock-lease")
-        self._executor.submit(self._run_ahead, key)
-
-    def _run_ahead(self, key: str) -> None:
-        try:
-            with self._near.turns.take(key):
-                drive(self._near.prefetch(key), self._fetch)
-        except Exception:
-            # Ahead of need, a failure costs nothing yet; the miss that follows will tell.
-            return
-        finally:
-            self._ahead.discard(key)
-
-    def _alease_ahead(self, key: str) -> None:
-        if key in self._ahead:
-            return
-        self._ahead.add(key)
-        task = asyncio.get_running_loop().create_task(self._arun_ahead(key))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _arun_ahead(self, key: str) -> None:
-        try:
-            async with self._near.turns.atake(key):
-                await adrive(self._near.prefetch(key), self._afetch)
-        except Exception:
-            return
-        finally:
-            self._ahead.discard(key)
 
 
 def _valid(keys: Iterable[str], cost: int) -> list[str]:

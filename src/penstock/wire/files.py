@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..strategies.lua import MARGIN_MS, PROGRAMS, REPLY
+from .lease_vectors import lease_vectors
 from .manifest import manifest, script_file
 from .vectors import golden_vectors
 
@@ -31,6 +32,7 @@ def derive(folder: Path) -> dict[str, str]:
         **scripts,
         "manifest.json": _json(manifest()),
         "vectors/golden-vectors.json": _json(golden_vectors()),
+        "vectors/golden-vectors-leases.json": _json(lease_vectors()),
         PROTOCOL: _BLOCK.sub(lambda block: block[1] + _table(block[2]) + block[3], prose),
     }
 

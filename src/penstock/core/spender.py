@@ -6,14 +6,14 @@ then somebody has to go and get more. It never invents a denial; only the store 
 Coupled to the window, credits are void from its end on, so that what a node leased in one window
 can never add to the next one's limit. Not coupled, they carry over.
 
-The limiter in `two_tier` applies the same rule to many keys at once (`credits.py`); the tests
-hold the two together.
+`penstock.leasing` applies the same rule to many keys at once, as the strategy of a MemoryStore
+(`leasing/credits.py`); the tests hold the two together.
 """
 
 from __future__ import annotations
 
-from ..core.decision import Decision
-from ..core.validation import require_cost, require_instant, require_int
+from .decision import Decision
+from .validation import require_cost, require_instant, require_int
 
 __all__ = ["LeaseSpender"]
 

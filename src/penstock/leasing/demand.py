@@ -1,0 +1,46 @@
+"""What the keys of a node spend, for a batch that learns; a fixed batch needs none of it.
+
+Spending happens on the hot path, which leaves behind one number per key: the credits left. What
+was served since a lease is the difference to what was held after it, also when the rest went void.
+"""
+
+from __future__ import annotations
+
+from .batch import AdaptiveBatch
+
+__all__ = ["Demand"]
+
+
+class Demand:
+    """The batch of each key, and what it is learned from."""
+
+    def __init__(self, batch: int | AdaptiveBatch, max_keys: int) -> None:
+        self._fixed = batch if isinstance(batch, int) else 0
+        self._adaptive = None if isinstance(batch, int) else batch
+        self._max_keys = max_keys
+        # key: [held after the last lease, left of it]
+        self._spent: dict[str, list[int]] = {}
+
+    @property
+    def learns(self) -> bool:
+        return self._adaptive is not None
+
+    def batch(self, key: str) -> int:
+        return self._fixed if self._adaptive is None else self._adaptive.size(key)
+
+    def note(self, key: str, left: int) -> None:
+        """A local spend left so many credits."""
+        entry = self._spent.get(key)
+        if entry is not None:
+            entry[1] = left
+
+    def leased(self, key: str, held: int, cost: int, now: int) -> None:
+        """A lease for a request of `cost` (0: ahead of need), after which `held` credits are."""
+        if self._adaptive is None:
+            return
+        before = self._spent.pop(key, None)
+        served = cost if before is None else before[0] - before[1] + cost
+        self._adaptive.observe(key, served, now)
+        self._spent[key] = [held, held]
+        while len(self._spent) > self._max_keys:
+            self._spent.pop(next(iter(self._spent)), None)

@@ -1,0 +1,167 @@
+"""Serving misses in both colours, and leasing ahead of need in the background.
+
+A lease outlives the caller who asked for it. A thread that waits for one cannot be interrupted;
+a task can be cancelled, so its lease is a task of its own: the credits arrive for those who come
+next, and a caller who hangs up costs no more than the request it made.
+
+Ahead of need means: once a key's credits are down to the low-water mark, one lease is under way
+while the rest is being spent. Its failure is nobody's; the miss that follows will tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from abc import abstractmethod
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ..core.decision import Decision
+from ..core.grant import Grant
+from ..core.validation import MAX_SAFE, require_key
+from ..stores.flow import adrive, drive
+from .near import Errand, NearTier
+
+__all__ = ["Refilling"]
+
+
+class Refilling:
+    """A near tier and the way to its far tier, which subclasses supply."""
+
+    def __init__(self, near: NearTier, low_water: int) -> None:
+        self._near = near
+        # Without a low-water mark, nothing is ever down to it.
+        self._low_water = low_water or -1
+        # From here down a local spend is of interest to more than its caller.
+        self._level = MAX_SAFE if near.demand.learns else self._low_water
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._begin()
+        _all.add(self)
+
+    def _begin(self) -> None:
+        """Start with nothing held and nothing under way."""
+        self._local = self._near.local.check
+        self._ahead: set[str] = set()
+        self._executor: ThreadPoolExecutor | None = None
+        self._starting = threading.Lock()
+
+    @abstractmethod
+    def _fetch(self, errand: Errand) -> Grant:
+        """Lease from the far tier."""
+
+    @abstractmethod
+    async def _afetch(self, errand: Errand) -> Grant:
+        """The awaitable twin of `_fetch`."""
+
+    def _serve(self, key: str, cost: int) -> Decision:
+        """Serve a request for which the credits did not suffice."""
+        near, key = self._near, require_key(key)
+        denied = near.denials.recall(key, near.now(), cost)
+        if denied is not None:
+            return denied
+        with near.turns.join(key) as turn:
+            settled = near.settle(key, cost, turn)
+            if settled is not None:
+                return settled
+            return drive(near.refill(key, cost, turn), self._fetch)
+
+    async def _aserve(self, key: str, cost: int) -> Decision:
+        """The awaitable twin of `_serve`."""
+        near, key = self._near, require_key(key)
+        denied = near.denials.recall(key, near.now(), cost)
+        if denied is not None:
+            return denied
+        turn = await near.turns.join(key).__aenter__()
+        try:
+            settled = near.settle(key, cost, turn)
+            if settled is None:
+                lease = self._spawn(adrive(near.refill(key, cost, turn), self._afetch))
+        except BaseException:
+            turn.leave()
+            raise
+        if settled is not None:
+            turn.leave()
+            return settled
+        # A callback also runs for a task that is cancelled before it has begun.
+        lease.add_done_callback(lambda _: turn.leave())
+        decision: Decision = await asyncio.shield(lease)
+        return decision
+
+    def _low(self, key: str, left: int) -> None:
+        """A local spend left few credits."""
+        if self._worth_a_lease(key, left):
+            with self._starting:
+                if self._executor is None:
+                    self._executor = ThreadPoolExecutor(1, thread_name_prefix="penstock-lease")
+                self._executor.submit(self._run_ahead, key)
+
+    def _alow(self, key: str, left: int) -> None:
+        """The same in a task."""
+        if self._worth_a_lease(key, left):
+            task = self._spawn(self._arun_ahead(key))
+            task.add_done_callback(lambda _: self._ahead.discard(key))
+
+    def _worth_a_lease(self, key: str, left: int) -> bool:
+        self._near.demand.note(key, left)
+        if left > self._low_water or key in self._ahead or not self._near.may_prefetch(key):
+            return False
+        self._ahead.add(key)
+        return True
+
+    def _run_ahead(self, key: str) -> None:
+        try:
+            with self._near.turns.join(key):
+                drive(self._near.prefetch(key, self._low_water), self._fetch)
+        except Exception:
+            return
+        finally:
+            self._ahead.discard(key)
+
+    async def _arun_ahead(self, key: str) -> None:
+        try:
+            async with self._near.turns.join(key):
+                await adrive(self._near.prefetch(key, self._low_water), self._afetch)
+        except Exception:
+            return
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _finish(self) -> None:
+        """Wait for what threads have under way. A later call starts anew."""
+        with self._starting:
+            executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=True)
+
+    async def _afinish(self) -> None:
+        """Wait for what this loop has under way, and threads."""
+        loop = asyncio.get_running_loop()
+        own = [task for task in self._tasks if task.get_loop() is loop]
+        await asyncio.gather(*own, return_exceptions=True)
+        if self._executor is not None:
+            await loop.run_in_executor(None, self._finish)
+
+    def _after_fork(self) -> None:
+        self._near.begin()
+        self._tasks = set()
+        self._begin()
+
+
+_all: weakref.WeakSet[Refilling] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """A child must not spend what its parent leased: both would."""
+    for each in list(_all):
+        each._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
