@@ -19,9 +19,6 @@ from .requests import LinkError, Pause, Request, Step, unavailable
 
 __all__ = ["AsyncCaller", "Backend", "BlockingCaller"]
 
-# Who waits lets the leader speak first, who knows more about what went wrong.
-_GRACE_S = 0.02
-
 # A loop holds its tasks weakly.
 _tasks: set[asyncio.Task[None]] = set()
 
@@ -113,7 +110,7 @@ class BlockingCaller(_Caller):
             while batches or not self._answered():
                 if batches:
                     self._settle(batches)
-                elif not self._bell.wait(self._left_s() + _GRACE_S):
+                elif not self._bell.wait(self._left_s()):
                     self._give_up()
                 self._bell.clear()
                 batches = self._take()
@@ -154,6 +151,8 @@ class AsyncCaller(_Caller):
         super().__init__(store)
         self._loop = asyncio.get_running_loop()
         self._bell = asyncio.Event()
+        self._leading = 0
+        self._late = False
 
     def lead(self, batch: Batch) -> bool:
         return self._soon(self._start, [batch])
@@ -174,19 +173,25 @@ class AsyncCaller(_Caller):
         batches = self._enter(counts, transform, now, cost)
         if batches:
             self._start(batches)
-        timer = self._loop.call_later(self._left_s() + _GRACE_S, self._bell.set)
+        timer = self._loop.call_later(self._left_s(), self._expire)
         try:
             while not self._answered():
                 await self._bell.wait()
                 self._bell.clear()
-                if not self._left_s():
+                # Its own lead ends by the same deadline, and says more about what went wrong.
+                if self._late and not self._leading:
                     self._give_up()
         finally:
             timer.cancel()
             self._lines.withdraw(self._stands)
         return self._answers()
 
+    def _expire(self) -> None:
+        self._late = True
+        self._bell.set()
+
     def _start(self, batches: list[Batch]) -> None:
+        self._leading += 1
         task = self._loop.create_task(self._settle(batches))
         _tasks.add(task)
         task.add_done_callback(_tasks.discard)
@@ -198,6 +203,7 @@ class AsyncCaller(_Caller):
             _interrupt(batches, error)
             raise
         finally:
+            self._leading -= 1
             for batch in batches:
                 self._lines.leave(batch)
 

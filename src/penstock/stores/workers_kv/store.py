@@ -17,6 +17,7 @@ __all__ = ["WorkersKVStore"]
 
 _MAX_KEY_BYTES = 512
 _SHORTEST_TTL_S = 60
+_LONGEST_TTL_S = 2**30
 
 
 class WorkersKVStore(RestStore):
@@ -68,9 +69,11 @@ class WorkersKVStore(RestStore):
         if isinstance(request, Drop):
             return HttpCall("DELETE", path)
         ttl_s = max(_SHORTEST_TTL_S, -(-request.keep_ms // 1000))
+        # A TTL has 31 bits; a state that outlives that is kept.
+        ttl = f"?expiration_ttl={ttl_s}" if ttl_s <= _LONGEST_TTL_S else ""
         # The version decides nothing here; by it, a write is known again whose reply was lost.
         value = f"{request.version}\n{request.record}"
-        return HttpCall("PUT", f"{path}?expiration_ttl={ttl_s}", value)
+        return HttpCall("PUT", f"{path}{ttl}", value)
 
     def _answers(self, requests: Sequence[Request], replies: Sequence[Reply]) -> list[Any]:
         return [self._answer(*pair) for pair in zip(requests, replies, strict=True)]

@@ -1,0 +1,108 @@
+"""A backend in a dict, whose link fails as told: stores on it show the procedure alone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.stores.cas import CasStore, Conflict, Drop, Held, LinkError, Read, Request, Swap
+
+LOST = LinkError("the reply was lost", may_have_run=True, again=True)
+REFUSED = LinkError("connection refused", may_have_run=False, again=True)
+LATE = LinkError("no reply in time", may_have_run=True)
+
+
+class Records:
+    """What several stores share, as several processes share a database."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, Held] = {}
+        self.lock = threading.Lock()
+        self.log: list[str] = []
+
+    def perform(self, request: Request) -> Any:
+        with self.lock:
+            self.log.append(type(request).__name__)
+            found = self.held.get(request.key)
+            if isinstance(request, Read):
+                return found
+            if (isinstance(request, Swap) or request.expected is not None) and (
+                found != request.expected
+            ):
+                return Conflict()
+            if isinstance(request, Drop):
+                self.held.pop(request.key, None)
+            else:
+                self.held[request.key] = Held(request.record, request.version)
+            return True
+
+
+class DictCasStore(CasStore):
+    """`before` and `after` may raise or answer around each request; `delay_s` is the way there."""
+
+    def __init__(
+        self, records: Records | None = None, *, timeout_ms: int = 10_000, delay_s: float = 0.0
+    ) -> None:
+        super().__init__(timeout_ms)
+        self.records = Records() if records is None else records
+        self.delay_s = delay_s
+        self.before: Callable[[Request], None] = lambda _request: None
+        self.after: Callable[[Request], None] = lambda _request: None
+        self.trips = 0
+        self.busy: set[str] = set()
+
+    def serve(self, requests: Sequence[Request], deadline: float) -> list[Any]:
+        self._check(requests)
+        time.sleep(self.delay_s)
+        return self._done(requests)
+
+    async def aserve(self, requests: Sequence[Request], deadline: float) -> list[Any]:
+        self._check(requests)
+        await asyncio.sleep(self.delay_s)
+        return self._done(requests)
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        self.trips += 1
+        keys = {request.key for request in requests}
+        assert len(keys) == len(requests), "one request per key and step"
+        assert not keys & self.busy, "two batches of one key at once"
+        self.busy |= keys
+
+    def _done(self, requests: Sequence[Request]) -> list[Any]:
+        self.busy -= {request.key for request in requests}
+        return [self._one(request) for request in requests]
+
+    def _one(self, request: Request) -> Any:
+        try:
+            self.before(request)
+            answer = self.records.perform(request)
+            self.after(request)
+        except LinkError as error:
+            return error
+        return answer
+
+
+def once(kind: type, error: Exception, times: int = 1) -> Callable[[Request], None]:
+    """Fails the first `times` requests of a kind."""
+    left = deque([error] * times)
+
+    def hook(request: Request) -> None:
+        if isinstance(request, kind) and left:
+            raise left.popleft()
+
+    return hook
+
+
+def lossy(rng: random.Random) -> Callable[[Request], None]:
+    """Loses every third request, or its reply."""
+
+    def hook(_request: Request) -> None:
+        if rng.random() < 1 / 3:
+            raise LOST
+
+    return hook

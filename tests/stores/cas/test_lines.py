@@ -1,0 +1,191 @@
+"""Callers of one process: they share what is asked, and never race."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+
+import pytest
+
+from penstock import StoreUnavailableError, fixed_window, rate_limit
+from penstock.core.store import checking
+from tests.stores.cas.backend import DictCasStore, Records
+
+HOUR_MS = 3_600_000
+NOW = 1_700_000_000_000
+CHECK = checking(fixed_window(50, HOUR_MS))
+
+
+def _threads(count: int, call: object) -> None:
+    crowd = [threading.Thread(target=call, daemon=True) for _ in range(count)]  # type: ignore[arg-type]
+    for thread in crowd:
+        thread.start()
+    for thread in crowd:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_200_tasks_on_one_key_share_a_few_round_trips() -> None:
+    """All finish, 50 are admitted, and it takes as long as two callers one after the other."""
+    store = DictCasStore(delay_s=0.05)
+
+    async def crowd() -> list[bool]:
+        limiter = rate_limit(fixed_window(50, HOUR_MS), store=store)
+        return [bool(d) for d in await asyncio.gather(*(limiter.acheck("k") for _ in range(200)))]
+
+    start = time.monotonic()
+    assert sum(asyncio.run(crowd())) == 50
+    assert store.trips == 4
+    assert time.monotonic() - start < 2
+
+
+def test_200_threads_on_one_key_share_round_trips() -> None:
+    """As with tasks, but for how many arrive before the first has read."""
+    store = DictCasStore(delay_s=0.05)
+    answers: list[bool] = []
+    _threads(200, lambda: answers.append(store.apply("k", CHECK, NOW, 1).allowed))
+    assert (len(answers), sum(answers)) == (200, 50)
+    assert store.trips < 20
+
+
+def test_both_colours_stand_in_one_line() -> None:
+    """Threads and tasks on the same key of the same store, at once."""
+    store = DictCasStore(delay_s=0.01)
+    answers: list[bool] = []
+
+    async def tasks() -> None:
+        decisions = await asyncio.gather(*(store.aapply("k", CHECK, NOW, 1) for _ in range(50)))
+        answers.extend(decision.allowed for decision in decisions)
+
+    loops = [threading.Thread(target=lambda: asyncio.run(tasks())) for _ in range(2)]
+    for loop in loops:
+        loop.start()
+    _threads(50, lambda: answers.append(store.apply("k", CHECK, NOW, 1).allowed))
+    for loop in loops:
+        loop.join(30)
+    assert (len(answers), sum(answers)) == (150, 50)
+
+
+def test_keys_do_not_wait_for_each_other() -> None:
+    """Twenty keys take as long as one."""
+    store = DictCasStore(delay_s=0.1)
+
+    async def crowd() -> None:
+        await asyncio.gather(*(store.aapply(f"k{n}", CHECK, NOW, 1) for n in range(20)))
+
+    start = time.monotonic()
+    asyncio.run(crowd())
+    assert time.monotonic() - start < 1
+
+
+def test_a_call_of_many_keys_takes_the_round_trips_of_one() -> None:
+    """Repeated keys are decided in order, different ones side by side, in both colours."""
+    keys = ["a", "b", "a", "c", "a"]
+    store = DictCasStore()
+    assert [d.remaining for d in store.apply_many(keys, CHECK, NOW, 1)] == [49, 49, 48, 49, 47]
+    assert store.trips == 2
+    again = asyncio.run(store.aapply_many(keys, CHECK, NOW, 1))
+    assert [d.remaining for d in again] == [46, 48, 45, 48, 44]
+    assert store.trips == 4
+    many = [f"k{n}" for n in range(100)]
+    assert len(store.apply_many(many, CHECK, NOW, 1)) == 100
+    assert store.trips == 4 + 2 * 4
+
+
+def test_calls_of_many_keys_in_opposite_order_do_not_block_each_other() -> None:
+    """Everybody finishes: nobody waits for a key while holding up another."""
+    store = DictCasStore(delay_s=0.001, timeout_ms=20_000)
+    keys = [f"k{n}" for n in range(8)]
+    unlimited = checking(fixed_window(10**6, HOUR_MS))
+    turns = iter(range(1_000))
+
+    def call() -> None:
+        for _ in range(5):
+            order = keys if next(turns) % 2 else keys[::-1]
+            store.apply_many(order, unlimited, NOW, 1)
+
+    _threads(12, call)
+    left = {store.apply(key, unlimited, NOW, 1).remaining for key in keys}
+    assert left == {10**6 - 12 * 5 - 1}
+
+
+def test_cancelling_one_caller_does_not_fail_the_others() -> None:
+    """Neither one that leads nor one that waits; what was under way is finished."""
+    store = DictCasStore(delay_s=0.05)
+
+    async def crowd() -> list[int]:
+        calls = [asyncio.create_task(store.aapply("k", CHECK, NOW, 1)) for _ in range(6)]
+        await asyncio.sleep(0.01)
+        calls[0].cancel()
+        calls[3].cancel()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [isinstance(one, asyncio.CancelledError) for one in results] == [
+            *(True, False, False),
+            *(True, False, False),
+        ]
+        return [one.remaining for one in results if not isinstance(one, BaseException)]
+
+    # The first had been read for already and is charged; the fourth had left the line in time.
+    assert asyncio.run(crowd()) == [48, 47, 46, 45]
+
+
+def test_a_line_goes_on_when_a_loop_has_closed() -> None:
+    """A task that waits in a loop which ends is passed over."""
+    store = DictCasStore(delay_s=0.2)
+    first = threading.Thread(target=lambda: store.apply("k", CHECK, NOW, 1))
+
+    async def wait_briefly() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(store.aapply("k", CHECK, NOW, 1), 0.05)
+
+    first.start()
+    time.sleep(0.02)
+    asyncio.run(wait_briefly())
+    assert store.apply("k", CHECK, NOW, 1).remaining == 48
+    first.join()
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_who_waits_too_long_leaves_uncharged(colour: str) -> None:
+    """The deadline counts the time in the line; the text says that nothing was charged."""
+    records = Records()
+    slow = DictCasStore(records, delay_s=0.4, timeout_ms=300)
+    leader = threading.Thread(target=lambda: slow.apply("k", CHECK, NOW, 1))
+    leader.start()
+    time.sleep(0.05)
+    start = time.monotonic()
+    with pytest.raises(StoreUnavailableError, match=r"no turn.*300 ms.*was not charged"):
+        if colour == "sync":
+            slow.apply("k", CHECK, NOW, 1)
+        else:
+            asyncio.run(slow.aapply("k", CHECK, NOW, 1))
+    assert 0.25 < time.monotonic() - start < 0.4
+    leader.join()
+    assert DictCasStore(records).apply("k", CHECK, NOW, 1).remaining == 48
+    assert slow.lines._waiting == {}
+
+
+def test_nothing_is_kept_of_keys_that_are_idle() -> None:
+    """A line exists while somebody stands in it."""
+    store = DictCasStore()
+    for number in range(100):
+        store.apply(f"k{number}", CHECK, NOW, 1)
+    asyncio.run(store.aapply("k", CHECK, NOW, 1))
+    assert store.lines._waiting == {}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_does_not_wait_for_its_parents_callers() -> None:
+    """Lines that were led in the parent are free in the child."""
+    store = DictCasStore(delay_s=0.3, timeout_ms=5_000)
+    leader = threading.Thread(target=lambda: store.apply("k", CHECK, NOW, 1))
+    leader.start()
+    time.sleep(0.05)
+    child = os.fork()
+    if child == 0:
+        store.busy.clear()
+        os._exit(0 if store.apply("k", CHECK, NOW, 1).remaining == 49 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    leader.join()
