@@ -1,0 +1,245 @@
+"""`python -m bench.store_round_trips`: what a check costs on each store, counted and timed.
+
+Round trips are counted by a proxy between the store and its real server: how often the client
+spoke after the server had. SQLite has no server, so its statements are counted. Throughput is
+measured as ratios within one run, in short alternating slices, since absolute figures say little
+on a shared machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.servers import MissingError, Postgres, Valkey
+
+from penstock import Limiter, Store, fixed_window, gcra, rate_limit
+from penstock.core.store import checking
+from penstock.stores import open_store
+from penstock.stores.record import pack, unpack
+from penstock.stores.sqlite import SqliteStore
+
+from .turns import TurnCounter
+
+__all__ = ["ENGINES", "main"]
+
+Engine = Callable[[], AbstractContextManager[tuple[int, str]]]
+
+_SPAN_MS = 864_000_000
+_PLENTY = gcra(10**6, 1_000)
+
+
+@contextmanager
+def _postgres() -> Iterator[tuple[int, str]]:
+    with Postgres() as server:
+        store: Any = open_store(server.url)
+        store.init()
+        store.close()
+        yield server.port, server.url
+
+
+@contextmanager
+def _valkey() -> Iterator[tuple[int, str]]:
+    with Valkey() as server:
+        yield server.port, server.url
+
+
+# One line per store: starts the server; gives the port to listen in on, and the store's URL.
+ENGINES: dict[str, Engine] = {
+    "postgres": _postgres,
+    "redis": _valkey,
+}
+
+_SITUATIONS: dict[str, Callable[[Limiter, Limiter], Any]] = {
+    "a new key": lambda ours, _: ours.check("new"),
+    "a known key": lambda ours, _: ours.check("known"),
+    "a denial": lambda ours, _: ours.check("spent"),
+    "a peek": lambda ours, _: ours.peek("known"),
+    "changed elsewhere": lambda ours, theirs: ours.check("shared"),
+    "100 new keys": lambda ours, _: ours.check_many([f"k{n}" for n in range(100)]),
+}
+
+
+def _count(engine: Engine) -> dict[str, int]:
+    """Round trips per situation."""
+    counts: dict[str, int] = {}
+    with engine() as (port, url), TurnCounter(port) as counter:
+        stores = [open_store(counter.url_of(url)), open_store(url)]
+        ours, theirs = (rate_limit(fixed_window(5, _SPAN_MS, "first"), store=s) for s in stores)
+        for limiter in (ours, theirs):
+            limiter.check("warm")
+            limiter.peek("warm")
+        ours.check("known")
+        ours.check("spent", 5)
+        ours.check("shared")
+        theirs.check("shared")
+        ours.check_many(["warm", "known"])
+        for name, ask in _SITUATIONS.items():
+            before = counter.turns
+            ask(ours, theirs)
+            counts[name] = counter.turns - before
+        for store in stores:
+            store.close()
+    return counts
+
+
+def _count_statements() -> dict[str, int]:
+    """The same for SQLite: statements, as its own trace reports them."""
+    counts: dict[str, int] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        store = SqliteStore(Path(folder) / "limits.db")
+        limiter = rate_limit(fixed_window(5, _SPAN_MS, "first"), store=store)
+        limiter.check("known")
+        limiter.check("spent", 5)
+        limiter.check("shared")
+        seen: list[str] = []
+        connection = store._database._connection
+        assert connection is not None
+        connection.set_trace_callback(seen.append)
+        for name, ask in _SITUATIONS.items():
+            seen.clear()
+            ask(limiter, limiter)
+            counts[name] = len(seen)
+        store.close()
+    return counts
+
+
+def _rate(callers: int, seconds: float, ask: Callable[[str], Any]) -> float:
+    """Checks a second from so many threads, over 500 keys."""
+    totals: list[int] = []
+
+    def call(number: int) -> None:
+        done, end = 0, time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            ask(f"k{(done * 7 + number) % 500}")
+            done += 1
+        totals.append(done)
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(totals) / seconds
+
+
+class _Plain:
+    """The sequence that PostgresStore is compared with: begin, lock, select, upsert, commit."""
+
+    def __init__(self, url: str, connections: int) -> None:
+        from psycopg_pool import ConnectionPool
+
+        settings = {"autocommit": True, "prepare_threshold": 0}
+        self._pool = ConnectionPool(
+            url, min_size=connections, max_size=connections, kwargs=settings, open=True
+        )
+        self._pool.wait()
+        with self._pool.connection() as connection:
+            connection.execute(
+                "CREATE TABLE plain (key text PRIMARY KEY, record text NOT NULL, keep bigint)"
+            )
+        self._check = checking(_PLENTY)
+
+    def check(self, key: str) -> None:
+        now = time.time_ns() // 1_000_000
+        with self._pool.connection() as connection:
+            run = connection.execute
+            run("BEGIN")
+            run("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (key,))
+            row = run("SELECT record FROM plain WHERE key = %s", (key,)).fetchone()
+            state = unpack(row[0] if row else None, key, self._check.kind, now)
+            outcome = self._check.run(state, now, 1)
+            record = pack(self._check.kind, outcome.state, now + outcome.ttl_ms)
+            run(
+                "INSERT INTO plain VALUES (%s, %s, %s) ON CONFLICT (key) DO UPDATE "
+                "SET record = excluded.record, keep = excluded.keep",
+                (key, record, now + outcome.ttl_ms),
+            )
+            run("COMMIT")
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _race_postgres(rounds: int, seconds: float, *, durable: bool) -> None:
+    disk = "fsync on" if durable else "fsync off"
+    with Postgres(durable=durable) as server:
+        store: Any = open_store(server.url, timeout_ms=10_000)
+        store.init()
+        limiter = rate_limit(_PLENTY, store=store)
+        plain = _Plain(server.url, connections=8)
+        for callers in (1, 8, 32):
+            pairs = [
+                (_rate(callers, seconds, plain.check), _rate(callers, seconds, limiter.check))
+                for _ in range(rounds)
+            ]
+            before, after = (statistics.median(column) for column in zip(*pairs, strict=True))
+            ratio = statistics.median(ours / theirs for theirs, ours in pairs)
+            print(
+                f"  {disk}, {callers:2} threads: {before:7,.0f} plain, {after:7,.0f} store,", end=""
+            )
+            print(f" {ratio:5.2f} x")
+        plain.close()
+        store.close()
+
+
+def _race_sqlite(rounds: int, seconds: float) -> None:
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        stores = {
+            mode: SqliteStore(Path(folder) / f"{mode}.db", synchronous=mode, timeout_ms=30_000)
+            for mode in ("normal", "off", "full")
+        }
+        limiters = {mode: rate_limit(_PLENTY, store=store) for mode, store in stores.items()}
+        for callers in (1, 8):
+            for mode, limiter in limiters.items():
+                rates = [_rate(callers, seconds, limiter.check) for _ in range(rounds)]
+                print(
+                    f"  synchronous={mode:6}, {callers} threads: {statistics.median(rates):8,.0f}"
+                )
+        close_all(stores.values())
+
+
+def close_all(stores: Any) -> None:
+    store: Store
+    for store in stores:
+        store.close()
+
+
+def _print_counts() -> None:
+    print("round trips per call, counted (for sqlite: statements)")
+    print("  " + "".join(f"{name:>19}" for name in ("", *_SITUATIONS)))
+    rows: dict[str, dict[str, int] | str] = {"sqlite": _count_statements()}
+    for name, engine in ENGINES.items():
+        try:
+            rows[name] = _count(engine)
+        except MissingError as missing:
+            rows[name] = str(missing)
+    for name, counts in rows.items():
+        if isinstance(counts, str):
+            print(f"  {name:>19}  {counts}")
+        else:
+            print(f"  {name:>19}" + "".join(f"{count:>19}" for count in counts.values()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.store_round_trips", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="slices per figure (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of each slice (%(default)s)")
+    options = parser.parse_args()
+    _print_counts()
+    print("\nsqlite on this disk, checks a second")
+    _race_sqlite(options.rounds, options.seconds)
+    print("\npostgres on loopback, checks a second; plain: begin, lock, select, upsert, commit")
+    for durable in (False, True):
+        _race_postgres(options.rounds, options.seconds, durable=durable)
+
+
+if __name__ == "__main__":
+    main()
