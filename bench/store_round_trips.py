@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.servers import MissingError, Postgres, Valkey
 
-from penstock import Limiter, Store, fixed_window, gcra, rate_limit
+from penstock import Limiter, fixed_window, gcra, rate_limit
 from penstock.core.store import checking
 from penstock.stores import open_store
 from penstock.stores.record import pack, unpack
@@ -182,10 +182,8 @@ def _race_postgres(rounds: int, seconds: float, *, durable: bool) -> None:
             ]
             before, after = (statistics.median(column) for column in zip(*pairs, strict=True))
             ratio = statistics.median(ours / theirs for theirs, ours in pairs)
-            print(
-                f"  {disk}, {callers:2} threads: {before:7,.0f} plain, {after:7,.0f} store,", end=""
-            )
-            print(f" {ratio:5.2f} x")
+            figures = f"{before:7,.0f} plain, {after:7,.0f} store, {ratio:5.2f} x"
+            print(f"  {disk}, {callers:2} threads: {figures}")
         plain.close()
         store.close()
 
@@ -200,32 +198,27 @@ def _race_sqlite(rounds: int, seconds: float) -> None:
         for callers in (1, 8):
             for mode, limiter in limiters.items():
                 rates = [_rate(callers, seconds, limiter.check) for _ in range(rounds)]
-                print(
-                    f"  synchronous={mode:6}, {callers} threads: {statistics.median(rates):8,.0f}"
-                )
-        close_all(stores.values())
-
-
-def close_all(stores: Any) -> None:
-    store: Store
-    for store in stores:
-        store.close()
+                rate = statistics.median(rates)
+                print(f"  synchronous={mode:6}, {callers} threads: {rate:8,.0f}")
+        for store in stores.values():
+            store.close()
 
 
 def _print_counts() -> None:
     print("round trips per call, counted (for sqlite: statements)")
     print("  " + "".join(f"{name:>19}" for name in ("", *_SITUATIONS)))
-    rows: dict[str, dict[str, int] | str] = {"sqlite": _count_statements()}
+    _print_row("sqlite", _count_statements())
     for name, engine in ENGINES.items():
         try:
-            rows[name] = _count(engine)
-        except MissingError as missing:
-            rows[name] = str(missing)
-    for name, counts in rows.items():
-        if isinstance(counts, str):
-            print(f"  {name:>19}  {counts}")
+            counts = _count(engine)
+        except MissingError as missing:  # noqa: PERF203 - one server after the other
+            print(f"  {name:>19}  {missing}")
         else:
-            print(f"  {name:>19}" + "".join(f"{count:>19}" for count in counts.values()))
+            _print_row(name, counts)
+
+
+def _print_row(name: str, counts: dict[str, int]) -> None:
+    print(f"  {name:>19}" + "".join(f"{count:>19}" for count in counts.values()))
 
 
 def main() -> None:
