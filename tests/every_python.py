@@ -13,7 +13,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = [f"tests/{room}" for room in ("core", "strategies", "conformance", "accel", "stores/memory")]
+TESTS = [
+    f"tests/{room}" for room in ("core", "strategies", "conformance", "accel", "stores/memory")
+]
 NEWEST_MINOR = 20
 
 
