@@ -71,7 +71,7 @@ def _count(engine: Engine) -> dict[str, int]:
     """Round trips per situation."""
     counts: dict[str, int] = {}
     with engine() as (port, url), TurnCounter(port) as counter:
-        stores = [open_store(counter.url_of(url)), open_store(url)]
+        stores = [open_store(where, timeout_ms=10_000) for where in (counter.url_of(url), url)]
         ours, theirs = (rate_limit(fixed_window(5, _SPAN_MS, "first"), store=s) for s in stores)
         for limiter in (ours, theirs):
             limiter.check("warm")
