@@ -1,4 +1,4 @@
-"""What a Check over gRPC costs, against a call that does nothing: `python bench/grpc_paths.py`.
+"""What a Check over gRPC costs, against a call that does nothing: `python -m bench.grpc_paths`.
 
 Both are served by grpc.aio, each in a process of its own, in turn and in many short rounds, so that
 a busy machine slows both. The other call is an echo of an empty message, served as the usual

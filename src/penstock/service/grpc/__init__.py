@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from ...core.errors import ConfigInvalidError
 
+_PACKAGES = {"google", "grpc", "grpc_health", "grpc_reflection"}
+
 try:
     from .server import GrpcDoor, open_grpc
-except ImportError as error:
-    if (error.name or "").startswith("penstock"):
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] not in _PACKAGES:
         raise
     raise ConfigInvalidError(
         f"the gRPC door needs {error.name}: pip install 'penstock[server]', or turn the door off"
