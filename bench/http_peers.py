@@ -4,6 +4,7 @@ that answers with a constant and so shows what the server alone costs."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from importlib import import_module
 from typing import Any
 
 __all__ = ["constant", "make_fastapi"]
@@ -25,24 +26,18 @@ async def constant(
 
 def make_fastapi() -> Any:
     """`POST /check` as one would write it."""
-    from fastapi import FastAPI
-    from fastapi.responses import JSONResponse
-    from limits import RateLimitItemPerSecond
-    from limits.storage import MemoryStorage
-    from limits.strategies import FixedWindowRateLimiter
-    from pydantic import BaseModel
+    fastapi = import_module("fastapi")
+    limits = import_module("limits")
+    storage = import_module("limits.storage").MemoryStorage()
+    limiter = import_module("limits.strategies").FixedWindowRateLimiter(storage)
+    reply = import_module("fastapi.responses").JSONResponse
+    asked_for = import_module("pydantic").create_model(
+        "Check", key=(str, ...), limit=(int, ...), window_ms=(int, ...), cost=(int, 1)
+    )
+    app = fastapi.FastAPI()
 
-    class Check(BaseModel):
-        key: str
-        limit: int
-        window_ms: int
-        cost: int = 1
-
-    app = FastAPI()
-    limiter = FixedWindowRateLimiter(MemoryStorage())
-
-    async def check(asked: Check) -> JSONResponse:
-        item = RateLimitItemPerSecond(asked.limit, max(1, asked.window_ms // 1000))
+    async def check(asked: Any) -> Any:
+        item = limits.RateLimitItemPerSecond(asked.limit, max(1, asked.window_ms // 1000))
         allowed = limiter.hit(item, asked.key, cost=asked.cost)
         stats = limiter.get_window_stats(item, asked.key)
         body = {
@@ -51,8 +46,9 @@ def make_fastapi() -> Any:
             "limit": asked.limit,
             "reset_at": int(stats.reset_time * 1000),
         }
-        return JSONResponse(body, status_code=200 if allowed else 429)
+        return reply(body, status_code=200 if allowed else 429)
 
-    check.__annotations__["asked"] = Check
+    # What the framework reads the body's form from.
+    check.__annotations__ = {"asked": asked_for}
     app.post("/check")(check)
     return app

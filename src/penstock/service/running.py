@@ -101,8 +101,15 @@ async def until_told(stop: asyncio.Event) -> None:
     """Wait for SIGTERM or SIGINT. The second one ends the process at once."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _tell, stop)
+        _listen_for(number, loop, stop)
     await stop.wait()
+
+
+def _listen_for(number: int, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    try:
+        loop.add_signal_handler(number, _tell, stop)
+    except NotImplementedError:  # on Windows, where the loop has to be woken for it
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(_tell, stop))
 
 
 def _tell(stop: asyncio.Event) -> None:

@@ -210,3 +210,26 @@ def test_ten_thousand_idle_connections_cost_little_and_harm_nobody() -> None:
         for line in lines:
             line.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_fault_of_the_service_is_a_problem_and_not_a_traceback(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it comes up before the request is read or after; the client learns nothing of it."""
+    from penstock.service.http import calls, planner
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("secret\n")
+
+    with Door() as door:
+        monkeypatch.setattr(calls, "decode", fail)
+        first = talk(door.port, post_bytes("/check", BODY, close=True))
+        monkeypatch.setattr(planner, "parse_head", fail)
+        second = talk(door.port, post_bytes("/check?headers=x", BODY))
+    for reply in (first, second):
+        assert reply.startswith(b"HTTP/1.1 500 ")
+        assert b'"internal_error"' in reply
+        assert b"secret" not in reply
+    assert [record.getMessage() for record in caplog.records] == [
+        "a request failed: ZeroDivisionError: 'secret\\n'"
+    ] * 2

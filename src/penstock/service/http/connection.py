@@ -13,8 +13,9 @@ from collections.abc import Coroutine
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from .faults import problem_of
 from .plan import Plan
-from .problem import Problem, ProblemError
+from .problem import Problem
 from .reader import Reader
 
 if TYPE_CHECKING:
@@ -115,8 +116,9 @@ class Connection(asyncio.Protocol):
                 out.append(self._shape(plan, reply) if plan.shaped else reply)
                 if not reader.more or self._ending:
                     break
-        except ProblemError as error:
-            self._refuse(error.problem)
+        except Exception as error:
+            # Where the request ends is not known, so there is no next one.
+            self._refuse(problem_of(error))
             return
         if out:
             self._send(b"".join(out))

@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import ssl
 
-from ...core.errors import (
-    ConfigInvalidError,
-    QueueFullError,
-    StoreUnavailableError,
-    UnsupportedError,
-)
-from ..core import Service, UnknownPolicyError
+from ..core import Service
 from .access import Token
 from .answers import Answers
 from .bounds import Bounds
 from .calls import Calls
 from .connection import Connection
+from .faults import SOON, problem_of
 from .pages import Pages
 from .plan import Plans
 from .planner import Planner
@@ -34,9 +28,6 @@ __all__ = ["HttpDoor"]
 _TICK_S = 0.25
 _TICKS_PER_PUBLISH = 4
 _BACKLOG = 2_048
-_SOON = ("Retry-After: 1",)
-
-_log = logging.getLogger("penstock.http")
 
 
 class HttpDoor:
@@ -129,7 +120,7 @@ class HttpDoor:
         """Reserve memory for a long body, or give it back."""
         if amount > 0 and self._held + amount > self.bounds.held_bytes:
             self._shed += 1
-            raise ProblemError("overloaded", "too many long bodies at once", _SOON)
+            raise ProblemError("overloaded", "too many long bodies at once", SOON)
         self._held += amount
 
     def enter(self) -> bool:
@@ -145,13 +136,13 @@ class HttpDoor:
 
     def result(self, task: asyncio.Task[bytes]) -> bytes:
         if task.cancelled():
-            return self.problem(Problem("stopping", "the service is being stopped", _SOON))
+            return self.problem(Problem("stopping", "the service is being stopped", SOON))
         error = task.exception()
         return task.result() if error is None else self.failure(error)
 
     def failure(self, error: BaseException) -> bytes:
-        """The reply for an exception. Only a fault of the service itself is logged here."""
-        return self.problem(_problem_of(error))
+        """The reply for an exception."""
+        return self.problem(problem_of(error))
 
     def _gauges(self) -> dict[str, int]:
         return {
@@ -171,21 +162,3 @@ class HttpDoor:
             with contextlib.suppress(Exception):
                 connection.expire(self.now, self._planner.stopping)
         self._ticker = self.loop.call_later(_TICK_S, self._tick)
-
-
-def _problem_of(error: BaseException) -> Problem:
-    if isinstance(error, ProblemError):
-        return error.problem
-    if isinstance(error, UnknownPolicyError):
-        return Problem("unknown_policy", str(error))
-    if isinstance(error, ConfigInvalidError):
-        return Problem("config_invalid", str(error))
-    if isinstance(error, UnsupportedError):
-        return Problem("not_implemented", str(error))
-    if isinstance(error, StoreUnavailableError):
-        # The text names the store's address, which is nothing for clients.
-        return Problem("store_unavailable", "the store did not answer", _SOON)
-    if isinstance(error, QueueFullError):
-        return Problem("overloaded", str(error), _SOON)
-    _log.error("a request failed: %s: %r", type(error).__name__, str(error))
-    return Problem("internal_error", "the service failed; its log says more")

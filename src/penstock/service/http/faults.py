@@ -1,0 +1,38 @@
+"""From exceptions to problems, in one place. Only a fault of the service itself is logged."""
+
+from __future__ import annotations
+
+import logging
+
+from ...core.errors import (
+    ConfigInvalidError,
+    QueueFullError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
+from ..core import UnknownPolicyError
+from .problem import Problem, ProblemError
+
+__all__ = ["SOON", "problem_of"]
+
+SOON = ("Retry-After: 1",)
+
+_log = logging.getLogger("penstock.http")
+
+
+def problem_of(error: BaseException) -> Problem:
+    if isinstance(error, ProblemError):
+        return error.problem
+    if isinstance(error, UnknownPolicyError):
+        return Problem("unknown_policy", str(error))
+    if isinstance(error, ConfigInvalidError):
+        return Problem("config_invalid", str(error))
+    if isinstance(error, UnsupportedError):
+        return Problem("not_implemented", str(error))
+    if isinstance(error, StoreUnavailableError):
+        # The text names the store's address, which is nothing for clients.
+        return Problem("store_unavailable", "the store did not answer", SOON)
+    if isinstance(error, QueueFullError):
+        return Problem("overloaded", str(error), SOON)
+    _log.error("a request failed: %s: %r", type(error).__name__, str(error))
+    return Problem("internal_error", "the service failed; its log says more")
