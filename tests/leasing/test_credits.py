@@ -6,12 +6,12 @@ import random
 from typing import Any
 
 import pytest
-from tests.helpers import NOW, PATHS, make_limiter, make_store, needs_native
 
 from penstock import Decision, ManualClock
 from penstock.core.validation import MAX_SPAN_MS
 from penstock.leasing import LeaseSpender
 from penstock.leasing.credits import Credits, granting
+from tests.helpers import NOW, PATHS, make_limiter, make_store, needs_native
 
 SEEDS = range(40)
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers import PATHS, make_store
 
 from penstock import ConfigInvalidError, Decision
 from penstock.core.store import checking
 from penstock.leasing import LeaseSpender
 from penstock.leasing.credits import Credits, granting
 from penstock.wire.convert import decision_fields
+from tests.helpers import PATHS, make_store
 
 VECTORS = json.loads(
     (Path(__file__).parents[2] / "wire/vectors/golden-vectors-leases.json").read_text()

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.helpers import KINDS, NOW, draw_strategy, draw_timeline, run
-from tests.leasing.far import FarStore, ServerClock
 
 from penstock import (
     ConfigInvalidError,
@@ -26,6 +24,8 @@ from penstock import (
     unlimited,
 )
 from penstock.leasing import AdaptiveBatch, TwoTierLimiter, two_tier
+from tests.helpers import KINDS, NOW, draw_strategy, draw_timeline, run
+from tests.leasing.far import FarStore, ServerClock
 
 WINDOW = 60_000
 # Aligned to the minute, so that a window lies ahead in full.

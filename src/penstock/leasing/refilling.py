@@ -85,10 +85,11 @@ class Refilling:
         if settled is not None:
             turn.leave()
             return settled
+        # In this order: the caller is woken before the next in line.
+        waiting: asyncio.Future[Decision] = asyncio.shield(lease)
         # A callback also runs for a task that is cancelled before it has begun.
         lease.add_done_callback(lambda _: turn.leave())
-        decision: Decision = await asyncio.shield(lease)
-        return decision
+        return await waiting
 
     def _low(self, key: str, left: int) -> None:
         """A local spend left few credits."""
