@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import signal
 import threading
 import time
@@ -167,7 +168,7 @@ def test_both_doors_of_two_processes_admit_exactly_the_limit(
 
 
 def test_workers_share_a_port_and_a_limit(valkey: Valkey) -> None:
-    """One that dies is replaced; together they stop when their parent does."""
+    """And what one of them counted, all of them show."""
     with Penstock("--store", valkey.url, "--workers", "2") as server:
         asked = {"key": "w", "limit": 20, "window_ms": 3_600_000}
         statuses: Counter[int] = Counter()
@@ -193,6 +194,54 @@ def test_workers_share_a_port_and_a_limit(valkey: Valkey) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
         assert "Traceback" not in server.log_path.read_text()
+
+
+def _workers(pid: int) -> set[int]:
+    """The living children that serve; the interpreter's own helper process does not count."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return {
+        int(child)
+        for child in children
+        if _alive(int(child)) and b"tracker" not in Path(f"/proc/{child}/cmdline").read_bytes()
+    }
+
+
+def test_a_worker_that_dies_is_replaced_and_none_outlives_the_parent(valkey: Valkey) -> None:
+    """The port stays served, and a SIGKILL of the parent leaves nobody behind."""
+    with Penstock("--store", valkey.url, "--workers", "2") as server:
+        before = _workers(server.pid)
+        os.kill(min(before), signal.SIGKILL)
+
+        def replaced() -> set[int]:
+            now = _workers(server.pid)
+            if min(before) in now or len(now) < len(before):
+                raise NotReady(f"{before} became {now}")
+            return now
+
+        after = eventually(replaced, within=20, what="a new worker")
+
+        def served() -> None:
+            client = Client(server.port)
+            assert client.get("/health").status == 200
+            client.close()
+
+        for _ in range(8):
+            eventually(served, within=20, what="the port")
+        os.kill(server.pid, signal.SIGKILL)
+
+        def gone() -> None:
+            left = {pid for pid in after if _alive(pid)}
+            if left:
+                raise NotReady(f"{left} live on")
+
+        eventually(gone, within=20, what="the workers' end")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 POLICIES = """
