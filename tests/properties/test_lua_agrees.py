@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 
 import pytest
 import redis
-from tests.wire.live import SERVERS, check_all, connected, fields, read
-from tests.wire.timelines import KINDS, Timeline, make_timelines
+from tests.wire.live import SERVERS, check_all, check_crowd, connected, fields, read
+from tests.wire.timelines import KINDS, Crowd, Timeline, make_crowds, make_timelines
 
 from penstock import Decision, ManualClock, rate_limit
 from penstock.core.store import checking
@@ -27,6 +28,11 @@ STEPS = int(os.environ.get("STEPS", "20000"))
 @cache
 def timelines(kind: str) -> list[Timeline]:
     return make_timelines(kind, SEED, STEPS)
+
+
+@cache
+def crowds(kind: str) -> list[Crowd]:
+    return make_crowds(kind, SEED, STEPS)
 
 
 @pytest.fixture(scope="module", params=SERVERS)
@@ -85,6 +91,34 @@ def test_lua_agrees(client: redis.Redis, kind: str) -> None:
         state = read(client, line.strategy, line.key)
         assert line.strategy.peek(state, now) == line.strategy.peek(line.state, now)
         assert line.strategy.forecast(state, now, 1) == line.strategy.forecast(line.state, now, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_crowds_reach_every_kind_of_batch(kind: str) -> None:
+    """Batches that repeat a key, that are of two minds, and that go back in time."""
+    batches = [batch for crowd in crowds(kind) for batch in crowd.batches]
+    answers = [answer for crowd in crowds(kind) for answer in crowd.decisions]
+    allowed = [decision.allowed for answer in answers for decision in answer]
+    instants = [[now for _, now, _ in crowd.batches] for crowd in crowds(kind)]
+    assert len(allowed) >= STEPS
+    assert 0.15 < sum(allowed) / len(allowed) < 0.85
+    assert sum(len(set(keys)) < len(keys) for keys, _, _ in batches) > len(batches) / 5
+    assert sum(len({d.allowed for d in answer}) == 2 for answer in answers) > len(batches) / 20
+    back = sum(b < a for line in instants for a, b in pairwise(line))
+    assert back > len(batches) / 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lua_for_many_agrees(client: redis.Redis, kind: str) -> None:
+    """Batches get what their keys would get one by one, and leave the same states."""
+    for crowd in crowds(kind):
+        replies = check_crowd(client, crowd)
+        for batch, decisions, reply in zip(crowd.batches, crowd.decisions, replies, strict=True):
+            assert reply == list(map(fields, decisions)), (crowd.strategy, batch)
+        peek, now = crowd.strategy.peek, crowd.batches[-1][1]
+        for key in {key for keys, _, _ in crowd.batches for key in keys}:
+            state = read(client, crowd.strategy, key)
+            assert peek(state, now) == peek(crowd.states.get(key), now), (crowd.strategy, key)
 
 
 def _limited(line: Timeline) -> list[Decision]:

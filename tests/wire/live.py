@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import redis
 from tests.servers import Redis7, Redis8, RedisServer, Valkey, require
+from tests.wire.timelines import Crowd
 
 from penstock.core.decision import Decision
 from penstock.core.strategy import LuaRider, LuaScript, Strategy
@@ -55,6 +56,23 @@ def check(client: redis.Redis, strategy: Strategy, key: str, now: int, cost: int
     return reply
 
 
+def check_many(
+    client: redis.Redis, strategy: Strategy, keys: Sequence[str], now: int, cost: int = 1
+) -> list[Fields]:
+    """All keys by the script for many."""
+    lua = rider(strategy)
+    assert lua.many is not None
+    reply: Any = client.eval(lua.many.source, len(keys), *keys, *lua.argv(now, cost))
+    return unfolded(reply)
+
+
+def unfolded(reply: Sequence[int]) -> list[Fields]:
+    """What the script for many said, as the check would have said it of each key."""
+    limit, *rest = reply
+    rows = [rest[start : start + 3] for start in range(0, len(rest), 3)]
+    return [(int(retry == 0), limit, left, reset_at, retry) for left, reset_at, retry in rows]
+
+
 def read(client: redis.Redis, strategy: Strategy, key: str) -> Any:
     """The state of a key, as Python sees it."""
     return strategy.read_state(run(client, rider(strategy).read, key))
@@ -75,3 +93,24 @@ def check_all(client: redis.Redis, requests: Iterable[Request]) -> list[Fields]:
             replies += map(tuple, pipe.execute())
     replies += map(tuple, pipe.execute())
     return replies
+
+
+def check_crowd(client: redis.Redis, crowd: Crowd) -> list[list[Fields]]:
+    """The batches of a crowd in one round trip: most by the script for many, the odd one by one
+    check per key, as another client of the same keys would make them."""
+    lua = rider(crowd.strategy)
+    assert lua.many is not None
+    many, one = client.script_load(lua.many.source), client.script_load(lua.check.source)
+    pipe = client.pipeline(transaction=False)
+    for number, (keys, now, cost) in enumerate(crowd.batches):
+        if number % 4 == 3:
+            for key in keys:
+                pipe.evalsha(one, 1, key, *lua.argv(now, cost))
+        else:
+            pipe.evalsha(many, len(keys), *keys, *lua.argv(now, cost))
+    replies = iter(pipe.execute())
+    answers: list[list[Fields]] = []
+    for number, (keys, _, _) in enumerate(crowd.batches):
+        single = number % 4 == 3
+        answers.append([tuple(next(replies)) for _ in keys] if single else unfolded(next(replies)))
+    return answers

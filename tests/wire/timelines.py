@@ -4,6 +4,9 @@ Instants go on from the last one by nothing, a little, a good part of the window
 or to exactly where the last decision said that something changes, give or take a millisecond; and
 back, by a little or a lot. Costs are mostly small, and often exactly what is left or one more.
 A seed makes the same timelines everywhere.
+
+A crowd is the same for many keys of one strategy, which ask together: each request is a batch of
+some of them, cold or not, idle or not, and often one of them twice.
 """
 
 from __future__ import annotations
@@ -38,6 +41,51 @@ class Timeline:
     state: Any
 
 
+@dataclass
+class Crowd:
+    """Batches of requests, and the oracle's answers. `states` is what they end with."""
+
+    strategy: Strategy
+    batches: list[tuple[tuple[str, ...], int, int]]
+    decisions: list[list[Decision]]
+    states: dict[str, Any]
+
+
+def make_crowds(kind: str, seed: int, steps: int) -> list[Crowd]:
+    """At least `steps` decisions, over as many crowds as that takes."""
+    random = Random(f"{kind} many {seed}")
+    crowds: list[Crowd] = []
+    while steps > 0:
+        name = f"{kind}:many:{seed}:{len(crowds)}"
+        keys = [f"{name}:{number}" for number in range(random.choice((2, 3, 8, 30)))]
+        crowds.append(_crowd(random, keys, _strategy(random, kind), random.choice((5, 20, 60))))
+        steps -= sum(map(len, crowds[-1].decisions))
+    return crowds
+
+
+def _crowd(random: Random, keys: list[str], strategy: Strategy, length: int) -> Crowd:
+    crowd = Crowd(strategy, [], [], {})
+    now = _first_instant(random)
+    last: Decision | None = None
+    for _ in range(length):
+        if last is not None:
+            now = _next_instant(random, strategy, now, last)
+        cost = _cost(random, strategy, last)
+        size = random.randint(1, len(keys))
+        pick = random.choices if random.random() < 0.5 else random.sample
+        batch = tuple(pick(keys, k=size))
+        answers = []
+        for key in batch:
+            outcome = strategy.check(crowd.states.get(key), now, cost)
+            answers.append(outcome.result)
+            if outcome.persist:
+                crowd.states[key] = outcome.state
+        crowd.batches.append((batch, now, cost))
+        crowd.decisions.append(answers)
+        last = random.choice(answers)
+    return crowd
+
+
 def make_timelines(kind: str, seed: int, steps: int) -> list[Timeline]:
     """At least `steps` requests, over as many keys as that takes."""
     random = Random(f"{kind} {seed}")
@@ -51,9 +99,7 @@ def make_timelines(kind: str, seed: int, steps: int) -> list[Timeline]:
 
 
 def _timeline(random: Random, key: str, strategy: Strategy, length: int) -> Timeline:
-    now = random.choice((1, random.randint(1, 5_000), 0, 0, 0, MAX_INSTANT_MS)) or (
-        random.randint(1_600_000_000_000, 2_000_000_000_000)
-    )
+    now = _first_instant(random)
     timeline = Timeline(key, strategy, [], [], [], None)
     expires = 0
     decision: Decision | None = None
@@ -71,6 +117,12 @@ def _timeline(random: Random, key: str, strategy: Strategy, length: int) -> Time
         if outcome.persist:
             timeline.state, expires = outcome.state, now + outcome.ttl_ms
     return timeline
+
+
+def _first_instant(random: Random) -> int:
+    return random.choice((1, random.randint(1, 5_000), 0, 0, 0, MAX_INSTANT_MS)) or (
+        random.randint(1_600_000_000_000, 2_000_000_000_000)
+    )
 
 
 def _next_instant(random: Random, strategy: Strategy, now: int, last: Decision) -> int:

@@ -43,12 +43,16 @@ class LuaRider:
 
     `argv(now, cost)` gives the arguments of `check`; a `now` of 0 asks for the server's clock.
     `read` takes none. `decode` turns what `read` returned into the state that Python sees.
+
+    `many`, if there is one, is `check` for all of its KEYS in order, at one instant. It replies
+    with the limit, then remaining, reset_at and retry_after_ms of each key.
     """
 
     check: LuaScript
     read: LuaScript
     argv: Callable[[int, int], tuple[Any, ...]]
     decode: Callable[[Any], Any]
+    many: LuaScript | None = None
 
 
 class Strategy(ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from penstock import ConfigInvalidError, Decision, StoreUnavailableError, gcra
 from penstock.core.store import checking, forecasting
 from penstock.stores.flow import drive
 from penstock.stores.redis.flows import Flows
+from penstock.stores.redis.many import MAX_KEYS
 from penstock.stores.redis.requests import Address, Ask, Discard, LinkError, Pause, Refusal, Scatter
 from penstock.stores.redis.routing import Router
 from penstock.stores.redis.topology import Cluster, Fixed, Topology, slot_of
@@ -17,6 +19,7 @@ from penstock.stores.redis.topology import Cluster, Fixed, Topology, slot_of
 HERE, THERE = Address("here", 1), Address("there", 2)
 YES = [1, 10, 9, 1_000, 0]
 GRANTED = Decision(True, 10, 9, 1_000, 0)
+DENIED = Decision(False, 10, 0, 1_000, 7)
 CHECK = checking(gcra(10, 1_000))
 
 
@@ -204,14 +207,50 @@ def test_a_node_without_a_name_is_at_the_host_that_was_asked() -> None:
 
 def test_many_keys_are_one_script() -> None:
     """On one server, however often a key is repeated."""
-    script = Script([YES * 3])
-    assert check_many(script, ["a", "b", "a"]) == [GRANTED] * 3
+    script = Script([[10, 9, 1_000, 0, 0, 1_000, 7, 9, 1_000, 0]])
+    assert check_many(script, ["a", "b", "a"]) == [GRANTED, DENIED, GRANTED]
     assert script.asked == [(HERE, "EVALSHA")]
+
+
+def test_a_rider_without_a_script_for_many_has_its_check_repeated() -> None:
+    """By a wrapper around its text, which replies with all five fields of each key."""
+    rider = gcra(10, 1_000).lua
+    assert rider is not None
+    transform = checking(gcra(10, 1_000))
+    transform.lua = replace(rider, many=None)
+    script = Script([[*YES, 0, 10, 0, 1_000, 7]])
+    flows = Flows(Router(Fixed(HERE)), use_server_time=True)
+    assert drive(flows.apply_many(["a", "b"], transform, 0, 1), script.serve) == [GRANTED, DENIED]
+
+
+def test_a_script_for_many_that_the_server_lacks_is_sent_as_text() -> None:
+    """NOSCRIPT is answered with EVAL, once."""
+    script = Script([Refusal("NOSCRIPT No matching script.")], [[10, 9, 1_000, 0, 9, 1_000, 0]])
+    assert check_many(script, ["a", "b"]) == [GRANTED] * 2
+    assert script.asked == [(HERE, "EVALSHA"), (HERE, "EVAL")]
+
+
+def test_a_lost_reply_about_many_is_never_asked_for_again() -> None:
+    """The server may have counted them all."""
+    script = Script(lost())
+    with pytest.raises(StoreUnavailableError, match="may have been charged"):
+        check_many(script, ["a", "b"])
+    assert len(script.asked) == 1
+
+
+def test_more_keys_than_fit_are_several_scripts() -> None:
+    """One after the other, so that nobody else waits for all of them."""
+    sizes = (MAX_KEYS, MAX_KEYS, 1)
+    script = Script(*([[10, *[9, 1_000, 0] * size]] for size in sizes[:2]), [YES])
+    keys = [str(number) for number in range(sum(sizes))]
+    assert check_many(script, keys) == [GRANTED] * len(keys)
+    assert len(script.asked) == 3
 
 
 def test_many_keys_are_one_pipeline_per_node() -> None:
     """With one script per slot, since a cluster allows no more."""
-    script = Script([slots(HERE, THERE)], [YES * 2, YES], [YES, YES])
+    pair = [10, 9, 1_000, 0, 9, 1_000, 0]
+    script = Script([slots(HERE, THERE)], [pair, YES], [YES, YES])
     keys = ["{a}1", "b", "{a}2", "foo", "bar"]
     assert [slot_of(key) // 8_192 for key in keys] == [1, 0, 1, 1, 0]
     assert check_many(script, keys, Cluster([HERE])) == [GRANTED] * 5

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import repeat
+from operator import not_
 from typing import Any, TypeVar
 
-from ...core.decision import Decision
+from ...core.decision import Decision, decide
 from ...core.errors import StoreUnavailableError, UnsupportedError
 from ...core.grant import Grant, bargain
 from ...core.store import Transform
@@ -202,32 +204,37 @@ class Flows:
 
     def _check_many(self, keys: list[str], rider: LuaRider, now: int, cost: int) -> RedisFlow:
         """Each group of keys in order, all groups side by side, at most MAX_KEYS per script."""
-        groups = self._router.topology.groups(keys)
-        decisions: list[Any] = [None] * len(keys)
         argv = rider.argv(now, cost)
+        groups = self._router.topology.groups(keys)
+        if len(groups) == 1 and 0 < len(keys) <= MAX_KEYS:
+            (reply,) = yield from self._router.ask_all([_errand(keys, rider, argv)])
+            return _answers(reply, len(keys), rider)
+        decisions: list[Any] = [None] * len(keys)
         longest = max(map(len, groups), default=0)
         for start in range(0, longest, MAX_KEYS):
             chunks = [chunk for g in groups if (chunk := g[start : start + MAX_KEYS])]
             errands = [_errand([keys[place] for place in chunk], rider, argv) for chunk in chunks]
             replies = yield from self._router.ask_all(errands)
-            for chunk, flat in zip(chunks, replies, strict=True):
-                for place, decision in zip(chunk, _decisions(flat), strict=True):
+            for chunk, reply in zip(chunks, replies, strict=True):
+                for place, decision in zip(chunk, _answers(reply, len(chunk), rider), strict=True):
                     decisions[place] = decision
         return decisions
 
 
 def _errand(keys: list[str], rider: LuaRider, argv: tuple[Any, ...]) -> Errand:
-    script = rider.check if len(keys) == 1 else over_many(rider.check)
+    script = rider.check if len(keys) == 1 else rider.many or over_many(rider.check)
     command = ("EVALSHA", script.sha1, len(keys), *keys, *argv)
     named = f"one of the keys {keys[0]!r} ... {keys[-1]!r}" if keys[1:] else f"key {keys[0]!r}"
     return Errand(keys[0], named, (command,), script, consuming=True)
 
 
-def _decisions(flat: list[int]) -> list[Decision]:
-    """From five integers per key."""
-    fields = iter(flat)
-    rows = zip(fields, fields, fields, fields, fields, strict=True)
-    return [Decision(row[0] == 1, row[1], row[2], row[3], row[4]) for row in rows]
+def _answers(reply: list[int], count: int, rider: LuaRider) -> list[Decision]:
+    """From what the script of `_errand` replied about `count` keys."""
+    if count > 1 and rider.many is not None:
+        retries = reply[3::3]
+        rows = (map(not_, retries), repeat(reply[0]), reply[1::3], reply[2::3], retries)
+        return list(map(decide, *rows))
+    return [decision_of(reply[start : start + 5]) for start in range(0, len(reply), 5)]
 
 
 def _decode(strategy: Strategy, raw: Any, key: str) -> Any:

@@ -1,9 +1,10 @@
 """A check of many keys as one script.
 
 Running a script costs a server several microseconds before its first line, so a pipeline of a
-hundred checks is a hundred times that. The wrapper below runs the very text of the check once per
-key: inside it, KEYS holds that key, and TIME stands still, so that all keys are decided at one
-instant. Replies come back flat, five integers per key.
+hundred checks is a hundred times that. The riders of this package bring a script for many keys.
+For one that does not, the wrapper below runs the very text of its check once per key: inside it,
+KEYS holds that key, and TIME stands still, so that all keys are decided at one instant. Replies
+come back flat, five integers per key.
 
 In a cluster a script may only use keys of one slot. Keys that share a hash tag share a slot, as
 in `{tenant}:read` and `{tenant}:write`; the others go as single checks in their node's pipeline.

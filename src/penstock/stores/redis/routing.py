@@ -91,6 +91,8 @@ class Router:
     def ask_all(self, errands: Sequence[Errand]) -> RedisFlow:
         """The reply to each errand of one command: a pipeline per node, and again for those that
         were refused. An errand that has run is not sent again."""
+        if len(errands) == 1:
+            return (yield from self.insist(errands[0], None, None))
         replies: list[Any] = [None] * len(errands)
         pending = dict(enumerate(errands))
         while pending:
@@ -107,8 +109,6 @@ class Router:
             try:
                 yield from self._cope(failures)
             except StoreUnavailableError as error:
-                if len(errands) == 1:
-                    raise
                 text = f"{error}; other keys of this call may have been charged"
                 raise StoreUnavailableError(text) from error
         return replies
@@ -120,7 +120,7 @@ class Router:
         trouble: Trouble | None,
         pinned: bool = False,
     ) -> RedisFlow:
-        """The replies to an errand whose first attempt met trouble at `where`."""
+        """The replies to an errand; its first attempt may have met trouble at `where`."""
         while True:
             if where is not None and trouble is not None:
                 yield from self._cope([(errand, where, trouble)])

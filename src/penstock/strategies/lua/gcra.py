@@ -2,6 +2,19 @@
 
 A denial reads and answers; an admission is one SET that carries its expiry. A stored TAT before
 `now` counts as `now`, so a key that outlives its ttl decides like one that is gone.
+
+Being a string, the state of many keys is read by one MGET and, where the server has MSETEX (Valkey
+9.1, Redis 8.4) and lets the caller use it, written by one or two commands; calling a command from
+Lua costs several times what a small one does. Three things need care:
+
+- MGET calls a key of another type empty, and SET and MSETEX overwrite it. So what looks empty is
+  written only if it does not exist (NX); if it does, GET says WRONGTYPE, as it does to a check.
+- A key may come twice. `written` knows where its new TAT stands, and the later request reads that.
+- MSETEX has one expiry for all: that of the key which needs it longest. An admitted key's ttl is
+  at most burst * interval, so that is no longer than the key itself may need at other times.
+
+Keys with one TAT have one answer, and in a batch neighbours often do: those that are idle, and
+those that were last charged together. So an answer is kept until a key needs another.
 """
 
 from __future__ import annotations
@@ -34,6 +47,79 @@ redis.call('SET', KEYS[1], string.format('%.17g', new), 'PX', keepMs(ttl))
 return {1, burst, remaining, math.ceil(new), 0}
 """
 
+_MANY = """
+local interval = periodMs / limit
+local tau = interval * burst
+local step = interval * cost
+
+local keys = KEYS
+local stored = call('MGET', unpack(keys))
+local absent, present, written = {}, {}, {}
+local last, tat, text, remaining, resetAt, retry
+local longest = 1
+
+local flat, size = {burst}, 1
+for place = 1, #keys do
+  local key, state = keys[place], stored[place]
+  local list = state and present or absent
+  local at = written[key]
+  if at then state = list[at] end
+
+  if state ~= last then
+    local before = tat
+    last, tat = state, now
+    if state then tat = max(tonumber(state), now) end
+    if tat ~= before then
+      local new = tat + step
+      local allowAt = new - tau
+      if now < allowAt then
+        text, resetAt = nil, ceil(tat)
+        remaining = max(0, floor((tau - (tat - now)) / interval))
+        retry = min(ceil(allowAt - now), 9007199254740991)
+      else
+        text, resetAt = format('%.17g', new), ceil(new)
+        remaining = max(0, floor((tau - (new - now)) / interval))
+        retry = 0
+        longest = max(longest, ceil(new - now))
+      end
+    end
+  end
+
+  if not text then
+    if not state then call('GET', key) end
+  elseif at then
+    list[at] = text
+  else
+    at = #list + 2
+    list[at - 1], list[at], written[key] = key, text, at
+  end
+  flat[size + 1], flat[size + 2], flat[size + 3] = remaining, resetAt, retry
+  size = size + 3
+end
+
+local known, allowed = pcall(redis.acl_check_cmd, 'MSETEX', '1', keys[1], '', 'PX', '1')
+local px = keepMs(longest)
+
+local function write(list, ...)
+  local size, done = #list, true
+  if known and allowed and size > 0 then
+    local options = {'PX', px, ...}
+    for i = 1, #options do list[size + i] = options[i] end
+    return call('MSETEX', format('%.0f', size / 2), unpack(list)) == 1
+  end
+  for i = 1, size, 2 do
+    done = call('SET', list[i], list[i + 1], 'PX', px, ...) and done
+  end
+  return done
+end
+
+if not write(absent, 'NX') then
+  for place = 1, #keys do call('GET', keys[place]) end
+end
+write(present)
+return flat
+"""
+
 _READ = """
 return redis.call('GET', KEYS[1])
 """
@@ -52,4 +138,5 @@ GCRA = LuaProgram(
     read=_READ,
     raw="the TAT, or nil",
     decode=_decode,
+    many=_MANY,
 )

@@ -1,4 +1,4 @@
-"""How a strategy becomes two Lua scripts, and what all of them share.
+"""How a strategy becomes three Lua scripts, and what all of them share.
 
 A program is the body of a check, the body of a read and the names of its arguments. The names are
 written once: from them come the line that unpacks ARGV, the order in which Python passes the
@@ -20,12 +20,19 @@ until then. So no decision changes as long as no caller is behind the server, or
 wrote, by more than max(ttl, MARGIN_MS), and none runs at less than half the server's pace. A denial
 writes nothing, so it does not prolong a key either.
 
-A script touches KEYS[1] and no other key. There is no `#!lua` line: servers before Redis 7 refuse
-it, and those after do not need it to run a read on a replica.
+A check or a read touches KEYS[1] and no other key. There is no `#!lua` line: servers before Redis
+7 refuse it, and those after do not need it to run a read on a replica.
+
+The third script decides for many keys, at one instant, and is no part of the contract. Its text is
+that of the check, made a function of the key, with everything that all keys share outside of it:
+arguments, time, and the functions of Redis and Lua, which are cheaper to reach as locals. A program
+that knows a faster way to read and write many keys brings a text of its own. `retryAfterMs` is 0
+exactly when a request is allowed, so the reply can leave out both that and the repeated limit.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +69,53 @@ end
 
 """
 
+_MANY = """\
+-- {name}.many
+-- KEYS  the keys, in order
+-- ARGV  {places}
+-- reply limit, then of each key: remaining, resetAt, retryAfterMs
+-- state {state}
+local {names} = {values}
+local {locals} = {globals}
+
+local time = call('TIME')
+local ahead, serverMs = 0, time[1] * 1000 + floor(time[2] / 1000)
+if now == 0 then now = serverMs else ahead = max(0, now - serverMs) end
+
+local keptTtl, kept
+local function keepMs(ttl)
+  if ttl ~= keptTtl then
+    keptTtl, kept = ttl, format('%.0f', ahead + ttl + max(ttl, {margin}))
+  end
+  return kept
+end
+
+"""
+
+_EACH = """\
+local function check(key)
+{check}
+end
+
+local flat, size = {{}}, 1
+for place = 1, #KEYS do
+  local _, ceiling, remaining, resetAt, retry = check(KEYS[place])
+  flat[1], flat[size + 1], flat[size + 2], flat[size + 3] = ceiling, remaining, resetAt, retry
+  size = size + 3
+end
+return flat
+"""
+
+_LOCALS = {
+    "call": "redis.call",
+    "format": "string.format",
+    "match": "string.match",
+    "floor": "math.floor",
+    "ceil": "math.ceil",
+    "max": "math.max",
+    "min": "math.min",
+}
+
 _READ = """\
 -- {name}.read
 -- KEYS  1 key
@@ -95,13 +149,16 @@ class LuaProgram:
         read: str,
         raw: str,
         decode: Callable[[Any], Any],
+        many: str | None = None,
     ) -> None:
         self.name = name
         self.strategy = strategy
         self.argv = argv
         self.state = state
         self.raw = raw
-        self.check = LuaScript(f"{name}.check", self._check_head() + check.lstrip("\n"))
+        self.check = LuaScript(f"{name}.check", self._head(_CHECK) + check.lstrip("\n"))
+        body = _EACH.format(check=_of_a_key(check)) if many is None else many.lstrip("\n")
+        self.many = LuaScript(f"{name}.many", self._head(_MANY) + body)
         head = _READ.format(name=name, raw=raw, state=state)
         self.read = LuaScript(f"{name}.read", head + read.lstrip("\n"))
         self.decode = decode
@@ -117,11 +174,11 @@ class LuaProgram:
         )
         if texts:
             raise TypeError(f"{self.name} takes no {', '.join(texts)}")
-        return LuaRider(self.check, self.read, arguments, self.decode)
+        return LuaRider(self.check, self.read, arguments, self.decode, self.many)
 
-    def _check_head(self) -> str:
+    def _head(self, form: str) -> str:
         places = range(1, len(self.argv) + 1)
-        return _CHECK.format(
+        return form.format(
             name=self.name,
             places=", ".join(f"{at} {arg}" for at, arg in zip(places, self.argv, strict=True)),
             reply=", ".join(REPLY),
@@ -129,4 +186,14 @@ class LuaProgram:
             names=", ".join(self.argv),
             values=", ".join(f"tonumber(ARGV[{place}])" for place in places),
             margin=MARGIN_MS,
+            locals=", ".join(_LOCALS),
+            globals=", ".join(_LOCALS.values()),
         )
+
+
+def _of_a_key(check: str) -> str:
+    """The body of a check as that of a function of `key`, which returns its five integers."""
+    text = re.sub(r"return {(.*)}", r"return \1", check.strip("\n")).replace("KEYS[1]", "key")
+    for name, of_lua in _LOCALS.items():
+        text = text.replace(of_lua, name)
+    return text
