@@ -202,7 +202,7 @@ def _workers(pid: int) -> set[int]:
     return {
         int(child)
         for child in children
-        if _alive(int(child)) and b"tracker" not in Path(f"/proc/{child}/cmdline").read_bytes()
+        if _alive(int(child)) and b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
     }
 
 
