@@ -15,10 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.servers import MissingError, Postgres, Valkey
+from tests.stores import edge
 
 from penstock import Limiter, fixed_window, gcra, rate_limit
 from penstock.core.store import checking
@@ -51,10 +53,19 @@ def _valkey() -> Iterator[tuple[int, str]]:
         yield server.port, server.url
 
 
+@contextmanager
+def _edge(name: str) -> Iterator[tuple[int, str]]:
+    with edge.make_server(name) as server:
+        url = edge.url_of(name, server.port)
+        edge.opened(url).close()
+        yield server.port, url
+
+
 # One line per store: starts the server; gives the port to listen in on, and the store's URL.
 ENGINES: dict[str, Engine] = {
     "postgres": _postgres,
     "redis": _valkey,
+    **{name: partial(_edge, name) for name in edge.ALL},
 }
 
 _SITUATIONS: dict[str, Callable[[Limiter, Limiter], Any]] = {

@@ -27,6 +27,7 @@ from tests.conformance.broken_stores import (
     NonAtomicStore,
 )
 from tests.helpers import PATHS, make_store
+from tests.stores import edge
 from tests.stores.postgres.live import open_empty as open_empty_postgres
 from tests.stores.redis.live import open_empty
 from tests.stores.sqlite.fresh import FreshSqliteStore
@@ -46,7 +47,10 @@ STORES: dict[str, tuple[Factory, str]] = {
     "dict": (DictStore, "sync"),
     "dict-async": (AsyncOnlyStore, "async"),
     **{name: (partial(open_empty, name), "both") for name in ("valkey", "redis8", "cluster")},
+    **{name: (partial(edge.open_empty, name), "both") for name in edge.EXACT},
 }
+# Those that say of themselves that they are approximate: all promises but the atomic one.
+APPROXIMATE: dict[str, Factory] = {"workers-kv": partial(edge.open_empty, "workers-kv")}
 CASES = conformance_cases()
 
 
@@ -70,6 +74,14 @@ def test_a_store_conforms_on_its_sync_calls(factory: Factory, case: Case) -> Non
 def test_a_store_conforms_on_its_async_calls(factory: Factory, case: Case) -> None:
     """Every promise holds through `aapply`, `aapply_many`, `areset` and `aclose`."""
     asyncio.run(arun_store_conformance(factory, cases=[case]))
+
+
+@pytest.mark.parametrize("case", conformance_cases(atomic=False), ids=str)
+@pytest.mark.parametrize("name", APPROXIMATE)
+def test_an_approximate_store_conforms_but_for_atomicity(name: str, case: Case) -> None:
+    """Whatever does not take two callers at once holds, in both colours."""
+    run_store_conformance(APPROXIMATE[name], cases=[case])
+    asyncio.run(arun_store_conformance(APPROXIMATE[name], cases=[case]))
 
 
 @pytest.mark.parametrize(("factory", "broken_case"), BROKEN)

@@ -19,7 +19,7 @@ from tests.servers import Deno, Dynalite, Miniflare, require
 
 PATIENT_MS = 20_000
 TOKEN = "s3cret-t0ken-of-the-tests"
-KV_NAMESPACES = 40
+KV_NAMESPACES = 128
 STORES = Path(penstock.__file__).parent / "stores"
 
 EXACT = ("dynamodb", "d1", "durable-object", "deno-kv")
@@ -63,11 +63,14 @@ def cloudflare() -> Miniflare:
     )
 
 
+def make_server(name: str) -> Any:
+    return {"dynamodb": Dynalite, "deno-kv": DenoKv}.get(name, cloudflare)()
+
+
 def new_server(name: str) -> Any:
     """A server of one's own, to be hurt."""
-    needed = {"dynamodb": "dynalite", "deno-kv": "deno"}.get(name, "miniflare")
-    require(needed)
-    return {"dynalite": Dynalite, "deno": DenoKv, "miniflare": cloudflare}[needed]()
+    require({"dynamodb": "dynalite", "deno-kv": "deno"}.get(name, "miniflare"))
+    return make_server(name)
 
 
 @functools.cache

@@ -124,7 +124,7 @@ def test_a_server_that_does_not_answer_costs_the_timeout(
     _check(store, colour)
     proxied.swallow()
     start = time.monotonic()
-    with pytest.raises(StoreUnavailableError, match="not charged"):
+    with pytest.raises(StoreUnavailableError, match="charged"):
         _check(store, colour)
     assert 0.35 < time.monotonic() - start < 1.2
     proxied.restore()
@@ -145,7 +145,8 @@ def test_a_paused_server_costs_the_timeout_and_loses_nothing(name: str) -> None:
                 _check(store, "sync")
         assert time.monotonic() - start < 2.5
         server.resume()
-        assert _check(store, "sync").remaining == 8
+        # A write that waited in the server's socket may be done now; that is what was said.
+        assert _check(store, "sync").remaining in (7, 8)
         store.close()
 
 
@@ -202,9 +203,9 @@ def test_a_token_shows_nowhere(name: str, caplog: pytest.LogCaptureFixture) -> N
     caplog.set_level(logging.DEBUG)
     url = edge.url_of(name)
     secret = "n0t-the-right-t0ken"
+    store: Any = open_store(url, token=secret)
     with pytest.raises(StoreUnavailableError, match="token is wrong") as caught:
-        store = open_store(url, token=secret)
-        store.apply("k", checking(TEN_A_DAY), NOW, 1)
+        _check(store, "sync")
     shown = [repr(store), str(vars(store)), str(vars(store._client)), str(caught.value)]
     with pytest.raises(StoreUnavailableError):
         _check(store, "async")

@@ -39,7 +39,7 @@ class Records:
                 self.held.pop(request.key, None)
             else:
                 self.held[request.key] = Held(request.record, request.version)
-            return True
+            return ""
 
 
 class DictCasStore(CasStore):
@@ -87,7 +87,7 @@ class DictCasStore(CasStore):
         return answer
 
 
-def once(kind: type, error: Exception, times: int = 1) -> Callable[[Request], None]:
+def once(kind: Any, error: Exception, times: int = 1) -> Callable[[Request], None]:
     """Fails the first `times` requests of a kind."""
     left = deque([error] * times)
 

@@ -37,7 +37,8 @@ def test_200_tasks_on_one_key_share_a_few_round_trips() -> None:
 
     start = time.monotonic()
     assert sum(asyncio.run(crowd())) == 50
-    assert store.trips == 4
+    # One reads and writes; the 199 who came meanwhile go together, and remember what it wrote.
+    assert store.trips == 3
     assert time.monotonic() - start < 2
 
 
@@ -88,10 +89,10 @@ def test_a_call_of_many_keys_takes_the_round_trips_of_one() -> None:
     assert store.trips == 2
     again = asyncio.run(store.aapply_many(keys, CHECK, NOW, 1))
     assert [d.remaining for d in again] == [46, 48, 45, 48, 44]
-    assert store.trips == 4
+    assert store.trips == 3
     many = [f"k{n}" for n in range(100)]
     assert len(store.apply_many(many, CHECK, NOW, 1)) == 100
-    assert store.trips == 4 + 2 * 4
+    assert store.trips == 3 + 2 * 4
 
 
 def test_calls_of_many_keys_in_opposite_order_do_not_block_each_other() -> None:
@@ -156,11 +157,12 @@ def test_who_waits_too_long_leaves_uncharged(colour: str) -> None:
     leader.start()
     time.sleep(0.05)
     start = time.monotonic()
+    calls = {
+        "sync": lambda: slow.apply("k", CHECK, NOW, 1),
+        "async": lambda: asyncio.run(slow.aapply("k", CHECK, NOW, 1)),
+    }
     with pytest.raises(StoreUnavailableError, match=r"no turn.*300 ms.*was not charged"):
-        if colour == "sync":
-            slow.apply("k", CHECK, NOW, 1)
-        else:
-            asyncio.run(slow.aapply("k", CHECK, NOW, 1))
+        calls[colour]()
     assert 0.25 < time.monotonic() - start < 0.4
     leader.join()
     assert DictCasStore(records).apply("k", CHECK, NOW, 1).remaining == 48

@@ -14,6 +14,7 @@ from ..flow import Flow, adrive, drive
 from ..sheet import Call
 from .abreast import abreast
 from .lines import Batch, Lines, Stand
+from .memory import Memory
 from .procedure import settle
 from .requests import LinkError, Pause, Request, Step, unavailable
 
@@ -28,6 +29,7 @@ class Backend(Protocol):
 
     timeout_ms: int
     lines: Lines
+    memory: Memory
 
     @property
     def max_record_bytes(self) -> int: ...
@@ -65,8 +67,8 @@ class _Caller:
         return {stand.key: iter(stand.call.answer()) for stand in self._stands}
 
     def _flow(self, batches: Sequence[Batch]) -> Flow[list[Step], None]:
-        room = self._store.max_record_bytes
-        flows = [settle(batch.key, batch.calls, room) for batch in batches]
+        room, memory = self._store.max_record_bytes, self._store.memory
+        flows = [settle(batch.key, batch.calls, room, memory) for batch in batches]
         return abreast(flows, [batch.fail for batch in batches])
 
     def _left_s(self) -> float:

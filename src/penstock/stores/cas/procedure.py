@@ -3,7 +3,8 @@
 A batch is everything that this process wants of one key at this moment. It is closed before the
 key is read, decided in order on what was read, and written in one step; so its callers share two
 requests, and only other processes can come in between. That is a race: the batch is decided anew
-on what the winner wrote, after a random pause, at most RACES times.
+on what the winner wrote, after a random pause, at most RACES times. The read is spared where the
+process remembers what it last saw (memory.py); the first race may be lost to that.
 
 **Lost replies.** A write whose reply was lost is never simply repeated: it may have happened. The
 version of a record is a trail, the ids of the TRAIL latest writes, newest first, and each attempt
@@ -31,6 +32,7 @@ from typing import Any
 from ...core.clock import SystemClock
 from ...core.errors import ConfigInvalidError
 from ..sheet import Call, Sheet
+from .memory import Memory
 from .requests import CasFlow, Conflict, Drop, Held, LinkError, Pause, Read, Swap, unavailable
 
 __all__ = ["RACES", "TRAIL", "settle"]
@@ -66,6 +68,12 @@ class _Attempt:
     def _version(self) -> str:
         before = self.expected.version.split(".")[: TRAIL - 1] if self.expected else []
         return ".".join([self.id, *before])
+
+    def held(self, stamp: str) -> Held | None:
+        """What the key holds once this attempt was written."""
+        if not isinstance(self.write, Swap):
+            return None
+        return Held(self.write.record, self.write.version, stamp)
 
     def restore(self) -> None:
         """Answer with what this attempt had found, after others were made."""
@@ -117,27 +125,39 @@ class _History:
         return None
 
 
-def settle(key: str, calls: Sequence[Call], max_record_bytes: int) -> CasFlow:
+def settle(key: str, calls: Sequence[Call], max_record_bytes: int, memory: Memory) -> CasFlow:
     """Answer the calls, all of them about one key, as one batch."""
     history = _History(key)
     if all(call.transform.role == "clear" for call in calls):
+        memory.forget(key)
         _Attempt(key, calls, None)
         yield from _insist(Drop(key, None), history)
         return
-    found = yield from _insist(Read(key), history)
+    found = memory.recall(key)
+    is_remembered = found is not None
+    if not is_remembered:
+        found = yield from _insist(Read(key), history)
     for race in range(RACES):
         written = history.written(found)
         if written is not None:
             written.restore()
             return
         attempt = _Attempt(key, calls, found)
-        if attempt.write is None:
+        if attempt.write is None and is_remembered:
+            answer = Conflict()
+        elif attempt.write is None:
+            memory.keep(key, found)
             return
-        _require_room(attempt.write, max_record_bytes)
-        answer = yield from _attempt(attempt, history)
-        if not isinstance(answer, Conflict):
-            return
-        yield from _pause(race, history)
+        else:
+            _require_room(attempt.write, max_record_bytes)
+            memory.forget(key)
+            answer = yield from _attempt(attempt, history)
+            if not isinstance(answer, Conflict):
+                if race == 0:
+                    memory.keep(key, attempt.held(answer))
+                return
+            yield from _pause(race, history)
+        is_remembered = False
         found = answer.found
         if not answer.known:
             found = yield from _insist(Read(key), history)

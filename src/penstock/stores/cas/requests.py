@@ -42,7 +42,8 @@ class Read:
 class Swap:
     """Write the record, if the key still holds what was `expected` (None: nothing).
 
-    `keep_ms` is how long from now the backend has to keep it. The answer is True, or a Conflict.
+    `keep_ms` is how long from now the backend has to keep it. The answer is the stamp of what was
+    written, or a Conflict.
     """
 
     key: str

@@ -12,6 +12,7 @@ from ...core.store import Store, Transform
 from ...core.validation import require_int
 from .callers import AsyncCaller, BlockingCaller
 from .lines import Lines
+from .memory import Memory
 from .requests import Request
 
 __all__ = ["CasStore"]
@@ -33,10 +34,18 @@ class CasStore(Store):
     max_record_bytes: ClassVar[int] = 2**20
     """The largest record that the backend takes."""
 
+    compares: ClassVar[bool] = True
+    """Whether a write is refused when its key has changed. Without that, nothing may be
+    remembered."""
+
     def __init__(self, timeout_ms: int) -> None:
         self.timeout_ms = require_int("timeout_ms", timeout_ms, high=3_600_000)
-        self.lines = Lines()
+        self._begin()
         _stores.add(self)
+
+    def _begin(self) -> None:
+        self.lines = Lines()
+        self.memory = Memory() if self.compares else Memory(0)
 
     @abstractmethod
     def serve(self, requests: Sequence[Request], deadline: float) -> list[Any]:
@@ -54,7 +63,7 @@ class CasStore(Store):
 
     def _after_fork(self) -> None:
         """Forget, in a child, what the parent uses."""
-        self.lines = Lines()
+        self._begin()
 
     def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
         result: R = self.apply_many((key,), transform, now, cost)[0]

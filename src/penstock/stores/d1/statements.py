@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...core.validation import reject
-from ..cas import Conflict, Drop, Held, Read, Request
+from ..cas import Conflict, Drop, Held, Read, Request, Swap
 
 __all__ = ["SCHEMA", "Statement", "Statements"]
 
@@ -28,10 +28,16 @@ class Statements:
         self.table = table
         self.versions = f"{table}_schema"
 
-    def of(self, request: Request) -> Statement:
+    def of(self, request: Request) -> list[Statement]:
+        """One statement; after a conditional one, another that shows what stood in its way."""
+        look = _statement(f"SELECT record, version FROM {self.table} WHERE key = ?", request.key)
         if isinstance(request, Read):
-            sql = f"SELECT record, version FROM {self.table} WHERE key = ?"
-            return _statement(sql, request.key)
+            return [look]
+        if isinstance(request, Drop) and request.expected is None:
+            return [self._write(request)]
+        return [self._write(request), look]
+
+    def _write(self, request: Swap | Drop) -> Statement:
         if isinstance(request, Drop):
             sql = f"DELETE FROM {self.table} WHERE key = ?"
             if request.expected is None:
@@ -50,18 +56,16 @@ class Statements:
         )
         return _statement(sql, *values, request.expected.version)
 
-    def answer(self, request: Request, result: Any) -> Any:
+    def answer(self, request: Request, results: list[Any]) -> Any:
         """What the flow is told: exactly one changed row is a commit."""
         try:
             if isinstance(request, Read):
-                rows = result["results"]
-                return Held(rows[0]["record"], rows[0]["version"]) if rows else None
-            changes = result["meta"]["changes"]
+                return _held(results[0])
+            if len(results) == 1 or results[0]["meta"]["changes"] == 1:
+                return ""
+            return Conflict(_held(results[1]), known=True)
         except (KeyError, IndexError, TypeError):
-            reject(f"D1 answered in a form that this store does not know: {str(result)[:200]}")
-        if isinstance(request, Drop) and request.expected is None:
-            return True
-        return True if changes == 1 else Conflict()
+            reject(f"D1 answered in a form that this store does not know: {str(results)[:200]}")
 
     def look(self) -> list[Statement]:
         """Which of our two tables are there."""
@@ -95,6 +99,11 @@ class Statements:
             f"(SELECT key FROM {self.table} WHERE keep_until <= {until} LIMIT {most})"
         )
         return [_statement(sql, *(() if now is None else (now,)))]
+
+
+def _held(result: Any) -> Held | None:
+    rows = result["results"]
+    return Held(rows[0]["record"], rows[0]["version"]) if rows else None
 
 
 def _statement(sql: str, *params: object) -> Statement:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from ...core.errors import ConfigInvalidError, StoreUnavailableError
@@ -28,8 +29,8 @@ class D1Store(RestStore):
     """Keeps states in a table of a D1 database: exact, since a D1 database has one writer.
 
     `account` and `database` are ids as the dashboard shows them, `token` is an API token that may
-    edit D1. `init()` creates the table, once. A check is a SELECT and an UPDATE (or an INSERT,
-    the first time) that names the version it read: one changed row is the commit.
+    edit D1. `init()` creates the table, once. A check is an UPDATE (or an INSERT, the first time)
+    that names the version it was decided on: one changed row is the commit.
 
     Each of them is a request to Cloudflare's API, which has its own rate limit; from inside a
     Worker, a binding is the better way.
@@ -81,14 +82,16 @@ class D1Store(RestStore):
         return int(await self._aadminister(self._sweep(now)))
 
     def _calls(self, requests: Sequence[Request]) -> list[HttpCall]:
-        return [self._batch([self._statements.of(request) for request in requests])]
+        return [self._batch([one for request in requests for one in self._statements.of(request)])]
 
     def _answers(self, requests: Sequence[Request], replies: Sequence[Reply]) -> list[Any]:
         try:
-            results = self._results(replies[0])
+            results = iter(self._results(replies[0]))
             return [
-                self._statements.answer(request, result)
-                for request, result in zip(requests, results, strict=True)
+                self._statements.answer(
+                    request, [*islice(results, len(self._statements.of(request)))]
+                )
+                for request in requests
             ]
         except (ConfigInvalidError, LinkError, StoreUnavailableError) as error:
             return [error] * len(requests)

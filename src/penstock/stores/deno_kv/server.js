@@ -17,8 +17,8 @@ Deno.serve({ hostname, port }, (request) =>
   serve(request, token, async (namespace, operation) => {
     const key = ["penstock", namespace, operation.key];
     if (operation.op === "read") return { found: await held(key) };
-    const { ok } = await write(key, operation).commit();
-    return ok ? { done: true } : { done: false, found: await held(key) };
+    const { ok, versionstamp } = await write(key, operation).commit();
+    return ok ? { done: true, stamp: versionstamp } : { done: false, found: await held(key) };
   }),
 );
 

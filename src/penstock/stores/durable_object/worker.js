@@ -17,7 +17,7 @@ export class Record extends DurableObject {
     if (!unconditional && (found?.stamp ?? null) !== expected) return { done: false, found };
     if (operation.op === "drop") await this.#clear();
     else await this.#write(operation);
-    return { done: true };
+    return { done: true, stamp: operation.version };
   }
 
   async #write({ record, version, keep_ms }) {

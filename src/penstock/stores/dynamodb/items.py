@@ -55,7 +55,7 @@ def operation(table: str, request: Request) -> Operation:
 def answer(request: Request, reply: dict[str, Any]) -> Any:
     """What the flow is told when the operation went through."""
     if not isinstance(request, Read):
-        return True
+        return ""
     item = reply.get("Item")
     return None if item is None else held(item, request.key)
 

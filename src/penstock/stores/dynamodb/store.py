@@ -122,7 +122,10 @@ class DynamoDBStore(CasStore):
                 "this DynamoDBStore was made from an async client: use acheck, apeek, ..., or "
                 "pass client= as well"
             )
-        self._clients.blocking()
+        try:
+            self._clients.blocking()
+        except Exception as error:
+            raise final(error, self.table) from error
 
     async def _aprepare(self) -> None:
         if not self._serves_async:
@@ -130,7 +133,10 @@ class DynamoDBStore(CasStore):
                 "this DynamoDBStore was made from a sync client: use check, peek, ..., or pass "
                 "async_client= as well"
             )
-        await self._clients.asynchronous()
+        try:
+            await self._clients.asynchronous()
+        except Exception as error:
+            raise final(error, self.table) from error
 
     def _after_fork(self) -> None:
         super()._after_fork()

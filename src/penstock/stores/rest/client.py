@@ -102,7 +102,7 @@ class RestClient:
 
     def _send(self, client: Any, call: HttpCall, deadline: float) -> Reply:
         try:
-            response = client.request(**_arguments(call), timeout=_left_s(deadline))
+            response = client.request(**self._arguments(call), timeout=_left_s(deadline))
         except Exception as error:
             raise translated(error, self.base_url) from None
         return Reply(response.status_code, response.text)
@@ -110,13 +110,23 @@ class RestClient:
     async def _asend(self, client: Any, call: HttpCall, deadline: float) -> Reply:
         left_s = _left_s(deadline)
         try:
-            request = client.request(**_arguments(call), timeout=left_s)
+            request = client.request(**self._arguments(call), timeout=left_s)
             response = await asyncio.wait_for(request, left_s)
         except asyncio.TimeoutError:
             raise LinkError("no reply in time", may_have_run=True) from None
         except Exception as error:
             raise translated(error, self.base_url) from None
         return Reply(response.status_code, response.text)
+
+    def _arguments(self, call: HttpCall) -> dict[str, Any]:
+        # Joined here: httpx would end the address with a slash that nobody wrote.
+        arguments: dict[str, Any] = {"method": call.method, "url": self.base_url + call.path}
+        if isinstance(call.body, str):
+            arguments["content"] = call.body.encode()
+        elif call.body is not None:
+            arguments["content"] = json.dumps(call.body, separators=(",", ":")).encode()
+            arguments["headers"] = {"Content-Type": "application/json"}
+        return arguments
 
     async def _open(self) -> Any:
         return self._make("AsyncClient")
@@ -131,7 +141,6 @@ def _make(base_url: str, token: Token, timeout_s: float, kind: str) -> Any:
         ) from error
     limits = httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS)
     return getattr(httpx, kind)(
-        base_url=base_url,
         headers={"Authorization": token.header()},
         timeout=timeout_s,
         limits=limits,
@@ -143,16 +152,6 @@ def _make(base_url: str, token: Token, timeout_s: float, kind: str) -> Any:
 
 async def _shut(client: Any) -> None:
     await client.aclose()
-
-
-def _arguments(call: HttpCall) -> dict[str, Any]:
-    arguments: dict[str, Any] = {"method": call.method, "url": call.path}
-    if isinstance(call.body, str):
-        arguments["content"] = call.body.encode()
-    elif call.body is not None:
-        arguments["content"] = json.dumps(call.body, separators=(",", ":")).encode()
-        arguments["headers"] = {"Content-Type": "application/json"}
-    return arguments
 
 
 def _left_s(deadline: float) -> float:

@@ -10,7 +10,7 @@
 
     {"answers": [
         {"found": {"record": r, "version": v, "stamp": s} or null},
-        {"done": true},
+        {"done": true, "stamp": s},
         {"done": false, "found": ...},
         {"error": "what went wrong"}]}
 
@@ -94,6 +94,6 @@ def _answer(request: Request, answer: dict[str, Any], where: str) -> Any:
     if "error" in answer:
         return LinkError(f"{where}: {answer['error']}", may_have_run=True, again=True)
     if answer.get("done"):
-        return True
+        return answer.get("stamp", "")
     found = answer["found"] and Held(**answer["found"])
     return found if isinstance(request, Read) else Conflict(found, known=True)

@@ -34,6 +34,7 @@ class WorkersKVStore(RestStore):
     """
 
     max_record_bytes = 25 * 2**20
+    compares = False
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class WorkersKVStore(RestStore):
             result_of(reply, f"Workers KV namespace {self.namespace}")
         except Refused as no:
             return no.error
-        return True
+        return ""
 
 
 def _no_such_key(reply: Reply) -> bool:
