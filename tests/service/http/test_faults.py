@@ -209,6 +209,13 @@ def _workers(pid: int) -> set[int]:
 def test_a_worker_that_dies_is_replaced_and_none_outlives_the_parent(valkey: Valkey) -> None:
     """The port stays served, and a SIGKILL of the parent leaves nobody behind."""
     with Penstock("--store", valkey.url, "--workers", "2") as server:
+
+        def greeted() -> None:
+            """Said once all workers serve; one that dies before that ends the start."""
+            if "try:" not in server.log_path.read_text():
+                raise NotReady("no greeting yet")
+
+        eventually(greeted, within=20, what="the greeting")
         before = _workers(server.pid)
         os.kill(min(before), signal.SIGKILL)
 
