@@ -44,6 +44,7 @@ class Running:
         """Open the doors. What was opened is closed again if one of them fails."""
         try:
             await self.service.start()
+            await self._warm_up()
             if self._options.http_port:
                 await self._open_http()
             if self._options.grpc_port:
@@ -54,6 +55,12 @@ class Running:
         # What is there now stays: the collector need not look at it again and again.
         gc.collect()
         gc.freeze()
+
+    async def _warm_up(self) -> None:
+        """Connect to the store before the first caller has to wait for that."""
+        readiness = await self.service.ready()
+        if not readiness.store_reachable:
+            _log.warning("the store does not answer yet: %s", readiness.store_error)
 
     async def close(self) -> None:
         """Answer what is being asked, within the deadline, and let go of the store."""

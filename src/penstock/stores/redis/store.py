@@ -15,6 +15,7 @@ from .flows import Flows, decision_of
 from .recipe import Plan, plan_of_client, plan_of_url, require_module
 from .requests import LinkError, RedisFlow
 from .routing import Router
+from .urls import split_options
 
 __all__ = ["RedisStore"]
 
@@ -47,9 +48,11 @@ class RedisStore(Store):
     def from_url(
         cls, url: str, *, use_server_time: bool = True, timeout_ms: int = 100
     ) -> RedisStore:
-        """A store for both colours. The forms of the URL are in `urls.py`."""
+        """A store for both colours. The forms of the URL are in `urls.py`; what the URL itself
+        says of these options counts."""
+        url, said = split_options(url)
         store = cls.__new__(cls)
-        store._prepare(use_server_time, timeout_ms)
+        store._prepare(**{"use_server_time": use_server_time, "timeout_ms": timeout_ms, **said})
         store._connect(plan_of_url(url))
         return store
 

@@ -6,7 +6,8 @@
     redis+sentinel://host1:26379,host2:26379/service/0    rediss+sentinel:// for TLS
 
 User and password are those of the data servers; sentinels that ask for their own take
-`?sentinel_username=` and `?sentinel_password=`. Other parameters are the driver's, such as
+`?sentinel_username=` and `?sentinel_password=`. `?timeout_ms=` and `?use_server_time=` are the
+store's, for programs that know it only by its URL. Other parameters are the driver's, such as
 `?ssl_ca_certs=` and `?client_name=`.
 """
 
@@ -16,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
-from ...core.validation import reject
+from ...core.validation import reject, require_choice
 
-__all__ = ["Place", "parse"]
+__all__ = ["Place", "parse", "split_options"]
 
 _SENTINEL_OPTIONS = {"sentinel_username": "username", "sentinel_password": "password"}
 
@@ -32,6 +33,26 @@ class Place:
     cluster: bool = False
     service: str = ""
     sentinel_options: dict[str, Any] = field(default_factory=dict)
+
+
+def split_options(url: str) -> tuple[str, dict[str, Any]]:
+    """The URL without the store's own parameters, and those."""
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    options: dict[str, Any] = {}
+    if "timeout_ms" in query:
+        text = query.pop("timeout_ms")
+        if not text.isdecimal():
+            reject(f"?timeout_ms= must be a whole number of milliseconds, not {text!r}")
+        options["timeout_ms"] = int(text)
+    if "use_server_time" in query:
+        text = query.pop("use_server_time").lower()
+        options["use_server_time"] = (
+            require_choice("?use_server_time=", text, ("true", "false")) == "true"
+        )
+    if not options:
+        return url, options
+    return parts._replace(query=urlencode(query)).geturl(), options
 
 
 def parse(url: str) -> Place:
