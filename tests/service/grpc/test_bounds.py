@@ -13,8 +13,8 @@ import pytest
 from penstock import ConfigInvalidError
 from penstock.core.store import Transform
 from penstock.service.grpc import open_grpc
-from penstock.service.grpc.arrivals import Arrivals
 from penstock.service.grpc.calls import handlers
+from penstock.service.grpc.places import Places
 from penstock.wire.proto import rate_limiter_pb2 as pb
 from tests.helpers import run
 from tests.service.grpc.doors import CALL, Visit, code_of, status, visiting
@@ -76,7 +76,7 @@ def test_metadata_beyond_the_bound_is_refused() -> None:
 
 
 def test_calls_beyond_the_bound_are_shed_at_once() -> None:
-    """Those at work are answered all the same, and then there is room again."""
+    """Health probes are not; those at work are answered all the same, and then there is room."""
 
     async def scenario() -> None:
         store = SlowStore()
@@ -85,17 +85,13 @@ def test_calls_beyond_the_bound_are_shed_at_once() -> None:
             await until(lambda: store.waiting == 4)
             shed = await asyncio.gather(*(code_of(visit.check()) for _ in range(20)))
             assert set(shed) == {EXHAUSTED}
+            probe = visit.channel.unary_unary("/grpc.health.v1.Health/Check")
+            assert await code_of(probe(b"")) is grpc.StatusCode.OK
             store.gate.set()
             assert all(answer.allowed for answer in await asyncio.gather(*held))
-            await until_room(visit)
+            assert (await visit.check(key="later")).allowed
 
     run(scenario())
-
-
-async def until_room(visit: Visit) -> None:
-    """A call's place is free a moment after its answer has gone out."""
-    while await code_of(visit.check(key="later")) is EXHAUSTED:
-        await asyncio.sleep(0.005)
 
 
 def test_a_call_whose_deadline_has_passed_spends_nothing() -> None:
@@ -144,7 +140,7 @@ def test_the_deadline_is_looked_at_after_the_message_has_come() -> None:
         request = pb.CheckRequest(policy="api", key="a").SerializeToString()
         context = PastContext(request)
         with pytest.raises(asyncio.CancelledError):
-            await handlers(service, Arrivals())[CALL + "Check"].stream_unary(None, context)
+            await handlers(service, Places())[CALL + "Check"].stream_unary(None, context)
         assert context.aborted is LATE
         assert (await service.peek("api", "a")).remaining == 3
         await service.aclose()

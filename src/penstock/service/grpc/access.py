@@ -1,8 +1,9 @@
 """Who may call what: one dictionary lookup per call and, with a token, one comparison.
 
 It is the library's lookup of a method, not an interceptor, which would cost every call another
-coroutine. A stranger is turned away before a byte of the request is read, and so is everyone once
-the door is being closed: the library by itself would cut off calls that it has not looked at yet.
+coroutine. A stranger is turned away before a byte of the request is read, and so is everyone while
+there is no place left, and once the door is being closed: the library by itself would cut off calls
+that it has not looked at yet.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from ..http.access import Token
+from .places import Places
 
 __all__ = ["Access"]
 
@@ -24,19 +26,21 @@ else:
 
 
 class Access(_Handler):
-    """The methods of the door, by full name. Those in `public` need no token and are there until
-    the end. `turned_away` counts the calls that came too late."""
+    """The methods of the door, by full name. Those in `public` need neither token nor place and
+    are there until the end. `turned_away` counts the calls that came too late."""
 
     def __init__(
         self,
         handlers: Mapping[str, Any],
         token: str | None,
         public: Iterable[str],
+        places: Places,
         leaving: asyncio.Event,
     ) -> None:
         self._handlers = dict(handlers)
         self._token = None if token is None else Token(token)
         self._public = frozenset(public)
+        self._places = places
         self._leaving = leaving
         self.turned_away = 0
 
@@ -52,7 +56,7 @@ class Access(_Handler):
         if self._leaving.is_set():
             self.turned_away += 1
             return _TOO_LATE
-        return handler
+        return handler if self._places.taken < self._places.limit else _FULL
 
 
 def _authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
@@ -75,3 +79,6 @@ _UNKNOWN = _refusal(
     "this service wants a token, as metadata 'authorization: Bearer <token>'",
 )
 _TOO_LATE = _refusal(grpc.StatusCode.UNAVAILABLE, "this service is stopping; ask another one")
+_FULL = _refusal(
+    grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls are at work here; ask again in a moment"
+)

@@ -25,8 +25,8 @@ from ...wire.messages import decision_message, fill, forecast_message
 from ...wire.proto import rate_limiter_pb2 as pb
 from ...wire.proto.rate_limiter_pb2_grpc import RATE_LIMITER, RATE_LIMITER_METHODS
 from ..core import Service
-from .arrivals import Arrivals
 from .errors import DeadlineError, refuse
+from .places import Places
 
 __all__ = ["Answers", "handlers"]
 
@@ -36,14 +36,14 @@ AnswerNow = Callable[[Any], Message | None]
 Method = Callable[[object, Context], Awaitable[bytes]]
 
 
-def handlers(service: Service, arrivals: Arrivals) -> dict[str, Any]:
+def handlers(service: Service, places: Places) -> dict[str, Any]:
     """What the library calls, by the full name of the method."""
     answers = Answers(service)
     observe = service.metrics.latency("grpc").observe
     made = {}
     for name, (request, _) in RATE_LIMITER_METHODS.items():
         now = answers.check_now if name == "Check" else _never_now
-        method = _method(request.FromString, now, answers.named(name), arrivals, observe)
+        method = _method(request.FromString, now, answers.named(name), places, observe)
         made[f"/{RATE_LIMITER}/{name}"] = grpc.stream_unary_rpc_method_handler(method)
     return made
 
@@ -56,22 +56,23 @@ def _method(
     parse: Callable[[bytes], Any],
     now: AnswerNow,
     answer: Answer,
-    arrivals: Arrivals,
+    places: Places,
     observe: Callable[[float], None],
 ) -> Method:
     """One coroutine for all of a call: each further one would cost Check a percent or two."""
-    waiting = arrivals.waiting
+    waiting = places.waiting
 
     async def method(_: object, context: Context) -> bytes:
         task = current_task()
         waiting[task] = monotonic()
+        places.taken += 1
         try:
             try:
                 raw = await context.read()
             except CancelledError:
                 if task in waiting:
                     raise
-                raise DeadlineError(f"no message within {arrivals.limit_s:g} s") from None
+                raise DeadlineError(f"no message within {places.arrival_s:g} s") from None
             finally:
                 waiting.pop(task, None)
             if not isinstance(raw, bytes):
@@ -83,6 +84,8 @@ def _method(
             response = (now(request) or await answer(request)).SerializeToString()
         except Exception as error:
             await refuse(context, error)
+        finally:
+            places.taken -= 1
         observe(perf_counter() - began)
         return response
 

@@ -10,18 +10,15 @@ from ...core.validation import reject
 from ..core import Service
 from ..options import TlsFiles
 from .access import Access
-from .arrivals import ARRIVAL_S, Arrivals
 from .calls import handlers
+from .places import ARRIVAL_S, MAX_CONCURRENT, Places
 from .standard import Health, Reflection
 from .tls import credentials
 
-__all__ = ["MAX_CONCURRENT", "MAX_MESSAGE_BYTES", "GrpcDoor", "open_grpc"]
+__all__ = ["MAX_MESSAGE_BYTES", "GrpcDoor", "open_grpc"]
 
 MAX_MESSAGE_BYTES = 5 * 1024 * 1024
 """A batch of 1,000 keys of 4,096 bytes, and some air."""
-
-MAX_CONCURRENT = 4_096
-"""Calls at work at once, over all connections; one more is answered RESOURCE_EXHAUSTED."""
 
 _MAX_METADATA_BYTES = 16 * 1024
 _PING_EVERY_MS = 60_000
@@ -42,13 +39,13 @@ class GrpcDoor:
         server: grpc.aio.Server,
         port: int,
         access: Access,
-        arrivals: Arrivals,
+        places: Places,
         leaving: asyncio.Event,
     ) -> None:
         self.port = port
         self._server = server
         self._access = access
-        self._arrivals = arrivals
+        self._places = places
         self._leaving = leaving
 
     async def drain(self, seconds: float) -> None:
@@ -59,7 +56,7 @@ class GrpcDoor:
         self._leaving.set()
         await self._settle(began + min(_SETTLE_S, seconds / 4))
         await self._server.stop(max(0.0, began + seconds - loop.time()))
-        self._arrivals.stop()
+        self._places.stop()
 
     async def _settle(self, until: float) -> None:
         """Wait for a moment in which no call comes, but not beyond `until`."""
@@ -92,19 +89,18 @@ async def open_grpc(
     if token is not None and not token.strip():
         reject("the token must not be empty")
     leaving = asyncio.Event()
-    health = Health(leaving).handlers()
-    arrivals = Arrivals(arrival_s)
-    calls = {**handlers(service, arrivals), **Reflection(leaving).handlers(), **health}
-    access = Access(calls, token, health, leaving)
+    places = Places(max_concurrent, arrival_s)
+    health = Health(places, leaving).handlers()
+    calls = {**handlers(service, places), **Reflection(places, leaving).handlers(), **health}
+    access = Access(calls, token, health, places, leaving)
     server = grpc.aio.server(
         handlers=(access,),
         options=_options(reuse_port),
-        maximum_concurrent_rpcs=max_concurrent,
     )
     bound = _listen(server, host, port, tls)
     await server.start()
-    arrivals.start()
-    return GrpcDoor(server, bound, access, arrivals, leaving)
+    places.start()
+    return GrpcDoor(server, bound, access, places, leaving)
 
 
 def _listen(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None) -> int:

@@ -1,7 +1,7 @@
 """The two services that every gRPC server is expected to have: health and reflection.
 
-Both have calls that stay open for as long as the client likes. They end by themselves when the
-door drains, so that they never hold it up.
+Both have calls that stay open for as long as the client likes. Each takes a place for as long, and
+they end by themselves when the door drains, so that they never hold it up.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from ...wire.proto import POOL
 from ...wire.proto.rate_limiter_pb2_grpc import RATE_LIMITER
 from .errors import refuse
+from .places import Places
 
 __all__ = ["HEALTH", "Health", "Reflection"]
 
@@ -30,7 +31,8 @@ _Status = health_pb2.HealthCheckResponse
 class Health:
     """`grpc.health.v1`: serving until the door drains, as a whole ("") and by name."""
 
-    def __init__(self, leaving: asyncio.Event) -> None:
+    def __init__(self, places: Places, leaving: asyncio.Event) -> None:
+        self._places = places
         self._leaving = leaving
         self._known = ("", RATE_LIMITER)
 
@@ -46,11 +48,17 @@ class Health:
         return self._message(name)
 
     async def _watch(self, raw: bytes, context: Context) -> None:
+        if self._places.taken >= self._places.limit:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls are at work")
         name = await _service_name(raw, context)
-        await context.write(self._message(name))
-        if not self._leaving.is_set():
-            await self._leaving.wait()
+        self._places.taken += 1
+        try:
             await context.write(self._message(name))
+            if not self._leaving.is_set():
+                await self._leaving.wait()
+                await context.write(self._message(name))
+        finally:
+            self._places.taken -= 1
 
     def _message(self, name: str) -> bytes:
         if name not in self._known:
@@ -72,7 +80,8 @@ async def _service_name(raw: bytes, context: Context) -> str:
 class Reflection:
     """Tells a client without the protos what is served here."""
 
-    def __init__(self, leaving: asyncio.Event) -> None:
+    def __init__(self, places: Places, leaving: asyncio.Event) -> None:
+        self._places = places
         self._leaving = leaving
         # Ours are in a pool of their own; the standard ones join them there.
         for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
@@ -86,12 +95,14 @@ class Reflection:
 
     async def _info(self, requests: Any, context: Context) -> None:
         leaving = asyncio.ensure_future(self._leaving.wait())
+        self._places.taken += 1
         try:
             while (raw := await _next(requests, leaving)) is not None:
                 request = _reflection_request(raw)
                 for response in self._servicer.ServerReflectionInfo(iter((request,)), context):
                     await context.write(response.SerializeToString())
         finally:
+            self._places.taken -= 1
             leaving.cancel()
 
 
