@@ -17,7 +17,11 @@ class Table:
     evictions: int
     refusals: int
     def __init__(
-        self, max_keys: int, evict: bool, wrong_kind: Callable[[str, str, str], Exception]
+        self,
+        max_keys: int,
+        evict: bool,
+        wrong_kind: Callable[[str, str, str], Exception],
+        require_ttl: Callable[[Any, Any], int],
     ) -> None: ...
     def apply(self, key: str, transform: Any, now: int, cost: int) -> Any: ...
     def discard(self, key: str) -> None: ...

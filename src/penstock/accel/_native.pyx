@@ -24,12 +24,13 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
 from cpython.unicode cimport PyUnicode_CheckExact
 from libc.math cimport ceil, floor
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memmove, memset
+from libc.string cimport memcpy, memmove, memset
 
 import threading
 
 cdef int64_t MAX_SAFE = 9007199254740991
 cdef double MAX_SAFE_D = 9007199254740991.0
+cdef double MAX_INSTANT_D = 70368744177664.0
 
 cdef object rebuild = None
 

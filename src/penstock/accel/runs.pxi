@@ -82,9 +82,15 @@ cdef inline void runs_add(Runs* runs, int64_t at, int64_t count) noexcept:
 
 
 cdef tuple runs_export(Runs* runs):
-    """The state as the oracle writes it."""
+    """The state as the oracle writes it. Making tuples may run the collector, whose finalizers may
+    come back and move the runs: they are read from a copy."""
+    cdef uint32_t length = runs.length
     cdef uint32_t position
-    return tuple([
-        (runs_at(runs, position).at, runs_at(runs, position).count)
-        for position in range(runs.length)
-    ])
+    cdef Pair* pairs = <Pair*> PyMem_Malloc((length + 1) * sizeof(Pair))
+    if pairs == NULL:
+        raise MemoryError()
+    memcpy(pairs, runs_at(runs, 0), length * sizeof(Pair))
+    try:
+        return tuple([(pairs[position].at, pairs[position].count) for position in range(length)])
+    finally:
+        PyMem_Free(pairs)

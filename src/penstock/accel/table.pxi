@@ -11,8 +11,9 @@
 # gives the reasons.
 #
 # Dropping a custom state may run Python code (a finalizer), which may come back here. So whatever
-# is dropped leaves the structures first and is released last, and no pointer into `entries` is
-# used across a release.
+# is dropped leaves the structures first and is released last, once what takes its place is written,
+# and no pointer into `entries` is used across a release. The same goes for making a tuple, which
+# may run the collector and with it any finalizer.
 
 cdef uint32_t NIL = 0xFFFFFFFF
 cdef enum:
@@ -89,12 +90,14 @@ cdef class Table:
     cdef readonly int64_t evictions
     cdef readonly int64_t refusals
     cdef object wrong_kind
+    cdef object require_ttl
     cdef object lock
 
-    def __cinit__(self, int64_t max_keys, bint evict, wrong_kind):
+    def __cinit__(self, int64_t max_keys, bint evict, wrong_kind, require_ttl):
         self.max_keys = max_keys
         self.evict = evict
         self.wrong_kind = wrong_kind
+        self.require_ttl = require_ttl
         self.lock = threading.RLock()
         self.free = NIL
         memset(self.heads, 0xFF, sizeof(self.heads))
@@ -156,11 +159,11 @@ cdef class Table:
             self.seen = now
             if self.count > RECLAIM_FLOOR:
                 self._reclaim(now)
-        position = self._find(<PyObject*> key)
+        position = self._find_or_room(<PyObject*> key)
         if position == NIL:
             if now < self.horizon:
                 now = self.horizon
-            if self.max_keys >= 0 and not self._has_room():
+            if self._is_shut():
                 self.refusals += 1
                 return transform.refuse(now, self._next_due() - self.wheel_now)
         else:
@@ -175,10 +178,7 @@ cdef class Table:
             entry.used = True
         decide(kernel, known, a, b, expires, now, cost, &verdict)
         if verdict.allowed:
-            if position == NIL:
-                position = self._insert(key, now + verdict.ttl)
-                self.entries[position].used = False
-            self._commit(position, kernel.kind, known, now, cost, &verdict)
+            self._commit(key, position, kernel.kind, known, now + verdict.ttl, cost, &verdict)
         decision = Decision.__new__(Decision)
         decision.allowed = verdict.allowed
         decision.limit = verdict.limit
@@ -188,48 +188,95 @@ cdef class Table:
         return decision
 
     cdef int _commit(
-        self, uint32_t position, Kind kind, bint known, int64_t now, int64_t cost, Verdict* verdict
+        self,
+        str key,
+        uint32_t position,
+        Kind kind,
+        bint known,
+        int64_t expires,
+        int64_t cost,
+        Verdict* verdict,
     ) except -1:
-        cdef Entry* entry = &self.entries[position]
+        """Write what a kernel decided."""
+        cdef Entry* entry
+        cdef Entry fresh
         cdef Runs* runs
-        if not known and entry.kind != NOTHING:
-            self._vacate(position)
+        if known and kind < SLIDING_WINDOW:
             entry = &self.entries[position]
-        if kind < SLIDING_WINDOW:
             entry.a = verdict.a
             entry.b = verdict.b
-        else:
-            runs = <Runs*> entry.b.p if known else runs_new()
-            if known:
-                runs_drop(runs, verdict.drop)
-            entry.kind = kind
-            entry.b.p = runs
+            self._touch(position, expires)
+        elif known:
+            entry = &self.entries[position]
+            runs = <Runs*> entry.b.p
+            runs_drop(runs, verdict.drop)
             entry.b.p = runs = runs_reserve(runs)
             runs_add(runs, verdict.a.i, cost)
-        entry.kind = kind
+            self._touch(position, expires)
+        else:
+            if position == NIL:
+                self._make_space()
+            fresh.kind = kind
+            fresh.a = verdict.a
+            fresh.b = verdict.b
+            if kind >= SLIDING_WINDOW:
+                runs = runs_new()
+                runs_add(runs, verdict.a.i, cost)
+                fresh.b.p = runs
+            self._put(key, position, &fresh, expires)
+        return 0
+
+    cdef inline void _touch(self, uint32_t position, int64_t expires) noexcept:
+        """A record was written: note it, and find it sooner if it is to go sooner."""
+        cdef Entry* entry = &self.entries[position]
+        cdef bint sooner = expires < entry.expires
         self.clock += 1
         entry.version = self.clock
-        entry.expires = now + verdict.ttl
-        return 0
+        entry.expires = expires
+        if sooner:
+            self._unlink(position)
+            self._file(position)
+
+    cdef void _put(self, str key, uint32_t position, Entry* fresh, int64_t expires) noexcept:
+        """Replace a record's state or, at NIL, add a record, for which `_make_space` has room.
+        What goes is released at the very end: by then the table is whole."""
+        cdef Entry gone
+        cdef Entry* entry
+        gone.key = NULL
+        gone.kind = NOTHING
+        if position == NIL:
+            if self.max_keys >= 0 and self.count >= self.max_keys:
+                gone = self._evict_one()
+            position = self._insert(key, expires)
+        else:
+            gone = self.entries[position]
+            gone.key = NULL
+        entry = &self.entries[position]
+        entry.kind = fresh.kind
+        entry.a = fresh.a
+        entry.b = fresh.b
+        self._touch(position, expires)
+        self._release(gone)
 
     cdef object _apply(self, str key, transform, Kernel kernel, int64_t now, int64_t cost):
         """Any transform that is Python code: run it, and commit if nobody wrote meanwhile."""
         cdef uint32_t position, version
         cdef Kind kind = kernel.kind if kernel is not None else OBJECT
-        cdef int64_t at
+        cdef int64_t at, expires
+        cdef Entry fresh
         while True:
             at = now
             if now > self.seen:
                 self.seen = now
                 if self.count > RECLAIM_FLOOR:
                     self._reclaim(now)
-            position = self._find(<PyObject*> key)
+            position = self._find_or_room(<PyObject*> key)
             version = 0
             state = None
             if position == NIL:
                 if now < self.horizon:
                     at = self.horizon
-                if self.max_keys >= 0 and not self._has_room():
+                if self._is_shut():
                     self.refusals += 1
                     return transform.refuse(at, self._next_due() - self.wheel_now)
             else:
@@ -240,15 +287,28 @@ cdef class Table:
             outcome = transform.run(state, at, cost)
             if not outcome.persist:
                 return outcome.result
-            position = self._find(<PyObject*> key)
-            if version != (0 if position == NIL else self.entries[position].version):
-                continue
-            if outcome.state is None:
+            result = outcome.result
+            state = outcome.state
+            # From here to the write nothing may run but what is in this file.
+            if state is None:
+                position = self._find(<PyObject*> key)
+                if version != (0 if position == NIL else self.entries[position].version):
+                    continue
                 if position != NIL:
                     self._drop(position)
-            else:
-                self._write(key, position, kind, transform.kind, outcome.state, at + outcome.ttl_ms)
-            return outcome.result
+                return result
+            expires = at + <int64_t> self.require_ttl(transform, outcome.ttl_ms)
+            self._pack(&fresh, kind, transform.kind, state, &expires)
+            position = self._find(<PyObject*> key)
+            if version != (0 if position == NIL else self.entries[position].version) or (
+                position == NIL and self._is_shut()
+            ):
+                self._release(fresh)
+                continue
+            if position == NIL:
+                self._make_space()
+            self._put(key, position, &fresh, expires)
+            return result
 
     cdef object _export(self, str key, uint32_t position, str wanted, Kind kind):
         """A state as Python sees it."""
@@ -269,48 +329,35 @@ cdef class Table:
             return <object> <PyObject*> entry.b.p
         return runs_export(<Runs*> entry.b.p)
 
-    cdef int _write(
-        self, str key, uint32_t position, Kind kind, str name, state, int64_t expires
-    ) except -1:
-        """Store what Python made, in the form that its kind has here."""
-        cdef Word a, b
+    cdef int _pack(self, Entry* fresh, Kind kind, str name, state, int64_t* expires) except -1:
+        """What Python made, in the form that its kind has here. It may run Python code."""
         cdef Runs* runs
-        cdef Entry* entry
-        a.i = b.i = 0
+        fresh.key = NULL
+        fresh.kind = kind
+        fresh.a.i = fresh.b.i = 0
         if kind == GCRA:
-            a.d = state
+            fresh.a.d = state
         elif kind == TOKEN_BUCKET:
-            a.d, b.i = state
+            fresh.a.d, fresh.b.i = state
         elif kind == FIXED_WINDOW:
-            a.i, b.i = state
+            fresh.a.i, fresh.b.i = state
         elif kind == CREDITS:
-            a.i, b.i, expires = state
+            fresh.a.i, fresh.b.i, expires[0] = state
         elif kind == OBJECT:
-            a.p = <void*> name
-            b.p = <void*> state
+            fresh.a.p = <void*> name
+            fresh.b.p = <void*> state
             Py_INCREF(name)
             Py_INCREF(state)
         else:
             runs = runs_new()
-            for at, count in state:
-                runs = runs_reserve(runs)
-                runs_add(runs, at, count)
-            b.p = runs
-        if position == NIL:
-            position = self._insert(key, expires)
-        else:
-            self._vacate(position)
-            # Releasing a custom state may have moved or removed the key.
-            position = self._find(<PyObject*> key)
-            if position == NIL:
-                position = self._insert(key, expires)
-        entry = &self.entries[position]
-        entry.kind = kind
-        entry.a = a
-        entry.b = b
-        entry.expires = expires
-        self.clock += 1
-        entry.version = self.clock
+            try:
+                for at, count in state:
+                    runs = runs_reserve(runs)
+                    runs_add(runs, at, count)
+            except BaseException:
+                PyMem_Free(runs)
+                raise
+            fresh.b.p = runs
         return 0
 
     cdef object _clash(self, str key, Entry* entry, str wanted):
@@ -332,6 +379,19 @@ cdef class Table:
             ):
                 return <uint32_t> found - 1
             probe = (probe + 1) & self.mask
+
+    cdef inline uint32_t _find_or_room(self, PyObject* key) except? 0xFFFFFFFF:
+        """As `_find`; for a key that is not there, expired ones make way first. Those may have
+        finalizers, so the key is looked for again."""
+        cdef uint32_t position = self._find(key)
+        if position == NIL and self.max_keys >= 0 and self.count >= self.max_keys:
+            self._reclaim(self.seen)
+            position = self._find(key)
+        return position
+
+    cdef inline bint _is_shut(self) noexcept:
+        """Whether a new key has to be refused."""
+        return self.max_keys >= 0 and not self.evict and self.count >= self.max_keys
 
     cdef inline void _point(self, uint64_t slot) noexcept:
         """Enter a mark and its position, which are not there yet."""
@@ -357,16 +417,18 @@ cdef class Table:
                 hole = probe
         self.index[hole] = 0
 
-    cdef uint32_t _insert(self, str key, int64_t expires) except? 0xFFFFFFFF:
-        """A new, empty record for a key that has none."""
-        cdef uint32_t position
-        cdef Entry* entry
-        if self.max_keys >= 0 and self.count >= self.max_keys:
-            self._evict_one()
+    cdef int _make_space(self) except -1:
+        """Make sure that one more record fits, so that adding it cannot fail half-way."""
         if self.free == NIL and self.top == self.room:
             self._grow()
         if (<uint64_t> self.count + 1) * 3 > (self.mask + 1) * 2:
             self._widen()
+        return 0
+
+    cdef uint32_t _insert(self, str key, int64_t expires) noexcept:
+        """A new, empty record for a key that has none, in the space that was made for it."""
+        cdef uint32_t position
+        cdef Entry* entry
         if self.free != NIL:
             position = self.free
             self.free = self.entries[position].next
@@ -467,13 +529,6 @@ cdef class Table:
         self.count -= 1
         return gone
 
-    cdef void _vacate(self, uint32_t position) noexcept:
-        """Empty a record but keep its key."""
-        cdef Entry gone = self.entries[position]
-        self.entries[position].kind = NOTHING
-        gone.key = NULL
-        self._release(gone)
-
     cdef void _release(self, Entry gone) noexcept:
         Py_XDECREF(gone.key)
         if gone.kind == OBJECT:
@@ -482,14 +537,8 @@ cdef class Table:
         elif gone.kind >= SLIDING_WINDOW:
             PyMem_Free(gone.b.p)
 
-    cdef bint _has_room(self) except -1:
-        """Whether a new key may come in: expired ones make way first."""
-        if self.count < self.max_keys:
-            return True
-        self._reclaim(self.seen)
-        return self.evict or self.count < self.max_keys
-
-    cdef int _evict_one(self) except -1:
+    cdef Entry _evict_one(self) noexcept:
+        """Take out the key that was least recently needed."""
         cdef Entry* entry
         cdef uint32_t position
         while True:
@@ -504,7 +553,7 @@ cdef class Table:
                 break
             entry.used = False
         self.evictions += 1
-        return self._drop(position)
+        return self._detach(position)
 
     # The wheel.
 
@@ -561,7 +610,8 @@ cdef class Table:
             for place in range(first, last + 1):
                 dropped += self._empty_slot(level * LEVEL_SLOTS + (place & (LEVEL_SLOTS - 1)), now)
         if dropped:
-            self.horizon = now
+            # A finalizer may have come back here at a later instant.
+            self.horizon = at_least(self.horizon, now)
             if self.room > RECLAIM_FLOOR and self.count < self.room // 4:
                 self._shrink()
         return dropped

@@ -438,6 +438,7 @@ def test_without_being_asked_to_a_store_starts_no_thread() -> None:
         {"overflow": None},
         {"sweep_every_ms": 0},
         {"sweep_every_ms": 0.5},
+        {"clock": 5},
     ],
 )
 def test_nonsense_options_are_refused(options: dict[str, Any]) -> None:
@@ -452,3 +453,7 @@ def test_a_sweep_at_a_nonsense_instant_is_refused(path: str, now: Any) -> None:
     """Sweeping at the end of time would forget everybody."""
     with pytest.raises(ConfigInvalidError, match="epoch milliseconds"):
         make_store(path).sweep(now)
+    store = make_store(path)
+    store.clock = type("Odd", (), {"now": lambda self: now})()
+    with pytest.raises(ConfigInvalidError, match="epoch milliseconds"):
+        store.sweep()

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from ...core.clock import Clock, SystemClock
 from ...core.native import native
 from ...core.store import Store, Transform
-from ...core.validation import require_choice, require_instant, require_int
+from ...core.validation import reject, require_choice, require_instant, require_int
 from .sweeper import Sweeper
-from .table import Table, wrong_kind
+from .table import Table, require_ttl, wrong_kind
 
 __all__ = ["MemoryStore"]
 
@@ -51,6 +51,8 @@ class MemoryStore(Store):
         self.max_keys = max_keys
         self.overflow = overflow
         self.clock: Clock = SystemClock() if clock is None else clock
+        if not callable(getattr(self.clock, "now", None)):
+            reject(f"clock must be something with a now() in epoch milliseconds, not {clock!r}")
         self.table: Any = _make_table(max_keys, overflow == "evict")
         self._sweeper: Sweeper | None = None
         if sweep_every_ms is not None:
@@ -82,7 +84,7 @@ class MemoryStore(Store):
 
     def sweep(self, now: int | None = None) -> int:
         """Drop every key that is expired at `now` (by default, on the store's clock)."""
-        dropped: int = self.table.sweep(self.clock.now() if now is None else require_instant(now))
+        dropped: int = self.table.sweep(require_instant(self.clock.now() if now is None else now))
         return dropped
 
     @property
@@ -119,4 +121,4 @@ class MemoryStore(Store):
 def _make_table(max_keys: int | None, evict: bool) -> Any:
     if native is None:
         return Table(max_keys, evict)
-    return native.Table(-1 if max_keys is None else max_keys, evict, wrong_kind)
+    return native.Table(-1 if max_keys is None else max_keys, evict, wrong_kind, require_ttl)

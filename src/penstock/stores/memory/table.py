@@ -14,6 +14,10 @@ never change a decision:
 `max_keys` bounds the number of keys. A table full of live keys either evicts by second chance
 (each key has a bit that use sets and the passing hand clears; a key found cleared goes) or
 refuses new keys until one expires.
+
+The lock lets the thread that holds it in again, because it may have to: dropping a state of the
+user's can run a finalizer, and the collector any code at all. So what is dropped leaves the table
+first and dies last, and a write goes through only if nobody else's came in between.
 """
 
 from __future__ import annotations
@@ -24,11 +28,15 @@ from typing import Any, TypeVar
 
 from ...core.errors import ConfigInvalidError
 from ...core.store import Transform
+from ...core.validation import MAX_SAFE
 from .wheel import Timed, Wheel
 
-__all__ = ["RECLAIM_FLOOR", "Table", "wrong_kind"]
+__all__ = ["RECLAIM_FLOOR", "Table", "require_ttl", "wrong_kind"]
 
 RECLAIM_FLOOR = 1024
+
+# In place of the state of a record that is no longer in the table.
+_DROPPED = object()
 
 R = TypeVar("R")
 
@@ -51,6 +59,16 @@ def wrong_kind(key: str, held: str, wanted: str) -> ConfigInvalidError:
     )
 
 
+def require_ttl(transform: Transform[Any], ttl_ms: Any) -> int:
+    """What a strategy of the user's returned, before it reaches the wheel."""
+    if type(ttl_ms) is not int or not -MAX_SAFE <= ttl_ms <= MAX_SAFE:
+        raise ConfigInvalidError(
+            f"the strategy {transform.kind!r} returned a ttl_ms of {ttl_ms!r}; "
+            f"an Outcome takes whole milliseconds up to {MAX_SAFE}"
+        )
+    return ttl_ms
+
+
 class Table:
     """States by key, in plain Python."""
 
@@ -69,9 +87,10 @@ class Table:
         self.refusals = 0
 
     def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
-        # Half the price of a `with` on 3.11, and this is the hot path.
-        self._lock.acquire()
+        # Half the price of a `with` on 3.11, and this is the hot path. The lock is taken inside, or
+        # an exception from a signal handler could strike between it and the `try`, and keep it.
         try:
+            self._lock.acquire()
             if now > self._seen:
                 self._seen = now
                 if len(self._records) > RECLAIM_FLOOR:
@@ -79,35 +98,57 @@ class Table:
             record = self._records.get(key)
             if record is None:
                 return self._apply_anew(key, transform, now, cost)
+            held = record.state
             state = None
             if now < record.expires:
                 if record.kind != transform.kind and transform.kind:
                     raise wrong_kind(key, record.kind, transform.kind)
-                state = record.state
+                state = held
             outcome = transform.run(state, now, cost)
             record.used = True
             if outcome.persist:
+                if record.state is not held:
+                    return self.apply(key, transform, now, cost)
                 if outcome.state is None:
                     self._drop(key)
                 else:
+                    if transform.native is None:
+                        require_ttl(transform, outcome.ttl_ms)
                     record.kind = transform.kind
                     record.state = outcome.state
-                    record.expires = now + outcome.ttl_ms
+                    expires = now + outcome.ttl_ms
+                    sooner = expires < record.expires
+                    record.expires = expires
+                    # The wheel finds a record that lives longer by itself, but not the reverse.
+                    if sooner:
+                        record.slot.pop(key, None)
+                        self._wheel.file(key, record)
             return outcome.result
         finally:
-            self._lock.release()
+            try:  # noqa: SIM105 - a context manager would cost more than the lock
+                self._lock.release()
+            except RuntimeError:
+                # Interrupted while it was waiting for the lock, this caller never had it.
+                pass
 
     def _apply_anew(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
         """Apply to a key that has no record."""
-        now = max(now, self._horizon)
-        if self._max_keys is not None and not self._has_room():
+        has_room = self._max_keys is None or self._has_room()
+        if key in self._records:
+            return self.apply(key, transform, now, cost)
+        at = max(now, self._horizon)
+        if not has_room:
             self.refusals += 1
-            return transform.refuse(now, self._wheel.next_due() - self._wheel.now)
-        outcome = transform.run(None, now, cost)
+            return transform.refuse(at, self._wheel.next_due() - self._wheel.now)
+        outcome = transform.run(None, at, cost)
         if outcome.persist and outcome.state is not None:
-            if self._max_keys is not None and len(self._records) >= self._max_keys:
-                self._evict_one()
-            record = _Record(transform.kind, outcome.state, now + outcome.ttl_ms)
+            ttl_ms = require_ttl(transform, outcome.ttl_ms)
+            full = self._max_keys is not None and len(self._records) >= self._max_keys
+            if key in self._records or (full and not self._evict):
+                return self.apply(key, transform, now, cost)
+            # Named, so that it lives until the new record is in its place.
+            _evicted = self._evict_one() if full else None
+            record = _Record(transform.kind, outcome.state, at + ttl_ms)
             self._records[key] = record
             self._wheel.file(key, record)
         return outcome.result
@@ -139,10 +180,10 @@ class Table:
             return 0
         self._width = max(self._width, len(self._records))
         due = self._wheel.advance(now)
-        for key in due:
-            del self._records[key]
+        # Named, so that they live until all of them have left.
+        _states = [self._drop(key) for key in due]
         if due:
-            self._horizon = now
+            self._horizon = max(self._horizon, now)
             self._shrink()
         return len(due)
 
@@ -152,7 +193,7 @@ class Table:
             self._records = type(self._records)(self._records)
             self._width = len(self._records)
 
-    def _evict_one(self) -> None:
+    def _evict_one(self) -> Any:
         assert isinstance(self._records, OrderedDict)
         while True:
             key, record = next(iter(self._records.items()))
@@ -160,10 +201,14 @@ class Table:
                 break
             record.used = False
             self._records.move_to_end(key)
-        self._drop(key)
         self.evictions += 1
+        return self._drop(key)
 
-    def _drop(self, key: str) -> None:
+    def _drop(self, key: str) -> Any:
+        """Take a key out. Its state is returned, for the caller to let go of when it is done."""
         record = self._records.pop(key, None)
-        if record is not None:
-            record.slot.pop(key, None)
+        if record is None:
+            return None
+        record.slot.pop(key, None)
+        state, record.state = record.state, _DROPPED
+        return state
