@@ -20,8 +20,10 @@ from penstock import (
     Decision,
     Limiter,
     ManualClock,
+    Outcome,
     QueueFullError,
     RateLimitExceededError,
+    Strategy,
     fixed_window,
     gcra,
     rate_limit,
@@ -462,6 +464,77 @@ def test_a_loop_that_has_closed_does_not_hold_up_a_thread() -> None:
     assert waiting(limiter) == 0
     clock.advance(1_000)
     assert limiter.acquire("k", timeout=0).allowed
+
+
+@both_paths
+@pytest.mark.parametrize("behind_a_thread", [False, True])
+def test_a_loop_closed_without_ending_its_tasks_does_not_hold_up_the_line(
+    path: str, behind_a_thread: bool, pool: ThreadPoolExecutor
+) -> None:
+    """Such a task never asks again, and nobody tells it to leave: it is passed over."""
+    clock = ManualClock(NOW)
+    limiter = make_limiter(path, gcra(1, 1_000), clock)
+    limiter.check("k")
+    first = pool.submit(limiter.acquire, "k", timeout=20) if behind_a_thread else None
+    until(lambda: waiting(limiter) == int(behind_a_thread))
+    loop = asyncio.new_event_loop()
+    tasks: list[asyncio.Task[Decision]] = []
+
+    async def abandon() -> None:
+        tasks.append(asyncio.create_task(limiter.aacquire("k")))
+        await auntil(lambda: waiting(limiter) == 1 + behind_a_thread)
+
+    loop.run_until_complete(abandon())
+    loop.close()
+    last = pool.submit(limiter.acquire, "k", timeout=20)
+    until(lambda: waiting(limiter) == (3 if behind_a_thread else 1))
+    for waiter in [first, last] if first else [last]:
+        clock.advance(1_000)
+        assert waiter.result(20).allowed
+    assert waiting(limiter) == 0
+    # The loop would complain about it, which is of no interest here.
+    tasks[0]._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+class Exhausted:
+    """A clock read off a list that has come to its end."""
+
+    def now(self) -> int:
+        return next(iter(()))
+
+
+@both_paths
+def test_a_stop_iteration_is_not_taken_for_an_answer(path: str) -> None:
+    """It is how generators and coroutines return, so one that escapes from a clock or a strategy
+    could pass for an admission, or hang a loop."""
+    limiter = make_limiter(path, gcra(1, 1_000), Exhausted())
+    with pytest.raises(StopIteration):
+        limiter.acquire("k")
+    for call in (limiter.aacquire, limiter.acheck):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            run(call("k"))
+    assert waiting(limiter) == 0
+
+
+class Hasty(Strategy):
+    """Denies, and says that there is nothing to wait for."""
+
+    limit = 1
+
+    def check(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
+        return Outcome(state, Decision(False, 1, 0, now, 0), 0, False)
+
+
+@both_paths
+def test_a_denial_without_a_wait_does_not_spin(path: str) -> None:
+    """The loop stays free to do something else, such as to give up."""
+    limiter = make_limiter(path, Hasty())
+
+    async def use() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(limiter.aacquire("k"), 0.05)
+
+    run(use())
 
 
 def test_a_rate_limit_error_survives_pickling() -> None:

@@ -156,7 +156,11 @@ cdef class PendingCheck:
         if gate is None:
             raise RuntimeError("cannot reuse already awaited coroutine")
         self.gate = None
-        return gate._decide(self.key, self.cost)
+        try:
+            return gate._decide(self.key, self.cost)
+        except StopIteration as error:
+            # Let through, it would pass for the result of the await.
+            raise RuntimeError("coroutine raised StopIteration") from error
 
     def __await__(self):
         return self

@@ -49,7 +49,8 @@ class ManualClock:
 
     def __init__(self, start: int = 0) -> None:
         self._now = require_instant(start)
-        self._lock = threading.Lock()
+        # Reentrant, because the collector may end an abandoned wait anywhere, in here as well.
+        self._lock = threading.RLock()
         self._listeners: dict[object, Callable[[], None]] = {}
 
     def now(self) -> int:

@@ -27,7 +27,7 @@ from .validation import (
     require_key,
     require_keys,
 )
-from .waiting import Ask, Lines, Look, Step, Watch, acquire_flow
+from .waiting import Ask, Lines, Look, TaskWake, Watch, acquire_flow
 
 __all__ = ["Limiter"]
 
@@ -139,8 +139,13 @@ class Limiter:
         watch = Watch(self.clock, woken.set)
         flow = acquire_flow(self._lines, key, woken.set, watch.clock, timeout_ms)
         try:
-            step = next(flow)
+            answer = None
             while True:
+                try:
+                    step = flow.send(answer)
+                except StopIteration as finished:
+                    admitted: Decision = finished.value
+                    return admitted
                 answer = None
                 if isinstance(step, Ask):
                     answer = self.check(key, cost)
@@ -148,10 +153,6 @@ class Limiter:
                     answer = self.peek(key)
                 else:
                     nap(watch.real_ms(step.ms))
-                step = flow.send(answer)
-        except StopIteration as finished:
-            admitted: Decision = finished.value
-            return admitted
         finally:
             flow.close()
             watch.end()
@@ -161,11 +162,7 @@ class Limiter:
         timeout_ms = self._admissible(key, cost, timeout)
         loop = asyncio.get_running_loop()
         woken = asyncio.Event()
-
-        def wake() -> None:
-            # The one before us may leave on another thread, or after our loop has closed.
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(woken.set)
+        wake = TaskWake(loop, woken)
 
         async def nap(ms: int | None) -> None:
             timer = None if ms is None else loop.call_later(ms / 1000, woken.set)
@@ -179,8 +176,13 @@ class Limiter:
         watch = Watch(self.clock, wake)
         flow = acquire_flow(self._lines, key, wake, watch.clock, timeout_ms)
         try:
-            step: Step = next(flow)
+            answer = None
             while True:
+                try:
+                    step = flow.send(answer)
+                except StopIteration as finished:
+                    admitted: Decision = finished.value
+                    return admitted
                 answer = None
                 if isinstance(step, Ask):
                     answer = await self.acheck(key, cost)
@@ -188,10 +190,6 @@ class Limiter:
                     answer = await self.apeek(key)
                 else:
                     await nap(watch.real_ms(step.ms))
-                step = flow.send(answer)
-        except StopIteration as finished:
-            admitted: Decision = finished.value
-            return admitted
         finally:
             flow.close()
             watch.end()

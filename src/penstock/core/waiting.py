@@ -12,7 +12,10 @@ and `Nap` to sleep until it is woken or the time is up; a thin shell of each col
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -21,7 +24,7 @@ from .clock import Clock, SystemClock
 from .decision import Decision
 from .errors import QueueFullError, RateLimitExceededError
 
-__all__ = ["Ask", "Lines", "Look", "Nap", "Step", "Wake", "Watch", "acquire_flow"]
+__all__ = ["Ask", "Lines", "Look", "Nap", "Step", "TaskWake", "Wake", "Watch", "acquire_flow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,29 @@ _LONGEST_NAP_MS = 3_600_000
 
 Step = Ask | Look | Nap
 Wake = Callable[[], None]
+
+
+class TaskWake:
+    """Wakes a task, from any thread. It holds the task's event weakly, so that a line does not keep
+    a task alive whose loop was closed under it."""
+
+    __slots__ = ("_loop", "_woken")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> None:
+        self._loop = loop
+        self._woken = weakref.ref(woken)
+
+    def __call__(self) -> None:
+        woken = self._woken()
+        if woken is not None:
+            # The loop may close at any moment, and says so with this error.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(woken.set)
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody is there to be woken any more."""
+        return self._loop.is_closed()
 
 
 class Watch:
@@ -79,12 +105,16 @@ class Lines:
 
     def __init__(self, max_waiters: int | None) -> None:
         self._max_waiters = max_waiters
-        self._lock = threading.Lock()
+        # Reentrant, because the collector may end an abandoned task anywhere, in here as well.
+        self._lock = threading.RLock()
         self._lines: dict[str, _Line] = {}
 
     def join(self, key: str, wake: Wake) -> _Line:
+        heir = None
         with self._lock:
             line = self._lines.get(key) or _Line()
+            if _pass_over_the_gone(line) and line.tickets:
+                heir = line.tickets[0]
             # The head is being served; those behind it wait.
             if self._max_waiters is not None and len(line.tickets) > self._max_waiters:
                 raise QueueFullError(
@@ -93,14 +123,19 @@ class Lines:
                 )
             line.tickets.append(wake)
             self._lines[key] = line
-            return line
+        if heir is not None:
+            heir()
+        return line
 
     def leave(self, key: str, line: _Line, wake: Wake) -> None:
         with self._lock:
+            if wake not in line.tickets:
+                return
             was_head = line.tickets[0] is wake
             line.tickets.remove(wake)
+            was_head = _pass_over_the_gone(line) or was_head
             successor = line.tickets[0] if was_head and line.tickets else None
-            if not line.tickets:
+            if not line.tickets and self._lines.get(key) is line:
                 del self._lines[key]
         if successor is not None:
             successor()
@@ -109,6 +144,15 @@ class Lines:
         """How many callers stand in line, over all keys."""
         with self._lock:
             return sum(len(line.tickets) for line in self._lines.values())
+
+
+def _pass_over_the_gone(line: _Line) -> bool:
+    """Take out those at the head who can no longer ask: nobody would ever come after them."""
+    passed = False
+    while line.tickets and getattr(line.tickets[0], "gone", False):
+        line.tickets.popleft()
+        passed = True
+    return passed
 
 
 def acquire_flow(
@@ -144,7 +188,8 @@ def acquire_flow(
             # A wait that must end too late is not begun.
             if left is not None and decision.retry_after_ms > left:
                 raise refuse(decision)
-            ready_at = clock.now() + decision.retry_after_ms
+            # A strategy that denies without a wait would have us ask without a pause.
+            ready_at = clock.now() + max(1, decision.retry_after_ms)
             while (pause := ready_at - clock.now()) > 0:
                 yield Nap(pause)
     finally:
