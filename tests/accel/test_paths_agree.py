@@ -269,6 +269,54 @@ def test_a_subclass_that_overrides_check_is_obeyed_on_both_paths() -> None:
         assert [limiter.check("k").allowed for _ in range(6)] == [True] * 5 + [False]
 
 
+class Doubling:
+    """The same change of mind, as a mixin."""
+
+    def check(self, state: Any, now: int, cost: int) -> Any:
+        return super().check(state, now, 2 * cost)  # type: ignore[misc]
+
+
+class Mixed(Doubling, gcra(5, 1_000).__class__):  # type: ignore[misc]
+    pass
+
+
+class MixedAgain(Mixed):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Mixed, MixedAgain])
+def test_a_mixin_that_overrides_check_is_obeyed_on_both_paths(kind: type[Strategy]) -> None:
+    pair = Pair()
+    strategy = kind(10, 1_000)  # type: ignore[call-arg]
+    assert strategy.name == "Mixed"
+    for limiter in pair.limiters(strategy):
+        assert [limiter.check("k").allowed for _ in range(6)] == [True] * 5 + [False]
+
+
+def test_a_subclass_that_leaves_check_alone_still_rides() -> None:
+    class Named(gcra(5, 1_000).__class__):  # type: ignore[misc]
+        def __repr__(self) -> str:
+            return "named"
+
+    assert Named(5, 1_000).rides
+    assert Named.name == "gcra"
+
+
+def test_windows_with_other_ticks_on_one_key_agree_and_come_to_an_end() -> None:
+    """Two that share a key by mistake read each other's ticks; taken at its word, the finer one's
+    would lie far beyond the end of time."""
+    pair = Pair()
+    fine = pair.limiters(sliding_window(100, 1_000, buckets=1_000))
+    coarse = pair.limiters(sliding_window(100, 86_400_000, buckets=1))
+    for limiters in (fine, coarse, fine, coarse):
+        plain, compiled = limiters
+        assert compiled.check("k") == plain.check("k")
+        assert compiled.peek("k") == plain.peek("k")
+        assert compiled.forecast("k") == plain.forecast("k")
+    assert compiled.peek("k").reset_at <= 2**46 + 2 * 86_400_000
+    pair.assert_same_stores()
+
+
 def test_odd_but_valid_keys_agree() -> None:
     """Unicode of every width, subclasses of str, and the longest key there is."""
 

@@ -237,7 +237,7 @@ cdef inline void decide_sliding_window(
     cdef uint32_t drop = 0
     cdef double elapsed, weight, estimate, projected, excess
     if runs != NULL and runs.length and runs_at(runs, runs.length - 1).at > tick:
-        tick = runs_at(runs, runs.length - 1).at
+        tick = min(runs_at(runs, runs.length - 1).at, <int64_t> floor(MAX_INSTANT_D / w))
     elapsed = now - tick * w
     if elapsed < 0:
         elapsed = 0

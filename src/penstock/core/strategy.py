@@ -83,7 +83,8 @@ class Strategy(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own = vars(cls)
-        replaces = "check" in own and any("check" in vars(base) for base in _strategies(cls))
+        # By what is called, not by what is written here: a mixin replaces `check` as well.
+        replaces = any(cls.check is not base.check for base in _strategies(cls)[:1])
         if replaces and not own.keys() & {"lua", "native", "rides"}:
             cls.rides = False
         if not cls.name or (replaces and "name" not in own):
@@ -122,6 +123,10 @@ class Strategy(ABC):
         )
 
 
-def _strategies(cls: type[Strategy]) -> list[type]:
-    """The concrete strategies that a class derives from."""
-    return [base for base in cls.__mro__[1:] if base is not Strategy and issubclass(base, Strategy)]
+def _strategies(cls: type[Strategy]) -> list[type[Strategy]]:
+    """The strategies with a `check` that a class derives from, the nearest first."""
+    return [
+        base
+        for base in cls.__mro__[1:]
+        if issubclass(base, Strategy) and base.check is not Strategy.check
+    ]

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..core.decision import Decision, Forecast, Outcome, decide
 from ..core.strategy import Strategy
-from ..core.validation import MAX_SPAN_MS, reject, require_int
+from ..core.validation import MAX_INSTANT_MS, MAX_SPAN_MS, reject, require_int
 from .lua import SLIDING_WINDOW
 
 __all__ = ["SlidingWindow", "sliding_window"]
@@ -45,6 +45,9 @@ class SlidingWindow(Strategy):
         # Finer ticks would be numbered beyond what a double counts, and Lua has only doubles.
         if self.tick_ms < 2.0**-7:
             reject(f"{buckets} buckets in {window_ms} ms are too fine; use fewer buckets")
+        # A later one was counted in shorter ticks, by another window that was given the same key:
+        # taken at its word it would lie so far ahead that no arithmetic holds there.
+        self.last_tick = floor(MAX_INSTANT_MS / self.tick_ms)
         self.ttl_ms = ceil(self.tick_ms + window_ms) + 1
         self.native = ("sliding_window", self.limit, self.window_ms, self.buckets)
         self.lua = SLIDING_WINDOW.rider(windowMs=window_ms, limit=limit, buckets=buckets)
@@ -57,8 +60,8 @@ class SlidingWindow(Strategy):
         reset_at = ceil((tick + 1) * w + self.window_ms)
         if projected <= self.limit:
             remaining = max(0, floor(self.limit - projected))
-            if kept and kept[-1][0] == tick:
-                kept = (*kept[:-1], (tick, kept[-1][1] + cost))
+            if kept and kept[-1][0] >= tick:
+                kept = (*kept[:-1], (kept[-1][0], kept[-1][1] + cost))
             else:
                 kept = (*kept, (tick, cost))
             decision = decide(True, self.limit, remaining, reset_at, 0)
@@ -124,7 +127,7 @@ class SlidingWindow(Strategy):
         w = self.tick_ms
         tick = floor(now / w)
         if state and state[-1][0] > tick:
-            tick = state[-1][0]
+            tick = min(state[-1][0], self.last_tick)
         elapsed = max(0, now - tick * w)
         weight = min(1.0, max(0.0, (w - elapsed) / w))
         edge = tick - self.buckets
@@ -134,6 +137,7 @@ class SlidingWindow(Strategy):
 
     def _expiry(self, tick: int) -> int:
         """The instant from which a state whose newest tick is `tick` means nothing."""
+        tick = min(tick, self.last_tick)
         at = ceil((tick + 1) * self.tick_ms + self.window_ms)
         while floor(at / self.tick_ms) - self.buckets <= tick:
             at += 1
