@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +96,10 @@ class Member:
             max_keys=10,
             clock=fleet.clock,
         )
-        self.flow: Generator[Errand, Grant, Any] | None = None
         self.errand: Errand | None = None
+        self.cost = 0
         self.grant: Grant | None = None
         self.denied_cost = 0
-        self.asked_at = 0
         self.waited = False
 
     def spends(self, cost: int) -> None:
@@ -121,42 +119,34 @@ class Member:
             turn.leave()
             self.denied_cost = cost
             return
-        self.asked_at = self.fleet.clock.now()
-        self.flow = self.near.refill("key", cost, turn)
-        self.errand = next(self.flow)
-        assert (self.errand.want, self.errand.need) == (want, cost)
         turn.leave()
+        self.cost, self.errand = cost, self.near.ask("key", cost)
+        assert (self.errand.want, self.errand.need) == (want, cost)
 
     def asks_ahead(self, want: int) -> None:
-        self.asked_at = self.fleet.clock.now()
-        self.flow = self.near.prefetch("key", self.fleet.rules.low_water)
-        try:
-            self.errand = next(self.flow)
-            assert self.errand.want == want
-        except StopIteration:
-            self.flow = None
+        self.cost, self.errand = 0, self.near.ask_ahead("key", self.fleet.rules.low_water)
+        assert self.errand is None or self.errand.want == want
 
     def is_granted(self, taken: int) -> None:
-        if self.flow is None:
+        if self.errand is None:
             self._ask(self.denied_cost or 1, max(self.fleet.rules.batch, self.denied_cost))
         assert self.errand is not None
         lease = leasing(self.fleet.strategy, self.errand.need)
         self.grant = self.fleet.store.apply("key", lease, self.fleet.clock.now(), self.errand.want)
         assert self.grant is not None
         assert self.grant.capacity == taken
-        self.waited = self.fleet.clock.now() > self.asked_at
+        self.waited = self.fleet.clock.now() > self.errand.sent_at
 
     def is_refused(self, _: int) -> None:
-        if self.flow is not None:
+        if self.errand is not None:
             self.is_granted(0)
             self.receives(0)
 
     def receives(self, _: int) -> None:
-        assert self.flow is not None
+        assert self.errand is not None
         assert self.grant is not None
-        with pytest.raises(StopIteration):
-            self.flow.send(self.grant)
-        self.flow = self.errand = self.grant = None
+        self.near.receive(self.errand, self.cost, self.grant)
+        self.errand = self.grant = None
         self.denied_cost = 0
 
     def drops(self, _: int) -> None:

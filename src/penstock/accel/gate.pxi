@@ -143,6 +143,28 @@ cdef class Gate:
 
 
 @cython.final
+cdef class Spending:
+    """A check of local credits that hands over what is not settled by it: too few credits, or so
+    few left that somebody wants to know."""
+
+    cdef Gate gate
+    cdef int64_t level
+    cdef object otherwise
+
+    def __init__(self, Gate gate not None, int64_t level, otherwise):
+        self.gate = gate
+        self.level = level
+        self.otherwise = otherwise
+
+    def check(self, key, cost=1):
+        """The decision; that of `otherwise(key, cost, decision)` if no more than `level` is left."""
+        cdef Decision decision = self.gate._decide(key, cost)
+        if decision.allowed and decision.remaining > self.level:
+            return decision
+        return self.otherwise(key, cost, decision)
+
+
+@cython.final
 @cython.freelist(64)
 cdef class PendingCheck:
     """What `acheck` returns: a coroutine that decides when it is awaited and never suspends."""

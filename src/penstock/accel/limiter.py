@@ -7,16 +7,18 @@ rider on a MemoryStore with a native table; everything else gets the plain Limit
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..core.clock import ANCHOR_NS, SystemClock
+from ..core.decision import Decision
 from ..core.limiter import Limiter
 from ..core.native import native
 from ..core.store import Store
 from ..core.strategy import Strategy
 from ..core.validation import require_cost, require_key, require_keys
 
-__all__ = ["limiter_class"]
+__all__ = ["limiter_class", "spending"]
 
 
 def limiter_class(strategy: Strategy, store: Store) -> type[Limiter]:
@@ -26,6 +28,17 @@ def limiter_class(strategy: Strategy, store: Store) -> type[Limiter]:
     if not fits or not isinstance(strategy, Strategy):
         return Limiter
     return AcceleratedLimiter if strategy.native and strategy.rides else Limiter
+
+
+def spending(
+    limiter: Limiter, level: int, otherwise: Callable[[str, int, Decision], Decision]
+) -> Callable[..., Decision] | None:
+    """The limiter's `check`, compiled, that hands over to `otherwise` what it denies or leaves no
+    more than `level` of; None for a limiter that is not compiled."""
+    if native is None or not isinstance(limiter, native.Gate):
+        return None
+    check: Callable[..., Decision] = native.Spending(limiter, level, otherwise).check
+    return check
 
 
 if native is not None:

@@ -23,12 +23,12 @@ class CachedDenyLimiter(Limiter):
     ) -> None:
         for_store, here = clocks_for(store, clock)
         super().__init__(strategy, store, clock=for_store, prefix=prefix)
-        self._denials = Denials(max_keys)
         self._here = here.now
+        self._denials = Denials(max_keys, self._here)
 
     def check(self, key: str, cost: int = 1) -> Decision:
         name, asked_at = self._name(key, cost), self._here()
-        held = self._denials.recall(name, asked_at, cost)
+        held = self._denials.recall(name, cost)
         if held is not None:
             return held
         decision = self._apply(name, self._check, self._now(), cost)
@@ -36,7 +36,7 @@ class CachedDenyLimiter(Limiter):
 
     async def acheck(self, key: str, cost: int = 1) -> Decision:
         name, asked_at = self._name(key, cost), self._here()
-        held = self._denials.recall(name, asked_at, cost)
+        held = self._denials.recall(name, cost)
         if held is not None:
             return held
         decision = await self._aapply(name, self._check, self._now(), cost)
@@ -44,7 +44,7 @@ class CachedDenyLimiter(Limiter):
 
     def check_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
         names, asked_at = self._names(keys, cost), self._here()
-        known = [self._denials.recall(name, asked_at, cost) for name in names]
+        known = [self._denials.recall(name, cost) for name in names]
         asked = _unknown(names, known)
         if asked:
             decisions = self.store.apply_many(asked, self._check, self._now(), cost)
@@ -53,7 +53,7 @@ class CachedDenyLimiter(Limiter):
 
     async def acheck_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
         names, asked_at = self._names(keys, cost), self._here()
-        known = [self._denials.recall(name, asked_at, cost) for name in names]
+        known = [self._denials.recall(name, cost) for name in names]
         asked = _unknown(names, known)
         if asked:
             decisions = await self.store.aapply_many(asked, self._check, self._now(), cost)

@@ -15,18 +15,15 @@ class Demand:
     """The batch of each key, and what it is learned from."""
 
     def __init__(self, batch: int | AdaptiveBatch, max_keys: int) -> None:
-        self._fixed = batch if isinstance(batch, int) else 0
+        self.fixed = batch if isinstance(batch, int) else 0
+        self.learns = not self.fixed
         self._adaptive = None if isinstance(batch, int) else batch
         self._max_keys = max_keys
         # key: [held after the last lease, left of it]
         self._spent: dict[str, list[int]] = {}
 
-    @property
-    def learns(self) -> bool:
-        return self._adaptive is not None
-
     def batch(self, key: str) -> int:
-        return self._fixed if self._adaptive is None else self._adaptive.size(key)
+        return self.fixed if self._adaptive is None else self._adaptive.size(key)
 
     def note(self, key: str, left: int) -> None:
         """A local spend left so many credits."""

@@ -3,11 +3,9 @@
 A request is served from local credits if they suffice; that is the hot path, and it does not come
 here. A miss takes its turn for the key, so at most one lease per key is in flight and those who
 wait are served in order. In its turn it looks again (`settle`): somebody before it may have leased
-enough, been denied, or failed. Then it asks the far tier for a batch.
-
-`refill` and `prefetch` are written once, as generators: they yield an `Errand` for the far tier
-and are sent the grant. Who runs them, on what transport and in which colour, is the caller's
-business, so the limiter over a store and the client of a lease service share them.
+enough, been denied, or failed. Then there is an `Errand` for the far tier (`ask`) and its answer to
+take in (`receive`). Nothing here waits: who runs the errand, on what transport and in which colour,
+is the caller's business, so the limiter over a store and the client of a lease service share this.
 
 What a node holds after a lease is at most the batch less 1: a miss takes a batch and spends from
 it at once, and a lease ahead of need only tops up to there. That is what the bounds rest on.
@@ -15,8 +13,7 @@ it at once, and a lease ahead of need only tops up to there. That is what the bo
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..core.clock import Clock
 from ..core.decision import Decision
@@ -24,6 +21,7 @@ from ..core.errors import StoreUnavailableError
 from ..core.grant import Grant
 from ..core.limiter import Limiter
 from ..core.turns import Turn, Turns
+from ..core.validation import MAX_SAFE
 from ..front import rate_limit
 from ..stores.memory import MemoryStore
 from .batch import AdaptiveBatch
@@ -32,21 +30,20 @@ from .demand import Demand
 from .denials import Denials
 from .term import Term
 
-__all__ = ["Errand", "NearTier", "Refill"]
+__all__ = ["Errand", "NearTier"]
 
 # After a lease ahead of need has failed, none is tried for so long; a miss is not held back.
 _REST_MS = 250
 
 
 class Errand(NamedTuple):
-    """Lease `want` units for the key; fewer will do, but not fewer than `need`."""
+    """Lease `want` units for the key; fewer will do, but not fewer than `need`. `sent_at` is when
+    that was asked for: what is granted is reckoned from there."""
 
     key: str
     want: int
     need: int
-
-
-Refill = Generator[Errand, Grant, Decision]
+    sent_at: int
 
 
 class NearTier:
@@ -73,17 +70,19 @@ class NearTier:
     def begin(self) -> None:
         """Hold nothing: at first, and in a forked child, whose parent spends what was leased."""
         self.turns = Turns()
-        # Denied without a round trip only where the far tier denied before.
-        self.denials = Denials(self._max_keys)
         self._rest_until = 0
         self.retune(self.limit)
+        # Denied without a round trip only where the far tier denied before.
+        self.denials = Denials(self._max_keys, self.now)
 
     def retune(self, limit: int) -> None:
         """Report another limit from now on. What is held is dropped."""
         self.limit = limit
         self._credits = Credits(limit, self._idle_ms, self._term.aligned)
         self._store = MemoryStore(self._max_keys, clock=self._clock)
-        self._kernel = None
+        self._kernel: Any = None
+        # Nobody gets more than the limit at once, and asking would only cost a second attempt.
+        self._ceiling = limit or MAX_SAFE
         self.local: Limiter = rate_limit(self._credits, store=self._store, clock=self._clock)
         self.now = self.local.clock.now
 
@@ -96,49 +95,40 @@ class NearTier:
         if failure is not None:
             # The lease that this caller waited for failed: asking again would only queue up more.
             raise StoreUnavailableError(str(failure)) from failure
-        return self.denials.recall(key, self.now(), cost)
+        return self.denials.recall(key, cost)
 
-    def refill(self, key: str, cost: int, turn: Turn) -> Refill:
-        """Serve a miss by a lease, in its turn."""
-        want = max(self._size(key), cost)
-        sent_at = self.now()
-        try:
-            grant = yield Errand(key, want, cost)
-        except StoreUnavailableError as error:
-            turn.share(error)
-            raise
-        if not grant.capacity:
-            self.denials.remember(key, sent_at, cost, grant.decision)
-            return grant.decision
-        # The request itself was admitted by the far tier, then and there; the rest is credit.
-        total = self._put(key, grant.capacity - cost, grant, sent_at)
-        self.demand.leased(key, total, cost, sent_at)
-        return Decision(True, self.limit, total, grant.decision.reset_at, 0)
+    def ask(self, key: str, cost: int) -> Errand:
+        """What to lease for a miss, in its turn."""
+        return Errand(key, max(self._size(key), cost), cost, self.now())
 
-    def prefetch(self, key: str, low_water: int) -> Refill:
-        """Lease ahead of need, in its turn, unless the need is gone or it would be in vain."""
-        standing = self.local.peek(key)
-        held = standing.remaining
+    def ask_ahead(self, key: str, low_water: int) -> Errand | None:
+        """What to lease ahead of need, in its turn; nothing if the need is gone, or in vain."""
+        held = self.held(key)
         want = self._size(key) - 1 - held
         if held > low_water or want < 1 or not self.may_prefetch(key):
-            return standing
-        sent_at = self.now()
-        try:
-            grant = yield Errand(key, want, 1)
-        except StoreUnavailableError:
-            self._rest_until = self.now() + _REST_MS
-            raise
+            return None
+        return Errand(key, want, 1, self.now())
+
+    def receive(self, errand: Errand, cost: int, grant: Grant) -> Decision:
+        """Take in what the far tier said; `cost` is of the request behind the lease, or 0."""
+        key, _, need, sent_at = errand
+        decision = grant.decision
         if not grant.capacity:
-            self.denials.remember(key, sent_at, 1, grant.decision)
-            return grant.decision
-        total = self._put(key, grant.capacity, grant, sent_at)
-        self.demand.leased(key, total, 0, sent_at)
-        return Decision(True, self.limit, total, grant.decision.reset_at, 0)
+            self.denials.remember(key, sent_at, need, decision)
+            return decision
+        # The request itself was admitted by the far tier, then and there; the rest is credit.
+        total = self._put(key, grant.capacity - cost, grant, sent_at)
+        if self.demand.learns:
+            self.demand.leased(key, total, cost, sent_at)
+        return Decision(True, self.limit, total, decision.reset_at, 0)
+
+    def rest(self) -> None:
+        """A lease ahead of need has failed: try none for a while."""
+        self._rest_until = self.now() + _REST_MS
 
     def may_prefetch(self, key: str) -> bool:
         """False where the far tier has nothing, or does not answer."""
-        now = self.now()
-        return now >= self._rest_until and self.denials.recall(key, now, 1) is None
+        return self.now() >= self._rest_until and self.denials.recall(key, 1) is None
 
     def held(self, key: str) -> int:
         """The credits of a key."""
@@ -161,6 +151,6 @@ class NearTier:
         return total
 
     def _size(self, key: str) -> int:
-        # Nobody gets more than the limit at once, and asking would only cost a second attempt.
-        size = self.demand.batch(key)
-        return min(size, self.limit) if self.limit else size
+        demand = self.demand
+        size = demand.fixed if demand.fixed else demand.batch(key)
+        return size if size < self._ceiling else self._ceiling

@@ -20,9 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..core.decision import Decision
+from ..core.errors import StoreUnavailableError
 from ..core.grant import Grant
+from ..core.turns import Turn
 from ..core.validation import MAX_SAFE, require_key
-from ..stores.flow import adrive, drive
 from .near import Errand, NearTier
 
 __all__ = ["Refilling"]
@@ -56,29 +57,49 @@ class Refilling:
     async def _afetch(self, errand: Errand) -> Grant:
         """The awaitable twin of `_fetch`."""
 
+    def _settle(self, key: str, cost: int, decision: Decision) -> Decision:
+        """What a local check leaves over: a miss, or a key with few credits left."""
+        if decision.allowed:
+            self._low(key, decision.remaining)
+            return decision
+        return self._serve(key, cost)
+
+    async def _asettle(self, key: str, cost: int, decision: Decision) -> Decision:
+        """The awaitable twin of `_settle`."""
+        if decision.allowed:
+            self._alow(key, decision.remaining)
+            return decision
+        return await self._aserve(key, cost)
+
     def _serve(self, key: str, cost: int) -> Decision:
         """Serve a request for which the credits did not suffice."""
         near, key = self._near, require_key(key)
-        denied = near.denials.recall(key, near.now(), cost)
+        denied = near.denials.recall(key, cost)
         if denied is not None:
             return denied
         with near.turns.join(key) as turn:
             settled = near.settle(key, cost, turn)
             if settled is not None:
                 return settled
-            return drive(near.refill(key, cost, turn), self._fetch)
+            errand = near.ask(key, cost)
+            try:
+                grant = self._fetch(errand)
+            except StoreUnavailableError as error:
+                turn.share(error)
+                raise
+            return near.receive(errand, cost, grant)
 
     async def _aserve(self, key: str, cost: int) -> Decision:
         """The awaitable twin of `_serve`."""
         near, key = self._near, require_key(key)
-        denied = near.denials.recall(key, near.now(), cost)
+        denied = near.denials.recall(key, cost)
         if denied is not None:
             return denied
         turn = await near.turns.join(key).__aenter__()
         try:
             settled = near.settle(key, cost, turn)
             if settled is None:
-                lease = self._spawn(adrive(near.refill(key, cost, turn), self._afetch))
+                lease = self._spawn(self._alease(key, cost, turn))
         except BaseException:
             turn.leave()
             raise
@@ -90,6 +111,15 @@ class Refilling:
         # A callback also runs for a task that is cancelled before it has begun.
         lease.add_done_callback(lambda _: turn.leave())
         return await waiting
+
+    async def _alease(self, key: str, cost: int, turn: Turn) -> Decision:
+        errand = self._near.ask(key, cost)
+        try:
+            grant = await self._afetch(errand)
+        except StoreUnavailableError as error:
+            turn.share(error)
+            raise
+        return self._near.receive(errand, cost, grant)
 
     def _low(self, key: str, left: int) -> None:
         """A local spend left few credits."""
@@ -115,18 +145,22 @@ class Refilling:
     def _run_ahead(self, key: str) -> None:
         try:
             with self._near.turns.join(key):
-                drive(self._near.prefetch(key, self._low_water), self._fetch)
+                errand = self._near.ask_ahead(key, self._low_water)
+                if errand is not None:
+                    self._near.receive(errand, 0, self._fetch(errand))
         except Exception:
-            return
+            self._near.rest()
         finally:
             self._ahead.discard(key)
 
     async def _arun_ahead(self, key: str) -> None:
         try:
             async with self._near.turns.join(key):
-                await adrive(self._near.prefetch(key, self._low_water), self._afetch)
+                errand = self._near.ask_ahead(key, self._low_water)
+                if errand is not None:
+                    self._near.receive(errand, 0, await self._afetch(errand))
         except Exception:
-            return
+            self._near.rest()
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)

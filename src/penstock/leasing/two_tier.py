@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from ..accel.limiter import spending
 from ..core.clock import Clock
 from ..core.decision import Decision, Forecast
 from ..core.durations import parse_rate
@@ -133,21 +134,23 @@ class TwoTierLimiter(Refilling, Limiter):
         self.window_coupled = term.coupled
         self._leases: dict[int, Transform[Grant]] = {}
 
+    def _begin(self) -> None:
+        super()._begin()
+        compiled = spending(self._near.local, self._level, self._settle)
+        if compiled is not None:
+            self.check = compiled  # type: ignore[method-assign]
+
     def check(self, key: str, cost: int = 1) -> Decision:
         decision = self._local(key, cost)
-        if decision.allowed:
-            if decision.remaining <= self._level:
-                self._low(key, decision.remaining)
+        if decision.allowed and decision.remaining > self._level:
             return decision
-        return self._serve(key, cost)
+        return self._settle(key, cost, decision)
 
     async def acheck(self, key: str, cost: int = 1) -> Decision:
         decision = self._local(key, cost)
-        if decision.allowed:
-            if decision.remaining <= self._level:
-                self._alow(key, decision.remaining)
+        if decision.allowed and decision.remaining > self._level:
             return decision
-        return await self._aserve(key, cost)
+        return await self._asettle(key, cost, decision)
 
     def check_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
         return [self.check(key, cost) for key in _valid(keys, cost)]
@@ -197,13 +200,16 @@ class TwoTierLimiter(Refilling, Limiter):
         self._near.close()
         await super().aclose()
 
+    # A store that goes by the caller's clock is given the instant from which the near tier, which
+    # then goes by the same clock, reckons.
+
     def _fetch(self, errand: Errand) -> Grant:
-        key, want, need = errand
-        return self._apply(self._lead + key, self._lease_of(need), self._now(), want)
+        key, want, need, now = errand
+        return self._apply(self._lead + key, self._lease_of(need), now, want)
 
     async def _afetch(self, errand: Errand) -> Grant:
-        key, want, need = errand
-        return await self._aapply(self._lead + key, self._lease_of(need), self._now(), want)
+        key, want, need, now = errand
+        return await self._aapply(self._lead + key, self._lease_of(need), now, want)
 
     def _lease_of(self, need: int) -> Transform[Grant]:
         """The transform for a need; nearly always the same one, so it is kept."""
