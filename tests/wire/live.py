@@ -69,8 +69,11 @@ def check_many(
 def unfolded(reply: Sequence[int]) -> list[Fields]:
     """What the script for many said, as the check would have said it of each key."""
     limit, *rest = reply
-    rows = [rest[start : start + 3] for start in range(0, len(rest), 3)]
-    return [(int(retry == 0), limit, left, reset_at, retry) for left, reset_at, retry in rows]
+    answers: list[Fields] = []
+    for start in range(0, len(rest), 4):
+        count, left, reset_at, retry = rest[start : start + 4]
+        answers += [(int(retry == 0), limit, left, reset_at, retry)] * count
+    return answers
 
 
 def read(client: redis.Redis, strategy: Strategy, key: str) -> Any:

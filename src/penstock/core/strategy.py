@@ -45,7 +45,8 @@ class LuaRider:
     `read` takes none. `decode` turns what `read` returned into the state that Python sees.
 
     `many`, if there is one, is `check` for all of its KEYS in order, at one instant. It replies
-    with the limit, then remaining, reset_at and retry_after_ms of each key.
+    with the limit, then a count, remaining, reset_at and retry_after_ms for each run of keys that
+    get the same answer.
     """
 
     check: LuaScript

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from operator import not_
 from typing import Any, TypeVar
 
@@ -231,9 +231,9 @@ def _errand(keys: list[str], rider: LuaRider, argv: tuple[Any, ...]) -> Errand:
 def _answers(reply: list[int], count: int, rider: LuaRider) -> list[Decision]:
     """From what the script of `_errand` replied about `count` keys."""
     if count > 1 and rider.many is not None:
-        retries = reply[3::3]
-        rows = (map(not_, retries), repeat(reply[0]), reply[1::3], reply[2::3], retries)
-        return list(map(decide, *rows))
+        retries = reply[4::4]
+        fields = (map(not_, retries), repeat(reply[0]), reply[2::4], reply[3::4], retries)
+        return list(chain.from_iterable(map(repeat, map(decide, *fields), reply[1::4])))
     return [decision_of(reply[start : start + 5]) for start in range(0, len(reply), 5)]
 
 

@@ -55,10 +55,10 @@ local step = interval * cost
 local keys = KEYS
 local stored = call('MGET', unpack(keys))
 local absent, present, written = {}, {}, {}
-local last, tat, text, remaining, resetAt, retry
+local last, tat, text
 local longest = 1
 
-local flat, size = {burst}, 1
+local runs, run = {burst}, -2
 for place = 1, #keys do
   local key, state = keys[place], stored[place]
   local list = state and present or absent
@@ -68,22 +68,26 @@ for place = 1, #keys do
   if state ~= last then
     local before = tat
     last, tat = state, now
-    if state then tat = max(tonumber(state), now) end
+    if state then tat = tonumber(state) end
+    if tat < now then tat = now end
     if tat ~= before then
       local new = tat + step
       local allowAt = new - tau
+      local retry, after = 0, new
       if now < allowAt then
-        text, resetAt = nil, ceil(tat)
-        remaining = max(0, floor((tau - (tat - now)) / interval))
-        retry = min(ceil(allowAt - now), 9007199254740991)
+        retry, after, text = min(ceil(allowAt - now), 9007199254740991), tat, nil
       else
-        text, resetAt = format('%.17g', new), ceil(new)
-        remaining = max(0, floor((tau - (new - now)) / interval))
-        retry = 0
-        longest = max(longest, ceil(new - now))
+        text = format('%.17g', new)
       end
+      local used = after - now
+      if text and used > longest then longest = used end
+      local remaining = floor((tau - used) / interval)
+      if remaining < 0 then remaining = 0 end
+      run = run + 4
+      runs[run], runs[run + 1], runs[run + 2], runs[run + 3] = 0, remaining, ceil(after), retry
     end
   end
+  runs[run] = runs[run] + 1
 
   if not text then
     if not state then call('GET', key) end
@@ -93,12 +97,10 @@ for place = 1, #keys do
     at = #list + 2
     list[at - 1], list[at], written[key] = key, text, at
   end
-  flat[size + 1], flat[size + 2], flat[size + 3] = remaining, resetAt, retry
-  size = size + 3
 end
 
 local known, allowed = pcall(redis.acl_check_cmd, 'MSETEX', '1', keys[1], '', 'PX', '1')
-local px = keepMs(longest)
+local px = keepMs(ceil(longest))
 
 local function write(list, ...)
   local size, done = #list, true
@@ -117,7 +119,7 @@ if not write(absent, 'NX') then
   for place = 1, #keys do call('GET', keys[place]) end
 end
 write(present)
-return flat
+return runs
 """
 
 _READ = """

@@ -26,8 +26,11 @@ A check or a read touches KEYS[1] and no other key. There is no `#!lua` line: se
 The third script decides for many keys, at one instant, and is no part of the contract. Its text is
 that of the check, made a function of the key, with everything that all keys share outside of it:
 arguments, time, and the functions of Redis and Lua, which are cheaper to reach as locals. A program
-that knows a faster way to read and write many keys brings a text of its own. `retryAfterMs` is 0
-exactly when a request is allowed, so the reply can leave out both that and the repeated limit.
+that knows a faster way to read and write many keys brings a text of its own.
+
+Its reply is short, because each integer costs something on both sides. `retryAfterMs` is 0 exactly
+when a request is allowed, so one of the two will do; the limit is said once; and neighbours that
+get the same answer, as idle keys do, share it.
 """
 
 from __future__ import annotations
@@ -73,7 +76,7 @@ _MANY = """\
 -- {name}.many
 -- KEYS  the keys, in order
 -- ARGV  {places}
--- reply limit, then of each key: remaining, resetAt, retryAfterMs
+-- reply limit, then per run of equal answers: length, remaining, resetAt, retryAfterMs
 -- state {state}
 local {names} = {values}
 local {locals} = {globals}
@@ -97,13 +100,17 @@ local function check(key)
 {check}
 end
 
-local flat, size = {{}}, 1
+local runs, run = {{}}, -2
 for place = 1, #KEYS do
   local _, ceiling, remaining, resetAt, retry = check(KEYS[place])
-  flat[1], flat[size + 1], flat[size + 2], flat[size + 3] = ceiling, remaining, resetAt, retry
-  size = size + 3
+  if runs[run + 1] ~= remaining or runs[run + 2] ~= resetAt or runs[run + 3] ~= retry then
+    run = run + 4
+    runs[1], runs[run] = ceiling, 0
+    runs[run + 1], runs[run + 2], runs[run + 3] = remaining, resetAt, retry
+  end
+  runs[run] = runs[run] + 1
 end
-return flat
+return runs
 """
 
 _LOCALS = {
