@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
+import os
 import pickle
 import time
 from collections.abc import Iterator
@@ -15,6 +18,7 @@ import pytest
 from penstock import ConfigInvalidError, ManualClock, StoreUnavailableError, gcra, rate_limit
 from penstock.core.store import checking
 from penstock.stores import open_store
+from penstock.wire.convert import decision_fields, strategy_of
 from tests.servers import FaultProxy
 from tests.stores import edge
 from tests.stores.crash import LIMIT, STRATEGY, Spender
@@ -23,7 +27,7 @@ from tests.stores.exactness import (
     assert_exact_from_tasks,
     assert_exact_from_threads,
 )
-from tests.stores.replay import assert_vectors_hold, assert_vectors_hold_async
+from tests.stores.replay import VECTORS, assert_vectors_hold
 
 each = pytest.mark.parametrize("name", edge.ALL)
 each_exact = pytest.mark.parametrize("name", edge.EXACT)
@@ -82,21 +86,30 @@ def test_processes_are_admitted_exactly(name: str, colour: str) -> None:
     assert_exact_from_processes(partial(open_store, url), colour)
 
 
-@each_colour
 @each
-def test_the_golden_vectors_hold(name: str, colour: str) -> None:
-    """Decision by decision."""
+def test_the_golden_vectors_hold(name: str) -> None:
+    """Decision by decision, through the sync calls."""
     store = edge.open_empty(name)
-    if colour == "sync":
-        assert_vectors_hold(store)
-        store.close()
-        return
+    assert_vectors_hold(store)
+    store.close()
 
-    async def replay() -> None:
-        await assert_vectors_hold_async(store)
+
+@each
+def test_the_golden_vectors_hold_side_by_side(name: str) -> None:
+    """Through the async calls, all suites at the same time."""
+    store = edge.open_empty(name)
+
+    async def replay(suite: dict[str, Any]) -> None:
+        check = checking(strategy_of(**suite["strategy"]))
+        for op in suite["ops"]:
+            decision = await store.aapply(suite["name"], check, op["now"], op["cost"])
+            assert decision_fields(decision) == op["expect"], (suite["name"], op)
+
+    async def replay_all() -> None:
+        await asyncio.gather(*map(replay, json.loads(VECTORS.read_text())["suites"]))
         await store.aclose()
 
-    asyncio.run(replay())
+    asyncio.run(replay_all())
 
 
 @each_colour
@@ -291,6 +304,25 @@ def test_a_store_serves_one_loop_after_another(name: str) -> None:
     assert _check(store, "sync").remaining == 6
     store.close()
     assert _check(store, "sync").remaining == 5
+    store.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@each
+def test_a_forked_child_has_connections_of_its_own(name: str) -> None:
+    """Parent and child take turns on one key, and no reply goes to the wrong one."""
+    store = edge.open_empty(name)
+    _check(store, "sync")
+    child = os.fork()
+    if child == 0:
+        spent = 0
+        with contextlib.suppress(Exception):
+            spent = sum(_check(store, "sync", "child").allowed for _ in range(5))
+        os._exit(0 if spent == 5 else 1)
+    assert [_check(store, "sync").remaining for _ in range(5)] == [8, 7, 6, 5, 4]
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert _check(store, "sync", "child").remaining == 4
     store.close()
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from penstock import StoreUnavailableError, fixed_window, rate_limit
 from penstock.core.store import checking
+from penstock.stores.cas import Swap, lines
 from tests.stores.cas.backend import DictCasStore, Records
 
 HOUR_MS = 3_600_000
@@ -152,7 +153,7 @@ def test_a_line_goes_on_when_a_loop_has_closed() -> None:
 def test_who_waits_too_long_leaves_uncharged(colour: str) -> None:
     """The deadline counts the time in the line; the text says that nothing was charged."""
     records = Records()
-    slow = DictCasStore(records, delay_s=0.4, timeout_ms=300)
+    slow = DictCasStore(records, delay_s=0.25, timeout_ms=300)
     leader = threading.Thread(target=lambda: slow.apply("k", CHECK, NOW, 1))
     leader.start()
     time.sleep(0.05)
@@ -166,7 +167,50 @@ def test_who_waits_too_long_leaves_uncharged(colour: str) -> None:
     assert 0.25 < time.monotonic() - start < 0.4
     leader.join()
     assert DictCasStore(records).apply("k", CHECK, NOW, 1).remaining == 48
-    assert slow.lines._waiting == {}
+    assert len(slow.lines) == 0
+
+
+def test_a_leader_that_is_stuck_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loop was stopped and never went on: the next caller takes over, and the late one, should
+    it ever go on, spoils nothing."""
+    monkeypatch.setattr(lines, "_GRACE_S", 0.1)
+    store = DictCasStore(delay_s=0.2, timeout_ms=300)
+    loop = asyncio.new_event_loop()
+
+    async def give_up() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(store.aapply("k", CHECK, NOW, 1), 0.05)
+
+    loop.run_until_complete(give_up())
+    with pytest.raises(StoreUnavailableError, match="no turn"):
+        store.apply("k", CHECK, NOW, 1)
+    time.sleep(0.15)
+    store.busy.clear()
+    store.delay_s = 0.0
+    assert store.apply("k", CHECK, NOW, 1).remaining == 49
+    loop.run_until_complete(asyncio.sleep(0.05))
+    loop.close()
+    assert store.apply("k", CHECK, NOW, 1).remaining == 48
+    assert len(store.lines) == 0
+
+
+def test_clocks_far_apart_keep_a_record_long_enough() -> None:
+    """A batch is kept for the slowest clock in it; a reset, which has none, does not count."""
+    kept: list[int] = []
+    store = DictCasStore(delay_s=0.05)
+    store.before = lambda request: isinstance(request, Swap) and kept.append(request.keep_ms)  # type: ignore[assignment, return-value]
+
+    async def crowd() -> None:
+        first = asyncio.create_task(store.areset("k"))
+        await asyncio.sleep(0.01)
+        rest = [store.aapply("k", CHECK, now, 1) for now in (NOW, 10 * NOW)]
+        await asyncio.gather(first, store.areset("k"), *rest)
+
+    asyncio.run(crowd())
+    assert kept[0] > 9 * NOW
+    kept.clear()
+    store.apply("other", CHECK, NOW, 1)
+    assert HOUR_MS < kept[0] <= 4 * HOUR_MS
 
 
 def test_nothing_is_kept_of_keys_that_are_idle() -> None:
@@ -175,10 +219,11 @@ def test_nothing_is_kept_of_keys_that_are_idle() -> None:
     for number in range(100):
         store.apply(f"k{number}", CHECK, NOW, 1)
     asyncio.run(store.aapply("k", CHECK, NOW, 1))
-    assert store.lines._waiting == {}
+    assert len(store.lines) == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_does_not_wait_for_its_parents_callers() -> None:
     """Lines that were led in the parent are free in the child."""
     store = DictCasStore(delay_s=0.3, timeout_ms=5_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..flow import Flow
+from ...core.flow import Flow
 from .requests import CasFlow, Step
 
 __all__ = ["abreast"]

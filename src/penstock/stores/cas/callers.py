@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+from ...core.flow import Flow, adrive, drive
 from ...core.store import Transform
-from ..flow import Flow, adrive, drive
 from ..sheet import Call
 from .abreast import abreast
 from .lines import Batch, Lines, Stand
@@ -75,9 +75,10 @@ class _Caller:
         return max(0.0, self._deadline - time.monotonic())
 
     def _nap_s(self, pauses: Sequence[Pause]) -> float:
-        seconds = max(pause.ms for pause in pauses) / 1000
+        """How long to wait before the requests are sent; raises if nobody is left to hear."""
+        seconds = max((pause.ms for pause in pauses), default=0.0) / 1000
         if seconds >= self._left_s():
-            raise LinkError("no time left for another attempt", may_have_run=False)
+            raise LinkError("no time left to ask", may_have_run=False)
         return seconds
 
     def _give_up(self) -> None:
@@ -141,8 +142,8 @@ class BlockingCaller(_Caller):
 
     def _serve(self, steps: Sequence[Step]) -> list[Any]:
         pauses, requests = _sorted(steps)
-        if pauses:
-            time.sleep(self._nap_s(pauses))
+        if (seconds := self._nap_s(pauses)) > 0:
+            time.sleep(seconds)
         return _merged(steps, self._store.serve(requests, self._deadline) if requests else [])
 
 
@@ -211,8 +212,8 @@ class AsyncCaller(_Caller):
 
     async def _serve(self, steps: Sequence[Step]) -> list[Any]:
         pauses, requests = _sorted(steps)
-        if pauses:
-            await asyncio.sleep(self._nap_s(pauses))
+        if (seconds := self._nap_s(pauses)) > 0:
+            await asyncio.sleep(seconds)
         answers = await self._store.aserve(requests, self._deadline) if requests else []
         return _merged(steps, answers)
 

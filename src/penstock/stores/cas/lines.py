@@ -13,6 +13,7 @@ lead of a key as soon as it is handed to it. Hence no deadlock, whatever the key
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import Protocol
@@ -21,6 +22,8 @@ from ...core.errors import PenstockError
 from ..sheet import Call
 
 __all__ = ["Batch", "Caller", "Lines", "Stand"]
+
+_GRACE_S = 1.0
 
 
 class Caller(Protocol):
@@ -47,7 +50,7 @@ class Stand:
 
 
 class Batch:
-    """Those who are settled together. The line of the key is theirs until `Lines.leave`."""
+    """Those who are settled together; the last one leads. The line is theirs until `leave`."""
 
     __slots__ = ("key", "stands")
 
@@ -59,6 +62,11 @@ class Batch:
     def calls(self) -> list[Call]:
         return [stand.call for stand in self.stands]
 
+    def is_abandoned(self) -> bool:
+        """Its leader should have ended long ago: its loop was stopped, or its thread is stuck.
+        Whatever it may yet write is on condition."""
+        return time.monotonic() > self.stands[-1].call.deadline + _GRACE_S
+
     def fail(self, error: BaseException) -> None:
         """Every caller gets an exception object of its own: raising one writes to it."""
         for call in self.calls:
@@ -66,24 +74,38 @@ class Batch:
             call.error.__cause__ = error.__cause__
 
 
+class _Line:
+    """The batch that is under way on a key, and who comes next."""
+
+    __slots__ = ("batch", "waiting")
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.waiting: list[Stand] = []
+
+
 class Lines:
     """All lines of a store. A line exists while somebody leads it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[str, list[Stand]] = {}
+        self._lines: dict[str, _Line] = {}
+
+    def __len__(self) -> int:
+        return len(self._lines)
 
     def enter(self, stands: Iterable[Stand]) -> list[Batch]:
         """Stand in line; returns the batches that the caller has to lead at once."""
         free = []
         with self._lock:
             for stand in stands:
-                waiting = self._waiting.get(stand.key)
-                if waiting is None:
-                    self._waiting[stand.key] = []
-                    free.append(Batch(stand.key, [stand]))
-                else:
-                    waiting.append(stand)
+                line = self._lines.get(stand.key)
+                if line is not None and not line.batch.is_abandoned():
+                    line.waiting.append(stand)
+                    continue
+                batch = Batch(stand.key, [*(line.waiting if line else ()), stand])
+                self._lines[stand.key] = _Line(batch)
+                free.append(batch)
         return free
 
     def leave(self, batch: Batch) -> None:
@@ -92,21 +114,26 @@ class Lines:
             for stand in batch.stands:
                 stand.call.done = True
                 stand.caller.notice()
-            stands, self._waiting[batch.key] = self._waiting[batch.key], []
+            line = self._lines.get(batch.key)
+            if line is None or line.batch is not batch:
+                return
+            stands = line.waiting
             while stands:
-                if stands[-1].caller.lead(Batch(batch.key, stands)):
+                following = Batch(batch.key, stands)
+                if stands[-1].caller.lead(following):
+                    self._lines[batch.key] = _Line(following)
                     return
                 stands = stands[:-1]
-            del self._waiting[batch.key]
+            del self._lines[batch.key]
 
     def withdraw(self, stands: Iterable[Stand]) -> bool:
         """Give up those that still wait. True if that was all of them."""
         gave_up_all = True
         with self._lock:
             for stand in stands:
-                waiting = self._waiting.get(stand.key, ())
-                if stand in waiting:
-                    self._waiting[stand.key].remove(stand)
+                line = self._lines.get(stand.key)
+                if line is not None and stand in line.waiting:
+                    line.waiting.remove(stand)
                 elif not stand.call.done:
                     gave_up_all = False
         return gave_up_all

@@ -34,12 +34,11 @@ class PerLoop:
     async def aclose(self) -> None:
         """Close the client of the running loop. Those of other loops are theirs to close."""
         task = self._made.pop(asyncio.get_running_loop(), None)
-        if task is not None and not (await asyncio.wait([task]) and task.exception()):
+        if task is None:
+            return
+        await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is None:
             await self._close(task.result())
-
-    def forget(self) -> None:
-        """In a forked child: the parent has them."""
-        self._made.clear()
 
     async def _start(self) -> Any:
         return await self._make()

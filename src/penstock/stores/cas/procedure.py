@@ -59,8 +59,9 @@ class _Attempt:
         record, keep_until = sheet.writes.get(key, (None, 0))
         self.write: Swap | Drop | None = None
         if record is not None:
-            # Callers whose clock is behind, or a clock that only tests move: keep it long enough.
-            since = min(_now_ms(), max(call.now for call in calls))
+            # Counted from the earliest clock, so that it is kept long enough for all of them.
+            nows = (call.now for call in calls if call.transform.role != "clear")
+            since = min(_now_ms(), *nows)
             self.write = Swap(key, held, self._version(), record, keep_until - since)
         elif key in sheet.writes and held is not None:
             self.write = Drop(key, held)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...core.errors import StoreUnavailableError
-from ..flow import Flow
+from ...core.flow import Flow
 
 __all__ = [
     "CasFlow",
