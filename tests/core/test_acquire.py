@@ -508,7 +508,7 @@ def test_a_stop_iteration_is_not_taken_for_an_answer(path: str) -> None:
     """It is how generators and coroutines return, so one that escapes from a clock or a strategy
     could pass for an admission, or hang a loop."""
     limiter = make_limiter(path, gcra(1, 1_000), Exhausted())
-    with pytest.raises(StopIteration):
+    with pytest.raises(RuntimeError, match="StopIteration"):
         limiter.acquire("k")
     for call in (limiter.aacquire, limiter.acheck):
         with pytest.raises(RuntimeError, match="StopIteration"):

@@ -26,9 +26,9 @@ from ..concurrency import ConcurrencyLimiter, Heartbeat, Lease
 from ..core.combine import combine
 from ..core.decision import Decision
 from ..core.errors import UnsupportedError
+from ..core.flow import Flow, adrive, drive
 from ..core.limiter import Limiter
 from ..core.validation import MAX_SAFE, require_cost, require_int, require_key
-from ..stores.flow import Flow, adrive, drive
 
 __all__ = ["AXES", "Admission", "AdmissionControl", "Ask"]
 

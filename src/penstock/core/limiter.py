@@ -14,6 +14,7 @@ from types import TracebackType
 
 from .clock import Clock, ManualClock, SystemClock
 from .decision import Decision, Forecast
+from .flow import adrive, drive
 from .keys import key_lead
 from .store import Store, checking, forecasting, peeking
 from .strategy import Strategy
@@ -27,7 +28,7 @@ from .validation import (
     require_key,
     require_keys,
 )
-from .waiting import Ask, Lines, Look, TaskWake, Watch, acquire_flow
+from .waiting import Ask, Lines, Look, Step, TaskWake, Watch, acquire_flow
 
 __all__ = ["Limiter"]
 
@@ -131,30 +132,22 @@ class Limiter:
         """
         timeout_ms = self._admissible(key, cost, timeout)
         woken = threading.Event()
+        wake = woken.set
+        watch = Watch(self.clock, wake)
 
-        def nap(ms: int | None) -> None:
+        def obey(step: Step) -> Decision | None:
+            if isinstance(step, Ask):
+                return self.check(key, cost)
+            if isinstance(step, Look):
+                return self.peek(key)
+            ms = watch.real_ms(step.ms)
             woken.wait(None if ms is None else ms / 1000)
             woken.clear()
+            return None
 
-        watch = Watch(self.clock, woken.set)
-        flow = acquire_flow(self._lines, key, woken.set, watch.clock, timeout_ms)
         try:
-            answer = None
-            while True:
-                try:
-                    step = flow.send(answer)
-                except StopIteration as finished:
-                    admitted: Decision = finished.value
-                    return admitted
-                answer = None
-                if isinstance(step, Ask):
-                    answer = self.check(key, cost)
-                elif isinstance(step, Look):
-                    answer = self.peek(key)
-                else:
-                    nap(watch.real_ms(step.ms))
+            return drive(acquire_flow(self._lines, key, wake, watch.clock, timeout_ms), obey)
         finally:
-            flow.close()
             watch.end()
 
     async def aacquire(self, key: str, cost: int = 1, timeout: float | None = None) -> Decision:
@@ -164,7 +157,12 @@ class Limiter:
         woken = asyncio.Event()
         wake = TaskWake(loop, woken)
 
-        async def nap(ms: int | None) -> None:
+        async def obey(step: Step) -> Decision | None:
+            if isinstance(step, Ask):
+                return await self.acheck(key, cost)
+            if isinstance(step, Look):
+                return await self.apeek(key)
+            ms = watch.real_ms(step.ms)
             timer = None if ms is None else loop.call_later(ms / 1000, woken.set)
             try:
                 await woken.wait()
@@ -172,26 +170,12 @@ class Limiter:
                 if timer is not None:
                     timer.cancel()
             woken.clear()
+            return None
 
         watch = Watch(self.clock, wake)
-        flow = acquire_flow(self._lines, key, wake, watch.clock, timeout_ms)
         try:
-            answer = None
-            while True:
-                try:
-                    step = flow.send(answer)
-                except StopIteration as finished:
-                    admitted: Decision = finished.value
-                    return admitted
-                answer = None
-                if isinstance(step, Ask):
-                    answer = await self.acheck(key, cost)
-                elif isinstance(step, Look):
-                    answer = await self.apeek(key)
-                else:
-                    await nap(watch.real_ms(step.ms))
+            return await adrive(acquire_flow(self._lines, key, wake, watch.clock, timeout_ms), obey)
         finally:
-            flow.close()
             watch.end()
 
     def close(self) -> None:

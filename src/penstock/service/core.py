@@ -17,9 +17,9 @@ from ..config.model import DEFAULT_FILE, FAIL_MODES, PolicyFile
 from ..core.clock import Clock, SystemClock
 from ..core.decision import Decision, Forecast
 from ..core.errors import UnsupportedError
+from ..core.flow import adrive
 from ..core.store import Store
 from ..core.validation import reject, require_choice, require_keys
-from ..stores.flow import adrive
 from ..stores.memory import MemoryStore
 from ..stores.opening import open_store
 from .health import Readiness, trouble_of

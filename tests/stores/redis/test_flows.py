@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock import ConfigInvalidError, Decision, StoreUnavailableError, gcra
+from penstock.core.flow import drive
 from penstock.core.store import checking, forecasting
-from penstock.stores.flow import drive
 from penstock.stores.redis.flows import Flows
 from penstock.stores.redis.many import MAX_KEYS
 from penstock.stores.redis.requests import Address, Ask, Discard, LinkError, Pause, Refusal, Scatter

@@ -8,10 +8,10 @@ from itertools import islice
 from typing import Any
 
 from ...core.errors import ConfigInvalidError, StoreUnavailableError
+from ...core.flow import Flow, adrive, drive
 from ...core.validation import reject, require_instant
 from ..cas import LinkError, Request
 from ..cas.names import require_name
-from ..flow import Flow, adrive, drive
 from ..rest import HttpCall, Reply, RestStore
 from ..rest.cloudflare import API, TOKEN_ENV, Refused, require_id, result_of
 from ..rest.urls import read_url

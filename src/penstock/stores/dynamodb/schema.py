@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...core.errors import ConfigInvalidError, StoreUnavailableError
+from ...core.flow import Flow
 from ..cas.requests import Pause
-from ..flow import Flow
 from .faults import error_code
 from .items import HASH_KEY, TTL_ATTRIBUTE, Operation
 

@@ -10,12 +10,12 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from ...core.errors import UnsupportedError
+from ...core.flow import adrive, drive
 from ...core.validation import reject
 from ..cas import CasStore, LinkError, Request
 from ..cas.names import require_name
 from ..cas.requests import Pause
 from ..cas.workers import Workers
-from ..flow import adrive, drive
 from .clients import Clients
 from .faults import final, translated
 from .items import Operation, answer, operation

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from ..flow import adrive
+from ...core.flow import adrive
 from .faults import late_connect, late_reply
 from .link import READ, WRITE, Link
 from .requests import Ask, LinkError, PostgresFlow, Row

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...core.errors import PenstockError, StoreUnavailableError
+from ...core.flow import adrive, drive
 from ...core.store import Transform
-from ..flow import adrive, drive
 from ..line import AwaitedCall, LateError, Line, settle
 from ..sheet import Call
 from .faults import interrupted, late, unavailable

@@ -16,7 +16,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from importlib import import_module
 from typing import Any
 
-from ..flow import drive
+from ...core.flow import drive
 from .faults import late_connect, late_reply
 from .link import READ, WRITE, Link, connecting
 from .requests import Ask, LinkError, PostgresFlow, Row

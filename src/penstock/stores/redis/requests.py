@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..flow import Flow
+from ...core.flow import Flow
 
 __all__ = [
     "Address",

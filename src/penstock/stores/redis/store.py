@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 from ...core.errors import UnsupportedError
+from ...core.flow import adrive, drive
 from ...core.store import Store, Transform
 from ...core.validation import reject, require_int
-from ..flow import adrive, drive
 from .flows import Flows, decision_of
 from .recipe import Plan, plan_of_client, plan_of_url, require_module
 from .requests import LinkError, RedisFlow

@@ -1,4 +1,4 @@
-"""A store's procedure, written once for both colours.
+"""A procedure, written once for both colours.
 
 A flow is a generator: it yields a request, is sent the answer, and returns the result. It holds
 all the decisions (what to ask next, what to retry, what to give up on) and does no I/O, so it can
