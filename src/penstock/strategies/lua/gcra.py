@@ -3,9 +3,9 @@
 A denial reads and answers; an admission is one SET that carries its expiry. A stored TAT before
 `now` counts as `now`, so a key that outlives its ttl decides like one that is gone.
 
-Being a string, the state of many keys is read by one MGET and, where the server has MSETEX (Valkey
-9.1, Redis 8.4) and lets the caller use it, written by one or two commands; calling a command from
-Lua costs several times what a small one does. Three things need care:
+Being a string, the state of many keys is read by one MGET and, where the server has MSETEX, as
+Valkey 9.1 does, and lets the caller use it, written by one or two commands: to call a command from
+Lua costs more than a small command itself. Three things need care:
 
 - MGET calls a key of another type empty, and SET and MSETEX overwrite it. So what looks empty is
   written only if it does not exist (NX); if it does, GET says WRONGTYPE, as it does to a check.
