@@ -6,16 +6,18 @@ loaded beside ours in the same process.
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import importlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import pytest
@@ -26,10 +28,25 @@ from penstock.service.grpc import GrpcDoor, open_grpc
 from penstock.wire.proto import rate_limiter_pb2, rate_limiter_pb2_grpc
 from tests.service.worlds import service_on
 
+R = TypeVar("R")
+
 CONTRACT = Path(__file__).parent / "contract"
 CALL = "/throttlekit.v1.RateLimiter/"
 
 CLIENTS = ("ours", "existing")
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    atexit.register(loop.close)
+    return loop
+
+
+def run(scenario: Coroutine[Any, Any, R]) -> R:
+    """Run to the end, but not for ever. All on one event loop: the library has one queue for the
+    whole process, and trips over what is left in it for a loop that was closed."""
+    return _loop().run_until_complete(asyncio.wait_for(scenario, 30))
 
 
 @cache

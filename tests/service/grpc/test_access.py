@@ -13,9 +13,8 @@ from penstock import ConfigInvalidError
 from penstock.service.options import TlsFiles
 from penstock.wire.proto import rate_limiter_pb2 as pb
 from penstock.wire.proto.rate_limiter_pb2_grpc import RateLimiterAsyncStub
-from tests.helpers import run
 from tests.service.grpc.certificates import Pair, authority, signed
-from tests.service.grpc.doors import Visit, code_of, status, visiting
+from tests.service.grpc.doors import Visit, code_of, run, status, visiting
 
 TOKEN = "correct-horse-battery-staple"
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED

@@ -16,8 +16,7 @@ from penstock.service.grpc import open_grpc
 from penstock.service.grpc.calls import handlers
 from penstock.service.grpc.places import Places
 from penstock.wire.proto import rate_limiter_pb2 as pb
-from tests.helpers import run
-from tests.service.grpc.doors import CALL, Visit, code_of, status, visiting
+from tests.service.grpc.doors import CALL, Visit, code_of, run, status, visiting
 from tests.service.worlds import FragileStore, service_on
 
 R = TypeVar("R")

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import run
-from tests.service.grpc.doors import CLIENTS, visiting
+from tests.service.grpc.doors import CLIENTS, run, visiting
 from tests.service.worlds import NOW
 
 pytestmark = pytest.mark.parametrize("name", CLIENTS)

@@ -9,9 +9,8 @@ from typing import Any
 
 import grpc
 
-from tests.helpers import run
 from tests.servers import Valkey, require
-from tests.service.grpc.doors import code_of, existing
+from tests.service.grpc.doors import code_of, existing, run
 from tests.service.grpc.serving import serving
 
 FILE = """

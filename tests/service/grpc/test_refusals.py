@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.wire.proto.rate_limiter_pb2_grpc import RATE_LIMITER_METHODS
-from tests.helpers import run
-from tests.service.grpc.doors import CALL, CLIENTS, code_of, existing, status, visiting
+from tests.service.grpc.doors import CALL, CLIENTS, code_of, existing, run, status, visiting
 from tests.service.worlds import AWAY, FragileStore
 
 NOT_FOUND = grpc.StatusCode.NOT_FOUND

@@ -17,10 +17,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from tests.helpers import run
 from tests.servers import Valkey, require
 from tests.servers.process import Port
-from tests.service.grpc.doors import existing
+from tests.service.grpc.doors import existing, run
 from tests.service.grpc.serving import serving
 
 LIMIT = 1_000_000

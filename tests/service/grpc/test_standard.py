@@ -11,8 +11,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from penstock.wire.proto import rate_limiter_pb2 as pb
-from tests.helpers import run
-from tests.service.grpc.doors import Visit, code_of, status, visiting
+from tests.service.grpc.doors import Visit, code_of, run, status, visiting
 
 RATE_LIMITER = "throttlekit.v1.RateLimiter"
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -11,9 +11,8 @@ import pytest
 from penstock import ManualClock
 from penstock.config import PolicyFile, PolicySpec
 from penstock.wire.convert import strategy_of
-from tests.helpers import run
 from tests.servers import Valkey, require
-from tests.service.grpc.doors import visiting
+from tests.service.grpc.doors import run, visiting
 
 VECTORS = Path(__file__).resolve().parents[3] / "wire" / "vectors" / "golden-vectors.json"
 SUITES = json.loads(VECTORS.read_text())["suites"]
