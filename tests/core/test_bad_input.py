@@ -325,7 +325,7 @@ def test_rates_are_read_as_people_write_them(text: str, rate: tuple[int, int]) -
 def test_options_of_a_limiter_are_checked_when_it_is_made() -> None:
     """Store, clock, prefix and max_waiters: the mistake shows where it was made."""
     assert_refused(lambda: rate_limit("5/s", store={}), "store must be a penstock.Store")  # type: ignore[arg-type]
-    assert_refused(lambda: rate_limit("5/s", clock=5), "clock must have a now")  # type: ignore[arg-type]
+    assert_refused(lambda: rate_limit("5/s", clock=5), "clock must be something with a now")  # type: ignore[arg-type]
     assert_refused(lambda: rate_limit("5/s", prefix=5), "prefix must be a string")  # type: ignore[arg-type]
     assert_refused(lambda: rate_limit("5/s", prefix="x" * 4_097), "prefix must be at most")
     assert_refused(lambda: rate_limit("5/s", prefix="\ud800"), "lone surrogate")

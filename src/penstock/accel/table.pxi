@@ -140,6 +140,10 @@ cdef class Table:
             self.seen = now
         return self._reclaim(self.seen)
 
+    def renew_lock(self):
+        """For the child of a fork, in which nobody holds the lock."""
+        self.lock = threading.RLock()
+
     def __len__(self):
         self._reclaim(self.seen)
         return self.count

@@ -13,11 +13,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import monotonic_ns, time_ns
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from .validation import require_instant, require_int
+from .validation import reject, require_instant, require_int
 
-__all__ = ["ANCHOR_NS", "Clock", "ManualClock", "SystemClock"]
+__all__ = ["ANCHOR_NS", "Clock", "ManualClock", "SystemClock", "require_clock"]
 
 _NS_PER_MS = 1_000_000
 
@@ -30,6 +30,14 @@ class Clock(Protocol):
     """Anything with a `now()` in epoch milliseconds. It may go back; limits hold all the same."""
 
     def now(self) -> int: ...
+
+
+def require_clock(clock: Any) -> Clock:
+    """A clock that somebody handed in, or `config_invalid`."""
+    if not callable(getattr(clock, "now", None)):
+        reject(f"clock must be something with a now() in epoch milliseconds, not {clock!r}")
+    accepted: Clock = clock
+    return accepted
 
 
 class SystemClock:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
 
-from .clock import Clock, ManualClock, SystemClock
+from .clock import Clock, ManualClock, SystemClock, require_clock
 from .decision import Decision, Forecast
 from .flow import adrive, drive
 from .keys import key_lead
@@ -63,7 +63,7 @@ class Limiter:
         self.strategy = strategy
         self.store = store
         self.prefix = prefix
-        self.clock: Clock = SystemClock() if clock is None else clock
+        self.clock: Clock = SystemClock() if clock is None else require_clock(clock)
         self._owns_store = owns_store
         self._lead = key_lead(prefix)
         self._now = _reader(self.clock)
@@ -240,6 +240,4 @@ def _reader(clock: Clock) -> Callable[[], int]:
     """The clock's method, watched if it is not one of ours: states must never hold nonsense."""
     if type(clock) in (SystemClock, ManualClock):
         return clock.now
-    if not callable(getattr(clock, "now", None)):
-        reject(f"clock must have a now() that returns epoch milliseconds: {clock!r}")
     return lambda: require_instant(clock.now())

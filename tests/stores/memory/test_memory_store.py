@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
+import signal
 import threading
 import time
 import tracemalloc
@@ -457,3 +459,37 @@ def test_a_sweep_at_a_nonsense_instant_is_refused(path: str, now: Any) -> None:
     store.clock = type("Odd", (), {"now": lambda self: now})()
     with pytest.raises(ConfigInvalidError, match="epoch milliseconds"):
         store.sweep()
+
+
+class Stuck(Strategy):
+    """Holds the store while it decides, until it is let go."""
+
+    limit = 1
+
+    def __init__(self) -> None:
+        self.entered, self.free = threading.Event(), threading.Event()
+
+    def check(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
+        self.entered.set()
+        self.free.wait(20)
+        return Outcome(state, Decision(True, 1, 1, now, 0), 0, False)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+@both_paths
+def test_a_child_forked_while_the_store_is_held_is_not_stuck(path: str) -> None:
+    """The thread that held the lock does not exist in the child."""
+    store, stuck = make_store(path), Stuck()
+    holder = threading.Thread(target=store.apply, args=("k", checking(stuck), NOW, 1))
+    holder.start()
+    stuck.entered.wait(20)
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        write(store, "other", NOW, 1)
+        os._exit(0 if holds(store, "other", NOW) else 1)
+    _, status = os.waitpid(child, 0)
+    stuck.free.set()
+    holder.join()
+    assert os.waitstatus_to_exitcode(status) == 0

@@ -6,17 +6,22 @@ possible (see `accel`) and interpreted where it is not; both keep the same promi
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ...core.clock import Clock, SystemClock
+from ...core.clock import Clock, SystemClock, require_clock
 from ...core.native import native
 from ...core.store import Store, Transform
-from ...core.validation import reject, require_choice, require_instant, require_int
+from ...core.validation import require_choice, require_instant, require_int
 from .sweeper import Sweeper
 from .table import Table, require_ttl, wrong_kind
 
 __all__ = ["MemoryStore"]
+
+# Whose locks a forked child must have anew: the thread that held one is not in the child.
+_living: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
 
 R = TypeVar("R")
 
@@ -50,10 +55,9 @@ class MemoryStore(Store):
         require_choice("overflow", overflow, ("evict", "deny"))
         self.max_keys = max_keys
         self.overflow = overflow
-        self.clock: Clock = SystemClock() if clock is None else clock
-        if not callable(getattr(self.clock, "now", None)):
-            reject(f"clock must be something with a now() in epoch milliseconds, not {clock!r}")
+        self.clock: Clock = SystemClock() if clock is None else require_clock(clock)
         self.table: Any = _make_table(max_keys, overflow == "evict")
+        _living.add(self)
         self._sweeper: Sweeper | None = None
         if sweep_every_ms is not None:
             require_int("sweep_every_ms", sweep_every_ms)
@@ -122,3 +126,12 @@ def _make_table(max_keys: int | None, evict: bool) -> Any:
     if native is None:
         return Table(max_keys, evict)
     return native.Table(-1 if max_keys is None else max_keys, evict, wrong_kind, require_ttl)
+
+
+def _after_fork() -> None:
+    for store in _living:
+        store.table.renew_lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

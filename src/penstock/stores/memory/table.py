@@ -163,6 +163,10 @@ class Table:
             self._seen = max(self._seen, now)
             return self._reclaim(self._seen)
 
+    def renew_lock(self) -> None:
+        """For the child of a fork, in which nobody holds the lock."""
+        self._lock = threading.RLock()
+
     def __len__(self) -> int:
         self.sweep(self._seen)
         return len(self._records)
