@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from tests.servers import Redis7, Redis8, RedisServer, Valkey, require
 from tests.wire.timelines import Crowd
 
@@ -25,8 +27,11 @@ _CHUNK = 2_000
 def connected(name: str) -> Iterator[redis.Redis]:
     """A client of a fresh server; skips the test where the server is not installed."""
     require(name)
-    with SERVERS[name]() as server, redis.Redis(host=server.host, port=server.port) as client:
-        yield client
+    # A script of a million units may take long on a busy machine, and must not be sent twice.
+    with SERVERS[name](args=["--lua-time-limit", "120000"]) as server:
+        place = {"host": server.host, "port": server.port}
+        with redis.Redis(**place, socket_timeout=120, retry=Retry(NoBackoff(), 0)) as client:
+            yield client
 
 
 def rider(strategy: Strategy) -> LuaRider:
