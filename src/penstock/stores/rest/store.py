@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from ..cas import CasStore, Request
 from .client import HttpCall, Reply, RestClient
+from .courier import Courier
 
 __all__ = ["RestStore"]
 
@@ -15,9 +18,16 @@ __all__ = ["RestStore"]
 class RestStore(CasStore):
     """A backend behind HTTP says how its requests are written and its replies are read."""
 
+    most_calls: ClassVar[int] = 4
+    """HTTP calls that a loop has under way at once."""
+
+    most_requests: ClassVar[int] = 32
+    """Requests that go in one HTTP call."""
+
     def __init__(self, base_url: str, token: str, timeout_ms: int) -> None:
         super().__init__(timeout_ms)
         self._client = RestClient(base_url, token, self.timeout_ms)
+        self._couriers: WeakKeyDictionary[Any, Courier] = WeakKeyDictionary()
 
     @abstractmethod
     def _calls(self, requests: Sequence[Request]) -> list[HttpCall]:
@@ -31,6 +41,14 @@ class RestStore(CasStore):
         return self._heard(requests, self._client.send(self._calls(requests), deadline))
 
     async def aserve(self, requests: Sequence[Request], deadline: float) -> list[Any]:
+        loop = asyncio.get_running_loop()
+        courier = self._couriers.get(loop)
+        if courier is None:
+            courier = Courier(self._asend, self.most_calls, self.most_requests)
+            self._couriers[loop] = courier
+        return await courier.ask(requests, deadline)
+
+    async def _asend(self, requests: Sequence[Request], deadline: float) -> list[Any]:
         return self._heard(requests, await self._client.asend(self._calls(requests), deadline))
 
     def close(self) -> None:

@@ -35,6 +35,8 @@ class WorkersKVStore(RestStore):
 
     max_record_bytes = 25 * 2**20
     compares = False
+    most_calls = 16
+    most_requests = 1
 
     def __init__(
         self,
