@@ -131,8 +131,7 @@ def settle(key: str, calls: Sequence[Call], max_record_bytes: int, memory: Memor
     history = _History(key)
     if all(call.transform.role == "clear" for call in calls):
         memory.forget(key)
-        _Attempt(key, calls, None)
-        yield from _insist(Drop(key, None), history)
+        yield from _clear(key, calls, history)
         return
     found = memory.recall(key)
     is_remembered = found is not None
@@ -141,8 +140,7 @@ def settle(key: str, calls: Sequence[Call], max_record_bytes: int, memory: Memor
     for race in range(RACES):
         written = history.written(found)
         if written is not None:
-            written.restore()
-            return
+            return written.restore()
         attempt = _Attempt(key, calls, found)
         if attempt.write is None and is_remembered:
             answer = Conflict()
@@ -166,6 +164,12 @@ def settle(key: str, calls: Sequence[Call], max_record_bytes: int, memory: Memor
         f"key {key!r} was changed by other processes before each of {RACES} attempts to write it",
         in_doubt=history.in_doubt,
     )
+
+
+def _clear(key: str, calls: Sequence[Call], history: _History) -> CasFlow:
+    """Forgetting depends on nothing, so it needs no read and may be repeated."""
+    _Attempt(key, calls, None)
+    yield from _insist(Drop(key, None), history)
 
 
 def _attempt(attempt: _Attempt, history: _History) -> CasFlow:
