@@ -25,8 +25,9 @@ _PING_EVERY_MS = 60_000
 _PING_TIMEOUT_MS = 20_000
 _CLIENT_PINGS_MS = 10_000
 
-# When the library closes, it cuts off calls that it has received and not yet handed over. So for
-# a moment before it does, they are all handed over and turned away in words.
+# When the library closes, it cuts off calls that it has received and not yet handed over, and may
+# reset a connection on which an answer is still under way. So it is told to only when all have been
+# answered, and for a moment nothing has come.
 _SETTLE_S = 1.0
 _LULL_S = 0.05
 
@@ -54,13 +55,16 @@ class GrpcDoor:
         loop = asyncio.get_running_loop()
         began = loop.time()
         self._leaving.set()
-        await self._settle(began + min(_SETTLE_S, seconds / 4))
+        await self._settle(began + seconds)
         await self._server.stop(max(0.0, began + seconds - loop.time()))
         self._places.stop()
 
     async def _settle(self, until: float) -> None:
-        """Wait for a moment in which no call comes, but not beyond `until`."""
+        """Wait until no call is at work, and then for a moment in which none comes."""
         loop = asyncio.get_running_loop()
+        while self._places.taken and loop.time() < until:
+            await asyncio.sleep(_LULL_S / 5)
+        until = min(until, loop.time() + _SETTLE_S)
         while loop.time() < until:
             before = self._access.turned_away
             await asyncio.sleep(_LULL_S)
