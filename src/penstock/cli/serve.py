@@ -70,6 +70,11 @@ def _configure_safety(parser: argparse.ArgumentParser) -> None:
     add("--tls-key", metavar="FILE", help="its key")
     add("--tls-ca", metavar="FILE", help="ask clients for certificates signed by this authority")
     add("--token-file", metavar="FILE", help="ask clients for the bearer token in this file")
+    add(
+        "--fleet-secret-file",
+        metavar="FILE",
+        help="hand out budget to remote clients that present the secret in this file",
+    )
     add("--no-inline", action="store_true", help="refuse limits that requests bring along")
     add(
         "--insecure",
@@ -105,5 +110,6 @@ def run(args: argparse.Namespace) -> int:
             insecure=args.insecure,
             legacy_headers=args.legacy_headers,
             drain_s=args.drain,
+            fleet_secret_file=args.fleet_secret_file,
         )
     )

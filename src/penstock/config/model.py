@@ -25,6 +25,7 @@ __all__ = [
     "ConcurrencySpec",
     "PolicyFile",
     "PolicySpec",
+    "TwoTierSpec",
 ]
 
 FAIL_MODES = ("open", "closed", "error")
@@ -41,11 +42,23 @@ class ConcurrencySpec:
     max_keys: int = 10_000
 
 
+@dataclass(frozen=True)
+class TwoTierSpec:
+    """How a strategy is spent on this node; see `penstock.leasing.two_tier`."""
+
+    mode: str = "leased"
+    batch: int = 100
+    low_water: int = 0
+    window_coupled: bool | None = None
+    return_idle_after_ms: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
     """One policy: a strategy, a budget, or slots, with either or both beside them.
 
-    `max_keys` bounds the keys of a budget that is kept in this process.
+    `max_keys` bounds the keys of a budget that is kept in this process. `federated` is the most
+    that is handed out to a remote client at once.
     """
 
     name: str
@@ -54,6 +67,8 @@ class PolicySpec:
     concurrency: ConcurrencySpec | None = None
     max_keys: int | None = None
     fail: str | None = None
+    two_tier: TwoTierSpec | None = None
+    federated: int | None = None
 
     @property
     def kind(self) -> str:

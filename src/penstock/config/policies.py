@@ -24,6 +24,7 @@ from ..core.errors import ConfigInvalidError
 from ..core.strategy import Strategy
 from ..core.validation import require_prefix
 from ..strategies import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
+from .leases import read_federated, read_two_tier
 from .model import DEFAULT_PREFIX, FAIL_MODES, ConcurrencySpec, PolicyFile, PolicySpec
 from .reader import Fields, camel, snake
 from .tree import Path, PolicyFileError, Tree
@@ -36,7 +37,7 @@ RESERVED = ("inline",)
 T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-_COMMON = ("strategy", "token_budget", "concurrency", "fail")
+_COMMON = ("strategy", "token_budget", "concurrency", "fail", "two_tier", "federated")
 _MAX_KEYS = 2**31 - 1
 
 
@@ -124,6 +125,8 @@ def _policy(tree: Tree, name: Any, held: Any) -> PolicySpec:
         concurrency=_concurrency(fields) if has_slots else None,
         max_keys=_max_keys(budget) if budget is not None and budget.has("max_keys") else None,
         fail=fields.choice("fail", FAIL_MODES) if fields.has("fail") else None,
+        two_tier=read_two_tier(fields) if fields.has("two_tier") else None,
+        federated=read_federated(fields) if fields.has("federated") else None,
     )
 
 

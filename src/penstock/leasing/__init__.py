@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import ConfigInvalidError
 from ..core.spender import LeaseSpender
 from .batch import AdaptiveBatch
 from .two_tier import TwoTierLimiter, two_tier
 
-__all__ = ["AdaptiveBatch", "LeaseSpender", "TwoTierLimiter", "two_tier"]
+if TYPE_CHECKING:
+    from .client import LeasedLimiter
+
+__all__ = ["AdaptiveBatch", "LeaseSpender", "LeasedLimiter", "TwoTierLimiter", "two_tier"]
+
+
+def __getattr__(name: str) -> Any:
+    """The client needs gRPC, and is loaded by those who use it."""
+    if name != "LeasedLimiter":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from .client import LeasedLimiter
+    except ImportError as error:
+        raise ConfigInvalidError(
+            f"LeasedLimiter needs {error.name}: pip install 'penstock[server]'"
+        ) from error
+    return LeasedLimiter

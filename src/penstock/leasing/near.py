@@ -110,10 +110,13 @@ class NearTier:
         return Errand(key, want, 1, self.now())
 
     def receive(self, errand: Errand, cost: int, grant: Grant) -> Decision:
-        """Take in what the far tier said; `cost` is of the request behind the lease, or 0."""
+        """Take in what the far tier said; `cost` is of the request behind the lease, or 0. A grant
+        of less than the need comes with a denial."""
         key, _, need, sent_at = errand
         decision = grant.decision
-        if not grant.capacity:
+        if grant.capacity < need:
+            if grant.capacity:
+                self._put(key, grant.capacity, grant, sent_at)
             self.denials.remember(key, sent_at, need, decision)
             return decision
         # The request itself was admitted by the far tier, then and there; the rest is credit.

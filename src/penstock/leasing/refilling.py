@@ -19,6 +19,7 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ..accel.limiter import spending
 from ..core.decision import Decision
 from ..core.errors import StoreUnavailableError
 from ..core.grant import Grant
@@ -44,10 +45,23 @@ class Refilling:
 
     def _begin(self) -> None:
         """Start with nothing held and nothing under way."""
-        self._local = self._near.local.check
+        self._bind()
         self._ahead: set[str] = set()
         self._executor: ThreadPoolExecutor | None = None
         self._starting = threading.Lock()
+
+    def _bind(self) -> None:
+        """Look up what spends local credits: compiled, where they are."""
+        near = self._near
+        self._local = near.local.check
+        self._compiled = spending(near.local, self._level, self._settle)
+        self._spend = self._compiled or self._spend_interpreted
+
+    def _spend_interpreted(self, key: str, cost: int = 1) -> Decision:
+        decision = self._local(key, cost)
+        if decision.allowed and decision.remaining > self._level:
+            return decision
+        return self._settle(key, cost, decision)
 
     @abstractmethod
     def _fetch(self, errand: Errand) -> Grant:

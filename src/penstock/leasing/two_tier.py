@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from ..accel.limiter import spending
 from ..core.clock import Clock
 from ..core.decision import Decision, Forecast
 from ..core.durations import parse_rate
@@ -134,17 +133,13 @@ class TwoTierLimiter(Refilling, Limiter):
         self.window_coupled = term.coupled
         self._leases: dict[int, Transform[Grant]] = {}
 
-    def _begin(self) -> None:
-        super()._begin()
-        compiled = spending(self._near.local, self._level, self._settle)
-        if compiled is not None:
-            self.check = compiled  # type: ignore[method-assign]
+    def _bind(self) -> None:
+        super()._bind()
+        if self._compiled is not None:
+            self.check = self._compiled  # type: ignore[method-assign]
 
     def check(self, key: str, cost: int = 1) -> Decision:
-        decision = self._local(key, cost)
-        if decision.allowed and decision.remaining > self._level:
-            return decision
-        return self._settle(key, cost, decision)
+        return self._spend_interpreted(key, cost)
 
     async def acheck(self, key: str, cost: int = 1) -> Decision:
         decision = self._local(key, cost)

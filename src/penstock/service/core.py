@@ -22,6 +22,7 @@ from ..core.store import Store
 from ..core.validation import reject, require_choice, require_keys
 from ..stores.memory import MemoryStore
 from ..stores.opening import open_store
+from .fleet import Lease
 from .health import Readiness, trouble_of
 from .inline import INLINE, Inline, InlinePolicies
 from .metrics import Metrics, MetricsSnapshot
@@ -164,6 +165,13 @@ class Service:
         wanted = [_lease_id(lease_id) for lease_id in _bounded("lease_ids", lease_ids)]
         return self._site.leases.renew(wanted, self.clock.now())
 
+    async def reserve(self, policy: str, domain: str, wants: int = 1, axis: str = "rate") -> Lease:
+        """Hand out a batch of a policy's budget, to be spent elsewhere."""
+        entry = self._table[policy]
+        lease = await entry.lessor(axis).reserve(domain, wants)
+        entry.tally.count(lease.capacity > 0)
+        return lease
+
     async def check_inline(
         self,
         key: str,
@@ -231,6 +239,7 @@ class Service:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._table.aclose()
         await self.store.aclose()
 
     async def _sweep(self) -> None:

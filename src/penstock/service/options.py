@@ -45,6 +45,7 @@ class ServeOptions:
     insecure: bool = False
     legacy_headers: bool = False
     drain_s: float = 10.0
+    fleet_secret_file: str | None = None
 
     @property
     def tls(self) -> TlsFiles | None:
@@ -68,18 +69,12 @@ class ServeOptions:
 
     def token(self) -> str | None:
         """The token in the token file, if there is one."""
-        if self.token_file is None:
-            return None
-        try:
-            token = Path(self.token_file).read_text(encoding="ascii").strip()
-        except (OSError, UnicodeError) as error:
-            reject(f"the token file {self.token_file!r} cannot be read: {error}")
-        if len(token) < _SHORTEST_TOKEN or len(token.split()) != 1:
-            reject(
-                f"the token file {self.token_file!r} must hold one token of at least "
-                f"{_SHORTEST_TOKEN} characters, such as `openssl rand -hex 32` makes"
-            )
-        return token
+        return None if self.token_file is None else _token_in("token file", self.token_file)
+
+    def fleet_secret(self) -> str | None:
+        """The secret in the file of the fleet's secret, if there is one."""
+        file = self.fleet_secret_file
+        return None if file is None else _token_in("fleet secret file", file)
 
     def _check_tls(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -109,6 +104,19 @@ class ServeOptions:
                 f"policy {slots[0]!r} holds slots, which live in one process: a slot taken from "
                 "one worker could not be given back to another; use --workers 1"
             )
+
+
+def _token_in(kind: str, file: str) -> str:
+    try:
+        token = Path(file).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeError) as error:
+        reject(f"the {kind} {file!r} cannot be read: {error}")
+    if len(token) < _SHORTEST_TOKEN or len(token.split()) != 1:
+        reject(
+            f"the {kind} {file!r} must hold one token of at least {_SHORTEST_TOKEN} characters, "
+            "such as `openssl rand -hex 32` makes"
+        )
+    return token
 
 
 def is_loopback(host: str) -> bool:

@@ -12,7 +12,7 @@ other one that reads the same file, and one that means something else starts afr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from types import MappingProxyType
 
@@ -26,8 +26,10 @@ from ..core.limiter import Limiter
 from ..core.store import Store
 from ..core.strategy import Strategy
 from ..front import rate_limit
+from ..leasing import TwoTierLimiter, two_tier
 from ..stores.memory import MemoryStore
 from .failing import Guard
+from .fleet import Lessor
 from .metrics import Metrics, Tally
 
 __all__ = [
@@ -80,6 +82,7 @@ class Entry:
     budget: Limiter | None = None
     control: AdmissionControl | None = None
     checker: Checker | None = None
+    lessors: Mapping[str, Lessor] = field(default_factory=dict)
 
     def rate(self, operation: str) -> Limiter:
         if self.limiter is None or self.control is not None:
@@ -95,6 +98,15 @@ class Entry:
         if self.control is None:
             raise self._lacks("admit")
         return self.control
+
+    def lessor(self, axis: str) -> Lessor:
+        found = self.lessors.get(axis)
+        if found is None:
+            raise UnsupportedError(
+                f"policy {self.policy.name!r} hands out no {axis}; add `federated: {{batch: 100}}` "
+                "to a policy with a windowed strategy or a token budget"
+            )
+        return found
 
     def _lacks(self, operation: str) -> UnsupportedError:
         kind = self.policy.kind
@@ -149,6 +161,12 @@ class Table:
             for name, pool in pools.items()
         }
 
+    async def aclose(self) -> None:
+        """End what limiters have under way."""
+        for entry in self.entries.values():
+            if isinstance(entry.limiter, TwoTierLimiter):
+                await entry.limiter.aclose()
+
     def _unknown(self, name: object) -> UnknownPolicyError:
         near = get_close_matches(str(name)[:80], self.entries, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "name one that the policy file has"
@@ -169,13 +187,31 @@ class _Builder:
         policy = Policy(spec.name, spec.kind, spec.limit, spec.window_ms, fail)
         tally = site.metrics.tally(spec.name)
         guard = Guard(spec.name, policy.limit, fail, site.clock, tally)
-        limiter = self._limiter(site.store, spec.name, spec.strategy)
+        limiter = self._rate(spec)
         budget = self._budget(spec)
         control = None
         if spec.concurrency is not None:
             control = AdmissionControl(self._slots(spec, spec.concurrency), limiter, budget)
         checker = checker_of(limiter, tally) if spec.kind == "limiter" else None
-        return Entry(spec, policy, tally, guard, limiter, budget, control, checker)
+        lessors = _lessors(spec, limiter, budget, guard)
+        return Entry(spec, policy, tally, guard, limiter, budget, control, checker, lessors)
+
+    def _rate(self, spec: PolicySpec) -> Limiter | None:
+        if spec.two_tier is None or spec.strategy is None:
+            return self._limiter(self.site.store, spec.name, spec.strategy)
+        prefix = joined(self.prefix, spec.name, meaning(spec.strategy))
+        old = self.before.get(spec.name)
+        kept = None if old is None or old.spec.two_tier != spec.two_tier else old.limiter
+        if kept is not None and kept.prefix == prefix:
+            # The same counts in the store, and credits from there that are still good.
+            return kept
+        return two_tier(
+            spec.strategy,
+            self.site.store,
+            clock=None if self.site.store.reads_own_clock else self.site.clock,
+            prefix=prefix,
+            **asdict(spec.two_tier),
+        )
 
     def _limiter(self, store: Store, name: str, strategy: Strategy | None) -> Limiter | None:
         if strategy is None:
@@ -210,6 +246,20 @@ class _Builder:
             clock=self.site.clock,
             leases=self.site.leases,
         )
+
+
+def _lessors(
+    spec: PolicySpec, limiter: Limiter | None, budget: Limiter | None, guard: Guard
+) -> dict[str, Lessor]:
+    """Who hands out what, by axis."""
+    if spec.federated is None:
+        return {}
+    axes = {"rate": limiter, "token_budget": budget}
+    return {
+        axis: Lessor(spec.name, source, spec.federated, guard)
+        for axis, source in axes.items()
+        if source is not None
+    }
 
 
 def joined(*parts: str) -> str:

@@ -100,6 +100,7 @@ class Running:
             port=options.grpc_port,
             tls=options.tls,
             token=options.token(),
+            fleet_secret=options.fleet_secret(),
             reuse_port=options.workers > 1,
         )
 

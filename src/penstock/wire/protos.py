@@ -34,6 +34,7 @@ _EXEMPT = "# fmt: off\n# ruff: noqa\n"
 
 _TYPES = {
     FieldDescriptorProto.TYPE_BOOL: "bool",
+    FieldDescriptorProto.TYPE_ENUM: "int",
     FieldDescriptorProto.TYPE_INT64: "int",
     FieldDescriptorProto.TYPE_STRING: "str",
 }
@@ -99,6 +100,7 @@ def _messages(proto: FileDescriptorProto) -> str:
             f"{message.name} = GetMessageClass(DESCRIPTOR.message_types_by_name[{message.name!r}])"
             for message in proto.message_type
         ),
+        *(f"{value.name} = {value.number}" for enum in proto.enum_type for value in enum.value),
     ]
     return head + _EXEMPT + "\n".join(lines) + "\n"
 
@@ -116,6 +118,7 @@ def _message_types(proto: FileDescriptorProto) -> str:
         "from google.protobuf.internal.containers import RepeatedScalarFieldContainer",
         "from google.protobuf.message import Message\n",
         "DESCRIPTOR: FileDescriptor\n",
+        *(f"{value.name}: int" for enum in proto.enum_type for value in enum.value),
     ]
     for message in proto.message_type:
         lines += [f"class {message.name}(Message):", *_members(message), ""]

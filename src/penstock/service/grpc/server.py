@@ -11,6 +11,7 @@ from ..core import Service
 from ..options import TlsFiles
 from .access import Access
 from .calls import handlers
+from .fleet import fleet_handlers
 from .places import ARRIVAL_S, MAX_CONCURRENT, Places
 from .standard import Health, Reflection
 from .tls import credentials
@@ -79,23 +80,31 @@ async def open_grpc(
     port: int = 50051,
     tls: TlsFiles | None = None,
     token: str | None = None,
+    fleet_secret: str | None = None,
     max_concurrent: int = MAX_CONCURRENT,
     arrival_s: float = ARRIVAL_S,
     reuse_port: bool = False,
 ) -> GrpcDoor:
     """Serve `service` on `host`:`port`; port 0 takes a free one.
 
-    With a `token`, every call but those of the health service must present it. `max_concurrent`
-    calls may be at work at once, and the message of each has `arrival_s` seconds to arrive.
-    `reuse_port` lets several processes share one port, and must not be set otherwise: a port that
-    is taken would go unnoticed.
+    With a `token`, every call but those of the health service must present it. `fleet_secret` is
+    what a caller must present to be handed out budget; by default the token, and without either
+    only callers on this machine are. `max_concurrent` calls may be at work at once, and the
+    message of each has `arrival_s` seconds to arrive. `reuse_port` lets several processes share
+    one port, and must not be set otherwise: a port that is taken would go unnoticed.
     """
     if token is not None and not token.strip():
         reject("the token must not be empty")
     leaving = asyncio.Event()
     places = Places(max_concurrent, arrival_s)
     health = Health(places, leaving).handlers()
-    calls = {**handlers(service, places), **Reflection(places, leaving).handlers(), **health}
+    fleet = fleet_handlers(service, places, token if fleet_secret is None else fleet_secret)
+    calls = {
+        **handlers(service, places),
+        **fleet,
+        **Reflection(places, leaving).handlers(),
+        **health,
+    }
     access = Access(calls, token, health, places, leaving)
     server = grpc.aio.server(
         handlers=(access,),

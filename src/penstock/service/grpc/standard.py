@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from ...wire.proto import POOL
+from ...wire.proto.fleet_pb2_grpc import FLEET
 from ...wire.proto.rate_limiter_pb2_grpc import RATE_LIMITER
 from .errors import refuse
 from .places import Places
@@ -34,7 +35,7 @@ class Health:
     def __init__(self, places: Places, leaving: asyncio.Event) -> None:
         self._places = places
         self._leaving = leaving
-        self._known = ("", RATE_LIMITER)
+        self._known = ("", RATE_LIMITER, FLEET)
 
     def handlers(self) -> dict[str, Any]:
         return {
@@ -86,7 +87,7 @@ class Reflection:
         # Ours are in a pool of their own; the standard ones join them there.
         for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
             POOL.AddSerializedFile(file.serialized_pb)
-        names = (RATE_LIMITER, HEALTH, REFLECTION)
+        names = (RATE_LIMITER, FLEET, HEALTH, REFLECTION)
         self._servicer: Any = reflection.ReflectionServicer(names, POOL)
 
     def handlers(self) -> dict[str, Any]:

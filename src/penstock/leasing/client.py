@@ -1,0 +1,173 @@
+"""`LeasedLimiter`: a policy of a service, spent in this process.
+
+It leases batches through the Fleet door and spends them here: refreshes run ahead of need, one at
+a time per key, and no credit outlives the window that the service named. When the door is gone,
+credits are spent as long as they are good; then the fail mode answers:
+
+| fail | answer |
+|---|---|
+| open | allowed, with nothing remaining |
+| closed | denied, to be asked again in a second |
+| error | none: `store_unavailable` is raised |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.clock import Clock
+from ..core.decision import Decision
+from ..core.errors import StoreUnavailableError
+from ..core.grant import Grant
+from ..core.validation import (
+    reject,
+    require_choice,
+    require_int,
+    require_key,
+    require_prefix,
+)
+from ..wire.proto import fleet_pb2
+from .near import Errand
+from .remote import FleetStore, RemotePolicy
+from .term import WINDOW
+from .two_tier import TwoTierLimiter, require_batch
+
+__all__ = ["LeasedLimiter"]
+
+_FAIL_MODES = ("open", "closed", "error")
+_AXES = {"rate": fleet_pb2.AXIS_RATE, "token_budget": fleet_pb2.AXIS_TOKEN_BUDGET}
+_RETRY_MS = 1_000
+# How many more times a request asks that needs more than the service hands out at once.
+_ATTEMPTS = 8
+
+
+class LeasedLimiter(TwoTierLimiter):
+    """`check()` spends from the budget of `domain`, `check(key)` from that of another key.
+
+    `target` is the gRPC door, such as "limits.internal:50051". An empty `domain` is the policy's
+    own budget. `batch` credits are leased at once, the next ones when `low_water` is reached, by
+    default a quarter of the batch. `secret` is the fleet's, `token` the door's; `credentials` are
+    gRPC's, for TLS. A call may take `timeout_ms`.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        policy: str,
+        domain: str = "",
+        batch: int = 100,
+        *,
+        low_water: int | None = None,
+        fail: str = "open",
+        axis: str = "rate",
+        secret: str | None = None,
+        token: str | None = None,
+        credentials: Any = None,
+        timeout_ms: int = 1_000,
+        max_keys: int = 100_000,
+        clock: Clock | None = None,
+    ) -> None:
+        low = batch // 4 if low_water is None and type(batch) is int else low_water or 0
+        require_batch(batch, low)
+        if not isinstance(target, str) or not target:
+            reject(f"target must be where the door is, such as 'localhost:50051', not {target!r}")
+        self.policy = require_key(policy)
+        self.domain = require_prefix(domain) or self.policy
+        self.fail = require_choice("fail", fail, _FAIL_MODES)
+        require_choice("axis", axis, tuple(_AXES))
+        store = FleetStore(
+            target,
+            policy,
+            axis=_AXES[axis],
+            secret=secret,
+            token=token,
+            credentials=credentials,
+            timeout_ms=require_int("timeout_ms", timeout_ms, high=3_600_000),
+        )
+        super().__init__(
+            RemotePolicy(policy),
+            store,
+            batch=batch,
+            low_water=low,
+            term=WINDOW,
+            idle_ms=None,
+            clock=clock,
+            prefix="",
+            max_keys=max_keys,
+        )
+        self._owns_store = True
+
+    def _bind(self) -> None:
+        # `check` takes a default key here, so it stays a method.
+        super(TwoTierLimiter, self)._bind()
+
+    def check(self, key: str | None = None, cost: int = 1) -> Decision:
+        return self._spend(self.domain if key is None else key, cost)
+
+    async def acheck(self, key: str | None = None, cost: int = 1) -> Decision:
+        return await super().acheck(self.domain if key is None else key, cost)
+
+    def _serve(self, key: str, cost: int) -> Decision:
+        try:
+            return super()._serve(key, cost)
+        except StoreUnavailableError as error:
+            return self._failed(error)
+
+    async def _aserve(self, key: str, cost: int) -> Decision:
+        try:
+            return await super()._aserve(key, cost)
+        except StoreUnavailableError as error:
+            return self._failed(error)
+
+    # The door does not know how much a request needs, and may grant less at once.
+
+    def _fetch(self, errand: Errand) -> Grant:
+        grant = self._informed(super()._fetch(errand))
+        for _ in range(_ATTEMPTS):
+            if not 0 < grant.capacity < errand.need:
+                return grant
+            grant = _joined(grant, super()._fetch(_rest(errand, grant)))
+        return _given_up(grant, errand)
+
+    async def _afetch(self, errand: Errand) -> Grant:
+        grant = self._informed(await super()._afetch(errand))
+        for _ in range(_ATTEMPTS):
+            if not 0 < grant.capacity < errand.need:
+                return grant
+            grant = _joined(grant, await super()._afetch(_rest(errand, grant)))
+        return _given_up(grant, errand)
+
+    def _informed(self, grant: Grant) -> Grant:
+        """Learn the policy's limit, which the service may change."""
+        limit = grant.decision.limit
+        if limit != self._near.limit:
+            self.strategy.limit = limit
+            self._near.retune(limit)
+            self._bind()
+        return grant
+
+    def _failed(self, error: StoreUnavailableError) -> Decision:
+        if self.fail == "error":
+            raise error
+        again_at = self._near.now() + _RETRY_MS
+        if self.fail == "open":
+            return Decision(True, self._near.limit, 0, again_at, 0)
+        return Decision(False, self._near.limit, 0, again_at, _RETRY_MS)
+
+
+def _rest(errand: Errand, grant: Grant) -> Errand:
+    return errand._replace(want=errand.need - grant.capacity)
+
+
+def _joined(first: Grant, more: Grant) -> Grant:
+    """Two grants in a row. What was granted in another window than the second is void."""
+    if more.capacity and more.decision.reset_at != first.decision.reset_at:
+        return more
+    return Grant(first.capacity + more.capacity, more.decision, more.now)
+
+
+def _given_up(grant: Grant, errand: Errand) -> Grant:
+    if grant.capacity >= errand.need or not grant.decision.allowed:
+        return grant
+    limit, reset_at = grant.decision.limit, grant.decision.reset_at
+    return grant._replace(decision=Decision(False, limit, 0, reset_at, _RETRY_MS))

@@ -1,0 +1,335 @@
+"""LeasedLimiter: a policy of a service, spent here, in both colours."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from penstock import (
+    ConfigInvalidError,
+    Decision,
+    ManualClock,
+    MemoryStore,
+    StoreUnavailableError,
+    SystemClock,
+    UnsupportedError,
+)
+from penstock.leasing import LeasedLimiter
+from tests.helpers import run
+from tests.leasing.door import START, Door, opened
+from tests.leasing.far import ServerClock
+from tests.servers import NotReady, eventually
+from tests.service.worlds import FragileStore
+
+MINUTE = 60_000
+
+
+class CountingStore(FragileStore):
+    """Counts what reaches the service's store."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leases: list[int] = []
+
+    async def aapply(self, key: str, transform: Any, now: int, cost: int) -> Any:
+        if transform.role == "lease":
+            self.leases.append(cost)
+        return await super().aapply(key, transform, now, cost)
+
+
+@pytest.fixture
+def node() -> ManualClock:
+    return ManualClock(START)
+
+
+@pytest.fixture
+def store() -> CountingStore:
+    return CountingStore()
+
+
+@pytest.fixture
+def door(store: CountingStore, node: ManualClock) -> Iterator[Door]:
+    # The service's clock shows another time of day, and runs with the node's.
+    with opened(store, ServerClock(node, 7_777 * MINUTE)) as running:
+        yield running
+
+
+async def _sync(limiter: LeasedLimiter, *args: Any, **kwargs: Any) -> Decision:
+    return limiter.check(*args, **kwargs)
+
+
+async def _async(limiter: LeasedLimiter, *args: Any, **kwargs: Any) -> Decision:
+    return await limiter.acheck(*args, **kwargs)
+
+
+each_colour = pytest.mark.parametrize("check", [_sync, _async], ids=["sync", "async"])
+
+
+def client(door: Door, node: Any, **options: Any) -> LeasedLimiter:
+    options = {"policy": "api", "batch": 20, "low_water": 0, "fail": "error", **options}
+    return LeasedLimiter(door.target, clock=node, timeout_ms=5_000, **options)
+
+
+@each_colour
+def test_a_batch_costs_one_call(
+    check: Any, door: Door, node: ManualClock, store: CountingStore
+) -> None:
+    """And reads as the policy's own decisions, limit and window included."""
+
+    async def story() -> None:
+        limiter = client(door, node)
+        decisions = [await check(limiter) for _ in range(40)]
+        assert store.leases == [20, 20]
+        end = door.clock.now() // MINUTE * MINUTE + MINUTE
+        assert decisions[0] == Decision(True, 100, 19, end, 0)
+        assert decisions[1] == Decision(True, 100, 18, end, 0)
+        assert [d.allowed for d in [await check(limiter) for _ in range(70)]] == (
+            [True] * 60 + [False] * 10
+        )
+        assert len(store.leases) == 6
+        await limiter.aclose()
+
+    run(story())
+
+
+@each_colour
+def test_credits_end_with_the_services_window(
+    check: Any, door: Door, node: ManualClock, store: CountingStore
+) -> None:
+    """Reckoned from the asking, whatever the two clocks show."""
+
+    async def story() -> None:
+        limiter = client(door, node)
+        await check(limiter)
+        node.advance(MINUTE - 1)
+        assert (await check(limiter)).remaining == 18
+        node.advance(1)
+        assert (await check(limiter)).remaining == 19
+        assert len(store.leases) == 2
+        await limiter.aclose()
+
+    run(story())
+
+
+@each_colour
+def test_each_key_has_a_budget_of_its_own(check: Any, door: Door, node: ManualClock) -> None:
+    """The domain is the one that is meant when none is named."""
+
+    async def story() -> None:
+        limiter = client(door, node, domain="eu")
+        assert (await check(limiter)).remaining == 19
+        assert (await check(limiter, "eu")).remaining == 18
+        assert (await check(limiter, cost=3)).remaining == 15
+        assert (await check(limiter, "us", 2)).remaining == 18
+        assert (await check(client(door, node))).remaining == 19
+        await limiter.aclose()
+
+    run(story())
+
+
+def test_refreshes_run_ahead_of_need(door: Door, node: ManualClock, store: CountingStore) -> None:
+    """By default at a quarter of the batch: callers never wait after the first."""
+    limiter = client(door, node, low_water=None)
+    for _ in range(15):
+        limiter.check()
+    limiter._finish()
+    assert store.leases == [20, 20 - 1 - 5]
+    assert limiter._near.held("api") == 19
+    limiter.close()
+
+
+def test_refreshes_are_coalesced(door: Door, node: ManualClock, store: CountingStore) -> None:
+    """A crowd that misses at once makes one call per batch."""
+
+    async def crowd() -> None:
+        limiter = client(door, node)
+        decisions = await asyncio.gather(*(limiter.acheck() for _ in range(20)))
+        assert all(decisions)
+        assert store.leases == [20]
+        await limiter.aclose()
+
+    run(crowd())
+    limiter = client(door, node)
+    with ThreadPoolExecutor(10) as pool:
+        assert all(pool.map(lambda _: limiter.check("threads"), range(20)))
+    assert store.leases == [20, 20]
+    limiter.close()
+
+
+@each_colour
+@pytest.mark.parametrize(("fail", "allowed"), [("open", True), ("closed", False), ("error", None)])
+def test_when_the_door_is_gone_credits_are_spent_and_then_the_fail_mode_answers(
+    check: Any, fail: str, allowed: bool | None, door: Door, node: ManualClock
+) -> None:
+    """And when it is back, so are leases."""
+
+    async def story() -> None:
+        limiter = client(door, node, fail=fail)
+        await check(limiter)
+        await asyncio.to_thread(door.close)
+        for _ in range(19):
+            assert (await check(limiter)).allowed
+        if allowed is None:
+            with pytest.raises(StoreUnavailableError, match="UNAVAILABLE"):
+                await check(limiter)
+        else:
+            retry = 0 if allowed else 1_000
+            assert await check(limiter) == Decision(allowed, 100, 0, node.now() + 1_000, retry)
+        await asyncio.to_thread(door.open)
+        await recovers(check, limiter)
+        await limiter.aclose()
+
+    run(story())
+
+
+async def recovers(check: Any, limiter: LeasedLimiter) -> None:
+    for _ in range(300):
+        try:
+            decision = await check(limiter)
+        except StoreUnavailableError:
+            decision = None
+        if decision is not None and decision.remaining:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("no lease within 6 s")
+
+
+def test_a_window_is_never_extended_while_the_door_is_gone(door: Door, node: ManualClock) -> None:
+    """Credits are void at its end, with nobody there to say so."""
+    limiter = client(door, node, fail="closed")
+    limiter.check()
+    door.close()
+    node.advance(MINUTE)
+    assert not limiter.check().allowed
+    assert limiter._near.held("api") == 0
+    limiter.close()
+
+
+def test_a_request_may_need_more_than_is_handed_out_at_once(
+    door: Door, node: ManualClock, store: CountingStore
+) -> None:
+    """The service grants 50 at most: two calls; what cannot be had is denied and not lost."""
+    limiter = client(door, node)
+    assert limiter.check("big", 70) == Decision(True, 100, 0, limiter.peek("big").reset_at, 0)
+    assert store.leases == [50, 20]
+    denied = limiter.check("big", 40)
+    assert (denied.allowed, denied.retry_after_ms) == (False, MINUTE)
+    assert [limiter.check("big").allowed for _ in range(31)] == [True] * 30 + [False]
+    limiter.close()
+
+
+def test_a_token_budget_is_spent_the_same_way(door: Door, node: ManualClock) -> None:
+    """On the axis of budgets."""
+    limiter = client(door, node, policy="tokens", axis="token_budget", batch=150)
+    assert limiter.check(cost=120) == Decision(True, 1_000, 30, door.clock.now() + MINUTE, 0)
+    limiter.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"policy": "nowhere"}, ConfigInvalidError),
+        ({"policy": "plain"}, UnsupportedError),
+        ({"axis": "token_budget"}, UnsupportedError),
+    ],
+)
+def test_a_mistake_is_raised_whatever_the_fail_mode(
+    options: dict[str, Any], kind: type[Exception], door: Door, node: ManualClock
+) -> None:
+    """It would not pass by itself."""
+    limiter = client(door, node, fail="open", **options)
+    with pytest.raises(kind):
+        limiter.check()
+    with pytest.raises(kind):
+        run(limiter.acheck())
+    limiter.close()
+
+
+def test_the_secret_is_presented() -> None:
+    """And its absence is the caller's mistake."""
+    with opened(MemoryStore(), SystemClock(), fleet_secret="the-secret-of-the-fleet") as door:
+        stranger = LeasedLimiter(door.target, "api", batch=5, timeout_ms=5_000)
+        with pytest.raises(ConfigInvalidError, match="UNAUTHENTICATED"):
+            stranger.check()
+        friend = LeasedLimiter(door.target, "api", batch=5, secret="the-secret-of-the-fleet")
+        assert friend.check().allowed
+        stranger.close()
+        friend.close()
+
+
+def test_peek_and_forecast_ask_the_policy_and_reset_is_refused(
+    door: Door, node: ManualClock
+) -> None:
+    """Credits first; the rest is the service's to say."""
+    limiter = client(door, node)
+    assert limiter.peek("k").remaining == 100
+    limiter.check("k")
+    assert limiter.peek("k").remaining == 19
+    assert limiter.forecast("k").spendable_now == 99
+    assert run(limiter.apeek("k")).remaining == 19
+    with pytest.raises(UnsupportedError):
+        limiter.reset("k")
+    limiter.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"target": ""}, "target"),
+        ({"policy": ""}, "key"),
+        ({"batch": 0}, "batch"),
+        ({"low_water": 20}, "low_water"),
+        ({"fail": "maybe"}, "fail"),
+        ({"axis": "slots"}, "axis"),
+        ({"timeout_ms": 0}, "timeout_ms"),
+    ],
+)
+def test_options_that_could_not_work_are_refused(options: dict[str, Any], named: str) -> None:
+    """At construction, without a connection."""
+    given = {"target": "localhost:1", "policy": "api", "batch": 20, **options}
+    with pytest.raises(ConfigInvalidError, match=named):
+        LeasedLimiter(**given)
+
+
+def test_processes_behind_one_door_share_a_limit_in_real_time() -> None:
+    """Three clients, windows of 250 ms: none exceeds 40, and all of it is used."""
+    with opened(MemoryStore(), SystemClock()) as door:
+        clients = [
+            LeasedLimiter(door.target, "short", batch=10, low_water=2, timeout_ms=5_000)
+            for _ in range(3)
+        ]
+        counts: dict[int, int] = {}
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            for limiter in clients:
+                decision = limiter.check()
+                if decision.allowed:
+                    counts[decision.reset_at] = counts.get(decision.reset_at, 0) + 1
+        for limiter in clients:
+            limiter.close()
+        assert max(counts.values()) <= 40
+        assert sum(count >= 30 for count in counts.values()) >= 3
+
+
+def test_a_stopped_door_is_found_again_by_a_limiter_that_was_idle(
+    door: Door, node: ManualClock
+) -> None:
+    """Its channel reconnects by itself."""
+    limiter = client(door, node)
+    limiter.check()
+    door.close()
+    door.open()
+
+    def probe() -> None:
+        try:
+            limiter.check("another")
+        except StoreUnavailableError as error:
+            raise NotReady from error
+
+    eventually(probe, within=10, what="a lease")
+    limiter.close()
