@@ -19,14 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.servers import MissingError, Postgres, Valkey
-from tests.stores import edge
-
 from penstock import Limiter, fixed_window, gcra, rate_limit
 from penstock.core.store import checking
 from penstock.stores import open_store
 from penstock.stores.record import pack, unpack
 from penstock.stores.sqlite import SqliteStore
+from tests.servers import MissingError, Postgres, Valkey
+from tests.stores import edge
 
 from .turns import TurnCounter
 

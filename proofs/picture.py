@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.look import PALETTES, Palette, new_figure, save, strip_frame
-
 from penstock import ManualClock, MemoryStore, fixed_window
 from penstock.leasing import two_tier
 

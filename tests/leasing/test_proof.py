@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from proofs.explore import explore
-from proofs.leases import CASES, REFUTED, table, tell
-from proofs.model import Rules, State, Step, start, successors
 
 from penstock import ManualClock, MemoryStore, fixed_window
 from penstock.core.grant import Grant, leasing
 from penstock.leasing.near import Errand, NearTier
 from penstock.leasing.term import term_of
+from proofs.explore import explore
+from proofs.leases import CASES, REFUTED, table, tell
+from proofs.model import Rules, State, Step, start, successors
 
 DOCS = Path(__file__).parents[2] / "docs" / "leases.md"
 

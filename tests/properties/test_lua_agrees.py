@@ -14,12 +14,12 @@ from itertools import pairwise
 
 import pytest
 import redis
-from tests.wire.live import SERVERS, check_all, check_crowd, connected, fields, read
-from tests.wire.timelines import KINDS, Crowd, Timeline, make_crowds, make_timelines
 
 from penstock import Decision, ManualClock, rate_limit
 from penstock.core.store import checking
 from penstock.stores.memory.table import Table
+from tests.wire.live import SERVERS, check_all, check_crowd, connected, fields, read
+from tests.wire.timelines import KINDS, Crowd, Timeline, make_crowds, make_timelines
 
 SEED = int(os.environ.get("SEED", "1"))
 STEPS = int(os.environ.get("STEPS", "20000"))

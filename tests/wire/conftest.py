@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+
 from tests.wire.live import SERVERS, connected
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from tests.servers import Redis7, Redis8, RedisServer, Valkey, require
-from tests.wire.timelines import Crowd
 
 from penstock.core.decision import Decision
 from penstock.core.strategy import LuaRider, LuaScript, Strategy
+from tests.servers import Redis7, Redis8, RedisServer, Valkey, require
+from tests.wire.timelines import Crowd
 
 SERVERS: dict[str, type[RedisServer]] = {"valkey": Valkey, "redis8": Redis8, "redis7": Redis7}
 

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 import redis
+
 from tests.wire import independent
 from tests.wire.independent import IndependentClient
 from tests.wire.live import check, fields, read, rider

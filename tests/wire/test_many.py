@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import redis
-from tests.wire.live import check, check_many, fields, read, rider, unfolded
 
 from penstock import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
 from penstock.core.strategy import Strategy
 from penstock.stores.redis.many import over_many
 from penstock.strategies.lua import MARGIN_MS
+from tests.wire.live import check, check_many, fields, read, rider, unfolded
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000

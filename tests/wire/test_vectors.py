@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import redis
-from tests.wire.live import check_all
 
 from penstock import ManualClock, rate_limit
 from penstock.core.store import checking
 from penstock.stores.memory.table import Table
 from penstock.wire.convert import KINDS, decision_fields, strategy_of
+from tests.wire.live import check_all
 
 VECTORS = json.loads(
     (Path(__file__).resolve().parents[2] / "wire/vectors/golden-vectors.json").read_text()

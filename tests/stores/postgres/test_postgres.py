@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from bench.turns import TurnCounter
 
+from bench.turns import TurnCounter
 from penstock import (
     ConfigInvalidError,
     ManualClock,
