@@ -116,7 +116,7 @@ class FleetStore(Store):
         self.close()
         channel = self._achannels.pop(asyncio.get_running_loop(), None)
         if channel is not None:
-            await channel.close()
+            await channel.close(None)
 
     def __repr__(self) -> str:
         return f"<FleetStore of policy {self._policy!r} at {self.target}>"
