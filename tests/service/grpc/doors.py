@@ -52,17 +52,17 @@ def run(scenario: Coroutine[Any, Any, R]) -> R:
 @cache
 def existing() -> tuple[Any, Any]:
     """The messages and the stub of a client that knows the contract and not this project."""
-    folder = tempfile.mkdtemp(prefix="penstock-client-")
     source = "throttlekit/v1/throttlekit.proto"
-    outputs = [f"--python_out={folder}", f"--grpc_python_out={folder}"]
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{CONTRACT}", *outputs, source]
-    subprocess.run(command, check=True)
-    sys.path.insert(0, folder)
-    try:
-        messages = importlib.import_module("throttlekit.v1.throttlekit_pb2")
-        calls = importlib.import_module("throttlekit.v1.throttlekit_pb2_grpc")
-    finally:
-        sys.path.remove(folder)
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [f"--python_out={folder}", f"--grpc_python_out={folder}"]
+        command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{CONTRACT}", *outputs, source]
+        subprocess.run(command, check=True)
+        sys.path.insert(0, folder)
+        try:
+            messages = importlib.import_module("throttlekit.v1.throttlekit_pb2")
+            calls = importlib.import_module("throttlekit.v1.throttlekit_pb2_grpc")
+        finally:
+            sys.path.remove(folder)
     return messages, calls.RateLimiterStub
 
 
