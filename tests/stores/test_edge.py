@@ -133,13 +133,13 @@ def test_a_server_that_does_not_answer_costs_the_timeout(
     name: str, colour: str, proxied: FaultProxy
 ) -> None:
     """One deadline for the whole call, then a typed error, then service again."""
-    store = edge.opened(edge.url_of(name, proxied.port, timeout_ms=400))
+    store = edge.opened(edge.url_of(name, proxied.port, timeout_ms=1_000))
     _check(store, colour)
     proxied.swallow()
     start = time.monotonic()
     with pytest.raises(StoreUnavailableError, match="charged"):
         _check(store, colour)
-    assert 0.35 < time.monotonic() - start < 1.2
+    assert 0.9 < time.monotonic() - start < 2.5
     proxied.restore()
     assert _check(store, colour).remaining == 8
     store.close()
@@ -149,14 +149,14 @@ def test_a_server_that_does_not_answer_costs_the_timeout(
 def test_a_paused_server_costs_the_timeout_and_loses_nothing(name: str) -> None:
     """SIGSTOP and SIGCONT: what was asked meanwhile is an error, not a wrong answer."""
     with edge.new_server(name) as server:
-        store = edge.opened(edge.url_of(name, server.port, timeout_ms=500))
+        store = edge.opened(edge.url_of(name, server.port, timeout_ms=1_000))
         assert _check(store, "sync").remaining == 9
         server.pause()
         start = time.monotonic()
         for _ in range(2):
             with pytest.raises(StoreUnavailableError):
                 _check(store, "sync")
-        assert time.monotonic() - start < 2.5
+        assert time.monotonic() - start < 4
         server.resume()
         # A write that waited in the server's socket may be done now; that is what was said.
         assert _check(store, "sync").remaining in (7, 8)
@@ -187,7 +187,7 @@ def test_a_killed_server_forgets_nothing_that_was_answered(name: str) -> None:
 @each
 def test_an_outage_is_a_typed_error_and_ends(name: str, colour: str, proxied: FaultProxy) -> None:
     """Refused connections: unavailable, not charged; the next call after it is served."""
-    store = edge.opened(edge.url_of(name, proxied.port, timeout_ms=2_000))
+    store = edge.opened(edge.url_of(name, proxied.port, timeout_ms=5_000))
     _check(store, colour)
     proxied.refuse()
     with pytest.raises(StoreUnavailableError, match="was not charged") as caught:
