@@ -9,11 +9,19 @@ from typing import Any
 
 import pytest
 
-from penstock import Limiter, StoreUnavailableError, Strategy, fixed_window, gcra, token_bucket
+from penstock import (
+    Limiter,
+    ManualClock,
+    StoreUnavailableError,
+    Strategy,
+    fixed_window,
+    gcra,
+    token_bucket,
+)
 from penstock.leasing import two_tier
 from penstock.stores.redis import RedisStore
 from tests.helpers import Quota, run
-from tests.servers import NotReady, Valkey, eventually, require
+from tests.servers import NotReady, RedisCluster, Valkey, eventually, require
 
 DAY = 86_400_000
 PATIENT_MS = 20_000
@@ -190,3 +198,52 @@ def recovers(limiter: Limiter) -> None:
             raise NotReady from error
 
     eventually(probe, within=10, what="a lease")
+
+
+@each_colour
+def test_a_server_that_forgot_the_script_is_told_again(
+    spend: Any, server: Valkey, store: RedisStore
+) -> None:
+    """And the lease is charged once."""
+
+    async def story() -> None:
+        limiter = two_tier(fixed_window(1_000, DAY), store, batch=100)
+        server.call("SCRIPT", "FLUSH")
+        assert all(await spend(limiter, 150))
+        assert (await limiter.aforecast("key")).spendable_now == 850
+        server.call("SCRIPT", "FLUSH")
+        assert sum(await spend(limiter, 1_000)) == 850
+        await limiter.aclose()
+        await store.aclose()
+
+    run(story())
+
+
+@each_colour
+def test_a_cluster_leases_each_key_from_its_owner(spend: Any) -> None:
+    """Redirected where need be, and what is left is taken there as well."""
+    require("valkey")
+
+    async def story(url: str) -> None:
+        opened = RedisStore.from_url(url, timeout_ms=PATIENT_MS)
+        for prefix in ("one", "two", "three", "four"):
+            limiter = two_tier(fixed_window(25, DAY), opened, batch=10, prefix=prefix)
+            assert await spend(limiter, 30) == [True] * 25 + [False] * 5
+        await opened.aclose()
+
+    with RedisCluster() as cluster:
+        run(story(cluster.url.replace("redis://", "redis+cluster://")))
+
+
+def test_by_the_callers_clock_a_window_ends_when_that_says_so(server: Valkey) -> None:
+    """Both tiers go by it."""
+    server.call("FLUSHALL")
+    clock = ManualClock(1_700_000_000_000 // DAY * DAY)
+    opened = RedisStore.from_url(server.url, use_server_time=False, timeout_ms=PATIENT_MS)
+    limiter = two_tier(fixed_window(100, 1_000), opened, batch=10, clock=clock)
+    limiter.check("key")
+    clock.advance(999)
+    assert limiter.check("key").remaining == 8
+    clock.advance(1)
+    assert limiter.check("key").remaining == 9
+    opened.close()

@@ -29,7 +29,7 @@ from .. import record
 from .faults import refused, unavailable
 from .many import MAX_KEYS, over_many
 from .requests import Ask, Command, LinkError, Pause, RedisFlow, Refusal
-from .routing import Errand, Router
+from .routing import Errand, Router, refusal_in
 
 __all__ = ["Flows", "decision_of"]
 
@@ -39,6 +39,10 @@ _TIME: Command = ("TIME",)
 _RACES = 256
 _LONGEST_PAUSE_MS = 32
 _READING = ("peek", "forecast")
+# What is nearly always settled by one exchange.
+_FIRST = ("check", "lease")
+# Of a script's first argument, in its command.
+_NOW_AT = 4
 
 
 class Flows:
@@ -69,22 +73,53 @@ class Flows:
         )
 
     def first_ask(self, key: str, transform: Transform[Any], now: int, cost: int) -> Ask | None:
-        """What a check sends first; None if it is not one, or nobody knows where to send it."""
-        rider = transform.lua
-        if rider is None or transform.role != "check":
+        """What a check or a lease sends first; None if it is neither, or nobody knows where to
+        send it."""
+        rider, role = transform.lua, transform.role
+        if rider is None or role not in _FIRST:
             return None
         where = self._router.topology.locate(key)
         if where is None:
             return None
-        argv = rider.argv(0 if self._server_time else self._instant(now), cost)
-        return Ask(where, (("EVALSHA", rider.check.sha1, 1, key, *argv),))
+        at = 0 if self._server_time else self._instant(now)
+        if role == "check":
+            return Ask(where, (("EVALSHA", rider.check.sha1, 1, key, *rider.argv(at, cost)),))
+        return Ask(where, _leasing(key, rider, at, max(cost, transform.need)))
 
-    def after(self, ask: Ask, key: str, transform: Transform[Any], trouble: Any) -> RedisFlow:
-        """The rest of a check whose first ask met trouble."""
-        assert transform.lua is not None
-        errand = Errand(key, f"key {key!r}", ask.commands, transform.lua.check, consuming=True)
-        replies = yield from self._router.insist(errand, ask.where, trouble)
-        return decision_of(replies[0])
+    def settled(self, transform: Transform[Any], now: int, cost: int, replies: list[Any]) -> Any:
+        """What the replies to a first ask come to, nearly always; None if there is more to do."""
+        reply = replies[0]
+        if type(reply) is not list:
+            return None
+        if transform.role == "check":
+            return decision_of(reply)
+        time = replies[1]
+        if reply[0] != 1 or type(time) is not list:
+            return None
+        at = _ms(time) if self._server_time else now
+        return Grant(max(cost, transform.need), decision_of(reply), at)
+
+    def after(
+        self,
+        ask: Ask,
+        key: str,
+        transform: Transform[Any],
+        cost: int,
+        met: list[Any] | LinkError,
+    ) -> RedisFlow:
+        """The rest of a check or a lease that its first ask did not settle: it met trouble, or
+        less was left than wanted."""
+        rider = transform.lua
+        assert rider is not None
+        trouble = met if isinstance(met, LinkError) else refusal_in(met)
+        replies: Any = met
+        if trouble is not None:
+            errand = Errand(key, f"key {key!r}", ask.commands, rider.check, consuming=True)
+            replies = yield from self._router.insist(errand, ask.where, trouble)
+        if transform.role == "check":
+            return decision_of(replies[0])
+        now = ask.commands[0][_NOW_AT]
+        return (yield from self._bargain(key, rider, now, cost, transform.need, replies))
 
     def apply_many(
         self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
@@ -110,22 +145,24 @@ class Flows:
         return decision_of(replies[0])
 
     def _lease(self, key: str, rider: LuaRider, now: int, want: int, need: int) -> RedisFlow:
-        """As many checks as the bargain takes, nearly always one. TIME comes after the script, so
-        that what is left of the window is never overstated."""
+        commands = _leasing(key, rider, now, max(want, need))
+        replies = yield from self._router.ask(key, commands, script=rider.check, consuming=True)
+        return (yield from self._bargain(key, rider, now, want, need, replies))
+
+    def _bargain(
+        self, key: str, rider: LuaRider, now: int, want: int, need: int, replies: list[Any]
+    ) -> RedisFlow:
+        """As many checks as the bargain takes, the first of which has been answered."""
         deal = bargain(max(want, need), need)
-        cost = next(deal)
+        next(deal)
         while True:
-            commands: list[Command] = [
-                ("EVALSHA", rider.check.sha1, 1, key, *rider.argv(now, cost)),
-                _TIME,
-            ]
-            replies = yield from self._router.ask(key, commands, script=rider.check, consuming=True)
-            decision = decision_of(replies[0])
             try:
-                cost = deal.send(decision)
+                cost = deal.send(decision_of(replies[0]))
             except StopIteration as settled:
                 taken, decision = settled.value
                 return Grant(taken, decision, now or _ms(replies[1]))
+            commands = _leasing(key, rider, now, cost)
+            replies = yield from self._router.ask(key, commands, script=rider.check, consuming=True)
 
     def _read_rider(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
         assert transform.strategy is not None
@@ -219,6 +256,11 @@ class Flows:
                 for place, decision in zip(chunk, _answers(reply, len(chunk), rider), strict=True):
                     decisions[place] = decision
         return decisions
+
+
+def _leasing(key: str, rider: LuaRider, now: int, cost: int) -> tuple[Command, ...]:
+    """TIME comes after the script, so that what is left of the window is never overstated."""
+    return ("EVALSHA", rider.check.sha1, 1, key, *rider.argv(now, cost)), _TIME
 
 
 def _errand(keys: list[str], rider: LuaRider, argv: tuple[Any, ...]) -> Errand:

@@ -20,7 +20,7 @@ from .faults import DISOWNED, PASSING, refused, unavailable
 from .requests import Address, Ask, Command, Discard, LinkError, Pause, RedisFlow, Refusal, Scatter
 from .topology import Topology
 
-__all__ = ["Errand", "Router"]
+__all__ = ["Errand", "Router", "refusal_in"]
 
 _ASKING: Command = ("ASKING",)
 _ATTEMPTS = 6
@@ -79,7 +79,7 @@ class Router:
         if where is not None:
             try:
                 replies = yield Ask(where, commands, pinned)
-                trouble = _refusal_in(replies)
+                trouble = refusal_in(replies)
             except LinkError as error:
                 trouble = error
             if trouble is None:
@@ -129,7 +129,7 @@ class Router:
                 where = yield from self._find(errand)
             try:
                 replies = yield Ask(where, errand.sending(), pinned)
-                trouble = _refusal_in(replies)
+                trouble = refusal_in(replies)
             except LinkError as error:
                 trouble = error
             if trouble is None:
@@ -227,7 +227,8 @@ def _spelt_out(command: Command, script: LuaScript) -> Command:
     return ("EVAL", script.source, *command[2:]) if command[0] == "EVALSHA" else command
 
 
-def _refusal_in(replies: Sequence[Any]) -> Refusal | None:
+def refusal_in(replies: Sequence[Any]) -> Refusal | None:
+    """The first error among the replies."""
     for reply in replies:
         if type(reply) is Refusal:
             return reply

@@ -11,7 +11,7 @@ from ...core.errors import UnsupportedError
 from ...core.flow import adrive, drive
 from ...core.store import Store, Transform
 from ...core.validation import reject, require_int
-from .flows import Flows, decision_of
+from .flows import Flows
 from .recipe import Plan, plan_of_client, plan_of_url, require_module
 from .requests import LinkError, RedisFlow
 from .routing import Router
@@ -87,8 +87,8 @@ class RedisStore(Store):
         self._flows = Flows(router, use_server_time=self.reads_own_clock)
         _stores.add(self)
 
-    # A check is nearly always settled by its first reply. The two methods below make that one
-    # exchange by hand, which spares a generator or two, and leave all else to the flow.
+    # A check or a lease is nearly always settled by its first replies. The two methods below make
+    # that one exchange by hand, which spares a generator or two, and leave all else to the flow.
 
     def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
         flows, shell = self._flows, self._blocking
@@ -97,12 +97,13 @@ class RedisStore(Store):
             return cast(R, self._run(flows.apply(key, transform, now, cost)))
         call = shell.call()
         try:
-            reply = call.serve(ask)[0]
+            met = call.serve(ask)
+            settled = flows.settled(transform, now, cost, met)
         except LinkError as error:
-            reply = error
-        if type(reply) is list:
-            return cast(R, decision_of(reply))
-        return cast(R, self._run(flows.after(ask, key, transform, reply), call))
+            met, settled = error, None
+        if settled is not None:
+            return cast(R, settled)
+        return cast(R, self._run(flows.after(ask, key, transform, cost, met), call))
 
     async def aapply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
         flows, shell = self._flows, self._asynchronous
@@ -111,12 +112,13 @@ class RedisStore(Store):
             return cast(R, await self._arun(flows.apply(key, transform, now, cost)))
         call = shell.call()
         try:
-            reply = (await call.serve(ask))[0]
+            met = await call.serve(ask)
+            settled = flows.settled(transform, now, cost, met)
         except LinkError as error:
-            reply = error
-        if type(reply) is list:
-            return cast(R, decision_of(reply))
-        return cast(R, await self._arun(flows.after(ask, key, transform, reply), call))
+            met, settled = error, None
+        if settled is not None:
+            return cast(R, settled)
+        return cast(R, await self._arun(flows.after(ask, key, transform, cost, met), call))
 
     def apply_many(
         self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
