@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,3 +157,13 @@ def test_instants_are_the_stores() -> None:
         await service.aclose()
 
     run(story())
+
+
+def test_the_documented_policy_is_one() -> None:
+    """What docs/leases.md shows can be served."""
+    text = (Path(__file__).parents[2] / "docs" / "leases.md").read_text()
+    shown = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert shown is not None
+    policy = parse_policies(shown[1]).policies["api"]
+    assert policy.two_tier == TwoTierSpec("leased", 100, 20)
+    assert policy.federated == 1_000
