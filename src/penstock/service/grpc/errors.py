@@ -14,7 +14,6 @@ from google.protobuf.message import DecodeError
 
 from ...core.errors import (
     ConfigInvalidError,
-    PenstockError,
     QueueFullError,
     StoreUnavailableError,
     UnsupportedError,
@@ -28,10 +27,9 @@ _log = logging.getLogger("penstock.service.grpc")
 _MAX_TEXT = 500
 
 
-class DeadlineError(PenstockError):
-    """The caller's deadline had passed before the call was looked at."""
-
-    code = "deadline_exceeded"
+class DeadlineError(Exception):
+    """The caller's deadline had passed before the call was looked at. Known to this door only: to
+    the caller it is a status of the protocol, not an error of ours."""
 
 
 # The first class that fits: an unknown policy is also an invalid one.
