@@ -12,7 +12,7 @@ SOURCES := $(wildcard src/penstock/accel/*.p[yx]*)
 EXTRAS := all
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all lint types unit pure bench pictures wire clean
+.PHONY: help setup serve test test-all lint types unit pure bench bench-all pictures wire clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -68,8 +68,14 @@ test-all:  ## the in-process tests on every Python from 3.10 up that the machine
 bench: $(VENV)/.bench  ## measure against the peers
 	@$(BIN)/python -m bench
 
+# Each prints its ratios and what it compares; all need real servers, so they share the tests' ones.
+PATHS := redis_paths store_round_trips http_paths grpc_paths leases
+bench-all: bench .tools/.servers  ## and the stores, the doors and the leases
+	@for path in $(PATHS); do echo "==> bench.$$path"; $(BIN)/python -m bench.$$path || exit 1; done
+
 pictures: $(VENV)/.bench  ## draw what the docs show
 	@$(BIN)/python -m bench.pictures
+	@$(BIN)/python -m proofs.leases
 
 $(VENV)/.bench: $(VENV)/.packages
 	@echo "==> the peers, and a plotter"

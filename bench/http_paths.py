@@ -1,4 +1,4 @@
-"""`python -m bench.http`: the HTTP door beside its peers, in one run, as JSON.
+"""`python -m bench.http_paths`: the HTTP door beside its peers, in one run, as JSON.
 
 Ratios are what counts. Contenders take turns, so that whatever else the machine does falls on all
 of them, and a ratio is the median over the rounds. `cpu_us` is the server's own processor time per
@@ -163,7 +163,7 @@ def _ratio(above: list[float], below: list[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.http", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.http_paths", description=__doc__)
     parser.add_argument("--seconds", type=float, default=0.5, help="per contender and round")
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
