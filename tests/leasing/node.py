@@ -37,6 +37,7 @@ class Node:
 
         self.rng = random.Random(options["seed"])
         self.until_us = options["until_us"]
+        self.busy, self.mood_until_us = True, 0
         store = RedisStore.from_url(options["url"], timeout_ms=5_000)
         strategy = fixed_window(options["limit"], options["window_ms"])
         self.limiters = {
@@ -56,25 +57,34 @@ class Node:
         if decision.allowed:
             os.write(self.log, RECORD.pack(before, true_us(), decision.reset_at, coupled))
 
-    def pause(self) -> float:
-        return self.rng.choice((0.0, 0.001, 0.003, 0.02))
+    def burst(self) -> tuple[int, float]:
+        """(requests at once, seconds until the next). A node is busy or quiet for a while: quiet
+        ones hold credits when a window ends."""
+        if true_us() >= self.mood_until_us:
+            self.busy = self.rng.random() < 0.4
+            self.mood_until_us = true_us() + self.rng.randint(50_000, 300_000)
+        if self.busy:
+            return self.rng.randint(1, 40), self.rng.choice((0.0, 0.001, 0.003, 0.02))
+        return 1, self.rng.uniform(0.002, 0.03)
 
     def run(self) -> None:
         while true_us() < self.until_us:
-            for _ in range(self.rng.randint(1, 40)):
+            requests, pause_s = self.burst()
+            for _ in range(requests):
                 for coupled, limiter in self.limiters.items():
                     before = true_us()
                     self.note(before, limiter.check("key"), coupled)
-            time.sleep(self.pause())
+            time.sleep(pause_s)
 
     async def arun(self) -> None:
         async def caller() -> None:
             while true_us() < self.until_us:
-                for _ in range(self.rng.randint(1, 20)):
+                requests, pause_s = self.burst()
+                for _ in range(requests):
                     for coupled, limiter in self.limiters.items():
                         before = true_us()
                         self.note(before, await limiter.acheck("key"), coupled)
-                await asyncio.sleep(self.pause())
+                await asyncio.sleep(pause_s)
 
         await asyncio.gather(caller(), caller())
 
