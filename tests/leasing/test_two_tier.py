@@ -24,7 +24,7 @@ from penstock import (
     unlimited,
 )
 from penstock.leasing import AdaptiveBatch, TwoTierLimiter, two_tier
-from tests.helpers import KINDS, NOW, draw_strategy, draw_timeline, run
+from tests.helpers import KINDS, NOW, CountingClock, draw_strategy, draw_timeline, run
 from tests.leasing.far import FarStore, ServerClock
 
 WINDOW = 60_000
@@ -387,3 +387,14 @@ def test_an_adaptive_batch_is_taken_in_place_of_a_number(far: FarStore) -> None:
     sizes = [cost for _, _, cost in far.calls]
     assert sizes[0] == 2
     assert sizes[-1] > 50
+
+
+def test_many_keys_with_credits_are_decided_at_one_instant() -> None:
+    """The clock is read once for all of them."""
+    clock = CountingClock(START)
+    far = FarStore()
+    limiter = two_tier(fixed_window(100, WINDOW), far, batch=10, clock=clock)
+    limiter.check_many(["a", "b", "c"])
+    before, asked = clock.reads, far.leases
+    assert [d.remaining for d in limiter.check_many(["a", "b", "c", "a"])] == [8, 8, 8, 7]
+    assert (clock.reads - before, far.leases) == (1, asked)

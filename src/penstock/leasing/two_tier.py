@@ -147,13 +147,31 @@ class TwoTierLimiter(Refilling, Limiter):
             return decision
         return await self._asettle(key, cost, decision)
 
+    # Local credits are spent at one instant; only then are leases taken for what they leave over.
+    # A key that is given twice cannot overtake itself: if it misses once, it misses again.
+
     def check_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
-        return [self.check(key, cost) for key in _valid(keys, cost)]
+        """As one `check` per key, in order."""
+        named = _valid(keys, cost)
+        local = self._near.local.check_many(named, cost)
+        return [
+            found if self._settles(found) else self._settle(key, cost, found)
+            for key, found in zip(named, local, strict=True)
+        ]
 
     async def acheck_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
-        """Keys that need a lease wait for theirs side by side."""
-        checks = [self.acheck(key, cost) for key in _valid(keys, cost)]
-        return await asyncio.gather(*checks)
+        """The awaitable twin of `check_many`; keys that need a lease wait for it side by side."""
+        named = _valid(keys, cost)
+        decisions = self._near.local.check_many(named, cost)
+        places = [place for place, found in enumerate(decisions) if not self._settles(found)]
+        rest = [self._asettle(named[place], cost, decisions[place]) for place in places]
+        for place, decision in zip(places, await asyncio.gather(*rest), strict=True):
+            decisions[place] = decision
+        return decisions
+
+    def _settles(self, decision: Decision) -> bool:
+        """Whether a local spend is all there is to do."""
+        return decision.allowed and decision.remaining > self._level
 
     def peek(self, key: str) -> Decision:
         """Local credits if there are any, else how the store stands."""
