@@ -66,7 +66,9 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
         if asked in COMMANDS and name != asked:
             continue
         module = _load(name, required=name == asked)
-        command = commands.add_parser(name, help=getattr(module, "SUMMARY", "not installed"))
+        summary = getattr(module, "SUMMARY", "not installed")
+        sentence = f"{summary[0].upper()}{summary[1:]}."
+        command = commands.add_parser(name, help=summary, description=sentence)
         if module is not None:
             module.configure(command)
             command.set_defaults(run=module.run)

@@ -29,7 +29,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     preset = ServeOptions()
     add = parser.add_argument
     add("--config", metavar="FILE", help="the policy file; without it one policy, `default`")
-    add("--store", metavar="URL", default=preset.store, help="where counts live (%(default)s)")
+    add(
+        "--store",
+        metavar="URL",
+        default=preset.store,
+        help="where counts live, such as redis://HOST:6379 (%(default)s)",
+    )
     add("--host", default=preset.host, help="the address to listen on (%(default)s)")
     add(
         "--http-port",
@@ -53,7 +58,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=preset.fail,
         help="what to answer while the store is away, unless a policy says (%(default)s)",
     )
-    add("--workers", type=int, metavar="N", default=preset.workers, help="processes (%(default)s)")
+    add(
+        "--workers",
+        type=int,
+        metavar="N",
+        default=preset.workers,
+        help="processes; more than one needs a shared store (%(default)s)",
+    )
     _configure_safety(parser)
     add(
         "--log-format",

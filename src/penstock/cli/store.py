@@ -31,8 +31,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("what", choices=("init", "sweep"), help="what to do")
-    parser.add_argument("url", metavar="URL", help="the store, as for open_store")
+    parser.add_argument("what", choices=("init", "sweep"), help="set it up, or give space back")
+    parser.add_argument("url", metavar="URL", help="the store, as in the examples")
 
 
 def run(args: argparse.Namespace) -> int:

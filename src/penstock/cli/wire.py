@@ -17,7 +17,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = "`check` ends with 1 when a file has drifted."
     parser.add_argument("what", choices=("generate", "check"), help="write the files, or compare")
-    parser.add_argument("folder", nargs="?", type=Path, default=Path("wire"), help="%(default)s/")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=Path("wire"), help="where (%(default)s)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
