@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .fleet import Fleet
-from .process import NotReady, Server, eventually
+from .process import NotReady, Server, ServerError, eventually
 from .redis import RedisServer, Valkey
 from .resp import Reply, call, call_text
 
@@ -121,12 +121,19 @@ class RedisSentinel(Fleet):
     def failover(self) -> RedisServer:
         """An orderly failover, as an operator orders it; returns the new master."""
         old = self.master
-        eventually(
-            lambda: self.sentinels[0].call("SENTINEL", "FAILOVER", MASTER_NAME),
-            within=10,
-            what="SENTINEL FAILOVER",
-        )
-        return self.wait_new_master(old)
+        # A sentinel may give an ordered failover up, when the replica answers late: order it again.
+        for attempt in range(1, 7):
+            eventually(
+                lambda: self.sentinels[0].call("SENTINEL", "FAILOVER", MASTER_NAME),
+                within=15,
+                what="SENTINEL FAILOVER",
+            )
+            try:
+                return self.wait_new_master(old, within=10 * attempt)
+            except ServerError:
+                if attempt == 6:
+                    raise
+        raise AssertionError("not reached")
 
     def crash_master(self) -> RedisServer:
         """SIGKILL the master and wait for the election; returns the new one."""
@@ -134,13 +141,13 @@ class RedisSentinel(Fleet):
         old.kill()
         return self.wait_new_master(old)
 
-    def wait_new_master(self, old: RedisServer) -> RedisServer:
+    def wait_new_master(self, old: RedisServer, *, within: float = 60) -> RedisServer:
         def other() -> RedisServer:
             if (found := self._agreed_master()) is old:
                 raise NotReady("the old master is still the master")
             return found
 
-        return eventually(other, within=60, what="a new master")
+        return eventually(other, within=within, what="a new master")
 
     def _agreed_master(self) -> RedisServer:
         ports = {sentinel.facts()["port"] for sentinel in self.sentinels if sentinel.running}

@@ -58,8 +58,12 @@ class NearTier:
         idle_ms: int | None,
         max_keys: int,
         clock: Clock | None,
+        foreign_clock: bool = False,
     ) -> None:
         self.limit = limit
+        # Two clocks that count whole milliseconds do not tick together: a span that one of them
+        # measured may seem up to a millisecond longer on the other.
+        self._grain_ms = 1 if foreign_clock and term.coupled else 0
         self.demand = Demand(batch, max_keys)
         self._term = term
         self._idle_ms = idle_ms
@@ -146,7 +150,7 @@ class NearTier:
 
     def _put(self, key: str, credits: int, grant: Grant, sent_at: int) -> int:
         """Add credits; returns how many are held then."""
-        until = sent_at + self._term.left_ms(grant)
+        until = sent_at + self._term.left_ms(grant) - self._grain_ms
         transform = granting(self._credits, (credits, grant.decision.reset_at, until))
         transform.kernel = self._kernel
         total: int = self._store.apply(key, transform, self.now(), 1)

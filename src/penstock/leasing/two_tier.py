@@ -128,6 +128,7 @@ class TwoTierLimiter(Refilling, Limiter):
             idle_ms=idle_ms,
             max_keys=max_keys,
             clock=here,
+            foreign_clock=store.reads_own_clock,
         )
         Refilling.__init__(self, near, low_water)
         self.window_coupled = term.coupled
