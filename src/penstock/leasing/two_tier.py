@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from ..core.clock import Clock
+from ..core.clock import Clock, SystemClock
 from ..core.decision import Decision, Forecast
 from ..core.durations import parse_rate
 from ..core.grant import Grant, leasing
@@ -128,7 +128,7 @@ class TwoTierLimiter(Refilling, Limiter):
             idle_ms=idle_ms,
             max_keys=max_keys,
             clock=here,
-            foreign_clock=store.reads_own_clock,
+            foreign_clock=store.reads_own_clock and isinstance(here, SystemClock),
         )
         Refilling.__init__(self, near, low_water)
         self.window_coupled = term.coupled
