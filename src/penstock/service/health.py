@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..core.store import Store, peeking
 from ..strategies import unlimited
 
-__all__ = ["Readiness", "trouble_of"]
+__all__ = ["Readiness", "ask_store", "trouble_of"]
 
 _PING = peeking(unlimited())
 
@@ -24,10 +24,15 @@ class Readiness:
     reload_error: str
 
 
+async def ask_store(store: Store, now: int) -> None:
+    """Ask the store something that writes nothing; raises what it failed with."""
+    await store.aapply("penstock:ready", _PING, now, 1)
+
+
 async def trouble_of(store: Store, now: int) -> str:
-    """Ask the store something that writes nothing; what it failed with, "" if it answered."""
+    """What the store failed with when it was asked, "" if it answered."""
     try:
-        await store.aapply("penstock:ready", _PING, now, 1)
+        await ask_store(store, now)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""

@@ -11,8 +11,10 @@ import ssl
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from ..core.errors import ConfigInvalidError
 from ..core.validation import reject
 from .core import Service, build_service
+from .health import ask_store
 from .http import Bounds, HttpDoor, Pool
 from .options import ServeOptions, TlsFiles
 
@@ -58,9 +60,13 @@ class Running:
 
     async def _warm_up(self) -> None:
         """Connect to the store before the first caller has to wait for that."""
-        readiness = await self.service.ready()
-        if not readiness.store_reachable:
-            _log.warning("the store does not answer yet: %s", readiness.store_error)
+        try:
+            await ask_store(self.service.store, self.service.clock.now())
+        except ConfigInvalidError:
+            # No waiting will mend it: a table that was never made, a folder that is not there.
+            raise
+        except Exception as error:
+            _log.warning("the store does not answer yet: %s: %s", type(error).__name__, error)
 
     async def close(self) -> None:
         """Answer what is being asked, within the deadline, and let go of the store."""

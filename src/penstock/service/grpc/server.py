@@ -123,8 +123,9 @@ def _listen(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None)
         if secure is None:
             return server.add_insecure_port(address)
         return server.add_secure_port(address, secure)
-    except RuntimeError as error:
-        reject(f"cannot serve gRPC on {address}: {error}; is the port in use?")
+    except RuntimeError:
+        # The library keeps the reason to its own log.
+        reject(f"cannot serve gRPC on {address}: the port is taken; choose another --grpc-port")
 
 
 def _options(reuse_port: bool) -> list[tuple[str, int]]:
