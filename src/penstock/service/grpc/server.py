@@ -125,7 +125,7 @@ def _listen(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None)
         return server.add_secure_port(address, secure)
     except RuntimeError:
         # The library keeps the reason to its own log.
-        reject(f"cannot serve gRPC on {address}: the port is taken; choose another --grpc-port")
+        reject(f"cannot serve gRPC on {address}: the port is in use; choose another --grpc-port")
 
 
 def _options(reuse_port: bool) -> list[tuple[str, int]]:
