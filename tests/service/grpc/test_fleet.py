@@ -55,7 +55,7 @@ async def eventually(condition: Any) -> None:
 
 
 def test_two_processes_on_one_store_admit_exactly_the_limit() -> None:
-    """200 at once at a limit of 50, through both doors."""
+    """200 at once at a limit of 50, over gRPC."""
     require("valkey")
 
     async def scenario(*ports: int) -> None:

@@ -1,0 +1,51 @@
+"""One limit behind every door: two service processes, HTTP and gRPC, one store."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+
+from penstock.wire.proto import rate_limiter_pb2 as pb
+from penstock.wire.proto.rate_limiter_pb2_grpc import RateLimiterStub
+from tests.servers import Valkey, require
+from tests.service.http.serving import Client, Penstock
+
+POLICIES = """
+version: 1
+limiters:
+  fifty: {strategy: fixedWindow, limit: 50, window: 1h, anchor: first}
+"""
+
+
+def test_two_services_and_both_doors_at_once_admit_exactly_the_limit(tmp_path: Path) -> None:
+    """200 concurrent requests at a limit of 50, a quarter through each door of each process."""
+    require("valkey")
+    file = tmp_path / "penstock.yaml"
+    file.write_text(POLICIES)
+    with ExitStack() as stack:
+        store = f"{stack.enter_context(Valkey()).url}?timeout_ms=20000"
+        flags = ("--config", str(file), "--store", store, "--fail", "closed")
+        services = [stack.enter_context(Penstock(*flags, grpc=True)) for _ in range(2)]
+        channels = [
+            stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{service.grpc_port}"))
+            for service in services
+        ]
+        stubs = [RateLimiterStub(channel) for channel in channels]
+
+        def ask(number: int) -> bool:
+            which, over_http = number % 2, number % 4 < 2
+            if not over_http:
+                request = pb.CheckRequest(policy="fifty", key="k")
+                reply = stubs[which].Check(request, timeout=20, wait_for_ready=True)
+                return bool(reply.decision.allowed)
+            client = Client(services[which].port, timeout=20)
+            try:
+                return client.post("/check", {"policy": "fifty", "key": "k"}).status == 200
+            finally:
+                client.close()
+
+        with ThreadPoolExecutor(50) as crowd:
+            assert sum(crowd.map(ask, range(200))) == 50
