@@ -138,6 +138,19 @@ def test_a_passing_refusal_is_waited_out(code: str) -> None:
     assert script.pauses == 1
 
 
+def test_a_passing_refusal_is_waited_out_as_long_as_the_deadline_allows() -> None:
+    """Not only for a few attempts: a large data set takes its time to load."""
+    script = Script(*[[Refusal("LOADING wait")]] * 50, [YES])
+    assert check(script) == GRANTED
+    assert script.pauses == 50
+
+
+def test_a_login_that_is_missing_is_not_waited_for() -> None:
+    """Time does not cure it."""
+    with pytest.raises(StoreUnavailableError, match="NOAUTH"):
+        check(Script(*[[Refusal("NOAUTH Authentication required.")]] * 20))
+
+
 def test_a_demoted_master_is_dropped() -> None:
     """After READONLY the connections to that server are of no use."""
     script = Script([Refusal("READONLY You can't write against a read only replica.")], [YES])
@@ -181,6 +194,15 @@ def test_a_moved_slot_is_followed() -> None:
     assert check(script, cluster) == GRANTED
     assert script.asked[-1] == (THERE, "EVALSHA")
     assert cluster.locate("k") is None
+
+
+def test_nodes_that_point_at_each_other_are_given_time_to_agree() -> None:
+    """Each of them says MOVED until the word has spread: not a reason to give up in a hurry."""
+    slot = slot_of("k")
+    there, here = [Refusal(f"MOVED {slot} there:2")], [Refusal(f"MOVED {slot} here:1")]
+    script = Script([slots(HERE)], *[there, here] * 10, [YES])
+    assert check(script, Cluster([HERE])) == GRANTED
+    assert script.pauses == 18
 
 
 def test_a_slot_that_is_moving_is_asked_for_at_its_new_place() -> None:

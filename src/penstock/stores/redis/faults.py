@@ -17,6 +17,7 @@ from .requests import Address, LinkError, Refusal
 __all__ = [
     "DISOWNED",
     "PASSING",
+    "PATIENT",
     "cannot_connect",
     "late_connect",
     "late_reply",
@@ -29,6 +30,9 @@ PASSING = frozenset(
     {"BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOAUTH", "READONLY", "TRYAGAIN"}
 )
 """Refusals that may be over in a moment, and before which nothing was run."""
+
+PATIENT = PASSING - {"NOAUTH"}
+"""Those that only time can cure, not another attempt to log in."""
 
 DISOWNED = frozenset({"CLUSTERDOWN", "MASTERDOWN", "NOAUTH", "READONLY"})
 """Those after which the server should be looked up, or logged into, anew."""

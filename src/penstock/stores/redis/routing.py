@@ -16,7 +16,7 @@ from typing import Any
 
 from ...core.errors import StoreUnavailableError
 from ...core.strategy import LuaScript
-from .faults import DISOWNED, PASSING, refused, unavailable
+from .faults import DISOWNED, PASSING, PATIENT, refused, unavailable
 from .requests import Address, Ask, Command, Discard, LinkError, Pause, RedisFlow, Refusal, Scatter
 from .topology import Topology
 
@@ -25,6 +25,9 @@ __all__ = ["Errand", "Router", "refusal_in"]
 _ASKING: Command = ("ASKING",)
 _ATTEMPTS = 6
 _FIRST_PAUSE_MS = 4.0
+_DOUBLINGS = 5
+# Two nodes that point at each other have not heard of the same move yet.
+_HOPS = 2
 
 Trouble = LinkError | Refusal
 
@@ -194,6 +197,8 @@ class Router:
             errand.as_text = True
         elif code in ("MOVED", "ASK") and (owner := self.topology.moved(trouble, where)):
             errand.where, errand.asking = owner, code == "ASK"
+            errand.tries += 1
+            return errand.tries > _HOPS
         elif code in PASSING:
             if code in DISOWNED:
                 self.topology.lost(where)
@@ -204,7 +209,11 @@ class Router:
         return code in PASSING
 
     def _count(self, errand: Errand, trouble: Trouble) -> None:
+        """One more thing that went wrong. A server that is there and asks for patience gets it
+        until the deadline, which ends the pauses; anything else only so often."""
         errand.tries += 1
+        if isinstance(trouble, Refusal) and trouble.code in PATIENT:
+            return
         hopeless = isinstance(trouble, LinkError) and not trouble.again
         if hopeless or errand.tries >= _ATTEMPTS:
             raise errand.unavailable(trouble) from trouble
@@ -213,7 +222,8 @@ class Router:
 def _rest(errand: Errand, trouble: Trouble) -> RedisFlow:
     """A pause, longer each time and never in step with others, if there is time for it."""
     try:
-        yield Pause(_FIRST_PAUSE_MS * 2 ** (errand.tries - 1) * random.uniform(0.5, 1))
+        doublings = min(errand.tries - 1, _DOUBLINGS)
+        yield Pause(_FIRST_PAUSE_MS * 2**doublings * random.uniform(0.5, 1))
     except LinkError:
         raise errand.unavailable(trouble) from trouble
 
