@@ -9,11 +9,11 @@ classes, never both: the last lines of this file choose.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from .native import native
 
-__all__ = ["Decision", "Forecast", "Outcome", "decide"]
+__all__ = ["Decision", "Forecast", "Outcome", "Step", "decide"]
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -114,6 +114,10 @@ class Outcome(Generic[R_co]):
     result: R_co
     ttl_ms: int
     persist: bool
+
+
+Step: TypeAlias = tuple[Any, R_co, int, bool]
+"""The fields of an Outcome, bare: see `core/strategy.py`."""
 
 
 def _rebuild(*fields: Any) -> Decision:

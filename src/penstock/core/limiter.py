@@ -79,7 +79,7 @@ class Limiter:
         # The common case of both validations, inline; anything else goes the long way round.
         if cost is not _ONE:
             require_cost(cost)
-        if type(key) is not str or not 0 < len(key) <= MAX_KEY_BYTES or not key.isascii():
+        if type(key) is not str or not key or len(key) > MAX_KEY_BYTES or not key.isascii():
             key = require_key(key)
         return self._apply(self._lead + key, self._check, self._now(), cost)
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from .decision import Decision, Forecast, Outcome
+from .decision import Decision, Forecast, Outcome, Step
 from .errors import UnsupportedError
-from .strategy import Strategy
+from .strategy import Stepping, Strategy
 
 __all__ = ["CLEAR", "Store", "Transform", "checking", "forecasting", "peeking"]
 
@@ -24,13 +24,25 @@ R = TypeVar("R")
 class Transform(Generic[R]):
     """A pure transition on its way to a store, with the riders it may be swapped for.
 
-    `run(state, now, cost)` yields an Outcome. `strategy` is whose state it reads and `kind` that
-    one's name. `lua` and `native` are its riders; `role` says what they have to do to stand for
-    `run`: "check", "lease" (see `core/grant.py`), or "peek" and "forecast", which only read.
+    `run(state, now, cost)` yields an Outcome; `step` yields its four fields in order, as a tuple
+    where the strategy has one at hand. `strategy` is whose state it reads and `kind` that one's
+    name. `lua` and `native` are its riders; `role` says what they have to do to stand for `run`:
+    "check", "lease" (see `core/grant.py`), or "peek" and "forecast", which only read.
     `refuse(now, retry_after_ms)` is the answer of a store that has no room for a new key.
     """
 
-    __slots__ = ("kernel", "kind", "lua", "native", "need", "refuse", "role", "run", "strategy")
+    __slots__ = (
+        "kernel",
+        "kind",
+        "lua",
+        "native",
+        "need",
+        "refuse",
+        "role",
+        "run",
+        "step",
+        "strategy",
+    )
 
     def __init__(
         self,
@@ -43,6 +55,7 @@ class Transform(Generic[R]):
         self.kind = "" if strategy is None else strategy.name
         self.role = role
         self.run = run
+        self.step = _taking_apart(run)
         self.refuse = refuse
         self.lua = strategy.lua if strategy is not None and strategy.rides else None
         self.native = strategy.native if strategy is not None and strategy.rides else None
@@ -55,13 +68,26 @@ class Transform(Generic[R]):
         return f"<Transform {self.role} of {self.strategy!r}>"
 
 
+def _taking_apart(run: Callable[[Any, int, int], Outcome[R]]) -> Callable[[Any, int, int], Step[R]]:
+    def step(state: Any, now: int, cost: int) -> Step[R]:
+        outcome = run(state, now, cost)
+        return outcome.state, outcome.result, outcome.ttl_ms, outcome.persist
+
+    return step
+
+
 def checking(strategy: Strategy) -> Transform[Decision]:
     """The transform behind `check`."""
 
     def refuse(now: int, retry_after_ms: int) -> Decision:
         return Decision(False, strategy.limit, 0, now + retry_after_ms, retry_after_ms)
 
-    return Transform(strategy, "check", strategy.check, refuse)
+    transform = Transform(strategy, "check", strategy.check, refuse)
+    # Unless a subclass, or this object alone, has a `check` that does something else.
+    written = getattr(strategy.check, "__func__", None)
+    if isinstance(strategy, Stepping) and written is Stepping.check:
+        transform.step = strategy.step
+    return transform
 
 
 def peeking(strategy: Strategy) -> Transform[Decision]:

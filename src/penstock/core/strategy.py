@@ -18,10 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .decision import Decision, Forecast, Outcome
+from .decision import Decision, Forecast, Outcome, Step
 from .errors import UnsupportedError
 
-__all__ = ["LuaRider", "LuaScript", "Strategy"]
+__all__ = ["LuaRider", "LuaScript", "Stepping", "Strategy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,20 @@ class LuaRider:
     many: LuaScript | None = None
 
 
+def _decides_by(cls: type[Strategy]) -> tuple[Any, Any]:
+    return cls.check, getattr(cls, "step", None)
+
+
+def _is_whole(cls: type[Strategy]) -> bool:
+    """Whether a class can decide, or leaves that to those that derive from it."""
+    return not any(getattr(part, "__isabstractmethod__", False) for part in _decides_by(cls))
+
+
+def _whole_bases(cls: type[Strategy]) -> list[type[Strategy]]:
+    """The strategies that can decide and that a class derives from, the nearest first."""
+    return [base for base in cls.__mro__[1:] if issubclass(base, Strategy) and _is_whole(base)]
+
+
 class Strategy(ABC):
     """One algorithm with its parameters. Immutable once made."""
 
@@ -83,9 +97,11 @@ class Strategy(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if not _is_whole(cls):
+            return
         own = vars(cls)
         # By what is called, not by what is written here: a mixin replaces `check` as well.
-        replaces = any(cls.check is not base.check for base in _strategies(cls)[:1])
+        replaces = any(_decides_by(cls) != _decides_by(base) for base in _whole_bases(cls)[:1])
         if replaces and not own.keys() & {"lua", "native", "rides"}:
             cls.rides = False
         if not cls.name or (replaces and "name" not in own):
@@ -124,10 +140,14 @@ class Strategy(ABC):
         )
 
 
-def _strategies(cls: type[Strategy]) -> list[type[Strategy]]:
-    """The strategies with a `check` that a class derives from, the nearest first."""
-    return [
-        base
-        for base in cls.__mro__[1:]
-        if issubclass(base, Strategy) and base.check is not Strategy.check
-    ]
+class Stepping(Strategy):
+    """A strategy written as a `step`: its `check` as the bare tuple (state, decision, ttl_ms,
+    persist). All of ours are. The interpreted store takes the tuple as it is: a tenth of an
+    in-process check would go into an Outcome that is made only to be taken apart."""
+
+    @abstractmethod
+    def step(self, state: Any, now: int, cost: int) -> Step[Decision]:
+        """Decide a request of `cost` at `now`. A denial must not persist."""
+
+    def check(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
+        return Outcome(*self.step(state, now, cost))

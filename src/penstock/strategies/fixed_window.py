@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.decision import Decision, Forecast, Outcome, decide
-from ..core.strategy import Strategy
+from ..core.decision import Decision, Forecast, Step, decide
+from ..core.strategy import Stepping
 from ..core.validation import MAX_SPAN_MS, require_choice, require_int
 from .lua import FIXED_WINDOW, FIXED_WINDOW_FIRST
 
@@ -26,7 +26,7 @@ __all__ = ["FixedWindow", "fixed_window"]
 State = tuple[int, int]
 
 
-class FixedWindow(Strategy):
+class FixedWindow(Stepping):
     """State: (start, count)."""
 
     name = "fixed_window"
@@ -41,16 +41,14 @@ class FixedWindow(Strategy):
         program = FIXED_WINDOW if self._aligned else FIXED_WINDOW_FIRST
         self.lua = program.rider(limit=limit, windowMs=window_ms)
 
-    def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
+    def step(self, state: State | None, now: int, cost: int) -> Step[Decision]:
         start, count = self._window(state, now)
         reset_at = start + self.window_ms
         if count + cost <= self.limit:
             decision = decide(True, self.limit, self.limit - count - cost, reset_at, 0)
-            return Outcome((start, count + cost), decision, reset_at - now, True)
+            return (start, count + cost), decision, reset_at - now, True
         remaining = max(0, self.limit - count)
-        return Outcome(
-            state, decide(False, self.limit, remaining, reset_at, reset_at - now), 0, False
-        )
+        return state, decide(False, self.limit, remaining, reset_at, reset_at - now), 0, False
 
     def peek(self, state: State | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result

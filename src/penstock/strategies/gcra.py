@@ -21,8 +21,8 @@ from __future__ import annotations
 from math import ceil, floor
 from typing import Any
 
-from ..core.decision import Decision, Forecast, Outcome, decide
-from ..core.strategy import Strategy
+from ..core.decision import Decision, Forecast, Step, decide
+from ..core.strategy import Stepping
 from ..core.validation import MAX_SAFE, MAX_SPAN_MS, reject, require_int
 from .lua import GCRA
 
@@ -32,7 +32,7 @@ __all__ = ["Gcra", "gcra"]
 _MIN_INTERVAL_MS = 2.0**-10
 
 
-class Gcra(Strategy):
+class Gcra(Stepping):
     """State: the TAT, a float in epoch ms."""
 
     name = "gcra"
@@ -57,12 +57,12 @@ class Gcra(Strategy):
         self.native = ("gcra", self.interval_ms, self.tolerance_ms, self.burst)
         self.lua = GCRA.rider(periodMs=period_ms, limit=limit, burst=self.burst)
 
-    def check(self, state: float | None, now: int, cost: int) -> Outcome[Decision]:
+    def step(self, state: float | None, now: int, cost: int) -> Step[Decision]:
         interval, tau = self.interval_ms, self.tolerance_ms
         # The same instant as a double: mixed arithmetic would convert it again each time.
         at = now + 0.0
         tat = at if state is None or state < at else state
-        new = tat + interval * cost
+        new = tat + (interval if cost == 1 else interval * cost)
         allow_at = new - tau
         if at < allow_at:
             remaining = floor((tau - (tat - at)) / interval)
@@ -71,12 +71,14 @@ class Gcra(Strategy):
             retry = ceil(allow_at - at)
             if retry > MAX_SAFE:
                 retry = MAX_SAFE
-            return Outcome(state, decide(False, self.burst, remaining, ceil(tat), retry), 0, False)
+            return state, decide(False, self.burst, remaining, ceil(tat), retry), 0, False
         remaining = floor((tau - (new - at)) / interval)
         if remaining < 0:
             remaining = 0
-        ttl = ceil(new - at) or 1
-        return Outcome(new, decide(True, self.burst, remaining, ceil(new), 0), ttl, True)
+        reset_at = ceil(new)
+        # Not one rounding away from ceil(new - now): below 2^53 that difference is exact.
+        ttl_ms = reset_at - now or 1
+        return new, decide(True, self.burst, remaining, reset_at, 0), ttl_ms, True
 
     def peek(self, state: float | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result

@@ -20,8 +20,8 @@ from __future__ import annotations
 from math import ceil, floor
 from typing import Any
 
-from ..core.decision import Decision, Forecast, Outcome, decide
-from ..core.strategy import Strategy
+from ..core.decision import Decision, Forecast, Step, decide
+from ..core.strategy import Stepping
 from ..core.validation import MAX_INSTANT_MS, MAX_SPAN_MS, reject, require_int
 from .lua import SLIDING_WINDOW
 
@@ -32,7 +32,7 @@ MAX_BUCKETS = 100_000
 State = tuple[tuple[int, int], ...]
 
 
-class SlidingWindow(Strategy):
+class SlidingWindow(Stepping):
     """State: ((tick, count), ...), ascending, without empty ticks."""
 
     name = "sliding_window"
@@ -52,7 +52,7 @@ class SlidingWindow(Strategy):
         self.native = ("sliding_window", self.limit, self.window_ms, self.buckets)
         self.lua = SLIDING_WINDOW.rider(windowMs=window_ms, limit=limit, buckets=buckets)
 
-    def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
+    def step(self, state: State | None, now: int, cost: int) -> Step[Decision]:
         w = self.tick_ms
         tick, kept, full, oldest, weight = self._view(state, now)
         estimate = full + oldest * weight
@@ -65,7 +65,7 @@ class SlidingWindow(Strategy):
             else:
                 kept = (*kept, (tick, cost))
             decision = decide(True, self.limit, remaining, reset_at, 0)
-            return Outcome(kept, decision, self._expiry(tick) - now, True)
+            return kept, decision, self._expiry(tick) - now, True
         excess = projected - self.limit
         if oldest > 0 and excess <= oldest * weight:
             retry = ceil(excess * w / oldest)
@@ -73,7 +73,7 @@ class SlidingWindow(Strategy):
             retry = ceil((tick + 1) * w - now)
         remaining = max(0, floor(self.limit - estimate))
         decision = decide(False, self.limit, remaining, reset_at, max(1, retry))
-        return Outcome(state, decision, 0, False)
+        return state, decision, 0, False
 
     def peek(self, state: State | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result

@@ -14,8 +14,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
-from ..core.decision import Decision, Forecast, Outcome, decide
-from ..core.strategy import Strategy
+from ..core.decision import Decision, Forecast, Step, decide
+from ..core.strategy import Stepping
 from ..core.validation import MAX_SPAN_MS, require_int
 from .lua import SLIDING_WINDOW_LOG
 
@@ -27,7 +27,7 @@ MAX_LOG_LIMIT = 1_000_000
 State = tuple[tuple[int, int], ...]
 
 
-class SlidingWindowLog(Strategy):
+class SlidingWindowLog(Stepping):
     """State: ((stamp, count), ...), ascending."""
 
     name = "sliding_window_log"
@@ -39,7 +39,7 @@ class SlidingWindowLog(Strategy):
         self.native = ("sliding_window_log", self.limit, self.window_ms)
         self.lua = SLIDING_WINDOW_LOG.rider(windowMs=window_ms, limit=limit)
 
-    def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
+    def step(self, state: State | None, now: int, cost: int) -> Step[Decision]:
         log, count = self._live(state, now)
         oldest = log[0][0] if log else now
         reset_at = oldest + self.window_ms
@@ -50,10 +50,10 @@ class SlidingWindowLog(Strategy):
                 log = (*log[:-1], (newest, units + cost))
             else:
                 log = (*log, (now, cost))
-            return Outcome(log, decision, log[-1][0] - now + self.window_ms, True)
+            return log, decision, log[-1][0] - now + self.window_ms, True
         retry = self._retry(log, count, now, cost)
         remaining = max(0, self.limit - count)
-        return Outcome(state, decide(False, self.limit, remaining, reset_at, retry), 0, False)
+        return state, decide(False, self.limit, remaining, reset_at, retry), 0, False
 
     def peek(self, state: State | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result

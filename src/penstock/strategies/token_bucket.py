@@ -19,8 +19,8 @@ from __future__ import annotations
 from math import ceil, floor
 from typing import Any
 
-from ..core.decision import Decision, Forecast, Outcome, decide
-from ..core.strategy import Strategy
+from ..core.decision import Decision, Forecast, Step, decide
+from ..core.strategy import Stepping
 from ..core.validation import MAX_SAFE, MAX_SPAN_MS, reject, require_int, require_rate
 from .lua import TOKEN_BUCKET
 
@@ -29,7 +29,7 @@ __all__ = ["TokenBucket", "token_bucket"]
 State = tuple[float, int]
 
 
-class TokenBucket(Strategy):
+class TokenBucket(Stepping):
     """State: (tokens, last): a float, and the epoch ms up to which it was credited."""
 
     name = "token_bucket"
@@ -51,17 +51,17 @@ class TokenBucket(Strategy):
         self.native = ("token_bucket", self.capacity, self.refill_per_ms, self.ttl_ms)
         self.lua = TOKEN_BUCKET.rider(capacity=capacity, refillPerSec=self.refill_per_sec)
 
-    def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
+    def step(self, state: State | None, now: int, cost: int) -> Step[Decision]:
         rate = self.refill_per_ms
         tokens, at = self._level(state, now)
         if tokens >= cost:
             tokens -= cost
             reset_at = at + ceil((self.capacity - tokens) / rate)
             decision = decide(True, self.limit, floor(tokens), reset_at, 0)
-            return Outcome((tokens, at), decision, (at - now) + self.ttl_ms, True)
+            return (tokens, at), decision, (at - now) + self.ttl_ms, True
         reset_at = at + ceil((self.capacity - tokens) / rate)
         retry = min((at - now) + ceil((cost - tokens) / rate), MAX_SAFE)
-        return Outcome(state, decide(False, self.limit, floor(tokens), reset_at, retry), 0, False)
+        return state, decide(False, self.limit, floor(tokens), reset_at, retry), 0, False
 
     def peek(self, state: State | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result

@@ -99,31 +99,29 @@ class Table:
             if record is None:
                 return self._apply_anew(key, transform, now, cost)
             held = record.state
-            state = None
             if now < record.expires:
-                if record.kind != transform.kind and transform.kind:
-                    raise wrong_kind(key, record.kind, transform.kind)
-                state = held
-            outcome = transform.run(state, now, cost)
+                if record.kind is not transform.kind:
+                    self._require_kind(key, record, transform)
+                new, result, ttl_ms, persist = transform.step(held, now, cost)
+            else:
+                new, result, ttl_ms, persist = transform.step(None, now, cost)
             record.used = True
-            if outcome.persist:
+            if persist:
                 if record.state is not held:
                     return self.apply(key, transform, now, cost)
-                if outcome.state is None:
+                if new is None:
                     self._drop(key)
                 else:
                     if transform.native is None:
-                        require_ttl(transform, outcome.ttl_ms)
-                    record.kind = transform.kind
-                    record.state = outcome.state
-                    expires = now + outcome.ttl_ms
-                    sooner = expires < record.expires
-                    record.expires = expires
+                        require_ttl(transform, ttl_ms)
+                    record.state = new
+                    expires = now + ttl_ms
                     # The wheel finds a record that lives longer by itself, but not the reverse.
-                    if sooner:
-                        record.slot.pop(key, None)
-                        self._wheel.file(key, record)
-            return outcome.result
+                    if expires < record.expires or record.kind is not transform.kind:
+                        self._refile(key, record, transform.kind, expires)
+                    else:
+                        record.expires = expires
+            return result
         finally:
             try:  # noqa: SIM105 - a context manager would cost more than the lock
                 self._lock.release()
@@ -140,18 +138,28 @@ class Table:
         if not has_room:
             self.refusals += 1
             return transform.refuse(at, self._wheel.next_due() - self._wheel.now)
-        outcome = transform.run(None, at, cost)
-        if outcome.persist and outcome.state is not None:
-            ttl_ms = require_ttl(transform, outcome.ttl_ms)
+        new, result, ttl_ms, persist = transform.step(None, at, cost)
+        if persist and new is not None:
+            require_ttl(transform, ttl_ms)
             full = self._max_keys is not None and len(self._records) >= self._max_keys
             if key in self._records or (full and not self._evict):
                 return self.apply(key, transform, now, cost)
             # Named, so that it lives until the new record is in its place.
             _evicted = self._evict_one() if full else None
-            record = _Record(transform.kind, outcome.state, at + ttl_ms)
+            record = _Record(transform.kind, new, at + ttl_ms)
             self._records[key] = record
             self._wheel.file(key, record)
-        return outcome.result
+        return result
+
+    def _refile(self, key: str, record: _Record, kind: str, expires: int) -> None:
+        record.kind = kind
+        record.expires = expires
+        record.slot.pop(key, None)
+        self._wheel.file(key, record)
+
+    def _require_kind(self, key: str, record: _Record, transform: Transform[Any]) -> None:
+        if transform.kind and record.kind != transform.kind:
+            raise wrong_kind(key, record.kind, transform.kind)
 
     def discard(self, key: str) -> None:
         with self._lock:
