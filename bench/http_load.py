@@ -1,16 +1,20 @@
 """A load generator small enough not to be what is measured: one thread, one epoll, raw sockets.
 
 Closed: every connection asks again as soon as it is answered, which finds the peak. Paced: requests
-are due at fixed instants and are timed from when they were due, so that a server that stalls is
-charged for everyone who had to wait.
+are due at fixed instants. A server that stalls until no connection is free is charged for everyone
+who had to wait for one, from the instant at which they were due; what the generator itself sends
+late is timed from when it was sent.
 """
 
 from __future__ import annotations
 
+import gc
 import select
 import socket
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 __all__ = ["Load", "closed", "paced", "request"]
@@ -94,20 +98,34 @@ def closed(port: int, payload: bytes, *, connections: int, seconds: float) -> Lo
 def paced(port: int, payload: bytes, *, connections: int, seconds: float, rate: float) -> Load:
     """`rate` requests per second, evenly."""
     clients = _Clients(port, connections)
-    free, due_of = deque(clients.by_file), {}
+    free, since_of = deque(clients.by_file), {}
     latencies: list[float] = []
-    began = time.perf_counter()
-    sent, total = 0, int(rate * seconds)
-    while len(latencies) < total:
-        now = time.perf_counter()
-        while free and sent < total and (due := began + sent / rate) <= now:
-            file = free.popleft()
-            due_of[file] = due
-            clients.by_file[file].send(payload)
-            sent += 1
-        wait_s = max(0.0, began + sent / rate - time.perf_counter()) if sent < total else 1.0
-        for file in clients.answered(min(wait_s, 0.001) if free else 1.0):
-            latencies.append(time.perf_counter() - due_of[file])
-            free.append(file)
+    sent, total, starved = 0, int(rate * seconds), False
+    with _no_collector():
+        began = time.perf_counter()
+        while len(latencies) < total:
+            now = time.perf_counter()
+            while free and sent < total and (due := began + sent / rate) <= now:
+                file = free.popleft()
+                since_of[file] = due if starved else now
+                clients.by_file[file].send(payload)
+                sent += 1
+            starved = not free
+            # Never asleep while a request is to come: epoll counts in whole milliseconds, and would
+            # make the requests of one of them late, which is not the server's doing.
+            for file in clients.answered(0 if free and sent < total else 1.0):
+                latencies.append(time.perf_counter() - since_of[file])
+                free.append(file)
     clients.close()
     return Load(time.perf_counter() - began, len(latencies), sorted(latencies))
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """A pause of the generator's would be timed as the server's."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
