@@ -68,6 +68,17 @@ def test_a_key_outlives_its_ttl_twice(client: redis.Redis, strategy: Strategy, k
     assert client.pttl(key) > 2 * outcome.ttl_ms - LAG
 
 
+@each(5, 600_000)
+def test_by_the_servers_clock_a_key_that_is_asked_again_is_kept_as_long(
+    client: redis.Redis, strategy: Strategy, key: str
+) -> None:
+    """Not every request has to say so for the state to outlast the last of them, and the margin."""
+    replies = [check(client, strategy, key, 0, 1) for _ in range(3)]
+    left = replies[-1][3] - _server_ms(client)
+    assert left > 0
+    assert client.pttl(key) > left + MARGIN_MS - LAG
+
+
 @pytest.mark.parametrize("behind_ms", [5_000, HOUR, NOW // 2])
 @each(5, 1000)
 def test_a_caller_behind_the_server_keeps_its_margin(

@@ -32,5 +32,7 @@ end
 
 count = count + cost
 redis.call('HSET', KEYS[1], 's', string.format('%.0f', start), 'c', string.format('%.0f', count))
-redis.call('PEXPIRE', KEYS[1], keepMs(resetAt - now))
+if not ownClock or start ~= storedStart then
+  redis.call('PEXPIRE', KEYS[1], keepMs(resetAt - now))
+end
 return {1, limit, limit - count, resetAt, 0}

@@ -19,17 +19,21 @@ local function keepMs(ttl)
   return string.format('%.0f', ahead + ttl + math.max(ttl, 60000))
 end
 
-local edge = string.format('%.0f', now - windowMs)
-local gone = redis.call('ZCOUNT', KEYS[1], '-inf', edge)
-local count = redis.call('ZCARD', KEYS[1]) - gone
-
 local function stampAt(rank)
   local place = string.format('%.0f', rank)
   return tonumber(redis.call('ZRANGE', KEYS[1], place, place, 'WITHSCORES')[2])
 end
 
-local oldest = now
-if count > 0 then oldest = stampAt(gone) end
+local edge = now - windowMs
+local gone, count, oldest = 0, redis.call('ZCARD', KEYS[1]), now
+if count > 0 then
+  oldest = stampAt(0)
+  if oldest <= edge then
+    gone = redis.call('ZCOUNT', KEYS[1], '-inf', string.format('%.0f', edge))
+    count, oldest = count - gone, now
+    if count > 0 then oldest = stampAt(gone) end
+  end
+end
 local resetAt = math.ceil(oldest + windowMs)
 
 if count + cost > limit then
@@ -42,12 +46,15 @@ if count + cost > limit then
   return {0, limit, math.max(0, limit - count), resetAt, retry}
 end
 
-local stamp = now
-if count > 0 then stamp = math.max(now, stampAt(-1)) end
-if gone > 0 then redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', edge) end
+if gone > 0 then
+  redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', edge))
+end
 
+local newest = -1
+if count > 0 then newest = stampAt(-1) end
+local stamp, n = math.max(now, newest), 0
 local score = string.format('%.0f', stamp)
-local n = redis.call('ZCOUNT', KEYS[1], score, score)
+if newest >= now then n = redis.call('ZCOUNT', KEYS[1], score, score) end
 local missing = cost
 while missing > 0 do
   local chunk = {}

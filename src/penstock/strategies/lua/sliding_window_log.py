@@ -1,7 +1,8 @@
 """The sliding window log in Lua: a sorted set with one member per admitted unit, scored in ms.
 
 What counts and where the k-th unit stands is asked by score and by rank, in logarithmic time; the
-set is never read whole to decide. Units that have left the window are removed by the next
+set is never read whole to decide, and what the oldest and the newest unit tell is not asked for
+again: each command called from Lua costs more than the work it does. Units that have left the window are removed by the next
 admission, not by a denial, which writes nothing.
 
 A member must be new to the set, or adding it would admit a unit without counting it. Ours are
@@ -23,17 +24,21 @@ from .program import LuaProgram
 __all__ = ["SLIDING_WINDOW_LOG"]
 
 _CHECK = """
-local edge = string.format('%.0f', now - windowMs)
-local gone = redis.call('ZCOUNT', KEYS[1], '-inf', edge)
-local count = redis.call('ZCARD', KEYS[1]) - gone
-
 local function stampAt(rank)
   local place = string.format('%.0f', rank)
   return tonumber(redis.call('ZRANGE', KEYS[1], place, place, 'WITHSCORES')[2])
 end
 
-local oldest = now
-if count > 0 then oldest = stampAt(gone) end
+local edge = now - windowMs
+local gone, count, oldest = 0, redis.call('ZCARD', KEYS[1]), now
+if count > 0 then
+  oldest = stampAt(0)
+  if oldest <= edge then
+    gone = redis.call('ZCOUNT', KEYS[1], '-inf', string.format('%.0f', edge))
+    count, oldest = count - gone, now
+    if count > 0 then oldest = stampAt(gone) end
+  end
+end
 local resetAt = math.ceil(oldest + windowMs)
 
 if count + cost > limit then
@@ -46,12 +51,15 @@ if count + cost > limit then
   return {0, limit, math.max(0, limit - count), resetAt, retry}
 end
 
-local stamp = now
-if count > 0 then stamp = math.max(now, stampAt(-1)) end
-if gone > 0 then redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', edge) end
+if gone > 0 then
+  redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', edge))
+end
 
+local newest = -1
+if count > 0 then newest = stampAt(-1) end
+local stamp, n = math.max(now, newest), 0
 local score = string.format('%.0f', stamp)
-local n = redis.call('ZCOUNT', KEYS[1], score, score)
+if newest >= now then n = redis.call('ZCOUNT', KEYS[1], score, score) end
 local missing = cost
 while missing > 0 do
   local chunk = {}
