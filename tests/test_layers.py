@@ -21,6 +21,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"adapters", "leasing"}),
     frozenset({"service"}),
     frozenset({"cli"}),
+    frozenset({"__main__"}),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 

@@ -6,35 +6,19 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import penstock
 from penstock import ManualClock, gcra, rate_limit
-from penstock.cli import COMMANDS, main
+from penstock.cli import COMMANDS
 from penstock.stores.sqlite import SqliteStore
+from tests.cli.shell import Run
 from tests.servers.process import REPO
 from tests.stores.postgres.live import running
 
 NOW = 1_700_000_000_000
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command line: its exit code, and what it wrote to stdout and stderr."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        try:
-            code = main(words)
-        except SystemExit as leaving:
-            code = int(leaving.code or 0)
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def test_the_version_says_which_path_is_on(run: Run) -> None:
@@ -43,6 +27,7 @@ def test_the_version_says_which_path_is_on(run: Run) -> None:
     path = "native" if penstock.accelerated else "interpreted"
     assert code == 0
     assert out.startswith(f"penstock {penstock.__version__}, {path} path, Python 3.")
+    assert run("--version") == (0, out, "")
 
 
 def test_help_lists_every_command(run: Run) -> None:
@@ -53,7 +38,7 @@ def test_help_lists_every_command(run: Run) -> None:
         assert f"\n    {command}" in out
 
 
-@pytest.mark.parametrize("command", ["store", "wire", "version"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(run: Run, command: str) -> None:
     """It ends with 0 and explains itself."""
     code, out, _ = run(command, "--help")
@@ -78,6 +63,25 @@ def test_every_command_has_help(run: Run, command: str) -> None:
         ("wire", "dance"),
         ("wire", "check", "nowhere"),
         ("version", "extra"),
+        ("serve", "--nonsense"),
+        ("bench", "--rounds", "0"),
+        ("bench", "--seconds", "0"),
+        ("bench", "--store", "gopher://x"),
+        ("doctor", "extra"),
+        ("load",),
+        ("load", "ftp://x"),
+        ("load", "http://host/path"),
+        ("load", "http://host:port"),
+        ("load", "http://host", "--rate", "0"),
+        ("load", "http://host", "--rate", "nan"),
+        ("load", "http://host", "--keys", "0"),
+        ("load", "http://host", "--connections", "0"),
+        ("load", "http://host", "--seconds", "0"),
+        ("load", "http://host", "--cost", "0"),
+        ("load", "http://host", "--ca", "ca.pem"),
+        ("load", "https://host", "--ca", "nowhere.pem"),
+        ("load", "https://host", "--cert", "cert.pem"),
+        ("load", "http://host", "--token-file", "nowhere"),
     ],
 )
 def test_a_mistake_is_one_line_and_code_2(run: Run, words: tuple[str, ...]) -> None:
@@ -155,10 +159,11 @@ def test_the_wire_is_compared_and_written(run: Run, tmp_path: Path) -> None:
     assert run("wire", "check", str(folder)) == (0, "", "")
 
 
-def test_the_command_runs_as_a_module() -> None:
+@pytest.mark.parametrize("module", ["penstock", "penstock.cli"])
+def test_the_command_runs_as_a_module(module: str) -> None:
     """For those whose scripts folder is not on the path."""
     done = subprocess.run(
-        [sys.executable, "-m", "penstock.cli", "version"],
+        [sys.executable, "-m", module, "version"],
         capture_output=True,
         text=True,
         check=True,

@@ -4,7 +4,7 @@ A command is a module with a `SUMMARY`, a `configure(parser)` and a `run(args)` 
 exit code. It is imported when it is asked for, so that one does not need the extras of another.
 
 Exit codes: 0 done, 1 a fault of the world (a store that is away), 2 a mistake of the caller, in
-one line on standard error. A traceback is a bug.
+one line on standard error; `check` adds 3 for a denial. A traceback is a bug.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ from types import ModuleType
 from typing import NoReturn
 
 from ..core.errors import ConfigInvalidError, PenstockError, UnsupportedError
+from .version import describe
 
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS = {
     "serve": ".serve",
     "check-config": ".check_config",
+    "check": ".check",
+    "load": ".load",
+    "bench": ".bench",
+    "doctor": ".doctor",
     "store": ".store",
     "wire": ".wire",
     "version": ".version",
@@ -41,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        args = _parser(words).parse_args(words)
+        args, unknown = _parser(words).parse_known_args(words)
+        if unknown:
+            args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         code: int = args.run(args)
     except (ConfigInvalidError, UnsupportedError) as error:
         return _complain(error, 2)
@@ -60,6 +67,7 @@ def _complain(error: Exception, code: int) -> int:
 def _parser(words: list[str]) -> argparse.ArgumentParser:
     """With the arguments of the one command that was asked for, or of none."""
     parser = _Parser(prog="penstock", description="Exact rate limiting.")
+    parser.add_argument("--version", action="version", version=describe())
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
     asked = words[0] if words else ""
     for name in COMMANDS:
@@ -71,7 +79,7 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=sentence)
         if module is not None:
             module.configure(command)
-            command.set_defaults(run=module.run)
+            command.set_defaults(run=module.run, parser=command)
     return parser
 
 

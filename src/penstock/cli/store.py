@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-from typing import Any
 
-from ..core.errors import UnsupportedError
-from ..core.store import Store
 from ..stores.opening import open_store
+from .colours import call_and_close
 
 __all__ = ["SUMMARY", "configure", "run"]
 
@@ -43,23 +40,6 @@ def run(args: argparse.Namespace) -> int:
         why = "needs no set-up" if args.what == "init" else "gives space back by itself"
         print(f"nothing to do: {name} {why}")
         return 0
-    result = _call(store, args.what)
+    result = call_and_close(store, getattr(store, args.what), getattr(store, f"a{args.what}"))
     print(f"ready: {store!r}" if args.what == "init" else f"dropped: {result}")
     return 0
-
-
-def _call(store: Store, method: str) -> Any:
-    """In whichever colour the store has."""
-    try:
-        return getattr(store, method)()
-    except UnsupportedError:
-        return asyncio.run(_acall(store, f"a{method}"))
-    finally:
-        store.close()
-
-
-async def _acall(store: Store, method: str) -> Any:
-    try:
-        return await getattr(store, method)()
-    finally:
-        await store.aclose()

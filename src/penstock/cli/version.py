@@ -8,7 +8,7 @@ import sys
 
 from ..core.native import native
 
-__all__ = ["SUMMARY", "configure", "run"]
+__all__ = ["SUMMARY", "configure", "describe", "run"]
 
 SUMMARY = "print the version"
 
@@ -19,8 +19,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one line."""
+    print(describe())
+    return 0
+
+
+def describe() -> str:
+    """The line, for bug reports."""
     # The root is loaded, as we are part of it; nothing inside may import it.
     version = sys.modules[__name__.partition(".")[0]].__version__
     path = "interpreted" if native is None else "native"
-    print(f"penstock {version}, {path} path, Python {platform.python_version()}")
-    return 0
+    return f"penstock {version}, {path} path, Python {platform.python_version()}"

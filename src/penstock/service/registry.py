@@ -11,7 +11,7 @@ other one that reads the same file, and one that means something else starts afr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -42,6 +42,7 @@ __all__ = [
     "checker_of",
     "joined",
     "limiter_on",
+    "unknown_policy",
 ]
 
 Checker = Callable[[str, int], Decision]
@@ -143,7 +144,7 @@ class Table:
         try:
             return self.entries[name]
         except (KeyError, TypeError):
-            raise self._unknown(name) from None
+            raise unknown_policy(name, self.entries) from None
 
     def slots(self) -> dict[str, dict[str, int]]:
         """How the slots of each policy that has some stand."""
@@ -167,10 +168,12 @@ class Table:
             if isinstance(entry.limiter, TwoTierLimiter):
                 await entry.limiter.aclose()
 
-    def _unknown(self, name: object) -> UnknownPolicyError:
-        near = get_close_matches(str(name)[:80], self.entries, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "name one that the policy file has"
-        return UnknownPolicyError(f"there is no policy {str(name)[:80]!r}; {hint}")
+
+def unknown_policy(name: object, known: Iterable[str]) -> UnknownPolicyError:
+    """With the name that was probably meant."""
+    near = get_close_matches(str(name)[:80], list(known), n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "name one that the policy file has"
+    return UnknownPolicyError(f"there is no policy {str(name)[:80]!r}; {hint}")
 
 
 @dataclass(frozen=True, slots=True)

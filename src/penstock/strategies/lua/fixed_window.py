@@ -3,8 +3,9 @@
 Both anchors keep the same state and differ in one line, the window that `now` falls into. They
 are two scripts, because a client that knows only the epoch's has no argument for the other.
 
-By the server's clock the expiry is set when a window opens, and later requests in it would ask for
-no more: it is an instant on the same clock. A caller's clock may have gone back, and asks each time.
+By the server's clock the expiry is set when a window opens, and later requests in it would ask
+for no more: it is an instant on the same clock. A caller's clock may have gone back, and asks each
+time.
 
 Whole numbers up to 2**53 divide and multiply exactly here: floor(now / windowMs) is never rounded
 up to the next window, and a sum too large to be exact is above every limit anyway.

@@ -4,8 +4,9 @@ Tick t lives in field t % (buckets + 1) as "<t>:<count>". The window spans bucke
 the field of the current tick is either its own or holds one that has left the window, and is
 simply overwritten. What is stale elsewhere in the ring is told by its tick and skipped.
 
-By the server's clock the expiry is set by the first request of a tick, and later ones would ask for
-no more: it is an instant on the same clock. A caller's clock may have gone back, and asks each time.
+By the server's clock the expiry is set by the first request of a tick, and later ones would ask
+for no more: it is an instant on the same clock. A caller's clock may have gone back, and asks each
+time.
 
 The ring is read whole. It has at most buckets + 1 fields and often far fewer, and naming them all
 in one command would overflow Lua's stack for rings of some thousands.

@@ -2,8 +2,8 @@
 
 What counts and where the k-th unit stands is asked by score and by rank, in logarithmic time; the
 set is never read whole to decide, and what the oldest and the newest unit tell is not asked for
-again: each command called from Lua costs more than the work it does. Units that have left the window are removed by the next
-admission, not by a denial, which writes nothing.
+again: each command called from Lua costs more than the work it does. Units that have left the
+window are removed by the next admission, not by a denial, which writes nothing.
 
 A member must be new to the set, or adding it would admit a unit without counting it. Ours are
 "u<stamp>.<n>", n counting on from the units that already bear that stamp: unique as long as

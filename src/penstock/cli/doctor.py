@@ -1,0 +1,139 @@
+"""`penstock doctor`: what is installed, what is on, and whether store and policies are well."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+
+from ..config import load_policy_file
+from ..core.clock import SystemClock
+from ..core.errors import ConfigInvalidError, PenstockError, UnsupportedError
+from ..core.native import native
+from ..core.store import peeking
+from ..service.greeting import shown_store
+from ..stores.opening import open_store
+from ..strategies import unlimited
+from .colours import call_and_close
+from .version import describe
+
+__all__ = ["SUMMARY", "configure", "run"]
+
+SUMMARY = "say what is installed, whether the store answers and the policies are good"
+
+_EPILOG = """\
+examples:
+  penstock doctor
+  penstock doctor --store redis://localhost:6379 --config penstock.yaml
+
+The store is asked something that writes nothing. Ends with 0 when all is well, 1 when the store
+does not answer, 2 when the store's URL or the policy file is wrong.
+"""
+
+_KEY = "penstock:ready"
+
+# Extra to the distributions that it brings, as in pyproject.toml; a test compares them.
+EXTRAS = {
+    "redis": ("redis", "hiredis"),
+    "postgres": ("psycopg", "asyncpg"),
+    "dynamodb": ("boto3", "aiobotocore"),
+    "edge": ("httpx",),
+    "server": (
+        "grpcio",
+        "grpcio-health-checking",
+        "grpcio-reflection",
+        "protobuf",
+        "pyyaml",
+        "uvloop",
+    ),
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--store", metavar="URL", help="a store to reach")
+    parser.add_argument("--config", metavar="FILE", help="a policy file to read")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look at everything, whatever is wrong on the way; the gravest finding is the code."""
+    print(f"{describe()} on {platform.system()} {platform.machine()}")
+    print(f"  {_path()}")
+    for line in _extras():
+        print(f"  {line}")
+    codes = [0]
+    if args.store is not None:
+        codes.append(_report("store", lambda: _reach(args.store)))
+    if args.config is not None:
+        codes.append(_report("policies", lambda: _read(args.config)))
+    return max(codes)
+
+
+def _path() -> str:
+    if native is not None:
+        return "accelerated: checks in memory take the native path"
+    if os.environ.get("PENSTOCK_PURE", "") not in ("", "0"):
+        return "not accelerated: PENSTOCK_PURE is set"
+    return "not accelerated: the extension was not built; install again with a C compiler at hand"
+
+
+def _extras() -> Iterator[str]:
+    for extra, names in EXTRAS.items():
+        found = {name: _version(name) for name in names}
+        listed = ", ".join(f"{name} {version or 'missing'}" for name, version in found.items())
+        fix = "" if all(found.values()) else f" (pip install 'penstock[{extra}]')"
+        yield f"{extra}: {listed}{fix}"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _report(what: str, look: Callable[[], str]) -> int:
+    try:
+        print(f"  {what}: {look()}")
+    except (ConfigInvalidError, UnsupportedError) as error:
+        print(f"  {what}: WRONG: {error}")
+        return 2
+    except (PenstockError, OSError) as error:
+        print(f"  {what}: AWAY: {error}")
+        return 1
+    return 0
+
+
+def _reach(url: str) -> str:
+    """Ask twice: the first answer tells how long connecting takes, the second a round trip."""
+    store, ping, clock = open_store(url), peeking(unlimited()), SystemClock()
+
+    def ask() -> list[float]:
+        return [_timed(lambda: store.apply(_KEY, ping, clock.now(), 1)) for _ in range(2)]
+
+    async def aask() -> list[float]:
+        took = []
+        for _ in range(2):
+            start = time.perf_counter()
+            await store.aapply(_KEY, ping, clock.now(), 1)
+            took.append((time.perf_counter() - start) * 1000)
+        return took
+
+    first, again = call_and_close(store, ask, aask)
+    return f"{shown_store(url)} answers, in {first:.1f} ms at first and in {again:.1f} ms then"
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1000
+
+
+def _read(path: str) -> str:
+    count = len(load_policy_file(path).policies)
+    return f"{path} is good, {count} {'policy' if count == 1 else 'policies'}"

@@ -1,0 +1,190 @@
+"""When to ask: as soon as a connection is free, or at a fixed pace.
+
+A request that is due while every connection waits for an answer has begun to wait already: it is
+timed from then on, so that a service which stalls is charged for all who had to wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any, Protocol
+
+from .client import Client
+from .report import Report
+from .target import Target
+
+__all__ = ["Pace", "put_under_load"]
+
+_CONNECT_S = 5.0
+_LAST_ANSWERS_S = 5.0
+_AGAIN_S = 0.05
+# How close to its time a sleep of the loop comes.
+_GRAIN_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """For how long, over how many connections, and how often; None is as often as it goes."""
+
+    seconds: float
+    connections: int
+    rate: float | None
+
+
+class Display(Protocol):
+    """Who is told how it goes, and how often."""
+
+    every_s: float
+
+    def show(self, report: Report) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def put_under_load(target: Target, pace: Pace, display: Display) -> Report:
+    """Run to the end or to an interrupt; returns what came back."""
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        return uvloop.run(_Load(target, pace, display).run())
+    return asyncio.run(_Load(target, pace, display).run())
+
+
+class _Load:
+    """One run."""
+
+    def __init__(self, target: Target, pace: Pace, display: Display) -> None:
+        self._target = target
+        self._pace = pace
+        self._display = display
+        self._report = Report()
+        self._requests = cycle(target.requests)
+        self._clients: set[Client] = set()
+        self._free: deque[Client] = deque()
+        self._under_way = 0
+        self._sent = 0
+        self._over = asyncio.Event()
+        self._answers = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> Report:
+        loop = asyncio.get_running_loop()
+        await self._connect_all()
+        with contextlib.suppress(NotImplementedError):
+            loop.add_signal_handler(signal.SIGINT, self._over.set)
+        began = time.perf_counter()
+        self._start(self._show(began))
+        if self._pace.rate is None:
+            while self._free:
+                self._ask(self._free.popleft(), time.perf_counter())
+        else:
+            self._start(self._keep_pace(began, self._pace.rate))
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._over.wait(), self._pace.seconds)
+        self._over.set()
+        await self._last_answers()
+        self._report.seconds = time.perf_counter() - began
+        await self._close()
+        self._display.end()
+        return self._report
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect_all(self) -> None:
+        wanted = range(self._pace.connections)
+        try:
+            self._free.extend(await asyncio.gather(*(self._connect() for _ in wanted)))
+        except (OSError, asyncio.TimeoutError) as error:
+            reason = str(error) or f"no answer in {_CONNECT_S:g} s"
+            raise ConnectionError(f"cannot connect to {self._target.url}: {reason}") from error
+
+    async def _connect(self) -> Client:
+        target = self._target
+        connecting = asyncio.get_running_loop().create_connection(
+            lambda: Client(self._answered, self._lost), target.host, target.port, ssl=target.tls
+        )
+        _, client = await asyncio.wait_for(connecting, _CONNECT_S)
+        self._clients.add(client)
+        return client
+
+    async def _connect_again(self) -> None:
+        while not self._over.is_set():
+            try:
+                client = await self._connect()
+            except (OSError, asyncio.TimeoutError) as error:  # noqa: PERF203 - that is the point
+                self._report.failed(f"cannot connect: {str(error) or 'no answer'}")
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                self._is_free(client)
+                return
+
+    def _ask(self, client: Client, since: float) -> None:
+        self._under_way += 1
+        self._sent += 1
+        client.ask(next(self._requests), since)
+
+    def _answered(self, client: Client, status: int, why: str) -> None:
+        self._under_way -= 1
+        if why:
+            self._report.failed(why)
+        else:
+            self._report.decided(status == 200, time.perf_counter() - client.since)
+        if self._over.is_set():
+            self._answers.set()
+        elif client.is_open:
+            self._is_free(client)
+
+    def _is_free(self, client: Client) -> None:
+        if self._pace.rate is None and not self._over.is_set():
+            self._ask(client, time.perf_counter())
+        else:
+            self._free.append(client)
+
+    def _lost(self, client: Client) -> None:
+        self._clients.discard(client)
+        with contextlib.suppress(ValueError):
+            self._free.remove(client)
+        if not self._over.is_set():
+            self._start(self._connect_again())
+
+    async def _keep_pace(self, began: float, rate: float) -> None:
+        starved = False
+        while not self._over.is_set():
+            now = time.perf_counter()
+            while self._free and (due := began + self._sent / rate) <= now:
+                self._ask(self._free.popleft(), due if starved else now)
+            starved = not self._free
+            left = began + self._sent / rate - now
+            await asyncio.sleep(left - _GRAIN_S if left > 2 * _GRAIN_S else 0)
+
+    async def _show(self, began: float) -> None:
+        while True:
+            await asyncio.sleep(self._display.every_s)
+            self._report.seconds = time.perf_counter() - began
+            self._display.show(self._report)
+
+    async def _last_answers(self) -> None:
+        end = time.perf_counter() + _LAST_ANSWERS_S
+        while self._under_way and (left := end - time.perf_counter()) > 0:
+            self._answers.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._answers.wait(), left)
+        for _ in range(self._under_way):
+            self._report.failed(f"no answer within {_LAST_ANSWERS_S:g} s of the end")
+
+    async def _close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for client in list(self._clients):
+            client.abandon()
