@@ -31,7 +31,5 @@ end
 
 count = count + cost
 redis.call('HSET', KEYS[1], 's', string.format('%.0f', start), 'c', string.format('%.0f', count))
-if not ownClock or start ~= storedStart then
-  redis.call('PEXPIRE', KEYS[1], keepMs(resetAt - now))
-end
+redis.call('PEXPIRE', KEYS[1], keepMs(resetAt - now))
 return {1, limit, limit - count, resetAt, 0}

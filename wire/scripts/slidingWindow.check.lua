@@ -61,7 +61,5 @@ end
 
 local field = string.format('%.0f', tick % (buckets + 1))
 redis.call('HSET', KEYS[1], field, string.format('%.0f:%.0f', tick, current + cost))
-if not ownClock or current == 0 then
-  redis.call('PEXPIRE', KEYS[1], keepMs(math.max(1, resetAt - now)))
-end
+redis.call('PEXPIRE', KEYS[1], keepMs(math.max(1, resetAt - now)))
 return {1, limit, math.max(0, math.floor(limit - projected)), resetAt, 0}

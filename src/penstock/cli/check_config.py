@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..config import load_policy_file
+from ..config import in_words, load_policy_file
 
 __all__ = ["SUMMARY", "configure", "run"]
 
@@ -23,7 +23,6 @@ def run(args: argparse.Namespace) -> int:
     count = len(file.policies)
     print(f"{args.file}: good, {count} {'policy' if count == 1 else 'policies'}")
     for name, spec in file.policies.items():
-        window = "" if spec.window_ms is None else f" per {spec.window_ms / 1000:g} s"
         fail = "" if spec.fail is None else f", fail {spec.fail}"
-        print(f"  {name}: {spec.kind}, {spec.limit}{window}{fail}")
+        print(f"  {name}: {spec.kind}, {in_words(spec)}{fail}")
     return 0

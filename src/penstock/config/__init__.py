@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .loading import load_policy_file, parse_policies
 from .model import DEFAULT_FILE, ConcurrencySpec, PolicyFile, PolicySpec, TwoTierSpec
+from .words import in_words
 
 __all__ = [
     "DEFAULT_FILE",
@@ -11,6 +12,7 @@ __all__ = [
     "PolicyFile",
     "PolicySpec",
     "TwoTierSpec",
+    "in_words",
     "load_policy_file",
     "parse_policies",
 ]

@@ -40,10 +40,7 @@ def shown_store(url: str) -> str:
 
 
 def _described(policy: Policy) -> str:
-    limit = f"{policy.limit}"
-    if policy.window_ms is not None:
-        limit += f" per {policy.window_ms / 1000:g} s"
-    return f"{policy.name}: {policy.kind}, {limit}, fail {policy.fail}"
+    return f"{policy.name}: {policy.kind}, {policy.terms}, fail {policy.fail}"
 
 
 def _base(options: ServeOptions) -> str:

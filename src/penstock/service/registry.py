@@ -18,6 +18,7 @@ from types import MappingProxyType
 
 from ..admission import AdmissionControl
 from ..concurrency import ConcurrencyLimiter, Leases
+from ..config import in_words
 from ..config.model import ConcurrencySpec, PolicyFile, PolicySpec, meaning
 from ..core.clock import Clock
 from ..core.decision import Decision
@@ -54,13 +55,15 @@ class UnknownPolicyError(ConfigInvalidError):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy as a door shows it. `window_ms` is None for strategies without a window."""
+    """A policy as a door shows it. `window_ms` is None for strategies without a window, `terms`
+    what it allows, in words."""
 
     name: str
     kind: str
     limit: int
     window_ms: int | None
     fail: str
+    terms: str
 
 
 _OPERATIONS = {
@@ -187,7 +190,7 @@ class _Builder:
     def entry(self, spec: PolicySpec) -> Entry:
         site = self.site
         fail = spec.fail or site.fail
-        policy = Policy(spec.name, spec.kind, spec.limit, spec.window_ms, fail)
+        policy = Policy(spec.name, spec.kind, spec.limit, spec.window_ms, fail, in_words(spec))
         tally = site.metrics.tally(spec.name)
         guard = Guard(spec.name, policy.limit, fail, site.clock, tally)
         limiter = self._rate(spec)

@@ -74,9 +74,10 @@ class Client(asyncio.Protocol):
             self._transport.close()
 
     def abandon(self) -> None:
-        """Close, whatever is under way, and tell nobody."""
+        """Cut the connection, whatever is under way."""
         self._busy = False
-        self.close()
+        if self._transport is not None:
+            self._transport.abort()
 
     def _give_up(self, why: str) -> None:
         self._busy = False

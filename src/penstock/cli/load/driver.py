@@ -25,6 +25,7 @@ __all__ = ["Pace", "put_under_load"]
 _CONNECT_S = 5.0
 _LAST_ANSWERS_S = 5.0
 _AGAIN_S = 0.05
+_CLOSE_S = 1.0
 # How close to its time a sleep of the loop comes.
 _GRAIN_S = 0.002
 
@@ -103,10 +104,12 @@ class _Load:
     async def _connect_all(self) -> None:
         wanted = range(self._pace.connections)
         try:
-            self._free.extend(await asyncio.gather(*(self._connect() for _ in wanted)))
+            made = await asyncio.gather(*(self._connect() for _ in wanted))
         except (OSError, asyncio.TimeoutError) as error:
             reason = str(error) or f"no answer in {_CONNECT_S:g} s"
             raise ConnectionError(f"cannot connect to {self._target.url}: {reason}") from error
+        # One that was turned away meanwhile, for its certificate perhaps, is being made again.
+        self._free.extend(client for client in made if client.is_open)
 
     async def _connect(self) -> Client:
         target = self._target
@@ -125,7 +128,8 @@ class _Load:
                 self._report.failed(f"cannot connect: {str(error) or 'no answer'}")
                 await asyncio.sleep(_AGAIN_S)
             else:
-                self._is_free(client)
+                if client.is_open:
+                    self._is_free(client)
                 return
 
     def _ask(self, client: Client, since: float) -> None:
@@ -188,3 +192,6 @@ class _Load:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for client in list(self._clients):
             client.abandon()
+        end = time.perf_counter() + _CLOSE_S
+        while self._clients and time.perf_counter() < end:
+            await asyncio.sleep(_GRAIN_S)

@@ -3,9 +3,8 @@
 Both anchors keep the same state and differ in one line, the window that `now` falls into. They
 are two scripts, because a client that knows only the epoch's has no argument for the other.
 
-By the server's clock the expiry is set when a window opens, and later requests in it would ask
-for no more: it is an instant on the same clock. A caller's clock may have gone back, and asks each
-time.
+Every admission sets the expiry, not only the one that opens a window: the next caller may have been
+given a longer window, or a clock that is behind.
 
 Whole numbers up to 2**53 divide and multiply exactly here: floor(now / windowMs) is never rounded
 up to the next window, and a sum too large to be exact is above every limit anyway.
@@ -45,9 +44,7 @@ end
 
 count = count + cost
 redis.call('HSET', KEYS[1], 's', string.format('%.0f', start), 'c', string.format('%.0f', count))
-if not ownClock or start ~= storedStart then
-  redis.call('PEXPIRE', KEYS[1], keepMs(resetAt - now))
-end
+redis.call('PEXPIRE', KEYS[1], keepMs(resetAt - now))
 return {1, limit, limit - count, resetAt, 0}
 """
 

@@ -83,8 +83,7 @@ local {locals} = {globals}
 
 local time = call('TIME')
 local ahead, serverMs = 0, time[1] * 1000 + floor(time[2] / 1000)
-local ownClock = now == 0
-if ownClock then now = serverMs else ahead = max(0, now - serverMs) end
+if now == 0 then now = serverMs else ahead = max(0, now - serverMs) end
 
 local keptTtl, kept
 local function keepMs(ttl)

@@ -4,10 +4,6 @@ Tick t lives in field t % (buckets + 1) as "<t>:<count>". The window spans bucke
 the field of the current tick is either its own or holds one that has left the window, and is
 simply overwritten. What is stale elsewhere in the ring is told by its tick and skipped.
 
-By the server's clock the expiry is set by the first request of a tick, and later ones would ask
-for no more: it is an instant on the same clock. A caller's clock may have gone back, and asks each
-time.
-
 The ring is read whole. It has at most buckets + 1 fields and often far fewer, and naming them all
 in one command would overflow Lua's stack for rings of some thousands.
 """
@@ -63,9 +59,7 @@ end
 
 local field = string.format('%.0f', tick % (buckets + 1))
 redis.call('HSET', KEYS[1], field, string.format('%.0f:%.0f', tick, current + cost))
-if not ownClock or current == 0 then
-  redis.call('PEXPIRE', KEYS[1], keepMs(math.max(1, resetAt - now)))
-end
+redis.call('PEXPIRE', KEYS[1], keepMs(math.max(1, resetAt - now)))
 return {1, limit, math.max(0, math.floor(limit - projected)), resetAt, 0}
 """
 
