@@ -8,6 +8,7 @@ from .core.durations import parse_rate
 from .core.limiter import Limiter
 from .core.store import Store
 from .core.strategy import Strategy
+from .core.validation import reject
 from .stores.memory import MemoryStore
 from .strategies.gcra import gcra
 
@@ -29,6 +30,11 @@ def rate_limit(
     """
     chosen = gcra(*parse_rate(strategy)) if isinstance(strategy, str) else strategy
     home = MemoryStore(clock=clock) if store is None else store
+    if isinstance(home, MemoryStore) and not home.sweeps_by(clock):
+        reject(
+            "the store is swept by another clock than this limiter's, and would forget what still "
+            "counts: give both the same, MemoryStore(sweep_every_ms=..., clock=clock)"
+        )
     return limiter_class(chosen, home)(
         chosen,
         home,

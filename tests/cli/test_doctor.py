@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import tomllib
 
 from penstock.cli.doctor import EXTRAS
 from tests.cli.shell import Run
@@ -38,6 +37,7 @@ def test_it_says_why_the_native_path_is_off() -> None:
 
 def test_what_an_extra_brings_is_what_the_project_says() -> None:
     """Two places that must agree."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has none")
     with (REPO / "pyproject.toml").open("rb") as file:
         extras = tomllib.load(file)["project"]["optional-dependencies"]
     extras.pop("all")

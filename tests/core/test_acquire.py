@@ -28,6 +28,7 @@ from penstock import (
     gcra,
     rate_limit,
     sliding_window,
+    token_bucket,
 )
 from tests.helpers import NOW, PATHS, Quota, make_limiter, run
 
@@ -224,12 +225,46 @@ def test_a_timeout_in_the_middle_of_the_line_leaves_the_others_in_order(
     clock.advance(3_000)
     with pytest.raises(RateLimitExceededError) as caught:
         hasty.result(20)
-    assert caught.value.decision.reset_at == NOW + 10_000
+    assert caught.value.decision == Decision(False, 1, 0, NOW + 10_000, 10_000)
     clock.advance(7_000)
     assert first.result(20).allowed
     clock.advance(10_000)
     assert last.result(20).allowed
     assert line.order == ["first", "last"]
+
+
+@both_paths
+def test_whoever_gives_up_carries_a_denial(path: str, pool: ThreadPoolExecutor) -> None:
+    """Also where one unit would be free, but not as many as those ahead are waiting for."""
+    clock = ManualClock(NOW)
+    limiter = make_limiter(path, token_bucket(10, 0.01), clock)
+    line = Line(limiter, pool)
+    limiter.check("k", 7)
+    first = line.join("first", cost=5)
+    hasty = line.join("hasty", cost=5, timeout=1)
+    clock.advance(1_000)
+    with pytest.raises(RateLimitExceededError) as caught:
+        hasty.result(20)
+    assert not caught.value.decision.allowed
+    assert caught.value.decision.retry_after_ms == 200_000
+    clock.advance(200_000)
+    assert first.result(20).allowed
+
+
+@both_paths
+def test_a_reset_lets_the_first_in_line_ask_again(path: str, pool: ThreadPoolExecutor) -> None:
+    """What it was told is void; those behind it follow in turn."""
+    clock = ManualClock(NOW)
+    limiter = make_limiter(path, gcra(1, 3_600_000), clock)
+    line = Line(limiter, pool)
+    limiter.check("k")
+    first, second = line.join("first"), line.join("second")
+    limiter.reset("k")
+    assert first.result(20).allowed
+    until(lambda: limiter._lines._lines["k"].last_denial is not None)
+    run(limiter.areset("k"))
+    assert second.result(20).allowed
+    assert line.order == ["first", "second"]
 
 
 @both_paths

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import inspect
 import random
 import time
+import warnings
 from typing import Any
 
 import pytest
@@ -400,3 +404,59 @@ def test_awaitable_checks_work_with_asyncio_tools(path: str) -> None:
             await asyncio.gather(limiter.acheck("k", 0))
 
     run(use())
+
+
+@both_paths
+def test_a_check_that_is_never_awaited_says_so(path: str) -> None:
+    """On both paths: it was never made, and `if limiter.acheck(...)` would always be true."""
+    limiter = make_limiter(path, gcra(5, 1_000), ManualClock(NOW))
+    with pytest.warns(RuntimeWarning, match="never awaited"):
+        limiter.acheck("k")
+    assert limiter.peek("k").remaining == 5
+
+
+@both_paths
+def test_a_check_that_is_closed_unawaited_is_silent(path: str) -> None:
+    """As any coroutine's end."""
+    limiter = make_limiter(path, gcra(5, 1_000), ManualClock(NOW))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        limiter.acheck("k").close()
+        gc.collect()
+
+
+@both_paths
+def test_the_signatures_can_be_inspected(path: str) -> None:
+    """Frameworks look at them."""
+    limiter = make_limiter(path, gcra(5, 1_000), ManualClock(NOW))
+    for method in (limiter.check, limiter.acheck, limiter.check_many):
+        assert list(inspect.signature(method).parameters)[-1] == "cost"
+
+
+@pytest.mark.parametrize("wrong", [1.5, 2**70, "1", None])
+@pytest.mark.parametrize("place", [1, 2, 3, 4])
+def test_a_decision_holds_whole_numbers(place: int, wrong: Any) -> None:
+    """A strategy of the user's that returns anything else hears of it, on either path."""
+    fields: list[Any] = [True, 1, 1, 1, 0]
+    fields[place] = wrong
+    with pytest.raises(TypeError, match="must be a whole number"):
+        Decision(*fields)
+
+
+def test_a_decision_cannot_be_made_again() -> None:
+    """It is frozen, its constructor included."""
+    decision = Decision(True, 5, 4, NOW, 0)
+    with contextlib.suppress(AttributeError, TypeError):
+        decision.__init__(False, 1, 1, 1, 1)  # type: ignore[misc, call-arg]
+    assert decision == Decision(True, 5, 4, NOW, 0)
+
+
+@both_paths
+def test_a_forecast_on_a_cold_key_says_what_check_would(path: str) -> None:
+    """Also where doubles are coarser at the end of an interval than at its start."""
+    clock = ManualClock(1)
+    strategy = gcra(3, 1_000, 1)
+    for now in (1, 1_714, 1_715, 2_047, 2_048, 2**41 - 1):
+        clock.set(now)
+        limiter = make_limiter(path, strategy, clock)
+        assert bool(limiter.forecast("k").spendable_now) == limiter.check("k").allowed

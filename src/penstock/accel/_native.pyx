@@ -1,5 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # cython: initializedcheck=False, binding=False
+# cython: embedsignature=True, embedsignature.format=clinic
 """The compiled room: the same decisions, in machine code.
 
 It imports nothing of the package, so that any room may use it; what it needs of Python (the
@@ -17,6 +18,7 @@ user's), the table runs it outside and commits only if nobody wrote in between.
 """
 
 cimport cython
+from cpython.exc cimport PyErr_WarnEx
 from cpython.long cimport PyLong_CheckExact
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.object cimport PyObject
@@ -27,10 +29,13 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memmove, memset
 
 import threading
+from sys import getsizeof
 
 cdef int64_t MAX_SAFE = 9007199254740991
 cdef double MAX_SAFE_D = 9007199254740991.0
 cdef double MAX_INSTANT_D = 70368744177664.0
+
+cdef object MAX_WORD = 2**63 - 1
 
 cdef object rebuild = None
 
@@ -39,6 +44,12 @@ def set_rebuild(function):
     """What pickles of a Decision name instead of this module, which may be absent elsewhere."""
     global rebuild
     rebuild = function
+
+
+cdef int64_t whole(str name, value) except? -1:
+    if not isinstance(value, int) or not -MAX_WORD <= value <= MAX_WORD:
+        raise TypeError(f"a Decision's {name} must be a whole number of 64 bits, not {value!r}")
+    return value
 
 
 @cython.final
@@ -57,22 +68,19 @@ cdef class Decision:
     cdef readonly int64_t remaining
     cdef readonly int64_t reset_at
     cdef readonly int64_t retry_after_ms
+    cdef bint made
 
     __match_args__ = ("allowed", "limit", "remaining", "reset_at", "retry_after_ms")
 
-    def __init__(
-        self,
-        bint allowed,
-        int64_t limit,
-        int64_t remaining,
-        int64_t reset_at,
-        int64_t retry_after_ms,
-    ):
+    def __init__(self, bint allowed, limit, remaining, reset_at, retry_after_ms):
+        if self.made:
+            raise AttributeError("a Decision is frozen: cannot make it again")
+        self.made = True
         self.allowed = allowed
-        self.limit = limit
-        self.remaining = remaining
-        self.reset_at = reset_at
-        self.retry_after_ms = retry_after_ms
+        self.limit = whole("limit", limit)
+        self.remaining = whole("remaining", remaining)
+        self.reset_at = whole("reset_at", reset_at)
+        self.retry_after_ms = whole("retry_after_ms", retry_after_ms)
 
     cdef tuple _fields(self):
         return self.allowed, self.limit, self.remaining, self.reset_at, self.retry_after_ms

@@ -173,6 +173,11 @@ cdef class PendingCheck:
     cdef object key
     cdef object cost
 
+    def __dealloc__(self):
+        # As for any coroutine: a check that was never awaited was never made.
+        if self.gate is not None:
+            PyErr_WarnEx(RuntimeWarning, b"coroutine 'acheck' was never awaited", 1)
+
     cdef Decision _finish(self):
         cdef Gate gate = self.gate
         if gate is None:

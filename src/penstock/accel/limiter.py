@@ -1,13 +1,13 @@
 """The limiter whose hot calls are compiled.
 
-It is a Limiter in every respect; `check`, `check_many` and `acheck` come from the compiled gate,
+It is a Limiter in every respect; `check`, `check_many` and their twins come from the compiled gate,
 which reads the clock, finds the key and decides in one step. That takes a strategy with a native
 rider on a MemoryStore with a native table; everything else gets the plain Limiter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..core.clock import ANCHOR_NS, SystemClock
@@ -23,7 +23,7 @@ __all__ = ["limiter_class", "spending"]
 
 def limiter_class(strategy: Strategy, store: Store) -> type[Limiter]:
     """The fastest class that can hold this strategy on this store."""
-    table = getattr(store, "table", None)
+    table = getattr(store, "open_table", None)
     fits = native is not None and isinstance(table, native.Table)
     if not fits or not isinstance(strategy, Strategy):
         return Limiter
@@ -60,3 +60,7 @@ if native is not None:
                 require_keys,
                 require_cost,
             )
+
+        async def acheck_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
+            decisions: list[Decision] = self.check_many(keys, cost)
+            return decisions

@@ -22,8 +22,11 @@ cdef enum:
     LEVELS = 4
     PENDING = 1024          # one slot beyond the wheel, for what is being moved
     RECLAIM_FLOOR = 1024
+    LIGHT_BYTES = 1 << 20
+    WEIGH_EVERY_MS = 1000
     LEAST_ENTRIES = 8
 
+cdef tuple LOOKING = ("peek", "forecast")
 cdef int64_t REACH_MS = <int64_t> 1 << (LEVEL_BITS * LEVELS)
 
 ctypedef struct Entry:
@@ -83,6 +86,7 @@ cdef class Table:
     cdef int64_t wheel_now
     cdef int64_t seen
     cdef int64_t horizon
+    cdef int64_t weigh_at
     cdef int64_t max_keys
     cdef bint evict
     cdef uint32_t hand
@@ -163,13 +167,12 @@ cdef class Table:
             self.seen = now
             if self.count > RECLAIM_FLOOR:
                 self._reclaim(now)
+            elif now >= self.weigh_at:
+                self._weigh(now)
         position = self._find_or_room(<PyObject*> key)
         if position == NIL:
             if now < self.horizon:
                 now = self.horizon
-            if self._is_shut():
-                self.refusals += 1
-                return transform.refuse(now, self._next_due() - self.wheel_now)
         else:
             entry = &self.entries[position]
             if now < entry.expires:
@@ -182,8 +185,12 @@ cdef class Table:
             entry.used = True
         decide(kernel, known, a, b, expires, now, cost, &verdict)
         if verdict.allowed:
+            if position == NIL and self._is_shut():
+                self.refusals += 1
+                return self._refuse(transform, now)
             self._commit(key, position, kernel.kind, known, now + verdict.ttl, cost, &verdict)
         decision = Decision.__new__(Decision)
+        decision.made = True
         decision.allowed = verdict.allowed
         decision.limit = verdict.limit
         decision.remaining = verdict.remaining
@@ -274,15 +281,17 @@ cdef class Table:
                 self.seen = now
                 if self.count > RECLAIM_FLOOR:
                     self._reclaim(now)
+                elif now >= self.weigh_at:
+                    self._weigh(now)
             position = self._find_or_room(<PyObject*> key)
             version = 0
             state = None
             if position == NIL:
                 if now < self.horizon:
                     at = self.horizon
-                if self._is_shut():
-                    self.refusals += 1
-                    return transform.refuse(at, self._next_due() - self.wheel_now)
+                looks = transform.role in LOOKING
+                if looks and self._is_shut() and transform.needs_room(at, cost):
+                    return self._refuse(transform, at)
             else:
                 self.entries[position].used = True
                 version = self.entries[position].version
@@ -304,15 +313,20 @@ cdef class Table:
             expires = at + <int64_t> self.require_ttl(transform, outcome.ttl_ms)
             self._pack(&fresh, kind, transform.kind, state, &expires)
             position = self._find(<PyObject*> key)
-            if version != (0 if position == NIL else self.entries[position].version) or (
-                position == NIL and self._is_shut()
-            ):
+            if version != (0 if position == NIL else self.entries[position].version):
                 self._release(fresh)
                 continue
+            if position == NIL and self._is_shut():
+                self._release(fresh)
+                self.refusals += 1
+                return self._refuse(transform, at)
             if position == NIL:
                 self._make_space()
             self._put(key, position, &fresh, expires)
             return result
+
+    cdef object _refuse(self, transform, int64_t now):
+        return transform.refuse(now, self._next_due() - self.wheel_now)
 
     cdef object _export(self, str key, uint32_t position, str wanted, Kind kind):
         """A state as Python sees it."""
@@ -619,6 +633,27 @@ cdef class Table:
             if self.room > RECLAIM_FLOOR and self.count < self.room // 4:
                 self._shrink()
         return dropped
+
+    cdef int _weigh(self, int64_t now) except -1:
+        """Drop what is due among few keys, if they are heavy. To weigh an object may run anything,
+        so the table is looked at anew after each."""
+        cdef uint32_t position = 0
+        cdef int64_t weight = 0
+        cdef Entry* entry
+        self.weigh_at = now + WEIGH_EVERY_MS
+        while position < self.top:
+            entry = &self.entries[position]
+            position += 1
+            if entry.key == NULL:
+                continue
+            if entry.kind == OBJECT:
+                state = <object> <PyObject*> entry.b.p
+                weight += <int64_t> getsizeof(state, 0)
+            elif entry.kind >= SLIDING_WINDOW:
+                weight += <int64_t> runs_bytes((<Runs*> entry.b.p).capacity)
+        if weight > LIGHT_BYTES:
+            self._reclaim(now)
+        return 0
 
     cdef int64_t _empty_slot(self, int slot, int64_t now) except -1:
         cdef uint32_t position

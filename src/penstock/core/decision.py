@@ -17,6 +17,8 @@ __all__ = ["Decision", "Forecast", "Outcome", "Step", "decide"]
 
 R_co = TypeVar("R_co", covariant=True)
 
+_MAX_WORD = 2**63 - 1
+
 
 class _Fields:
     """The fields of a Decision while they are still being filled in."""
@@ -45,7 +47,18 @@ class Decision(_Fields):
     def __new__(
         cls, allowed: bool, limit: int, remaining: int, reset_at: int, retry_after_ms: int
     ) -> Decision:
-        return decide(allowed, limit, remaining, reset_at, retry_after_ms)
+        for name, value in (
+            ("limit", limit),
+            ("remaining", remaining),
+            ("reset_at", reset_at),
+            ("retry_after_ms", retry_after_ms),
+        ):
+            # What the compiled one can hold.
+            if not isinstance(value, int) or not -_MAX_WORD <= value <= _MAX_WORD:
+                raise TypeError(
+                    f"a Decision's {name} must be a whole number of 64 bits, not {value!r}"
+                )
+        return decide(bool(allowed), limit, remaining, reset_at, retry_after_ms)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Decision is frozen: cannot set {name!r}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .validation import MAX_SPAN_MS, reject
+from .validation import MAX_SPAN_MS, reject, shown
 
 __all__ = ["parse_duration_ms", "parse_rate"]
 
@@ -30,10 +30,12 @@ def parse_duration_ms(text: Any) -> int:
     match = _DURATION.fullmatch(text.lower()) if isinstance(text, str) else None
     unit_ms = _UNIT_MS.get(match[2]) if match else None
     if match is None or unit_ms is None:
-        reject(f"a duration is a number and a unit, such as '500ms', '30s' or '1h', not {text!r}")
+        reject(
+            f"a duration is a number and a unit, such as '500ms', '30s' or '1h', not {shown(text)}"
+        )
     duration = int(match[1] or 1) * unit_ms
     if not 1 <= duration <= MAX_SPAN_MS:
-        reject(f"a duration must lie between 1 and {MAX_SPAN_MS} ms, not {text!r}")
+        reject(f"a duration must lie between 1 and {MAX_SPAN_MS} ms, not {shown(text)}")
     return duration
 
 
@@ -41,5 +43,7 @@ def parse_rate(text: Any) -> tuple[int, int]:
     """`"100/minute"` is `(100, 60000)`; `"5/30s"` is `(5, 30000)`."""
     match = _RATE.fullmatch(text) if isinstance(text, str) else None
     if match is None:
-        reject(f"a rate is a count and a period, such as '100/minute' or '5/30s', not {text!r}")
+        reject(
+            f"a rate is a count and a period, such as '100/minute' or '5/30s', not {shown(text)}"
+        )
     return int(match[1]), parse_duration_ms(match[2])

@@ -117,12 +117,14 @@ class Limiter:
         return await self._aapply(name, self._forecast, self._now(), cost)
 
     def reset(self, key: str) -> None:
-        """Forget what the key has spent."""
+        """Forget what the key has spent. Who waits for it in `acquire` here asks again at once."""
         self.store.reset(self._name(key))
+        self._lines.stir(key)
 
     async def areset(self, key: str) -> None:
         """The awaitable twin of `reset`."""
         await self.store.areset(self._name(key))
+        self._lines.stir(key)
 
     def acquire(self, key: str, cost: int = 1, timeout: float | None = None) -> Decision:
         """Wait until the request is admitted, in turn with the others that wait for this key.

@@ -64,6 +64,11 @@ class Transform(Generic[R]):
         # What the compiled path made of `native`, once it has seen this transform.
         self.kernel: Any = None
 
+    def needs_room(self, now: int, cost: int) -> bool:
+        """Whether a check of a new key would be kept. Where there is no room for it, those who only
+        look are told what such a check would be."""
+        return self.strategy is not None and self.strategy.check(None, now, cost).persist
+
     def __repr__(self) -> str:
         return f"<Transform {self.role} of {self.strategy!r}>"
 

@@ -26,6 +26,7 @@ __all__ = [
     "require_keys",
     "require_prefix",
     "require_rate",
+    "shown",
 ]
 
 # The largest integer that a double, and so Lua and JavaScript, represents without a gap.
@@ -43,32 +44,34 @@ def reject(message: str) -> NoReturn:
     raise ConfigInvalidError(message)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """What somebody passed in, short enough for a message."""
     try:
         text = repr(value)
-    except ValueError:
-        # Python declines to spell out integers of thousands of digits.
-        return f"a {type(value).__name__} too long to show"
+    except Exception:
+        # Python declines to spell out integers of thousands of digits, and objects of the user's
+        # may do anything.
+        return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def require_int(name: str, value: Any, low: int = 1, high: int = MAX_SAFE) -> int:
     if type(value) is not int or not low <= value <= high:
-        reject(f"{name} must be an integer from {low} to {high}, not {_shown(value)}")
+        reject(f"{name} must be an integer from {low} to {high}, not {shown(value)}")
     return value
 
 
 def require_rate(name: str, value: Any) -> float:
     """A positive, finite, normal number: one whose reciprocal is finite too."""
     if type(value) not in (int, float) or not 0 < value <= MAX_SAFE or not math.isfinite(1 / value):
-        reject(f"{name} must be a finite number above 0, not {_shown(value)}")
+        reject(f"{name} must be a finite number above 0, not {shown(value)}")
     return float(value)
 
 
 def require_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in choices:
         options = " or ".join(repr(choice) for choice in choices)
-        reject(f"{name} must be {options}, not {_shown(value)}")
+        reject(f"{name} must be {options}, not {shown(value)}")
     return value
 
 
@@ -78,7 +81,7 @@ def require_cost(cost: Any) -> int:
 
 def require_key(key: Any) -> str:
     if not isinstance(key, str):
-        reject(f"key must be a string, not {_shown(key)}; convert it first, as in str(user_id)")
+        reject(f"key must be a string, not {shown(key)}; convert it first, as in str(user_id)")
     if not key:
         reject("key must not be empty; use a constant such as 'all' for one shared limit")
     # ASCII strings know their length in bytes, which spares nearly every call the encoding.
@@ -90,13 +93,13 @@ def require_key(key: Any) -> str:
 def require_keys(keys: Any) -> list[Any]:
     """The keys of a batch, as a list; each of them is for `require_key`."""
     if isinstance(keys, (str, bytes)) or not isinstance(keys, Iterable):
-        reject(f"keys must be a list of keys, not {_shown(keys)}")
+        reject(f"keys must be a list of keys, not {shown(keys)}")
     return list(keys)
 
 
 def require_prefix(prefix: Any) -> str:
     if not isinstance(prefix, str):
-        reject(f"prefix must be a string, not {_shown(prefix)}")
+        reject(f"prefix must be a string, not {shown(prefix)}")
     _require_utf8("prefix", prefix)
     return str.__str__(prefix)
 
@@ -105,7 +108,7 @@ def _require_utf8(name: str, text: str) -> None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        reject(f"{name} must be valid Unicode text; {_shown(text)} holds a lone surrogate")
+        reject(f"{name} must be valid Unicode text; {shown(text)} holds a lone surrogate")
     if size > MAX_KEY_BYTES:
         reject(
             f"{name} must be at most {MAX_KEY_BYTES} bytes in UTF-8, not {size}; "
@@ -116,5 +119,5 @@ def _require_utf8(name: str, text: str) -> None:
 def require_instant(now: Any) -> int:
     """An epoch instant in ms, as a clock returns it."""
     if type(now) is not int or not 0 <= now <= MAX_INSTANT_MS:
-        reject(f"now must be epoch milliseconds from 0 to {MAX_INSTANT_MS}, not {_shown(now)}")
+        reject(f"now must be epoch milliseconds from 0 to {MAX_INSTANT_MS}, not {shown(now)}")
     return now

@@ -91,13 +91,15 @@ class Watch:
 
 
 class _Line:
-    """Who waits for one key, in order, and what the head was last told."""
+    """Who waits for one key, in order, what the head was last told, and whether that has become
+    void since."""
 
-    __slots__ = ("last_denial", "tickets")
+    __slots__ = ("last_denial", "stirred", "tickets")
 
     def __init__(self) -> None:
         self.tickets: deque[Wake] = deque()
         self.last_denial: Decision | None = None
+        self.stirred = False
 
 
 class Lines:
@@ -140,6 +142,17 @@ class Lines:
         if successor is not None:
             successor()
 
+    def stir(self, key: str) -> None:
+        """The key was forgotten: whoever is next need not wait for what it was told."""
+        with self._lock:
+            line = self._lines.get(key)
+            if line is None:
+                return
+            line.stirred, line.last_denial = True, None
+            head = line.tickets[0] if line.tickets else None
+        if head is not None:
+            head()
+
     def __len__(self) -> int:
         """How many callers stand in line, over all keys."""
         with self._lock:
@@ -177,7 +190,9 @@ def acquire_flow(
         while line.tickets[0] is not wake:
             left = time_left()
             if left is not None and left <= 0:
-                raise refuse(line.last_denial or _told((yield Look())))
+                # A denied decision is falsy.
+                told = line.last_denial
+                raise refuse(_denied(_told((yield Look())) if told is None else told))
             yield Nap(left)
         while True:
             decision = _told((yield Ask()))
@@ -190,10 +205,19 @@ def acquire_flow(
                 raise refuse(decision)
             # A strategy that denies without a wait would have us ask without a pause.
             ready_at = clock.now() + max(1, decision.retry_after_ms)
-            while (pause := ready_at - clock.now()) > 0:
+            line.stirred = False
+            while (pause := ready_at - clock.now()) > 0 and not line.stirred:
                 yield Nap(pause)
     finally:
         lines.leave(key, line, wake)
+
+
+def _denied(decision: Decision) -> Decision:
+    """What somebody is told whose turn never came: that there might have been enough for one does
+    not make it an admission."""
+    if not decision.allowed:
+        return decision
+    return Decision(False, decision.limit, decision.remaining, decision.reset_at, 1)
 
 
 def _told(decision: Decision | None) -> Decision:

@@ -90,7 +90,9 @@ class Gcra(Stepping):
 
     def forecast(self, state: float | None, now: int, cost: int) -> Forecast:
         if state is None or state <= now:
-            return Forecast(self.burst // cost, now, now)
+            # Where the grid of doubles widens between now and the TAT, a cold key has less.
+            units = min(self.burst, self._units_at(now, now))
+            return Forecast(units // cost, now, now)
         units = self._units_at(state, now)
         full_at = ceil(state)
         more_at = ceil(state - self.tolerance_ms + (units + 1) * self.interval_ms)

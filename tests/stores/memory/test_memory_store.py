@@ -24,7 +24,9 @@ from penstock import (
     Strategy,
     fixed_window,
     gcra,
+    rate_limit,
     sliding_window_log,
+    unlimited,
 )
 from penstock.core.store import Transform, checking, peeking
 from penstock.stores.memory.table import RECLAIM_FLOOR
@@ -201,6 +203,51 @@ def test_memory_is_given_back_after_expiry(path: str, strategy: Strategy) -> Non
     assert len(store) == 5
 
 
+class Album(Strategy):
+    """Keeps a large state for a second."""
+
+    limit = 1
+
+    def check(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
+        return Outcome(bytes(100_000), Decision(True, 1, 0, now + 1_000, 0), 1_000, True)
+
+
+@both_paths
+@pytest.mark.parametrize("strategy", [sliding_window_log(10_000, 1_000), Album()])
+def test_memory_of_few_but_heavy_keys_is_given_back_too(path: str, strategy: Strategy) -> None:
+    """Far fewer keys than the floor, and megabytes in them."""
+    clock = ManualClock(NOW)
+    store = make_store(path)
+    limiter = make_limiter(path, strategy, clock, store)
+    keys = 40 if path == "interpreted" else 200
+    tracemalloc.start()
+    for _ in range(500):
+        for key in range(keys):
+            limiter.check(f"k{key}")
+        clock.advance(1)
+    heavy = tracemalloc.get_traced_memory()[0]
+    for _ in range(3):
+        clock.advance(1_000)
+        limiter.check("another")
+    left = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert heavy > 1_000_000
+    assert left < heavy / 3
+
+
+@both_paths
+def test_few_and_light_keys_stay_for_a_clock_that_comes_back(path: str) -> None:
+    """However often they are weighed."""
+    clock = ManualClock(NOW)
+    limiter = make_limiter(path, sliding_window_log(5, 1_000), clock)
+    limiter.check("k", 5)
+    for _ in range(5):
+        clock.advance(10_000)
+        limiter.check("another")
+    clock.set(NOW + 500)
+    assert not limiter.check("k")
+
+
 @both_paths
 def test_memory_is_given_back_while_others_stay(path: str) -> None:
     """Keys that live on do not keep the room of those that went, but for the reclaim floor."""
@@ -336,6 +383,60 @@ def test_a_refusal_for_lack_of_room_is_a_sound_denial(path: str) -> None:
         clock.advance(refused.retry_after_ms)
         refused = limiter.check("c")
     assert clock.now() == NOW + 1_000
+
+
+@both_paths
+def test_what_keeps_nothing_needs_no_room(path: str) -> None:
+    """A kill switch allows on a full store too, and a look that is refused is not counted."""
+    clock = ManualClock(NOW)
+    store = make_store(path, 1, "deny")
+    make_limiter(path, gcra(5, 60_000), clock, store).check("held")
+    switch = make_limiter(path, unlimited(), clock, store)
+    assert switch.check("new").allowed
+    assert switch.peek("new").allowed
+    shut = make_limiter(path, gcra(5, 60_000), clock, store)
+    assert not shut.peek("new").allowed
+    assert shut.forecast("new").spendable_now == 0
+    assert store.refusals == 0
+    assert not shut.check("new").allowed
+    assert store.refusals == 1
+
+
+@both_paths
+def test_a_subclass_that_decides_for_itself_is_asked(path: str) -> None:
+    """The compiled limiter does not go round it, nor does a batch."""
+
+    class Counted(MemoryStore):
+        asked = 0
+
+        def apply(self, key: str, transform: Any, now: int, cost: int) -> Any:  # type: ignore[override]
+            self.asked += 1
+            return super().apply(key, transform, now, cost)
+
+    store = Counted()
+    if path == "interpreted":
+        store.table = make_store(path).table
+    limiter = make_limiter(path, gcra(5, 60_000), ManualClock(NOW), store)
+    limiter.check("k")
+    limiter.check_many(["k", "l"])
+    asyncio.run(limiter.acheck("k"))
+    assert store.asked == 4
+    assert limiter.peek("k").remaining == 2
+
+
+def test_a_sweeper_on_another_clock_is_refused() -> None:
+    """It would drop what still counts by the limiter's."""
+    clock = ManualClock(NOW)
+    for store, given in (
+        (MemoryStore(sweep_every_ms=1_000), clock),
+        (MemoryStore(sweep_every_ms=1_000, clock=clock), None),
+    ):
+        with pytest.raises(ConfigInvalidError, match="give both the same"):
+            rate_limit("2/second", store=store, clock=given)
+        store.close()
+    fits = MemoryStore(sweep_every_ms=1_000, clock=clock)
+    assert rate_limit("2/second", store=fits, clock=clock).check("k")
+    fits.close()
 
 
 @both_paths

@@ -23,6 +23,9 @@ __all__ = ["MemoryStore"]
 # Whose locks a forked child must have anew: the thread that held one is not in the child.
 _living: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
 
+# Through what a limiter gets its decisions.
+_DECIDING = ("apply", "aapply", "apply_many", "aapply_many")
+
 R = TypeVar("R")
 
 
@@ -71,14 +74,22 @@ class MemoryStore(Store):
         return bound
 
     async def aapply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
-        result: R = self.table.apply(key, transform, now, cost)
+        result: R = self.apply(key, transform, now, cost)
         return result
 
     def apply_many(
         self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
     ) -> list[R]:
-        apply = self.table.apply
+        apply = self.apply
         return [apply(key, transform, now, cost) for key in keys]
+
+    @property
+    def open_table(self) -> Any:
+        """The table, for a limiter that may go straight to it: not if a subclass has put something
+        of its own in between."""
+        own = type(self)
+        replaced = any(getattr(own, name) is not getattr(MemoryStore, name) for name in _DECIDING)
+        return None if replaced else self.table
 
     def reset(self, key: str) -> None:
         self.table.discard(key)
@@ -86,8 +97,17 @@ class MemoryStore(Store):
     async def areset(self, key: str) -> None:
         self.table.discard(key)
 
+    def sweeps_by(self, clock: Clock | None) -> bool:
+        """Whether the sweeper, if there is one, goes by this clock; None is the system's."""
+        if self._sweeper is None:
+            return True
+        if clock is None or type(clock) is SystemClock:
+            return type(self.clock) is SystemClock
+        return self.clock is clock
+
     def sweep(self, now: int | None = None) -> int:
-        """Drop every key that is expired at `now` (by default, on the store's clock)."""
+        """Drop every key that is expired at `now`, by default on the store's clock: give it that of
+        the limiters, if they have one of their own."""
         dropped: int = self.table.sweep(require_instant(self.clock.now() if now is None else now))
         return dropped
 

@@ -5,7 +5,7 @@ asks; that is decided at every access and is all that decisions depend on. Physi
 are dropped by a timing wheel that is driven by access, to give memory back. The physical side must
 never change a decision:
 
-- Up to `RECLAIM_FLOOR` keys nothing is dropped: there is nothing to gain.
+- Up to `RECLAIM_FLOOR` keys that weigh little nothing is dropped: there is nothing to gain.
 - Once something has been dropped, `_horizon` is the latest instant at which that happened. A clock
   that then goes back before it may ask for a key that was dropped but would count again. Such a
   key is decided as of the horizon, the one instant at which it was certainly void: the jump never
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from sys import getsizeof
 from typing import Any, TypeVar
 
 from ...core.errors import ConfigInvalidError
@@ -34,11 +35,22 @@ from .wheel import Timed, Wheel
 __all__ = ["RECLAIM_FLOOR", "Table", "require_ttl", "wrong_kind"]
 
 RECLAIM_FLOOR = 1024
+# What few keys may weigh all the same: a log has as many entries as its limit, and a strategy of
+# the user's may keep anything. They are weighed now and then.
+LIGHT_BYTES = 1 << 20
+WEIGH_EVERY_MS = 1_000
+_PAIR_BYTES = 72
 
+_LOOKING = ("peek", "forecast")
 # In place of the state of a record that is no longer in the table.
 _DROPPED = object()
 
 R = TypeVar("R")
+
+
+def _weight_of(state: Any) -> int:
+    """About how many bytes it takes; the states of ours are tuples, of pairs if they are long."""
+    return _PAIR_BYTES * len(state) if type(state) is tuple else getsizeof(state, 0)
 
 
 class _Record:
@@ -83,6 +95,7 @@ class Table:
         self._width = 0
         self._seen = 0
         self._horizon = 0
+        self._weigh_at = 0
         self.evictions = 0
         self.refusals = 0
 
@@ -95,6 +108,8 @@ class Table:
                 self._seen = now
                 if len(self._records) > RECLAIM_FLOOR:
                     self._reclaim(now)
+                elif now >= self._weigh_at:
+                    self._weigh(now)
             record = self._records.get(key)
             if record is None:
                 return self._apply_anew(key, transform, now, cost)
@@ -135,15 +150,17 @@ class Table:
         if key in self._records:
             return self.apply(key, transform, now, cost)
         at = max(now, self._horizon)
-        if not has_room:
-            self.refusals += 1
-            return transform.refuse(at, self._wheel.next_due() - self._wheel.now)
+        if not has_room and transform.role in _LOOKING and transform.needs_room(at, cost):
+            return self._refuse(transform, at)
         new, result, ttl_ms, persist = transform.step(None, at, cost)
         if persist and new is not None:
             require_ttl(transform, ttl_ms)
             full = self._max_keys is not None and len(self._records) >= self._max_keys
-            if key in self._records or (full and not self._evict):
+            if key in self._records:
                 return self.apply(key, transform, now, cost)
+            if full and not self._evict:
+                self.refusals += 1
+                return self._refuse(transform, at)
             # Named, so that it lives until the new record is in its place.
             _evicted = self._evict_one() if full else None
             record = _Record(transform.kind, new, at + ttl_ms)
@@ -160,6 +177,9 @@ class Table:
     def _require_kind(self, key: str, record: _Record, transform: Transform[Any]) -> None:
         if transform.kind and record.kind != transform.kind:
             raise wrong_kind(key, record.kind, transform.kind)
+
+    def _refuse(self, transform: Transform[R], now: int) -> R:
+        return transform.refuse(now, self._wheel.next_due() - self._wheel.now)
 
     def discard(self, key: str) -> None:
         with self._lock:
@@ -198,6 +218,13 @@ class Table:
             self._horizon = max(self._horizon, now)
             self._shrink()
         return len(due)
+
+    def _weigh(self, now: int) -> None:
+        """Drop what is due among few keys, if they are heavy."""
+        self._weigh_at = now + WEIGH_EVERY_MS
+        weight = sum(_weight_of(record.state) for record in list(self._records.values()))
+        if weight > LIGHT_BYTES:
+            self._reclaim(now)
 
     def _shrink(self) -> None:
         """Give memory back once three quarters of it lie idle."""

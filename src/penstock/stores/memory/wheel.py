@@ -36,6 +36,7 @@ class Wheel:
 
     def __init__(self) -> None:
         self.now = 0
+        self._soonest = 0
         self._slots: list[list[dict[str, Timed]]] = [
             [{} for _ in range(_SLOTS)] for _ in range(_LEVELS)
         ]
@@ -43,6 +44,7 @@ class Wheel:
     def file(self, key: str, timed: Timed) -> None:
         """Put a key where time will find it."""
         at = min(max(timed.expires, self.now + 1), self.now + _REACH_MS - 1)
+        self._soonest = 0
         ahead = at - self.now
         level = 0
         while ahead >= _SLOTS:
@@ -54,6 +56,7 @@ class Wheel:
     def advance(self, now: int) -> list[str]:
         """Move to `now` and take out the keys that are due there."""
         before, self.now = self.now, now
+        self._soonest = 0
         due: list[str] = []
         for level in reversed(range(_LEVELS)):
             shift = _BITS * level
@@ -71,7 +74,10 @@ class Wheel:
         return due
 
     def next_due(self) -> int:
-        """No key is due before this instant; `now + 1` at the earliest."""
+        """No key is due before this instant; `now + 1` at the earliest. Remembered until a key is
+        filed or time moves on: one that leaves can only make it later."""
+        if self._soonest:
+            return self._soonest
         soonest = self.now + _REACH_MS
         for level, slots in enumerate(self._slots):
             shift = _BITS * level
@@ -80,4 +86,5 @@ class Wheel:
                 if slots[position & _MASK]:
                     soonest = min(soonest, position << shift)
                     break
+        self._soonest = soonest
         return soonest
