@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,6 +27,9 @@ def test_without_a_compiler_the_build_goes_on_without_the_extension(tmp_path: Pa
     assert done.returncode == 0, done.stderr[-2000:]
     target = tmp_path / "installed"
     built = next(tmp_path.glob("penstock-*.whl"))
+    names = zipfile.ZipFile(built).namelist()
+    assert not [name for name in names if name.endswith((".pyx", ".pxi", ".c"))]
+    assert {"penstock/py.typed", "penstock/stores/durable_object/worker.js"} <= set(names)
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
     subprocess.run([*install, str(target), str(built)], check=True)
     program = (

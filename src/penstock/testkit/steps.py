@@ -7,6 +7,7 @@ written once and runs on the sync calls and on the async ones.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -174,10 +175,17 @@ def _storm(store: Store, step: Storm) -> list[Any]:
             errors.append(error)
 
     threads = [threading.Thread(target=call, daemon=True) for _ in range(step.callers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    # Threads take turns as often as the interpreter can: a gap of a few instructions is enough for
+    # somebody to get in between.
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(usual)
     if errors:
         raise errors[0]
     return results
