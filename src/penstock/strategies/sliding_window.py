@@ -128,12 +128,17 @@ class SlidingWindow(Stepping):
         tick = floor(now / w)
         if state and state[-1][0] > tick:
             tick = min(state[-1][0], self.last_tick)
-        elapsed = max(0, now - tick * w)
-        weight = min(1.0, max(0.0, (w - elapsed) / w))
+        weight = 1.0
+        if (elapsed := now - tick * w) > 0:
+            weight = (w - elapsed) / w
+            if weight < 0.0:
+                weight = 0.0
         edge = tick - self.buckets
-        kept = tuple(pair for pair in state or () if pair[0] >= edge)
+        kept = state or ()
+        if kept and kept[0][0] < edge:
+            kept = tuple([pair for pair in kept if pair[0] >= edge])
         oldest = kept[0][1] if kept and kept[0][0] == edge else 0
-        return tick, kept, sum(count for _, count in kept) - oldest, oldest, weight
+        return tick, kept, sum([count for _, count in kept]) - oldest, oldest, weight
 
     def _expiry(self, tick: int) -> int:
         """The instant from which a state whose newest tick is `tick` means nothing."""

@@ -73,8 +73,10 @@ class SlidingWindowLog(Stepping):
     def _live(self, state: State | None, now: int) -> tuple[State, int]:
         """The pairs that still count at `now`, and how many units they hold."""
         edge = now - self.window_ms
-        log = tuple(pair for pair in state or () if pair[0] > edge)
-        return log, sum(units for _, units in log)
+        log = state or ()
+        if log and log[0][0] <= edge:
+            log = tuple([pair for pair in log if pair[0] > edge])
+        return log, sum([units for _, units in log])
 
     def _retry(self, log: State, count: int, now: int, cost: int) -> int:
         """Until enough of the oldest units have left; a cost above the limit waits for all."""

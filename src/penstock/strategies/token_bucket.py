@@ -93,10 +93,11 @@ class TokenBucket(Stepping):
         """Tokens at `now`, and the instant up to which they are credited."""
         if state is None:
             return self.capacity, now
-        tokens, last = state
-        if now <= last:
-            return min(self.capacity, tokens), last
-        return min(self.capacity, tokens + (now - last) * self.refill_per_ms), now
+        tokens, at = state
+        if now > at:
+            tokens += (now - at) * self.refill_per_ms
+            at = now
+        return (tokens if tokens < self.capacity else self.capacity), at
 
     def __repr__(self) -> str:
         return f"token_bucket(capacity={self.limit}, refill_per_sec={self.refill_per_sec!r})"
