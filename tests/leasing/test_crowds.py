@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import pytest
 
 from penstock import Limiter, StoreUnavailableError, fixed_window
 from penstock.core.turns import Turns
-from penstock.leasing import TwoTierLimiter, two_tier
+from penstock.leasing import AdaptiveBatch, TwoTierLimiter, two_tier
 from tests.helpers import frantic_switching, run
 from tests.leasing.far import FarStore
 
@@ -282,17 +283,18 @@ def test_a_late_lease_ahead_finds_its_need_gone() -> None:
 
 def test_closing_waits_for_what_is_under_way_and_a_later_call_starts_anew() -> None:
     """No thread is left behind; a closed limiter still works."""
+    before = set(threading.enumerate())
     far = FarStore()
     limiter = leased(far, low_water=3)
     for _ in range(7):
         limiter.check("k")
     limiter.close()
     limiter.close()
-    assert not any("penstock-lease" in thread.name for thread in threading.enumerate())
+    assert not [t for t in set(threading.enumerate()) - before if "penstock-lease" in t.name]
     for _ in range(7):
         assert limiter.check("k").allowed
     run(limiter.aclose())
-    assert not any("penstock-lease" in thread.name for thread in threading.enumerate())
+    assert not [t for t in set(threading.enumerate()) - before if "penstock-lease" in t.name]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -311,6 +313,50 @@ def test_a_forked_child_does_not_spend_its_parents_credits() -> None:
     os.close(reading)
     os.close(writing)
     assert limiter._near.held("k") == 9
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize("idle_ms", [None, 60_000], ids=["compiled", "interpreted"])
+@pytest.mark.parametrize("verb", ["check", "acheck", "check_many"])
+def test_a_method_taken_before_the_fork_does_not_spend_the_parents_credits(
+    verb: str, idle_ms: int | None
+) -> None:
+    """Hot code looks `limiter.check` up once: in the child it spends what the child leases."""
+    far = FarStore()
+    limiter = leased(far, return_idle_after_ms=idle_ms)
+    method: Any = getattr(limiter, verb)
+
+    def remaining() -> int:
+        if verb == "check_many":
+            return int(method(["k"])[0].remaining)
+        return int((run(method("k")) if verb == "acheck" else method("k")).remaining)
+
+    remaining()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        found = [remaining(), remaining(), limiter.check("k").remaining]
+        os.write(writing, bytes([*found, far.leases]))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 4) == bytes([9, 8, 7, 2])
+    os.close(reading)
+    os.close(writing)
+    assert remaining() == 8
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_does_not_wait_for_locks_of_its_parents_threads() -> None:
+    """A batch that learns has two, and whoever held them is not in the child."""
+    far, batch = FarStore(), AdaptiveBatch()
+    limiter = leased(far, batch=batch)
+    with batch._lock, limiter._near.demand._lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            limiter.check("k")
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_turns_are_taken_in_order_of_arrival() -> None:

@@ -69,15 +69,22 @@ class NearTier:
         self._idle_ms = idle_ms
         self._max_keys = max_keys
         self._clock = clock
-        self.begin()
+        self.retune(limit)
+        self._begin()
 
-    def begin(self) -> None:
-        """Hold nothing: at first, and in a forked child, whose parent spends what was leased."""
+    def _begin(self) -> None:
         self.turns = Turns()
         self._rest_until = 0
-        self.retune(self.limit)
         # Denied without a round trip only where the far tier denied before.
         self.denials = Denials(self._max_keys, self.now)
+
+    def after_fork(self) -> None:
+        """Hold nothing in the child: its parent spends what was leased. Whoever has a method of
+        the local limiter at hand spends from the new store, too."""
+        self._store = MemoryStore(self._max_keys, clock=self._clock)
+        self.local._settle_on(self._store)
+        self.demand.after_fork()
+        self._begin()
 
     def retune(self, limit: int) -> None:
         """Report another limit from now on. What is held is dropped."""

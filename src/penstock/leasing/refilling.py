@@ -198,7 +198,7 @@ class Refilling:
             await loop.run_in_executor(None, self._finish)
 
     def _after_fork(self) -> None:
-        self._near.begin()
+        self._near.after_fork()
         self._tasks = set()
         self._begin()
 
