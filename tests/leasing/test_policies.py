@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock import ConfigInvalidError, StoreUnavailableError
+from penstock import ConfigInvalidError, MemoryStore, Store, StoreUnavailableError
 from penstock.config import TwoTierSpec, parse_policies
 from penstock.config.leases import MODES
 from penstock.leasing import TwoTierLimiter
@@ -72,7 +72,7 @@ def test_what_could_not_work_is_refused_with_its_place(policy: str, told: str) -
         spec(policy)
 
 
-def service_of(far: FarStore, policy: str, **options: Any) -> Any:
+def service_of(far: Store, policy: str, **options: Any) -> Any:
     text = f"version: 1\nlimiters:\n  api: {{{policy}}}\n"
     return build_service(parse_policies(text, "penstock.yaml"), store=far, **options)
 
@@ -99,6 +99,13 @@ def test_the_mode_chooses_the_limiter(mode: str, kind: type[Any]) -> None:
     """As `two_tier` does."""
     service = service_of(FarStore(), f"{WINDOW}, twoTier: {{mode: {mode}}}")
     assert type(service._table["api"].limiter) is kind
+
+
+def test_a_leased_policy_is_never_decided_in_passing() -> None:
+    """A task may have its lease under way, and a call that blocks the loop would never end."""
+    for mode, inline in (("leased", False), ("cached-deny", True), ("strict", True)):
+        service = service_of(MemoryStore(), f"{WINDOW}, twoTier: {{mode: {mode}}}")
+        assert (service.checker("api") is not None) is inline
 
 
 @pytest.mark.parametrize(("fail", "answer"), [("open", True), ("closed", False), ("error", None)])

@@ -398,3 +398,18 @@ def test_many_keys_with_credits_are_decided_at_one_instant() -> None:
     before, asked = clock.reads, far.leases
     assert [d.remaining for d in limiter.check_many(["a", "b", "c", "a"])] == [8, 8, 8, 7]
     assert (clock.reads - before, far.leases) == (1, asked)
+
+
+@each_colour
+@pytest.mark.parametrize("low_water", [0, 9])
+@pytest.mark.parametrize("mode", ["strict", "cached-deny", "leased"])
+def test_many_keys_cost_one_reading_of_the_clock(mode: str, low_water: int, call: Any) -> None:
+    """Cold, denied for the first time, and denied from memory."""
+    clock = CountingClock(START)
+    limiter = two_tier(fixed_window(1, WINDOW), MemoryStore(), mode, 10, low_water, clock=clock)
+    for allowed in (True, False, False):
+        clock.reads = 0
+        decisions = call(limiter, "check_many", [f"k{number}" for number in range(20)])
+        assert [decision.allowed for decision in decisions] == [allowed] * 20
+        assert clock.reads == 1
+        limiter.close()

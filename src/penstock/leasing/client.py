@@ -107,17 +107,17 @@ class LeasedLimiter(TwoTierLimiter):
     async def acheck(self, key: str | None = None, cost: int = 1) -> Decision:
         return await super().acheck(self.domain if key is None else key, cost)
 
-    def _serve(self, key: str, cost: int) -> Decision:
+    def _serve(self, key: str, cost: int, now: int | None = None) -> Decision:
         try:
-            return super()._serve(key, cost)
+            return super()._serve(key, cost, now)
         except StoreUnavailableError as error:
-            return self._failed(error)
+            return self._failed(error, now)
 
-    async def _aserve(self, key: str, cost: int) -> Decision:
+    async def _aserve(self, key: str, cost: int, now: int | None = None) -> Decision:
         try:
-            return await super()._aserve(key, cost)
+            return await super()._aserve(key, cost, now)
         except StoreUnavailableError as error:
-            return self._failed(error)
+            return self._failed(error, now)
 
     # The door does not know how much a request needs, and may grant less at once.
 
@@ -146,10 +146,10 @@ class LeasedLimiter(TwoTierLimiter):
             self._bind()
         return grant
 
-    def _failed(self, error: StoreUnavailableError) -> Decision:
+    def _failed(self, error: StoreUnavailableError, now: int | None) -> Decision:
         if self.fail == "error":
             raise error
-        again_at = self._near.now() + _RETRY_MS
+        again_at = (self._near.now() if now is None else now) + _RETRY_MS
         if self.fail == "open":
             return Decision(True, self._near.limit, 0, again_at, 0)
         return Decision(False, self._near.limit, 0, again_at, _RETRY_MS)

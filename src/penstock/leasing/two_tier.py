@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import nullcontext
 
 from ..core.clock import Clock, SystemClock
 from ..core.decision import Decision, Forecast
@@ -153,19 +154,19 @@ class TwoTierLimiter(Refilling, Limiter):
 
     def check_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
         """As one `check` per key, in order."""
-        named = _valid(keys, cost)
-        local = self._near.local.check_many(named, cost)
+        named, now = _valid(keys, cost), self._near.now()
+        local = self._near.spend_many(named, cost, now)
         return [
-            found if self._settles(found) else self._settle(key, cost, found)
+            found if self._settles(found) else self._settle(key, cost, found, now)
             for key, found in zip(named, local, strict=True)
         ]
 
     async def acheck_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
         """The awaitable twin of `check_many`; keys that need a lease wait for it side by side."""
-        named = _valid(keys, cost)
-        decisions = self._near.local.check_many(named, cost)
+        named, now = _valid(keys, cost), self._near.now()
+        decisions = self._near.spend_many(named, cost, now)
         places = [place for place, found in enumerate(decisions) if not self._settles(found)]
-        rest = [self._asettle(named[place], cost, decisions[place]) for place in places]
+        rest = [self._asettle(named[place], cost, decisions[place], now) for place in places]
         for place, decision in zip(places, await asyncio.gather(*rest), strict=True):
             decisions[place] = decision
         return decisions
@@ -194,15 +195,17 @@ class TwoTierLimiter(Refilling, Limiter):
 
     def reset(self, key: str) -> None:
         """Forget the key in the store and on this node; credits on other nodes remain."""
-        # In its turn: a lease that is under way belongs to the time before.
-        with self._near.turns.join(require_key(key)) as turn:
+        # In its turn: a lease that is under way belongs to the time before. Where this thread must
+        # not wait for it, what it brings remains, as on another node.
+        turn = self._near.turns.join_blocking(require_key(key))
+        with turn or nullcontext():
             super().reset(key)
-            self._near.forget(turn.key)
+            self._near.forget(key)
 
     async def areset(self, key: str) -> None:
-        async with self._near.turns.join(require_key(key)) as turn:
+        async with self._near.turns.join(require_key(key), asyncio.get_running_loop()):
             await super().areset(key)
-            self._near.forget(turn.key)
+            self._near.forget(key)
 
     def close(self) -> None:
         self._finish()
