@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,13 +19,15 @@ from penstock import (
     StoreUnavailableError,
     SystemClock,
     UnsupportedError,
+    fixed_window,
+    rate_limit,
 )
 from penstock.leasing import LeasedLimiter
 from tests.helpers import run
 from tests.leasing.door import START, Door, opened
 from tests.leasing.far import ServerClock
 from tests.servers import NotReady, eventually
-from tests.service.worlds import FragileStore
+from tests.service.worlds import AWAY, FragileStore
 
 MINUTE = 60_000
 
@@ -36,10 +39,16 @@ class CountingStore(FragileStore):
         super().__init__()
         self.leases: list[int] = []
 
+        # Called after a lease was decided, with the key.
+        self.then: Callable[[str], None] | None = None
+
     async def aapply(self, key: str, transform: Any, now: int, cost: int) -> Any:
         if transform.role == "lease":
             self.leases.append(cost)
-        return await super().aapply(key, transform, now, cost)
+        result = await super().aapply(key, transform, now, cost)
+        if transform.role == "lease" and self.then is not None:
+            self.then(key)
+        return result
 
 
 @pytest.fixture
@@ -220,6 +229,94 @@ def test_a_request_may_need_more_than_is_handed_out_at_once(
     denied = limiter.check("big", 40)
     assert (denied.allowed, denied.retry_after_ms) == (False, MINUTE)
     assert [limiter.check("big").allowed for _ in range(31)] == [True] * 30 + [False]
+    limiter.close()
+
+
+@each_colour
+@pytest.mark.parametrize("refusal", ["used up", "closed", "honest"])
+def test_a_part_that_was_granted_keeps_its_own_window_when_the_rest_is_refused(
+    check: Any, refusal: str, door: Door, node: ManualClock, store: CountingStore
+) -> None:
+    """The window rolls between the two calls, or the service's store is gone for the second: in
+    the next window, what was granted before it is void."""
+    policy = "api" if refusal == "used up" else refusal
+    node.set(START + MINUTE - 10)
+
+    def interfere(key: str) -> None:
+        store.then = None
+        if refusal == "used up":
+            node.advance(10)
+            whole = rate_limit(fixed_window(100, MINUTE), store=store.inner, clock=door.clock)
+            assert whole.check(key, 100).allowed
+        else:
+            store.error = AWAY
+
+    async def story() -> None:
+        limiter = client(door, node, policy=policy)
+        store.then = interfere
+        if refusal == "honest":
+            with pytest.raises(StoreUnavailableError):
+                await check(limiter, "big", 70)
+        else:
+            assert not (await check(limiter, "big", 70)).allowed
+        assert store.leases == [50, 20]
+        if refusal != "used up":
+            # They are good for what is left of their own window, and not lost.
+            assert (await check(limiter, "big")).remaining == 49
+            node.advance(10)
+            store.error = None
+            assert (await check(limiter, "big")).remaining == 19
+        else:
+            assert limiter._near.held("big") == 0
+            assert not (await check(limiter, "big")).allowed
+        await limiter.aclose()
+
+    run(story())
+
+
+@pytest.mark.parametrize("low_water", [0, None], ids=["on demand", "ahead"])
+@pytest.mark.parametrize("cost", [1, 3])
+@pytest.mark.parametrize("policy", ["api", "sliding"])
+def test_refreshes_keep_what_is_held(
+    policy: str, cost: int, low_water: int | None, door: Door, node: ManualClock
+) -> None:
+    """Of a window that slides, each grant ends later than the one before, and adds to it; all of
+    the limit is spent, and no more."""
+    limiter = client(door, node, policy=policy, low_water=low_water)
+    units = 0
+    for price in [cost] * 150 + [1] * 150:
+        units += price * limiter.check(cost=price).allowed
+        limiter._finish()
+        node.advance(1)
+    assert units == 100
+    limiter.close()
+
+
+def test_a_sliding_policy_never_admits_more_than_was_granted(
+    door: Door, node: ManualClock, store: CountingStore
+) -> None:
+    """Over many windows, with pauses in which credits end; nearly all of it is spent."""
+    limiter, rng = client(door, node, policy="sliding", low_water=None), random.Random(1)
+    admitted: list[int] = []
+    for _ in range(6_000):
+        admitted += [node.now()] * limiter.check().allowed
+        limiter._finish()
+        node.advance(rng.choice((0, 1, 100, 300)))
+    most = max(sum(at - MINUTE < other <= at for other in admitted) for at in admitted)
+    assert most <= 100 + 19
+    windows = (node.now() - START) / MINUTE
+    assert 0.75 * 100 * windows < len(admitted) <= 100 * (windows + 1)
+    limiter.close()
+
+
+def test_a_request_may_need_several_grants_of_a_sliding_window(
+    door: Door, node: ManualClock, store: CountingStore
+) -> None:
+    """They add up, though each names another end."""
+    store.then = lambda _: node.advance(5)
+    limiter = client(door, node, policy="sliding")
+    assert limiter.check("big", 70).allowed
+    assert store.leases == [50, 20]
     limiter.close()
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from ..core.clock import Clock
 from ..core.decision import Decision
 from ..core.errors import StoreUnavailableError
+from ..core.flow import Flow, adrive, drive
 from ..core.grant import Grant
 from ..core.validation import (
     reject,
@@ -27,9 +28,10 @@ from ..core.validation import (
     require_prefix,
 )
 from ..wire.proto import fleet_pb2
+from .credits import overlap
 from .near import Errand
 from .remote import FleetStore, RemotePolicy
-from .term import WINDOW
+from .term import REMOTE
 from .two_tier import TwoTierLimiter, require_batch
 
 __all__ = ["LeasedLimiter"]
@@ -89,7 +91,7 @@ class LeasedLimiter(TwoTierLimiter):
             store,
             batch=batch,
             low_water=low,
-            term=WINDOW,
+            term=REMOTE,
             idle_ms=None,
             clock=clock,
             prefix="",
@@ -122,19 +124,26 @@ class LeasedLimiter(TwoTierLimiter):
     # The door does not know how much a request needs, and may grant less at once.
 
     def _fetch(self, errand: Errand) -> Grant:
-        grant = self._informed(super()._fetch(errand))
-        for _ in range(_ATTEMPTS):
-            if not 0 < grant.capacity < errand.need:
-                return grant
-            grant = _joined(grant, super()._fetch(_rest(errand, grant)))
-        return _given_up(grant, errand)
+        return drive(self._fetching(errand), super()._fetch)
 
     async def _afetch(self, errand: Errand) -> Grant:
-        grant = self._informed(await super()._afetch(errand))
+        return await adrive(self._fetching(errand), super()._afetch)
+
+    def _fetching(self, errand: Errand) -> Flow[Errand, Grant]:
+        grant = self._informed((yield errand))
         for _ in range(_ATTEMPTS):
             if not 0 < grant.capacity < errand.need:
                 return grant
-            grant = _joined(grant, await super()._afetch(_rest(errand, grant)))
+            try:
+                more: Grant = yield _rest(errand, grant)
+            except StoreUnavailableError:
+                self._near.keep(errand, grant)
+                raise
+            if not more.capacity:
+                # The end that a refusal names is none of what was granted before it.
+                self._near.keep(errand, grant)
+                return more
+            grant = _joined(grant, more)
         return _given_up(grant, errand)
 
     def _informed(self, grant: Grant) -> Grant:
@@ -160,10 +169,13 @@ def _rest(errand: Errand, grant: Grant) -> Errand:
 
 
 def _joined(first: Grant, more: Grant) -> Grant:
-    """Two grants in a row. What was granted in another window than the second is void."""
-    if more.capacity and more.decision.reset_at != first.decision.reset_at:
+    """Two grants in a row. What was granted in another window than the second is void; of windows
+    that slide, the sum lasts as long as the shorter of the two."""
+    end, first_end = more.decision.reset_at, first.decision.reset_at
+    if end != first_end and not overlap(first_end, end, more.now):
         return more
-    return Grant(first.capacity + more.capacity, more.decision, more.now)
+    now = max(more.now, end - (first_end - first.now))
+    return Grant(first.capacity + more.capacity, more.decision, now)
 
 
 def _given_up(grant: Grant, errand: Errand) -> Grant:

@@ -156,6 +156,10 @@ class NearTier:
             self.demand.leased(key, total, cost, sent_at)
         return Decision(True, self.limit, total, decision.reset_at, 0)
 
+    def keep(self, errand: Errand, grant: Grant) -> None:
+        """Take in a part of what is needed, whatever becomes of the rest."""
+        self._put(errand.key, grant.capacity, grant, errand.sent_at, errand.sent_at)
+
     def rest(self) -> None:
         """A lease ahead of need has failed: try none for a while."""
         self._rest_until = self.now() + _REST_MS
@@ -180,7 +184,9 @@ class NearTier:
     def _put(self, key: str, credits: int, grant: Grant, sent_at: int, now: int | None) -> int:
         """Add credits; returns how many are held then."""
         until = sent_at + self._term.left_ms(grant) - self._grain_ms
-        transform = granting(self._credits, (credits, grant.decision.reset_at, until))
+        fresh = (credits, grant.decision.reset_at, until)
+        granted_at = grant.now if self._term.may_slide else None
+        transform = granting(self._credits, fresh, granted_at)
         transform.kernel = self._kernel
         total: int = self._store.apply(key, transform, self.now() if now is None else now, 1)
         self._kernel = transform.kernel
