@@ -134,6 +134,34 @@ def test_while_the_store_is_away_credits_are_spent_and_then_the_fail_mode_answer
     run(story())
 
 
+@pytest.mark.parametrize(("fail", "answer"), [("open", True), ("closed", False), ("error", None)])
+def test_of_many_keys_those_with_credits_are_served_while_the_store_is_away(
+    fail: str, answer: bool | None
+) -> None:
+    """The others follow the fail mode, each by itself; an error is one of the whole call."""
+
+    async def story() -> None:
+        far = FarStore()
+        service = service_of(far, f"{WINDOW}, twoTier: {{batch: 10}}, fail: {fail}")
+        await service.check("api", "hot")
+        far.broken = True
+        if answer is None:
+            with pytest.raises(StoreUnavailableError):
+                await service.check_many("api", ["cold", "hot"])
+        else:
+            many = await service.check_many("api", ["cold", "hot", "cool", "hot"])
+            assert [(d.allowed, d.remaining) for d in many] == [
+                (answer, 0),
+                (True, 8),
+                (answer, 0),
+                (True, 7),
+            ]
+            assert service.snapshot().policies["api"]["store_errors"] == 2
+        await service.aclose()
+
+    run(story())
+
+
 def test_a_reload_that_means_the_same_keeps_the_credits() -> None:
     """Another batch starts without any; the store's counts go on either way."""
 

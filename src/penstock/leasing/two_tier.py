@@ -163,13 +163,22 @@ class TwoTierLimiter(Refilling, Limiter):
 
     async def acheck_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
         """The awaitable twin of `check_many`; keys that need a lease wait for it side by side."""
+        return [_unless_failed(found) for found in await self.acheck_each(keys, cost)]
+
+    async def acheck_each(self, keys: Iterable[str], cost: int = 1) -> list[Decision | Exception]:
+        """As `acheck_many`, with the failure of a key in the place of its decision: what others
+        spent stays decided."""
         named, now = _valid(keys, cost), self._near.now()
-        decisions = self._near.spend_many(named, cost, now)
-        places = [place for place, found in enumerate(decisions) if not self._settles(found)]
-        rest = [self._asettle(named[place], cost, decisions[place], now) for place in places]
-        for place, decision in zip(places, await asyncio.gather(*rest), strict=True):
-            decisions[place] = decision
-        return decisions
+        local = self._near.spend_many(named, cost, now)
+        found: list[Decision | Exception] = [*local]
+        places = [place for place, decision in enumerate(local) if not self._settles(decision)]
+        rest = [self._asettle(named[place], cost, local[place], now) for place in places]
+        settled = await asyncio.gather(*rest, return_exceptions=True)
+        for place, answer in zip(places, settled, strict=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, Exception):
+                raise answer
+            found[place] = answer
+        return found
 
     def _settles(self, decision: Decision) -> bool:
         """Whether a local spend is all there is to do."""
@@ -242,6 +251,12 @@ def _valid(keys: Iterable[str], cost: int) -> list[str]:
     """Refuse a batch as a whole before any of it is charged."""
     require_cost(cost)
     return [require_key(key) for key in require_keys(keys)]
+
+
+def _unless_failed(found: Decision | Exception) -> Decision:
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def _with_credits(far: Forecast, near: Forecast) -> Forecast:
