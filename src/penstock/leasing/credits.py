@@ -6,8 +6,9 @@ and a denial here only means that a lease is needed.
 
 The state is (credits, reset_at, until). `reset_at` is the end of the window as the store told it,
 for the caller to see. `until` is the same end on this node's steady clock, reckoned from the
-moment the lease was *requested*: the store's reading came later, so `until` is never late, and a
-node whose clock shows another time of day is not fooled. From `until` on the state is expired,
+moment the lease was *requested*: the store's reading came later, so `until` is not late (with a
+margin for clocks that run apart, see `near.py`), and a node whose clock shows another time of day
+is not fooled. From `until` on the state is expired,
 which is how credits that are coupled to their window are dropped.
 """
 

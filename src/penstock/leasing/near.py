@@ -36,6 +36,9 @@ __all__ = ["Errand", "NearTier"]
 # After a lease ahead of need has failed, none is tried for so long; a miss is not held back.
 _REST_MS = 250
 
+# Two clocks may come apart by one part in so many.
+_DRIFT = 1_000
+
 
 class Errand(NamedTuple):
     """Lease `want` units for the key; fewer will do, but not fewer than `need`. `sent_at` is when
@@ -62,9 +65,7 @@ class NearTier:
         foreign_clock: bool = False,
     ) -> None:
         self.limit = limit
-        # Two clocks that count whole milliseconds do not tick together: a span that one of them
-        # measured may seem up to a millisecond longer on the other.
-        self._grain_ms = 1 if foreign_clock and term.coupled else 0
+        self._foreign = foreign_clock and term.coupled
         self.demand = Demand(batch, max_keys)
         self._term = term
         self._idle_ms = idle_ms
@@ -183,7 +184,8 @@ class NearTier:
 
     def _put(self, key: str, credits: int, grant: Grant, sent_at: int, now: int | None) -> int:
         """Add credits; returns how many are held then."""
-        until = sent_at + self._term.left_ms(grant) - self._grain_ms
+        left = self._term.left_ms(grant)
+        until = sent_at + left - (_margin_ms(left) if self._foreign else 0)
         fresh = (credits, grant.decision.reset_at, until)
         granted_at = grant.now if self._term.may_slide else None
         transform = granting(self._credits, fresh, granted_at)
@@ -196,3 +198,12 @@ class NearTier:
         demand = self.demand
         size = demand.fixed if demand.fixed else demand.batch(key)
         return size if size < self._ceiling else self._ceiling
+
+
+def _margin_ms(span_ms: int) -> int:
+    """By how much a span that another clock measured may seem shorter there than here.
+
+    Clocks that count whole milliseconds do not tick together, which makes one. And both may be
+    slewed to the right time, each by up to 500 parts in a million, in opposite directions.
+    """
+    return 1 - (-span_ms // _DRIFT)

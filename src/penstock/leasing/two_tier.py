@@ -11,7 +11,8 @@ node's credits are void when it ends, and the fleet admits at most the limit in 
 any N. Carried over, the fleet may spend what it held from before: at most limit + N * (B - 1).
 What it costs in efficiency are credits stranded on a node that does not need them.
 
-Clocks of nodes do not matter: the store says, with each grant, how long its window still lasts.
+Clocks of nodes do not matter where the store has one of its own: it says, with each grant, how
+long its window still lasts. Any other store goes by the clocks of the nodes, in every mode.
 """
 
 from __future__ import annotations
@@ -68,26 +69,28 @@ def two_tier(
     """A limiter over the shared store `l2`.
 
     `window_coupled` is, by default, whether the strategy has a window. `low_water` leases ahead
-    once a key's credits are down to it; `return_idle_after_ms` drops credits that nobody spends;
+    once a key's credits are down to it, which costs a trip per `batch - 1 - low_water` requests;
+    `return_idle_after_ms` drops credits that nobody spends;
     `max_keys` bounds what the node remembers. `clock` decides where the store has none of its own.
     """
     require_choice("mode", mode, MODES)
     require_int("max_keys", max_keys, high=2**31 - 1)
+    require_batch(batch, low_water)
+    if return_idle_after_ms is not None:
+        require_int("return_idle_after_ms", return_idle_after_ms)
     chosen = gcra(*parse_rate(strategy)) if isinstance(strategy, str) else strategy
+    term = term_of(chosen, window_coupled)
     if mode == "strict":
         for_store, _ = clocks_for(l2, clock)
         return rate_limit(chosen, store=l2, clock=for_store, prefix=prefix)
     if mode == "cached-deny":
         return CachedDenyLimiter(chosen, l2, clock=clock, prefix=prefix, max_keys=max_keys)
-    require_batch(batch, low_water)
-    if return_idle_after_ms is not None:
-        require_int("return_idle_after_ms", return_idle_after_ms)
     return TwoTierLimiter(
         chosen,
         l2,
         batch=batch,
         low_water=low_water,
-        term=term_of(chosen, window_coupled),
+        term=term,
         idle_ms=return_idle_after_ms,
         clock=clock,
         prefix=prefix,
@@ -98,10 +101,12 @@ def two_tier(
 def require_batch(batch: int | AdaptiveBatch, low_water: int) -> None:
     """Refuse a batch, and a low-water mark that it could never lift a key above."""
     require_int("low_water", low_water, low=0)
-    if not isinstance(batch, AdaptiveBatch):
-        require_int("batch", batch)
-        if low_water and low_water >= batch:
-            reject(f"low_water must be below the batch of {batch}, not {low_water}")
+    most = batch.most if isinstance(batch, AdaptiveBatch) else require_int("batch", batch)
+    if low_water and low_water >= most:
+        reject(
+            f"low_water must be below the batch of {most}, not {low_water}: a lease ahead of need "
+            "brings what lies between the two"
+        )
 
 
 class TwoTierLimiter(Refilling, Limiter):
