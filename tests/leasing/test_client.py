@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -359,6 +361,57 @@ def test_the_secret_is_presented() -> None:
         friend.close()
 
 
+@pytest.mark.parametrize("colour", ["", "a"])
+def test_every_call_means_the_domain_by_default(colour: str, door: Door, node: ManualClock) -> None:
+    """As `check` does."""
+
+    async def story() -> None:
+        limiter = client(door, node, domain="eu")
+
+        async def call(verb: str, **options: Any) -> Any:
+            answer = getattr(limiter, colour + verb)(**options)
+            return await answer if colour else answer
+
+        assert (await call("acquire", cost=2)).remaining == 18
+        assert (await call("peek")).remaining == 18
+        assert (await call("forecast", cost=2)).spendable_now == 49
+        assert limiter.peek("eu").remaining == 18
+        await limiter.aclose()
+
+    run(story())
+
+
+@pytest.mark.parametrize("colour", ["", "a"])
+@pytest.mark.parametrize(("fail", "spendable"), [("open", 100), ("closed", 0), ("error", None)])
+def test_a_look_is_answered_by_the_fail_mode_too(
+    fail: str, spendable: int | None, colour: str, door: Door, node: ManualClock
+) -> None:
+    """While the door is gone: how a check would be answered, and how many of them."""
+
+    async def story() -> None:
+        limiter = client(door, node, fail=fail)
+
+        async def call(verb: str, *args: Any) -> Any:
+            answer = getattr(limiter, colour + verb)(*args)
+            return await answer if colour else answer
+
+        await call("check", "held")
+        await asyncio.to_thread(door.close)
+        assert (await call("peek", "held")).remaining == 19
+        if spendable is None:
+            for verb in ("peek", "forecast"):
+                with pytest.raises(StoreUnavailableError):
+                    await call(verb, "cold")
+        else:
+            assert (await call("peek", "cold")).allowed is (spendable > 0)
+            assert (await call("forecast", "cold")).spendable_now == spendable
+            assert (await call("forecast", "held", 2)).spendable_now == max(spendable, 19) // 2
+        await asyncio.to_thread(door.open)
+        await limiter.aclose()
+
+    run(story())
+
+
 def test_peek_and_forecast_ask_the_policy_and_reset_is_refused(
     door: Door, node: ManualClock
 ) -> None:
@@ -384,6 +437,11 @@ def test_peek_and_forecast_ask_the_policy_and_reset_is_refused(
         ({"fail": "maybe"}, "fail"),
         ({"axis": "slots"}, "axis"),
         ({"timeout_ms": 0}, "timeout_ms"),
+        ({"secret": 12_345}, "secret"),
+        ({"secret": b"bytes"}, "secret"),
+        ({"secret": "caf\u00e9"}, "secret"),
+        ({"token": ["a"]}, "token"),
+        ({"token": ""}, "token"),
     ],
 )
 def test_options_that_could_not_work_are_refused(options: dict[str, Any], named: str) -> None:
@@ -430,3 +488,22 @@ def test_a_stopped_door_is_found_again_by_a_limiter_that_was_idle(
 
     eventually(probe, within=10, what="a lease")
     limiter.close()
+
+
+@pytest.mark.parametrize(
+    ("module", "package"), [("grpc", "grpcio"), ("google.protobuf", "protobuf")]
+)
+def test_without_the_extra_the_error_names_it(module: str, package: str) -> None:
+    """And the package, by the name under which it is installed."""
+    story = f"""
+import sys
+sys.modules[{module!r}] = None
+from penstock import ConfigInvalidError
+try:
+    from penstock.leasing import LeasedLimiter
+except ConfigInvalidError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", story]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert shown.strip() == f"LeasedLimiter needs {package}: pip install 'penstock[server]'"

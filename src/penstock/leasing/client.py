@@ -9,6 +9,8 @@ credits are spent as long as they are good; then the fail mode answers:
 | open | allowed, with nothing remaining |
 | closed | denied, to be asked again in a second |
 | error | none: `store_unavailable` is raised |
+
+A `peek` or `forecast` of a key without credits is answered the same way.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.clock import Clock
-from ..core.decision import Decision
+from ..core.decision import Decision, Forecast
 from ..core.errors import StoreUnavailableError
 from ..core.flow import Flow, adrive, drive
 from ..core.grant import Grant
@@ -81,8 +83,8 @@ class LeasedLimiter(TwoTierLimiter):
             target,
             policy,
             axis=_AXES[axis],
-            secret=secret,
-            token=token,
+            secret=_require_text("secret", secret),
+            token=_require_text("token", token),
             credentials=credentials,
             timeout_ms=require_int("timeout_ms", timeout_ms, high=3_600_000),
         )
@@ -108,6 +110,44 @@ class LeasedLimiter(TwoTierLimiter):
 
     async def acheck(self, key: str | None = None, cost: int = 1) -> Decision:
         return await super().acheck(self.domain if key is None else key, cost)
+
+    # The domain is meant by default everywhere, and the fail mode answers for all that ask.
+
+    def peek(self, key: str | None = None) -> Decision:
+        try:
+            return super().peek(self.domain if key is None else key)
+        except StoreUnavailableError as error:
+            return self._failed(error, None)
+
+    async def apeek(self, key: str | None = None) -> Decision:
+        try:
+            return await super().apeek(self.domain if key is None else key)
+        except StoreUnavailableError as error:
+            return self._failed(error, None)
+
+    def forecast(self, key: str | None = None, cost: int = 1) -> Forecast:
+        name = self.domain if key is None else key
+        try:
+            return super().forecast(name, cost)
+        except StoreUnavailableError as error:
+            return self._failed_forecast(error, name, cost)
+
+    async def aforecast(self, key: str | None = None, cost: int = 1) -> Forecast:
+        name = self.domain if key is None else key
+        try:
+            return await super().aforecast(name, cost)
+        except StoreUnavailableError as error:
+            return self._failed_forecast(error, name, cost)
+
+    def acquire(
+        self, key: str | None = None, cost: int = 1, timeout: float | None = None
+    ) -> Decision:
+        return super().acquire(self.domain if key is None else key, cost, timeout)
+
+    async def aacquire(
+        self, key: str | None = None, cost: int = 1, timeout: float | None = None
+    ) -> Decision:
+        return await super().aacquire(self.domain if key is None else key, cost, timeout)
 
     def _serve(self, key: str, cost: int, now: int | None = None) -> Decision:
         try:
@@ -162,6 +202,23 @@ class LeasedLimiter(TwoTierLimiter):
         if self.fail == "open":
             return Decision(True, self._near.limit, 0, again_at, 0)
         return Decision(False, self._near.limit, 0, again_at, _RETRY_MS)
+
+    def _failed_forecast(self, error: StoreUnavailableError, key: str, cost: int) -> Forecast:
+        """The credits that are held, and what the fail mode makes of the rest."""
+        decision = self._failed(error, None)
+        held = self._near.held(key)
+        spendable = max(held, self._near.limit) if decision.allowed else held
+        return Forecast(spendable // cost, decision.reset_at, decision.reset_at)
+
+
+def _require_text(name: str, value: str | None) -> str | None:
+    """What travels as metadata: the library would only say so when it is sent."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value.isascii() or not value.isprintable() or not value:
+        # Without the value: it is not to be seen.
+        reject(f"{name} must be a text of printable ASCII characters, or None")
+    return value
 
 
 def _rest(errand: Errand, grant: Grant) -> Errand:
