@@ -412,6 +412,13 @@ def test_a_look_is_answered_by_the_fail_mode_too(
     run(story())
 
 
+def test_an_open_client_that_never_reached_its_door_forecasts_what_it_would_allow() -> None:
+    """The limit is not known yet; a request is allowed all the same."""
+    with LeasedLimiter("127.0.0.1:1", "api", timeout_ms=2_000, clock=ManualClock(START)) as limiter:
+        assert limiter.peek().allowed
+        assert limiter.forecast(cost=5).spendable_now == 1
+
+
 def test_peek_and_forecast_ask_the_policy_and_reset_is_refused(
     door: Door, node: ManualClock
 ) -> None:

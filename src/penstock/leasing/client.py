@@ -207,7 +207,8 @@ class LeasedLimiter(TwoTierLimiter):
         """The credits that are held, and what the fail mode makes of the rest."""
         decision = self._failed(error, None)
         held = self._near.held(key)
-        spendable = max(held, self._near.limit) if decision.allowed else held
+        # The limit is not known before the first answer, but one such request is allowed.
+        spendable = max(held, self._near.limit, cost) if decision.allowed else held
         return Forecast(spendable // cost, decision.reset_at, decision.reset_at)
 
 
