@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import random
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import pytest
 
 from penstock import ConfigInvalidError, ManualClock, fixed_window
 from penstock.leasing import AdaptiveBatch, two_tier
+from penstock.leasing.demand import Demand
 from tests.helpers import frantic_switching
 from tests.leasing.far import NOW, FarStore
 
@@ -61,6 +65,30 @@ def test_what_is_learned_is_bounded_and_safe_under_threads() -> None:
         list(pool.map(observe, range(6)))
     assert len(batch._learned) == 20
     assert "20 keys" in repr(batch)
+
+
+def test_what_was_spent_is_bounded_and_safe_under_threads() -> None:
+    """Another thread leases just while the oldest key is looked for."""
+    demand = Demand(AdaptiveBatch(), max_keys=1)
+
+    class Interrupted(dict[str, list[int]]):
+        others: ClassVar[list[threading.Thread]] = []
+
+        def __iter__(self) -> Iterator[str]:
+            found = super().__iter__()
+            if not self.others:
+                other = threading.Thread(target=demand.leased, args=("other", 5, 1, NOW))
+                self.others.append(other)
+                other.start()
+                # It waits for the lock, or it is quick.
+                other.join(0.05)
+            return found
+
+    demand._spent = Interrupted()
+    for key in ("a", "b", "c"):
+        demand.leased(key, 5, 1, NOW)
+    demand._spent.others[0].join(20)
+    assert len(demand._spent) == 1
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from penstock import (
     Limiter,
     ManualClock,
+    MemoryStore,
     Strategy,
     fixed_window,
     gcra,
@@ -165,3 +166,18 @@ def test_twice_the_limit_bounds_a_coupled_sliding_log_however_many_nodes() -> No
                 if at_ms == 0:
                     break
     assert LIMIT < most_within(admitted, WINDOW) <= 2 * LIMIT
+
+
+@pytest.mark.parametrize("slow_ms", [0, 1, 500, 999])
+def test_where_nodes_bring_the_clock_a_slow_one_adds_what_it_holds(slow_ms: int) -> None:
+    """A store without a clock of its own: coupled credits are then bounded as carried ones."""
+    strategy, store = fixed_window(LIMIT, WINDOW), MemoryStore()
+    start = NOW // WINDOW * WINDOW
+    right, slow = ManualClock(start + WINDOW - 1), ManualClock(start + WINDOW - 1 - slow_ms)
+    ahead = two_tier(strategy, store, batch=BATCH, clock=right)
+    behind = two_tier(strategy, store, batch=BATCH, clock=slow)
+    behind.check("key")
+    right.advance(1)
+    slow.advance(1)
+    admitted = sum(node.check("key").allowed for node in (ahead, behind) for _ in range(2 * LIMIT))
+    assert admitted == LIMIT + (BATCH - 1 if slow_ms else 0)

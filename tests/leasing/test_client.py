@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,13 +21,15 @@ from penstock import (
     StoreUnavailableError,
     SystemClock,
     UnsupportedError,
+    fixed_window,
+    rate_limit,
 )
 from penstock.leasing import LeasedLimiter
 from tests.helpers import run
 from tests.leasing.door import START, Door, opened
 from tests.leasing.far import ServerClock
 from tests.servers import NotReady, eventually
-from tests.service.worlds import FragileStore
+from tests.service.worlds import AWAY, FragileStore
 
 MINUTE = 60_000
 
@@ -36,10 +41,16 @@ class CountingStore(FragileStore):
         super().__init__()
         self.leases: list[int] = []
 
+        # Called after a lease was decided, with the key.
+        self.then: Callable[[str], None] | None = None
+
     async def aapply(self, key: str, transform: Any, now: int, cost: int) -> Any:
         if transform.role == "lease":
             self.leases.append(cost)
-        return await super().aapply(key, transform, now, cost)
+        result = await super().aapply(key, transform, now, cost)
+        if transform.role == "lease" and self.then is not None:
+            self.then(key)
+        return result
 
 
 @pytest.fixture
@@ -223,6 +234,94 @@ def test_a_request_may_need_more_than_is_handed_out_at_once(
     limiter.close()
 
 
+@each_colour
+@pytest.mark.parametrize("refusal", ["used up", "closed", "honest"])
+def test_a_part_that_was_granted_keeps_its_own_window_when_the_rest_is_refused(
+    check: Any, refusal: str, door: Door, node: ManualClock, store: CountingStore
+) -> None:
+    """The window rolls between the two calls, or the service's store is gone for the second: in
+    the next window, what was granted before it is void."""
+    policy = "api" if refusal == "used up" else refusal
+    node.set(START + MINUTE - 10)
+
+    def interfere(key: str) -> None:
+        store.then = None
+        if refusal == "used up":
+            node.advance(10)
+            whole = rate_limit(fixed_window(100, MINUTE), store=store.inner, clock=door.clock)
+            assert whole.check(key, 100).allowed
+        else:
+            store.error = AWAY
+
+    async def story() -> None:
+        limiter = client(door, node, policy=policy)
+        store.then = interfere
+        if refusal == "honest":
+            with pytest.raises(StoreUnavailableError):
+                await check(limiter, "big", 70)
+        else:
+            assert not (await check(limiter, "big", 70)).allowed
+        assert store.leases == [50, 20]
+        if refusal != "used up":
+            # They are good for what is left of their own window, and not lost.
+            assert (await check(limiter, "big")).remaining == 49
+            node.advance(10)
+            store.error = None
+            assert (await check(limiter, "big")).remaining == 19
+        else:
+            assert limiter._near.held("big") == 0
+            assert not (await check(limiter, "big")).allowed
+        await limiter.aclose()
+
+    run(story())
+
+
+@pytest.mark.parametrize("low_water", [0, None], ids=["on demand", "ahead"])
+@pytest.mark.parametrize("cost", [1, 3])
+@pytest.mark.parametrize("policy", ["api", "sliding"])
+def test_refreshes_keep_what_is_held(
+    policy: str, cost: int, low_water: int | None, door: Door, node: ManualClock
+) -> None:
+    """Of a window that slides, each grant ends later than the one before, and adds to it; all of
+    the limit is spent, and no more."""
+    limiter = client(door, node, policy=policy, low_water=low_water)
+    units = 0
+    for price in [cost] * 150 + [1] * 150:
+        units += price * limiter.check(cost=price).allowed
+        limiter._finish()
+        node.advance(1)
+    assert units == 100
+    limiter.close()
+
+
+def test_a_sliding_policy_never_admits_more_than_was_granted(
+    door: Door, node: ManualClock, store: CountingStore
+) -> None:
+    """Over many windows, with pauses in which credits end; nearly all of it is spent."""
+    limiter, rng = client(door, node, policy="sliding", low_water=None), random.Random(1)
+    admitted: list[int] = []
+    for _ in range(6_000):
+        admitted += [node.now()] * limiter.check().allowed
+        limiter._finish()
+        node.advance(rng.choice((0, 1, 100, 300)))
+    most = max(sum(at - MINUTE < other <= at for other in admitted) for at in admitted)
+    assert most <= 100 + 19
+    windows = (node.now() - START) / MINUTE
+    assert 0.75 * 100 * windows < len(admitted) <= 100 * (windows + 1)
+    limiter.close()
+
+
+def test_a_request_may_need_several_grants_of_a_sliding_window(
+    door: Door, node: ManualClock, store: CountingStore
+) -> None:
+    """They add up, though each names another end."""
+    store.then = lambda _: node.advance(5)
+    limiter = client(door, node, policy="sliding")
+    assert limiter.check("big", 70).allowed
+    assert store.leases == [50, 20]
+    limiter.close()
+
+
 def test_a_token_budget_is_spent_the_same_way(door: Door, node: ManualClock) -> None:
     """On the axis of budgets."""
     limiter = client(door, node, policy="tokens", axis="token_budget", batch=150)
@@ -262,6 +361,64 @@ def test_the_secret_is_presented() -> None:
         friend.close()
 
 
+@pytest.mark.parametrize("colour", ["", "a"])
+def test_every_call_means_the_domain_by_default(colour: str, door: Door, node: ManualClock) -> None:
+    """As `check` does."""
+
+    async def story() -> None:
+        limiter = client(door, node, domain="eu")
+
+        async def call(verb: str, **options: Any) -> Any:
+            answer = getattr(limiter, colour + verb)(**options)
+            return await answer if colour else answer
+
+        assert (await call("acquire", cost=2)).remaining == 18
+        assert (await call("peek")).remaining == 18
+        assert (await call("forecast", cost=2)).spendable_now == 49
+        assert limiter.peek("eu").remaining == 18
+        await limiter.aclose()
+
+    run(story())
+
+
+@pytest.mark.parametrize("colour", ["", "a"])
+@pytest.mark.parametrize(("fail", "spendable"), [("open", 100), ("closed", 0), ("error", None)])
+def test_a_look_is_answered_by_the_fail_mode_too(
+    fail: str, spendable: int | None, colour: str, door: Door, node: ManualClock
+) -> None:
+    """While the door is gone: how a check would be answered, and how many of them."""
+
+    async def story() -> None:
+        limiter = client(door, node, fail=fail)
+
+        async def call(verb: str, *args: Any) -> Any:
+            answer = getattr(limiter, colour + verb)(*args)
+            return await answer if colour else answer
+
+        await call("check", "held")
+        await asyncio.to_thread(door.close)
+        assert (await call("peek", "held")).remaining == 19
+        if spendable is None:
+            for verb in ("peek", "forecast"):
+                with pytest.raises(StoreUnavailableError):
+                    await call(verb, "cold")
+        else:
+            assert (await call("peek", "cold")).allowed is (spendable > 0)
+            assert (await call("forecast", "cold")).spendable_now == spendable
+            assert (await call("forecast", "held", 2)).spendable_now == max(spendable, 19) // 2
+        await asyncio.to_thread(door.open)
+        await limiter.aclose()
+
+    run(story())
+
+
+def test_an_open_client_that_never_reached_its_door_forecasts_what_it_would_allow() -> None:
+    """The limit is not known yet; a request is allowed all the same."""
+    with LeasedLimiter("127.0.0.1:1", "api", timeout_ms=2_000, clock=ManualClock(START)) as limiter:
+        assert limiter.peek().allowed
+        assert limiter.forecast(cost=5).spendable_now == 1
+
+
 def test_peek_and_forecast_ask_the_policy_and_reset_is_refused(
     door: Door, node: ManualClock
 ) -> None:
@@ -287,6 +444,11 @@ def test_peek_and_forecast_ask_the_policy_and_reset_is_refused(
         ({"fail": "maybe"}, "fail"),
         ({"axis": "slots"}, "axis"),
         ({"timeout_ms": 0}, "timeout_ms"),
+        ({"secret": 12_345}, "secret"),
+        ({"secret": b"bytes"}, "secret"),
+        ({"secret": "caf\u00e9"}, "secret"),
+        ({"token": ["a"]}, "token"),
+        ({"token": ""}, "token"),
     ],
 )
 def test_options_that_could_not_work_are_refused(options: dict[str, Any], named: str) -> None:
@@ -333,3 +495,22 @@ def test_a_stopped_door_is_found_again_by_a_limiter_that_was_idle(
 
     eventually(probe, within=10, what="a lease")
     limiter.close()
+
+
+@pytest.mark.parametrize(
+    ("module", "package"), [("grpc", "grpcio"), ("google.protobuf", "protobuf")]
+)
+def test_without_the_extra_the_error_names_it(module: str, package: str) -> None:
+    """And the package, by the name under which it is installed."""
+    story = f"""
+import sys
+sys.modules[{module!r}] = None
+from penstock import ConfigInvalidError
+try:
+    from penstock.leasing import LeasedLimiter
+except ConfigInvalidError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", story]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert shown.strip() == f"LeasedLimiter needs {package}: pip install 'penstock[server]'"

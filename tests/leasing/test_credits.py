@@ -110,6 +110,23 @@ def test_aligned_credits_of_another_window_are_void() -> None:
     assert rolling.grant((3, 1_000, 880), 500, (4, 2_000, 1_890)).state == (7, 2_000, 880)
 
 
+@pytest.mark.parametrize(
+    ("end", "granted_at", "state"),
+    [
+        (1_400, 999, (7, 1_400, 880)),
+        (1_400, 1_000, (4, 1_400, 1_300)),
+        (900, 400, (4, 900, 1_300)),
+        (1_000, 999, (7, 1_000, 880)),
+    ],
+    ids=["had not ended", "had ended", "a clock went back", "the same"],
+)
+def test_the_instant_of_a_grant_tells_whether_held_credits_are_still_good(
+    end: int, granted_at: int, state: tuple[int, int, int]
+) -> None:
+    """Where it is not known whether windows slide; both then end with the earlier one."""
+    assert Credits(10).grant((3, 1_000, 880), 500, (4, end, 1_300), granted_at).state == state
+
+
 def test_a_missing_credit_is_no_denial() -> None:
     """What a near tier says when it lacks credits: how many it has, and to ask at once."""
     assert Credits(10).check((2, 1_000, 900), 500, 3).result == Decision(False, 10, 2, 501, 1)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +17,7 @@ import pytest
 
 from penstock import Limiter, StoreUnavailableError, fixed_window
 from penstock.core.turns import Turns
-from penstock.leasing import TwoTierLimiter, two_tier
+from penstock.leasing import AdaptiveBatch, TwoTierLimiter, two_tier
 from tests.helpers import frantic_switching, run
 from tests.leasing.far import FarStore
 
@@ -272,7 +275,7 @@ def test_a_late_lease_ahead_finds_its_need_gone() -> None:
     """A miss was quicker: what is held never exceeds the batch less 1."""
     far = FarStore()
     limiter = leased(far, low_water=3)
-    limiter._ahead.add("k")
+    limiter._ahead["k"] = None
     for _ in range(12):
         limiter.check("k")
     limiter._run_ahead("k")
@@ -282,17 +285,18 @@ def test_a_late_lease_ahead_finds_its_need_gone() -> None:
 
 def test_closing_waits_for_what_is_under_way_and_a_later_call_starts_anew() -> None:
     """No thread is left behind; a closed limiter still works."""
+    before = set(threading.enumerate())
     far = FarStore()
     limiter = leased(far, low_water=3)
     for _ in range(7):
         limiter.check("k")
     limiter.close()
     limiter.close()
-    assert not any("penstock-lease" in thread.name for thread in threading.enumerate())
+    assert not [t for t in set(threading.enumerate()) - before if "penstock-lease" in t.name]
     for _ in range(7):
         assert limiter.check("k").allowed
     run(limiter.aclose())
-    assert not any("penstock-lease" in thread.name for thread in threading.enumerate())
+    assert not [t for t in set(threading.enumerate()) - before if "penstock-lease" in t.name]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -311,6 +315,264 @@ def test_a_forked_child_does_not_spend_its_parents_credits() -> None:
     os.close(reading)
     os.close(writing)
     assert limiter._near.held("k") == 9
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize("idle_ms", [None, 60_000], ids=["compiled", "interpreted"])
+@pytest.mark.parametrize("verb", ["check", "acheck", "check_many"])
+def test_a_method_taken_before_the_fork_does_not_spend_the_parents_credits(
+    verb: str, idle_ms: int | None
+) -> None:
+    """Hot code looks `limiter.check` up once: in the child it spends what the child leases."""
+    far = FarStore()
+    limiter = leased(far, return_idle_after_ms=idle_ms)
+    method: Any = getattr(limiter, verb)
+
+    def remaining() -> int:
+        if verb == "check_many":
+            return int(method(["k"])[0].remaining)
+        return int((run(method("k")) if verb == "acheck" else method("k")).remaining)
+
+    remaining()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        found = [remaining(), remaining(), limiter.check("k").remaining]
+        os.write(writing, bytes([*found, far.leases]))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 4) == bytes([9, 8, 7, 2])
+    os.close(reading)
+    os.close(writing)
+    assert remaining() == 8
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_does_not_wait_for_locks_of_its_parents_threads() -> None:
+    """A batch that learns has two, and whoever held them is not in the child."""
+    far, batch = FarStore(), AdaptiveBatch()
+    limiter = leased(far, batch=batch)
+    with batch._lock, limiter._near.demand._lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            limiter.check("k")
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def ends(work: Callable[[], Any]) -> Any:
+    """The result of something that must not hang."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert results
+    return results[0]
+
+
+def test_a_plain_call_on_a_loop_does_not_wait_for_a_task_of_that_loop() -> None:
+    """It leases what it needs, out of turn, and leaves no credit that could be held."""
+
+    async def mixed() -> None:
+        far = FarStore()
+        limiter = leased(far)
+        far.agate = asyncio.Event()
+        first = asyncio.create_task(limiter.acheck("k"))
+        await asyncio.sleep(0.01)
+        assert limiter.check("k", 3).allowed
+        assert limiter._near.held("k") == 0
+        limiter.reset("other")
+        limiter.reset("k")
+        assert limiter.check_many(["k", "j"])[0].allowed
+        far.agate.set()
+        assert (await first).remaining == 9
+        assert [cost for key, _, cost in far.calls if key == "k"] == [10, 3, 1]
+        assert limiter.check("k").remaining == 8
+
+    ends(lambda: run(mixed()))
+
+
+def test_a_plain_call_on_a_loop_does_not_wait_behind_a_task_that_waits() -> None:
+    """A thread has the turn, a task is next: it could not come to an end while we wait."""
+
+    async def mixed(limiter: TwoTierLimiter, far: FarStore) -> None:
+        waiting = asyncio.create_task(limiter.acheck("k"))
+        until(far.arrived.is_set)
+        await asyncio.sleep(0)
+        threading.Timer(0.05, far.gate.set).start()
+        assert limiter.check("k").allowed
+        assert (await waiting).allowed
+
+    far = FarStore()
+    limiter = leased(far)
+    far.gate.clear()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(limiter.check, "k")
+        ends(lambda: run(mixed(limiter, far)))
+        assert first.result(20).allowed
+
+
+def test_loops_do_not_wait_for_each_other_crosswise() -> None:
+    """Each has a task with the turn that the other one's plain call wants."""
+    far = FarStore()
+    limiter = leased(far)
+    both = threading.Barrier(2)
+
+    async def cross(mine: str, other: str) -> None:
+        lease = asyncio.create_task(limiter.acheck(mine))
+        while mine not in limiter._near.turns._lines:
+            await asyncio.sleep(0)
+        both.wait(20)
+        assert limiter.check(other).allowed
+        both.wait(20)
+        assert (await lease).allowed
+
+    threads = [
+        threading.Thread(target=run, args=(cross(*keys),), daemon=True)
+        for keys in (("a", "b"), ("b", "a"))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def abandoned(work: Any) -> None:
+    """Run it in a loop that is closed without a word to its tasks."""
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(work)
+    loop.close()
+
+
+def test_a_lease_whose_loop_was_closed_locks_nobody_out() -> None:
+    """Neither threads nor other loops; what it would have brought is lost."""
+    far = FarStore()
+    limiter = leased(far)
+
+    async def hang_up() -> None:
+        far.agate = asyncio.Event()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(limiter.acheck("k"), 0.01)
+
+    for _ in range(2):
+        abandoned(hang_up())
+        far.agate = None
+        assert len(limiter._near.turns) == 1
+        assert ends(lambda: limiter.check("k", 10)).allowed
+        abandoned(hang_up())
+        far.agate = None
+        assert ends(lambda: run(limiter.acheck("k", 10))).allowed
+    assert len(limiter._near.turns) == 0
+    assert len(limiter._tasks) == 1
+
+
+def test_a_lease_ahead_whose_loop_was_closed_is_taken_by_the_next() -> None:
+    """It is not under way any more, whatever the books say."""
+    far = FarStore()
+    limiter = leased(far, low_water=3)
+
+    async def spend() -> None:
+        for _ in range(7):
+            await limiter.acheck("k")
+
+    abandoned(spend())
+    assert list(limiter._ahead) == ["k"]
+    assert ends(lambda: limiter.check("k")).remaining == 2
+    limiter.close()
+    assert limiter._near.held("k") == 9
+    assert not limiter._ahead
+
+
+def test_those_whose_loop_was_closed_are_passed_over() -> None:
+    """As heirs, when somebody leaves, and by those who wait already."""
+    turns, dead = Turns(), asyncio.new_event_loop()
+    first, heir, last = turns.join("k"), turns.join("k", dead), turns.join("k")
+    dead.close()
+    first.leave()
+    with last:
+        assert last._mine
+        heir.leave()
+        assert last._mine
+    assert len(turns) == 0
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_who_waits_looks_again_whether_the_turn_can_still_come(
+    colour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop of the one before was closed while they waited, and nobody came since."""
+    monkeypatch.setattr("penstock.core.turns._LOOK_AGAIN_S", 0.01)
+    turns, dead = Turns(), asyncio.new_event_loop()
+    turns.join("k", dead)
+
+    def wait() -> None:
+        with turns.join("k"):
+            pass
+
+    async def await_it() -> None:
+        async with turns.join("k", asyncio.get_running_loop()):
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait) if colour == "sync" else pool.submit(run, await_it())
+        until(lambda: bool(turns._lines["k"].waiting))
+        dead.close()
+        waiting.result(20)
+    assert len(turns) == 0
+
+
+def test_the_collector_may_end_a_task_while_the_books_are_kept() -> None:
+    """It runs anywhere, also where the lock of all lines is held by the same thread."""
+    turns = Turns()
+    turn = turns.join("k")
+
+    def collect() -> None:
+        with turns._lock:
+            turn.leave()
+
+    ends(collect)
+    assert len(turns) == 0
+
+
+def test_a_failure_after_the_caller_hung_up_is_nobodys() -> None:
+    """It was shared with those who wait; the loop has nothing to complain of."""
+
+    async def hang_up() -> list[Any]:
+        complaints: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
+        far = FarStore()
+        limiter = leased(far)
+        far.agate = asyncio.Event()
+        caller = asyncio.create_task(limiter.acheck("k"))
+        await asyncio.sleep(0.01)
+        caller.cancel()
+        await asyncio.sleep(0)
+        far.broken = True
+        far.agate.set()
+        await asyncio.sleep(0.01)
+        assert len(limiter._near.turns) == 0
+        gc.collect()
+        return complaints
+
+    assert run(hang_up()) == []
+
+
+def test_a_spend_does_not_fail_for_want_of_a_thread_to_lease_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As once the main thread has ended; leases are then taken by those who miss."""
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    far = FarStore()
+    limiter = leased(far, low_water=3)
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    assert [limiter.check("k").remaining for _ in range(11)] == [*range(9, -1, -1), 9]
+    assert not limiter._ahead
+    limiter.close()
 
 
 def test_turns_are_taken_in_order_of_arrival() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock import ConfigInvalidError, StoreUnavailableError
+from penstock import ConfigInvalidError, MemoryStore, Store, StoreUnavailableError
 from penstock.config import TwoTierSpec, parse_policies
 from penstock.config.leases import MODES
 from penstock.leasing import TwoTierLimiter
@@ -72,7 +72,7 @@ def test_what_could_not_work_is_refused_with_its_place(policy: str, told: str) -
         spec(policy)
 
 
-def service_of(far: FarStore, policy: str, **options: Any) -> Any:
+def service_of(far: Store, policy: str, **options: Any) -> Any:
     text = f"version: 1\nlimiters:\n  api: {{{policy}}}\n"
     return build_service(parse_policies(text, "penstock.yaml"), store=far, **options)
 
@@ -101,6 +101,13 @@ def test_the_mode_chooses_the_limiter(mode: str, kind: type[Any]) -> None:
     assert type(service._table["api"].limiter) is kind
 
 
+def test_a_leased_policy_is_never_decided_in_passing() -> None:
+    """A task may have its lease under way, and a call that blocks the loop would never end."""
+    for mode, inline in (("leased", False), ("cached-deny", True), ("strict", True)):
+        service = service_of(MemoryStore(), f"{WINDOW}, twoTier: {{mode: {mode}}}")
+        assert (service.checker("api") is not None) is inline
+
+
 @pytest.mark.parametrize(("fail", "answer"), [("open", True), ("closed", False), ("error", None)])
 def test_while_the_store_is_away_credits_are_spent_and_then_the_fail_mode_answers(
     fail: str, answer: bool | None
@@ -122,6 +129,34 @@ def test_while_the_store_is_away_credits_are_spent_and_then_the_fail_mode_answer
             assert (await service.check("api", "k")).allowed is answer
         far.broken = False
         assert (await service.check("api", "k")).remaining == 9
+        await service.aclose()
+
+    run(story())
+
+
+@pytest.mark.parametrize(("fail", "answer"), [("open", True), ("closed", False), ("error", None)])
+def test_of_many_keys_those_with_credits_are_served_while_the_store_is_away(
+    fail: str, answer: bool | None
+) -> None:
+    """The others follow the fail mode, each by itself; an error is one of the whole call."""
+
+    async def story() -> None:
+        far = FarStore()
+        service = service_of(far, f"{WINDOW}, twoTier: {{batch: 10}}, fail: {fail}")
+        await service.check("api", "hot")
+        far.broken = True
+        if answer is None:
+            with pytest.raises(StoreUnavailableError):
+                await service.check_many("api", ["cold", "hot"])
+        else:
+            many = await service.check_many("api", ["cold", "hot", "cool", "hot"])
+            assert [(d.allowed, d.remaining) for d in many] == [
+                (answer, 0),
+                (True, 8),
+                (answer, 0),
+                (True, 7),
+            ]
+            assert service.snapshot().policies["api"]["store_errors"] == 2
         await service.aclose()
 
     run(story())

@@ -23,7 +23,10 @@ from penstock import (
     token_bucket,
     unlimited,
 )
+from penstock.core.grant import leasing
 from penstock.leasing import AdaptiveBatch, TwoTierLimiter, two_tier
+from penstock.leasing.near import NearTier
+from penstock.leasing.term import term_of
 from tests.helpers import KINDS, NOW, CountingClock, draw_strategy, draw_timeline, run
 from tests.leasing.far import FarStore, ServerClock
 
@@ -155,6 +158,42 @@ def test_a_wall_clock_that_is_set_back_does_not_stretch_a_window(clock: ManualCl
     assert readings == [0]
 
 
+@pytest.mark.parametrize("low_water", [10, 25, 50, 75, 98])
+def test_a_low_water_mark_costs_a_trip_per_credits_above_it(far: FarStore, low_water: int) -> None:
+    """`batch - 1 - low_water` requests each, as documented."""
+    limiter = leased(far, limit=10_000, batch=100, low_water=low_water)
+    assert isinstance(limiter, TwoTierLimiter)
+    for _ in range(1_000):
+        assert limiter.check("k").allowed
+        limiter._finish()
+    assert far.leases == pytest.approx(1_000 / (99 - low_water), abs=1)
+
+
+@pytest.mark.parametrize("span_ms", [1_000, 60_000, 86_400_000])
+@pytest.mark.parametrize("ppm", [-500, 500])
+def test_clocks_that_run_apart_do_not_stretch_a_window(span_ms: int, ppm: int) -> None:
+    """Each slewed by as much as systems do, in opposite directions; the loss is small."""
+    far = FarStore(ManualClock(START // span_ms * span_ms))
+    near = NearTier(
+        limit=100,
+        batch=10,
+        term=term_of(fixed_window(100, span_ms), None),
+        idle_ms=None,
+        max_keys=10,
+        clock=ManualClock(START),
+        foreign_clock=True,
+    )
+    errand = near.ask("k", 1)
+    lease = leasing(fixed_window(100, span_ms), 1)
+    near.receive(errand, 1, far.apply("k", lease, 0, errand.want))
+    # How far this node's clock gets while the store's measures the window.
+    seen_ms = span_ms * (1_000_000 + ppm) // (1_000_000 - ppm)
+    near._clock.set(START + min(seen_ms, span_ms * 998 // 1_000 - 2))
+    assert near.held("k") == 9
+    near._clock.set(START + seen_ms)
+    assert near.held("k") == 0
+
+
 @pytest.mark.parametrize("slow_ms", [0, 400, WINDOW - 1, WINDOW, 3 * WINDOW])
 def test_a_slow_answer_shortens_the_credits_and_never_lengthens_them(slow_ms: int) -> None:
     """They are reckoned from the moment of asking. The request itself was admitted by the store."""
@@ -278,16 +317,18 @@ def test_what_a_caller_gets_wrong_is_refused_before_the_store_is_asked(far: FarS
         ({"batch": 0}, "batch"),
         ({"batch": 2.0}, "batch"),
         ({"batch": 10, "low_water": 10}, "low_water"),
+        ({"batch": AdaptiveBatch(most=50), "low_water": 50}, "low_water"),
         ({"low_water": -1}, "low_water"),
         ({"return_idle_after_ms": 0}, "return_idle_after_ms"),
         ({"window_coupled": "yes"}, "window_coupled"),
         ({"max_keys": 0}, "max_keys"),
     ],
 )
-def test_options_that_could_not_work_are_refused(options: Any, named: str) -> None:
-    """By name, with what would be right."""
+@pytest.mark.parametrize("mode", ["strict", "cached-deny", "leased"])
+def test_options_that_could_not_work_are_refused(options: Any, named: str, mode: str) -> None:
+    """By name, with what would be right, in every mode: it is one word away from another."""
     with pytest.raises(ConfigInvalidError, match=named):
-        two_tier(gcra(5, 1_000), MemoryStore(), **options)
+        two_tier(gcra(5, 1_000), MemoryStore(), **{"mode": mode, **options})
 
 
 @pytest.mark.parametrize(
@@ -398,3 +439,18 @@ def test_many_keys_with_credits_are_decided_at_one_instant() -> None:
     before, asked = clock.reads, far.leases
     assert [d.remaining for d in limiter.check_many(["a", "b", "c", "a"])] == [8, 8, 8, 7]
     assert (clock.reads - before, far.leases) == (1, asked)
+
+
+@each_colour
+@pytest.mark.parametrize("low_water", [0, 9])
+@pytest.mark.parametrize("mode", ["strict", "cached-deny", "leased"])
+def test_many_keys_cost_one_reading_of_the_clock(mode: str, low_water: int, call: Any) -> None:
+    """Cold, denied for the first time, and denied from memory."""
+    clock = CountingClock(START)
+    limiter = two_tier(fixed_window(1, WINDOW), MemoryStore(), mode, 10, low_water, clock=clock)
+    for allowed in (True, False, False):
+        clock.reads = 0
+        decisions = call(limiter, "check_many", [f"k{number}" for number in range(20)])
+        assert [decision.allowed for decision in decisions] == [allowed] * 20
+        assert clock.reads == 1
+        limiter.close()

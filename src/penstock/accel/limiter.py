@@ -48,7 +48,9 @@ if native is not None:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             Limiter.__init__(self, *args, **kwargs)
-            store: Any = self.store
+
+        def _settle_on(self, store: Any) -> None:
+            Limiter._settle_on(self, store)
             steady = native.reads_steady_clock and type(self.clock) is SystemClock
             self._open_gate(
                 store.table,

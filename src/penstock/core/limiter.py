@@ -61,18 +61,22 @@ class Limiter:
         if max_waiters is not None:
             require_int("max_waiters", max_waiters, low=0)
         self.strategy = strategy
-        self.store = store
         self.prefix = prefix
         self.clock: Clock = SystemClock() if clock is None else require_clock(clock)
         self._owns_store = owns_store
         self._lead = key_lead(prefix)
         self._now = _reader(self.clock)
-        self._apply = store.apply
-        self._aapply = store.aapply
         self._check = checking(strategy)
         self._peek = peeking(strategy)
         self._forecast = forecasting(strategy)
         self._lines = Lines(max_waiters)
+        self._settle_on(store)
+
+    def _settle_on(self, store: Store) -> None:
+        """Keep states there from now on."""
+        self.store = store
+        self._apply = store.apply
+        self._aapply = store.aapply
 
     def check(self, key: str, cost: int = 1) -> Decision:
         """Decide a request of `cost` and, if it is allowed, spend it."""

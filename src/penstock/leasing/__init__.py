@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AdaptiveBatch", "LeaseSpender", "LeasedLimiter", "TwoTierLimiter", "two_tier"]
 
+# What a module is called where it is installed from.
+_PACKAGES = {"google": "protobuf", "grpc": "grpcio"}
+
 
 def __getattr__(name: str) -> Any:
     """The client needs gRPC, and is loaded by those who use it."""
@@ -22,7 +25,8 @@ def __getattr__(name: str) -> Any:
     try:
         from .client import LeasedLimiter
     except ImportError as error:
+        module = (error.name or "grpc").partition(".")[0]
         raise ConfigInvalidError(
-            f"LeasedLimiter needs {error.name}: pip install 'penstock[server]'"
+            f"LeasedLimiter needs {_PACKAGES.get(module, module)}: pip install 'penstock[server]'"
         ) from error
     return LeasedLimiter

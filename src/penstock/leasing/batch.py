@@ -47,9 +47,13 @@ class AdaptiveBatch:
         self.least = require_int("least", least)
         self.most = require_int("most", most, low=least)
         self._max_keys = require_int("max_keys", max_keys)
-        self._lock = threading.Lock()
+        self.renew_lock()
         # key: (mean logarithm of the demand per period, when last leased)
         self._learned: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    def renew_lock(self) -> None:
+        """For the child of a fork, in which nobody holds the lock."""
+        self._lock = threading.Lock()
 
     def observe(self, key: str, served: int, now: int) -> None:
         """`served` credits went to callers since the key's previous lease."""

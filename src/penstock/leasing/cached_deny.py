@@ -23,41 +23,42 @@ class CachedDenyLimiter(Limiter):
     ) -> None:
         for_store, here = clocks_for(store, clock)
         super().__init__(strategy, store, clock=for_store, prefix=prefix)
-        self._here = here.now
-        self._denials = Denials(max_keys, self._here)
+        # One reading serves both sides: a store with a clock of its own does not look at it.
+        self._here = self._now if for_store is here else here.now
+        self._denials = Denials(max_keys)
 
     def check(self, key: str, cost: int = 1) -> Decision:
-        name, asked_at = self._name(key, cost), self._here()
-        held = self._denials.recall(name, cost)
+        name, now = self._name(key, cost), self._here()
+        held = self._denials.recall(name, cost, now)
         if held is not None:
             return held
-        decision = self._apply(name, self._check, self._now(), cost)
-        return self._noted(name, asked_at, cost, decision)
+        decision = self._apply(name, self._check, now, cost)
+        return self._noted(name, now, cost, decision)
 
     async def acheck(self, key: str, cost: int = 1) -> Decision:
-        name, asked_at = self._name(key, cost), self._here()
-        held = self._denials.recall(name, cost)
+        name, now = self._name(key, cost), self._here()
+        held = self._denials.recall(name, cost, now)
         if held is not None:
             return held
-        decision = await self._aapply(name, self._check, self._now(), cost)
-        return self._noted(name, asked_at, cost, decision)
+        decision = await self._aapply(name, self._check, now, cost)
+        return self._noted(name, now, cost, decision)
 
     def check_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
-        names, asked_at = self._names(keys, cost), self._here()
-        known = [self._denials.recall(name, cost) for name in names]
+        names, now = self._names(keys, cost), self._here()
+        known = [self._denials.recall(name, cost, now) for name in names]
         asked = _unknown(names, known)
         if asked:
-            decisions = self.store.apply_many(asked, self._check, self._now(), cost)
-            self._merge(known, asked, decisions, asked_at, cost)
+            decisions = self.store.apply_many(asked, self._check, now, cost)
+            self._merge(known, asked, decisions, now, cost)
         return _all(known)
 
     async def acheck_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
-        names, asked_at = self._names(keys, cost), self._here()
-        known = [self._denials.recall(name, cost) for name in names]
+        names, now = self._names(keys, cost), self._here()
+        known = [self._denials.recall(name, cost, now) for name in names]
         asked = _unknown(names, known)
         if asked:
-            decisions = await self.store.aapply_many(asked, self._check, self._now(), cost)
-            self._merge(known, asked, decisions, asked_at, cost)
+            decisions = await self.store.aapply_many(asked, self._check, now, cost)
+            self._merge(known, asked, decisions, now, cost)
         return _all(known)
 
     def reset(self, key: str) -> None:

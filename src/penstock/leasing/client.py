@@ -9,6 +9,8 @@ credits are spent as long as they are good; then the fail mode answers:
 | open | allowed, with nothing remaining |
 | closed | denied, to be asked again in a second |
 | error | none: `store_unavailable` is raised |
+
+A `peek` or `forecast` of a key without credits is answered the same way.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.clock import Clock
-from ..core.decision import Decision
+from ..core.decision import Decision, Forecast
 from ..core.errors import StoreUnavailableError
+from ..core.flow import Flow, adrive, drive
 from ..core.grant import Grant
 from ..core.validation import (
     reject,
@@ -27,9 +30,10 @@ from ..core.validation import (
     require_prefix,
 )
 from ..wire.proto import fleet_pb2
+from .credits import overlap
 from .near import Errand
 from .remote import FleetStore, RemotePolicy
-from .term import WINDOW
+from .term import REMOTE
 from .two_tier import TwoTierLimiter, require_batch
 
 __all__ = ["LeasedLimiter"]
@@ -79,8 +83,8 @@ class LeasedLimiter(TwoTierLimiter):
             target,
             policy,
             axis=_AXES[axis],
-            secret=secret,
-            token=token,
+            secret=_require_text("secret", secret),
+            token=_require_text("token", token),
             credentials=credentials,
             timeout_ms=require_int("timeout_ms", timeout_ms, high=3_600_000),
         )
@@ -89,7 +93,7 @@ class LeasedLimiter(TwoTierLimiter):
             store,
             batch=batch,
             low_water=low,
-            term=WINDOW,
+            term=REMOTE,
             idle_ms=None,
             clock=clock,
             prefix="",
@@ -107,34 +111,79 @@ class LeasedLimiter(TwoTierLimiter):
     async def acheck(self, key: str | None = None, cost: int = 1) -> Decision:
         return await super().acheck(self.domain if key is None else key, cost)
 
-    def _serve(self, key: str, cost: int) -> Decision:
-        try:
-            return super()._serve(key, cost)
-        except StoreUnavailableError as error:
-            return self._failed(error)
+    # The domain is meant by default everywhere, and the fail mode answers for all that ask.
 
-    async def _aserve(self, key: str, cost: int) -> Decision:
+    def peek(self, key: str | None = None) -> Decision:
         try:
-            return await super()._aserve(key, cost)
+            return super().peek(self.domain if key is None else key)
         except StoreUnavailableError as error:
-            return self._failed(error)
+            return self._failed(error, None)
+
+    async def apeek(self, key: str | None = None) -> Decision:
+        try:
+            return await super().apeek(self.domain if key is None else key)
+        except StoreUnavailableError as error:
+            return self._failed(error, None)
+
+    def forecast(self, key: str | None = None, cost: int = 1) -> Forecast:
+        name = self.domain if key is None else key
+        try:
+            return super().forecast(name, cost)
+        except StoreUnavailableError as error:
+            return self._failed_forecast(error, name, cost)
+
+    async def aforecast(self, key: str | None = None, cost: int = 1) -> Forecast:
+        name = self.domain if key is None else key
+        try:
+            return await super().aforecast(name, cost)
+        except StoreUnavailableError as error:
+            return self._failed_forecast(error, name, cost)
+
+    def acquire(
+        self, key: str | None = None, cost: int = 1, timeout: float | None = None
+    ) -> Decision:
+        return super().acquire(self.domain if key is None else key, cost, timeout)
+
+    async def aacquire(
+        self, key: str | None = None, cost: int = 1, timeout: float | None = None
+    ) -> Decision:
+        return await super().aacquire(self.domain if key is None else key, cost, timeout)
+
+    def _serve(self, key: str, cost: int, now: int | None = None) -> Decision:
+        try:
+            return super()._serve(key, cost, now)
+        except StoreUnavailableError as error:
+            return self._failed(error, now)
+
+    async def _aserve(self, key: str, cost: int, now: int | None = None) -> Decision:
+        try:
+            return await super()._aserve(key, cost, now)
+        except StoreUnavailableError as error:
+            return self._failed(error, now)
 
     # The door does not know how much a request needs, and may grant less at once.
 
     def _fetch(self, errand: Errand) -> Grant:
-        grant = self._informed(super()._fetch(errand))
-        for _ in range(_ATTEMPTS):
-            if not 0 < grant.capacity < errand.need:
-                return grant
-            grant = _joined(grant, super()._fetch(_rest(errand, grant)))
-        return _given_up(grant, errand)
+        return drive(self._fetching(errand), super()._fetch)
 
     async def _afetch(self, errand: Errand) -> Grant:
-        grant = self._informed(await super()._afetch(errand))
+        return await adrive(self._fetching(errand), super()._afetch)
+
+    def _fetching(self, errand: Errand) -> Flow[Errand, Grant]:
+        grant = self._informed((yield errand))
         for _ in range(_ATTEMPTS):
             if not 0 < grant.capacity < errand.need:
                 return grant
-            grant = _joined(grant, await super()._afetch(_rest(errand, grant)))
+            try:
+                more: Grant = yield _rest(errand, grant)
+            except StoreUnavailableError:
+                self._near.keep(errand, grant)
+                raise
+            if not more.capacity:
+                # The end that a refusal names is none of what was granted before it.
+                self._near.keep(errand, grant)
+                return more
+            grant = _joined(grant, more)
         return _given_up(grant, errand)
 
     def _informed(self, grant: Grant) -> Grant:
@@ -146,13 +195,31 @@ class LeasedLimiter(TwoTierLimiter):
             self._bind()
         return grant
 
-    def _failed(self, error: StoreUnavailableError) -> Decision:
+    def _failed(self, error: StoreUnavailableError, now: int | None) -> Decision:
         if self.fail == "error":
             raise error
-        again_at = self._near.now() + _RETRY_MS
+        again_at = (self._near.now() if now is None else now) + _RETRY_MS
         if self.fail == "open":
             return Decision(True, self._near.limit, 0, again_at, 0)
         return Decision(False, self._near.limit, 0, again_at, _RETRY_MS)
+
+    def _failed_forecast(self, error: StoreUnavailableError, key: str, cost: int) -> Forecast:
+        """The credits that are held, and what the fail mode makes of the rest."""
+        decision = self._failed(error, None)
+        held = self._near.held(key)
+        # The limit is not known before the first answer, but one such request is allowed.
+        spendable = max(held, self._near.limit, cost) if decision.allowed else held
+        return Forecast(spendable // cost, decision.reset_at, decision.reset_at)
+
+
+def _require_text(name: str, value: str | None) -> str | None:
+    """What travels as metadata: the library would only say so when it is sent."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value.isascii() or not value.isprintable() or not value:
+        # Without the value: it is not to be seen.
+        reject(f"{name} must be a text of printable ASCII characters, or None")
+    return value
 
 
 def _rest(errand: Errand, grant: Grant) -> Errand:
@@ -160,10 +227,13 @@ def _rest(errand: Errand, grant: Grant) -> Errand:
 
 
 def _joined(first: Grant, more: Grant) -> Grant:
-    """Two grants in a row. What was granted in another window than the second is void."""
-    if more.capacity and more.decision.reset_at != first.decision.reset_at:
+    """Two grants in a row. What was granted in another window than the second is void; of windows
+    that slide, the sum lasts as long as the shorter of the two."""
+    end, first_end = more.decision.reset_at, first.decision.reset_at
+    if end != first_end and not overlap(first_end, end, more.now):
         return more
-    return Grant(first.capacity + more.capacity, more.decision, more.now)
+    now = max(more.now, end - (first_end - first.now))
+    return Grant(first.capacity + more.capacity, more.decision, now)
 
 
 def _given_up(grant: Grant, errand: Errand) -> Grant:

@@ -6,8 +6,9 @@ and a denial here only means that a lease is needed.
 
 The state is (credits, reset_at, until). `reset_at` is the end of the window as the store told it,
 for the caller to see. `until` is the same end on this node's steady clock, reckoned from the
-moment the lease was *requested*: the store's reading came later, so `until` is never late, and a
-node whose clock shows another time of day is not fooled. From `until` on the state is expired,
+moment the lease was *requested*: the store's reading came later, so `until` is not late (with a
+margin for clocks that run apart, see `near.py`), and a node whose clock shows another time of day
+is not fooled. From `until` on the state is expired,
 which is how credits that are coupled to their window are dropped.
 """
 
@@ -20,7 +21,7 @@ from ..core.store import Transform
 from ..core.strategy import Strategy
 from ..core.validation import MAX_SPAN_MS
 
-__all__ = ["Credits", "State", "granting"]
+__all__ = ["Credits", "State", "granting", "overlap"]
 
 State = tuple[int, int, int]
 
@@ -29,7 +30,10 @@ class Credits(Strategy):
     """State: (credits, reset_at, until).
 
     `aligned` means that all credits of one instant belong to one window, named by its end: held
-    ones of another window than a fresh grant's are void, whatever the clocks say.
+    ones of another window than a fresh grant's are void, whatever the clocks say. Where it is not
+    known whether windows are shared or slide, `granted_at`, the instant of a fresh grant on the
+    clock that names the ends, tells: held credits are good if their window had not ended then. A
+    shared window has, when there is another.
     """
 
     name = "credits"
@@ -54,26 +58,38 @@ class Credits(Strategy):
         held = state[0] if state else 0
         return Forecast(held // cost, now + 1, now + 1)
 
-    def grant(self, state: State | None, now: int, fresh: State) -> Outcome[int]:
+    def grant(
+        self, state: State | None, now: int, fresh: State, granted_at: int | None = None
+    ) -> Outcome[int]:
         """Add what was leased; the result is what is held then."""
         held, reset_at, until = fresh
         if until <= now:
             return Outcome(state, state[0] if state else 0, 0, False)
-        if state is not None and (state[1] == reset_at or not self._aligned):
+        if state is not None and self._adds_up(state[1], reset_at, granted_at):
             held += state[0]
             # Of two reckonings of the end, the earlier one is safe for both leases.
             until = min(until, state[2])
         return Outcome((held, reset_at, until), held, self._life(until, now), True)
+
+    def _adds_up(self, held_end: int, end: int, granted_at: int | None) -> bool:
+        if held_end == end or not self._aligned:
+            return True
+        return granted_at is not None and overlap(held_end, end, granted_at)
 
     def _life(self, until: int, now: int) -> int:
         left = until - now
         return left if self._idle_ms is None else min(left, self._idle_ms)
 
 
-def granting(strategy: Credits, fresh: State) -> Transform[int]:
+def overlap(held_end: int, end: int, granted_at: int) -> bool:
+    """Whether credits up to `held_end` were still good when others, up to `end`, were granted."""
+    return granted_at < held_end <= end
+
+
+def granting(strategy: Credits, fresh: State, granted_at: int | None = None) -> Transform[int]:
     """The transform that puts a lease into the near tier; returns the credits then held."""
 
     def run(state: Any, now: int, _cost: int) -> Outcome[int]:
-        return strategy.grant(state, now, fresh)
+        return strategy.grant(state, now, fresh, granted_at)
 
     return Transform(strategy, "grant", run, lambda _now, _retry_after_ms: 0)

@@ -6,6 +6,8 @@ was served since a lease is the difference to what was held after it, also when 
 
 from __future__ import annotations
 
+import threading
+
 from .batch import AdaptiveBatch
 
 __all__ = ["Demand"]
@@ -19,8 +21,18 @@ class Demand:
         self.learns = not self.fixed
         self._adaptive = None if isinstance(batch, int) else batch
         self._max_keys = max_keys
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
         # key: [held after the last lease, left of it]
         self._spent: dict[str, list[int]] = {}
+
+    def after_fork(self) -> None:
+        """In the child: nothing is leased, and nobody holds a lock."""
+        self._begin()
+        if self._adaptive is not None:
+            self._adaptive.renew_lock()
 
     def batch(self, key: str) -> int:
         return self.fixed if self._adaptive is None else self._adaptive.size(key)
@@ -35,9 +47,10 @@ class Demand:
         """A lease for a request of `cost` (0: ahead of need), after which `held` credits are."""
         if self._adaptive is None:
             return
-        before = self._spent.pop(key, None)
+        with self._lock:
+            before = self._spent.pop(key, None)
+            self._spent[key] = [held, held]
+            if len(self._spent) > self._max_keys:
+                del self._spent[next(iter(self._spent))]
         served = cost if before is None else before[0] - before[1] + cost
         self._adaptive.observe(key, served, now)
-        self._spent[key] = [held, held]
-        while len(self._spent) > self._max_keys:
-            self._spent.pop(next(iter(self._spent)), None)

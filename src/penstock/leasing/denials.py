@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 
 from ..core.decision import Decision
 
@@ -19,20 +18,18 @@ __all__ = ["Denials"]
 class Denials:
     """The denials of one node, by key."""
 
-    def __init__(self, max_keys: int, now: Callable[[], int]) -> None:
+    def __init__(self, max_keys: int) -> None:
         self._max_keys = max_keys
-        self._now = now
         self._lock = threading.Lock()
         # key: (until, from which cost on, the denial)
         self._held: OrderedDict[str, tuple[int, int, Decision]] = OrderedDict()
 
-    def recall(self, key: str, cost: int) -> Decision | None:
-        """The denial that still holds for such a request, its wait brought up to date."""
+    def recall(self, key: str, cost: int, now: int) -> Decision | None:
+        """The denial that still holds for such a request at `now`, its wait brought up to date."""
         held = self._held.get(key)
         if held is None or cost < held[1]:
             return None
         until, _, denial = held
-        now = self._now()
         if now >= until:
             return None
         return Decision(False, denial.limit, denial.remaining, denial.reset_at, until - now)

@@ -20,6 +20,7 @@ from ..core.decision import Decision
 from ..core.errors import StoreUnavailableError
 from ..core.grant import Grant
 from ..core.limiter import Limiter
+from ..core.store import checking
 from ..core.turns import Turn, Turns
 from ..core.validation import MAX_SAFE
 from ..front import rate_limit
@@ -34,6 +35,9 @@ __all__ = ["Errand", "NearTier"]
 
 # After a lease ahead of need has failed, none is tried for so long; a miss is not held back.
 _REST_MS = 250
+
+# Two clocks may come apart by one part in so many.
+_DRIFT = 1_000
 
 
 class Errand(NamedTuple):
@@ -61,49 +65,73 @@ class NearTier:
         foreign_clock: bool = False,
     ) -> None:
         self.limit = limit
-        # Two clocks that count whole milliseconds do not tick together: a span that one of them
-        # measured may seem up to a millisecond longer on the other.
-        self._grain_ms = 1 if foreign_clock and term.coupled else 0
+        self._foreign = foreign_clock and term.coupled
         self.demand = Demand(batch, max_keys)
         self._term = term
         self._idle_ms = idle_ms
         self._max_keys = max_keys
         self._clock = clock
-        self.begin()
+        self.retune(limit)
+        self._begin()
 
-    def begin(self) -> None:
-        """Hold nothing: at first, and in a forked child, whose parent spends what was leased."""
+    def _begin(self) -> None:
         self.turns = Turns()
         self._rest_until = 0
-        self.retune(self.limit)
         # Denied without a round trip only where the far tier denied before.
-        self.denials = Denials(self._max_keys, self.now)
+        self.denials = Denials(self._max_keys)
+
+    def after_fork(self) -> None:
+        """Hold nothing in the child: its parent spends what was leased. Whoever has a method of
+        the local limiter at hand spends from the new store, too."""
+        self._store = MemoryStore(self._max_keys, clock=self._clock)
+        self.local._settle_on(self._store)
+        self.demand.after_fork()
+        self._begin()
 
     def retune(self, limit: int) -> None:
         """Report another limit from now on. What is held is dropped."""
         self.limit = limit
         self._credits = Credits(limit, self._idle_ms, self._term.aligned)
         self._store = MemoryStore(self._max_keys, clock=self._clock)
+        self._check = checking(self._credits)
         self._kernel: Any = None
         # Nobody gets more than the limit at once, and asking would only cost a second attempt.
         self._ceiling = limit or MAX_SAFE
         self.local: Limiter = rate_limit(self._credits, store=self._store, clock=self._clock)
         self.now = self.local.clock.now
 
-    def settle(self, key: str, cost: int, turn: Turn) -> Decision | None:
+    # `now` is the instant of a call that decides many keys; alone, a request reads the clock when
+    # it gets there, which may be long after it began to wait.
+
+    def spend_many(self, keys: list[str], cost: int, now: int) -> list[Decision]:
+        """A local check of each key."""
+        return self._store.apply_many(keys, self._check, now, cost)
+
+    def recall(self, key: str, cost: int, now: int | None = None) -> Decision | None:
+        """The far tier's denial of such a request, if it still holds."""
+        return self.denials.recall(key, cost, self.now() if now is None else now)
+
+    def settle(self, key: str, cost: int, turn: Turn, now: int | None = None) -> Decision | None:
         """What can be said without the far tier, now that it is this one's turn."""
-        decision = self.local.check(key, cost)
+        if now is None:
+            now = self.now()
+        decision: Decision = self._store.apply(key, self._check, now, cost)
         if decision.allowed:
             return decision
         failure = turn.failure
         if failure is not None:
             # The lease that this caller waited for failed: asking again would only queue up more.
             raise StoreUnavailableError(str(failure)) from failure
-        return self.denials.recall(key, cost)
+        return self.denials.recall(key, cost, now)
 
-    def ask(self, key: str, cost: int) -> Errand:
+    def ask(self, key: str, cost: int, now: int | None = None) -> Errand:
         """What to lease for a miss, in its turn."""
-        return Errand(key, max(self._size(key), cost), cost, self.now())
+        sent_at = self.now() if now is None else now
+        return Errand(key, max(self._size(key), cost), cost, sent_at)
+
+    def ask_for_one(self, key: str, cost: int, now: int | None = None) -> Errand:
+        """What to lease for a request alone, out of turn."""
+        return Errand(key, cost, cost, self.now() if now is None else now)
 
     def ask_ahead(self, key: str, low_water: int) -> Errand | None:
         """What to lease ahead of need, in its turn; nothing if the need is gone, or in vain."""
@@ -113,29 +141,35 @@ class NearTier:
             return None
         return Errand(key, want, 1, self.now())
 
-    def receive(self, errand: Errand, cost: int, grant: Grant) -> Decision:
+    def receive(self, errand: Errand, cost: int, grant: Grant, now: int | None = None) -> Decision:
         """Take in what the far tier said; `cost` is of the request behind the lease, or 0. A grant
         of less than the need comes with a denial."""
         key, _, need, sent_at = errand
         decision = grant.decision
         if grant.capacity < need:
             if grant.capacity:
-                self._put(key, grant.capacity, grant, sent_at)
+                self._put(key, grant.capacity, grant, sent_at, now)
             self.denials.remember(key, sent_at, need, decision)
             return decision
         # The request itself was admitted by the far tier, then and there; the rest is credit.
-        total = self._put(key, grant.capacity - cost, grant, sent_at)
+        total = self._put(key, grant.capacity - cost, grant, sent_at, now)
         if self.demand.learns:
             self.demand.leased(key, total, cost, sent_at)
         return Decision(True, self.limit, total, decision.reset_at, 0)
+
+    def keep(self, errand: Errand, grant: Grant) -> None:
+        """Take in a part of what is needed, whatever becomes of the rest."""
+        self._put(errand.key, grant.capacity, grant, errand.sent_at, errand.sent_at)
 
     def rest(self) -> None:
         """A lease ahead of need has failed: try none for a while."""
         self._rest_until = self.now() + _REST_MS
 
-    def may_prefetch(self, key: str) -> bool:
+    def may_prefetch(self, key: str, now: int | None = None) -> bool:
         """False where the far tier has nothing, or does not answer."""
-        return self.now() >= self._rest_until and self.denials.recall(key, 1) is None
+        if now is None:
+            now = self.now()
+        return now >= self._rest_until and self.denials.recall(key, 1, now) is None
 
     def held(self, key: str) -> int:
         """The credits of a key."""
@@ -148,12 +182,15 @@ class NearTier:
     def close(self) -> None:
         self._store.close()
 
-    def _put(self, key: str, credits: int, grant: Grant, sent_at: int) -> int:
+    def _put(self, key: str, credits: int, grant: Grant, sent_at: int, now: int | None) -> int:
         """Add credits; returns how many are held then."""
-        until = sent_at + self._term.left_ms(grant) - self._grain_ms
-        transform = granting(self._credits, (credits, grant.decision.reset_at, until))
+        left = self._term.left_ms(grant)
+        until = sent_at + left - (_margin_ms(left) if self._foreign else 0)
+        fresh = (credits, grant.decision.reset_at, until)
+        granted_at = grant.now if self._term.may_slide else None
+        transform = granting(self._credits, fresh, granted_at)
         transform.kernel = self._kernel
-        total: int = self._store.apply(key, transform, self.now(), 1)
+        total: int = self._store.apply(key, transform, self.now() if now is None else now, 1)
         self._kernel = transform.kernel
         return total
 
@@ -161,3 +198,12 @@ class NearTier:
         demand = self.demand
         size = demand.fixed if demand.fixed else demand.batch(key)
         return size if size < self._ceiling else self._ceiling
+
+
+def _margin_ms(span_ms: int) -> int:
+    """By how much a span that another clock measured may seem shorter there than here.
+
+    Clocks that count whole milliseconds do not tick together, which makes one. And both may be
+    slewed to the right time, each by up to 500 parts in a million, in opposite directions.
+    """
+    return 1 - (-span_ms // _DRIFT)

@@ -17,6 +17,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from ..accel.limiter import spending
@@ -39,14 +40,16 @@ class Refilling:
         self._low_water = low_water or -1
         # From here down a local spend is of interest to more than its caller.
         self._level = MAX_SAFE if near.demand.learns else self._low_water
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._begin()
         _all.add(self)
 
     def _begin(self) -> None:
         """Start with nothing held and nothing under way."""
         self._bind()
-        self._ahead: set[str] = set()
+        # What somebody has to hold on to while it runs: a loop does not.
+        self._tasks: dict[asyncio.AbstractEventLoop, set[asyncio.Task[Any]]] = {}
+        # The keys with a lease ahead of need under way, and in which loop; None for a thread.
+        self._ahead: dict[str, asyncio.AbstractEventLoop | None] = {}
         self._executor: ThreadPoolExecutor | None = None
         self._starting = threading.Lock()
 
@@ -71,49 +74,61 @@ class Refilling:
     async def _afetch(self, errand: Errand) -> Grant:
         """The awaitable twin of `_fetch`."""
 
-    def _settle(self, key: str, cost: int, decision: Decision) -> Decision:
+    def _settle(self, key: str, cost: int, decision: Decision, now: int | None = None) -> Decision:
         """What a local check leaves over: a miss, or a key with few credits left."""
         if decision.allowed:
-            self._low(key, decision.remaining)
+            self._low(key, decision.remaining, now)
             return decision
-        return self._serve(key, cost)
+        return self._serve(key, cost, now)
 
-    async def _asettle(self, key: str, cost: int, decision: Decision) -> Decision:
+    async def _asettle(
+        self, key: str, cost: int, decision: Decision, now: int | None = None
+    ) -> Decision:
         """The awaitable twin of `_settle`."""
         if decision.allowed:
-            self._alow(key, decision.remaining)
+            self._alow(key, decision.remaining, now)
             return decision
-        return await self._aserve(key, cost)
+        return await self._aserve(key, cost, now)
 
-    def _serve(self, key: str, cost: int) -> Decision:
+    def _serve(self, key: str, cost: int, now: int | None = None) -> Decision:
         """Serve a request for which the credits did not suffice."""
         near, key = self._near, require_key(key)
-        denied = near.denials.recall(key, cost)
+        denied = near.recall(key, cost, now)
         if denied is not None:
             return denied
-        with near.turns.join(key) as turn:
-            settled = near.settle(key, cost, turn)
+        turn = near.turns.join_blocking(key)
+        if turn is None:
+            return self._serve_apart(key, cost, now)
+        with turn:
+            settled = near.settle(key, cost, turn, now)
             if settled is not None:
                 return settled
-            errand = near.ask(key, cost)
+            errand = near.ask(key, cost, now)
             try:
                 grant = self._fetch(errand)
             except StoreUnavailableError as error:
                 turn.share(error)
                 raise
-            return near.receive(errand, cost, grant)
+            return near.receive(errand, cost, grant, now)
 
-    async def _aserve(self, key: str, cost: int) -> Decision:
+    def _serve_apart(self, key: str, cost: int, now: int | None) -> Decision:
+        """Serve a caller who must not wait for the tasks in line, because its thread runs an event
+        loop. What is leased is what the request costs: no credit is left of it to be held, so the
+        bounds stay what they are."""
+        errand = self._near.ask_for_one(key, cost, now)
+        return self._near.receive(errand, cost, self._fetch(errand), now)
+
+    async def _aserve(self, key: str, cost: int, now: int | None = None) -> Decision:
         """The awaitable twin of `_serve`."""
         near, key = self._near, require_key(key)
-        denied = near.denials.recall(key, cost)
+        denied = near.recall(key, cost, now)
         if denied is not None:
             return denied
-        turn = await near.turns.join(key).__aenter__()
+        turn = await near.turns.join(key, asyncio.get_running_loop()).__aenter__()
         try:
-            settled = near.settle(key, cost, turn)
+            settled = near.settle(key, cost, turn, now)
             if settled is None:
-                lease = self._spawn(self._alease(key, cost, turn))
+                lease = self._spawn(self._alease(key, cost, turn, now))
         except BaseException:
             turn.leave()
             raise
@@ -123,63 +138,83 @@ class Refilling:
         # In this order: the caller is woken before the next in line.
         waiting: asyncio.Future[Decision] = asyncio.shield(lease)
         # A callback also runs for a task that is cancelled before it has begun.
-        lease.add_done_callback(lambda _: turn.leave())
+        lease.add_done_callback(partial(_ended, turn))
         return await waiting
 
-    async def _alease(self, key: str, cost: int, turn: Turn) -> Decision:
-        errand = self._near.ask(key, cost)
+    async def _alease(self, key: str, cost: int, turn: Turn, now: int | None) -> Decision:
+        errand = self._near.ask(key, cost, now)
         try:
             grant = await self._afetch(errand)
         except StoreUnavailableError as error:
             turn.share(error)
             raise
-        return self._near.receive(errand, cost, grant)
+        return self._near.receive(errand, cost, grant, now)
 
-    def _low(self, key: str, left: int) -> None:
+    def _low(self, key: str, left: int, now: int | None) -> None:
         """A local spend left few credits."""
-        if self._worth_a_lease(key, left):
-            with self._starting:
-                if self._executor is None:
-                    self._executor = ThreadPoolExecutor(1, thread_name_prefix="penstock-lease")
-                self._executor.submit(self._run_ahead, key)
+        if self._worth_a_lease(key, left, now):
+            self._ahead[key] = None
+            try:
+                with self._starting:
+                    if self._executor is None:
+                        self._executor = ThreadPoolExecutor(1, thread_name_prefix="penstock-lease")
+                    self._executor.submit(self._run_ahead, key)
+            except RuntimeError:
+                # No thread can be had any more, as when the interpreter is about to end.
+                self._ahead.pop(key, None)
 
-    def _alow(self, key: str, left: int) -> None:
+    def _alow(self, key: str, left: int, now: int | None) -> None:
         """The same in a task."""
-        if self._worth_a_lease(key, left):
+        if self._worth_a_lease(key, left, now):
+            self._ahead[key] = asyncio.get_running_loop()
             task = self._spawn(self._arun_ahead(key))
-            task.add_done_callback(lambda _: self._ahead.discard(key))
+            task.add_done_callback(lambda _: self._ahead.pop(key, None))
 
-    def _worth_a_lease(self, key: str, left: int) -> bool:
+    def _worth_a_lease(self, key: str, left: int, now: int | None) -> bool:
         self._near.demand.note(key, left)
-        if left > self._low_water or key in self._ahead or not self._near.may_prefetch(key):
+        if left > self._low_water or not self._near.may_prefetch(key, now):
             return False
-        self._ahead.add(key)
-        return True
+        if key not in self._ahead:
+            return True
+        loop = self._ahead.get(key)
+        return loop is not None and loop.is_closed()
+
+    # A lease ahead of need waits for nobody: whoever has the turn brings credits, too.
 
     def _run_ahead(self, key: str) -> None:
         try:
-            with self._near.turns.join(key):
-                errand = self._near.ask_ahead(key, self._low_water)
-                if errand is not None:
-                    self._near.receive(errand, 0, self._fetch(errand))
+            turn = self._near.turns.take(key)
+            if turn is not None:
+                with turn:
+                    errand = self._near.ask_ahead(key, self._low_water)
+                    if errand is not None:
+                        self._near.receive(errand, 0, self._fetch(errand))
         except Exception:
             self._near.rest()
         finally:
-            self._ahead.discard(key)
+            self._ahead.pop(key, None)
 
     async def _arun_ahead(self, key: str) -> None:
         try:
-            async with self._near.turns.join(key):
-                errand = self._near.ask_ahead(key, self._low_water)
-                if errand is not None:
-                    self._near.receive(errand, 0, await self._afetch(errand))
+            turn = self._near.turns.take(key, asyncio.get_running_loop())
+            if turn is not None:
+                async with turn:
+                    errand = self._near.ask_ahead(key, self._low_water)
+                    if errand is not None:
+                        self._near.receive(errand, 0, await self._afetch(errand))
         except Exception:
             self._near.rest()
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        loop = asyncio.get_running_loop()
+        tasks = self._tasks.get(loop)
+        if tasks is None:
+            for other in [each for each in list(self._tasks) if each.is_closed()]:
+                self._tasks.pop(other, None)
+            tasks = self._tasks[loop] = set()
+        task = loop.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
         return task
 
     def _finish(self) -> None:
@@ -192,15 +227,20 @@ class Refilling:
     async def _afinish(self) -> None:
         """Wait for what this loop has under way, and threads."""
         loop = asyncio.get_running_loop()
-        own = [task for task in self._tasks if task.get_loop() is loop]
-        await asyncio.gather(*own, return_exceptions=True)
+        await asyncio.gather(*self._tasks.pop(loop, ()), return_exceptions=True)
         if self._executor is not None:
             await loop.run_in_executor(None, self._finish)
 
     def _after_fork(self) -> None:
-        self._near.begin()
-        self._tasks = set()
+        self._near.after_fork()
         self._begin()
+
+
+def _ended(turn: Turn, lease: asyncio.Task[Decision]) -> None:
+    turn.leave()
+    if not lease.cancelled():
+        # Whoever asked may have hung up, and nobody else would look at a failure.
+        lease.exception()
 
 
 _all: weakref.WeakSet[Refilling] = weakref.WeakSet()

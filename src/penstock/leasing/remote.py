@@ -10,7 +10,7 @@ import asyncio
 import os
 import threading
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import grpc
 import grpc.aio
@@ -87,8 +87,8 @@ class FleetStore(Store):
         self._credentials = credentials
         self._timeout_s = timeout_ms / 1000
         self._metadata = tuple(_metadata(secret, token))
-        self._lock = threading.Lock()
         self._forget()
+        _all.add(self)
 
     def apply(self, key: str, transform: Transform[Any], now: int, cost: int) -> Any:
         fleet, limiter = self._stubs()
@@ -144,9 +144,6 @@ class FleetStore(Store):
 
     def _stubs(self) -> tuple[FleetStub, RateLimiterStub]:
         with self._lock:
-            if self._pid != os.getpid():
-                # A child of a fork must leave its parent's connections alone.
-                self._forget()
             if self._channel is None:
                 if self._credentials is None:
                     self._channel = grpc.insecure_channel(self.target, _OPTIONS)
@@ -166,7 +163,9 @@ class FleetStore(Store):
         return FleetAsyncStub(channel), RateLimiterAsyncStub(channel)
 
     def _forget(self) -> None:
-        self._pid = os.getpid()
+        """Have no connection: at first, and in the child of a fork, which must leave its parent's
+        alone, and in which nobody holds the lock."""
+        self._lock = threading.Lock()
         self._channel = None
         self._achannels: WeakKeyDictionary[Any, grpc.aio.Channel] = WeakKeyDictionary()
 
@@ -194,3 +193,15 @@ def _grant(answer: fleet_pb2.ReserveResponse) -> Grant:
 
 def _forecast(answer: rate_limiter_pb2.ForecastResponse) -> Forecast:
     return forecast_of(answer.forecast)
+
+
+_all: WeakSet[FleetStore] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for each in list(_all):
+        each._forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -20,16 +20,18 @@ from ..core.validation import MAX_SPAN_MS, reject
 from ..strategies.sliding_window import SlidingWindow
 from ..strategies.sliding_window_log import SlidingWindowLog
 
-__all__ = ["CARRIED", "WINDOW", "Term", "term_of"]
+__all__ = ["CARRIED", "REMOTE", "WINDOW", "Term", "term_of"]
 
 
 class Term(NamedTuple):
     """`aligned`: credits belong to a window that all nodes share, which its end names. `span_ms`:
-    they last that long instead of up to the grant's `reset_at`."""
+    they last that long instead of up to the grant's `reset_at`. `may_slide`: only the far tier
+    knows whether the window is shared, and names the end of what it grants."""
 
     coupled: bool
     aligned: bool
     span_ms: int | None = None
+    may_slide: bool = False
 
     def left_ms(self, grant: Grant) -> int:
         """How long the granted credits last from the instant of the grant."""
@@ -40,6 +42,7 @@ class Term(NamedTuple):
 
 CARRIED = Term(coupled=False, aligned=False, span_ms=MAX_SPAN_MS)
 WINDOW = Term(coupled=True, aligned=True)
+REMOTE = WINDOW._replace(may_slide=True)
 
 
 def term_of(strategy: Strategy, window_coupled: bool | None) -> Term:

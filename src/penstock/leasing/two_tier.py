@@ -11,13 +11,15 @@ node's credits are void when it ends, and the fleet admits at most the limit in 
 any N. Carried over, the fleet may spend what it held from before: at most limit + N * (B - 1).
 What it costs in efficiency are credits stranded on a node that does not need them.
 
-Clocks of nodes do not matter: the store says, with each grant, how long its window still lasts.
+Clocks of nodes do not matter where the store has one of its own: it says, with each grant, how
+long its window still lasts. Any other store goes by the clocks of the nodes, in every mode.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import nullcontext
 
 from ..core.clock import Clock, SystemClock
 from ..core.decision import Decision, Forecast
@@ -67,26 +69,28 @@ def two_tier(
     """A limiter over the shared store `l2`.
 
     `window_coupled` is, by default, whether the strategy has a window. `low_water` leases ahead
-    once a key's credits are down to it; `return_idle_after_ms` drops credits that nobody spends;
+    once a key's credits are down to it, which costs a trip per `batch - 1 - low_water` requests;
+    `return_idle_after_ms` drops credits that nobody spends;
     `max_keys` bounds what the node remembers. `clock` decides where the store has none of its own.
     """
     require_choice("mode", mode, MODES)
     require_int("max_keys", max_keys, high=2**31 - 1)
+    require_batch(batch, low_water)
+    if return_idle_after_ms is not None:
+        require_int("return_idle_after_ms", return_idle_after_ms)
     chosen = gcra(*parse_rate(strategy)) if isinstance(strategy, str) else strategy
+    term = term_of(chosen, window_coupled)
     if mode == "strict":
         for_store, _ = clocks_for(l2, clock)
         return rate_limit(chosen, store=l2, clock=for_store, prefix=prefix)
     if mode == "cached-deny":
         return CachedDenyLimiter(chosen, l2, clock=clock, prefix=prefix, max_keys=max_keys)
-    require_batch(batch, low_water)
-    if return_idle_after_ms is not None:
-        require_int("return_idle_after_ms", return_idle_after_ms)
     return TwoTierLimiter(
         chosen,
         l2,
         batch=batch,
         low_water=low_water,
-        term=term_of(chosen, window_coupled),
+        term=term,
         idle_ms=return_idle_after_ms,
         clock=clock,
         prefix=prefix,
@@ -97,10 +101,12 @@ def two_tier(
 def require_batch(batch: int | AdaptiveBatch, low_water: int) -> None:
     """Refuse a batch, and a low-water mark that it could never lift a key above."""
     require_int("low_water", low_water, low=0)
-    if not isinstance(batch, AdaptiveBatch):
-        require_int("batch", batch)
-        if low_water and low_water >= batch:
-            reject(f"low_water must be below the batch of {batch}, not {low_water}")
+    most = batch.most if isinstance(batch, AdaptiveBatch) else require_int("batch", batch)
+    if low_water and low_water >= most:
+        reject(
+            f"low_water must be below the batch of {most}, not {low_water}: a lease ahead of need "
+            "brings what lies between the two"
+        )
 
 
 class TwoTierLimiter(Refilling, Limiter):
@@ -153,22 +159,31 @@ class TwoTierLimiter(Refilling, Limiter):
 
     def check_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
         """As one `check` per key, in order."""
-        named = _valid(keys, cost)
-        local = self._near.local.check_many(named, cost)
+        named, now = _valid(keys, cost), self._near.now()
+        local = self._near.spend_many(named, cost, now)
         return [
-            found if self._settles(found) else self._settle(key, cost, found)
+            found if self._settles(found) else self._settle(key, cost, found, now)
             for key, found in zip(named, local, strict=True)
         ]
 
     async def acheck_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
         """The awaitable twin of `check_many`; keys that need a lease wait for it side by side."""
-        named = _valid(keys, cost)
-        decisions = self._near.local.check_many(named, cost)
-        places = [place for place, found in enumerate(decisions) if not self._settles(found)]
-        rest = [self._asettle(named[place], cost, decisions[place]) for place in places]
-        for place, decision in zip(places, await asyncio.gather(*rest), strict=True):
-            decisions[place] = decision
-        return decisions
+        return [_unless_failed(found) for found in await self.acheck_each(keys, cost)]
+
+    async def acheck_each(self, keys: Iterable[str], cost: int = 1) -> list[Decision | Exception]:
+        """As `acheck_many`, with the failure of a key in the place of its decision: what others
+        spent stays decided."""
+        named, now = _valid(keys, cost), self._near.now()
+        local = self._near.spend_many(named, cost, now)
+        found: list[Decision | Exception] = [*local]
+        places = [place for place, decision in enumerate(local) if not self._settles(decision)]
+        rest = [self._asettle(named[place], cost, local[place], now) for place in places]
+        settled = await asyncio.gather(*rest, return_exceptions=True)
+        for place, answer in zip(places, settled, strict=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, Exception):
+                raise answer
+            found[place] = answer
+        return found
 
     def _settles(self, decision: Decision) -> bool:
         """Whether a local spend is all there is to do."""
@@ -194,15 +209,17 @@ class TwoTierLimiter(Refilling, Limiter):
 
     def reset(self, key: str) -> None:
         """Forget the key in the store and on this node; credits on other nodes remain."""
-        # In its turn: a lease that is under way belongs to the time before.
-        with self._near.turns.join(require_key(key)) as turn:
+        # In its turn: a lease that is under way belongs to the time before. Where this thread must
+        # not wait for it, what it brings remains, as on another node.
+        turn = self._near.turns.join_blocking(require_key(key))
+        with turn or nullcontext():
             super().reset(key)
-            self._near.forget(turn.key)
+            self._near.forget(key)
 
     async def areset(self, key: str) -> None:
-        async with self._near.turns.join(require_key(key)) as turn:
+        async with self._near.turns.join(require_key(key), asyncio.get_running_loop()):
             await super().areset(key)
-            self._near.forget(turn.key)
+            self._near.forget(key)
 
     def close(self) -> None:
         self._finish()
@@ -239,6 +256,12 @@ def _valid(keys: Iterable[str], cost: int) -> list[str]:
     """Refuse a batch as a whole before any of it is charged."""
     require_cost(cost)
     return [require_key(key) for key in require_keys(keys)]
+
+
+def _unless_failed(found: Decision | Exception) -> Decision:
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def _with_credits(far: Forecast, near: Forecast) -> Forecast:

@@ -18,10 +18,13 @@ from ..core.clock import Clock, SystemClock
 from ..core.decision import Decision, Forecast
 from ..core.errors import UnsupportedError
 from ..core.flow import adrive
+from ..core.limiter import Limiter
 from ..core.store import Store
 from ..core.validation import reject, require_choice, require_keys
+from ..leasing import TwoTierLimiter
 from ..stores.memory import MemoryStore
 from ..stores.opening import open_store
+from .failing import Guard
 from .fleet import Lease
 from .health import Readiness, trouble_of
 from .inline import INLINE, Inline, InlinePolicies
@@ -100,11 +103,7 @@ class Service:
         """One decision per key, at one instant, as one `check` per key; at most MAX_BATCH keys."""
         entry = self._table[policy]
         limiter = entry.rate("check_many")
-        names = _bounded("keys", keys)
-        try:
-            decisions = await limiter.acheck_many(names, cost)
-        except Exception as error:
-            decisions = [entry.guard.decision(error, names, cost)] * len(names)
+        decisions = await _check_each(limiter, _bounded("keys", keys), cost, entry.guard)
         for decision in decisions:
             entry.tally.count(decision.allowed)
         return decisions
@@ -260,6 +259,22 @@ class Service:
                 "inline policies are turned off here; name a policy of the policy file instead"
             )
         return self._inline.get(limit, window_ms, strategy)
+
+
+async def _check_each(
+    limiter: Limiter, names: list[str], cost: int, guard: Guard
+) -> list[Decision]:
+    """A decision per key, an outage resolved. With leases it concerns the keys without credits."""
+    try:
+        if not isinstance(limiter, TwoTierLimiter):
+            return await limiter.acheck_many(names, cost)
+        found = await limiter.acheck_each(names, cost)
+    except Exception as error:
+        return [guard.decision(error, names, cost)] * len(names)
+    return [
+        guard.decision(answer, (key,), cost) if isinstance(answer, Exception) else answer
+        for key, answer in zip(names, found, strict=True)
+    ]
 
 
 def build_service(

@@ -281,8 +281,11 @@ def limiter_on(store: Store, strategy: Strategy, clock: Clock, prefix: str) -> L
 
 
 def checker_of(limiter: Limiter | None, tally: Tally) -> Checker | None:
-    """A check that never waits, for a store in this process; None for any other."""
-    if limiter is None or not isinstance(limiter.store, MemoryStore):
+    """A check that never waits, for a store in this process; None for any other, and for a limiter
+    with leases, of which a task may have one under way: it has to be awaited."""
+    if limiter is None or isinstance(limiter, TwoTierLimiter):
+        return None
+    if not isinstance(limiter.store, MemoryStore):
         return None
     decide = limiter.check
 
