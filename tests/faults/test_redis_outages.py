@@ -337,6 +337,52 @@ def _wait_replicated(sentinel: RedisSentinel, key: str) -> None:
     eventually(look, within=10, what="the replica")
 
 
+def test_a_frozen_sentinel_costs_no_call(either: Either, sentinel: RedisSentinel) -> None:
+    """The first of three is asked, does not answer, and leaves time to ask the second."""
+    sentinel.wait_healthy()
+    sentinel.sentinels[0].pause()
+    try:
+        limiter, key = either.limiter(sentinel.url_of_all, timeout_ms=1_000), new_key()
+        assert [either.check(limiter, key).remaining for _ in range(3)] == [49, 48, 47]
+        limiter.store._router.topology.lost(limiter.store._router.topology.master)
+        start = time.monotonic()
+        assert either.check(limiter, key).remaining == 46
+        assert time.monotonic() - start < 0.4, "the frozen one was asked first again"
+    finally:
+        sentinel.sentinels[0].resume()
+        sentinel.wait_healthy()
+
+
+@pytest.fixture
+def cluster() -> Iterator[RedisCluster]:
+    """One whose nodes serve their own keys without the others."""
+    require("valkey")
+    with RedisCluster() as found:
+        for node in found.nodes:
+            node.call("CONFIG", "SET", "cluster-require-full-coverage", "no")
+        yield found
+
+
+def test_a_frozen_seed_costs_no_call(either: Either, cluster: RedisCluster) -> None:
+    """The first of three is asked, does not answer, and leaves time to ask the second."""
+    key = next(f"k{n}" for n in range(100) if cluster.node_of(f"k{n}") is cluster.nodes[1])
+    cluster.nodes[0].pause()
+    limiter = either.limiter(cluster.url_of_all, timeout_ms=1_000)
+    assert [either.check(limiter, key).remaining for _ in range(3)] == [49, 48, 47]
+
+
+def test_a_frozen_node_fails_its_own_keys_only(either: Either, cluster: RedisCluster) -> None:
+    """However often its keys are asked for, those of the others are all answered, at once."""
+    keys = {cluster.nodes.index(cluster.node_of(f"k{n}")): f"k{n}" for n in range(100)}
+    limiter = either.limiter(cluster.url_of_all)
+    for key in keys.values():
+        either.check(limiter, key)
+    cluster.nodes[0].pause()
+    for left in range(48, 33, -1):
+        fails_in_time(lambda: either.check(limiter, keys[0]), "may have been charged")
+        assert [either.check(limiter, keys[n]).remaining for n in (1, 2)] == [left] * 2
+
+
 def test_a_cluster_without_one_of_its_nodes_serves_the_others(either: Either) -> None:
     """Keys of the dead node fail in time, the others go on, and its return needs no help."""
     require("valkey")

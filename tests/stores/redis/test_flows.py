@@ -14,7 +14,7 @@ from penstock.stores.redis.flows import Flows
 from penstock.stores.redis.many import MAX_KEYS
 from penstock.stores.redis.requests import Address, Ask, Discard, LinkError, Pause, Refusal, Scatter
 from penstock.stores.redis.routing import Router
-from penstock.stores.redis.topology import Cluster, Fixed, Topology, slot_of
+from penstock.stores.redis.topology import Cluster, Fixed, Sentinels, Topology, slot_of
 
 HERE, THERE = Address("here", 1), Address("there", 2)
 YES = [1, 10, 9, 1_000, 0]
@@ -225,6 +225,53 @@ def test_a_node_without_a_name_is_at_the_host_that_was_asked() -> None:
     script = Script([[[0, 16_383, [b"", 7, b"id"]]]], [YES])
     check(script, cluster)
     assert script.asked[-1][0] == Address("here", 7)
+
+
+def late() -> LinkError:
+    return LinkError("late", may_have_run=True)
+
+
+def test_one_of_several_who_know_may_use_half_of_the_time() -> None:
+    """A frozen node leaves time for the others; the last to be asked may use all of it."""
+    shares: list[float] = []
+    script = Script(late(), late(), [slots(THERE)], [YES])
+
+    def serve(request: Any) -> Any:
+        shares.append(request.share)
+        return script.serve(request)
+
+    flows = Flows(Router(Cluster([Address(name, 1) for name in "abc"])), use_server_time=True)
+    assert drive(flows.apply("k", CHECK, 0, 1), serve) == GRANTED
+    assert shares == [0.5, 0.5, 1.0, 1.0]
+
+
+def test_who_failed_is_asked_last() -> None:
+    """By the calls after it, whether this one found somebody who knew or nobody at all."""
+    a, b, c = (Address(name, 1) for name in "abc")
+    sentinels = Sentinels([a, b, c], "service")
+    named, master = [[b"there", b"2"]], [[b"master"]]
+    script = Script(late(), named, master)
+    drive(sentinels.find(), script.serve)
+    assert [where for where, _ in script.asked] == [a, b, THERE]
+    script = Script(late(), late(), late())
+    with pytest.raises(LinkError):
+        drive(sentinels.find(), script.serve)
+    assert [where for where, _ in script.asked] == [b, c, a]
+    script = Script(named, master)
+    drive(sentinels.find(), script.serve)
+    assert script.asked[0][0] == c
+
+
+def test_a_lost_node_takes_only_its_own_slots_with_it() -> None:
+    """The keys of the other need no look-up, and the lost one is not asked for the table."""
+    cluster = Cluster([HERE])
+    drive(cluster.find(), Script([slots(HERE, THERE)]).serve)
+    cluster.lost(HERE)
+    assert (cluster.locate("b"), cluster.locate("a")) == (None, THERE)
+    script = Script([slots(HERE, THERE)])
+    drive(cluster.find(), script.serve)
+    assert [where for where, _ in script.asked] == [THERE]
+    assert cluster.locate("b") == HERE
 
 
 def test_many_keys_are_one_script() -> None:

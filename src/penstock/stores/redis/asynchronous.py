@@ -234,7 +234,8 @@ class AsyncCall:
         if type(request) is Ask:
             # The common case without a coroutine: the future of a link that is there.
             if not request.pinned and (link := self._hub.ready(request.where)) is not None:
-                return link.ask(pack(request.commands), len(request.commands), self._deadline)
+                deadline = self._deadline if request.share == 1.0 else self._part(request.share)
+                return link.ask(pack(request.commands), len(request.commands), deadline)
             return self._ask(request)
         return self._serve(request)
 
@@ -261,20 +262,26 @@ class AsyncCall:
             self._pinned = None
 
     async def _ask(self, ask: Ask) -> list[Any]:
-        link = await self._link_for(ask)
-        return await link.ask(pack(ask.commands), len(ask.commands), self._deadline)
+        deadline = self._deadline if ask.share == 1.0 else self._part(ask.share)
+        link = await self._link_for(ask, deadline)
+        return await link.ask(pack(ask.commands), len(ask.commands), deadline)
 
-    async def _link_for(self, ask: Ask) -> Link:
+    def _part(self, share: float) -> float:
+        """An earlier deadline, at this share of the time that is left."""
+        now = self._hub.loop.time()
+        return now + (self._deadline - now) * share
+
+    async def _link_for(self, ask: Ask, deadline: float) -> Link:
         if not ask.pinned:
             assert ask.where is not None
-            return await self._hub.shared(ask.where, self._deadline)
+            return await self._hub.shared(ask.where, deadline)
         pinned = self._pinned
         if pinned is not None:
             if ask.where in (None, pinned.address):
                 return pinned
             self.finish()
         assert ask.where is not None
-        self._pinned = await self._hub.spare(ask.where, self._deadline)
+        self._pinned = await self._hub.spare(ask.where, deadline)
         return self._pinned
 
     async def _pause(self, seconds: float) -> None:

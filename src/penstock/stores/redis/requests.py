@@ -44,12 +44,14 @@ class Ask:
     """Send the commands in one write; the answer is one reply each, refusals among them.
 
     `pinned` asks for a connection that nobody else uses until the flow ends, and `where=None` for
-    the one that is pinned already.
+    the one that is pinned already. `share` is how much of the time that the call has left may be
+    spent on it.
     """
 
     where: Address | None
     commands: Sequence[Command]
     pinned: bool = False
+    share: float = 1.0
 
 
 @dataclass(slots=True)
