@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -280,6 +282,28 @@ def test_a_store_follows_its_caller_from_loop_to_loop(store: RedisStore, key: st
     for thread in threads:
         thread.join()
     assert limiter.peek(key).remaining == 900
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_loops_that_end_without_a_word_leave_no_sockets(key: str) -> None:
+    """A program that calls asyncio.run again and again holds the connection of the last one."""
+    store = RedisStore.from_url(url_of("valkey"), timeout_ms=PATIENT_MS)
+    limiter = rate_limit(gcra(1_000, 600_000), store=store)
+    asyncio.run(limiter.acheck(key))
+    before = _open_files()
+    for _ in range(20):
+        asyncio.run(limiter.acheck(key))
+    assert len(store._asynchronous._hubs) == 1
+    assert _open_files() <= before + 2
+    store.close()
+    assert _open_files() < before + 2
+
+
+def _open_files() -> int:
+    gc.collect()
+    folder = Path("/proc/self/fd")
+    return len(list(folder.iterdir())) if folder.exists() else 0
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
