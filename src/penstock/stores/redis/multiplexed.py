@@ -93,8 +93,9 @@ class Link(asyncio.Protocol):
             self._transport.abort()
 
     def hang_up(self) -> None:
-        """Tell the server that nobody is there any more, without the loop."""
-        with suppress(OSError):
+        """Tell the server that nobody is there any more, without the loop. Not every loop lends
+        its sockets for that; then the server hears it when they are collected."""
+        with suppress(Exception):
             self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
     def data_received(self, data: bytes) -> None:

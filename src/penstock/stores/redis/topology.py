@@ -95,7 +95,8 @@ class _Council:
             if wrong is None:
                 for silent in order[: number - 1]:
                     self.failed(silent)
-                self._failed.pop(member, None)
+                # Those that are no members any more are forgotten.
+                self._failed = {f: None for f in list(self._failed) if f in order and f != member}
                 return None
         # Only the first had time enough to be judged by. The next call begins with the second.
         for silent in order[:1]:
