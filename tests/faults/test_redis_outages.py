@@ -134,7 +134,9 @@ def test_a_killed_server_is_an_error_and_its_restart_needs_no_help(
 
 def test_no_decision_is_lost_when_the_server_is_killed_under_load(durable: Valkey) -> None:
     """kill -9 three times in the middle of a load: what was told was counted, and little else."""
-    with Spender(durable.url, "k") as one, Spender(durable.url, "k") as other:
+    # Patient, so that a slow disk is not taken for an outage.
+    url = f"{durable.url}?timeout_ms={PATIENT_MS}"
+    with Spender(url, "k") as one, Spender(url, "k") as other:
         for _ in range(3):
             one.read(150)
             other.read(150)
@@ -422,11 +424,11 @@ def test_a_frozen_seed_costs_no_call(either: Either, cluster: RedisCluster) -> N
 def test_a_frozen_node_fails_its_own_keys_only(either: Either, cluster: RedisCluster) -> None:
     """However often its keys are asked for, those of the others are all answered, at once."""
     keys = {cluster.nodes.index(cluster.node_of(f"k{n}")): f"k{n}" for n in range(100)}
-    limiter = either.limiter(cluster.url_of_all)
+    limiter = either.limiter(cluster.url_of_all, timeout_ms=2 * TIMEOUT_MS)
     for key in keys.values():
         either.check(limiter, key)
     cluster.nodes[0].pause()
-    for left in range(48, 33, -1):
+    for left in range(48, 38, -1):
         fails_in_time(lambda: either.check(limiter, keys[0]), "may have been charged")
         assert [either.check(limiter, keys[n]).remaining for n in (1, 2)] == [left] * 2
 
