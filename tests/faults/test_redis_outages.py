@@ -175,7 +175,8 @@ def test_races_that_are_always_lost_end_in_time(either: Either, valkey: Valkey) 
     """Tried again and again after short pauses, then an error, and nothing was charged."""
     strategy = Rivalled(valkey, "k")
     limiter = either.limiter(valkey.url, strategy)
-    fails_in_time(lambda: either.check(limiter, "k"), "changed by others.*was not charged")
+    # Most of the time goes into pauses; should it run out during an exchange, that is the reason.
+    fails_in_time(lambda: either.check(limiter, "k"), "changed by others.*not charged|in time")
     assert 3 <= strategy.tries <= 256
     assert either.remaining(limiter, "k") == 4
 
