@@ -40,6 +40,12 @@ class RedisCluster(Fleet):
     def members(self) -> Sequence[RedisServer]:
         return self.nodes
 
+    @property
+    def url_of_all(self) -> str:
+        """With every node as a seed, in the order of `nodes`."""
+        hosts = ",".join(f"{node.host}:{node.port}" for node in self.nodes)
+        return f"redis+cluster://{hosts}"
+
     def form(self) -> None:
         for index, node in enumerate(self.nodes):
             first, last = index * SLOTS // MASTERS, (index + 1) * SLOTS // MASTERS - 1

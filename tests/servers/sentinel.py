@@ -94,6 +94,12 @@ class RedisSentinel(Fleet):
         return f"redis+sentinel://{self.host}:{self.port}/{MASTER_NAME}"
 
     @property
+    def url_of_all(self) -> str:
+        """The same, with every sentinel in it."""
+        hosts = ",".join(f"{host}:{port}" for host, port in self.addresses)
+        return f"redis+sentinel://{hosts}/{MASTER_NAME}"
+
+    @property
     def pid(self) -> int:
         return self.sentinels[0].pid
 

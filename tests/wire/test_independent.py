@@ -10,12 +10,27 @@ from random import Random
 import pytest
 import redis
 
+from penstock import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
+from penstock.core.store import checking
+from penstock.stores.redis import RedisStore
 from tests.wire import independent
 from tests.wire.independent import IndependentClient
 from tests.wire.live import check, fields, read, rider
 from tests.wire.timelines import KINDS, make_timelines
 
 STEPS = 1_500
+PATIENT_MS = 120_000
+LONG_MS = 864_000_000
+
+# Limits of 20 that nothing is replenished of while a test runs.
+SHARED = {
+    "gcra": gcra(20, LONG_MS),
+    "tokenBucket": token_bucket(20, 20 / (LONG_MS / 1000)),
+    "fixedWindow": fixed_window(20, LONG_MS),
+    "fixedWindowFirst": fixed_window(20, LONG_MS, "first"),
+    "slidingWindow": sliding_window(20, LONG_MS),
+    "slidingWindowLog": sliding_window_log(20, LONG_MS),
+}
 
 
 @pytest.fixture
@@ -45,6 +60,52 @@ def test_two_clients_interleave_on_the_same_keys(
         now = line.requests[-1][0]
         state = read(client, line.strategy, line.key)
         assert line.strategy.peek(state, now) == line.strategy.peek(line.state, now)
+
+
+@pytest.fixture
+def url(client: redis.Redis) -> str:
+    address = client.connection_pool.connection_kwargs
+    return f"redis://{address['host']}:{address['port']}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_store_and_another_client_interleave_on_the_same_keys(
+    url: str, other: IndependentClient, kind: str
+) -> None:
+    """One check or a batch of ours, or one of theirs: each decides as the oracle does."""
+    whose = Random(kind)
+    store = RedisStore.from_url(url, use_server_time=False, timeout_ms=PATIENT_MS)
+    for line in make_timelines(kind, 8, STEPS):
+        transform, argv = checking(line.strategy), rider(line.strategy).argv
+        for (now, cost), decision in zip(line.requests, line.decisions, strict=True):
+            turn = whose.random()
+            if turn < 0.3:
+                reply = fields(store.apply(line.key, transform, now, cost))
+            elif turn < 0.5:
+                beside = f"{line.key}:beside"
+                reply = fields(store.apply_many([beside, line.key], transform, now, cost)[1])
+            else:
+                reply = other.check(kind, line.key, *argv(now, cost))
+            assert reply == fields(decision), (line.strategy, now, cost)
+    store.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_store_and_another_client_share_a_limit_by_the_servers_clock(
+    url: str, other: IndependentClient, kind: str
+) -> None:
+    """Both pass 0 for the instant, and together they get exactly the limit."""
+    strategy, key = SHARED[kind], f"shared:{kind}"
+    store = RedisStore.from_url(url, timeout_ms=PATIENT_MS)
+    ours, argv = checking(strategy), rider(strategy).argv
+    admitted = []
+    for _ in range(10):
+        admitted.append(store.apply(key, ours, 0, 1).allowed)
+        admitted.append(other.check(kind, key, *argv(0, 1))[0] == 1)
+        pair = store.apply_many([key, f"{key}:beside", key], ours, 0, 1)
+        admitted += [pair[0].allowed, pair[2].allowed]
+    assert admitted == [True] * 20 + [False] * 20
+    store.close()
 
 
 def test_the_independent_client_is_independent() -> None:

@@ -6,15 +6,18 @@ it is asked for. A module that is missing its driver says itself which extra bri
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from ..core.store import Store
 from ..core.validation import reject
 from .memory import MemoryStore
 
 __all__ = ["SCHEMES", "open_store"]
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 
 _POSTGRES = ".postgres:PostgresStore.from_url"
 _REDIS = ".redis:RedisStore.from_url"
@@ -50,12 +53,15 @@ def open_store(url: str, **options: Any) -> Store:
     `options` go to the store as keywords: `open_store("redis://...", timeout_ms=50)`.
     """
     if not isinstance(url, str):
-        reject(f"a store's URL must be a string such as 'redis://localhost:6379', not {url!r}")
+        kind = type(url).__name__
+        reject(f"a store's URL must be a string such as 'redis://localhost:6379', not a {kind}")
     scheme, separator, _ = url.partition("://")
     loader = SCHEMES.get(scheme.lower()) if separator else None
     if loader is None:
         known = ", ".join(f"{name}://" for name in sorted(SCHEMES))
-        reject(f"no store is known for the URL scheme {scheme!r}; use one of {known}")
+        # Without "://" this is the whole text, in which there may be a password.
+        named = f" {scheme!r}" if separator and _SCHEME.fullmatch(scheme) else ""
+        reject(f"no store is known for the URL scheme{named}; use one of {known}")
     module, _, path = loader.partition(":")
     target: Any = import_module(module, __package__)
     for name in path.split("."):
@@ -67,14 +73,15 @@ def open_store(url: str, **options: Any) -> Store:
 
 def open_memory(url: str, **options: Any) -> MemoryStore:
     """`memory://`, with `?max_keys=` and `?overflow=` if wanted."""
-    parts = urlsplit(url)
-    if parts.netloc or parts.path.strip("/"):
-        reject(f"an in-process store has no address: write memory://, not {url!r}")
-    for name, text in parse_qsl(parts.query, keep_blank_values=True):
+    address, _, query = url.partition("://")[2].partition("?")
+    if address.strip("/"):
+        reject("an in-process store has no address: write memory:// and nothing after it")
+    for name, text in parse_qsl(query, keep_blank_values=True):
         if name == "max_keys" and text.isdecimal():
             options.setdefault(name, int(text))
         elif name == "overflow":
             options.setdefault(name, text)
         else:
-            reject(f"memory:// takes ?max_keys=<number>&overflow=evict|deny, not {name}={text}")
+            shown = f"this {name}" if name.isidentifier() else "what it was given"
+            reject(f"memory:// takes ?max_keys=<number>&overflow=evict|deny, not {shown}")
     return MemoryStore(**options)

@@ -12,7 +12,7 @@ from typing import Any
 from penstock import SystemClock
 from penstock.core.store import checking
 from penstock.stores.redis import RedisStore
-from tests.stores.redis.live import FIVE, PATIENT_MS
+from tests.stores.redis.live import PATIENT_MS, SIX
 
 PROCESSES = 8
 CALLERS = 200
@@ -103,7 +103,7 @@ class _Check:
     def __init__(self, store: RedisStore, job: Job, slow_ms: int) -> None:
         self._store = store
         self._key = job.key
-        self._transform = checking(FIVE[job.kind](LIMIT))
+        self._transform = checking(SIX[job.kind](LIMIT))
         self._clock = SystemClock()
         self._slow_ms = slow_ms
 

@@ -23,6 +23,10 @@ FIVE = {
 }
 
 
+# The fixed window in its other form too.
+SIX = {**FIVE, "fixed_window_first": lambda limit: fixed_window(limit, SPAN_MS, "first")}
+
+
 @functools.cache
 def running(name: str) -> Any:
     """A server that stays up to the end of the run."""

@@ -12,6 +12,13 @@ from typing import Any
 import redis
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has given up is no news."""
+
+
 class RestBridge:
     """`url` takes a command as a JSON list, `url/pipeline` a list of them."""
 
@@ -35,8 +42,7 @@ class RestBridge:
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def answer(self, body: list[Any], is_pipeline: bool) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.stores.redis.crowd import LIMIT, SLOW_MS, Crowd, Job
-from tests.stores.redis.live import FIVE, new_key, url_of
+from tests.stores.redis.live import SIX, new_key, url_of
 
 TRIALS = 20
 
@@ -18,7 +18,7 @@ def crowd() -> Iterator[Crowd]:
         yield started
 
 
-@pytest.mark.parametrize("kind", FIVE)
+@pytest.mark.parametrize("kind", SIX)
 @pytest.mark.parametrize("name", ["valkey", "redis8", "cluster"])
 def test_a_crowd_of_processes_gets_exactly_the_limit(crowd: Crowd, name: str, kind: str) -> None:
     """20 trials, although half of the processes' clocks are 5 s behind: the server's decides."""
@@ -27,7 +27,7 @@ def test_a_crowd_of_processes_gets_exactly_the_limit(crowd: Crowd, name: str, ki
     assert counts == [LIMIT] * TRIALS
 
 
-@pytest.mark.parametrize("kind", FIVE)
+@pytest.mark.parametrize("kind", SIX)
 def test_clocks_that_disagree_never_let_more_in(crowd: Crowd, kind: str) -> None:
     """By the callers' own clocks, half of them 5 s behind, over a cluster: at most the limit."""
     url = url_of("cluster")

@@ -10,17 +10,22 @@ import pytest
 from penstock import ConfigInvalidError, Decision, StoreUnavailableError, gcra
 from penstock.core.flow import drive
 from penstock.core.store import checking, forecasting
+from penstock.stores.record import pack
 from penstock.stores.redis.flows import Flows
 from penstock.stores.redis.many import MAX_KEYS
 from penstock.stores.redis.requests import Address, Ask, Discard, LinkError, Pause, Refusal, Scatter
 from penstock.stores.redis.routing import Router
-from penstock.stores.redis.topology import Cluster, Fixed, Topology, slot_of
+from penstock.stores.redis.topology import Cluster, Fixed, Sentinels, Topology, slot_of
+from penstock.stores.redis.transactions import MAX_KEYS as MAX_KEYS_AT_ONCE
+from tests.helpers import NOW, Quota
 
 HERE, THERE = Address("here", 1), Address("there", 2)
 YES = [1, 10, 9, 1_000, 0]
 GRANTED = Decision(True, 10, 9, 1_000, 0)
 DENIED = Decision(False, 10, 0, 1_000, 7)
 CHECK = checking(gcra(10, 1_000))
+QUOTA = checking(Quota(2))
+SERVER_TIME = [b"%d" % (NOW // 1_000), b"0"]
 
 
 class Script:
@@ -29,12 +34,15 @@ class Script:
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
         self.asked: list[tuple[Address | None, str]] = []
+        self.asks: list[Ask] = []
         self.pauses = 0
+        self.paused_ms: list[float] = []
         self.discarded: list[Address] = []
 
     def serve(self, request: Any) -> Any:
         if isinstance(request, Pause):
             self.pauses += 1
+            self.paused_ms.append(request.ms)
             return None
         if isinstance(request, Discard):
             self.discarded.append(request.where)
@@ -50,6 +58,7 @@ class Script:
             return error
 
     def _answer(self, ask: Ask) -> Any:
+        self.asks.append(ask)
         self.asked.append((ask.where, " ".join(command[0] for command in ask.commands)))
         answer = self.answers.pop(0)
         if isinstance(answer, LinkError):
@@ -227,6 +236,53 @@ def test_a_node_without_a_name_is_at_the_host_that_was_asked() -> None:
     assert script.asked[-1][0] == Address("here", 7)
 
 
+def late() -> LinkError:
+    return LinkError("late", may_have_run=True)
+
+
+def test_one_of_several_who_know_may_use_half_of_the_time() -> None:
+    """A frozen node leaves time for the others; the last to be asked may use all of it."""
+    shares: list[float] = []
+    script = Script(late(), late(), [slots(THERE)], [YES])
+
+    def serve(request: Any) -> Any:
+        shares.append(request.share)
+        return script.serve(request)
+
+    flows = Flows(Router(Cluster([Address(name, 1) for name in "abc"])), use_server_time=True)
+    assert drive(flows.apply("k", CHECK, 0, 1), serve) == GRANTED
+    assert shares == [0.5, 0.5, 1.0, 1.0]
+
+
+def test_who_failed_is_asked_last() -> None:
+    """By the calls after it, whether this one found somebody who knew or nobody at all."""
+    a, b, c = (Address(name, 1) for name in "abc")
+    sentinels = Sentinels([a, b, c], "service")
+    named, master = [[b"there", b"2"]], [[b"master"]]
+    script = Script(late(), named, master)
+    drive(sentinels.find(), script.serve)
+    assert [where for where, _ in script.asked] == [a, b, THERE]
+    script = Script(late(), late(), late())
+    with pytest.raises(LinkError):
+        drive(sentinels.find(), script.serve)
+    assert [where for where, _ in script.asked] == [b, c, a]
+    script = Script(named, master)
+    drive(sentinels.find(), script.serve)
+    assert script.asked[0][0] == c
+
+
+def test_a_lost_node_takes_only_its_own_slots_with_it() -> None:
+    """The keys of the other need no look-up, and the lost one is not asked for the table."""
+    cluster = Cluster([HERE])
+    drive(cluster.find(), Script([slots(HERE, THERE)]).serve)
+    cluster.lost(HERE)
+    assert (cluster.locate("b"), cluster.locate("a")) == (None, THERE)
+    script = Script([slots(HERE, THERE)])
+    drive(cluster.find(), script.serve)
+    assert [where for where, _ in script.asked] == [THERE]
+    assert cluster.locate("b") == HERE
+
+
 def test_many_keys_are_one_script() -> None:
     """On one server, however often a key is repeated."""
     script = Script([[10, 2, 9, 1_000, 0, 1, 0, 1_000, 7]])
@@ -261,12 +317,45 @@ def test_a_lost_reply_about_many_is_never_asked_for_again() -> None:
 
 
 def test_more_keys_than_fit_are_several_scripts() -> None:
-    """One after the other, so that nobody else waits for all of them."""
+    """One after the other, so that nobody else waits for all of them, at the instant of the
+    server before the first."""
     sizes = (MAX_KEYS, MAX_KEYS, 1)
-    script = Script(*([[10, size, 9, 1_000, 0]] for size in sizes[:2]), [YES])
+    script = Script([SERVER_TIME], *([[10, size, 9, 1_000, 0]] for size in sizes[:2]), [YES])
     keys = [str(number) for number in range(sum(sizes))]
     assert check_many(script, keys) == [GRANTED] * len(keys)
-    assert len(script.asked) == 3
+    assert script.asked == [(HERE, "TIME"), *[(HERE, "EVALSHA")] * 3]
+    assert {
+        ask.commands[0][3 + size] for ask, size in zip(script.asks[1:], sizes, strict=True)
+    } == {NOW}
+
+
+def test_an_outage_between_two_scripts_says_that_the_first_has_run() -> None:
+    """The keys of the second were not charged, and those of the first were."""
+    keys = [str(number) for number in range(MAX_KEYS + 2)]
+    script = Script([SERVER_TIME], [[10, MAX_KEYS, 9, 1_000, 0]], *[refused()] * 20)
+    with pytest.raises(StoreUnavailableError, match="other keys of this call may") as caught:
+        check_many(script, keys)
+    assert "the request was not charged" not in str(caught.value)
+
+
+def test_a_key_of_somebody_else_among_many_says_that_others_may_be_charged() -> None:
+    """The script has written the keys before it; of a single key there are no others."""
+    wrong = [Refusal("WRONGTYPE Operation against a key holding the wrong kind of value")]
+    with pytest.raises(ConfigInvalidError, match=r"prefix.*other keys of this call may"):
+        check_many(Script(wrong), ["a", "b"])
+    with pytest.raises(ConfigInvalidError) as caught:
+        check_many(Script(wrong), ["a"])
+    assert "other keys" not in str(caught.value)
+
+
+def test_many_keys_of_which_none_was_sent_were_not_charged() -> None:
+    """Two nodes, neither of which can be reached."""
+    script = Script(
+        [slots(HERE, THERE)], *[refused()] * 2, *[[slots(HERE, THERE)], *[refused()] * 2] * 9
+    )
+    with pytest.raises(StoreUnavailableError, match="the request was not charged") as caught:
+        check_many(script, ["b", "a"], Cluster([HERE]))
+    assert "other keys" not in str(caught.value)
 
 
 def test_many_keys_are_one_pipeline_per_node() -> None:
@@ -305,3 +394,88 @@ def test_an_instant_of_zero_is_refused() -> None:
     flows = Flows(Router(Fixed(HERE)), use_server_time=False)
     with pytest.raises(ConfigInvalidError, match="0 means the server's clock"):
         flows.apply("k", CHECK, 0, 1)
+
+
+def transact(script: Script, keys: list[str], topology: Topology | None = None) -> list[bool]:
+    flows = Flows(Router(topology or Fixed(HERE)), use_server_time=True)
+    decisions = drive(flows.apply_many(keys, QUOTA, 0, 1), script.serve)
+    return [decision.allowed for decision in decisions]
+
+
+def looked(*held: Any) -> list[Any]:
+    """The replies to UNWATCH, WATCH, a GET per key and TIME."""
+    return [b"OK", b"OK", *held, SERVER_TIME]
+
+
+def committed(count: int) -> list[Any]:
+    return [b"OK", *[b"QUEUED"] * count, [b"OK"] * count]
+
+
+def test_many_keys_without_lua_are_one_transaction() -> None:
+    """Read together and written together; a repeated key counts on what it has left."""
+    script = Script(looked(None, None), committed(2))
+    assert transact(script, ["a", "b", "a", "a"]) == [True, True, True, False]
+    assert script.asked == [(HERE, "UNWATCH WATCH GET GET TIME"), (None, "MULTI SET SET EXEC")]
+
+
+def test_many_keys_without_lua_are_chunks_at_one_instant() -> None:
+    """A transaction holds so many; the others follow, decided at the instant of the first."""
+    keys = [str(number) for number in range(MAX_KEYS_AT_ONCE + 1)]
+    late = [b"OK", b"OK", None, [b"%d" % (NOW // 1_000 + 5), b"0"]]
+    first = [None] * MAX_KEYS_AT_ONCE
+    script = Script(looked(*first), committed(MAX_KEYS_AT_ONCE), late, committed(1))
+    assert all(transact(script, keys))
+    sets = [command for ask in script.asks for command in ask.commands if command[0] == "SET"]
+    assert len({command[2] for command in sets}) == 1
+
+
+def test_a_race_is_run_again_on_what_the_winner_wrote() -> None:
+    """The whole batch is: an EXEC that failed wrote none of it."""
+    full = pack("Quota", 2, NOW + 60_000)
+    script = Script(looked(None, None), [b"OK", b"QUEUED", b"QUEUED", None], looked(full, None))
+    script.answers.append(committed(1))
+    assert transact(script, ["a", "b"]) == [False, True]
+    assert script.pauses == 1
+
+
+def test_races_that_never_end_are_given_up_on() -> None:
+    """After a bounded number of pauses, random and none of them long, with nothing charged."""
+    lost_race = [looked(None), [b"OK", b"QUEUED", None]]
+    script = Script(*lost_race * 300)
+    with pytest.raises(StoreUnavailableError, match="the request was not charged"):
+        transact(script, ["a"])
+    assert 100 < script.pauses <= 256
+    assert len(set(script.paused_ms)) > 100
+    assert max(script.paused_ms) <= 32
+
+
+def test_races_end_with_the_time() -> None:
+    """A pause for which there is no time is the end of the call."""
+    script = Script(looked(None), [b"OK", b"QUEUED", None])
+
+    def serve(request: Any) -> Any:
+        if isinstance(request, Pause):
+            raise LinkError("out of time", may_have_run=False)
+        return script.serve(request)
+
+    flows = Flows(Router(Fixed(HERE)), use_server_time=True)
+    with pytest.raises(StoreUnavailableError, match="was changed by others"):
+        drive(flows.apply("a", QUOTA, 0, 1), serve)
+
+
+@pytest.mark.parametrize(
+    ("met", "kind"),
+    [
+        ([looked(b"not ours")], ConfigInvalidError),
+        ([looked(None), lost()], StoreUnavailableError),
+        ([looked(None), [b"OK", b"QUEUED", Refusal("OOM full")]], StoreUnavailableError),
+        ([[Refusal("OOM full")] * 4], StoreUnavailableError),
+    ],
+)
+def test_a_transaction_that_fails_after_another_says_so(met: list[Any], kind: Any) -> None:
+    """In a cluster each slot has its own, and the first was written."""
+    script = Script([slots(HERE)], looked(None), committed(1), *met)
+    with pytest.raises(kind, match="other keys of this call may have been charged") as caught:
+        transact(script, ["a", "b"], Cluster([HERE]))
+    assert "the request was not charged" not in str(caught.value)
+    assert "nothing was charged" not in str(caught.value)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.turns import TurnCounter
 from penstock import (
     ConfigInvalidError,
     ManualClock,
@@ -29,11 +32,6 @@ from tests.stores.redis.live import FIVE, PATIENT_MS, new_key, running, url_of
 
 def by_caller(name: str = "valkey") -> RedisStore:
     return RedisStore.from_url(url_of(name), use_server_time=False, timeout_ms=PATIENT_MS)
-
-
-def commands_processed(server: RedisServer) -> int:
-    info = str(server.call("INFO", "stats"))
-    return int(info.partition("total_commands_processed:")[2].split()[0])
 
 
 @pytest.mark.parametrize("kind", [*FIVE, "quota"])
@@ -90,8 +88,9 @@ def test_many_keys_are_decided_at_one_instant(key: str) -> None:
     """By the server's clock too: every key of a batch is full again at the same time."""
     store = RedisStore.from_url(url_of("valkey"), timeout_ms=PATIENT_MS)
     limiter = rate_limit(gcra(10, 600_000), store=store, prefix=key)
-    decisions = limiter.check_many([str(number) for number in range(400)])
-    assert len({decision.reset_at for decision in decisions}) == 1
+    for count in (400, 5_000):
+        decisions = limiter.check_many([f"{count}-{number}" for number in range(count)])
+        assert len({decision.reset_at for decision in decisions}) == 1
     store.close()
 
 
@@ -107,22 +106,71 @@ def test_the_servers_clock_decides(key: str) -> None:
     store.close()
 
 
-def test_each_operation_is_one_round_trip(server: RedisServer, key: str) -> None:
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_each_operation_is_one_round_trip(server: RedisServer, key: str, colour: str) -> None:
     """Counted at the wire: a peek asks for the state and the time together."""
-    with FaultProxy(server.port) as proxy:
-        store = RedisStore.from_url(f"redis://127.0.0.1:{proxy.port}", timeout_ms=PATIENT_MS)
-        limiter = rate_limit(token_bucket(10, 1), store=store)
-        limiter.check(key), limiter.peek(key), limiter.check_many([key, "b"])
-        before = commands_processed(server)
-        limiter.check(key)
-        limiter.peek(key)
-        limiter.forecast(key)
-        limiter.check_many([key, *map(str, range(100))])
-        # EVALSHA, twice EVALSHA and TIME, EVALSHA, and the INFO before.
-        scripts = commands_processed(server) - before
-        assert proxy.connections == 1
-        assert scripts >= 6
+    with TurnCounter(server.port) as wire:
+        store = RedisStore.from_url(wire.url_of(server.url), timeout_ms=PATIENT_MS)
+        limiter = rate_limit(token_bucket(200, 1), store=store)
+        many = [key, *map(str, range(100))]
+
+        async def ask(call: str, *arguments: Any) -> int:
+            """The round trips of one operation."""
+            before = wire.turns
+            if colour == "sync":
+                getattr(limiter, call)(*arguments)
+            else:
+                await getattr(limiter, f"a{call}")(*arguments)
+            return wire.turns - before
+
+        async def life() -> list[int]:
+            calls = [("check", key), ("peek", key), ("forecast", key), ("check_many", many)]
+            calls.append(("reset", key))
+            return [await ask(*call) for call in calls]
+
+        async def main() -> None:
+            await life()
+            assert await life() == [1] * 5
+            await store.aclose()
+
+        run(main())
+        assert wire.connections == 1
+
+
+def test_many_keys_of_a_custom_strategy_are_two_round_trips(server: RedisServer, key: str) -> None:
+    """One to read them all, one to write them all."""
+    with TurnCounter(server.port) as wire:
+        store = RedisStore.from_url(wire.url_of(server.url), timeout_ms=PATIENT_MS)
+        limiter = rate_limit(Quota(2), store=store, prefix=key)
+        limiter.check("warm")
+        before = wire.turns
+        keys = [f"k{number % 40}" for number in range(100)]
+        decisions = limiter.check_many(keys)
+        assert wire.turns - before == 2
+        assert [decision.allowed for decision in decisions] == [n < 80 for n in range(100)]
         store.close()
+
+
+def test_a_custom_strategy_holds_its_limit_among_threads_of_batches(
+    store: RedisStore, key: str
+) -> None:
+    """Batches that share keys race; each is decided anew on what the winner wrote."""
+    limiter = rate_limit(Quota(20), store=store, prefix=key)
+    seen: list[Any] = []
+    keys = ["{a}1", "{a}2", "b", "{a}1"]
+
+    def work() -> None:
+        for _ in range(5):
+            seen.extend(zip(keys, limiter.check_many(keys), strict=True))
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 120
+    for name in set(keys):
+        assert sum(decision.allowed for asked, decision in seen if asked == name) == 20
 
 
 def test_the_custom_path_keeps_a_record_that_can_be_read(server: RedisServer, key: str) -> None:
@@ -234,6 +282,28 @@ def test_a_store_follows_its_caller_from_loop_to_loop(store: RedisStore, key: st
     for thread in threads:
         thread.join()
     assert limiter.peek(key).remaining == 900
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_loops_that_end_without_a_word_leave_no_sockets(key: str) -> None:
+    """A program that calls asyncio.run again and again holds the connection of the last one."""
+    store = RedisStore.from_url(url_of("valkey"), timeout_ms=PATIENT_MS)
+    limiter = rate_limit(gcra(1_000, 600_000), store=store)
+    asyncio.run(limiter.acheck(key))
+    before = _open_files()
+    for _ in range(20):
+        asyncio.run(limiter.acheck(key))
+    assert len(store._asynchronous._hubs) == 1
+    assert _open_files() <= before + 2
+    store.close()
+    assert _open_files() < before + 2
+
+
+def _open_files() -> int:
+    gc.collect()
+    folder = Path("/proc/self/fd")
+    return len(list(folder.iterdir())) if folder.exists() else 0
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

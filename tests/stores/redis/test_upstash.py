@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import upstash_redis.asyncio
 
 from penstock import (
     ConfigInvalidError,
+    Limiter,
     StoreUnavailableError,
     UnsupportedError,
     gcra,
@@ -19,6 +21,7 @@ from penstock import (
 )
 from penstock.stores.redis import RedisStore
 from tests.helpers import Quota, run
+from tests.servers import NotReady, eventually
 from tests.stores.redis.live import FIVE, PATIENT_MS, running
 from tests.stores.redis.rest_bridge import RestBridge
 
@@ -99,3 +102,31 @@ def test_a_slow_answer_is_given_up_on_in_time(bridge: RestBridge, key: str) -> N
         assert time.monotonic() - start < 0.6
         bridge.delay_s = 0.0
         time.sleep(1.0)
+
+
+def test_an_outage_does_not_pile_up_threads(bridge: RestBridge, key: str) -> None:
+    """So many calls may wait for an answer; the others fail at once, uncharged."""
+    with client_of(bridge) as client:
+        limiter = rate_limit(gcra(1_000, 600_000), store=RedisStore(client, timeout_ms=5))
+        bridge.delay_s = 4.0
+        before = threading.active_count()
+        seen: list[str] = []
+        for _ in range(200):
+            start = time.monotonic()
+            with pytest.raises(StoreUnavailableError) as caught:
+                limiter.check(key)
+            assert time.monotonic() - start < 0.5
+            seen.append(str(caught.value))
+        # Each call that waits is a thread here and a thread of the bridge.
+        assert threading.active_count() - before <= 2 * 128 + 2
+        assert "may have been charged" in seen[0]
+        assert "was not charged" in seen[-1]
+        bridge.delay_s = 0.0
+        eventually(lambda: _served(limiter, key), within=20, what="a thread that is free again")
+
+
+def _served(limiter: Limiter, key: str) -> None:
+    try:
+        limiter.check(f"{key}-after")
+    except StoreUnavailableError as error:
+        raise NotReady from error

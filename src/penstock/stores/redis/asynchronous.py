@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import weakref
 from collections.abc import Awaitable
 from typing import Any
 
@@ -115,10 +114,18 @@ class _Hub:
         self._closed = True
         for task in self._connecting.values():
             task.cancel()
-        for link in [*self._links.values(), *(s for group in self._spare.values() for s in group)]:
+        for link in self._all_links():
             link.close()
         self._links.clear()
         self._spare.clear()
+
+    def hang_up(self) -> None:
+        """What is left to do when the loop has ended: the sockets close when they are collected."""
+        for link in self._all_links():
+            link.hang_up()
+
+    def _all_links(self) -> list[Link]:
+        return [*self._links.values(), *(s for group in self._spare.values() for s in group)]
 
     async def _connect(self, where: Address) -> Link:
         connection = self._recipe.make(where, self._timeout_s)
@@ -178,8 +185,7 @@ class AsyncShell:
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
-        self._hubs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Hub]
-        self._hubs = weakref.WeakKeyDictionary()
+        self._hubs: dict[asyncio.AbstractEventLoop, _Hub] = {}
         # Nearly every call comes from the loop of the one before.
         self._latest: _Hub | None = None
 
@@ -194,8 +200,15 @@ class AsyncShell:
         with self._lock:
             hub = self._hubs.get(loop)
             if hub is None:
+                self._drop_ended()
                 hub = self._hubs[loop] = _Hub(loop, self._recipe, self._timeout_s)
             return hub
+
+    def _drop_ended(self) -> None:
+        """Forget the loops that were closed without `aclose`, so that a program that starts one
+        after the other does not pile up their sockets."""
+        for loop in [loop for loop in self._hubs if loop.is_closed()]:
+            self._hubs.pop(loop).hang_up()
 
     async def aclose(self) -> None:
         """Close the links of this loop. Other loops may be in the middle of a call."""
@@ -208,13 +221,14 @@ class AsyncShell:
             await asyncio.sleep(0)
 
     def close(self) -> None:
-        """Tell each loop to close its links; one that has ended has nothing left to close."""
+        """Tell each loop to close its links; one that has ended cannot any more."""
         with self._lock:
             hubs = list(self._hubs.items())
             self._hubs.clear()
             self._latest = None
         for loop, hub in hubs:
             if loop.is_closed():
+                hub.hang_up()
                 continue
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(hub.close)
@@ -234,7 +248,8 @@ class AsyncCall:
         if type(request) is Ask:
             # The common case without a coroutine: the future of a link that is there.
             if not request.pinned and (link := self._hub.ready(request.where)) is not None:
-                return link.ask(pack(request.commands), len(request.commands), self._deadline)
+                deadline = self._deadline if request.share == 1.0 else self._part(request.share)
+                return link.ask(pack(request.commands), len(request.commands), deadline)
             return self._ask(request)
         return self._serve(request)
 
@@ -261,20 +276,26 @@ class AsyncCall:
             self._pinned = None
 
     async def _ask(self, ask: Ask) -> list[Any]:
-        link = await self._link_for(ask)
-        return await link.ask(pack(ask.commands), len(ask.commands), self._deadline)
+        deadline = self._deadline if ask.share == 1.0 else self._part(ask.share)
+        link = await self._link_for(ask, deadline)
+        return await link.ask(pack(ask.commands), len(ask.commands), deadline)
 
-    async def _link_for(self, ask: Ask) -> Link:
+    def _part(self, share: float) -> float:
+        """An earlier deadline, at this share of the time that is left."""
+        now = self._hub.loop.time()
+        return now + (self._deadline - now) * share
+
+    async def _link_for(self, ask: Ask, deadline: float) -> Link:
         if not ask.pinned:
             assert ask.where is not None
-            return await self._hub.shared(ask.where, self._deadline)
+            return await self._hub.shared(ask.where, deadline)
         pinned = self._pinned
         if pinned is not None:
             if ask.where in (None, pinned.address):
                 return pinned
             self.finish()
         assert ask.where is not None
-        self._pinned = await self._hub.spare(ask.where, self._deadline)
+        self._pinned = await self._hub.spare(ask.where, deadline)
         return self._pinned
 
     async def _pause(self, seconds: float) -> None:

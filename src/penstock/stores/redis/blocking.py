@@ -211,10 +211,11 @@ class BlockingCall:
             self._pinned = None
 
     def _ask(self, ask: Ask) -> list[Any]:
-        wire = self._wire_for(ask)
+        deadline = self._deadline if ask.share == 1.0 else self._part(ask.share)
+        wire = self._wire_for(ask, deadline)
         try:
-            wire.send(pack(ask.commands), self._deadline)
-            replies = wire.receive(len(ask.commands), self._deadline)
+            wire.send(pack(ask.commands), deadline)
+            replies = wire.receive(len(ask.commands), deadline)
         except BaseException:
             if ask.pinned:
                 self._pinned = None
@@ -224,14 +225,19 @@ class BlockingCall:
             self._shell.give(wire)
         return replies
 
-    def _wire_for(self, ask: Ask) -> _Wire:
+    def _part(self, share: float) -> int:
+        """An earlier deadline, at this share of the time that is left."""
+        now = _now_ms()
+        return now + int((self._deadline - now) * share)
+
+    def _wire_for(self, ask: Ask, deadline: int) -> _Wire:
         pinned = self._pinned
         if ask.pinned and pinned is not None:
             if ask.where in (None, pinned.address):
                 return pinned
             self.finish()
         assert ask.where is not None
-        wire = self._shell.take(ask.where, self._deadline)
+        wire = self._shell.take(ask.where, deadline)
         if ask.pinned:
             self._pinned = wire
         return wire

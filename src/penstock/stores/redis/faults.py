@@ -18,11 +18,13 @@ __all__ = [
     "DISOWNED",
     "PASSING",
     "PATIENT",
+    "beside_others",
     "cannot_connect",
     "late_connect",
     "late_reply",
     "lost_reply",
     "refused",
+    "stopped_midway",
     "unavailable",
 ]
 
@@ -62,34 +64,51 @@ def lost_reply(address: Address, error: object = None) -> LinkError:
     )
 
 
-def unavailable(error: Exception, *, consuming: bool) -> StoreUnavailableError:
-    """The end of a call that a link or a server failed."""
-    if not consuming:
-        effect = "nothing was charged"
-    elif isinstance(error, LinkError) and error.may_have_run:
+def unavailable(
+    error: Exception, *, consuming: bool, others: bool = False
+) -> StoreUnavailableError:
+    """The end of a call that a link or a server failed; `others` if the call had further keys, and
+    those may have been charged."""
+    if consuming and isinstance(error, LinkError) and error.may_have_run:
         effect = "the request may have been charged, and was not repeated for that reason"
+    elif others:
+        effect = "this part of the call was not charged"
     else:
-        effect = "the request was not charged"
+        effect = "the request was not charged" if consuming else "nothing was charged"
     text = error.text if isinstance(error, Refusal) else str(error)
-    return StoreUnavailableError(f"{text}; {effect}")
+    failure = StoreUnavailableError(f"{text}; {effect}")
+    return beside_others(failure) if others else failure
 
 
-def refused(refusal: Refusal, keys: str, *, consuming: bool) -> PenstockError:
+def refused(refusal: Refusal, keys: str, *, consuming: bool, others: bool = False) -> PenstockError:
     """The end of a call that a server refused for good."""
     code, text = refusal.code, refusal.text
-    if code == "WRONGTYPE" or ("user_script" in text and code == "ERR"):
-        return foreign_state(keys, text)
-    if code in ("MOVED", "ASK", "CROSSSLOT"):
-        return ConfigInvalidError(
+    failure: PenstockError
+    if stopped_midway(refusal):
+        failure = foreign_state(keys, text)
+    elif code in ("MOVED", "ASK", "CROSSSLOT"):
+        failure = ConfigInvalidError(
             f"this server is part of a cluster ({text}); use a redis+cluster:// URL or a "
             "cluster client"
         )
-    if code in ("NOPERM", "WRONGPASS", "NOAUTH"):
-        return StoreUnavailableError(
+    elif code in ("NOPERM", "WRONGPASS", "NOAUTH"):
+        failure = StoreUnavailableError(
             f"the server refuses these credentials: {text}; allow EVALSHA, EVAL, GET, SET, DEL, "
             "TIME, WATCH, MULTI and what the scripts use, on the keys of the limiter"
         )
-    return unavailable(refusal, consuming=consuming)
+    else:
+        return unavailable(refusal, consuming=consuming, others=others)
+    return beside_others(failure) if others else failure
+
+
+def stopped_midway(refusal: Refusal) -> bool:
+    """A script met what it cannot read; of several keys, those before that one are written."""
+    return refusal.code == "WRONGTYPE" or ("user_script" in refusal.text and refusal.code == "ERR")
+
+
+def beside_others(error: PenstockError) -> Any:
+    """The same error, for a call that had done something before it failed."""
+    return type(error)(f"{error}; other keys of this call may have been charged")
 
 
 def _causes(error: BaseException | None) -> Iterator[Any]:

@@ -5,7 +5,7 @@
 | check | one script | WATCH, GET, TIME / MULTI, SET, EXEC |
 | peek, forecast | one read script and TIME, decided here | GET and TIME, decided here |
 | lease | the check script and TIME, again if less is left | as check |
-| check of many | one script per slot group | one check after the other |
+| check of many | one script per slot group | one transaction per slot group |
 | clear | DEL | DEL |
 
 `now` is 0 on the wire when the server's clock decides.
@@ -13,31 +13,27 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from itertools import chain, repeat
 from operator import not_
 from typing import Any, TypeVar
 
 from ...core.decision import Decision, decide
-from ...core.errors import StoreUnavailableError, UnsupportedError
+from ...core.errors import UnsupportedError
 from ...core.grant import Grant, bargain
 from ...core.store import Transform
 from ...core.strategy import LuaRider, Strategy
 from ...core.validation import reject
 from .. import record
-from .faults import refused, unavailable
 from .many import MAX_KEYS, over_many
-from .requests import Ask, Command, LinkError, Pause, RedisFlow, Refusal
-from .routing import Errand, Router, refusal_in
+from .requests import TIME, Ask, Command, LinkError, RedisFlow, ms_of
+from .routing import Errand, Router, names_of, refusal_in
+from .transactions import transact
 
 __all__ = ["Flows", "decision_of"]
 
 R = TypeVar("R")
 
-_TIME: Command = ("TIME",)
-_RACES = 256
-_LONGEST_PAUSE_MS = 32
 _READING = ("peek", "forecast")
 # What is nearly always settled by one exchange.
 _FIRST = ("check", "lease")
@@ -96,7 +92,7 @@ class Flows:
         time = replies[1]
         if reply[0] != 1 or type(time) is not list:
             return None
-        at = _ms(time) if self._server_time else now
+        at = ms_of(time) if self._server_time else now
         return Grant(max(cost, transform.need), decision_of(reply), at)
 
     def after(
@@ -125,8 +121,11 @@ class Flows:
         self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
     ) -> RedisFlow:
         """The flow that stands for `Store.apply_many`."""
-        if transform.role == "check" and transform.lua is not None:
-            return self._check_many(list(keys), transform.lua, self._instant(now), cost)
+        role, rider = transform.role, transform.lua
+        if role == "check" and rider is not None:
+            return self._check_many(list(keys), rider, self._instant(now), cost)
+        if role in _FIRST and rider is None:
+            return transact(self._router, keys, transform, self._instant(now), cost)
         return self._one_by_one(keys, transform, now, cost)
 
     def _instant(self, now: int) -> int:
@@ -160,7 +159,7 @@ class Flows:
                 cost = deal.send(decision_of(replies[0]))
             except StopIteration as settled:
                 taken, decision = settled.value
-                return Grant(taken, decision, now or _ms(replies[1]))
+                return Grant(taken, decision, now or ms_of(replies[1]))
             commands = _leasing(key, rider, now, cost)
             replies = yield from self._router.ask(key, commands, script=rider.check, consuming=True)
 
@@ -170,14 +169,14 @@ class Flows:
         script = transform.lua.read
         commands: list[Command] = [("EVALSHA", script.sha1, 1, key)]
         if not now:
-            commands.append(_TIME)
+            commands.append(TIME)
         replies = yield from self._router.ask(key, commands, script=script, consuming=False)
         state = _decode(transform.strategy, replies[0], key)
-        return transform.run(state, now or _ms(replies[1]), cost).result
+        return transform.run(state, now or ms_of(replies[1]), cost).result
 
     def _read(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
-        raw, time = yield from self._router.ask(key, (("GET", key), _TIME), consuming=False)
-        now = now or _ms(time)
+        raw, time = yield from self._router.ask(key, (("GET", key), TIME), consuming=False)
+        now = now or ms_of(time)
         state = record.unpack(raw, key, transform.kind, now)
         return transform.run(state, now, cost).result
 
@@ -194,63 +193,25 @@ class Flows:
         return results
 
     def _transact(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
-        """Optimistic: compute on what was read, write only if nobody else wrote meanwhile."""
-        # A WATCH that an earlier call left behind would fail this one's EXEC for no reason.
-        look: list[Command] = [("UNWATCH",), ("WATCH", key), ("GET", key), _TIME]
-        for race in range(_RACES):
-            _, _, raw, time = yield from self._router.ask(key, look, consuming=False, pinned=True)
-            server_now = _ms(time)
-            at = now or server_now
-            state = record.unpack(raw, key, transform.kind, at)
-            outcome = transform.run(state, at, cost)
-            if not outcome.persist:
-                return outcome.result
-            write: Command = ("DEL", key)
-            if outcome.state is not None:
-                text = record.pack(transform.kind, outcome.state, at + outcome.ttl_ms)
-                # A caller ahead of the server: those who ask by the right time need it longer.
-                keep = max(0, at - server_now) + record.keep_ms(outcome.ttl_ms)
-                write = ("SET", key, text, "PX", keep)
-            if (yield from self._commit(key, write)):
-                return outcome.result
-            try:
-                yield Pause(random.uniform(0, min(2.0**race, _LONGEST_PAUSE_MS)))
-            except LinkError:
-                break
-        raise StoreUnavailableError(
-            f"key {key!r} was changed by others each time before this request could be written; "
-            "the request was not charged; give the strategy a Lua rider, or raise timeout_ms"
-        )
-
-    def _commit(self, key: str, write: Command) -> RedisFlow:
-        """True when written, False when somebody else was first."""
-        try:
-            replies = yield Ask(None, (("MULTI",), write, ("EXEC",)), pinned=True)
-        except LinkError as error:
-            raise unavailable(error, consuming=True) from error
-        _, queued, executed = replies
-        if isinstance(executed, Refusal):
-            # EXECABORT: the reason is with the command that could not be queued.
-            reason = queued if isinstance(queued, Refusal) else executed
-            if reason.code in ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "READONLY"):
-                return False
-            raise refused(reason, f"key {key!r}", consuming=True)
-        if executed and isinstance(executed[0], Refusal):
-            raise refused(executed[0], f"key {key!r}", consuming=True)
-        return executed is not None
+        (result,) = yield from transact(self._router, (key,), transform, now, cost)
+        return result
 
     def _check_many(self, keys: list[str], rider: LuaRider, now: int, cost: int) -> RedisFlow:
         """Each group of keys in order, all groups side by side, at most MAX_KEYS per script."""
-        argv = rider.argv(now, cost)
         groups = self._router.topology.groups(keys)
         if len(groups) == 1 and 0 < len(keys) <= MAX_KEYS:
-            (reply,) = yield from self._router.ask_all([_errand(keys, rider, argv)])
+            (reply,) = yield from self._router.ask_all([_errand(keys, rider, now, cost)])
             return _answers(reply, len(keys), rider)
+        if len(groups) == 1 and keys and not now:
+            # Scripts that follow each other would each ask for the time.
+            (time,) = yield from self._router.ask(keys[0], (TIME,), consuming=False)
+            now = ms_of(time)
         decisions: list[Any] = [None] * len(keys)
         longest = max(map(len, groups), default=0)
         for start in range(0, longest, MAX_KEYS):
             chunks = [chunk for g in groups if (chunk := g[start : start + MAX_KEYS])]
-            errands = [_errand([keys[place] for place in chunk], rider, argv) for chunk in chunks]
+            batches = [[keys[place] for place in chunk] for chunk in chunks]
+            errands = [_errand(batch, rider, now, cost, others=start > 0) for batch in batches]
             replies = yield from self._router.ask_all(errands)
             for chunk, reply in zip(chunks, replies, strict=True):
                 for place, decision in zip(chunk, _answers(reply, len(chunk), rider), strict=True):
@@ -260,14 +221,19 @@ class Flows:
 
 def _leasing(key: str, rider: LuaRider, now: int, cost: int) -> tuple[Command, ...]:
     """TIME comes after the script, so that what is left of the window is never overstated."""
-    return ("EVALSHA", rider.check.sha1, 1, key, *rider.argv(now, cost)), _TIME
+    return ("EVALSHA", rider.check.sha1, 1, key, *rider.argv(now, cost)), TIME
 
 
-def _errand(keys: list[str], rider: LuaRider, argv: tuple[Any, ...]) -> Errand:
+def _errand(
+    keys: list[str], rider: LuaRider, now: int, cost: int, *, others: bool = False
+) -> Errand:
     script = rider.check if len(keys) == 1 else rider.many or over_many(rider.check)
-    command = ("EVALSHA", script.sha1, len(keys), *keys, *argv)
-    named = f"one of the keys {keys[0]!r} ... {keys[-1]!r}" if keys[1:] else f"key {keys[0]!r}"
-    return Errand(keys[0], named, (command,), script, consuming=True)
+    command = ("EVALSHA", script.sha1, len(keys), *keys, *rider.argv(now, cost))
+    several = len(keys) > 1
+    names = names_of(keys)
+    return Errand(
+        keys[0], names, (command,), script, consuming=True, several=several, others=others
+    )
 
 
 def _answers(reply: list[int], count: int, rider: LuaRider) -> list[Decision]:
@@ -289,8 +255,3 @@ def _decode(strategy: Strategy, raw: Any, key: str) -> Any:
 def decision_of(reply: Any) -> Decision:
     allowed, limit, remaining, reset_at, retry_after_ms = reply
     return Decision(allowed == 1, limit, remaining, reset_at, retry_after_ms)
-
-
-def _ms(time: Any) -> int:
-    """The reply to TIME as the scripts read it."""
-    return int(time[0]) * 1000 + int(time[1]) // 1000

@@ -16,7 +16,9 @@ Transactions need a connection to themselves. They use the same class, one reque
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 from .blocking import poller
@@ -89,6 +91,12 @@ class Link(asyncio.Protocol):
         self.takes_requests = False
         if not self._loop.is_closed():
             self._transport.abort()
+
+    def hang_up(self) -> None:
+        """Tell the server that nobody is there any more, without the loop. Not every loop lends
+        its sockets for that; then the server hears it when they are collected."""
+        with suppress(Exception):
+            self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
     def data_received(self, data: bytes) -> None:
         turns, gets = self._turns, self._reader.gets

@@ -17,6 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -24,7 +25,7 @@ from ...core.errors import ConfigInvalidError
 from ...core.validation import reject
 from .requests import Address
 from .topology import Cluster, Fixed, Sentinels, Topology
-from .urls import Place, parse
+from .urls import OPTIONS, SENTINEL_OPTIONS, Place, parse
 
 __all__ = ["Plan", "Recipe", "plan_of_client", "plan_of_url", "require_module"]
 
@@ -90,14 +91,20 @@ class Recipe:
 
 def _quiet(connection_class: type[Any]) -> dict[str, Any]:
     """No round trips to announce the library's name, where it can be told so."""
-    accepted = {
+    accepted = _accepted(connection_class)
+    if "driver_info" in accepted:
+        return {"driver_info": None}
+    return {name: None for name in ("lib_name", "lib_version") if name in accepted}
+
+
+def _accepted(connection_class: type[Any]) -> set[str]:
+    """The parameters of a connection, those of its bases included."""
+    names = {
         name
         for base in connection_class.__mro__
         for name in inspect.signature(vars(base).get("__init__", object)).parameters
     }
-    if "driver_info" in accepted:
-        return {"driver_info": None}
-    return {name: None for name in ("lib_name", "lib_version") if name in accepted}
+    return names - {"self", "args", "kwargs"}
 
 
 @dataclass(slots=True)
@@ -123,13 +130,35 @@ def plan_of_url(url: str) -> Plan:
 def _recipe_of_url(place: Place, driver: Any) -> Recipe:
     try:
         pool = driver.Redis.from_url(place.url).connection_pool
+        _require_known(place, pool.connection_class)
         settings = pool.connection_kwargs
         # The sentinels speak TLS, or not, as the servers do.
         tls = {name: value for name, value in settings.items() if name.startswith("ssl_")}
         ask = Recipe(pool.connection_class, {**tls, **place.sentinel_options})
-        return Recipe(pool.connection_class, settings, ask if place.service else None)
-    except (ValueError, TypeError) as error:
-        raise ConfigInvalidError(f"not a Redis URL: {place.url!r}: {error}") from error
+        recipe = Recipe(pool.connection_class, settings, ask if place.service else None)
+        # A value that makes no sense is noticed here, and not in an outage.
+        recipe.make(Address("localhost", 0), 1.0)
+    except (ValueError, TypeError, driver.RedisError) as error:
+        if isinstance(error, ConfigInvalidError):
+            raise
+        raise ConfigInvalidError(f"this Redis URL makes no sense to redis-py: {error}") from error
+    return recipe
+
+
+def _require_known(place: Place, connection_class: type[Any]) -> None:
+    """A parameter that nobody knows is a mistake, and would be ignored without a word."""
+    accepted = _accepted(connection_class)
+    for name in place.parameters:
+        if name not in accepted:
+            ours = [*OPTIONS, *(SENTINEL_OPTIONS if place.service else ())]
+            near = get_close_matches(name, [*ours, *sorted(accepted)], 1)
+            hint = f"did you mean {near[0]}?" if near else f"the store's own are {', '.join(ours)}"
+            # What is no name at all may be the end of a password with a question mark in it.
+            shown = repr(name) if name.isidentifier() else "in the URL"
+            reject(
+                f"neither the store nor a {connection_class.__name__} of redis-py has the "
+                f"parameter {shown}; {hint}"
+            )
 
 
 def _topology_of(place: Place) -> Topology:
@@ -153,8 +182,8 @@ def plan_of_client(client: Any) -> Plan:
             topology = Fixed(_address(pool.connection_kwargs))
     else:
         reject(
-            "client must be a redis-py, valkey-py or upstash-redis client, sync or asyncio, not "
-            f"{client!r}; for a URL use RedisStore.from_url"
+            "client must be a redis-py, valkey-py or upstash-redis client, sync or asyncio, not a "
+            f"{type(client).__name__}; for a URL use RedisStore.from_url"
         )
     return Plan(topology, None, recipe) if is_async else Plan(topology, recipe, None)
 

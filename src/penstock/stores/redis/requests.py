@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ...core.flow import Flow
 
 __all__ = [
+    "TIME",
     "Address",
     "Ask",
     "Command",
@@ -20,9 +21,12 @@ __all__ = [
     "Refusal",
     "Request",
     "Scatter",
+    "ms_of",
 ]
 
 Command = tuple[Any, ...]
+
+TIME: Command = ("TIME",)
 
 # A script's failure as servers before Redis 7 report it, around the error that caused it.
 _IN_SCRIPT = re.compile(r"^ERR Error running script.*?-([A-Z]+) ")
@@ -44,12 +48,14 @@ class Ask:
     """Send the commands in one write; the answer is one reply each, refusals among them.
 
     `pinned` asks for a connection that nobody else uses until the flow ends, and `where=None` for
-    the one that is pinned already.
+    the one that is pinned already. `share` is how much of the time that the call has left may be
+    spent on it.
     """
 
     where: Address | None
     commands: Sequence[Command]
     pinned: bool = False
+    share: float = 1.0
 
 
 @dataclass(slots=True)
@@ -101,3 +107,8 @@ class LinkError(Exception):
         super().__init__(text)
         self.may_have_run = may_have_run
         self.again = again
+
+
+def ms_of(time: Any) -> int:
+    """The reply to TIME as the scripts read it."""
+    return int(time[0]) * 1000 + int(time[1]) // 1000

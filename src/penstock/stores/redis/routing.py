@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...core.errors import StoreUnavailableError
+from ...core.errors import PenstockError, StoreUnavailableError
 from ...core.strategy import LuaScript
-from .faults import DISOWNED, PASSING, PATIENT, refused, unavailable
+from .faults import DISOWNED, PASSING, PATIENT, refused, stopped_midway, unavailable
 from .requests import Address, Ask, Command, Discard, LinkError, Pause, RedisFlow, Refusal, Scatter
 from .topology import Topology
 
-__all__ = ["Errand", "Router", "refusal_in"]
+__all__ = ["Errand", "Router", "names_of", "refusal_in"]
 
 _ASKING: Command = ("ASKING",)
 _ATTEMPTS = 6
@@ -36,8 +36,9 @@ Trouble = LinkError | Refusal
 class Errand:
     """Commands on their way, and what has been learnt about how to send them.
 
-    `script` is what their EVALSHA stands for, `names` the keys in messages. `tries` counts what
-    went wrong, `where` and `asking` are the last redirection, `as_text` follows NOSCRIPT.
+    `script` is what their EVALSHA stands for, `names` the keys in messages, `several` if there is
+    more than one, `others` when further keys of the same call may have been charged. `tries` counts
+    what went wrong, `where` and `asking` are the last redirection, `as_text` follows NOSCRIPT.
     """
 
     key: str
@@ -45,6 +46,8 @@ class Errand:
     commands: Sequence[Command]
     script: LuaScript | None
     consuming: bool
+    several: bool = False
+    others: bool = False
     tries: int = 0
     where: Address | None = None
     asking: bool = False
@@ -58,7 +61,17 @@ class Errand:
         return (_ASKING, *commands) if self.asking else commands
 
     def unavailable(self, trouble: Exception) -> StoreUnavailableError:
-        return unavailable(trouble, consuming=self.consuming)
+        return unavailable(trouble, consuming=self.consuming, others=self.others)
+
+    def refused(self, refusal: Refusal) -> PenstockError:
+        others = self.others or (self.several and stopped_midway(refusal))
+        return refused(refusal, self.names, consuming=self.consuming, others=others)
+
+    def may_have_run(self, trouble: Trouble) -> bool:
+        """Whether one of its keys may have been charged although it failed."""
+        if isinstance(trouble, LinkError):
+            return trouble.may_have_run
+        return self.several and stopped_midway(trouble)
 
 
 class Router:
@@ -75,6 +88,8 @@ class Router:
         script: LuaScript | None = None,
         consuming: bool,
         pinned: bool = False,
+        names: str = "",
+        others: bool = False,
     ) -> RedisFlow:
         """The replies to the commands, none of them a refusal."""
         where = self.topology.locate(key)
@@ -88,12 +103,14 @@ class Router:
             if trouble is None:
                 return replies
         # Nearly every call has ended here, at its first attempt, with nothing else prepared.
-        errand = Errand(key, f"key {key!r}", commands, script, consuming)
+        names = names or names_of((key,))
+        errand = Errand(key, names, commands, script, consuming, others=others)
         return (yield from self.insist(errand, where, trouble, pinned))
 
     def ask_all(self, errands: Sequence[Errand]) -> RedisFlow:
         """The reply to each errand of one command: a pipeline per node, and again for those that
-        were refused. An errand that has run is not sent again."""
+        were refused. An errand that has run is not sent again; those left then say so if they
+        fail."""
         if len(errands) == 1:
             return (yield from self.insist(errands[0], None, None))
         replies: list[Any] = [None] * len(errands)
@@ -109,11 +126,11 @@ class Router:
                     else:
                         replies[number] = reply
                         del pending[number]
-            try:
-                yield from self._cope(failures)
-            except StoreUnavailableError as error:
-                text = f"{error}; other keys of this call may have been charged"
-                raise StoreUnavailableError(text) from error
+            ran = any(errand.may_have_run(trouble) for errand, _, trouble in failures)
+            if ran or len(pending) < len(errands):
+                for errand in pending.values():
+                    errand.others = True
+            yield from self._cope(failures)
         return replies
 
     def insist(
@@ -204,7 +221,7 @@ class Router:
                 self.topology.lost(where)
                 errand.where, errand.asking = None, False
         else:
-            raise refused(trouble, errand.names, consuming=errand.consuming) from trouble
+            raise errand.refused(trouble) from trouble
         self._count(errand, trouble)
         return code in PASSING
 
@@ -235,6 +252,11 @@ def _spelt_out(command: Command, script: LuaScript) -> Command:
     restart, a failover or a SCRIPT FLUSH.
     """
     return ("EVAL", script.source, *command[2:]) if command[0] == "EVALSHA" else command
+
+
+def names_of(keys: Sequence[str]) -> str:
+    """Keys, in a message."""
+    return f"one of the keys {keys[0]!r} ... {keys[-1]!r}" if keys[1:] else f"key {keys[0]!r}"
 
 
 def refusal_in(replies: Sequence[Any]) -> Refusal | None:

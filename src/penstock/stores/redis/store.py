@@ -37,7 +37,7 @@ class RedisStore(Store):
 
     def __init__(self, client: Any, *, use_server_time: bool = True, timeout_ms: int = 100) -> None:
         if isinstance(client, str):
-            reject(f"client must be a client; for a URL write RedisStore.from_url({client!r})")
+            reject("client must be a client; for a URL write RedisStore.from_url(url)")
         self._prepare(use_server_time, timeout_ms)
         if type(client).__module__.partition(".")[0] == "upstash_redis":
             self._connect_rest(client)

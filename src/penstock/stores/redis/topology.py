@@ -4,6 +4,10 @@ holds the key's slot.
 The tables are plain memory; learning is a flow, so that one description serves both colours. A
 table may be out of date at any time: the servers say so (MOVED, READONLY, a refused connection),
 and whoever hears it calls `moved` or `lost`.
+
+Sentinels, and the nodes of a cluster, all know the same. So one of them that is frozen must cost
+neither a call, which goes on to the next with what is left of its time, nor the calls after it,
+which ask those first that have not failed.
 """
 
 from __future__ import annotations
@@ -13,11 +17,17 @@ from binascii import crc_hqx
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from .requests import Address, Ask, LinkError, RedisFlow, Refusal
+from .requests import Address, Ask, Command, LinkError, RedisFlow, Refusal
 
 __all__ = ["Cluster", "Fixed", "Sentinels", "Topology", "slot_of"]
 
 SLOTS = 16_384
+
+_Heed = Callable[[Address, Any], RedisFlow]
+
+
+# Of the time that a call has left, for one of several who may know: the rest is for the others.
+_SHARE = 0.5
 
 
 class Topology(Protocol):
@@ -64,6 +74,44 @@ class Fixed:
         return str(self.where)
 
 
+class _Council:
+    """Several who can answer the same question: whoever failed is asked last."""
+
+    def __init__(self) -> None:
+        self._failed: dict[Address, None] = {}
+
+    def ask(self, members: Sequence[Address], question: Command, heed: _Heed) -> RedisFlow:
+        """Put the question to one after the other until `heed` is content with an answer; it
+        returns what is wrong with it, or None. Returns what was wrong last, or None."""
+        order = self._order(members)
+        wrong: object = "nobody to ask was given"
+        for number, member in enumerate(order, 1):
+            share = _SHARE if number < len(order) else 1.0
+            try:
+                (reply,) = yield Ask(member, (question,), share=share)
+                wrong = yield from heed(member, reply)
+            except LinkError as error:
+                wrong = error
+            if wrong is None:
+                for silent in order[: number - 1]:
+                    self.failed(silent)
+                # Those that are no members any more are forgotten.
+                self._failed = {f: None for f in list(self._failed) if f in order and f != member}
+                return None
+        # Only the first had time enough to be judged by. The next call begins with the second.
+        for silent in order[:1]:
+            self.failed(silent)
+        return wrong
+
+    def failed(self, member: Address) -> None:
+        self._failed.pop(member, None)
+        self._failed[member] = None
+
+    def _order(self, members: Sequence[Address]) -> list[Address]:
+        failed = list(self._failed)
+        return [*(m for m in members if m not in failed), *(f for f in failed if f in members)]
+
+
 class Sentinels(Fixed):
     """The master of `service`, as the sentinels see it and as it sees itself."""
 
@@ -71,31 +119,27 @@ class Sentinels(Fixed):
         self.sentinels = list(sentinels)
         self.service = service
         self.master: Address | None = None
+        self._council = _Council()
 
     def locate(self, _key: str) -> Address | None:
         return self.master
 
     def find(self) -> RedisFlow:
-        heard: object = "no sentinel was given"
-        for sentinel in list(self.sentinels):
-            try:
-                (reply,) = yield Ask(
-                    sentinel, (("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service),)
-                )
-                if not isinstance(reply, list):
-                    heard = f"{sentinel} does not know {self.service!r} ({reply})"
-                    continue
-                master = Address(_text(reply[0]), int(reply[1]))
-                (role,) = yield Ask(master, (("ROLE",),))
-            except LinkError as error:
-                heard = error
-                continue
-            if isinstance(role, list) and _text(role[0]) == "master":
-                self._prefer(sentinel)
-                self.master = master
-                return
-            heard = f"{master} is not a master yet"
-        raise LinkError(f"no master for {self.service!r}: {heard}", may_have_run=False, again=True)
+        question = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)
+        wrong = yield from self._council.ask(self.sentinels, question, self._heed)
+        if wrong is not None:
+            text = f"no master for {self.service!r}: {wrong}"
+            raise LinkError(text, may_have_run=False, again=True)
+
+    def _heed(self, sentinel: Address, reply: Any) -> RedisFlow:
+        if not isinstance(reply, list):
+            return f"{sentinel} does not know {self.service!r} ({reply})"
+        master = Address(_text(reply[0]), int(reply[1]))
+        (role,) = yield Ask(master, (("ROLE",),))
+        if not isinstance(role, list) or _text(role[0]) != "master":
+            return f"{master} is not a master yet"
+        self.master = master
+        return None
 
     def lost(self, where: Address) -> None:
         if self.master == where:
@@ -103,11 +147,6 @@ class Sentinels(Fixed):
 
     def __repr__(self) -> str:
         return f"{self.service!r} of the sentinels at {', '.join(map(str, self.sentinels))}"
-
-    def _prefer(self, sentinel: Address) -> None:
-        """Ask first the one that answered last."""
-        others = [other for other in self.sentinels if other != sentinel]
-        self.sentinels = [sentinel, *others]
 
 
 class Cluster:
@@ -122,9 +161,12 @@ class Cluster:
         self._remap = remap
         self._owners: list[Address | None] = [None] * SLOTS
         self._suspect = True
+        self._lost: set[Address] = set()
+        self._council = _Council()
 
     def locate(self, key: str) -> Address | None:
-        return None if self._suspect else self._owners[slot_of(key)]
+        owner = None if self._suspect else self._owners[slot_of(key)]
+        return None if owner in self._lost else owner
 
     def groups(self, keys: Sequence[str]) -> list[list[int]]:
         by_slot: dict[int, list[int]] = {}
@@ -135,21 +177,23 @@ class Cluster:
     def find(self) -> RedisFlow:
         known = {owner for owner in self._owners if owner is not None}
         places = random.sample(sorted(known), len(known))
-        heard: object = "no node was given"
-        for where in [*places, *(seed for seed in self.seeds if seed not in known)]:
-            try:
-                (reply,) = yield Ask(where, (("CLUSTER", "SLOTS"),))
-            except LinkError as error:
-                heard = error
-                continue
-            if isinstance(reply, list) and reply:
-                self._learn(reply, where)
-                return
-            heard = f"{where} answered {reply}"
-        raise LinkError(f"no cluster node knows the slots: {heard}", may_have_run=False, again=True)
+        places += [seed for seed in self.seeds if seed not in known]
+        wrong = yield from self._council.ask(places, ("CLUSTER", "SLOTS"), self._heed)
+        if wrong is not None:
+            text = f"no cluster node knows the slots: {wrong}"
+            raise LinkError(text, may_have_run=False, again=True)
+
+    def _heed(self, node: Address, reply: Any) -> RedisFlow:
+        yield from ()
+        if not isinstance(reply, list) or not reply:
+            return f"{node} answered {reply}"
+        self._learn(reply, node)
+        return None
 
     def lost(self, where: Address) -> None:
-        self._suspect = True
+        # Its slots only: the keys of the other nodes have nothing to wait for.
+        self._lost.add(where)
+        self._council.failed(where)
 
     def moved(self, refusal: Refusal, asked: Address) -> Address | None:
         code, slot, place = refusal.text.split()[:3]
@@ -171,6 +215,7 @@ class Cluster:
             owners[first : last + 1] = [owner] * (last + 1 - first)
         self._owners = owners
         self._suspect = False
+        self._lost = set()
 
     def _address(self, host: str, port: int, asked: Address) -> Address:
         # A node that does not know its own name means: the host you already talk to.

@@ -3,23 +3,23 @@
 REST has no connection to hold, so there is no WATCH: strategies without a Lua rider are refused.
 Its client repeats a request whose answer was lost, which would charge it twice; the store refuses
 a client that is set to do so. The client has no deadline of its own: a blocking request runs on a
-thread, and the caller stops waiting for it when its time is up.
+thread, and the caller stops waiting for it when its time is up. The thread is lost until the
+answer comes or the connection ends, so there is a bound on them: in an outage further calls fail
+at once, uncharged, instead of each adding a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 from ...core.clock import SystemClock
 from ...core.errors import UnsupportedError
 from ...core.validation import reject
+from ..cas.requests import LinkError as OverdueError
+from ..cas.workers import Workers
 from .faults import late_reply, lost_reply
 from .requests import Address, Ask, Command, LinkError, Pause, Refusal, Request, Scatter
 from .topology import Fixed
@@ -34,26 +34,27 @@ def upstash_topology() -> Fixed:
     return Fixed(_WHERE)
 
 
-def upstash_shells(client: Any, timeout_ms: int) -> tuple[_Shell | None, _Shell | None]:
+def upstash_shells(
+    client: Any, timeout_ms: int
+) -> tuple[_BlockingShell | None, _AsyncShell | None]:
     """The blocking and the asynchronous shell; the one that the client is not is None."""
     if getattr(getattr(client, "_http", None), "_retries", 0):
         reject(
             "this Upstash client repeats requests whose answer was lost, which would charge them "
             "twice: make it with rest_retries=0"
         )
-    is_async = inspect.iscoroutinefunction(client.execute)
-    shell = _Shell(client, timeout_ms, _AsyncCall if is_async else _BlockingCall)
-    return (None, shell) if is_async else (shell, None)
+    if inspect.iscoroutinefunction(client.execute):
+        return None, _AsyncShell(client, timeout_ms)
+    return _BlockingShell(client, timeout_ms), None
 
 
 class _Shell:
-    def __init__(self, client: Any, timeout_ms: int, call: Callable[[Any, int], Any]) -> None:
+    def __init__(self, client: Any, timeout_ms: int) -> None:
         self._client = client
         self._timeout_ms = timeout_ms
-        self._call = call
 
-    def call(self) -> Any:
-        return self._call(self._client, _now_ms() + self._timeout_ms)
+    def _deadline(self) -> int:
+        return _now_ms() + self._timeout_ms
 
     def close(self) -> None:
         """The client belongs to whoever made it."""
@@ -63,6 +64,27 @@ class _Shell:
 
     def after_fork(self) -> None:
         pass
+
+
+class _BlockingShell(_Shell):
+    def __init__(self, client: Any, timeout_ms: int) -> None:
+        super().__init__(client, timeout_ms)
+        self._workers = Workers()
+
+    def call(self) -> _BlockingCall:
+        return _BlockingCall(self._client, self._deadline(), self._workers)
+
+    def close(self) -> None:
+        self._workers.close()
+
+    def after_fork(self) -> None:
+        # The threads have stayed with the parent.
+        self._workers = Workers()
+
+
+class _AsyncShell(_Shell):
+    def call(self) -> _AsyncCall:
+        return _AsyncCall(self._client, self._deadline())
 
 
 class _Call:
@@ -94,30 +116,34 @@ class _Call:
 
 
 class _BlockingCall(_Call):
+    def __init__(self, client: Any, deadline: int, workers: Workers) -> None:
+        super().__init__(client, deadline)
+        self._workers = workers
+
     def serve(self, request: Request) -> Any:
         if isinstance(request, Pause):
             return time.sleep(self._nap_s(request))
         if isinstance(request, Scatter):
-            return [self._serve_one(ask) for ask in request.asks]
+            return [self._settled(ask) for ask in request.asks]
         return self._serve_one(request) if isinstance(request, Ask) else None
+
+    def _settled(self, ask: Ask) -> list[Any] | LinkError:
+        try:
+            return self._serve_one(ask)
+        except LinkError as error:
+            return error
 
     def _serve_one(self, ask: Ask) -> list[Any]:
         commands = _commands(ask)
-        hope: Future[Any] = Future()
-
-        def work() -> None:
-            try:
-                hope.set_result(self._request(commands))
-            except Exception as error:
-                hope.set_exception(error)
-
-        threading.Thread(target=work, name="penstock-upstash", daemon=True).start()
-        try:
-            return _replies(commands, hope.result(max(0.0, self._left_s())))
-        except (FutureTimeoutError, TimeoutError):
-            raise late_reply(_WHERE) from None
-        except Exception as error:
-            return _failed(commands, error)
+        by = time.monotonic() + max(0.0, self._left_s())
+        (answer,) = self._workers.run([lambda: self._request(commands)], by)
+        if isinstance(answer, OverdueError):
+            if answer.may_have_run:
+                raise late_reply(_WHERE)
+            raise LinkError(f"no thread for {_WHERE}: {answer}", may_have_run=False)
+        if isinstance(answer, Exception):
+            return _failed(commands, answer)
+        return _replies(commands, answer)
 
 
 class _AsyncCall(_Call):
@@ -125,8 +151,14 @@ class _AsyncCall(_Call):
         if isinstance(request, Pause):
             return await asyncio.sleep(self._nap_s(request))
         if isinstance(request, Scatter):
-            return [await self._serve_one(ask) for ask in request.asks]
+            return [await self._settled(ask) for ask in request.asks]
         return await self._serve_one(request) if isinstance(request, Ask) else None
+
+    async def _settled(self, ask: Ask) -> list[Any] | LinkError:
+        try:
+            return await self._serve_one(ask)
+        except LinkError as error:
+            return error
 
     async def _serve_one(self, ask: Ask) -> list[Any]:
         commands = _commands(ask)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from ...core.validation import reject
 
@@ -13,14 +13,17 @@ __all__ = ["parse_url", "require_path"]
 
 def parse_url(url: str) -> tuple[str, dict[str, Any]]:
     """The path, and the options by name."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = SplitResult("sqlite", "", "", "", "")
     if parts.netloc or len(parts.path) < 2:
         reject(
             "a SQLite URL is sqlite:///relative.db or sqlite:////absolute.db, with three slashes "
-            f"before the path, not {url!r}"
+            "before the path"
         )
     if parts.fragment:
-        reject(f"a SQLite URL has no fragment; write '#' in a path as %23: {url!r}")
+        reject("a SQLite URL has no fragment; write '#' in a path as %23")
     options: dict[str, Any] = {}
     for name, text in parse_qsl(parts.query, keep_blank_values=True):
         if name == "timeout_ms" and text.isdecimal():
@@ -28,9 +31,10 @@ def parse_url(url: str) -> tuple[str, dict[str, Any]]:
         elif name == "synchronous":
             options[name] = text.lower()
         else:
+            shown = f"this {name}" if name.isidentifier() else "what it was given"
             reject(
                 "sqlite:// takes ?synchronous=off|normal|full|extra and ?timeout_ms=<number>, "
-                f"not {name}={text}"
+                f"not {shown}"
             )
     return unquote(parts.path[1:]), options
 
