@@ -151,6 +151,24 @@ def test_a_denial_never_rests_on_a_guess() -> None:
         store.close()
 
 
+def test_a_foreign_key_among_others_says_whether_those_were_charged() -> None:
+    """They were, if the key was not known to be foreign; from then on, nothing is."""
+    table = new_table()
+    one, two = open_store(url_of(table)), open_store(url_of(table))
+    rate_limit(token_bucket(5, 1), store=two).check("foreign")
+    limiter = rate_limit(gcra(5, 864_000_000), store=one, clock=ManualClock(NOW))
+    keys = ["a", "foreign", "b"]
+    with pytest.raises(ConfigInvalidError, match=r"other keys of this call have been charged$"):
+        limiter.check_many(keys)
+    assert [limiter.peek(key).remaining for key in "ab"] == [4, 4]
+    with pytest.raises(ConfigInvalidError, match="something else") as caught:
+        limiter.check_many(keys)
+    assert "other keys" not in str(caught.value)
+    assert [limiter.peek(key).remaining for key in "ab"] == [4, 4]
+    for store in (one, two):
+        store.close()
+
+
 def test_keys_too_long_for_an_index_are_kept_apart() -> None:
     """Random keys do not compress, and differ in their last byte."""
     store = open_empty()

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...core.clock import SystemClock
-from ...core.errors import ConfigInvalidError
+from ...core.errors import ConfigInvalidError, PenstockError
 from ..sheet import Call, Sheet
 from .memory import Memory
 from .requests import CasFlow, Conflict, Drop, Held, LinkError, Pause, Read, Swap, unavailable
@@ -56,6 +56,7 @@ class _Attempt:
         for call in calls:
             sheet.run(call)
         self._answers = [(list(call.results), call.error) for call in calls]
+        self._writers = [call for call in calls if call.writing]
         record, keep_until = sheet.writes.get(key, (None, 0))
         self.write: Swap | Drop | None = None
         if record is not None:
@@ -76,10 +77,16 @@ class _Attempt:
             return None
         return Held(self.write.record, self.write.version, stamp)
 
+    def mark(self, charged: bool | None) -> None:
+        """Take down what became of the callers for whom this attempt wrote."""
+        for call in self._writers:
+            call.charged = charged
+
     def restore(self) -> None:
         """Answer with what this attempt had found, after others were made."""
         for call, (results, error) in zip(self._calls, self._answers, strict=True):
             call.results, call.error = results, error
+        self.mark(True)
 
     def happened(self, found: Held | None) -> bool | None:
         """Whether it was written, judged by a later look at the key; None if that is unknown."""
@@ -109,6 +116,10 @@ class _History:
     def lose(self, attempt: _Attempt) -> None:
         self._open.append(attempt)
 
+    def end_in_doubt(self) -> None:
+        for attempt in self._open:
+            attempt.mark(None)
+
     def written(self, found: Held | None) -> _Attempt | None:
         """The attempt that was written after all, judged by a later look at the key."""
         for attempt in self._made:
@@ -129,10 +140,21 @@ class _History:
 def settle(key: str, calls: Sequence[Call], max_record_bytes: int, memory: Memory) -> CasFlow:
     """Answer the calls, all of them about one key, as one batch."""
     history = _History(key)
-    if all(call.transform.role == "clear" for call in calls):
-        memory.forget(key)
-        yield from _clear(key, calls, history)
-        return
+    try:
+        if all(call.transform.role == "clear" for call in calls):
+            memory.forget(key)
+            yield from _clear(key, calls, history)
+        else:
+            yield from _race(key, calls, max_record_bytes, memory, history)
+    except PenstockError:
+        history.end_in_doubt()
+        raise
+
+
+def _race(
+    key: str, calls: Sequence[Call], max_record_bytes: int, memory: Memory, history: _History
+) -> CasFlow:
+    """Decide and write, anew for each race that is lost."""
     found = memory.recall(key)
     is_remembered = found is not None
     if not is_remembered:
@@ -152,6 +174,7 @@ def settle(key: str, calls: Sequence[Call], max_record_bytes: int, memory: Memor
             memory.forget(key)
             answer = yield from _attempt(attempt, history)
             if not isinstance(answer, Conflict):
+                attempt.mark(True)
                 if race == 0:
                     memory.keep(key, attempt.held(answer))
                 return

@@ -75,6 +75,8 @@ class Flows:
                     raise
                 continue
             known.update(stale)
+            for call in open_calls:
+                call.charged = call.charged or any(key not in stale for key in call.writing)
             open_calls = [call for call in open_calls if not _answered(call, stale)]
 
     def _round(self, calls: list[Call], known: dict[str, str | None]) -> PostgresFlow:
