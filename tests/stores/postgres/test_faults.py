@@ -87,6 +87,43 @@ def test_a_sync_store_outlives_a_restart_of_its_server(server: Postgres) -> None
     store.close()
 
 
+def test_a_sync_pool_outlives_a_restart_of_its_server(server: Postgres) -> None:
+    """Every connection of the pool was lost, and no call meets one of them."""
+    from psycopg_pool import ConnectionPool
+
+    with ConnectionPool(server.url, min_size=4, max_size=4, open=True) as pool:
+        pool.wait()
+        store = PostgresStore(pool, timeout_ms=5_000)
+        limiter = rate_limit(gcra(9, 864_000_000), store=store)
+        limiter.check("k")
+        server.restart()
+        assert [limiter.check("k").remaining for _ in range(6)] == [7, 6, 5, 4, 3, 2]
+        server.kill()
+        with pytest.raises(StoreUnavailableError, match=r"no connection.*nothing was charged"):
+            rate_limit(gcra(9, 1), store=PostgresStore(pool, timeout_ms=200)).check("k")
+
+
+def test_an_async_pool_outlives_a_restart_of_its_server(server: Postgres) -> None:
+    """The same, on an event loop."""
+
+    async def main() -> None:
+        from psycopg_pool import AsyncConnectionPool
+
+        async with AsyncConnectionPool(server.url, min_size=4, max_size=4, open=False) as pool:
+            await pool.wait()
+            limiter = rate_limit(gcra(9, 864_000_000), store=PostgresStore(pool, timeout_ms=5_000))
+            await limiter.acheck("k")
+            await asyncio.to_thread(server.restart)
+            left = [(await limiter.acheck("k")).remaining for _ in range(6)]
+            assert left == [7, 6, 5, 4, 3, 2]
+            server.kill()
+            hasty = rate_limit(gcra(9, 1), store=PostgresStore(pool, timeout_ms=200))
+            with pytest.raises(StoreUnavailableError, match=r"no turn|no connection"):
+                await hasty.acheck("k")
+
+    asyncio.run(main())
+
+
 def test_a_paused_server_costs_no_more_than_the_deadline(server: Postgres) -> None:
     """In the middle of a session: a typed error in time, which says that there is a doubt."""
     store = open_store(f"{server.url}?timeout_ms=150")

@@ -56,6 +56,8 @@ def wait(socket: int, what: int, deadline: float) -> int:
 def is_alive(link: Link) -> bool:
     """A server that went away while we were idle has left word: a farewell, perhaps, and the
     end of the stream behind it."""
+    if not link.is_idle:
+        return False
     while wait(link.socket, READ, 0):
         if not link.hears():
             return False
@@ -186,6 +188,14 @@ class PoolSource:
         return link
 
     def connect(self, deadline: float, _greet: Greet | None) -> Link:
+        link = self._take(deadline)
+        while not is_alive(link):
+            # The pool looks at what it is given back, and replaces what was closed.
+            self._drop(link)
+            link = self._take(deadline)
+        return link
+
+    def _take(self, deadline: float) -> Link:
         try:
             connection = self._pool.getconn(timeout=max(0.001, deadline - time.monotonic()))
         except self._error as error:
@@ -193,9 +203,14 @@ class PoolSource:
         return lend(self._lent, connection, self.where)
 
     def give_back(self, link: Link) -> None:
+        if link.is_idle:
+            self._pool.putconn(self._lent.pop(id(link)))
+        else:
+            self._drop(link)
+
+    def _drop(self, link: Link) -> None:
         connection = self._lent.pop(id(link))
-        if not link.is_idle:
-            connection.close()
+        connection.close()
         self._pool.putconn(connection)
 
     def close(self) -> None:
