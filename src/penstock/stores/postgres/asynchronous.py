@@ -15,7 +15,7 @@ from typing import Any
 from ...core.flow import adrive
 from .faults import late_connect, late_reply
 from .link import READ, WRITE, Link
-from .requests import Ask, LinkError, PostgresFlow, Row
+from .requests import LinkError, PostgresFlow, Request
 from .sources import connect_in_thread, is_alive, lend
 from .target import Target
 
@@ -31,18 +31,17 @@ class AsyncLink:
         self.link = link
         self._where = where
 
-    async def execute(self, ask: Ask, deadline: float) -> list[Row]:
-        steps = self.link.execute(ask.statement, ask.values, ask.writes)
+    async def execute(self, request: Request, deadline: float) -> Any:
+        steps = self.link.execute(request)
         try:
             what = next(steps)
             while True:
                 ready = await _ready(self.link.socket, what, deadline)
                 if not ready:
-                    raise late_reply(self._where, ask)
+                    raise late_reply(self._where, request)
                 what = steps.send(ready)
         except StopIteration as finished:
-            rows: list[Row] = finished.value
-            return rows
+            return finished.value
 
 
 async def _ready(socket: int, what: int, deadline: float) -> int:

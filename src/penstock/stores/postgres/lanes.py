@@ -21,7 +21,7 @@ from ..line import AwaitedCall, LateError, Line, settle
 from ..sheet import Call, telling_of_others
 from .faults import interrupted, late, unavailable
 from .flows import Flows
-from .requests import Ask, LinkError, PostgresFlow, RefusalError
+from .requests import LinkError, PostgresFlow, RefusalError, Request
 from .sources import run_blocking
 
 __all__ = ["AsyncLane", "BlockingLane"]
@@ -166,8 +166,8 @@ class AsyncLane:
         deadline = max(call.deadline for call in calls)
         link = await self.source.borrow(deadline)
 
-        async def serve(ask: Ask) -> Any:
-            return await link.execute(ask, deadline)
+        async def serve(request: Request) -> Any:
+            return await link.execute(request, deadline)
 
         try:
             await adrive(self._flows.run(calls), serve)

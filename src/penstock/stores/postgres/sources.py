@@ -19,7 +19,7 @@ from typing import Any
 from ...core.flow import drive
 from .faults import late_connect, late_reply
 from .link import READ, WRITE, Link, connecting
-from .requests import Ask, LinkError, PostgresFlow, Row
+from .requests import LinkError, PostgresFlow, Request
 from .target import Target
 
 __all__ = [
@@ -101,20 +101,19 @@ def _connect(target: Target, deadline: float) -> Link:
         raise LinkError(target.redact(str(error)), may_have_run=False) from None
 
 
-def run_blocking(link: Link, ask: Ask, where: str, deadline: float) -> list[Row]:
-    """One statement, on a connection that nobody else uses meanwhile."""
-    steps = link.execute(ask.statement, ask.values, ask.writes)
+def run_blocking(link: Link, request: Request, where: str, deadline: float) -> Any:
+    """One request, on a connection that nobody else uses meanwhile."""
+    steps = link.execute(request)
     ready = 0
     try:
         what = next(steps)
         while True:
             ready = wait(link.socket, what, deadline)
             if not ready:
-                raise late_reply(where, ask)
+                raise late_reply(where, request)
             what = steps.send(ready)
     except StopIteration as finished:
-        rows: list[Row] = finished.value
-        return rows
+        return finished.value
 
 
 class OwnSource:
