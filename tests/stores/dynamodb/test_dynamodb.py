@@ -196,7 +196,8 @@ def test_what_the_service_says_is_told_apart() -> None:
     assert (busy.may_have_run, busy.again) == (False, True)
     broken = translated(_said("InternalServerError", 500), swap, "t")
     assert (broken.may_have_run, broken.again) == (True, True)
-    assert isinstance(translated(_said("AccessDeniedException"), swap, "t"), StoreUnavailableError)
+    forbidden = translated(_said("AccessDeniedException"), swap, "t")
+    assert (forbidden.may_have_run, forbidden.again) == (False, False)
     assert isinstance(translated(_said("ValidationException"), swap, "t"), ConfigInvalidError)
     for error in (NoCredentialsError(), NoRegionError()):
         assert "for boto3" in str(translated(error, Read("k"), "t"))
