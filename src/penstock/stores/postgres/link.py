@@ -17,7 +17,7 @@ from typing import Any
 from .faults import UNPREPARED
 from .requests import Ask, LinkError, RefusalError, Request, Row, Statement, Together
 
-__all__ = ["READ", "WRITE", "Link", "connecting"]
+__all__ = ["READ", "WRITE", "Link", "connecting", "find_fault"]
 
 READ, WRITE = 1, 2
 
@@ -57,6 +57,15 @@ def _encode(kind: str, value: Any) -> bytes:
             raw = encode(item)
             parts += (len(raw).to_bytes(4, "big"), raw)
     return b"".join(parts)
+
+
+def find_fault(conninfo: str) -> str | None:
+    """What libpq finds wrong with an address before it connects: a parameter it does not know."""
+    try:
+        import_module("psycopg.pq").Conninfo.parse(conninfo.encode())
+    except import_module("psycopg").Error as error:
+        return " ".join(str(error).split())
+    return None
 
 
 def connecting(conninfo: str, where: str) -> Generator[tuple[int, int], int, Link]:
