@@ -9,10 +9,12 @@ on a shared machine.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -230,6 +232,46 @@ def _print_counts() -> None:
             _print_row(name, counts)
 
 
+def _hammer(url: str, is_over: Any) -> None:
+    """Check one key without a pause; the program of another process."""
+    limiter = rate_limit(_PLENTY, store=open_store(url, timeout_ms=10_000))
+    while not is_over.is_set():
+        limiter.check("hot")
+
+
+def _count_contended(engine: Engine, others: int, checks: int = 400) -> Counter[int]:
+    """Round trips of checks on a key that other processes keep changing: how many took how many."""
+    spawn = multiprocessing.get_context("spawn")
+    with engine() as (port, url), TurnCounter(port) as counter:
+        is_over = spawn.Event()
+        crowd = [spawn.Process(target=_hammer, args=(url, is_over)) for _ in range(others)]
+        for process in crowd:
+            process.start()
+        store: Any = open_store(counter.url_of(url), timeout_ms=10_000)
+        limiter = rate_limit(_PLENTY, store=store)
+        while limiter.peek("hot").remaining == _PLENTY.limit:
+            time.sleep(0.1)
+        # The others have started one after the other.
+        time.sleep(2)
+        counts: Counter[int] = Counter()
+        for _ in range(checks):
+            before = counter.turns
+            limiter.check("hot")
+            counts[counter.turns - before] += 1
+        is_over.set()
+        for process in crowd:
+            process.join()
+        store.close()
+    return counts
+
+
+def _print_contended() -> None:
+    print("\npostgres, round trips of a check on a key that other processes check without a pause")
+    for others in (1, 3):
+        counts = sorted(_count_contended(ENGINES["postgres"], others).items())
+        print(f"  {others} others: " + ", ".join(f"{n} in {trips}" for trips, n in counts))
+
+
 def _print_row(name: str, counts: dict[str, int]) -> None:
     print(f"  {name:>19}" + "".join(f"{count:>19}" for count in counts.values()))
 
@@ -240,6 +282,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="of each slice (%(default)s)")
     options = parser.parse_args()
     _print_counts()
+    _print_contended()
     print("\nsqlite on this disk, checks a second")
     _race_sqlite(options.rounds, options.seconds)
     print("\npostgres on loopback, checks a second; plain: begin, lock, select, upsert, commit;")

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.servers import Postgres, require
+
+
+def _serve(store: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock.cli", "serve", "--no-grpc", "--store", store],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def test_a_store_that_was_never_set_up_ends_the_start() -> None:
     """Waiting would not mend it, and failing open on it would be no limit at all."""
     require("postgres")
     with Postgres() as server:
-        store = f"{server.url}?timeout_ms=20000"
-        done = subprocess.run(
-            [sys.executable, "-m", "penstock.cli", "serve", "--no-grpc", "--store", store],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = _serve(f"{server.url}?timeout_ms=20000")
     assert done.returncode == 2, done.stderr
     assert "penstock store init" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
+    """The text names the folder."""
+    done = _serve(f"sqlite:///{tmp_path}/missing/limits.db")
+    assert done.returncode == 2, done.stderr
+    assert f"there is no folder {tmp_path}/missing" in done.stderr
     assert "Traceback" not in done.stderr

@@ -9,13 +9,15 @@ does I/O. A call whose transform raises writes nothing, and takes nobody else do
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from typing import Any
 
+from ..core.errors import PenstockError
 from ..core.store import Transform
 from .record import keep_ms, pack, unpack
 
-__all__ = ["Call", "Sheet", "Write", "closed_lock"]
+__all__ = ["Call", "Sheet", "Write", "closed_lock", "telling_of_others"]
 
 Write = tuple[str | None, int]
 """A record and the instant until which to keep it; a record of None deletes the key."""
@@ -32,9 +34,12 @@ class Call:
     """One `apply_many`: its keys, and the places among them that are still open.
 
     `signal` is released to give its caller a word: that it is `done`, or that it is its turn.
+    `writing` are the keys that it would change, as it was decided last. `charged` says whether any
+    such change was committed; None, if nobody knows. Whoever commits a sheet keeps it.
     """
 
     __slots__ = (
+        "charged",
         "cost",
         "deadline",
         "done",
@@ -45,6 +50,7 @@ class Call:
         "results",
         "signal",
         "transform",
+        "writing",
     )
 
     def __init__(
@@ -58,6 +64,8 @@ class Call:
         self.open: Sequence[int] = range(len(keys))
         self.results: list[Any] = [None] * len(keys)
         self.error: BaseException | None = None
+        self.writing: Collection[str] = ()
+        self.charged: bool | None = False
         self.done = False
         self.signal = closed_lock()
 
@@ -66,6 +74,17 @@ class Call:
         if self.error is not None:
             raise self.error
         return self.results
+
+
+def telling_of_others(error: BaseException, charged: bool | None) -> BaseException:
+    """The error of a call that has other keys, with a word on what became of those."""
+    if charged is False or not isinstance(error, PenstockError):
+        return error
+    effect = "have been" if charged else "may have been"
+    told = copy(error)
+    told.args = (f"{error}; other keys of this call {effect} charged", *error.args[1:])
+    told.__cause__ = error.__cause__
+    return told
 
 
 class Sheet:
@@ -82,6 +101,7 @@ class Sheet:
         """Fill in the results of the places that are open, or the error."""
         layer: dict[str, Write] = {}
         call.error = None
+        call.writing = ()
         # Outside of the `try`: a read that fails is a fault of the store, not of this call.
         for place in call.open:
             key = call.keys[place]
@@ -93,6 +113,7 @@ class Sheet:
         except Exception as error:
             call.error = error
         else:
+            call.writing = layer
             self.writes.update(layer)
 
     def _step(self, key: str, call: Call, layer: dict[str, Write]) -> Any:

@@ -6,17 +6,21 @@ import asyncio
 import os
 import threading
 import time
+from typing import Any
 
 import pytest
 
-from penstock import StoreUnavailableError, fixed_window, rate_limit
-from penstock.core.store import checking
-from penstock.stores.cas import Swap, lines
-from tests.stores.cas.backend import DictCasStore, Records
+from penstock import ConfigInvalidError, StoreUnavailableError, fixed_window, gcra, rate_limit
+from penstock.core.store import Transform, checking, peeking
+from penstock.stores.cas import Read, Request, Swap, lines
+from tests.stores.cas.backend import LATE, REFUSED, DictCasStore, Records, once
 
 HOUR_MS = 3_600_000
 NOW = 1_700_000_000_000
 CHECK = checking(fixed_window(50, HOUR_MS))
+PEEK = peeking(fixed_window(50, HOUR_MS))
+
+each_colour = pytest.mark.parametrize("colour", ["sync", "async"])
 
 
 def _threads(count: int, call: object) -> None:
@@ -26,6 +30,14 @@ def _threads(count: int, call: object) -> None:
     for thread in crowd:
         thread.join(30)
         assert not thread.is_alive()
+
+
+def _apply_many(
+    store: DictCasStore, colour: str, keys: list[str], transform: Transform[Any] = CHECK
+) -> list[Any]:
+    if colour == "sync":
+        return store.apply_many(keys, transform, NOW, 1)
+    return asyncio.run(store.aapply_many(keys, transform, NOW, 1))
 
 
 def test_200_tasks_on_one_key_share_a_few_round_trips() -> None:
@@ -94,6 +106,70 @@ def test_a_call_of_many_keys_takes_the_round_trips_of_one() -> None:
     many = [f"k{n}" for n in range(100)]
     assert len(store.apply_many(many, CHECK, NOW, 1)) == 100
     assert store.trips == 3 + 2 * 4
+
+
+@each_colour
+def test_an_outage_after_some_keys_says_that_those_were_charged(colour: str) -> None:
+    """The link fails at the 33rd key of 64, when 32 have been written; peeks charge nothing."""
+    store = DictCasStore()
+    keys = [f"k{n}" for n in range(64)]
+
+    def fail(request: Request) -> None:
+        if int(request.key[1:]) >= 32:
+            raise REFUSED
+
+    store.before = fail
+    told = "was not charged; other keys of this call have been charged$"
+    with pytest.raises(StoreUnavailableError, match=told):
+        _apply_many(store, colour, keys)
+    assert len(store.records.held) == 32
+    with pytest.raises(StoreUnavailableError, match=r"was not charged$"):
+        _apply_many(store, colour, keys, PEEK)
+
+
+@each_colour
+def test_a_foreign_key_among_others_says_that_those_were_charged(colour: str) -> None:
+    """Only where one of them was: a denied key, or a key twice, is no other key charged."""
+    store = DictCasStore()
+    store.apply("foreign", checking(gcra(5, 1_000)), NOW, 1)
+    told = "something else.*; other keys of this call have been charged$"
+    with pytest.raises(ConfigInvalidError, match=told):
+        _apply_many(store, colour, ["a", "foreign", "b"])
+    assert [store.apply(key, PEEK, NOW, 1).remaining for key in "ab"] == [49, 49]
+    store.apply("a", CHECK, NOW, 49)
+    with pytest.raises(ConfigInvalidError, match="something else") as caught:
+        _apply_many(store, colour, ["a", "foreign", "foreign"])
+    assert "other keys" not in str(caught.value)
+
+
+@each_colour
+def test_an_error_tells_of_other_keys_that_are_in_doubt(colour: str) -> None:
+    """One key cannot be read, the reply to the write of another is lost."""
+    store = DictCasStore()
+
+    def fail(request: Request) -> None:
+        if request.key == "a":
+            raise REFUSED
+
+    store.before, store.after = fail, once(Swap, LATE)
+    told = "refused; .* was not charged; other keys of this call may have been charged$"
+    with pytest.raises(StoreUnavailableError, match=told):
+        _apply_many(store, colour, ["a", "b"])
+    store.after = once(Read, LATE)
+    with pytest.raises(StoreUnavailableError, match=r"was not charged$"):
+        _apply_many(store, colour, ["a", "c"])
+
+
+@each_colour
+def test_a_call_of_many_keys_has_one_deadline(colour: str) -> None:
+    """Not one for each 32 of them; what was written before it is told."""
+    store = DictCasStore(delay_s=0.1, timeout_ms=350)
+    start = time.monotonic()
+    told = "no time left.* was not charged; other keys of this call have been charged$"
+    with pytest.raises(StoreUnavailableError, match=told):
+        _apply_many(store, colour, [f"k{n}" for n in range(320)])
+    assert time.monotonic() - start < 0.8
+    assert len(store.records.held) in (32, 64)
 
 
 def test_calls_of_many_keys_in_opposite_order_do_not_block_each_other() -> None:

@@ -16,9 +16,13 @@ from penstock import (
     gcra,
     sliding_window_log,
 )
+from penstock.core.flow import drive
 from penstock.core.store import Transform, checking, peeking
-from penstock.stores.cas import RACES, TRAIL, Drop, Held, Read, Request, Swap
+from penstock.stores.cas import RACES, TRAIL, Conflict, Drop, Held, Read, Request, Swap
 from penstock.stores.cas.memory import Memory
+from penstock.stores.cas.procedure import settle
+from penstock.stores.cas.requests import Pause
+from penstock.stores.sheet import Call
 from tests.stores.cas.backend import LATE, LOST, REFUSED, DictCasStore, Records, lossy, once
 
 NOW = 1_700_000_000_000
@@ -97,6 +101,118 @@ def test_the_memory_is_bounded() -> None:
     nothing = Memory(0)
     nothing.keep("a", Held("r", "a"))
     assert nothing.recall("a") is None
+
+
+def test_a_raced_key_is_read_first_until_it_is_quiet() -> None:
+    """Who has won would else write again from memory, before the others have read."""
+    records = Records()
+    store, other = DictCasStore(records), DictCasStore(records)
+
+    def interfere(request: Request) -> None:
+        if isinstance(request, Swap):
+            store.before = lambda _request: None
+            _check(other)
+
+    store.before = interfere
+    _check(store)
+    records.log.clear()
+    for _ in range(4):
+        _check(store)
+    assert records.log == ["Read", "Swap"] * 3 + ["Swap"]
+    store.before = interfere
+    _check(store)
+    records.log.clear()
+    store.apply("k", PEEK, NOW, 1)
+    _check(store)
+    assert records.log == ["Read", "Read", "Swap"], "refused in quick succession: raced again"
+
+
+def test_a_memory_that_misleads_is_a_race_only_while_it_is_young() -> None:
+    """Somebody else may use a key now and then, and nobody has to wait for that."""
+    now_s = 100.0
+    memory = Memory(now_s=lambda: now_s)
+    memory.keep("k", Held("r", "1"))
+    now_s += 1
+    memory.note_loss("k", was_remembered=True)
+    assert not memory.is_to_be_looked_at("k")
+    memory.keep("k", Held("r", "2"))
+    memory.note_loss("k", was_remembered=True)
+    assert memory.is_to_be_looked_at("k")
+
+
+def test_who_writes_again_and_again_looks_for_others_once_in_a_while() -> None:
+    """It is never refused, so it has no other way to hear of them."""
+    now_s = 100.0
+    memory = Memory(now_s=lambda: now_s)
+
+    def writes(pause_s: float) -> int:
+        nonlocal now_s
+        count = 0
+        while not memory.is_to_be_looked_at("k") and count < 100:
+            memory.keep("k", Held("r", str(count)), written=True)
+            count += 1
+            now_s += pause_s
+        return count
+
+    assert writes(pause_s=1.0) == 100
+    assert writes(pause_s=0.001) == 33, "the first of them came after a pause"
+    memory.note_look("k", memory.recall("k"))
+    assert not memory.is_raced("k")
+    assert writes(pause_s=0.001) == 32
+    memory.note_look("k", Held("r", "another"))
+    assert memory.is_raced("k")
+
+
+def _pauses_of_a_loser(known: bool) -> list[str | float]:
+    """The steps of a check that loses all its races: names of requests, lengths of pauses."""
+    steps: list[str | float] = []
+    flow = settle("k", [Call(["k"], CHECK, NOW, 1, 0.0)], 10_000, Memory())
+    held = Held(_record(), "other")
+
+    def lose(step: Any) -> Any:
+        steps.append(step.ms if isinstance(step, Pause) else type(step).__name__)
+        return Conflict(held, known=known) if isinstance(step, Swap) else held
+
+    with pytest.raises(StoreUnavailableError, match=f"{RACES} attempts"):
+        drive(flow, lose)
+    return steps
+
+
+def test_a_busy_server_is_given_more_time_than_a_race() -> None:
+    """Pauses grow on; and its key is not taken for a raced one."""
+    memory = Memory()
+    flow = settle("k", [Call(["k"], CHECK, NOW, 1, 0.0)], 10_000, memory)
+    pauses: list[float] = []
+
+    def fail(step: Any) -> Any:
+        if isinstance(step, Swap):
+            raise REFUSED
+        if isinstance(step, Pause):
+            pauses.append(step.ms)
+
+    with pytest.raises(StoreUnavailableError, match="was not charged"):
+        drive(flow, fail)
+    assert 50 < max(pauses) <= 200
+    assert not memory.is_raced("k")
+
+
+def _record() -> str:
+    store = DictCasStore()
+    _check(store)
+    return store.records.held["k"].record
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_pauses_are_short_and_what_was_found_before_one_is_read_again(known: bool) -> None:
+    """A write that rests on what was there before a pause is as good as lost."""
+    steps = _pauses_of_a_loser(known)
+    pauses = [step for step in steps if isinstance(step, float)]
+    assert len(pauses) == RACES - 1
+    assert 8 < max(pauses) <= 16
+    for place, step in enumerate(steps[:-1]):
+        if isinstance(step, float):
+            assert steps[place + 1] == "Read"
+    assert steps.count("Read") == RACES + (0 if known else 1)
 
 
 @pytest.mark.parametrize("others", range(TRAIL))

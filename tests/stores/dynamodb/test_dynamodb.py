@@ -11,11 +11,13 @@ import pytest
 from botocore.exceptions import ClientError, NoCredentialsError, NoRegionError
 
 from penstock import ConfigInvalidError, StoreUnavailableError, UnsupportedError, gcra
+from penstock.core.flow import drive
 from penstock.core.store import checking
 from penstock.stores import open_store
 from penstock.stores.cas import Conflict, Held, LinkError, Read, Swap
 from penstock.stores.dynamodb import DynamoDBStore
 from penstock.stores.dynamodb.faults import translated
+from penstock.stores.dynamodb.schema import create
 from tests.stores import edge
 
 NOW = 1_700_000_000_000
@@ -73,6 +75,37 @@ def test_a_table_of_another_program_is_refused(keys: list[tuple[str, str]]) -> N
     with pytest.raises(ConfigInvalidError, match="penstock_key"):
         store.apply("k", CHECK, NOW, 1)
     store.close()
+
+
+def _setting_up(ttl: dict[str, str]) -> list[str]:
+    """The operations on a table of ours that is there already and has this TTL."""
+    in_use = ClientError({"Error": {"Code": "ResourceInUseException"}}, "CreateTable")
+    table = {
+        "TableStatus": "ACTIVE",
+        "KeySchema": [{"AttributeName": "penstock_key", "KeyType": "HASH"}],
+        "AttributeDefinitions": [{"AttributeName": "penstock_key", "AttributeType": "S"}],
+    }
+    asked: list[str] = []
+
+    def serve(step: Any) -> Any:
+        asked.append(step[0])
+        if step[0] == "create_table":
+            raise in_use
+        return {"Table": table, "TimeToLiveDescription": ttl}
+
+    drive(create("limits"), serve)
+    return asked
+
+
+@pytest.mark.parametrize("status", ["ENABLED", "ENABLING"])
+def test_a_table_whose_ttl_is_on_another_attribute_is_refused(status: str) -> None:
+    """Nothing of ours would ever be reclaimed there, and whose TTL it is, is not for us to say."""
+    looks = ["create_table", "describe_table", "describe_time_to_live"]
+    ours = {"TimeToLiveStatus": status, "AttributeName": "reclaim_at"}
+    assert _setting_up(ours) == looks
+    assert _setting_up({"TimeToLiveStatus": "DISABLED"}) == [*looks, "update_time_to_live"]
+    with pytest.raises(ConfigInvalidError, match=r"'limits' is on 'expires', and ours on 'reclaim"):
+        _setting_up({"TimeToLiveStatus": status, "AttributeName": "expires"})
 
 
 def test_a_missing_table_names_the_fix() -> None:
@@ -163,7 +196,8 @@ def test_what_the_service_says_is_told_apart() -> None:
     assert (busy.may_have_run, busy.again) == (False, True)
     broken = translated(_said("InternalServerError", 500), swap, "t")
     assert (broken.may_have_run, broken.again) == (True, True)
-    assert isinstance(translated(_said("AccessDeniedException"), swap, "t"), StoreUnavailableError)
+    forbidden = translated(_said("AccessDeniedException"), swap, "t")
+    assert (forbidden.may_have_run, forbidden.again) == (False, False)
     assert isinstance(translated(_said("ValidationException"), swap, "t"), ConfigInvalidError)
     for error in (NoCredentialsError(), NoRegionError()):
         assert "for boto3" in str(translated(error, Read("k"), "t"))

@@ -11,7 +11,7 @@ import pytest
 
 from penstock import ConfigInvalidError, StoreUnavailableError, gcra, rate_limit
 from penstock.stores import open_store
-from penstock.stores.postgres import PostgresStore
+from penstock.stores.postgres import PostgresStore, flows
 from tests.servers import FaultProxy, Postgres, require
 from tests.stores.crash import Spender
 from tests.stores.postgres.live import new_table, running, url_of
@@ -85,6 +85,43 @@ def test_a_sync_store_outlives_a_restart_of_its_server(server: Postgres) -> None
     with pytest.raises(StoreUnavailableError, match=r"cannot connect.*nothing was charged"):
         limiter.check("k")
     store.close()
+
+
+def test_a_sync_pool_outlives_a_restart_of_its_server(server: Postgres) -> None:
+    """Every connection of the pool was lost, and no call meets one of them."""
+    from psycopg_pool import ConnectionPool
+
+    with ConnectionPool(server.url, min_size=4, max_size=4, open=True) as pool:
+        pool.wait()
+        store = PostgresStore(pool, timeout_ms=5_000)
+        limiter = rate_limit(gcra(9, 864_000_000), store=store)
+        limiter.check("k")
+        server.restart()
+        assert [limiter.check("k").remaining for _ in range(6)] == [7, 6, 5, 4, 3, 2]
+        server.kill()
+        with pytest.raises(StoreUnavailableError, match=r"no connection.*nothing was charged"):
+            rate_limit(gcra(9, 1), store=PostgresStore(pool, timeout_ms=200)).check("k")
+
+
+def test_an_async_pool_outlives_a_restart_of_its_server(server: Postgres) -> None:
+    """The same, on an event loop."""
+
+    async def main() -> None:
+        from psycopg_pool import AsyncConnectionPool
+
+        async with AsyncConnectionPool(server.url, min_size=4, max_size=4, open=False) as pool:
+            await pool.wait()
+            limiter = rate_limit(gcra(9, 864_000_000), store=PostgresStore(pool, timeout_ms=5_000))
+            await limiter.acheck("k")
+            await asyncio.to_thread(server.restart)
+            left = [(await limiter.acheck("k")).remaining for _ in range(6)]
+            assert left == [7, 6, 5, 4, 3, 2]
+            server.kill()
+            hasty = rate_limit(gcra(9, 1), store=PostgresStore(pool, timeout_ms=200))
+            with pytest.raises(StoreUnavailableError, match=r"no turn|no connection"):
+                await hasty.acheck("k")
+
+    asyncio.run(main())
 
 
 def test_a_paused_server_costs_no_more_than_the_deadline(server: Postgres) -> None:
@@ -184,6 +221,55 @@ def test_a_locked_table_is_refused_in_time() -> None:
             limiter.check("k")
         assert time.monotonic() - started < 1.5
     assert limiter.check("k").remaining == 3
+    store.close()
+
+
+@each_driver
+def test_a_key_that_cannot_be_locked_is_refused_in_time(
+    monkeypatch: pytest.MonkeyPatch, driver: str
+) -> None:
+    """On the way of those who lost their guesses: nothing was charged, the connection goes on."""
+    monkeypatch.setattr(flows, "_GUESSES", 0)
+    psycopg = pytest.importorskip("psycopg")
+    table = new_table()
+
+    async def main() -> None:
+        store = open_store(url_of(table, driver=driver, timeout_ms=300))
+        limiter = rate_limit(gcra(5, 864_000_000), store=store)
+        await limiter.acheck("k")
+        with psycopg.connect(running().url) as operator:
+            operator.execute(f"SELECT * FROM {table} FOR UPDATE")
+            with pytest.raises(StoreUnavailableError, match=r"(55P03|57014).*nothing was charged"):
+                await limiter.acheck("k")
+        assert (await limiter.acheck("k")).remaining == 3
+        await store.aclose()
+
+    asyncio.run(main())
+
+
+def test_only_a_lost_commit_leaves_a_doubt(
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a transaction: the connection ends after the lock was asked for, or after the commit."""
+    monkeypatch.setattr(flows, "_GUESSES", 0)
+    store = open_store(f"{proxy.url_of(running())}?table={new_table()}&timeout_ms=2000")
+    limiter = rate_limit(gcra(5, 864_000_000), store=store)
+    limiter.check("k")
+    proxy.cut_after_request(times=1)
+    with pytest.raises(StoreUnavailableError, match="nothing was charged"):
+        limiter.check("k")
+    assert limiter.check("k").remaining == 3
+
+    def cut_the_commit(sheet: Any, known: Any) -> Any:
+        proxy.cut_after_request(times=1)
+        return doubtful(sheet, known)
+
+    doubtful = flows._doubtful
+    monkeypatch.setattr(flows, "_doubtful", cut_the_commit)
+    with pytest.raises(StoreUnavailableError, match="may have been charged"):
+        limiter.check("k")
+    monkeypatch.setattr(flows, "_doubtful", doubtful)
+    assert limiter.check("k").remaining == 1
     store.close()
 
 

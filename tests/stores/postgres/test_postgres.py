@@ -22,7 +22,10 @@ from penstock import (
     token_bucket,
 )
 from penstock.stores import open_store
-from penstock.stores.postgres import PostgresStore, flows
+from penstock.stores.postgres import PostgresStore, flows, link
+from penstock.stores.postgres.asynchronous import AsyncLink
+from penstock.stores.postgres.requests import Ask
+from penstock.stores.postgres.with_asyncpg import AsyncpgLink
 from penstock.testkit import run_store_conformance
 from tests.stores.exactness import (
     assert_exact_from_processes,
@@ -60,14 +63,21 @@ def test_processes_are_admitted_exactly(driver: str, colour: str) -> None:
     assert_exact_from_processes(_opener(driver), colour)
 
 
+@pytest.mark.parametrize(
+    ("driver", "pipelines"), [("psycopg", 140_000), ("psycopg", 10**9), ("asyncpg", 140_000)]
+)
 def test_callers_that_wait_for_the_lock_are_admitted_exactly(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, driver: str, pipelines: int
 ) -> None:
-    """The way of those whose guesses keep failing, taken from the first round on."""
+    """The way of those whose guesses keep failing, taken from the first round on; with a libpq
+    that cannot send several statements at once, too."""
     monkeypatch.setattr(flows, "_GUESSES", 0)
-    run_store_conformance(open_empty)
+    monkeypatch.setattr(link, "_PIPELINES", pipelines)
+    if driver == "psycopg":
+        run_store_conformance(open_empty)
     table = new_table()
-    stores = [open_store(url_of(table, timeout_ms=PATIENT_MS)) for _ in range(4)]
+    url = url_of(table, driver=driver, timeout_ms=PATIENT_MS)
+    stores = [open_store(url) for _ in range(4)]
     limiters = [rate_limit(gcra(50, 864_000_000), store=store) for store in stores]
 
     async def main() -> int:
@@ -131,6 +141,49 @@ def test_a_check_takes_one_round_trip_and_at_most_two() -> None:
             store.close()
 
 
+@pytest.mark.parametrize(("driver", "most", "locked"), [("psycopg", 4, 2), ("asyncpg", 7, 5)])
+def test_a_race_is_lost_twice_at_most(
+    monkeypatch: pytest.MonkeyPatch, driver: str, most: int, locked: int
+) -> None:
+    """Then the key is locked; and at once, the next time, until nobody else has been there."""
+    table = new_table()
+    interferes = True
+    other = rate_limit(gcra(10**6, 60_000), store=open_store(url_of(table)))
+    kind = AsyncLink if driver == "psycopg" else AsyncpgLink
+    execute = kind.execute
+
+    async def interfering(link: Any, request: Any, deadline: float) -> Any:
+        if interferes and isinstance(request, Ask) and request.statement.name.endswith("_swap"):
+            other.check_many(["k", "warm"])
+        return await execute(link, request, deadline)
+
+    async def main() -> None:
+        nonlocal interferes
+        with TurnCounter(running().port) as counter:
+            url = url_of(table, driver=driver, timeout_ms=PATIENT_MS)
+            store = open_store(counter.url_of(url))
+            limiter = rate_limit(gcra(10**6, 60_000), store=store)
+
+            async def turns(ask: Any) -> int:
+                before = counter.turns
+                await ask("k")
+                return counter.turns - before
+
+            for _ in range(3):
+                await limiter.acheck("warm")
+            assert await turns(limiter.acheck) == most
+            other.check("k")
+            assert await turns(limiter.acheck) == locked
+            assert await turns(limiter.apeek) == 1, "who only looks does not lock"
+            interferes = False
+            assert [await turns(limiter.acheck) for _ in range(2)] == [locked, 1]
+            await store.aclose()
+
+    monkeypatch.setattr(kind, "execute", interfering)
+    asyncio.run(main())
+    other.store.close()
+
+
 def test_a_denial_never_rests_on_a_guess() -> None:
     """What this process remembers of a key may be out of date, and then does not count."""
     table = new_table()
@@ -147,6 +200,24 @@ def test_a_denial_never_rests_on_a_guess() -> None:
         ours.check("k")
     theirs.reset("k")
     assert ours.check("k").remaining == 1
+    for store in (one, two):
+        store.close()
+
+
+def test_a_foreign_key_among_others_says_whether_those_were_charged() -> None:
+    """They were, if the key was not known to be foreign; from then on, nothing is."""
+    table = new_table()
+    one, two = open_store(url_of(table)), open_store(url_of(table))
+    rate_limit(token_bucket(5, 1), store=two).check("foreign")
+    limiter = rate_limit(gcra(5, 864_000_000), store=one, clock=ManualClock(NOW))
+    keys = ["a", "foreign", "b"]
+    with pytest.raises(ConfigInvalidError, match=r"other keys of this call have been charged$"):
+        limiter.check_many(keys)
+    assert [limiter.peek(key).remaining for key in "ab"] == [4, 4]
+    with pytest.raises(ConfigInvalidError, match="something else") as caught:
+        limiter.check_many(keys)
+    assert "other keys" not in str(caught.value)
+    assert [limiter.peek(key).remaining for key in "ab"] == [4, 4]
     for store in (one, two):
         store.close()
 

@@ -41,6 +41,33 @@ def test_a_name_that_is_no_plain_identifier_is_refused(what: str, name: Any) -> 
         PostgresStore.from_url("postgresql://127.0.0.1:1/x", **{what: name})
 
 
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("tabel=x", "table"),
+        ("shema=x", "schema"),
+        ("timeout=5", "timeout_ms"),
+        ("use_servertime=true", "use_server_time"),
+    ],
+)
+def test_a_misspelt_parameter_is_a_mistake_that_names_the_right_one(
+    driver: str, wrong: str, right: str
+) -> None:
+    """Not an outage that begins when somebody connects."""
+    with pytest.raises(ConfigInvalidError, match=f"not {wrong.partition('=')[0]}; write {right}="):
+        open_store(f"postgresql://127.0.0.1:1/x?driver={driver}&{wrong}")
+
+
+def test_a_parameter_that_libpq_does_not_know_is_refused_at_once() -> None:
+    """In libpq's words; those that it knows are passed on."""
+    url = "postgresql://me:s3cret@127.0.0.1:1/x"
+    with pytest.raises(ConfigInvalidError, match='"sslmod"') as caught:
+        open_store(f"{url}?sslmod=disable")
+    assert "s3cret" not in str(caught.value)
+    open_store(f"{url}?sslmode=disable&connect_timeout=3&application_name=x&options=-c%20a%3Db")
+
+
 def test_a_reserved_word_is_a_name_like_any_other() -> None:
     """Names are quoted, and keep their case."""
     store = PostgresStore.from_url(running().url, schema="Order", table="Select")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import multiprocessing
 from typing import Any
 from urllib.parse import quote
 
@@ -22,11 +22,11 @@ class _OneAtATime(Strategy):
 
     limit = 1
 
-    def __init__(self, callers: int) -> None:
-        self._gate = threading.Barrier(callers)
+    def __init__(self, gate: Any) -> None:
+        self._gate = gate
 
     def check(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
-        self._gate.wait(20)
+        self._gate.wait(40)
         allowed = state is None
         decision = Decision(allowed, 1, 0, now + 60_000, 0 if allowed else 60_000)
         return Outcome(1, decision, 60_000, allowed)
@@ -34,26 +34,33 @@ class _OneAtATime(Strategy):
 
 def test_it_admits_more_than_the_limit() -> None:
     """Three processes that decide at the same moment are all admitted, at a limit of one."""
-    url = edge.url_of("workers-kv")
-    check = checking(_OneAtATime(3))
-    admitted: list[bool] = []
+    spawn = multiprocessing.get_context("spawn")
+    gate, answers = spawn.Barrier(3), spawn.Queue()
+    arguments = (edge.url_of("workers-kv"), gate, answers)
+    processes = [spawn.Process(target=_process, args=arguments) for _ in range(3)]
+    for process in processes:
+        process.start()
+    try:
+        assert [answers.get(timeout=60) for _ in processes] == [True] * 3
+    finally:
+        for process in processes:
+            process.join(60)
+            process.close()
+        answers.close()
 
-    def process() -> None:
-        store = edge.opened(url)
-        admitted.append(store.apply("k", check, NOW, 1).allowed)
-        store.close()
 
-    threads = [threading.Thread(target=process) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert admitted == [True] * 3
+def _process(url: str, gate: Any, answers: Any) -> None:
+    store = edge.opened(url)
+    answers.put(store.apply("k", checking(_OneAtATime(gate)), NOW, 1).allowed)
+    store.close()
 
 
 def test_it_says_so() -> None:
     """Where a reader looks first."""
     assert "**Approximate**: it admits more than the limit" in (WorkersKVStore.__doc__ or "")
+    store = edge.open_empty("workers-kv")
+    assert repr(store).startswith("<approximate WorkersKVStore at http")
+    store.close()
     page = (edge.STORES.parents[2] / "docs" / "stores" / "workers-kv.md").read_text()
     assert "approximate" in page.lower()
 

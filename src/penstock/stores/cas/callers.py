@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ...core.flow import Flow, adrive, drive
 from ...core.store import Transform
-from ..sheet import Call
+from ..sheet import Call, telling_of_others
 from .abreast import abreast
 from .lines import Batch, Lines, Stand
 from .memory import Memory
@@ -40,18 +40,23 @@ class Backend(Protocol):
 
 
 class _Caller:
-    def __init__(self, store: Backend) -> None:
+    """One call, whose keys are run some at a time, all of them within its deadline."""
+
+    def __init__(self, store: Backend, deadline: float) -> None:
         self._store = store
         self._lines = store.lines
-        self._deadline = time.monotonic() + store.timeout_ms / 1000
+        self._deadline = deadline
         self._stands: list[Stand] = []
+        self._earlier: list[Call] = []
 
     def _enter(
         self, counts: dict[str, int], transform: Transform[Any], now: int, cost: int
     ) -> list[Batch]:
-        for key, count in counts.items():
-            call = Call([key] * count, transform, now, cost, self._deadline)
-            self._stands.append(Stand(key, call, self))
+        self._earlier += [stand.call for stand in self._stands]
+        self._stands = [
+            Stand(key, Call([key] * count, transform, now, cost, self._deadline), self)
+            for key, count in counts.items()
+        ]
         return self._lines.enter(self._stands)
 
     def lead(self, batch: Batch) -> bool:
@@ -64,7 +69,19 @@ class _Caller:
         return all(stand.call.done for stand in self._stands)
 
     def _answers(self) -> dict[str, Iterator[Any]]:
-        return {stand.key: iter(stand.call.answer()) for stand in self._stands}
+        for stand in self._stands:
+            if stand.call.error is not None:
+                raise self._told(stand.call.error, stand.call)
+        return {stand.key: iter(stand.call.results) for stand in self._stands}
+
+    def _told(self, error: BaseException, of: Call | None = None) -> BaseException:
+        """The error, which speaks of the call `of`, with a word on all others of this caller."""
+        calls = [*self._earlier, *(stand.call for stand in self._stands)]
+        effects = {call.charged for call in calls if call is not of}
+        for effect in (True, None):
+            if effect in effects:
+                return telling_of_others(error, effect)
+        return error
 
     def _flow(self, batches: Sequence[Batch]) -> Flow[list[Step], None]:
         room, memory = self._store.max_record_bytes, self._store.memory
@@ -86,14 +103,15 @@ class _Caller:
         in_doubt = not self._lines.withdraw(self._stands)
         if not self._answered():
             ms = self._store.timeout_ms
-            raise unavailable(f"no turn at this key within {ms} ms", in_doubt=in_doubt)
+            error = unavailable(f"no turn at this key within {ms} ms", in_doubt=in_doubt)
+            raise self._told(error)
 
 
 class BlockingCaller(_Caller):
     """Leads on its own thread."""
 
-    def __init__(self, store: Backend) -> None:
-        super().__init__(store)
+    def __init__(self, store: Backend, deadline: float) -> None:
+        super().__init__(store, deadline)
         self._bell = threading.Event()
         self._handed: deque[Batch] = deque()
 
@@ -150,8 +168,8 @@ class BlockingCaller(_Caller):
 class AsyncCaller(_Caller):
     """Leads in a task of its own, so that cancelling one caller does not fail the others."""
 
-    def __init__(self, store: Backend) -> None:
-        super().__init__(store)
+    def __init__(self, store: Backend, deadline: float) -> None:
+        super().__init__(store, deadline)
         self._loop = asyncio.get_running_loop()
         self._bell = asyncio.Event()
         self._leading = 0
@@ -231,4 +249,6 @@ def _merged(steps: Sequence[Step], answers: list[Any]) -> list[Any]:
 
 def _interrupt(batches: Sequence[Batch], error: BaseException) -> None:
     for batch in batches:
+        for call in batch.calls:
+            call.charged = call.charged or None
         batch.fail(unavailable(f"interrupted by {type(error).__name__}", in_doubt=True))

@@ -3,7 +3,8 @@
 A batch is everything that this process wants of one key at this moment. It is closed before the
 key is read, decided in order on what was read, and written in one step; so its callers share two
 requests, and only other processes can come in between. That is a race: the batch is decided anew
-on what the winner wrote, after a random pause, at most RACES times. The read is spared where the
+on what the winner wrote, at most RACES times; from the second race on after a random pause and a
+fresh read, since what was found before a pause is old after it. The read is spared where the
 process remembers what it last saw (memory.py); the first race may be lost to that.
 
 **Lost replies.** A write whose reply was lost is never simply repeated: it may have happened. The
@@ -30,7 +31,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...core.clock import SystemClock
-from ...core.errors import ConfigInvalidError
+from ...core.errors import ConfigInvalidError, PenstockError
 from ..sheet import Call, Sheet
 from .memory import Memory
 from .requests import CasFlow, Conflict, Drop, Held, LinkError, Pause, Read, Swap, unavailable
@@ -40,7 +41,14 @@ __all__ = ["RACES", "TRAIL", "settle"]
 RACES = 32
 TRAIL = 8
 _FAULTS = 3
-_LONGEST_PAUSE_MS = 200.0
+# A race is over when somebody has won; a server that is busy needs time.
+_LONGEST_PAUSE_MS = 16.0
+_LONGEST_FAULT_PAUSE_MS = 200.0
+# On a raced key, before a read; see memory.py.
+_LEFT_TO_OTHERS_MS = 4.0
+
+_FAULT = Conflict()
+"""Stands for a write that the link failed, and that may be tried again."""
 
 _now_ms = SystemClock().now
 
@@ -56,6 +64,7 @@ class _Attempt:
         for call in calls:
             sheet.run(call)
         self._answers = [(list(call.results), call.error) for call in calls]
+        self._writers = [call for call in calls if call.writing]
         record, keep_until = sheet.writes.get(key, (None, 0))
         self.write: Swap | Drop | None = None
         if record is not None:
@@ -76,10 +85,16 @@ class _Attempt:
             return None
         return Held(self.write.record, self.write.version, stamp)
 
+    def mark(self, charged: bool | None) -> None:
+        """Take down what became of the callers for whom this attempt wrote."""
+        for call in self._writers:
+            call.charged = charged
+
     def restore(self) -> None:
         """Answer with what this attempt had found, after others were made."""
         for call, (results, error) in zip(self._calls, self._answers, strict=True):
             call.results, call.error = results, error
+        self.mark(True)
 
     def happened(self, found: Held | None) -> bool | None:
         """Whether it was written, judged by a later look at the key; None if that is unknown."""
@@ -109,6 +124,10 @@ class _History:
     def lose(self, attempt: _Attempt) -> None:
         self._open.append(attempt)
 
+    def end_in_doubt(self) -> None:
+        for attempt in self._open:
+            attempt.mark(None)
+
     def written(self, found: Held | None) -> _Attempt | None:
         """The attempt that was written after all, judged by a later look at the key."""
         for attempt in self._made:
@@ -129,14 +148,22 @@ class _History:
 def settle(key: str, calls: Sequence[Call], max_record_bytes: int, memory: Memory) -> CasFlow:
     """Answer the calls, all of them about one key, as one batch."""
     history = _History(key)
-    if all(call.transform.role == "clear" for call in calls):
-        memory.forget(key)
-        yield from _clear(key, calls, history)
-        return
-    found = memory.recall(key)
-    is_remembered = found is not None
-    if not is_remembered:
-        found = yield from _insist(Read(key), history)
+    try:
+        if all(call.transform.role == "clear" for call in calls):
+            memory.forget(key)
+            yield from _clear(key, calls, history)
+        else:
+            yield from _race(key, calls, max_record_bytes, memory, history)
+    except PenstockError:
+        history.end_in_doubt()
+        raise
+
+
+def _race(
+    key: str, calls: Sequence[Call], max_record_bytes: int, memory: Memory, history: _History
+) -> CasFlow:
+    """Decide and write, anew for each race that is lost."""
+    found, is_remembered = yield from _begin(key, calls, memory, history)
     for race in range(RACES):
         written = history.written(found)
         if written is not None:
@@ -152,18 +179,37 @@ def settle(key: str, calls: Sequence[Call], max_record_bytes: int, memory: Memor
             memory.forget(key)
             answer = yield from _attempt(attempt, history)
             if not isinstance(answer, Conflict):
-                if race == 0:
-                    memory.keep(key, attempt.held(answer))
+                attempt.mark(True)
+                if race == 0 or memory.is_raced(key):
+                    memory.keep(key, attempt.held(answer), written=True)
                 return
-            yield from _pause(race, history)
+            if answer is _FAULT:
+                yield from _pause(race, history, _LONGEST_FAULT_PAUSE_MS)
+            else:
+                memory.note_loss(key, was_remembered=is_remembered)
+                yield from _pause(race, history)
         is_remembered = False
         found = answer.found
-        if not answer.known:
+        if race or not answer.known:
             found = yield from _insist(Read(key), history)
     raise unavailable(
         f"key {key!r} was changed by other processes before each of {RACES} attempts to write it",
         in_doubt=history.in_doubt,
     )
+
+
+def _begin(key: str, calls: Sequence[Call], memory: Memory, history: _History) -> CasFlow:
+    """What to decide on first, and whether that is only remembered."""
+    only_looks = all(call.transform.role in ("peek", "forecast") for call in calls)
+    if memory.is_to_be_looked_at(key) and not only_looks:
+        yield from _wait(_LEFT_TO_OTHERS_MS, history)
+        found = yield from _insist(Read(key), history)
+        memory.note_look(key, found)
+        return found, False
+    found = memory.recall(key)
+    if found is not None:
+        return found, True
+    return (yield from _insist(Read(key), history)), False
 
 
 def _clear(key: str, calls: Sequence[Call], history: _History) -> CasFlow:
@@ -183,7 +229,7 @@ def _attempt(attempt: _Attempt, history: _History) -> CasFlow:
             history.lose(attempt)
         if not error.again:
             raise unavailable(error, in_doubt=history.in_doubt) from error
-        return Conflict()
+        return _FAULT
 
 
 def _insist(request: Read | Drop, history: _History) -> CasFlow:
@@ -194,17 +240,21 @@ def _insist(request: Read | Drop, history: _History) -> CasFlow:
         except LinkError as error:
             if not error.again or fault + 1 == _FAULTS:
                 raise unavailable(error, in_doubt=history.in_doubt) from error
-        yield from _pause(fault + 1, history)
+        yield from _pause(fault + 1, history, _LONGEST_FAULT_PAUSE_MS)
     raise AssertionError
 
 
-def _pause(turn: int, history: _History) -> CasFlow:
+def _pause(turn: int, history: _History, longest_ms: float = _LONGEST_PAUSE_MS) -> CasFlow:
     """None after the first race: most have one winner, and are over."""
     if turn:
-        try:
-            yield Pause(random.uniform(0, min(4.0 * 2**turn, _LONGEST_PAUSE_MS)))
-        except LinkError as error:
-            raise unavailable(error, in_doubt=history.in_doubt) from error
+        yield from _wait(min(4.0 * 2**turn, longest_ms), history)
+
+
+def _wait(longest_ms: float, history: _History) -> CasFlow:
+    try:
+        yield Pause(random.uniform(0, longest_ms))
+    except LinkError as error:
+        raise unavailable(error, in_doubt=history.in_doubt) from error
 
 
 def _version(held: Held | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -27,8 +28,8 @@ class CasStore(Store):
     """A store whose backend compares and swaps.
 
     `timeout_ms` is how long a call may take, waiting its turn included; past it the call raises
-    `store_unavailable`. A call of many keys works on up to 32 at once and has that time for each
-    32.
+    `store_unavailable`. A call of many keys works on up to 32 at once, and has that time for all
+    of them.
     """
 
     max_record_bytes: ClassVar[int] = 2**20
@@ -78,8 +79,8 @@ class CasStore(Store):
     ) -> list[R]:
         self._prepare()
         results: dict[str, Iterator[R]] = {}
+        caller = BlockingCaller(self, self._deadline())
         for chunk in _chunks(keys):
-            caller = BlockingCaller(self)
             results.update(caller.run(chunk, transform, now, cost))
         return [next(results[key]) for key in keys]
 
@@ -88,10 +89,13 @@ class CasStore(Store):
     ) -> list[R]:
         await self._aprepare()
         results: dict[str, Iterator[R]] = {}
+        caller = AsyncCaller(self, self._deadline())
         for chunk in _chunks(keys):
-            caller = AsyncCaller(self)
             results.update(await caller.run(chunk, transform, now, cost))
         return [next(results[key]) for key in keys]
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.timeout_ms / 1000
 
 
 def _chunks(keys: Sequence[str]) -> Iterator[dict[str, int]]:

@@ -65,7 +65,8 @@ def translated(error: BaseException, request: Request | None, table: str) -> Any
     name = type(error).__name__
     text = f"DynamoDB: {error}"
     if name in _SETTINGS:
-        return StoreUnavailableError(f"{text}; set the region and the credentials as for boto3")
+        advice = "set the region and the credentials as for boto3"
+        return LinkError(f"{text}; {advice}", may_have_run=False)
     if name in _NOT_SENT:
         return LinkError(text, may_have_run=False, again=name == "EndpointConnectionError")
     return LinkError(text, may_have_run=True, again=name != "ReadTimeoutError")
@@ -91,9 +92,8 @@ def _refused(code: str, error: Any, request: Request | None, table: str) -> Any:
     if code in _BUSY:
         return LinkError(text, may_have_run=False, again=True)
     if code in _CREDENTIALS:
-        return StoreUnavailableError(
-            f"{text}; allow GetItem, PutItem and DeleteItem on the table {table!r}"
-        )
+        advice = f"allow GetItem, PutItem and DeleteItem on the table {table!r}"
+        return LinkError(f"{text}; {advice}", may_have_run=False)
     if code == "ValidationException":
         return ConfigInvalidError(f"{text}; the hash key of a table of ours is {HASH_KEY!r}")
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)

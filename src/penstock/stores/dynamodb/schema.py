@@ -1,4 +1,10 @@
-"""Creating the table, as a flow of operations for both colours."""
+"""Creating the table, as a flow of operations for both colours.
+
+All that such a table has of a schema is its hash key and its TTL attribute, and both are checked.
+Their names stand for the version too: a layout that this one could not read would have another
+hash key, which every operation here is refused for. What is in an item says its own version, in
+the record.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +53,7 @@ def _switch_ttl_on(name: dict[str, Any]) -> Flow[Operation | Pause, None]:
     try:
         ttl = (yield "describe_time_to_live", name)["TimeToLiveDescription"]
         if ttl.get("TimeToLiveStatus") in ("ENABLED", "ENABLING"):
+            _require_our_ttl(name["TableName"], ttl.get("AttributeName"))
             return
         setting = {"Enabled": True, "AttributeName": TTL_ATTRIBUTE}
         yield "update_time_to_live", {**name, "TimeToLiveSpecification": setting}
@@ -54,6 +61,14 @@ def _switch_ttl_on(name: dict[str, Any]) -> Flow[Operation | Pause, None]:
         # Servers that speak the API need not have a TTL; nothing but space depends on it.
         if error_code(error) != "UnknownOperationException":
             raise
+
+
+def _require_our_ttl(table: str, attribute: str | None) -> None:
+    if attribute != TTL_ATTRIBUTE:
+        raise ConfigInvalidError(
+            f"the TTL of the table {table!r} is on {attribute!r}, and ours on {TTL_ATTRIBUTE!r}: "
+            "switch it off there and repeat this, or choose another table"
+        )
 
 
 def _require_ours(table: str, described: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from ...core.flow import adrive
 from .faults import late_connect, late_reply
 from .link import READ, WRITE, Link
-from .requests import Ask, LinkError, PostgresFlow, Row
+from .requests import LinkError, PostgresFlow, Request
 from .sources import connect_in_thread, is_alive, lend
 from .target import Target
 
@@ -31,18 +31,17 @@ class AsyncLink:
         self.link = link
         self._where = where
 
-    async def execute(self, ask: Ask, deadline: float) -> list[Row]:
-        steps = self.link.execute(ask.statement, ask.values, ask.writes)
+    async def execute(self, request: Request, deadline: float) -> Any:
+        steps = self.link.execute(request)
         try:
             what = next(steps)
             while True:
                 ready = await _ready(self.link.socket, what, deadline)
                 if not ready:
-                    raise late_reply(self._where, ask)
+                    raise late_reply(self._where, request)
                 what = steps.send(ready)
         except StopIteration as finished:
-            rows: list[Row] = finished.value
-            return rows
+            return finished.value
 
 
 async def _ready(socket: int, what: int, deadline: float) -> int:
@@ -136,11 +135,11 @@ class AsyncPoolSource:
         return link
 
     async def connect(self, deadline: float, greeted: bool) -> AsyncLink:
-        try:
-            connection = await self._pool.getconn(max(0.001, deadline - time.monotonic()))
-        except self._error as error:
-            raise LinkError(f"no connection from the pool: {error}", may_have_run=False) from error
-        link = AsyncLink(lend(self._lent, connection, self.where), self.where)
+        link = await self._take(deadline)
+        while not is_alive(link.link):
+            # The pool looks at what it is given back, and replaces what was closed.
+            await self._drop(link)
+            link = await self._take(deadline)
         if greeted:
             try:
                 await adrive(self._greet(), lambda ask: link.execute(ask, deadline))
@@ -149,10 +148,22 @@ class AsyncPoolSource:
                 raise
         return link
 
+    async def _take(self, deadline: float) -> AsyncLink:
+        try:
+            connection = await self._pool.getconn(max(0.001, deadline - time.monotonic()))
+        except self._error as error:
+            raise LinkError(f"no connection from the pool: {error}", may_have_run=False) from error
+        return AsyncLink(lend(self._lent, connection, self.where), self.where)
+
     async def give_back(self, link: AsyncLink) -> None:
+        if link.link.is_idle:
+            await self._pool.putconn(self._lent.pop(id(link.link)))
+        else:
+            await self._drop(link)
+
+    async def _drop(self, link: AsyncLink) -> None:
         connection = self._lent.pop(id(link.link))
-        if not link.link.is_idle:
-            await connection.close()
+        await connection.close()
         await self._pool.putconn(connection)
 
     let_go = give_back

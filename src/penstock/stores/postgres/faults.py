@@ -8,7 +8,7 @@ been charged, and it is not repeated, since that could charge it twice.
 from __future__ import annotations
 
 from ...core.errors import ConfigInvalidError, PenstockError, StoreUnavailableError
-from .requests import Ask, LinkError, RefusalError
+from .requests import LinkError, RefusalError, Request
 
 __all__ = [
     "CONFLICTS",
@@ -76,8 +76,8 @@ def late_connect(where: str) -> LinkError:
     return LinkError(f"no connection to {where} in time", may_have_run=False)
 
 
-def late_reply(where: str, ask: Ask) -> LinkError:
-    return LinkError(f"no reply from {where} in time", may_have_run=ask.writes)
+def late_reply(where: str, request: Request) -> LinkError:
+    return LinkError(f"no reply from {where} in time", may_have_run=request.writes)
 
 
 def late(where: str, timeout_ms: int, *, taken: bool) -> StoreUnavailableError:

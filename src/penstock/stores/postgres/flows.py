@@ -9,35 +9,46 @@ stalls or dies never holds anybody up, and a commit is shared by all who waited 
 A guess is never trusted: a denial, a peek or an error that rests on one is confirmed by the same
 statement, or by the record that the server has just returned.
 
-On a key that other processes keep changing, guesses keep failing. After a few rounds the batch
-asks for the advisory lock of its keys' hashes, in a transaction, where it waits in line with the
-others like it and then cannot lose. With `use_server_time` a round trip in front brings the
-server's clock, and the records with it.
+On a key that other processes keep changing, guesses keep failing: a second one that fails, on the
+record that the first had brought, has met a race. What is still open is then read under the
+advisory lock of its keys' hashes and the locks of their rows, where it waits in line with the
+others like it, and cannot lose. That takes a transaction, but two round trips only: one begins,
+locks and reads, the other swaps and commits. Such a key is remembered as raced, and locked at once
+the next time, until it is found as this process last saw it.
+
+With `use_server_time` a round trip in front brings the server's clock, and the records with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
 from ..sheet import Call, Sheet
 from .faults import CONFLICTS
-from .requests import Ask, PostgresFlow, RefusalError, Statement
+from .requests import Ask, LinkError, PostgresFlow, RefusalError, Row, Statement, Together
 from .schema import Schema, encode_key
 
 __all__ = ["Flows", "Memory"]
 
-_GUESSES = 4
+_GUESSES = 2
 _MOST_LOCKS = 64
 _LONGEST_RECORD = 8_192
+# A lock is worth nothing to who then reads from before it, as another isolation level would.
+_BEGIN = Ask(Statement("BEGIN ISOLATION LEVEL READ COMMITTED"))
+_COMMIT = Ask(Statement("COMMIT"), writes=True)
+_ROLLBACK = Ask(Statement("ROLLBACK"))
 
 
 class Memory:
-    """The record last seen under each of the keys used most recently. Only ever a guess."""
+    """The record last seen under each of the keys used most recently, and which of these keys
+    are raced. Only ever a guess."""
 
     def __init__(self, most: int = 4_096) -> None:
         self._most = most
         self._records: dict[str, str] = {}
+        self._raced: set[str] = set()
 
     def get(self, key: str) -> str | None:
         return self._records.get(key)
@@ -47,7 +58,21 @@ class Memory:
         if record is not None and len(record) <= _LONGEST_RECORD:
             self._records[key] = record
             if len(self._records) > self._most:
-                del self._records[next(iter(self._records))]
+                oldest = next(iter(self._records))
+                del self._records[oldest]
+                self._raced.discard(oldest)
+        else:
+            self._raced.discard(key)
+
+    def is_raced(self, key: str) -> bool:
+        return key in self._raced
+
+    def note_race(self, key: str) -> None:
+        if key in self._records:
+            self._raced.add(key)
+
+    def note_calm(self, key: str) -> None:
+        self._raced.discard(key)
 
 
 class Flows:
@@ -67,31 +92,43 @@ class Flows:
         rounds = 0
         while open_calls:
             rounds += 1
-            play = self._round if rounds <= _GUESSES else self._locked_round
             try:
-                stale = yield from play(open_calls, known)
+                if rounds > _GUESSES or self._are_raced(open_calls):
+                    stale = yield from self._locked_round(open_calls, known, rounds == 1)
+                else:
+                    stale = yield from self._round(open_calls, known)
             except RefusalError as refusal:
                 if refusal.state not in CONFLICTS:
                     raise
                 continue
             known.update(stale)
+            for call in open_calls:
+                call.charged = call.charged or any(key not in stale for key in call.writing)
             open_calls = [call for call in open_calls if not _answered(call, stale)]
 
     def _round(self, calls: list[Call], known: dict[str, str | None]) -> PostgresFlow:
         """Decide on what is known or guessed, and swap. Returns what was not as guessed."""
-
-        def read(key: str) -> str | None:
-            return known[key] if key in known else self.memory.get(key)
-
-        sheet = Sheet(read)
-        for call in calls:
-            sheet.run(call)
-        doubtful = sorted(
-            (encode_key(key), key) for key in sheet.held if key in sheet.writes or key not in known
-        )
+        sheet = self._decide(calls, known)
+        doubtful = _doubtful(sheet, known)
         stale: dict[str, str | None] = {}
         if doubtful:
-            stale = yield from self._swap(sheet, doubtful)
+            rows = yield self._swap(sheet, doubtful, writes=bool(sheet.writes))
+            stale = _stale(rows, doubtful)
+        seen = [key for key in stale if key in known]
+        self._learn(sheet, known, stale)
+        for key in seen:
+            self.memory.note_race(key)
+        return stale
+
+    def _decide(self, calls: list[Call], known: dict[str, str | None]) -> Sheet:
+        sheet = Sheet(lambda key: known[key] if key in known else self.memory.get(key))
+        for call in calls:
+            sheet.run(call)
+        return sheet
+
+    def _learn(
+        self, sheet: Sheet, known: dict[str, str | None], stale: dict[str, str | None]
+    ) -> None:
         for key, held in sheet.held.items():
             if key in stale:
                 self.memory.put(key, stale[key])
@@ -100,9 +137,8 @@ class Flows:
                 known.pop(key, None)
             else:
                 self.memory.put(key, held)
-        return stale
 
-    def _swap(self, sheet: Sheet, asked: list[tuple[bytes, str]]) -> PostgresFlow:
+    def _swap(self, sheet: Sheet, asked: list[tuple[bytes, str]], *, writes: bool) -> Ask:
         records: list[str | None] = []
         keeps: list[int] = []
         for _, key in asked:
@@ -111,24 +147,43 @@ class Flows:
             keeps.append(max(1, keep_until) if record is not None else -(key in sheet.writes))
         keys = [raw for raw, _ in asked]
         expected = [sheet.held[key] for _, key in asked]
-        values = (keys, expected, records, keeps)
-        rows = yield Ask(self.schema.swap, values, writes=bool(sheet.writes))
-        return {asked[place - 1][1]: held for place, held in rows}
+        return Ask(self.schema.swap, (keys, expected, records, keeps), writes=writes)
 
-    def _locked_round(self, calls: list[Call], known: dict[str, str | None]) -> PostgresFlow:
-        """The same, with the keys held from before they are read."""
-        names = {call.keys[place] for call in calls for place in call.open}
-        keys = sorted(map(encode_key, names))
-        yield Ask(Statement("BEGIN"))
+    def _are_raced(self, calls: list[Call]) -> bool:
+        """All keys of them: no row is held while another key is waited for. Who only looks cannot
+        lose, and does not lock."""
+        if all(call.transform.role in ("peek", "forecast") for call in calls):
+            return False
+        return all(map(self.memory.is_raced, _open_keys(calls)))
+
+    def _locked_round(
+        self, calls: list[Call], known: dict[str, str | None], is_first: bool
+    ) -> PostgresFlow:
+        """The same, with the keys held from before they are read. What is stale even so was
+        touched for the first time in between, when it had no row to be held by. As the first
+        round, it tells whether a key is as this process last saw it, and no longer raced."""
+        names = {encode_key(key): key for key in _open_keys(calls)}
+        keys = sorted(names)
+        locks = self.schema.lock([self.schema.lock_of(key) for key in keys[:_MOST_LOCKS]])
         try:
-            yield self.schema.lock([self.schema.lock_of(key) for key in keys[:_MOST_LOCKS]])
-            yield Ask(self.schema.hold, (keys,))
-            yield from self._look(sorted(names), known)
-            stale = yield from self._round(calls, known)
-            yield Ask(Statement("COMMIT"), writes=True)
+            *_, rows = yield Together((_BEGIN, locks, Ask(self.schema.hold, (keys,))))
+            held = dict(rows)
+            known.update((name, held.get(key)) for key, name in names.items())
+            for name in names.values():
+                if is_first and known[name] == self.memory.get(name):
+                    self.memory.note_calm(name)
+            sheet = self._decide(calls, known)
+            asked = _doubtful(sheet, known)
+            # Nothing is done before the commit, so that alone leaves a doubt.
+            swap = [self._swap(sheet, asked, writes=False)] if asked else []
+            *swapped, _ = yield Together((*swap, _COMMIT))
         except RefusalError:
-            yield Ask(Statement("ROLLBACK"))
+            # A session that was ended cannot be told; what counts is why.
+            with contextlib.suppress(LinkError, RefusalError):
+                yield _ROLLBACK
             raise
+        stale = _stale(swapped[0], asked) if swapped else {}
+        self._learn(sheet, known, stale)
         return stale
 
     def _read_clock(self, calls: list[Call], known: dict[str, str | None]) -> PostgresFlow:
@@ -153,6 +208,21 @@ class Flows:
         for place, record, now in rows:  # noqa: B007 - the clock, from the last row
             known[keys[place - 1]] = record
         return now
+
+
+def _open_keys(calls: list[Call]) -> set[str]:
+    return {call.keys[place] for call in calls for place in call.open}
+
+
+def _doubtful(sheet: Sheet, known: dict[str, str | None]) -> list[tuple[bytes, str]]:
+    """The keys to be written, or to be confirmed, in the order of the table."""
+    return sorted(
+        (encode_key(key), key) for key in sheet.held if key in sheet.writes or key not in known
+    )
+
+
+def _stale(rows: list[Row], asked: list[tuple[bytes, str]]) -> dict[str, str | None]:
+    return {asked[place - 1][1]: held for place, held in rows}
 
 
 def _answered(call: Call, stale: dict[str, str | None]) -> bool:

@@ -14,14 +14,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...core.errors import PenstockError, StoreUnavailableError
+from ...core.errors import PenstockError
 from ...core.flow import adrive, drive
 from ...core.store import Transform
 from ..line import AwaitedCall, LateError, Line, settle
-from ..sheet import Call
+from ..sheet import Call, telling_of_others
 from .faults import interrupted, late, unavailable
 from .flows import Flows
-from .requests import Ask, LinkError, PostgresFlow, RefusalError
+from .requests import LinkError, PostgresFlow, RefusalError, Request
 from .sources import run_blocking
 
 __all__ = ["AsyncLane", "BlockingLane"]
@@ -166,8 +166,8 @@ class AsyncLane:
         deadline = max(call.deadline for call in calls)
         link = await self.source.borrow(deadline)
 
-        async def serve(ask: Ask) -> Any:
-            return await link.execute(ask, deadline)
+        async def serve(request: Request) -> Any:
+            return await link.execute(request, deadline)
 
         try:
             await adrive(self._flows.run(calls), serve)
@@ -202,15 +202,14 @@ def answering(calls: list[Call], table: str, where: str) -> Iterator[None]:
         _fail(calls, interrupted(where))
         raise
     finally:
+        for call in calls:
+            if call.error is not None:
+                call.error = telling_of_others(call.error, call.charged)
         settle(calls)
 
 
 def _fail(calls: list[Call], error: PenstockError) -> None:
     """The same error for all that are still open, each an exception of its own."""
     for call in calls:
-        if not call.open:
-            continue
-        if len(call.open) < len(call.keys) and isinstance(error, StoreUnavailableError):
-            call.error = type(error)(f"{error}; other keys of this call have been charged")
-        else:
+        if call.open:
             call.error = type(error)(str(error))

@@ -15,14 +15,17 @@ from importlib import import_module
 from typing import Any
 
 from .faults import UNPREPARED
-from .requests import LinkError, RefusalError, Row, Statement
+from .requests import Ask, LinkError, RefusalError, Request, Row, Statement, Together
 
-__all__ = ["READ", "WRITE", "Link", "connecting"]
+__all__ = ["READ", "WRITE", "Link", "connecting", "find_fault"]
 
 READ, WRITE = 1, 2
 
 Waiting = Generator[int, int, Any]
 """Yields READ, WRITE or both, is sent which of them is ready."""
+
+_PIPELINES = 140_000
+"""The version of libpq from which on statements can be sent without waiting in between."""
 
 _OIDS = {"bytea": 17, "int8": 20, "text": 25, "bytea[]": 1001, "text[]": 1009, "int8[]": 1016}
 _ENCODE: dict[str, Callable[[Any], bytes]] = {
@@ -56,6 +59,15 @@ def _encode(kind: str, value: Any) -> bytes:
     return b"".join(parts)
 
 
+def find_fault(conninfo: str) -> str | None:
+    """What libpq finds wrong with an address before it connects: a parameter it does not know."""
+    try:
+        import_module("psycopg.pq").Conninfo.parse(conninfo.encode())
+    except import_module("psycopg").Error as error:
+        return " ".join(str(error).split())
+    return None
+
+
 def connecting(conninfo: str, where: str) -> Generator[tuple[int, int], int, Link]:
     """Connect. Yields (socket, what to wait for): the socket may change on the way."""
     pq: Any = import_module("psycopg.pq")
@@ -76,6 +88,11 @@ def _cannot_connect(pgconn: Any, where: str) -> LinkError:
     text = pgconn.get_error_message()
     pgconn.finish()
     return LinkError(f"cannot connect to {where}: {' '.join(text.split())}", may_have_run=False)
+
+
+def _parameters(ask: Ask) -> list[bytes]:
+    kinds = ask.statement.takes
+    return [_encode(kind, value) for kind, value in zip(kinds, ask.values, strict=True)]
 
 
 class Link:
@@ -112,28 +129,68 @@ class Link:
     def close(self) -> None:
         self._pgconn.finish()
 
-    def execute(self, statement: Statement, values: tuple[Any, ...], writes: bool) -> Waiting:
-        """Run a statement; returns its rows."""
-        parameters = [
-            _encode(kind, value) for kind, value in zip(statement.takes, values, strict=True)
-        ]
-        self._writing = writes
+    def execute(self, request: Request) -> Waiting:
+        """Serve a request; returns its rows."""
+        self._writing = request.writes
         try:
-            if not (self._prepares and statement.name):
-                return (yield from self._run_unnamed(statement, parameters))
-            return (yield from self._run_prepared(statement, parameters))
+            if isinstance(request, Together):
+                return (yield from self._run_together(request.asks))
+            return (yield from self._run(request))
         except self._error as error:
             text = " ".join(str(error).split())
             raise LinkError(
-                f"the connection to {self._where} failed: {text}", may_have_run=writes
+                f"the connection to {self._where} failed: {text}", may_have_run=request.writes
             ) from error
 
+    def _run(self, ask: Ask) -> Waiting:
+        statement, parameters = ask.statement, _parameters(ask)
+        if not (self._prepares and statement.name):
+            return (yield from self._run_unnamed(statement, parameters))
+        return (yield from self._run_prepared(statement, parameters))
+
+    def _run_together(self, asks: tuple[Ask, ...]) -> Waiting:
+        """Send all, then read; the server passes over what comes after a refusal."""
+        if self._pq.version() < _PIPELINES:
+            answers = []
+            for ask in asks:
+                answers.append((yield from self._run(ask)))  # noqa: PERF401 - it yields
+            return answers
+        self._pgconn.enter_pipeline_mode()
+        for ask in asks:
+            self._send_unnamed(ask.statement, _parameters(ask))
+        self._pgconn.pipeline_sync()
+        yield from self._flush()
+        return (yield from self._read_together(asks))
+
+    def _read_together(self, asks: tuple[Ask, ...]) -> Waiting:
+        rows: list[list[Row]] = [[] for _ in asks]
+        refusal: RefusalError | None = None
+        place = 0
+        while True:
+            result = yield from self._result()
+            if result is None:
+                place += 1
+                if place > len(asks):
+                    raise self._ended()
+                continue
+            if result.status == self._pq.ExecStatus.PIPELINE_SYNC:
+                break
+            refusal = refusal or self._refusal(result)
+            rows[place] += self._decode(result, asks[place].statement.gives)
+        self._pgconn.exit_pipeline_mode()
+        if refusal is not None:
+            raise refusal
+        return rows
+
     def _run_unnamed(self, statement: Statement, parameters: list[bytes]) -> Waiting:
+        self._send_unnamed(statement, parameters)
+        return (yield from self._rows(statement))
+
+    def _send_unnamed(self, statement: Statement, parameters: list[bytes]) -> None:
         oids = [_OIDS[kind] for kind in statement.takes]
         self._pgconn.send_query_params(
             statement.sql.encode(), parameters, oids, [1] * len(parameters), 1
         )
-        return (yield from self._rows(statement))
 
     def _run_prepared(self, statement: Statement, parameters: list[bytes]) -> Waiting:
         name = statement.name.encode()
@@ -153,24 +210,27 @@ class Link:
 
     def _rows(self, statement: Statement) -> Waiting:
         """Send what is left to send, then read results until there are no more."""
-        pgconn = self._pgconn
-        while pgconn.flush():
-            if (yield READ | WRITE) & READ:
-                pgconn.consume_input()
+        yield from self._flush()
         rows: list[Row] = []
         refusal: RefusalError | None = None
-        while True:
-            while pgconn.is_busy():
-                yield READ
-                pgconn.consume_input()
-            result = pgconn.get_result()
-            if result is None:
-                break
+        while (result := (yield from self._result())) is not None:
             refusal = refusal or self._refusal(result)
             rows += self._decode(result, statement.gives)
         if refusal is not None:
             raise refusal
         return rows
+
+    def _flush(self) -> Waiting:
+        while self._pgconn.flush():
+            if (yield READ | WRITE) & READ:
+                self._pgconn.consume_input()
+
+    def _result(self) -> Waiting:
+        """The next result, or None where those of a statement end."""
+        while self._pgconn.is_busy():
+            yield READ
+            self._pgconn.consume_input()
+        return self._pgconn.get_result()
 
     def _refusal(self, result: Any) -> RefusalError | None:
         if result.status != self._pq.ExecStatus.FATAL_ERROR:
@@ -178,12 +238,13 @@ class Link:
         state = result.error_field(self._pq.DiagnosticField.SQLSTATE)
         if state is None:
             # Made by libpq itself: the connection is gone.
-            raise LinkError(
-                f"the connection to {self._where} ended before the reply",
-                may_have_run=self._writing,
-            )
+            raise self._ended()
         text = result.error_field(self._pq.DiagnosticField.MESSAGE_PRIMARY) or b""
         return RefusalError(state.decode(), text.decode(errors="replace"))
+
+    def _ended(self) -> LinkError:
+        text = f"the connection to {self._where} ended before the reply"
+        return LinkError(text, may_have_run=self._writing)
 
     def _decode(self, result: Any, kinds: tuple[str, ...]) -> list[Row]:
         if not kinds or not result.ntuples:

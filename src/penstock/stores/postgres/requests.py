@@ -7,7 +7,16 @@ from typing import Any
 
 from ...core.flow import Flow
 
-__all__ = ["Ask", "LinkError", "PostgresFlow", "RefusalError", "Row", "Statement"]
+__all__ = [
+    "Ask",
+    "LinkError",
+    "PostgresFlow",
+    "RefusalError",
+    "Request",
+    "Row",
+    "Statement",
+    "Together",
+]
 
 Row = tuple[Any, ...]
 
@@ -35,7 +44,20 @@ class Ask:
     writes: bool = False
 
 
-PostgresFlow = Flow[Ask, Any]
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Run statements one after the other, up to the first that is refused: one round trip, where
+    the driver can send them at once. Sends back the rows of each."""
+
+    asks: tuple[Ask, ...]
+
+    @property
+    def writes(self) -> bool:
+        return any(ask.writes for ask in self.asks)
+
+
+Request = Ask | Together
+PostgresFlow = Flow[Request, Any]
 
 
 class LinkError(Exception):

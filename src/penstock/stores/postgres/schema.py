@@ -113,9 +113,10 @@ class Schema:
             f"{label}_look",
         )
         self.hold = Statement(
-            f"SELECT key FROM {self.table} WHERE key = ANY ($1::bytea[]) ORDER BY key FOR UPDATE",
+            f"SELECT key, record FROM {self.table} WHERE key = ANY ($1::bytea[]) "
+            "ORDER BY key FOR UPDATE",
             ("bytea[]",),
-            ("bytea",),
+            ("bytea", "text"),
         )
         self.sweep = Statement(
             _SWEEP.format(table=self.table), ("bytea", "int8", "int8"), ("bytea", "int4")

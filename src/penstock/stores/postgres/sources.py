@@ -19,7 +19,7 @@ from typing import Any
 from ...core.flow import drive
 from .faults import late_connect, late_reply
 from .link import READ, WRITE, Link, connecting
-from .requests import Ask, LinkError, PostgresFlow, Row
+from .requests import LinkError, PostgresFlow, Request
 from .target import Target
 
 __all__ = [
@@ -56,6 +56,8 @@ def wait(socket: int, what: int, deadline: float) -> int:
 def is_alive(link: Link) -> bool:
     """A server that went away while we were idle has left word: a farewell, perhaps, and the
     end of the stream behind it."""
+    if not link.is_idle:
+        return False
     while wait(link.socket, READ, 0):
         if not link.hears():
             return False
@@ -99,20 +101,19 @@ def _connect(target: Target, deadline: float) -> Link:
         raise LinkError(target.redact(str(error)), may_have_run=False) from None
 
 
-def run_blocking(link: Link, ask: Ask, where: str, deadline: float) -> list[Row]:
-    """One statement, on a connection that nobody else uses meanwhile."""
-    steps = link.execute(ask.statement, ask.values, ask.writes)
+def run_blocking(link: Link, request: Request, where: str, deadline: float) -> Any:
+    """One request, on a connection that nobody else uses meanwhile."""
+    steps = link.execute(request)
     ready = 0
     try:
         what = next(steps)
         while True:
             ready = wait(link.socket, what, deadline)
             if not ready:
-                raise late_reply(where, ask)
+                raise late_reply(where, request)
             what = steps.send(ready)
     except StopIteration as finished:
-        rows: list[Row] = finished.value
-        return rows
+        return finished.value
 
 
 class OwnSource:
@@ -186,6 +187,14 @@ class PoolSource:
         return link
 
     def connect(self, deadline: float, _greet: Greet | None) -> Link:
+        link = self._take(deadline)
+        while not is_alive(link):
+            # The pool looks at what it is given back, and replaces what was closed.
+            self._drop(link)
+            link = self._take(deadline)
+        return link
+
+    def _take(self, deadline: float) -> Link:
         try:
             connection = self._pool.getconn(timeout=max(0.001, deadline - time.monotonic()))
         except self._error as error:
@@ -193,9 +202,14 @@ class PoolSource:
         return lend(self._lent, connection, self.where)
 
     def give_back(self, link: Link) -> None:
+        if link.is_idle:
+            self._pool.putconn(self._lent.pop(id(link)))
+        else:
+            self._drop(link)
+
+    def _drop(self, link: Link) -> None:
         connection = self._lent.pop(id(link))
-        if not link.is_idle:
-            connection.close()
+        connection.close()
         self._pool.putconn(connection)
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from ...core.validation import reject, require_choice, require_instant, require_
 from .asynchronous import AsyncOwnSource, AsyncPoolSource
 from .flows import Flows
 from .lanes import AsyncLane, BlockingLane
+from .link import find_fault
 from .schema import Schema
 from .sources import OwnSource, PoolSource
 from .target import parse_url
@@ -89,6 +90,8 @@ class PostgresStore(Store):
         store._prepare(**{**_DEFAULTS, **options})
         _require_driver(driver)
         if driver == "psycopg":
+            if fault := find_fault(target.url):
+                reject(target.redact(f"{target.where}: {fault}"))
             store._blocking = store._blocking_lane(OwnSource(target, store._greet_own))
             store._make_async = lambda: AsyncOwnSource(target, store._greet_own)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
@@ -10,6 +11,7 @@ from ...core.validation import reject
 
 __all__ = ["Target", "parse_url"]
 
+_OURS = ("schema", "table", "driver", "timeout_ms", "use_server_time")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -30,7 +32,8 @@ class Target:
 
 def parse_url(url: str) -> tuple[Target, dict[str, Any]]:
     """The target, and our own options: `schema`, `table`, `driver`, `timeout_ms` and
-    `use_server_time`. All other parameters are the driver's."""
+    `use_server_time`. All other parameters are the driver's, unless they look like one of ours
+    misspelt: as a driver's, each driver would refuse it in its own words, when it connects."""
     try:
         parts = urlsplit(url)
         hosts = parts.netloc.rpartition("@")[2]
@@ -47,6 +50,8 @@ def parse_url(url: str) -> tuple[Target, dict[str, Any]]:
             if text.lower() not in _FLAGS:
                 reject(f"use_server_time must be true or false, not {text!r}")
             options[name] = _FLAGS[text.lower()]
+        elif near := get_close_matches(name, _OURS, 1, 0.75):
+            reject(f"a postgresql:// URL takes {', '.join(_OURS)}, not {name}; write {near[0]}=")
         else:
             theirs.append((name, text))
     query = urlencode(theirs, quote_via=quote)

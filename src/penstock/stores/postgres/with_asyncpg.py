@@ -1,7 +1,8 @@
 """Connections for the async lane: of asyncpg, own or from a pool.
 
 asyncpg prepares statements by itself, and speaks PostgreSQL's types; what it raises becomes a
-`LinkError` or a `RefusalError` here.
+`LinkError` or a `RefusalError` here. It waits for the rows of a statement before it sends the
+next, so what is asked together takes a round trip for each.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from ...core.flow import adrive
 from .faults import late_connect, late_reply
-from .requests import Ask, LinkError, PostgresFlow, RefusalError, Row
+from .requests import Ask, LinkError, PostgresFlow, RefusalError, Request, Row, Together
 from .target import Target
 
 __all__ = ["AsyncpgOwnSource", "AsyncpgPoolSource"]
@@ -30,7 +31,12 @@ class AsyncpgLink:
         self.broken = False
         self._where = where
 
-    async def execute(self, ask: Ask, deadline: float) -> list[Row]:
+    async def execute(self, request: Request, deadline: float) -> Any:
+        if isinstance(request, Together):
+            return [await self._run(ask, deadline) for ask in request.asks]
+        return await self._run(request, deadline)
+
+    async def _run(self, ask: Ask, deadline: float) -> list[Row]:
         asyncpg: Any = import_module("asyncpg")
 
         left = max(0.001, deadline - time.monotonic())

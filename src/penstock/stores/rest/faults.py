@@ -6,7 +6,7 @@ was sent: headers hold the token.
 
 from __future__ import annotations
 
-from ...core.errors import ConfigInvalidError, StoreUnavailableError
+from ...core.errors import ConfigInvalidError
 from ..cas.requests import LinkError
 
 __all__ = ["refused", "translated"]
@@ -39,7 +39,7 @@ def refused(status: int, said: str, where: str) -> Exception:
     """From a status and what the server said about it."""
     text = f"{where} answered {status}: {said[:300]}"
     if status in (401, 403):
-        return StoreUnavailableError(f"{text}; the token is wrong or lacks a permission")
+        return LinkError(f"{text}; the token is wrong or lacks a permission", may_have_run=False)
     if status == 429:
         return LinkError(text, may_have_run=False, again=True)
     if status >= 500 or status == 408:

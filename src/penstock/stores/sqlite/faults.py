@@ -6,6 +6,7 @@ lacks; so the texts decide.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 
 from ...core.errors import ConfigInvalidError, PenstockError, StoreUnavailableError
@@ -23,7 +24,7 @@ class LockedError(StoreUnavailableError):
 _ADVICE = (
     ("readonly", "the file or its folder cannot be written; give this process the right to"),
     ("is full", "make room on the disk"),
-    ("unable to open", "its folder must exist and be writable for this process"),
+    ("unable to open", "it must be a file, in a folder that is writable for this process"),
     ("malformed", "the file is damaged; put it aside, and the store starts a new one"),
     ("disk I/O error", "the disk fails, or the file was moved or cut while in use"),
     ("no such table", "the file was replaced while in use; close the store"),
@@ -40,6 +41,11 @@ def mapped(error: sqlite3.Error, path: str) -> PenstockError:
     text = str(error)
     if "not a database" in text:
         return not_ours(path, text)
+    folder = os.path.dirname(path)
+    if "unable to open" in text and not os.path.isdir(folder):
+        return ConfigInvalidError(
+            f"SQLite at {path}: there is no folder {folder}; create it, or name another path"
+        )
     advice = "".join(f"; {words}" for sign, words in _ADVICE if sign in text)
     return StoreUnavailableError(f"SQLite at {path}: {text}{advice}; {_SETTLED}")
 

@@ -62,6 +62,9 @@ class WorkersKVStore(RestStore):
             )
         return cls(account, namespace, **settings.options)
 
+    def __repr__(self) -> str:
+        return f"<approximate {super().__repr__()[1:]}"
+
     def _calls(self, requests: Sequence[Request]) -> list[HttpCall]:
         return [self._call(request) for request in requests]
 
