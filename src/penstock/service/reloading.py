@@ -44,19 +44,25 @@ class Reloader:
         self._one_at_a_time = asyncio.Lock()
 
     async def run(self) -> None:
-        """Look, until cancelled."""
+        """Look, until cancelled. Nothing else ends it."""
         catches = self._catch_sighup()
         try:
             while True:
                 await self._wait()
-                if self._asked.is_set():
-                    self._asked.clear()
-                    await self.reload()
-                else:
-                    await self.look()
+                try:
+                    await self._turn()
+                except Exception as error:
+                    self._report(error)
         finally:
             if catches:
                 asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+
+    async def _turn(self) -> None:
+        if self._asked.is_set():
+            self._asked.clear()
+            await self.reload()
+        else:
+            await self.look()
 
     async def look(self) -> bool:
         """See whether the file has changed, and reload it if so. True if it was reloaded."""
@@ -78,16 +84,23 @@ class Reloader:
         try:
             file = await asyncio.to_thread(load_policy_file, self._path)
             service.apply(file)
-        except PenstockError as error:
-            service.metrics.reloads["failed"] += 1
-            service.reload_error = str(error)
-            _log.error("the policies before it are served on: %s", error)
+        except Exception as error:
+            self._report(error)
             return False
         self._settled = file.digest
         service.metrics.reloads["ok"] += 1
         service.reload_error = ""
         _log.info("serving %d policies from %s", len(file.policies), file.source)
         return True
+
+    def _report(self, error: Exception) -> None:
+        """Whatever went wrong, a fault of ours included: what nobody is told of, nobody mends."""
+        service = self._service
+        known = isinstance(error, PenstockError)
+        told = str(error) if known else f"{self._path}: {type(error).__name__}: {error}"
+        service.metrics.reloads["failed"] += 1
+        service.reload_error = told
+        _log.error("the policies before it are served on: %s", told)
 
     async def _wait(self) -> None:
         try:
