@@ -8,7 +8,7 @@ to one event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ..admission import Admission, Ask
 from ..concurrency import Heartbeat
@@ -62,6 +62,7 @@ class Service:
         inline: bool = True,
         clock: Clock | None = None,
         watch: str | None = None,
+        accept: Callable[[PolicyFile], None] | None = None,
     ) -> None:
         if type(store).aapply is Store.aapply:
             reject(f"a service awaits its store, and {type(store).__name__} has no aapply()")
@@ -74,6 +75,7 @@ class Service:
         self._table = Table(file, self._site)
         self._inline = self._inline_policies(file.prefix) if inline else None
         self._watch = watch
+        self._accept = accept
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -230,7 +232,7 @@ class Service:
         """Begin what runs in the background."""
         self._tasks = [asyncio.create_task(self._sweep(), name="penstock-leases")]
         if self._watch is not None:
-            reloader = Reloader(self, self._watch)
+            reloader = Reloader(self, self._watch, accept=self._accept)
             self._tasks.append(asyncio.create_task(reloader.run(), name="penstock-reload"))
 
     async def aclose(self) -> None:
@@ -271,19 +273,20 @@ def build_service(
     clock: Clock | None = None,
     store: Store | None = None,
     watch: str | None = None,
+    accept: Callable[[PolicyFile], None] | None = None,
 ) -> Service:
     """A service for the policies of `config` (by default, one named `default`) on the store behind
     `store_url`, or on `store` if one is given. It closes the store when it is closed.
 
     `watch` is the policy file to follow: once started, the service reads it again when it changes
-    and on SIGHUP.
+    and on SIGHUP. `accept` may refuse what it reads by raising, beyond what is wrong by itself.
 
     With a `clock` decisions are made by it and not by the store's: for tests and replays.
     """
     if store is None:
         store = _open(store_url, clock)
     file = DEFAULT_FILE if config is None else config
-    return Service(file, store, fail=fail, inline=inline, clock=clock, watch=watch)
+    return Service(file, store, fail=fail, inline=inline, clock=clock, watch=watch, accept=accept)
 
 
 def _open(url: str, clock: Clock | None) -> Store:

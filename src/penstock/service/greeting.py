@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import shlex
 from collections.abc import Mapping
 from urllib.parse import urlsplit
@@ -10,7 +12,20 @@ from urllib.parse import urlsplit
 from .options import ServeOptions
 from .registry import Policy
 
-__all__ = ["greeting", "shown_store"]
+__all__ = ["greet", "greeting", "shown_store"]
+
+_log = logging.getLogger("penstock.serve")
+
+
+def greet(options: ServeOptions, policies: Mapping[str, Policy]) -> None:
+    """Say it on standard output, or as one event where the log is for programs."""
+    lines = greeting(options, policies)
+    if options.log_format == "json":
+        _log.info("%s", lines[0], extra={"fields": {"serving": lines[1:]}})
+        return
+    # A reader that has gone away must not keep the service from starting.
+    with contextlib.suppress(OSError):
+        print("\n".join(lines), flush=True)
 
 
 def greeting(options: ServeOptions, policies: Mapping[str, Policy]) -> list[str]:

@@ -16,25 +16,34 @@ import hashlib
 import logging
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import load_policy_file
+from ..config import PolicyFile, load_policy_file
 from ..core.errors import PenstockError
 
 if TYPE_CHECKING:
     from .core import Service
 
-__all__ = ["Reloader"]
+__all__ = ["Reloader", "digest_of"]
 
 _log = logging.getLogger("penstock.service")
 
 
 class Reloader:
-    """Keeps a service in step with one file."""
+    """Keeps a service in step with one file. `accept` raises what is wrong with policies that are
+    good by themselves, and cannot be served here."""
 
-    def __init__(self, service: Service, path: str, every_s: float = 0.5) -> None:
+    def __init__(
+        self,
+        service: Service,
+        path: str,
+        every_s: float = 0.5,
+        accept: Callable[[PolicyFile], None] | None = None,
+    ) -> None:
         self._service = service
+        self._accept = accept
         self._path = path
         self._every_s = every_s
         self._settled = service.file.digest
@@ -66,7 +75,7 @@ class Reloader:
 
     async def look(self) -> bool:
         """See whether the file has changed, and reload it if so. True if it was reloaded."""
-        digest = await asyncio.to_thread(_digest, self._path)
+        digest = await asyncio.to_thread(digest_of, self._path)
         agreed, self._seen = digest == self._seen, digest
         if not agreed or digest == self._settled:
             return False
@@ -80,9 +89,11 @@ class Reloader:
 
     async def _reload(self) -> bool:
         service = self._service
-        self._settled = await asyncio.to_thread(_digest, self._path)
+        self._settled = await asyncio.to_thread(digest_of, self._path)
         try:
             file = await asyncio.to_thread(load_policy_file, self._path)
+            if self._accept is not None:
+                self._accept(file)
             service.apply(file)
         except Exception as error:
             self._report(error)
@@ -119,7 +130,7 @@ class Reloader:
         return True
 
 
-def _digest(path: str) -> str:
+def digest_of(path: str) -> str:
     """What the file says, in short; why it cannot be read, if so."""
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()

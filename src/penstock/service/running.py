@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..config import PolicyFile
     from .grpc import GrpcDoor
 
-__all__ = ["Running", "run_loop", "tls_context", "until_told"]
+__all__ = ["Running", "ignore_hangup", "run_loop", "tls_context", "until_told"]
 
 # File descriptors that are not clients: the store, the other door, logs.
 _RESERVED_FILES = 256
@@ -37,7 +37,12 @@ class Running:
         self._options = options
         self._pool = pool
         self.service: Service = build_service(
-            file, options.store, fail=options.fail, inline=options.inline, watch=options.config
+            file,
+            options.store,
+            fail=options.fail,
+            inline=options.inline,
+            watch=options.config,
+            accept=options.check_policies,
         )
         self._http: HttpDoor | None = None
         self._grpc: GrpcDoor | None = None
@@ -111,26 +116,37 @@ class Running:
         )
 
 
-async def until_told(stop: asyncio.Event) -> None:
-    """Wait for SIGTERM or SIGINT. The second one ends the process at once."""
+def ignore_hangup(options: ServeOptions) -> None:
+    """A hangup means: read the policies again. Without a file there is nothing to read."""
+    if options.config is None and hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def _end_at_once() -> None:
+    raise SystemExit(130)
+
+
+async def until_told(stop: asyncio.Event, again: Callable[[], None] = _end_at_once) -> None:
+    """Wait for SIGTERM or SIGINT. What the second one does is `again`: to end the process."""
     loop = asyncio.get_running_loop()
+
+    def tell() -> None:
+        if stop.is_set():
+            again()
+            return
+        stop.set()
+        _log.info("stopping: answering what is being asked")
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        _listen_for(number, loop, stop)
+        _listen_for(number, loop, tell)
     await stop.wait()
 
 
-def _listen_for(number: int, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+def _listen_for(number: int, loop: asyncio.AbstractEventLoop, tell: Callable[[], None]) -> None:
     try:
-        loop.add_signal_handler(number, _tell, stop)
+        loop.add_signal_handler(number, tell)
     except NotImplementedError:  # on Windows, where the loop has to be woken for it
-        signal.signal(number, lambda *_: loop.call_soon_threadsafe(_tell, stop))
-
-
-def _tell(stop: asyncio.Event) -> None:
-    if stop.is_set():
-        raise SystemExit(130)
-    stop.set()
-    _log.info("stopping: answering what is being asked")
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(tell))
 
 
 def run_loop(main: Callable[[], Coroutine[Any, Any, int]]) -> int:

@@ -44,6 +44,12 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
         (["--store", "carrier-pigeon://"], "memory://"),
         (["--http-port", "70000"], "--http-port"),
         (["--workers", "0"], "--workers"),
+        (["--drain", "nan"], "--drain must be 0 to 3600 seconds"),
+        (["--drain", "-5"], "--drain must be 0 to 3600 seconds"),
+        (["--drain", "inf"], "--drain must be 0 to 3600 seconds"),
+        (["--host", "nonesuch.invalid", "--insecure"], "--host 'nonesuch.invalid' is not"),
+        (["--host", "192.0.2.1", "--insecure"], "--host 192.0.2.1 is not an address of this"),
+        (["--host", "192.0.2.1", "--insecure", "--no-http"], "--host 192.0.2.1 is not"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_its_fix(flags: list[str], fix: str) -> None:
