@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import ConfigInvalidError
 from ..core.validation import reject
 from .core import Service, build_service
+from .files import connections
 from .health import ask_store
 from .http import Bounds, HttpDoor, Pool
 from .options import ServeOptions, TlsFiles
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from .grpc import GrpcDoor
 
 __all__ = ["Running", "ignore_hangup", "run_loop", "tls_context", "until_told"]
-
-# File descriptors that are not clients: the store, the other door, logs.
-_RESERVED_FILES = 256
 
 _log = logging.getLogger("penstock.serve")
 
@@ -44,6 +42,7 @@ class Running:
             watch=options.config,
             accept=options.check_policies,
         )
+        self._connections = connections(http=options.http_port > 0, grpc=options.grpc_port > 0)
         self._http: HttpDoor | None = None
         self._grpc: GrpcDoor | None = None
 
@@ -85,7 +84,7 @@ class Running:
 
     async def _open_http(self) -> None:
         options = self._options
-        bounds = Bounds(connections=_max_connections(), drain_s=options.drain_s)
+        bounds = Bounds(connections=self._connections[0], drain_s=options.drain_s)
         door = HttpDoor(
             self.service,
             bounds=bounds,
@@ -112,6 +111,7 @@ class Running:
             tls=options.tls,
             token=options.token(),
             fleet_secret=options.fleet_secret(),
+            max_connections=self._connections[1],
             reuse_port=options.workers > 1,
         )
 
@@ -173,21 +173,3 @@ def tls_context(files: TlsFiles) -> ssl.SSLContext:
         listed = ", ".join(name for name in (files.cert, files.key, files.ca) if name)
         reject(f"no usable certificate and key in PEM form in {listed}: {error}")
     return context
-
-
-def _max_connections() -> int:
-    """As many as the system allows files, up to what the door is made for."""
-    wanted = Bounds().connections
-    try:
-        import resource
-    except ImportError:
-        return wanted
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + _RESERVED_FILES
-    if hard != resource.RLIM_INFINITY:
-        needed = min(needed, hard)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-            soft = needed
-    return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft - _RESERVED_FILES)

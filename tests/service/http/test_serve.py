@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 from collections.abc import Sequence
@@ -204,8 +206,8 @@ def _files(name: str) -> list[str]:
 class Guarded(Penstock):
     """`penstock serve` behind TLS, which a plain ping cannot pass."""
 
-    def __init__(self, context: ssl.SSLContext, flags: Sequence[str]) -> None:
-        super().__init__(*flags)
+    def __init__(self, context: ssl.SSLContext, flags: Sequence[str], grpc: bool = False) -> None:
+        super().__init__(*flags, grpc=grpc)
         self._context = context
 
     def ping(self) -> None:
@@ -237,6 +239,24 @@ def test_clients_can_be_asked_for_certificates(tmp_path: Path) -> None:
             server.ask(stranger)
         assert server.ask(knows) == 200
         assert "Traceback" not in server.log_path.read_text()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_what_strangers_send_to_the_grpc_port_adds_no_lines_to_the_log(tmp_path: Path) -> None:
+    """The library's core would write its own, in its own form, for each failed handshake."""
+    pytest.importorskip("grpc")
+    make_certificates(tmp_path)
+    trusts = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    files = ["--tls-cert", str(tmp_path / "server.pem"), "--tls-key", str(tmp_path / "server.key")]
+    with Guarded(trusts, [*files, "--log-format", "json"], grpc=True) as server:
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", server.grpc_port), 5) as line:
+                line.sendall(b"GET / HTTP/1.1\r\nEVIL\n\x1b[31m\r\n\r\n")
+                with contextlib.suppress(ConnectionError):
+                    line.recv(100)
+        server.stop()
+        lines = [json.loads(line) for line in server.log_path.read_text().splitlines()]
+    assert {line["logger"] for line in lines} == {"penstock.serve"}
 
 
 def test_a_stores_password_is_not_shown() -> None:

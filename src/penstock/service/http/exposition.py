@@ -37,6 +37,18 @@ def exposition(
         "Replies of the HTTP door.",
         ((f'status="{status}"', count) for status, count in sorted(statuses.items())),
     )
+    lines += _family(
+        "penstock_grpc_responses_total",
+        "counter",
+        "Replies of the gRPC door.",
+        ((f'code="{code}"', count) for code, count in sorted(counted.grpc_codes.items())),
+    )
+    lines += _family(
+        "penstock_grpc_shed_total",
+        "counter",
+        "gRPC calls refused because there were too many.",
+        [("", counted.grpc_shed)],
+    )
     for name, value in gauges.items():
         kind = "counter" if name.endswith("_total") else "gauge"
         lines += _family(f"penstock_http_{name}", kind, _GAUGES[name], [("", value)])
