@@ -10,8 +10,9 @@ from functools import cache
 from typing import Any
 
 from ...concurrency.laws import MAX_LIMIT
-from ...core.validation import MAX_KEY_BYTES, MAX_SAFE, MAX_SPAN_MS
+from ...core.validation import MAX_KEY_BYTES, MAX_SAFE
 from ..core import MAX_BATCH
+from ..inline import MAX_LOG_LIMIT, MAX_WINDOW_MS
 from .problem import CODES
 
 __all__ = ["openapi", "openapi_json"]
@@ -42,8 +43,18 @@ _VALUE = {
 _TEXTS = {"type": "array", "items": {"type": "string"}}
 _KEYED = {"policy": _POLICY, "key": _KEY}
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": MAX_SAFE}
-_WINDOW = {"type": "integer", "minimum": 1, "maximum": MAX_SPAN_MS}
-_KINDS = ("fixed_window", "sliding_window", "sliding_window_log", "gcra", "token_bucket")
+_LOG_LIMIT = {
+    **_LIMIT,
+    "maximum": MAX_LOG_LIMIT,
+    "description": "A log keeps a stamp for every unit.",
+}
+_WINDOW = {
+    "type": "integer",
+    "minimum": 1,
+    "maximum": MAX_WINDOW_MS,
+    "description": "At most 30 days.",
+}
+_KINDS = ("fixed_window", "sliding_window", "gcra", "token_bucket")
 
 
 def _object(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -86,8 +97,17 @@ _SCHEMAS: dict[str, Any] = {
         {"key": _KEY, "limit": _LIMIT, "window_ms": _WINDOW},
         {"cost": _COST, "strategy": {"type": "string", "enum": [*_KINDS]}},
     ),
+    "InlineLogCheck": _object(
+        {
+            "key": _KEY,
+            "limit": _LOG_LIMIT,
+            "window_ms": _WINDOW,
+            "strategy": {"type": "string", "enum": ["sliding_window_log"]},
+        },
+        {"cost": _COST},
+    ),
     "PolicyCheck": _object(_KEYED, {"cost": _COST}),
-    "Check": {"oneOf": [_ref("InlineCheck"), _ref("PolicyCheck")]},
+    "Check": {"oneOf": [_ref("InlineCheck"), _ref("InlineLogCheck"), _ref("PolicyCheck")]},
     "Forecast": _object(
         {"spendable_now": _WHOLE, "next_replenish_at": _INSTANT, "full_at": _INSTANT}
     ),
