@@ -19,7 +19,7 @@ from ..core.decision import Decision, Forecast
 from ..core.errors import UnsupportedError
 from ..core.flow import adrive
 from ..core.store import Store
-from ..core.validation import reject, require_choice, require_keys
+from ..core.validation import reject, require_choice, require_int, require_keys
 from ..stores.memory import MemoryStore
 from ..stores.opening import open_store
 from .fleet import Lease
@@ -131,6 +131,7 @@ class Service:
         """Count tokens that were used against a budget."""
         entry = self._table[policy]
         budget = entry.tokens()
+        require_int("tokens", tokens)
         try:
             decision = await budget.acheck(key, tokens)
         except Exception as error:

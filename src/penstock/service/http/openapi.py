@@ -176,6 +176,11 @@ _DECISION_HEADERS = {
     "RateLimit": 'What is left: `"name";r=9;t=60`.',
     "RateLimit-Policy": 'What the policy grants: `"name";q=10;w=60`.',
 }
+# One decision has both; several, and a forecast, have the policy in common.
+_HEADERS_OF = {
+    **dict.fromkeys(("check", "peek", "debit", "admit"), ("RateLimit", "RateLimit-Policy")),
+    **dict.fromkeys(("check-many", "forecast"), ("RateLimit-Policy",)),
+}
 _LEGACY = [
     {
         "name": "headers",
@@ -259,10 +264,11 @@ def _checks() -> dict[str, Any]:
 def _v1() -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for name, (summary, takes, gives) in _CALLS.items():
+        headers = {field: _DECISION_HEADERS[field] for field in _HEADERS_OF.get(name, ())}
         post = _operation(
             "v1" + name.title().replace("-", ""),
             summary,
-            {"200": _answer("Answered; a denial too is an answer.", gives)},
+            {"200": _answer("Answered; a denial too is an answer.", gives, headers)},
             requestBody=_body(takes),
             parameters=_LEGACY,
         )
