@@ -18,6 +18,7 @@ from .files import connections
 from .health import ask_store
 from .http import Bounds, HttpDoor, Pool
 from .options import ServeOptions, TlsFiles
+from .ports import require_free_ports
 
 if TYPE_CHECKING:
     from ..config import PolicyFile
@@ -49,6 +50,8 @@ class Running:
     async def open(self) -> None:
         """Open the doors. What was opened is closed again if one of them fails."""
         try:
+            if self._options.workers == 1:
+                require_free_ports(self._options)
             await self.service.start()
             await self._warm_up()
             if self._options.http_port:

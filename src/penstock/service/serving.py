@@ -24,10 +24,10 @@ def serve(options: ServeOptions) -> int:
     """Serve until told to stop. Returns the exit code; raises `config_invalid` if it cannot."""
     file = options.check()
     options.token()
-    require_free_ports(options)
     set_up_logs(options.log_format)
     if options.workers == 1:
         return run_loop(lambda: _serve_here(options, file))
+    require_free_ports(options)
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         return run_loop(Supervisor(options, file, folder).run)
 
