@@ -83,11 +83,14 @@ def _policies(policies: Mapping[str, Mapping[str, int]]) -> Iterable[str]:
     )
 
 
+_RECLAIMED = "Slots taken back from holders that fell silent."
+
+
 def _slots(slots: Mapping[str, Mapping[str, int]]) -> Iterable[str]:
     for field, name, kind, text in (
         ("limit", "penstock_slots_limit", "gauge", "The ceiling of requests in flight."),
         ("in_flight", "penstock_slots_in_flight", "gauge", "Slots that are held."),
-        ("reclaimed", "penstock_slots_reclaimed_total", "counter", "Slots of dead holders."),
+        ("reclaimed", "penstock_slots_reclaimed_total", "counter", _RECLAIMED),
     ):
         samples = [(f'policy="{_escaped(policy)}"', held[field]) for policy, held in slots.items()]
         yield from _family(name, kind, text, samples)
