@@ -147,7 +147,7 @@ def test_following_ends_only_when_it_is_cancelled(
         raise MemoryError("for a moment")
 
     async def main() -> None:
-        monkeypatch.setattr("penstock.service.reloading.digest_of", broken)
+        monkeypatch.setattr("penstock.service.reloading._digest", broken)
         following = asyncio.ensure_future(world.reloader.run())
         await until(lambda: world.service.snapshot().reloads["failed"] > 0)
         monkeypatch.undo()

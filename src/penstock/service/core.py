@@ -63,6 +63,7 @@ class Service:
         clock: Clock | None = None,
         watch: str | None = None,
         accept: Callable[[PolicyFile], None] | None = None,
+        told: Callable[[PolicyFile], None] | None = None,
     ) -> None:
         if type(store).aapply is Store.aapply:
             reject(f"a service awaits its store, and {type(store).__name__} has no aapply()")
@@ -76,6 +77,7 @@ class Service:
         self._inline = self._inline_policies(file.prefix) if inline else None
         self._watch = watch
         self._accept = accept
+        self._told = told
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -233,7 +235,7 @@ class Service:
         """Begin what runs in the background."""
         self._tasks = [asyncio.create_task(self._sweep(), name="penstock-leases")]
         if self._watch is not None:
-            reloader = Reloader(self, self._watch, accept=self._accept)
+            reloader = Reloader(self, self._watch, accept=self._accept, told=self._told)
             self._tasks.append(asyncio.create_task(reloader.run(), name="penstock-reload"))
 
     async def aclose(self) -> None:
@@ -275,19 +277,30 @@ def build_service(
     store: Store | None = None,
     watch: str | None = None,
     accept: Callable[[PolicyFile], None] | None = None,
+    told: Callable[[PolicyFile], None] | None = None,
 ) -> Service:
     """A service for the policies of `config` (by default, one named `default`) on the store behind
     `store_url`, or on `store` if one is given. It closes the store when it is closed.
 
     `watch` is the policy file to follow: once started, the service reads it again when it changes
-    and on SIGHUP. `accept` may refuse what it reads by raising, beyond what is wrong by itself.
+    and on SIGHUP. `accept` may refuse what it reads by raising, beyond what is wrong by itself;
+    `told` hears of what is served then.
 
     With a `clock` decisions are made by it and not by the store's: for tests and replays.
     """
     if store is None:
         store = _open(store_url, clock)
     file = DEFAULT_FILE if config is None else config
-    return Service(file, store, fail=fail, inline=inline, clock=clock, watch=watch, accept=accept)
+    return Service(
+        file,
+        store,
+        fail=fail,
+        inline=inline,
+        clock=clock,
+        watch=watch,
+        accept=accept,
+        told=told,
+    )
 
 
 def _open(url: str, clock: Clock | None) -> Store:

@@ -26,14 +26,14 @@ from ..core.errors import PenstockError
 if TYPE_CHECKING:
     from .core import Service
 
-__all__ = ["Reloader", "digest_of"]
+__all__ = ["Reloader"]
 
 _log = logging.getLogger("penstock.service")
 
 
 class Reloader:
     """Keeps a service in step with one file. `accept` raises what is wrong with policies that are
-    good by themselves, and cannot be served here."""
+    good by themselves, and cannot be served here; `told` hears of those that are served now."""
 
     def __init__(
         self,
@@ -41,9 +41,11 @@ class Reloader:
         path: str,
         every_s: float = 0.5,
         accept: Callable[[PolicyFile], None] | None = None,
+        told: Callable[[PolicyFile], None] | None = None,
     ) -> None:
         self._service = service
         self._accept = accept
+        self._told = told
         self._path = path
         self._every_s = every_s
         self._settled = service.file.digest
@@ -75,7 +77,7 @@ class Reloader:
 
     async def look(self) -> bool:
         """See whether the file has changed, and reload it if so. True if it was reloaded."""
-        digest = await asyncio.to_thread(digest_of, self._path)
+        digest = await asyncio.to_thread(_digest, self._path)
         agreed, self._seen = digest == self._seen, digest
         if not agreed or digest == self._settled:
             return False
@@ -89,7 +91,7 @@ class Reloader:
 
     async def _reload(self) -> bool:
         service = self._service
-        self._settled = await asyncio.to_thread(digest_of, self._path)
+        self._settled = await asyncio.to_thread(_digest, self._path)
         try:
             file = await asyncio.to_thread(load_policy_file, self._path)
             if self._accept is not None:
@@ -102,6 +104,8 @@ class Reloader:
         service.metrics.reloads["ok"] += 1
         service.reload_error = ""
         _log.info("serving %d policies from %s", len(file.policies), file.source)
+        if self._told is not None:
+            self._told(file)
         return True
 
     def _report(self, error: Exception) -> None:
@@ -130,7 +134,7 @@ class Reloader:
         return True
 
 
-def digest_of(path: str) -> str:
+def _digest(path: str) -> str:
     """What the file says, in short; why it cannot be read, if so."""
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()

@@ -30,9 +30,15 @@ _log = logging.getLogger("penstock.serve")
 
 
 class Running:
-    """A service with its doors open."""
+    """A service with its doors open. `told` hears of policies that replace those of `file`."""
 
-    def __init__(self, options: ServeOptions, file: PolicyFile, pool: Pool | None = None) -> None:
+    def __init__(
+        self,
+        options: ServeOptions,
+        file: PolicyFile,
+        pool: Pool | None = None,
+        told: Callable[[PolicyFile], None] | None = None,
+    ) -> None:
         self._options = options
         self._pool = pool
         self.service: Service = build_service(
@@ -42,6 +48,7 @@ class Running:
             inline=options.inline,
             watch=options.config,
             accept=options.check_policies,
+            told=told,
         )
         self._connections = connections(http=options.http_port > 0, grpc=options.grpc_port > 0)
         self._http: HttpDoor | None = None

@@ -6,8 +6,8 @@ its end; so a signal that reaches the whole process group, as Ctrl-C and service
 is the same to a worker as one that reaches the supervisor alone, and is never taken for a second
 one. The second signal is the supervisor's to obey: it ends the workers at once.
 
-A worker is given its policies, those of the last good file: one that dies while a bad file lies on
-the disk is replaced like any other.
+A worker is given its policies and tells of those that it serves after a reload, so one that dies
+while a bad file lies on the disk is replaced like any other, by one that serves the last good file.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -30,7 +31,6 @@ from .http import Pool
 from .logs import set_up_logs
 from .options import ServeOptions
 from .registry import Policy
-from .reloading import digest_of
 from .running import Running, ignore_hangup, run_loop, until_told
 
 __all__ = ["Supervisor"]
@@ -38,7 +38,7 @@ __all__ = ["Supervisor"]
 _START_S = 30.0
 _RESTART_S = 1.0
 _KILL_AFTER_S = 5.0
-_LOOK_EVERY_S = 0.5
+_SIGNAL_S = 0.1
 
 _log = logging.getLogger("penstock.serve")
 
@@ -56,8 +56,11 @@ _Report = dict[str, Policy] | _Failure
 
 @dataclass(slots=True)
 class _Worker:
+    """`report` is what it said when it had started: its policies, or why it does not serve."""
+
     process: BaseProcess
     line: Connection
+    report: asyncio.Future[_Report]
 
 
 class Supervisor:
@@ -65,7 +68,7 @@ class Supervisor:
 
     def __init__(self, options: ServeOptions, file: PolicyFile, folder: str) -> None:
         self._options = options
-        self._policies = _LastGood(options, file)
+        self._file = file
         self._folder = folder
         self._spawn = multiprocessing.get_context("spawn")
         self._workers: list[_Worker] = []
@@ -77,12 +80,13 @@ class Supervisor:
         # Set up with the loop at work, so that the handlers are there before the first worker.
         await asyncio.sleep(0)
         if hasattr(signal, "SIGHUP"):
-            loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+            loop.add_signal_handler(signal.SIGHUP, self._pass_on_hangup)
         chores: list[asyncio.Future[None]] = []
         try:
-            greet(self._options, await self._start_all())
+            policies = await self._start_all()
+            if not self._stopping.is_set():
+                greet(self._options, policies)
             chores = [asyncio.ensure_future(self._keep(i)) for i in range(len(self._workers))]
-            chores.append(asyncio.ensure_future(self._policies.follow()))
             await told
         finally:
             for chore in (told, *chores):
@@ -93,43 +97,55 @@ class Supervisor:
 
     async def _start_all(self) -> dict[str, Policy]:
         self._workers = [self._start(index) for index in range(self._options.workers)]
-        reports = [await self._report(worker) for worker in self._workers]
-        for report in reports:
-            if isinstance(report, _Failure):
-                raise _error_of(report)
-        first = reports[0]
-        assert isinstance(first, dict)
-        return first
+        reports = [await _reported(worker) for worker in self._workers]
+        served = [report for report in reports if isinstance(report, dict)]
+        failures = [report for report in reports if isinstance(report, _Failure)]
+        if failures and not await self._is_told():
+            raise _error_of(failures[0])
+        return served[0] if served else {}
+
+    async def _is_told(self) -> bool:
+        """Whether it is to stop, which a worker may have heard a moment before: the signal to a
+        group ends one that is still starting."""
+        await asyncio.sleep(_SIGNAL_S)
+        return self._stopping.is_set()
 
     def _start(self, index: int) -> _Worker:
         ours, theirs = self._spawn.Pipe()
         pool = Pool(self._folder, str(index))
-        args = (self._options, self._policies.portable(), pool, theirs)
+        args = (self._options, _portable(self._file), pool, theirs)
         process = self._spawn.Process(target=_work, args=args, daemon=True)
         process.start()
         theirs.close()
-        return _Worker(process, ours)
+        loop = asyncio.get_running_loop()
+        worker = _Worker(process, ours, loop.create_future())
+        loop.add_reader(ours.fileno(), self._hear, worker)
+        return worker
 
-    async def _report(self, worker: _Worker) -> _Report:
-        """The policies that the worker serves, or why it does not."""
-
-        def receive() -> _Report:
-            if not worker.line.poll(_START_S):
-                return _Failure(f"not within {_START_S:g} s")
-            report: _Report = worker.line.recv()
-            return report
-
+    def _hear(self, worker: _Worker) -> None:
+        """A worker tells how its start went, that it serves other policies than before, or, by the
+        end of its line, that it is gone."""
         try:
-            return await asyncio.to_thread(receive)
+            told = worker.line.recv()
         except (EOFError, OSError):
-            return _Failure("it ended before it could say why")
+            told = _Failure("it ended before it could say why")
+            asyncio.get_running_loop().remove_reader(worker.line.fileno())
+        if isinstance(told, PolicyFile):
+            self._file = told
+        elif not worker.report.done():
+            worker.report.set_result(told)
+
+    def _part_with(self, worker: _Worker) -> None:
+        if not worker.line.closed:
+            asyncio.get_running_loop().remove_reader(worker.line.fileno())
+            worker.line.close()
 
     async def _keep(self, index: int) -> None:
         """Replace the worker whenever it dies, after a pause, so that a fault does not spin."""
         while True:
             worker = self._workers[index]
             await _ended(worker.process)
-            worker.line.close()
+            self._part_with(worker)
             _log.error(
                 "worker %s ended with %s and is replaced",
                 worker.process.pid,
@@ -137,13 +153,13 @@ class Supervisor:
             )
             await asyncio.sleep(_RESTART_S)
             self._workers[index] = self._start(index)
-            report = await self._report(self._workers[index])
+            report = await _reported(self._workers[index])
             if isinstance(report, _Failure):
                 _log.error("its successor could not start: %s", report.text)
 
     async def _stop_all(self) -> None:
         for worker in self._workers:
-            worker.line.close()
+            self._part_with(worker)
         wait_s = self._options.drain_s + _KILL_AFTER_S
         waits = [_ended(worker.process) for worker in self._workers]
         with contextlib.suppress(asyncio.TimeoutError):
@@ -159,43 +175,28 @@ class Supervisor:
             if worker.process.is_alive():
                 worker.process.kill()
 
-    def _hang_up(self) -> None:
+    def _pass_on_hangup(self) -> None:
         for worker in self._workers:
             if worker.process.is_alive() and worker.process.pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker.process.pid, signal.SIGHUP)
 
 
-class _LastGood:
-    """The policies to start a worker with. The workers follow the file themselves, and tell what
-    is wrong with it; here it is only remembered what was right."""
-
-    def __init__(self, options: ServeOptions, file: PolicyFile) -> None:
-        self._options = options
-        self._file = file
-
-    def portable(self) -> PolicyFile:
-        """As it can be sent to another process."""
-        return replace(self._file, policies=dict(self._file.policies))
-
-    async def follow(self) -> None:
-        """Look at the file, until cancelled. As in a worker, two looks have to agree."""
-        if self._options.config is None:
-            return
-        seen = tried = self._file.digest
-        while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            digest = await asyncio.to_thread(digest_of, self._options.config)
-            agreed, seen = digest == seen, digest
-            if agreed and digest != tried:
-                tried = digest
-                with contextlib.suppress(Exception):
-                    self._file = await asyncio.to_thread(self._options.check)
+def _portable(file: PolicyFile) -> PolicyFile:
+    """As it can be sent to another process."""
+    return replace(file, policies=dict(file.policies))
 
 
 def _error_of(failure: _Failure) -> PenstockError:
     kind = ConfigInvalidError if failure.mistake else PenstockError
     return kind(f"a worker could not start: {failure.text}")
+
+
+async def _reported(worker: _Worker) -> _Report:
+    try:
+        return await asyncio.wait_for(asyncio.shield(worker.report), _START_S)
+    except asyncio.TimeoutError:
+        return _Failure(f"not within {_START_S:g} s")
 
 
 async def _ended(process: BaseProcess) -> None:
@@ -216,8 +217,14 @@ async def _serve_there(
     # A signal stops it, however often it comes: how long that may take is the supervisor's to say.
     told = asyncio.ensure_future(until_told(stop, lambda: None))
     await asyncio.sleep(0)
+    loop = asyncio.get_running_loop()
+
+    def tell(fresh: PolicyFile) -> None:
+        # A long file fills the line: not a reason for requests to wait.
+        loop.run_in_executor(None, _send, line, _portable(fresh))
+
     try:
-        running = Running(options, file, pool)
+        running = Running(options, file, pool, tell)
         await running.open()
     except PenstockError as error:
         mistake = isinstance(error, (ConfigInvalidError, UnsupportedError))
@@ -231,9 +238,12 @@ async def _serve_there(
     return 0
 
 
-def _send(line: Connection, report: _Report) -> None:
-    # A supervisor that is gone needs no report.
-    with contextlib.suppress(OSError):
+_sending = threading.Lock()
+
+
+def _send(line: Connection, report: _Report | PolicyFile) -> None:
+    # A supervisor that is gone needs none.
+    with _sending, contextlib.suppress(OSError):
         line.send(report)
 
 

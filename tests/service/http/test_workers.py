@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,8 @@ def ask(port: int, path: str) -> Any:
         client.close()
 
 
-def workers_of(server: Penstock) -> list[int]:
-    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+def workers_of(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [
         int(child)
         for child in children
@@ -63,6 +64,7 @@ def test_a_signal_to_the_whole_group_leaves_no_admitted_request_unanswered(numbe
         Penstock(*flags, f"{valkey.url}?timeout_ms=6000") as server,
     ):
         process = server._running()
+        eventually(lambda: _says(server, "try:"), within=20, what="all workers")
         lines = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(8)]
         for line in lines:
             line.sendall(request)
@@ -82,6 +84,33 @@ def test_a_signal_to_the_whole_group_leaves_no_admitted_request_unanswered(numbe
             line.close()
 
 
+def test_a_signal_to_the_group_stops_it_while_it_starts(tmp_path: Path) -> None:
+    """A worker that is not up yet is ended by it, and that is no fault."""
+    server = Penstock(*sqlite(tmp_path))
+    with server.log_path.open("wb") as log:
+        process = subprocess.Popen(
+            server.command(),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            **server.popen_options(),
+        )
+
+    def starting() -> None:
+        if not workers_of(process.pid):
+            raise NotReady("no worker yet")
+
+    try:
+        eventually(starting, within=20, what="the first worker")
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert "could not start" not in server.log_path.read_text()
+    finally:
+        process.kill()
+        process.wait()
+        server.close()
+
+
 def _in_flight(server: Penstock, wanted: int) -> None:
     # Two looks are needed to have both workers' counts, which they publish once a second.
     text = ask(server.port, "/metrics").body.decode()
@@ -97,7 +126,8 @@ def _says(server: Penstock, word: str) -> None:
 def test_the_second_signal_ends_all_of_them_at_once(tmp_path: Path) -> None:
     """Though a client is still being waited for."""
     with Penstock(*sqlite(tmp_path), "--drain", "60") as server:
-        process, workers = server._running(), workers_of(server)
+        eventually(lambda: _says(server, "try:"), within=20, what="all workers")
+        process, workers = server._running(), workers_of(server.pid)
         with socket.create_connection(("127.0.0.1", server.port), 10) as line:
             line.sendall(b"GET /health HTTP/1.1\r\nHost: half")
             eventually(lambda: _connected(server, 2), within=5, what="the connection")
@@ -119,6 +149,7 @@ def test_a_reload_is_held_to_what_the_start_is_held_to(tmp_path: Path) -> None:
     config = tmp_path / "penstock.yaml"
     config.write_text(ONE % 5)
     with Penstock("--config", str(config), *sqlite(tmp_path)) as server:
+        eventually(lambda: _says(server, "try:"), within=20, what="all workers")
         config.write_text(ONE % 5 + SLOTS)
 
         def refused() -> None:
@@ -134,16 +165,17 @@ def test_a_worker_that_dies_is_replaced_while_the_file_is_bad(tmp_path: Path) ->
     config = tmp_path / "penstock.yaml"
     config.write_text(ONE % 5)
     with Penstock("--config", str(config), *sqlite(tmp_path)) as server:
+        eventually(lambda: _says(server, "try:"), within=20, what="all workers")
         config.write_text(ONE % 7)
         eventually(lambda: _limits(server, {7: 8}), within=10, what="the good file")
         config.write_text("version: 1\nlimiters: {x: {}}\n")
         eventually(lambda: _says(server, "limiters.x"), within=10, what="the bad file's refusal")
-        before = workers_of(server)
+        before = workers_of(server.pid)
         for pid in before:
             os.kill(pid, signal.SIGKILL)
 
         def replaced() -> None:
-            fresh = set(workers_of(server)) - set(before)
+            fresh = set(workers_of(server.pid)) - set(before)
             if len(fresh) < 2 or ask(server.port, "/ready").json["reloaded"]:
                 raise NotReady("not yet")
 
