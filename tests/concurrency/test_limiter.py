@@ -70,6 +70,19 @@ def test_a_lease_is_reclaimed_at_its_deadline_and_not_before() -> None:
     assert limiter.release(lost) is False
 
 
+def test_slots_that_are_reclaimed_are_counted_and_not_their_leases() -> None:
+    """One lease of four slots is four; those that are given back are none."""
+    clock = ManualClock(0)
+    limiter = ConcurrencyLimiter(Gradient(min_limit=10, max_limit=10), clock=clock)
+    limiter.admit(hold=4)
+    held = limiter.admit(hold=2)
+    assert held.lease is not None
+    limiter.release(held.lease.id)
+    clock.advance(limiter.lease_ttl_ms)
+    assert limiter.sweep() == 1
+    assert limiter.reclaimed == 4
+
+
 def test_a_reclaimed_lease_contracts_the_ceiling() -> None:
     """A holder that died is a request that was lost."""
     clock = ManualClock(NOW)

@@ -182,6 +182,19 @@ REFUSALS = {
     "alias of itself": ("a: &a [*a]", "nested too deeply"),
     "list as a key": ("? [a]\n: 1", "has a key that is not text"),
     "a line break in a key": ('"a\\nb": 1', "'a\\nb': is not known here"),
+    "a tag that does not fit": (
+        f"{API}    periodMs: !!bool foo",
+        "line 6: limiters.api.periodMs: has the tag !!bool, which does not fit 'foo'; leave",
+    ),
+    "a date that is none": (
+        f"{API}    period: !!timestamp abc",
+        "limiters.api.period: has the tag",
+    ),
+    "an empty number": (f'{API}    periodMs: !!int ""', "limiters.api.periodMs: has the tag !!int"),
+    "an empty float": (f'{API}    periodMs: !!float ""', "limiters.api.periodMs: has the tag"),
+    "a made-up tag": (f"{API}    period: !minutes 1", "limiters.api.period: has the tag !minutes"),
+    "a tag on a key": (f"{API}    !!bool foo: 1", "line 3: limiters.api: has the tag !!bool"),
+    "no character": (f'{API}    period: "\\UFFFFFFFF"', "line 6: has an escape that stands for no"),
     "a giant": (f"{API}    periodMs: 0x{'f' * 9_000}", "not a number of more than 60 digits"),
 }
 
@@ -199,6 +212,7 @@ def test_what_is_wrong_is_named_with_its_place_and_remedy(text: str, told: str) 
     [
         ("{", "p.json, line 1: is not valid JSON"),
         ('{"a": 1, "a": 2}', "p.json: a: is given twice"),
+        ('{"limiters": {"api": [{"limit": 1, "limit": 2}]}}', "limiters.api.0.limit: is given"),
         ('{"version": NaN}', "NaN is not a number"),
         ("[" * 100_000, "nested too deeply"),
         ('{"version": 1' + "0" * 5_000 + "}", "not valid JSON"),
@@ -208,6 +222,15 @@ def test_what_is_wrong_is_named_with_its_place_and_remedy(text: str, told: str) 
 def test_json_is_read_as_strictly(text: str, told: str) -> None:
     """With a line where the parser knows one."""
     assert told in refusal(text, "p.json")
+
+
+TAGS = ("bool", "int", "float", "timestamp", "binary", "null", "str", "map", "set", "omap", "x")
+
+
+@given(tag=st.sampled_from(TAGS), text=st.text(alphabet="0a:-.x_", max_size=6))
+def test_no_tag_breaks_the_reader(tag: str, text: str) -> None:
+    """The library fails in its own ways on text that a tag does not fit."""
+    assert refusal(f'version: 1\nlimiters: {{api: !!{tag} "{text}"}}').startswith("p.yaml")
 
 
 NAMES = ("strategy", "limit", "window", "concurrency", "tokenBudget", "budget", "minLimit", "x")

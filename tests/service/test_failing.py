@@ -141,6 +141,32 @@ def test_an_outage_is_a_line_in_the_log_every_ten_seconds(
     assert all(record.exc_info is None for record in caplog.records)
 
 
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        ("alice", "'penstock:api:1f:alice'"),
+        ("al\nice", repr("penstock:api:1f:al\nice")),
+        ("ålice", ascii("penstock:api:1f:ålice")),
+        ("a/b c", "GET /penstock%3Aapi%3A1f%3Aa%2Fb%20c"),
+        ("a", "'penstock:api:1f:a'"),
+    ],
+)
+def test_a_key_does_not_reach_the_log(
+    key: str, shown: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Stores name it, for whoever calls them; the log of a service is read by others."""
+    store = FragileStore()
+    store.error = ConfigInvalidError(f"WRONGTYPE: {shown} has a stranger's state")
+    service, _ = service_on(store)
+    with caplog.at_level(logging.WARNING, "penstock.service"):
+        asyncio.run(service.check("api", key))
+        asyncio.run(service.check_many("strict", ["other", key]))
+    for message in caplog.messages:
+        assert "WRONGTYPE" in message
+        assert "<key>" in message
+        assert shown not in message
+
+
 def test_a_clock_that_goes_back_does_not_silence_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

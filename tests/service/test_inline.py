@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock import ConfigInvalidError, Decision, MemoryStore, UnsupportedError
-from penstock.service.inline import MAX_POLICIES
+from penstock.service.inline import MAX_LOG_LIMIT, MAX_POLICIES, MAX_WINDOW_MS
 from tests.service.worlds import NOW, FragileStore, service_on
 
 STRATEGIES = ("fixed_window", "gcra", "sliding_window", "sliding_window_log", "token_bucket")
@@ -105,7 +105,9 @@ def test_they_are_counted_together() -> None:
         (1, 1, "nope"),
         (1, 1, None),
         (1, 1, ["gcra"]),
-        (20_000, 1, "sliding_window_log"),
+        (MAX_LOG_LIMIT + 1, 1, "sliding_window_log"),
+        (1, MAX_WINDOW_MS + 1, "fixed_window"),
+        (1, MAX_WINDOW_MS + 1, "token_bucket"),
         (2**60, 1, "gcra"),
     ],
 )
@@ -118,3 +120,19 @@ def test_impossible_limits_are_refused_and_not_kept(
     with pytest.raises(ConfigInvalidError):
         asyncio.run(service.check_inline("k", limit, window_ms, 1, strategy))
     assert service.snapshot().inline_policies == 1
+
+
+def test_what_a_request_may_leave_in_a_store_is_bounded_in_size_and_time() -> None:
+    """The refusal says what to use instead; what is just within the bounds is decided."""
+    service, _ = service_on()
+
+    async def main() -> None:
+        with pytest.raises(ConfigInvalidError, match=r"30 days.*policy file"):
+            await service.check_inline("k", 5, 2**42)
+        with pytest.raises(ConfigInvalidError, match=r"at most 1000 .*use sliding_window"):
+            await service.check_inline("k", 10_000, 60_000, 10_000, "sliding_window_log")
+        assert await service.check_inline("k", 5, MAX_WINDOW_MS)
+        log = ("k", MAX_LOG_LIMIT, MAX_WINDOW_MS, MAX_LOG_LIMIT, "sliding_window_log")
+        assert await service.check_inline(*log)
+
+    asyncio.run(main())

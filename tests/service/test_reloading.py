@@ -117,6 +117,50 @@ def test_a_bad_file_leaves_the_old_one_at_work_and_is_told(world: World, bad: st
     asyncio.run(main())
 
 
+def test_a_fault_of_the_reader_is_told_like_a_bad_file(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nobody foresaw is reported too, and the next good file is served."""
+
+    def broken(path: str) -> None:
+        raise KeyError("what nobody foresaw")
+
+    async def main() -> None:
+        monkeypatch.setattr("penstock.service.reloading.load_policy_file", broken)
+        assert not await world.reloader.reload()
+        assert "KeyError" in (await world.service.ready()).reload_error
+        assert world.service.snapshot().reloads == {"ok": 0, "failed": 1}
+        monkeypatch.undo()
+        world.path.write_text(text(7))
+        assert await world.reloader.reload()
+        assert world.limit() == 7
+
+    asyncio.run(main())
+
+
+def test_following_ends_only_when_it_is_cancelled(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look that fails is reported, and the one after it is made."""
+
+    def broken(path: str) -> str:
+        raise MemoryError("for a moment")
+
+    async def main() -> None:
+        monkeypatch.setattr("penstock.service.reloading._digest", broken)
+        following = asyncio.ensure_future(world.reloader.run())
+        await until(lambda: world.service.snapshot().reloads["failed"] > 0)
+        monkeypatch.undo()
+        world.path.write_text(text(7))
+        await until(lambda: world.limit() == 7)
+        assert world.service.reload_error == ""
+        assert not following.done()
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(main())
+
+
 def test_counts_are_kept_where_the_meaning_is_the_same(world: World) -> None:
     """Other policies, another fail mode, comments: none of that is its meaning."""
 

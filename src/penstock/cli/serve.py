@@ -17,8 +17,9 @@ examples:
   penstock serve --config penstock.yaml --store redis://localhost:6379
   penstock serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --token-file token
 
-Ends with 0 when it was told to stop, 2 when it was told something impossible. SIGTERM stops it
-once what is being asked is answered; SIGHUP, or a change of the file, reads the policies again.
+Ends with 0 when it was told to stop, 2 when it was told something impossible, 1 when the world is
+at fault. SIGTERM stops it once what is being asked is answered, a second one at once; SIGHUP, or a
+change of the file, reads the policies again.
 """
 
 
@@ -97,7 +98,7 @@ def _configure_safety(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="SECONDS",
         default=ServeOptions().drain_s,
-        help="how long to go on answering when told to stop (%(default)s)",
+        help="how long to go on answering when told to stop, 0 to 3600 (%(default)s)",
     )
 
 

@@ -87,7 +87,7 @@ class ConcurrencyLimiter:
 
     @property
     def reclaimed(self) -> int:
-        """How many leases have run out so far."""
+        """How many slots were taken back so far, from holders whose lease had run out."""
         return self._reclaimed
 
     def admit(self, key: str = "", hold: int = 1) -> Grant:
@@ -129,7 +129,8 @@ class ConcurrencyLimiter:
             pool.ceiling.sample(pool.rtt_ms, pool.in_flight)
         elif how is not End.WITHDRAWN:
             pool.ceiling.drop()
-        self._reclaimed += how is End.RECLAIMED
+        if how is End.RECLAIMED:
+            self._reclaimed += lease.hold
         pool.in_flight -= lease.hold
         if not pool.in_flight:
             self._idle[lease.key] = self._busy.pop(lease.key)

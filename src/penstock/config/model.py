@@ -17,6 +17,7 @@ from ..concurrency import Gradient, Law
 from ..concurrency.limiter import LEASE_TTL_MS
 from ..core.strategy import Strategy
 from ..strategies import fixed_window
+from ..strategies.gcra import Gcra
 
 __all__ = [
     "DEFAULT_FILE",
@@ -89,8 +90,16 @@ class PolicySpec:
         return self.concurrency.law.max_limit
 
     @property
+    def quota(self) -> int:
+        """What is granted per `window_ms`. Where a strategy admits more or less than that at once,
+        as `gcra` with a burst, that is its `limit`."""
+        return self.strategy.rate_limit if isinstance(self.strategy, Gcra) else self.limit
+
+    @property
     def window_ms(self) -> int | None:
-        """The window that belongs to `limit`, if there is one."""
+        """The window that belongs to `quota`, if there is one."""
+        if isinstance(self.strategy, Gcra):
+            return self.strategy.period_ms
         axis = self.strategy if self.strategy is not None else self.budget
         return None if axis is None else axis.window_ms
 

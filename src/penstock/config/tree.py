@@ -46,13 +46,19 @@ class Tree:
         return self.lines.get(path)
 
 
+class _Twice(dict[str, Any]):
+    """A JSON object that gives `key` twice. Where it stands is known once all is read."""
+
+    key = ""
+
+
 def read_json(text: str, source: str) -> Tree:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
         if len(made) < len(pairs):
             keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise _error(source, None, twice, "is given twice; keep one of them")
+            made = _Twice(made)
+            made.key = next(key for key in keys if keys.count(key) > 1)
         return made
 
     def constant(name: str) -> Any:
@@ -60,14 +66,29 @@ def read_json(text: str, source: str) -> Tree:
 
     try:
         value = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+        tree = Tree(source, value)
+        _refuse_twice(tree, value, ())
     except json.JSONDecodeError as error:
         problem = f"is not valid JSON: {error.msg} at column {error.colno}"
         raise _error(source, error.lineno, "", problem) from None
+    except PolicyFileError:
+        raise
     except ValueError as error:  # a number of thousands of digits
         raise _error(source, None, "", f"is not valid JSON: {error}") from None
     except RecursionError:
         raise _error(source, None, "", "is nested too deeply") from None
-    return Tree(source, value)
+    return tree
+
+
+def _refuse_twice(tree: Tree, value: Any, path: Path) -> None:
+    if isinstance(value, _Twice):
+        raise tree.error((*path, value.key), "is given twice; keep one of them")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _refuse_twice(tree, inner, (*path, key))
+    elif isinstance(value, list):
+        for at, inner in enumerate(value):
+            _refuse_twice(tree, inner, (*path, str(at)))
 
 
 def read_yaml(text: str, source: str) -> Tree:
@@ -80,7 +101,7 @@ def read_yaml(text: str, source: str) -> Tree:
         ) from None
     try:
         loader = yaml.SafeLoader(text)
-        return _YamlReader(yaml, loader, Tree(source)).read(loader.get_single_node())
+        return _YamlReader(yaml, loader, Tree(source)).read(_root(loader, source))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = None if mark is None else mark.line + 1
@@ -90,6 +111,14 @@ def read_yaml(text: str, source: str) -> Tree:
         raise _error(source, None, "", f"is not valid YAML: {problem}") from None
     except RecursionError:
         raise _error(source, None, "", "is nested too deeply") from None
+
+
+def _root(loader: Any, source: str) -> Any:
+    try:
+        return loader.get_single_node()
+    except (ValueError, OverflowError):
+        line = loader.line + 1
+        raise _error(source, line, "", "has an escape that stands for no character") from None
 
 
 class _YamlReader:
@@ -151,9 +180,18 @@ class _YamlReader:
             value = self._loader.construct_object(node, deep=True)
         except ValueError:  # such as the date 2024-99-99, which is text to anybody but YAML
             value = node.value
+        except Exception:  # the library fails in many ways on text that its tag does not fit
+            if not isinstance(node, self._yaml.ScalarNode):
+                raise self._tree.error(path, "has a key that is not text") from None
+            raise self._tree.error(path, _misfit(node.tag, node.value)) from None
         if not isinstance(value, Hashable):
             raise self._tree.error(path, "has a key that is not text")
         return value
+
+
+def _misfit(tag: str, text: str) -> str:
+    tag = tag.replace("tag:yaml.org,2002:", "!!")
+    return f"has the tag {tag[:60]}, which does not fit {text[:60]!r}; leave the tag out"
 
 
 def _error(source: str, line: int | None, path: str, problem: str) -> PolicyFileError:

@@ -8,7 +8,7 @@ to one event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ..admission import Admission, Ask
 from ..concurrency import Heartbeat
@@ -20,7 +20,7 @@ from ..core.errors import UnsupportedError
 from ..core.flow import adrive
 from ..core.limiter import Limiter
 from ..core.store import Store
-from ..core.validation import reject, require_choice, require_keys
+from ..core.validation import reject, require_choice, require_int, require_keys
 from ..leasing import TwoTierLimiter
 from ..stores.memory import MemoryStore
 from ..stores.opening import open_store
@@ -65,6 +65,8 @@ class Service:
         inline: bool = True,
         clock: Clock | None = None,
         watch: str | None = None,
+        accept: Callable[[PolicyFile], None] | None = None,
+        told: Callable[[PolicyFile], None] | None = None,
     ) -> None:
         if type(store).aapply is Store.aapply:
             reject(f"a service awaits its store, and {type(store).__name__} has no aapply()")
@@ -77,6 +79,8 @@ class Service:
         self._table = Table(file, self._site)
         self._inline = self._inline_policies(file.prefix) if inline else None
         self._watch = watch
+        self._accept = accept
+        self._told = told
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -128,6 +132,7 @@ class Service:
         """Count tokens that were used against a budget."""
         entry = self._table[policy]
         budget = entry.tokens()
+        require_int("tokens", tokens)
         try:
             decision = await budget.acheck(key, tokens)
         except Exception as error:
@@ -229,7 +234,7 @@ class Service:
         """Begin what runs in the background."""
         self._tasks = [asyncio.create_task(self._sweep(), name="penstock-leases")]
         if self._watch is not None:
-            reloader = Reloader(self, self._watch)
+            reloader = Reloader(self, self._watch, accept=self._accept, told=self._told)
             self._tasks.append(asyncio.create_task(reloader.run(), name="penstock-reload"))
 
     async def aclose(self) -> None:
@@ -286,19 +291,31 @@ def build_service(
     clock: Clock | None = None,
     store: Store | None = None,
     watch: str | None = None,
+    accept: Callable[[PolicyFile], None] | None = None,
+    told: Callable[[PolicyFile], None] | None = None,
 ) -> Service:
     """A service for the policies of `config` (by default, one named `default`) on the store behind
     `store_url`, or on `store` if one is given. It closes the store when it is closed.
 
     `watch` is the policy file to follow: once started, the service reads it again when it changes
-    and on SIGHUP.
+    and on SIGHUP. `accept` may refuse what it reads by raising, beyond what is wrong by itself;
+    `told` hears of what is served then.
 
     With a `clock` decisions are made by it and not by the store's: for tests and replays.
     """
     if store is None:
         store = _open(store_url, clock)
     file = DEFAULT_FILE if config is None else config
-    return Service(file, store, fail=fail, inline=inline, clock=clock, watch=watch)
+    return Service(
+        file,
+        store,
+        fail=fail,
+        inline=inline,
+        clock=clock,
+        watch=watch,
+        accept=accept,
+        told=told,
+    )
 
 
 def _open(url: str, clock: Clock | None) -> Store:

@@ -8,15 +8,19 @@
 
 `limit` is the policy's, and `reset_at` a second away, when asking again may find the store back.
 The instant is the service's own, since that of the store cannot be had. Every outage is counted;
-of a policy's outages, one line per ten seconds is logged.
+of a policy's outages, one line per ten seconds is logged, from which the keys that were asked for
+are left out.
 
 Anything that goes wrong in a store is an outage, unless the caller asked for something impossible.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections.abc import Iterable
+from urllib.parse import quote
 
 from ..core.clock import Clock
 from ..core.decision import Decision, Forecast
@@ -69,7 +73,7 @@ class Guard:
             for key in keys:
                 require_key(key)
         self._tally.store_errors += 1
-        self._say(error)
+        self._say(error, keys)
 
     def _answer(self, error: Exception) -> bool:
         if self._fail == "open":
@@ -83,7 +87,7 @@ class Guard:
             raise error
         raise StoreUnavailableError(f"the store failed: {error}") from error
 
-    def _say(self, error: Exception) -> None:
+    def _say(self, error: Exception, keys: Iterable[str]) -> None:
         now = self._clock.now()
         # A clock that went back must not silence the log until it has caught up.
         if now < self._quiet_until <= now + _LOG_EVERY_MS:
@@ -95,8 +99,23 @@ class Guard:
             self._policy,
             self._fail,
             type(error).__name__,
-            str(error),
+            _without(keys, str(error)),
             more,
         )
         self._unsaid = 0
         self._quiet_until = now + _LOG_EVERY_MS
+
+
+def _without(keys: Iterable[str], text: str) -> str:
+    """The text without the keys, in whatever form a store may have quoted them."""
+    forms = {form for key in keys for form in _forms(key) if form in text}
+    for form in sorted(forms, key=len, reverse=True):
+        # A short key is found in many words, and meant where it stands by itself or after the
+        # colon of its prefix, which is %3A in a URL.
+        text = re.sub(rf"(?:\b|(?<=%3A)|(?=\W)){re.escape(form)}(?!\w)", "<key>", text)
+    return text
+
+
+def _forms(key: str) -> tuple[str, ...]:
+    quoted = quote(key, safe="", errors="replace")
+    return key, repr(key)[1:-1], ascii(key)[1:-1], json.dumps(key)[1:-1], quoted

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import shlex
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from .certificates import is_for, names_in
 from .options import ServeOptions
 from .registry import Policy
 
-__all__ = ["greeting", "shown_store"]
+__all__ = ["greet", "greeting", "shown_store"]
+
+_log = logging.getLogger("penstock.serve")
+
+
+def greet(options: ServeOptions, policies: Mapping[str, Policy]) -> None:
+    """Say it on standard output, or as one event where the log is for programs."""
+    lines = greeting(options, policies)
+    if options.log_format == "json":
+        _log.info("%s", lines[0], extra={"fields": {"serving": lines[1:]}})
+        return
+    # A reader that has gone away must not keep the service from starting.
+    with contextlib.suppress(OSError):
+        print("\n".join(lines), flush=True)
 
 
 def greeting(options: ServeOptions, policies: Mapping[str, Policy]) -> list[str]:
@@ -29,7 +45,7 @@ def greeting(options: ServeOptions, policies: Mapping[str, Policy]) -> list[str]
     if options.grpc_port:
         lines.append(f"  gRPC  {_bracketed(options.host)}:{options.grpc_port}  (throttlekit.v1)")
     if options.http_port:
-        lines.append(f"try:  {_curl(options, policies)}")
+        lines += _try(options, policies)
     return lines
 
 
@@ -45,27 +61,38 @@ def _described(policy: Policy) -> str:
 
 def _base(options: ServeOptions) -> str:
     scheme = "http" if options.tls is None else "https"
-    return f"{scheme}://{_reachable(options.host)}:{options.http_port}"
+    return f"{scheme}://{_bracketed(_reachable(options.host))}:{options.http_port}"
 
 
 def _reachable(host: str) -> str:
     """An address that a client on this machine can use."""
-    return _bracketed({"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host))
+    return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _curl(options: ServeOptions, policies: Mapping[str, Policy]) -> str:
-    words = ["curl", "-s"]
+def _try(options: ServeOptions, policies: Mapping[str, Policy]) -> list[str]:
+    """A line that works, and what has to be known about it."""
+    words, notes, base = ["curl", "-sS"], [], _base(options)
     if options.tls is not None:
         words += ["--cacert", shlex.quote(options.tls.cert)]
+        host = _reachable(options.host)
+        names = names_in(options.tls)
+        if names and not is_for(names, host):
+            name = _bracketed(names[0].replace("*", "any"))
+            base = f"https://{name}:{options.http_port}"
+            here = f"{_bracketed(host)}:{options.http_port}"
+            words += ["--connect-to", f"{name}:{options.http_port}:{here}"]
+            notes.append(f"the certificate is for {', '.join(names[:3])}: clients use that name")
     if options.tls_ca is not None:
         words += ["--cert", "CLIENT.pem", "--key", "CLIENT-KEY.pem"]
+        notes.append("put the files of a client's certificate for CLIENT.pem and CLIENT-KEY.pem")
     if options.token_file is not None:
         words += ["-H", f'"Authorization: Bearer $(cat {shlex.quote(options.token_file)})"']
-    return " ".join([*words, *_request(_base(options), options, policies)])
+    line = " ".join([*words, *_request(base, options, policies)])
+    return [f"try:  {line}", *(f"      ({note})" for note in notes)]
 
 
 def _request(base: str, options: ServeOptions, policies: Mapping[str, Policy]) -> list[str]:

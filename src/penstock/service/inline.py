@@ -3,7 +3,8 @@
 Their counts are kept in the store, under a prefix that says the limit; what is kept here is only
 the limiter made for each combination, the most recently used `MAX_POLICIES` of them. One that was
 dropped is made again when needed and finds its counts where they were. On an in-process store they
-have a table of their own, so that made-up limits cannot push out the counts of named policies.
+have a table of their own, so that made-up limits cannot push out the counts of named policies. On a
+shared store what a request may leave behind is bounded in size and in time.
 """
 
 from __future__ import annotations
@@ -15,24 +16,33 @@ from ..core.clock import Clock
 from ..core.limiter import Limiter
 from ..core.store import Store
 from ..core.strategy import Strategy
-from ..core.validation import require_choice, require_int
+from ..core.validation import reject, require_choice, require_int
 from ..strategies import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
 from .failing import Guard
 from .metrics import Tally
 from .registry import Checker, checker_of, joined, limiter_on
 
-__all__ = ["INLINE", "MAX_LOG_LIMIT", "MAX_POLICIES", "InlinePolicies"]
+__all__ = ["INLINE", "MAX_LOG_LIMIT", "MAX_POLICIES", "MAX_WINDOW_MS", "InlinePolicies"]
 
 INLINE = "inline"
 """The name under which inline policies are counted, all together."""
 
 MAX_POLICIES = 1_024
-MAX_LOG_LIMIT = 10_000
-"""A log keeps a stamp per request, so a stranger does not get to choose a long one."""
+MAX_WINDOW_MS = 30 * 86_400_000
+"""Thirty days: a key is kept for its window, and nobody should leave keys for centuries."""
+
+MAX_LOG_LIMIT = 1_000
+"""A log keeps a stamp per unit, some 70 bytes on Redis, so a stranger does not get to choose a long
+one."""
 
 
 def _log(limit: int, window_ms: int) -> Strategy:
-    return sliding_window_log(require_int("limit", limit, high=MAX_LOG_LIMIT), window_ms)
+    if require_int("limit", limit) > MAX_LOG_LIMIT:
+        reject(
+            f"limit must be at most {MAX_LOG_LIMIT} for an inline sliding_window_log, which keeps "
+            "a stamp per unit; use sliding_window, or a policy of the policy file"
+        )
+    return sliding_window_log(limit, window_ms)
 
 
 def _bucket(limit: int, window_ms: int) -> Strategy:
@@ -98,6 +108,11 @@ class InlinePolicies:
     def _make(self, limit: int, window_ms: int, strategy: str) -> Inline:
         name = _SPELLINGS.get(strategy, strategy) if isinstance(strategy, str) else strategy
         require_choice("strategy", name, tuple(_STRATEGIES))
+        if require_int("window_ms", window_ms) > MAX_WINDOW_MS:
+            reject(
+                f"window_ms must be at most {MAX_WINDOW_MS} (30 days) for an inline limit; longer "
+                "windows are for policies of the policy file"
+            )
         made = _STRATEGIES[name](limit, window_ms)
         prefix = joined(self._prefix, INLINE, name, str(limit), str(window_ms))
         limiter = limiter_on(self._store, made, self._clock, prefix)

@@ -3,12 +3,16 @@
 Whatever a client sent may turn up in a message. So control characters are escaped here, for every
 logger: a line of the log is always one event, and nobody can write another's. A fault is told in
 one line as well, by type and text.
+
+The gRPC library's core writes lines of its own past all that, about every handshake that fails. It
+is told to be silent, unless somebody has told it something else.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from datetime import datetime, timezone
 
@@ -21,7 +25,9 @@ _UNSAFE = re.compile(
 
 
 def set_up_logs(log_format: str, level: int = logging.INFO) -> None:
-    """Send everything to standard error as "text" or "json"."""
+    """Send everything to standard error as "text" or "json". To be called before the gRPC library
+    is imported."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     handler = logging.StreamHandler()
     handler.setFormatter(_Json() if log_format == "json" else _Text())
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -6,9 +6,18 @@ A service belongs to one event loop, and so do its counters: an increment is a p
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass, field
 
-__all__ = ["BUCKETS_S", "Histogram", "HistogramSnapshot", "Metrics", "MetricsSnapshot", "Tally"]
+__all__ = [
+    "BUCKETS_S",
+    "Histogram",
+    "HistogramSnapshot",
+    "Metrics",
+    "MetricsSnapshot",
+    "Replies",
+    "Tally",
+]
 
 BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 """The upper bounds of the latency buckets, in seconds; one more catches the rest."""
@@ -42,6 +51,15 @@ class Tally:
 
     def as_dict(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(slots=True)
+class Replies:
+    """What the gRPC door has answered: by the name of the status, and how many calls it turned
+    away because there were too many."""
+
+    codes: Counter[str] = field(default_factory=Counter)
+    shed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +99,8 @@ class MetricsSnapshot:
 
     `policies`: policy to the fields of its Tally. `slots`: policy to `limit`, `in_flight` and
     `reclaimed`, for those with a concurrency axis. `latency`: what a door called it, such as
-    "http" or "grpc", to its histogram. `reloads`: "ok" and "failed" to a count.
+    "http" or "grpc", to its histogram. `reloads`: "ok" and "failed" to a count. `grpc_codes`: the
+    name of a status to a count.
     """
 
     policies: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -89,6 +108,8 @@ class MetricsSnapshot:
     latency: dict[str, HistogramSnapshot] = field(default_factory=dict)
     reloads: dict[str, int] = field(default_factory=dict)
     inline_policies: int = 0
+    grpc_codes: dict[str, int] = field(default_factory=dict)
+    grpc_shed: int = 0
 
 
 class Metrics:
@@ -98,6 +119,7 @@ class Metrics:
         self._tallies: dict[str, Tally] = {}
         self._latency: dict[str, Histogram] = {}
         self.reloads = {"ok": 0, "failed": 0}
+        self.grpc = Replies()
 
     def tally(self, policy: str) -> Tally:
         """The counts of a policy, made on first use."""
@@ -121,4 +143,6 @@ class Metrics:
             latency={door: histogram.snapshot() for door, histogram in self._latency.items()},
             reloads=dict(self.reloads),
             inline_policies=inline_policies,
+            grpc_codes=dict(self.grpc.codes),
+            grpc_shed=self.grpc.shed,
         )

@@ -14,6 +14,7 @@ __all__ = ["ServeOptions", "TlsFiles"]
 
 LOG_FORMATS = ("text", "json")
 _SHORTEST_TOKEN = 16
+_LONGEST_DRAIN_S = 3_600
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,14 @@ class ServeOptions:
         require_int("--workers", self.workers, high=1_024)
         for name, port in (("--http-port", self.http_port), ("--grpc-port", self.grpc_port)):
             require_int(name, port, low=0, high=65_535)
+        if not 0 <= self.drain_s <= _LONGEST_DRAIN_S:  # which also refuses what is no number
+            reject(f"--drain must be 0 to {_LONGEST_DRAIN_S} seconds, not {self.drain_s:g}")
         if not self.http_port and not self.grpc_port:
             reject("both doors are closed; leave out --no-http or --no-grpc")
         self._check_tls()
         self._check_exposure()
         file = DEFAULT_FILE if self.config is None else load_policy_file(self.config)
-        self._check_workers(file)
+        self.check_policies(file)
         return file
 
     def token(self) -> str | None:
@@ -90,7 +93,8 @@ class ServeOptions:
                 "of others: give --tls-cert and --tls-key, or --token-file, or say --insecure"
             )
 
-    def _check_workers(self, file: PolicyFile) -> None:
+    def check_policies(self, file: PolicyFile) -> None:
+        """Refuse policies that so many workers cannot serve, at the start and on a reload."""
         if self.workers == 1:
             return
         if self.store.partition("://")[0].lower() == "memory":

@@ -55,12 +55,13 @@ class UnknownPolicyError(ConfigInvalidError):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy as a door shows it. `window_ms` is None for strategies without a window, `terms`
-    what it allows, in words."""
+    """A policy as a door shows it. `limit` is what it admits at once, `quota` what it grants per
+    `window_ms`, which is None for strategies without a window, `terms` what it allows, in words."""
 
     name: str
     kind: str
     limit: int
+    quota: int
     window_ms: int | None
     fail: str
     terms: str
@@ -190,7 +191,9 @@ class _Builder:
     def entry(self, spec: PolicySpec) -> Entry:
         site = self.site
         fail = spec.fail or site.fail
-        policy = Policy(spec.name, spec.kind, spec.limit, spec.window_ms, fail, in_words(spec))
+        policy = Policy(
+            spec.name, spec.kind, spec.limit, spec.quota, spec.window_ms, fail, in_words(spec)
+        )
         tally = site.metrics.tally(spec.name)
         guard = Guard(spec.name, policy.limit, fail, site.clock, tally)
         limiter = self._rate(spec)

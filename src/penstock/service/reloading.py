@@ -16,10 +16,11 @@ import hashlib
 import logging
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import load_policy_file
+from ..config import PolicyFile, load_policy_file
 from ..core.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -31,10 +32,20 @@ _log = logging.getLogger("penstock.service")
 
 
 class Reloader:
-    """Keeps a service in step with one file."""
+    """Keeps a service in step with one file. `accept` raises what is wrong with policies that are
+    good by themselves, and cannot be served here; `told` hears of those that are served now."""
 
-    def __init__(self, service: Service, path: str, every_s: float = 0.5) -> None:
+    def __init__(
+        self,
+        service: Service,
+        path: str,
+        every_s: float = 0.5,
+        accept: Callable[[PolicyFile], None] | None = None,
+        told: Callable[[PolicyFile], None] | None = None,
+    ) -> None:
         self._service = service
+        self._accept = accept
+        self._told = told
         self._path = path
         self._every_s = every_s
         self._settled = service.file.digest
@@ -44,19 +55,25 @@ class Reloader:
         self._one_at_a_time = asyncio.Lock()
 
     async def run(self) -> None:
-        """Look, until cancelled."""
+        """Look, until cancelled. Nothing else ends it."""
         catches = self._catch_sighup()
         try:
             while True:
                 await self._wait()
-                if self._asked.is_set():
-                    self._asked.clear()
-                    await self.reload()
-                else:
-                    await self.look()
+                try:
+                    await self._turn()
+                except Exception as error:
+                    self._report(error)
         finally:
             if catches:
                 asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+
+    async def _turn(self) -> None:
+        if self._asked.is_set():
+            self._asked.clear()
+            await self.reload()
+        else:
+            await self.look()
 
     async def look(self) -> bool:
         """See whether the file has changed, and reload it if so. True if it was reloaded."""
@@ -77,17 +94,28 @@ class Reloader:
         self._settled = await asyncio.to_thread(_digest, self._path)
         try:
             file = await asyncio.to_thread(load_policy_file, self._path)
+            if self._accept is not None:
+                self._accept(file)
             service.apply(file)
-        except PenstockError as error:
-            service.metrics.reloads["failed"] += 1
-            service.reload_error = str(error)
-            _log.error("the policies before it are served on: %s", error)
+        except Exception as error:
+            self._report(error)
             return False
         self._settled = file.digest
         service.metrics.reloads["ok"] += 1
         service.reload_error = ""
         _log.info("serving %d policies from %s", len(file.policies), file.source)
+        if self._told is not None:
+            self._told(file)
         return True
+
+    def _report(self, error: Exception) -> None:
+        """Whatever went wrong, a fault of ours included: what nobody is told of, nobody mends."""
+        service = self._service
+        known = isinstance(error, PenstockError)
+        told = str(error) if known else f"{self._path}: {type(error).__name__}: {error}"
+        service.metrics.reloads["failed"] += 1
+        service.reload_error = told
+        _log.error("the policies before it are served on: %s", told)
 
     async def _wait(self) -> None:
         try:

@@ -14,37 +14,51 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import ConfigInvalidError
 from ..core.validation import reject
 from .core import Service, build_service
+from .files import connections
 from .health import ask_store
 from .http import Bounds, HttpDoor, Pool
 from .options import ServeOptions, TlsFiles
+from .ports import require_free_ports
 
 if TYPE_CHECKING:
     from ..config import PolicyFile
     from .grpc import GrpcDoor
 
-__all__ = ["Running", "run_loop", "tls_context", "until_told"]
-
-# File descriptors that are not clients: the store, the other door, logs.
-_RESERVED_FILES = 256
+__all__ = ["Running", "ignore_hangup", "run_loop", "tls_context", "until_told"]
 
 _log = logging.getLogger("penstock.serve")
 
 
 class Running:
-    """A service with its doors open."""
+    """A service with its doors open. `told` hears of policies that replace those of `file`."""
 
-    def __init__(self, options: ServeOptions, file: PolicyFile, pool: Pool | None = None) -> None:
+    def __init__(
+        self,
+        options: ServeOptions,
+        file: PolicyFile,
+        pool: Pool | None = None,
+        told: Callable[[PolicyFile], None] | None = None,
+    ) -> None:
         self._options = options
         self._pool = pool
         self.service: Service = build_service(
-            file, options.store, fail=options.fail, inline=options.inline, watch=options.config
+            file,
+            options.store,
+            fail=options.fail,
+            inline=options.inline,
+            watch=options.config,
+            accept=options.check_policies,
+            told=told,
         )
+        self._connections = connections(http=options.http_port > 0, grpc=options.grpc_port > 0)
         self._http: HttpDoor | None = None
         self._grpc: GrpcDoor | None = None
 
     async def open(self) -> None:
         """Open the doors. What was opened is closed again if one of them fails."""
         try:
+            if self._options.workers == 1:
+                require_free_ports(self._options)
             await self.service.start()
             await self._warm_up()
             if self._options.http_port:
@@ -80,7 +94,7 @@ class Running:
 
     async def _open_http(self) -> None:
         options = self._options
-        bounds = Bounds(connections=_max_connections(), drain_s=options.drain_s)
+        bounds = Bounds(connections=self._connections[0], drain_s=options.drain_s)
         door = HttpDoor(
             self.service,
             bounds=bounds,
@@ -107,30 +121,42 @@ class Running:
             tls=options.tls,
             token=options.token(),
             fleet_secret=options.fleet_secret(),
+            max_connections=self._connections[1],
             reuse_port=options.workers > 1,
         )
 
 
-async def until_told(stop: asyncio.Event) -> None:
-    """Wait for SIGTERM or SIGINT. The second one ends the process at once."""
+def ignore_hangup(options: ServeOptions) -> None:
+    """A hangup means: read the policies again. Without a file there is nothing to read."""
+    if options.config is None and hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def _end_at_once() -> None:
+    raise SystemExit(130)
+
+
+async def until_told(stop: asyncio.Event, again: Callable[[], None] = _end_at_once) -> None:
+    """Wait for SIGTERM or SIGINT. What the second one does is `again`: to end the process."""
     loop = asyncio.get_running_loop()
+
+    def tell() -> None:
+        if stop.is_set():
+            again()
+            return
+        stop.set()
+        _log.info("stopping: answering what is being asked")
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        _listen_for(number, loop, stop)
+        _listen_for(number, loop, tell)
     await stop.wait()
 
 
-def _listen_for(number: int, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+def _listen_for(number: int, loop: asyncio.AbstractEventLoop, tell: Callable[[], None]) -> None:
     try:
-        loop.add_signal_handler(number, _tell, stop)
+        loop.add_signal_handler(number, tell)
     except NotImplementedError:  # on Windows, where the loop has to be woken for it
-        signal.signal(number, lambda *_: loop.call_soon_threadsafe(_tell, stop))
-
-
-def _tell(stop: asyncio.Event) -> None:
-    if stop.is_set():
-        raise SystemExit(130)
-    stop.set()
-    _log.info("stopping: answering what is being asked")
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(tell))
 
 
 def run_loop(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
@@ -157,21 +183,3 @@ def tls_context(files: TlsFiles) -> ssl.SSLContext:
         listed = ", ".join(name for name in (files.cert, files.key, files.ca) if name)
         reject(f"no usable certificate and key in PEM form in {listed}: {error}")
     return context
-
-
-def _max_connections() -> int:
-    """As many as the system allows files, up to what the door is made for."""
-    wanted = Bounds().connections
-    try:
-        import resource
-    except ImportError:
-        return wanted
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + _RESERVED_FILES
-    if hard != resource.RLIM_INFINITY:
-        needed = min(needed, hard)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-            soft = needed
-    return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft - _RESERVED_FILES)

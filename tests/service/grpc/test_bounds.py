@@ -12,11 +12,15 @@ import pytest
 
 from penstock import ConfigInvalidError
 from penstock.core.store import Transform
+from penstock.service.files import shares
 from penstock.service.grpc import open_grpc
 from penstock.service.grpc.calls import handlers
+from penstock.service.grpc.lines import peer_name
 from penstock.service.grpc.places import Places
+from penstock.service.http.exposition import exposition
 from penstock.wire.proto import rate_limiter_pb2 as pb
 from tests.service.grpc.doors import CALL, Visit, code_of, run, status, visiting
+from tests.service.grpc.frames import Deaf
 from tests.service.worlds import FragileStore, service_on
 
 R = TypeVar("R")
@@ -89,6 +93,152 @@ def test_calls_beyond_the_bound_are_shed_at_once() -> None:
             store.gate.set()
             assert all(answer.allowed for answer in await asyncio.gather(*held))
             assert (await visit.check(key="later")).allowed
+
+    run(scenario())
+
+
+WATCH = "/grpc.health.v1.Health/Watch"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
+
+@pytest.mark.parametrize("path", [WATCH, REFLECTION])
+def test_streams_that_stay_open_take_no_place_of_a_call(path: str) -> None:
+    """A stranger may hold all of theirs; one more is refused, and calls are answered on."""
+
+    async def scenario() -> None:
+        bounds = {"max_concurrent": 2, "max_streams": 3}
+        async with visiting(door=bounds) as visit:
+            streams = [visit.channel.stream_stream(path)() for _ in range(3)]
+            for stream in streams:
+                await stream.write(b"")
+                await stream.read()
+            beyond = visit.channel.stream_stream(path)()
+            assert await code_of(beyond.read()) is EXHAUSTED
+            for _ in range(2):
+                assert (await visit.check()).allowed
+            assert visit.service.snapshot().grpc_shed == 1
+            streams[0].cancel()
+            await asyncio.wait_for(until(lambda: visit.door._pools[2].taken < 3), 5)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("path", [f"{CALL}CheckMany", "/grpc.health.v1.Health/Check"])
+def test_who_takes_no_replies_keeps_his_places_and_then_loses_the_connection(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Replies that nobody reads are bounded in number, and in the time that they are kept."""
+
+    async def scenario() -> None:
+        bounds = {"max_concurrent": 20, "taking_s": 1.0}
+        async with visiting(door=bounds) as visit:
+            pool = visit.door._pools[0 if "CheckMany" in path else 1]
+            deaf = await Deaf.connect(visit.door.port)
+            many = pb.CheckManyRequest(policy="api", keys=[str(n) for n in range(100)])
+            message = many.SerializeToString() if "CheckMany" in path else b""
+            for _ in range(10):
+                deaf.call(path, message)
+            await until(lambda: len(pool.answering) == 10)
+            assert pool.taken == 10
+            assert (await visit.check()).allowed
+            await asyncio.wait_for(deaf.closed(), 10)
+            await asyncio.wait_for(until(lambda: pool.taken == 0), 5)
+            assert not pool.answering
+            assert (await visit.check()).allowed
+
+    run(scenario())
+    assert "take no replies" in caplog.text
+
+
+def test_the_replies_of_one_connection_are_bounded_before_they_are_made() -> None:
+    """However many calls it opens, so many are looked at."""
+
+    async def scenario() -> None:
+        async with visiting(door={"taking_s": 1.0}) as visit:
+            deaf = await Deaf.connect(visit.door.port)
+            request = pb.CheckRequest(policy="api", key="a").SerializeToString()
+            for _ in range(600):
+                deaf.call(f"{CALL}Check", request)
+            await asyncio.wait_for(deaf.closed(), 10)
+            counted = visit.service.snapshot().policies["api"]
+            assert 0 < counted["allowed"] + counted["denied"] <= 256
+
+    run(scenario())
+
+
+def test_a_probe_whose_message_never_comes_is_ended() -> None:
+    """Like any other call."""
+
+    async def scenario() -> None:
+        async with visiting(door={"arrival_s": 0.2}) as visit:
+            for path in ("/grpc.health.v1.Health/Check", WATCH):
+                silent = visit.channel.stream_stream(path)()
+                assert await code_of(silent.read()) is LATE
+
+    run(scenario())
+
+
+def test_connections_beyond_the_bound_are_closed() -> None:
+    """Those that are there are served on."""
+
+    async def scenario() -> None:
+        async with visiting(door={"max_connections": 3}) as visit:
+            assert (await visit.check()).allowed
+            lines = [await Deaf.connect(visit.door.port) for _ in range(6)]
+            ends = [asyncio.ensure_future(line.closed()) for line in lines]
+            await asyncio.wait_for(until(lambda: sum(end.done() for end in ends) == 4), 5)
+            assert (await visit.check()).allowed
+            for line in lines:
+                line.close()
+            await asyncio.gather(*ends)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted", "shared"),
+    [
+        (20_736, (16_384, 4_096), (16_384, 4_096)),
+        (1_024, (16_384, 4_096), (614, 153)),
+        (400, (16_384, 4_096), (160, 40)),
+        (400, (16_384, 0), (200, 0)),
+        (3, (16_384, 4_096), (1, 1)),
+    ],
+)
+def test_the_doors_share_the_files_of_the_process(
+    files: int, wanted: tuple[int, int], shared: tuple[int, int]
+) -> None:
+    """Neither can use up what the other, and the store, need."""
+    assert shares(wanted, files) == shared
+
+
+def test_peers_are_named_as_the_library_names_them() -> None:
+    """IPv4, IPv6, and the one inside the other."""
+    assert peer_name(("127.0.0.1", 5)) == "ipv4:127.0.0.1:5"
+    assert peer_name(("::ffff:10.0.0.1", 5)) == "ipv4:10.0.0.1:5"
+    assert peer_name(("fe80::1%eth0", 5)) == "ipv6:[fe80::1]:5"
+
+
+def test_replies_are_counted_by_their_status() -> None:
+    """Those of calls, of refusals at the door, and of methods that are not there."""
+
+    async def scenario() -> None:
+        async with visiting(door={"token": "correct-horse-battery-staple"}) as visit:
+            bearer = (("authorization", "Bearer correct-horse-battery-staple"),)
+            await visit.check(metadata=bearer)
+            await code_of(visit.check(policy="nope", metadata=bearer))
+            await code_of(visit.check())
+            await code_of(visit.raw("Nonesuch")(b""))
+            counted = visit.service.snapshot()
+            assert counted.grpc_codes == {
+                "OK": 1,
+                "NOT_FOUND": 1,
+                "UNAUTHENTICATED": 1,
+                "UNIMPLEMENTED": 1,
+            }
+            text = exposition(counted, {}, {})
+            assert 'penstock_grpc_responses_total{code="NOT_FOUND"} 1' in text
+            assert "penstock_grpc_shed_total 0" in text
 
     run(scenario())
 

@@ -162,6 +162,20 @@ def test_requests_behind_one_that_waits_are_answered_after_it_in_order() -> None
         assert left == list(range(999_999, 999_999 - count, -1))
 
 
+@pytest.mark.parametrize("behind", [b"", b"POST /check HTTP/1.1\r\nHost: half"])
+def test_a_client_that_has_said_all_gets_all_its_answers(behind: bytes) -> None:
+    """Also those to requests behind the one that waits; then the connection is closed."""
+    store = StuckStore()
+    with Door(store=store) as door, line_to(door.port) as line:
+        line.sendall(ASK * 3 + behind)
+        line.shutdown(socket.SHUT_WR)
+        time.sleep(0.2)
+        store.go_on.set()
+        received = read_all(line)
+        left = [int(part.split(b",")[0]) for part in received.split(b'"remaining":')[1:]]
+        assert left == [999_999, 999_998, 999_997]
+
+
 def test_long_bodies_share_a_bounded_room() -> None:
     """The one that does not fit is told so; room that was given back can be used."""
     bounds = Bounds(held_bytes=2 * Bounds().batch_bytes, linger_s=0.2)

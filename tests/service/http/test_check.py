@@ -141,6 +141,54 @@ def test_the_v1_calls_mirror_grpc(named: Client) -> None:
     }
 
 
+def test_answers_about_a_policy_name_it_though_they_are_not_one_decision(named: Client) -> None:
+    """What several decisions have in common, and a forecast is about."""
+    asked = {"policy": "api", "key": "k"}
+    replies = [
+        named.post("/v1/check-many", {"policy": "api", "keys": ["k", "l"]}),
+        named.post("/v1/forecast", asked),
+    ]
+    for reply in replies:
+        assert reply.headers["ratelimit-policy"] == '"api";q=3;w=60'
+        assert "ratelimit" not in reply.headers
+
+
+def test_a_pace_is_told_as_its_quota_per_period(clock: ManualClock) -> None:
+    """As the same limit inline is; what is left is of the burst."""
+    specs = parse_policies(
+        """
+version: 1
+limiters:
+  even: {strategy: gcra, limit: 100, period: 1m}
+  burst: {strategy: gcra, limit: 100, period: 1m, burst: 20}
+"""
+    ).policies
+    with Door(policies=[*specs.values()], clock=clock) as door:
+        client = Client(door.port)
+        even = client.post("/check", {"policy": "even", "key": "k"})
+        assert even.headers["ratelimit-policy"] == '"even";q=100;w=60'
+        burst = client.post("/check", {"policy": "burst", "key": "k"})
+        assert burst.headers["ratelimit-policy"] == '"burst";q=100;w=60'
+        assert burst.json["limit"] == 20
+        assert burst.json["remaining"] == int(burst.headers["ratelimit"].split(";")[1][2:]) < 20
+        client.close()
+
+
+def test_a_client_without_a_default_policy_is_told_how_to_get_one(named: Client) -> None:
+    """The path names no policy, so the error has to."""
+    reply = named.get("/check/alice")
+    assert (reply.status, reply.json["code"]) == (404, "unknown_policy")
+    assert "'default'" in reply.json["detail"]
+    assert "POST /check" in reply.json["detail"]
+
+
+def test_bad_tokens_are_called_tokens(named: Client) -> None:
+    """And not by the name that they have further down."""
+    reply = named.post("/v1/debit", {"policy": "llm", "key": "k", "tokens": 0})
+    assert reply.status == 400
+    assert reply.json["detail"].startswith("tokens must be an integer from 1")
+
+
 def test_a_budget_counts_what_was_used(named: Client) -> None:
     """The crossing debit counts in full, the next one is refused."""
     asked = {"policy": "llm", "key": "k"}

@@ -81,6 +81,9 @@ def test_the_description_is_served_and_shown(client: Client) -> None:
     Look().feed(page.body.decode())
     assert outside == []
     assert all(f" {path}<" in page.body.decode() for path in openapi()["paths"])
+    body_of_check = page.body.decode().partition(" /check<")[2].partition("</pre>")[0]
+    assert "window_ms" in body_of_check
+    assert "$ref" not in body_of_check
 
 
 def test_head_is_get_without_a_body(client: Client) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 from collections.abc import Sequence
@@ -13,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.service.greeting import shown_store
-from penstock.service.options import is_loopback
+from penstock.service.certificates import names_in
+from penstock.service.greeting import greeting, shown_store
+from penstock.service.options import ServeOptions, TlsFiles, is_loopback
 from tests.servers.process import REPO, NotReady, eventually
 
 from .serving import PENSTOCK, Client, Penstock
@@ -44,6 +47,12 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
         (["--store", "carrier-pigeon://"], "memory://"),
         (["--http-port", "70000"], "--http-port"),
         (["--workers", "0"], "--workers"),
+        (["--drain", "nan"], "--drain must be 0 to 3600 seconds"),
+        (["--drain", "-5"], "--drain must be 0 to 3600 seconds"),
+        (["--drain", "inf"], "--drain must be 0 to 3600 seconds"),
+        (["--host", "nonesuch.invalid", "--insecure"], "--host 'nonesuch.invalid' is not"),
+        (["--host", "192.0.2.1", "--insecure"], "--host 192.0.2.1 is not an address of this"),
+        (["--host", "192.0.2.1", "--insecure", "--no-http"], "--host 192.0.2.1 is not"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_its_fix(flags: list[str], fix: str) -> None:
@@ -182,11 +191,11 @@ def openssl(folder: Path, *words: str) -> None:
     subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
 
 
-def make_certificates(folder: Path) -> None:
+def make_certificates(folder: Path, names: str = "IP:127.0.0.1") -> None:
     """An authority, a server's certificate and a client's, in PEM files."""
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     openssl(folder, "req", "-x509", *key, *_files("ca"), "-subj", "/CN=test authority")
-    for name, more in (("server", ["-addext", "subjectAltName=IP:127.0.0.1"]), ("client", [])):
+    for name, more in (("server", ["-addext", f"subjectAltName={names}"]), ("client", [])):
         signer = ["-CA", "ca.pem", "-CAkey", "ca.key"]
         openssl(folder, "req", "-x509", *key, *_files(name), *signer, "-subj", f"/CN={name}", *more)
 
@@ -198,8 +207,8 @@ def _files(name: str) -> list[str]:
 class Guarded(Penstock):
     """`penstock serve` behind TLS, which a plain ping cannot pass."""
 
-    def __init__(self, context: ssl.SSLContext, flags: Sequence[str]) -> None:
-        super().__init__(*flags)
+    def __init__(self, context: ssl.SSLContext, flags: Sequence[str], grpc: bool = False) -> None:
+        super().__init__(*flags, grpc=grpc)
         self._context = context
 
     def ping(self) -> None:
@@ -231,6 +240,68 @@ def test_clients_can_be_asked_for_certificates(tmp_path: Path) -> None:
             server.ask(stranger)
         assert server.ask(knows) == 200
         assert "Traceback" not in server.log_path.read_text()
+
+
+def files_in(folder: Path, *words: str) -> list[str]:
+    """Flags, with their files in a folder."""
+    return [word if word.startswith("--") else str(folder / word) for word in words]
+
+
+TLS = ("--tls-cert", "server.pem", "--tls-key", "server.key")
+
+
+@pytest.mark.skipif(not (shutil.which("openssl") and shutil.which("curl")), reason="needs both")
+@pytest.mark.parametrize("names", ["IP:127.0.0.1", "DNS:limits.example.com", "DNS:*.example.com"])
+def test_the_line_that_is_printed_works_whatever_the_certificate_is_for(
+    tmp_path: Path, names: str
+) -> None:
+    """And says which name clients have to use, where it is not the address itself."""
+    make_certificates(tmp_path, names)
+    trusts = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    trusts.check_hostname = False
+    with Guarded(trusts, files_in(tmp_path, *TLS)) as server:
+        said = eventually(lambda: _said(server, "try:"), within=5, what="the greeting")
+        line = said.partition("try:")[2].splitlines()[0]
+        done = subprocess.run(line, shell=True, capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout)["allowed"]
+    assert ("(the certificate is for" in said) == (names != "IP:127.0.0.1")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_what_has_to_be_put_into_the_printed_line_is_said(tmp_path: Path) -> None:
+    """Where clients are asked for certificates, whose files are not known here."""
+    make_certificates(tmp_path)
+    cert, key, ca = (str(tmp_path / name) for name in ("server.pem", "server.key", "ca.pem"))
+    options = ServeOptions(tls_cert=cert, tls_key=key, tls_ca=ca)
+    line, note = greeting(options, {})[-2:]
+    assert line.startswith("try:  curl -sS --cacert")
+    assert "--cert CLIENT.pem" in line
+    assert "CLIENT.pem and CLIENT-KEY.pem" in note
+
+
+def test_a_certificate_that_cannot_be_read_has_no_names(tmp_path: Path) -> None:
+    """The doors say what is wrong with it; the greeting need not."""
+    junk = tmp_path / "junk.pem"
+    junk.write_text("junk")
+    assert names_in(TlsFiles(str(junk), str(junk))) == []
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_what_strangers_send_to_the_grpc_port_adds_no_lines_to_the_log(tmp_path: Path) -> None:
+    """The library's core would write its own, in its own form, for each failed handshake."""
+    pytest.importorskip("grpc")
+    make_certificates(tmp_path)
+    trusts = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    files = ["--tls-cert", str(tmp_path / "server.pem"), "--tls-key", str(tmp_path / "server.key")]
+    with Guarded(trusts, [*files, "--log-format", "json"], grpc=True) as server:
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", server.grpc_port), 5) as line:
+                line.sendall(b"GET / HTTP/1.1\r\nEVIL\n\x1b[31m\r\n\r\n")
+                with contextlib.suppress(ConnectionError):
+                    line.recv(100)
+        server.stop()
+        lines = [json.loads(line) for line in server.log_path.read_text().splitlines()]
+    assert {line["logger"] for line in lines} == {"penstock.serve"}
 
 
 def test_a_stores_password_is_not_shown() -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from ..http.access import Token
+from ..metrics import Replies
 from .places import Places
 
 __all__ = ["Access"]
@@ -26,37 +27,50 @@ else:
 
 
 class Access(_Handler):
-    """The methods of the door, by full name. Those in `public` need neither token nor place and
-    are there until the end. `turned_away` counts the calls that came too late."""
+    """The methods of the door, by full name. Those in `public` need no token and are there until
+    the end; those in `pools` need a place in theirs. `turned_away` counts the calls that came too
+    late, `replies` all that were refused here."""
 
     def __init__(
         self,
         handlers: Mapping[str, Any],
         token: str | None,
         public: Iterable[str],
-        places: Places,
+        pools: Mapping[str, Places],
         leaving: asyncio.Event,
+        replies: Replies,
     ) -> None:
-        self._handlers = dict(handlers)
+        guests = frozenset(public)
+        self._methods = {
+            name: (handler, pools.get(name), name in guests) for name, handler in handlers.items()
+        }
         self._token = None if token is None else Token(token)
-        self._public = frozenset(public)
-        self._places = places
         self._leaving = leaving
+        self._replies = replies
         self.turned_away = 0
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        method = handler_call_details.method
-        handler = self._handlers.get(method)
-        if handler is None or method in self._public:
-            return handler
-        if self._token is not None:
-            metadata = handler_call_details.invocation_metadata
-            if not self._token.accept(_authorization(metadata)):
-                return _UNKNOWN
-        if self._leaving.is_set():
-            self.turned_away += 1
-            return _TOO_LATE
-        return handler if self._places.taken < self._places.limit else _FULL
+        found = self._methods.get(handler_call_details.method)
+        if found is None:
+            self._replies.codes["UNIMPLEMENTED"] += 1
+            return None
+        handler, pool, public = found
+        if not public:
+            if self._token is not None:
+                metadata = handler_call_details.invocation_metadata
+                if not self._token.accept(_authorization(metadata)):
+                    return self._refused(_UNKNOWN)
+            if self._leaving.is_set():
+                self.turned_away += 1
+                return self._refused(_TOO_LATE)
+        if pool is not None and pool.taken >= pool.limit:
+            self._replies.shed += 1
+            return self._refused(_FULL)
+        return handler
+
+    def _refused(self, refusal: _Refusal) -> Any:
+        self._replies.codes[refusal.status.name] += 1
+        return refusal.handler
 
 
 def _authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
@@ -66,19 +80,22 @@ def _authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
     return None
 
 
-def _refusal(status: grpc.StatusCode, text: str) -> Any:
-    async def refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await context.abort(status, text)
+class _Refusal:
+    """A method that refuses. It is a stream on both sides, since that kind waits for no message."""
 
-    # A stream on both sides, since that kind waits for no message.
-    return grpc.stream_stream_rpc_method_handler(refuse)
+    def __init__(self, status: grpc.StatusCode, text: str) -> None:
+        async def refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            await context.abort(status, text)
+
+        self.status = status
+        self.handler: Any = grpc.stream_stream_rpc_method_handler(refuse)
 
 
-_UNKNOWN = _refusal(
+_UNKNOWN = _Refusal(
     grpc.StatusCode.UNAUTHENTICATED,
     "this service wants a token, as metadata 'authorization: Bearer <token>'",
 )
-_TOO_LATE = _refusal(grpc.StatusCode.UNAVAILABLE, "this service is stopping; ask another one")
-_FULL = _refusal(
+_TOO_LATE = _Refusal(grpc.StatusCode.UNAVAILABLE, "this service is stopping; ask another one")
+_FULL = _Refusal(
     grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls are at work here; ask again in a moment"
 )

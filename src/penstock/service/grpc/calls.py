@@ -12,7 +12,8 @@ cancels the coroutine, and with it the wait for the store.
 
 from __future__ import annotations
 
-from asyncio import CancelledError, current_task
+from asyncio import CancelledError, Task, current_task
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from time import monotonic, perf_counter
 from typing import Any, cast
@@ -20,15 +21,14 @@ from typing import Any, cast
 import grpc
 from google.protobuf.message import Message
 
-from ...core.errors import ConfigInvalidError
 from ...wire.messages import decision_message, fill, forecast_message
 from ...wire.proto import rate_limiter_pb2 as pb
 from ...wire.proto.rate_limiter_pb2_grpc import RATE_LIMITER, RATE_LIMITER_METHODS
 from ..core import Service
 from .errors import DeadlineError, refuse
-from .places import Places
+from .places import Places, required
 
-__all__ = ["Answers", "handlers"]
+__all__ = ["Answers", "handlers", "never_now", "unary"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Answer = Callable[[Any], Awaitable[Message]]
@@ -40,53 +40,56 @@ def handlers(service: Service, places: Places) -> dict[str, Any]:
     """What the library calls, by the full name of the method."""
     answers = Answers(service)
     observe = service.metrics.latency("grpc").observe
+    codes = service.metrics.grpc.codes
     made = {}
     for name, (request, _) in RATE_LIMITER_METHODS.items():
-        now = answers.check_now if name == "Check" else _never_now
-        method = _method(request.FromString, now, answers.named(name), places, observe)
+        now = answers.check_now if name == "Check" else never_now
+        answer = answers.named(name)
+        method = unary(request.FromString, now, answer, places, observe, codes)
         made[f"/{RATE_LIMITER}/{name}"] = grpc.stream_unary_rpc_method_handler(method)
     return made
 
 
-def _never_now(request: Any) -> None:
+def never_now(request: Any) -> None:
     """For calls that are not worth a way without waiting."""
 
 
-def _method(
+def unary(
     parse: Callable[[bytes], Any],
     now: AnswerNow,
     answer: Answer,
     places: Places,
     observe: Callable[[float], None],
+    codes: Counter[str],
 ) -> Method:
-    """One coroutine for all of a call: each further one would cost Check a percent or two."""
-    waiting = places.waiting
+    """One coroutine for all of a call: each further one would cost Check a percent or two. It runs
+    in a task of its own, which ends when the library has sent the reply."""
+    waiting, answering, leave = places.waiting, places.answering, places.leave
 
     async def method(_: object, context: Context) -> bytes:
-        task = current_task()
+        task = cast("Task[Any]", current_task())
         waiting[task] = monotonic()
         places.taken += 1
+        task.add_done_callback(leave)
         try:
             try:
                 raw = await context.read()
             except CancelledError:
                 if task in waiting:
                     raise
-                raise DeadlineError(f"no message within {places.arrival_s:g} s") from None
+                raise places.too_late() from None
             finally:
                 waiting.pop(task, None)
-            if not isinstance(raw, bytes):
-                raise ConfigInvalidError("the call came without a message")
             began = perf_counter()
-            request = parse(raw)
+            request = parse(required(raw))
             if context.time_remaining() == 0:
                 raise DeadlineError("the deadline passed before the call could be answered")
             response = (now(request) or await answer(request)).SerializeToString()
         except Exception as error:
-            await refuse(context, error)
-        finally:
-            places.taken -= 1
+            await refuse(context, error, codes)
         observe(perf_counter() - began)
+        codes["OK"] += 1
+        answering[task] = monotonic(), context
         return response
 
     return method

@@ -7,6 +7,7 @@ other exception stays inside: it is a fault of ours, and is logged with its trac
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Any, NoReturn
 
 import grpc
@@ -20,7 +21,7 @@ from ...core.errors import (
 )
 from ..core import UnknownPolicyError
 
-__all__ = ["DeadlineError", "refuse", "status_of"]
+__all__ = ["DeadlineError", "UnknownServiceError", "refuse", "status_of"]
 
 _log = logging.getLogger("penstock.service.grpc")
 
@@ -32,6 +33,10 @@ class DeadlineError(Exception):
     the caller it is a status of the protocol, not an error of ours."""
 
 
+class UnknownServiceError(Exception):
+    """Asked about by a health probe, and not served here."""
+
+
 # The first class that fits: an unknown policy is also an invalid one.
 _STATUSES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (UnknownPolicyError, grpc.StatusCode.NOT_FOUND),
@@ -40,6 +45,7 @@ _STATUSES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (StoreUnavailableError, grpc.StatusCode.UNAVAILABLE),
     (QueueFullError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (DeadlineError, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (UnknownServiceError, grpc.StatusCode.NOT_FOUND),
 )
 
 
@@ -53,9 +59,12 @@ def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
     return grpc.StatusCode.INTERNAL, "the service failed to answer; its log says why"
 
 
-async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
-    """End the call with the status that stands for `error`."""
+async def refuse(
+    context: grpc.aio.ServicerContext[Any, Any], error: Exception, codes: Counter[str]
+) -> NoReturn:
+    """End the call with the status that stands for `error`, and count it."""
     status, text = status_of(error)
+    codes[status.name] += 1
     if status is grpc.StatusCode.INTERNAL:
         _log.error("a call failed", exc_info=error)
     await context.abort(status, text)

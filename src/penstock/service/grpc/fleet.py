@@ -7,6 +7,7 @@ is read, and in the same time for any wrong secret.
 from __future__ import annotations
 
 import ipaddress
+from collections import Counter
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,7 +19,7 @@ from ...wire.proto import fleet_pb2 as pb
 from ...wire.proto.fleet_pb2_grpc import FLEET, FLEET_METHODS
 from ..core import Service
 from ..http.access import Token
-from .calls import Context, Method, _method, _never_now
+from .calls import Context, Method, never_now, unary
 from .places import Places
 
 __all__ = ["FLEET", "fleet_handlers"]
@@ -36,19 +37,20 @@ def fleet_handlers(service: Service, places: Places, secret: str | None) -> dict
         reject("the fleet's secret must not be empty")
     answers = _Answers(service)
     observe = service.metrics.latency("grpc").observe
+    codes = service.metrics.grpc.codes
     request, _ = FLEET_METHODS["Reserve"]
-    method = _method(request.FromString, _never_now, answers.reserve, places, observe)
-    guarded = _guarded(method, None if secret is None else Token(secret))
+    method = unary(request.FromString, never_now, answers.reserve, places, observe, codes)
+    guarded = _guarded(method, None if secret is None else Token(secret), codes)
     return {f"/{FLEET}/Reserve": grpc.stream_unary_rpc_method_handler(guarded)}
 
 
-def _guarded(method: Method, secret: Token | None) -> Method:
+def _guarded(method: Method, secret: Token | None, codes: Counter[str]) -> Method:
     async def guarded(requests: object, context: Context) -> bytes:
-        if secret is None:
-            if not _is_local(context.peer()):
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, _LOCAL_ONLY)
-        elif not _presents(context, secret):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, _NO_SECRET)
+        known = _is_local(context.peer()) if secret is None else _presents(context, secret)
+        if not known:
+            codes[grpc.StatusCode.UNAUTHENTICATED.name] += 1
+            text = _LOCAL_ONLY if secret is None else _NO_SECRET
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
         return await method(requests, context)
 
     return guarded

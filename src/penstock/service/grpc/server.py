@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from functools import partial
 
 import grpc
 
 from ...core.validation import reject
 from ..core import Service
+from ..files import GRPC_CONNECTIONS
 from ..options import TlsFiles
 from .access import Access
 from .calls import handlers
 from .fleet import fleet_handlers
-from .places import ARRIVAL_S, MAX_CONCURRENT, Places
-from .standard import Health, Reflection
+from .lines import cut
+from .places import ARRIVAL_S, MAX_CONCURRENT, MAX_STREAMS, TAKING_S, Places
+from .standard import HEALTH_WATCH, REFLECTION_INFO, Health, Reflection
 from .tls import credentials
 
 __all__ = ["MAX_MESSAGE_BYTES", "GrpcDoor", "open_grpc"]
@@ -21,6 +25,8 @@ __all__ = ["MAX_MESSAGE_BYTES", "GrpcDoor", "open_grpc"]
 MAX_MESSAGE_BYTES = 5 * 1024 * 1024
 """A batch of 1,000 keys of 4,096 bytes, and some air."""
 
+_MAX_STREAMS_PER_CONNECTION = 256
+_IDLE_MS = 300_000
 _MAX_METADATA_BYTES = 16 * 1024
 _PING_EVERY_MS = 60_000
 _PING_TIMEOUT_MS = 20_000
@@ -41,13 +47,13 @@ class GrpcDoor:
         server: grpc.aio.Server,
         port: int,
         access: Access,
-        places: Places,
+        pools: Sequence[Places],
         leaving: asyncio.Event,
     ) -> None:
         self.port = port
         self._server = server
         self._access = access
-        self._places = places
+        self._pools = pools
         self._leaving = leaving
 
     async def drain(self, seconds: float) -> None:
@@ -58,12 +64,13 @@ class GrpcDoor:
         self._leaving.set()
         await self._settle(began + seconds)
         await self._server.stop(max(0.0, began + seconds - loop.time()))
-        self._places.stop()
+        for pool in self._pools:
+            pool.stop()
 
     async def _settle(self, until: float) -> None:
         """Wait until no call is at work, and then for a moment in which none comes."""
         loop = asyncio.get_running_loop()
-        while self._places.taken and loop.time() < until:
+        while any(pool.taken for pool in self._pools) and loop.time() < until:
             await asyncio.sleep(_LULL_S / 5)
         until = min(until, loop.time() + _SETTLE_S)
         while loop.time() < until:
@@ -82,38 +89,50 @@ async def open_grpc(
     token: str | None = None,
     fleet_secret: str | None = None,
     max_concurrent: int = MAX_CONCURRENT,
+    max_streams: int = MAX_STREAMS,
+    max_connections: int = GRPC_CONNECTIONS,
     arrival_s: float = ARRIVAL_S,
+    taking_s: float = TAKING_S,
     reuse_port: bool = False,
 ) -> GrpcDoor:
     """Serve `service` on `host`:`port`; port 0 takes a free one.
 
     With a `token`, every call but those of the health service must present it. `fleet_secret` is
     what a caller must present to be handed out budget; by default the token, and without either
-    only callers on this machine are. `max_concurrent` calls may be at work at once, and the
-    message of each has `arrival_s` seconds to arrive. `reuse_port` lets several processes share
-    one port, and must not be set otherwise: a port that is taken would go unnoticed.
+    only callers on this machine are. `max_concurrent` calls may be at work at once; the message of
+    each has `arrival_s` seconds to arrive, and its reply `taking_s` to be read. Beside them
+    `max_streams` may watch the health, and as many reflect. Of connections there may be
+    `max_connections`; one more is closed before it has said anything. `reuse_port` lets several
+    processes share one port, and must not be set otherwise: a port that is taken would go
+    unnoticed.
     """
     if token is not None and not token.strip():
         reject("the token must not be empty")
     leaving = asyncio.Event()
-    places = Places(max_concurrent, arrival_s)
-    health = Health(places, leaving).handlers()
-    fleet = fleet_handlers(service, places, token if fleet_secret is None else fleet_secret)
-    calls = {
+    replies = service.metrics.grpc
+    places, probes = (Places(max_concurrent, arrival_s, taking_s) for _ in range(2))
+    watches, reflections = (Places(max_streams, arrival_s, taking_s) for _ in range(2))
+    health = Health(probes, watches, leaving, replies.codes).handlers()
+    reflection = Reflection(reflections, leaving, replies.codes).handlers()
+    decisions = {
         **handlers(service, places),
-        **fleet,
-        **Reflection(places, leaving).handlers(),
-        **health,
+        **fleet_handlers(service, places, token if fleet_secret is None else fleet_secret),
     }
-    access = Access(calls, token, health, places, leaving)
-    server = grpc.aio.server(
-        handlers=(access,),
-        options=_options(reuse_port),
-    )
+    pools = {
+        **dict.fromkeys(decisions, places),
+        HEALTH_WATCH: watches,
+        REFLECTION_INFO: reflections,
+    }
+    calls = {**decisions, **reflection, **health}
+    access = Access(calls, token, health, pools, leaving, replies)
+    server = grpc.aio.server(handlers=(access,), options=_options(reuse_port, max_connections))
     bound = _listen(server, host, port, tls)
     await server.start()
-    places.start()
-    return GrpcDoor(server, bound, access, places, leaving)
+    every = (places, probes, watches, reflections)
+    for pool in every:
+        pool.cut = partial(cut, bound)
+        pool.start()
+    return GrpcDoor(server, bound, access, every, leaving)
 
 
 def _listen(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None) -> int:
@@ -128,8 +147,12 @@ def _listen(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None)
         reject(f"cannot serve gRPC on {address}: the port is in use; choose another --grpc-port")
 
 
-def _options(reuse_port: bool) -> list[tuple[str, int]]:
+def _options(reuse_port: bool, max_connections: int) -> list[tuple[str, int]]:
     return [
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.max_concurrent_streams", _MAX_STREAMS_PER_CONNECTION),
+        # Clients connect again by themselves when they have something to ask.
+        ("grpc.max_connection_idle_ms", _IDLE_MS),
         ("grpc.so_reuseport", int(reuse_port)),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_metadata_size", _MAX_METADATA_BYTES),

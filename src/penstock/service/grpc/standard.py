@@ -1,12 +1,14 @@
 """The two services that every gRPC server is expected to have: health and reflection.
 
-Both have calls that stay open for as long as the client likes. Each takes a place for as long, and
-they end by themselves when the door drains, so that they never hold it up.
+Both have calls that stay open for as long as the client likes, and probes carry no token. So these
+calls have places of their own, of which a stranger may take all without keeping out a call that
+decides something; and they end by themselves when the door drains, so that they never hold it up.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import grpc
@@ -17,73 +19,80 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from ...wire.proto import POOL
 from ...wire.proto.fleet_pb2_grpc import FLEET
 from ...wire.proto.rate_limiter_pb2_grpc import RATE_LIMITER
-from .errors import refuse
+from .calls import never_now, unary
+from .errors import UnknownServiceError, refuse
 from .places import Places
 
-__all__ = ["HEALTH", "Health", "Reflection"]
+__all__ = ["HEALTH", "HEALTH_CHECK", "HEALTH_WATCH", "REFLECTION_INFO", "Health", "Reflection"]
 
 HEALTH = "grpc.health.v1.Health"
+HEALTH_CHECK = f"/{HEALTH}/Check"
+HEALTH_WATCH = f"/{HEALTH}/Watch"
 REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
+REFLECTION_INFO = f"/{REFLECTION}/ServerReflectionInfo"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _Status = health_pb2.HealthCheckResponse
+_parse = health_pb2.HealthCheckRequest.FromString
 
 
 class Health:
-    """`grpc.health.v1`: serving until the door drains, as a whole ("") and by name."""
+    """`grpc.health.v1`: serving until the door drains, as a whole ("") and by name.
 
-    def __init__(self, places: Places, leaving: asyncio.Event) -> None:
-        self._places = places
+    `probes` holds Check to its times, and to no number: a probe that is refused when there are many
+    would have a service restarted for being asked.
+    """
+
+    def __init__(
+        self, probes: Places, watches: Places, leaving: asyncio.Event, codes: Counter[str]
+    ) -> None:
+        self._probes = probes
+        self._watches = watches
         self._leaving = leaving
+        self._codes = codes
         self._known = ("", RATE_LIMITER, FLEET)
 
     def handlers(self) -> dict[str, Any]:
+        check = unary(_parse, never_now, self._check, self._probes, _unseen, self._codes)
         return {
-            f"/{HEALTH}/Check": grpc.unary_unary_rpc_method_handler(self._check),
-            f"/{HEALTH}/Watch": grpc.unary_stream_rpc_method_handler(self._watch),
+            HEALTH_CHECK: grpc.stream_unary_rpc_method_handler(check),
+            HEALTH_WATCH: grpc.stream_stream_rpc_method_handler(self._watch),
         }
 
-    async def _check(self, raw: bytes, context: Context) -> bytes:
-        if (name := await _service_name(raw, context)) not in self._known:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service here")
-        return self._message(name)
+    async def _check(self, request: Any) -> Any:
+        if request.service not in self._known:
+            raise UnknownServiceError("there is no such service here")
+        return self._message(request.service)
 
-    async def _watch(self, raw: bytes, context: Context) -> None:
-        if self._places.taken >= self._places.limit:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls are at work")
-        name = await _service_name(raw, context)
-        self._places.taken += 1
+    async def _watch(self, _: object, context: Context) -> None:
         try:
-            await context.write(self._message(name))
-            if not self._leaving.is_set():
-                await self._leaving.wait()
-                await context.write(self._message(name))
-        finally:
-            self._places.taken -= 1
+            name = _parse(await self._watches.first_message(context)).service
+        except Exception as error:
+            await refuse(context, error, self._codes)
+        await context.write(self._message(name).SerializeToString())
+        if not self._leaving.is_set():
+            await self._leaving.wait()
+            await context.write(self._message(name).SerializeToString())
+        self._codes["OK"] += 1
 
-    def _message(self, name: str) -> bytes:
+    def _message(self, name: str) -> Any:
         if name not in self._known:
-            status = _Status.SERVICE_UNKNOWN
-        else:
-            status = _Status.NOT_SERVING if self._leaving.is_set() else _Status.SERVING
-        message: bytes = _Status(status=status).SerializeToString()
-        return message
+            return _Status(status=_Status.SERVICE_UNKNOWN)
+        leaving = self._leaving.is_set()
+        return _Status(status=_Status.NOT_SERVING if leaving else _Status.SERVING)
 
 
-async def _service_name(raw: bytes, context: Context) -> str:
-    try:
-        name: str = health_pb2.HealthCheckRequest.FromString(raw).service
-    except DecodeError as error:
-        await refuse(context, error)
-    return name
+def _unseen(seconds: float) -> None:
+    """The time that a probe takes says nothing about requests."""
 
 
 class Reflection:
     """Tells a client without the protos what is served here."""
 
-    def __init__(self, places: Places, leaving: asyncio.Event) -> None:
+    def __init__(self, places: Places, leaving: asyncio.Event, codes: Counter[str]) -> None:
         self._places = places
         self._leaving = leaving
+        self._codes = codes
         # Ours are in a pool of their own; the standard ones join them there.
         for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
             POOL.AddSerializedFile(file.serialized_pb)
@@ -91,8 +100,7 @@ class Reflection:
         self._servicer: Any = reflection.ReflectionServicer(names, POOL)
 
     def handlers(self) -> dict[str, Any]:
-        handler = grpc.stream_stream_rpc_method_handler(self._info)
-        return {f"/{REFLECTION}/ServerReflectionInfo": handler}
+        return {REFLECTION_INFO: grpc.stream_stream_rpc_method_handler(self._info)}
 
     async def _info(self, requests: Any, context: Context) -> None:
         leaving = asyncio.ensure_future(self._leaving.wait())
@@ -102,6 +110,7 @@ class Reflection:
                 request = _reflection_request(raw)
                 for response in self._servicer.ServerReflectionInfo(iter((request,)), context):
                     await context.write(response.SerializeToString())
+            self._codes["OK"] += 1
         finally:
             self._places.taken -= 1
             leaving.cancel()

@@ -113,8 +113,9 @@ class Answers:
         )
         return head.encode("ascii") + body
 
-    def document(self, status: int, value: Any) -> bytes:
-        return self.plain(status, json.dumps(value, separators=(",", ":")).encode())
+    def document(self, status: int, value: Any, headers: tuple[str, ...] = ()) -> bytes:
+        body = json.dumps(value, separators=(",", ":")).encode()
+        return self.plain(status, body, headers=headers)
 
     def problem(self, problem: Problem) -> bytes:
         return self.plain(problem.status, problem.body(), _PROBLEM, problem.headers)

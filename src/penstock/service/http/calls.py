@@ -10,6 +10,7 @@ import types
 from collections.abc import Coroutine, Generator
 from typing import Any
 
+from ...adapters.headers import policy_field
 from ...core.decision import Decision
 from ...stores.memory import MemoryStore
 from ..core import Service
@@ -48,6 +49,12 @@ class Calls:
 
     def check_client(self, legacy: bool, client: str, _body: bytes) -> Answer:
         """`GET /check/{client}`, under the policy named `default`."""
+        if "default" not in self._service.policies:
+            raise ProblemError(
+                "unknown_policy",
+                "this path asks the policy named 'default', which the policy file does not have; "
+                "add one of that name to it, or name another with POST /check",
+            )
         check = self._service.checker("default")
         if check is None:
             return self._later_client(client, legacy)
@@ -147,9 +154,16 @@ class Calls:
         policy = self._service.policies.get(name)
         # A reload may have taken the policy away while the store was asked.
         limit, window_ms = (
-            (decision.limit, None) if policy is None else (policy.limit, policy.window_ms)
+            (decision.limit, None) if policy is None else (policy.quota, policy.window_ms)
         )
         return self._answers.label(name, limit, window_ms)
+
+    def _policy_line(self, name: str) -> tuple[str, ...]:
+        """The header for answers that are about a policy and not about one decision."""
+        policy = self._service.policies.get(name)
+        if policy is None:
+            return ()
+        return (f"RateLimit-Policy: {policy_field(name, policy.quota, policy.window_ms)}",)
 
     def _one(self, policy: str, asked: Coroutine[Any, Any, Decision], legacy: bool) -> Answer:
         async def reply() -> bytes:
@@ -163,7 +177,8 @@ class Calls:
     async def _many(self, policy: str, keys: list[str], cost: int) -> bytes:
         decisions = await self._service.check_many(policy, keys, cost)
         listed = ",".join(map(decision_json, decisions))
-        return self._answers.plain(200, f'{{"decisions":[{listed}]}}'.encode())
+        body = f'{{"decisions":[{listed}]}}'.encode()
+        return self._answers.plain(200, body, headers=self._policy_line(policy))
 
     async def _forecast(self, policy: str, key: str, cost: int) -> bytes:
         forecast = await self._service.forecast(policy, key, cost)
@@ -172,7 +187,7 @@ class Calls:
             "next_replenish_at": forecast.next_replenish_at,
             "full_at": forecast.full_at,
         }
-        return self._answers.document(200, {"forecast": fields})
+        return self._answers.document(200, {"forecast": fields}, self._policy_line(policy))
 
     async def _admit(self, fields: dict[str, Any], legacy: bool) -> bytes:
         admission = await self._service.admit(**fields)

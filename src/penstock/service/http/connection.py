@@ -31,7 +31,17 @@ _END_CLOSING = b"\r\nConnection: close\r\n\r\n"
 class Connection(asyncio.Protocol):
     """`since` is when it last changed: became idle, began a request, was told to wait."""
 
-    __slots__ = ("_door", "_ending", "_out", "_reader", "_stalled", "_task", "_transport", "since")
+    __slots__ = (
+        "_door",
+        "_ending",
+        "_heard_all",
+        "_out",
+        "_reader",
+        "_stalled",
+        "_task",
+        "_transport",
+        "since",
+    )
 
     def __init__(self, door: HttpDoor) -> None:
         self._door = door
@@ -41,6 +51,8 @@ class Connection(asyncio.Protocol):
         self._task: asyncio.Task[bytes] | None = None
         self._stalled = False
         self._ending = False
+        # Whether the client has said all that it wants.
+        self._heard_all = False
         self.since = door.now
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -64,10 +76,13 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def eof_received(self) -> bool:
-        """A client that has said all it wants still gets its answer, where the transport can."""
-        waits = self._task is not None and self._transport.can_write_eof()
-        self._ending = True
-        return waits
+        """A client that has said all it wants still gets its answers, where the transport can."""
+        self._heard_all = True
+        busy = self._task is not None or self._stalled
+        if not busy or not self._transport.can_write_eof():
+            self._ending = True
+            return False
+        return True
 
     def pause_writing(self) -> None:
         self._stalled = True
@@ -142,16 +157,21 @@ class Connection(asyncio.Protocol):
             answer = door.result(done)
             self._send(self._shape(plan, answer) if plan.shaped else answer)
             door.observe(perf_counter() - began)
-            if self._reader.buffered and not self._stalled:
+            if not self._stalled and (self._reader.buffered or self._heard_all):
                 self._go_on()
 
         task.add_done_callback(answered)
         return None
 
     def _go_on(self) -> None:
-        if not self._ending and not self._transport.is_closing():
-            self._transport.resume_reading()
-            self._pump()
+        if self._ending or self._transport.is_closing():
+            return
+        self._transport.resume_reading()
+        self._pump()
+        if self._heard_all and self._task is None and not self._stalled:
+            # What is left, if anything, is a request that will never be whole.
+            self._ending = True
+            self._transport.close()
 
     def _send(self, reply: bytes) -> None:
         transport = self._transport

@@ -37,6 +37,18 @@ def exposition(
         "Replies of the HTTP door.",
         ((f'status="{status}"', count) for status, count in sorted(statuses.items())),
     )
+    lines += _family(
+        "penstock_grpc_responses_total",
+        "counter",
+        "Replies of the gRPC door.",
+        ((f'code="{code}"', count) for code, count in sorted(counted.grpc_codes.items())),
+    )
+    lines += _family(
+        "penstock_grpc_shed_total",
+        "counter",
+        "gRPC calls refused because there were too many.",
+        [("", counted.grpc_shed)],
+    )
     for name, value in gauges.items():
         kind = "counter" if name.endswith("_total") else "gauge"
         lines += _family(f"penstock_http_{name}", kind, _GAUGES[name], [("", value)])
@@ -71,11 +83,14 @@ def _policies(policies: Mapping[str, Mapping[str, int]]) -> Iterable[str]:
     )
 
 
+_RECLAIMED = "Slots taken back from holders that fell silent."
+
+
 def _slots(slots: Mapping[str, Mapping[str, int]]) -> Iterable[str]:
     for field, name, kind, text in (
         ("limit", "penstock_slots_limit", "gauge", "The ceiling of requests in flight."),
         ("in_flight", "penstock_slots_in_flight", "gauge", "Slots that are held."),
-        ("reclaimed", "penstock_slots_reclaimed_total", "counter", "Slots of dead holders."),
+        ("reclaimed", "penstock_slots_reclaimed_total", "counter", _RECLAIMED),
     ):
         samples = [(f'policy="{_escaped(policy)}"', held[field]) for policy, held in slots.items()]
         yield from _family(name, kind, text, samples)

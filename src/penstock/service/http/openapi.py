@@ -10,8 +10,9 @@ from functools import cache
 from typing import Any
 
 from ...concurrency.laws import MAX_LIMIT
-from ...core.validation import MAX_KEY_BYTES, MAX_SAFE, MAX_SPAN_MS
+from ...core.validation import MAX_KEY_BYTES, MAX_SAFE
 from ..core import MAX_BATCH
+from ..inline import MAX_LOG_LIMIT, MAX_WINDOW_MS
 from .problem import CODES
 
 __all__ = ["openapi", "openapi_json"]
@@ -42,8 +43,18 @@ _VALUE = {
 _TEXTS = {"type": "array", "items": {"type": "string"}}
 _KEYED = {"policy": _POLICY, "key": _KEY}
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": MAX_SAFE}
-_WINDOW = {"type": "integer", "minimum": 1, "maximum": MAX_SPAN_MS}
-_KINDS = ("fixed_window", "sliding_window", "sliding_window_log", "gcra", "token_bucket")
+_LOG_LIMIT = {
+    **_LIMIT,
+    "maximum": MAX_LOG_LIMIT,
+    "description": "A log keeps a stamp for every unit.",
+}
+_WINDOW = {
+    "type": "integer",
+    "minimum": 1,
+    "maximum": MAX_WINDOW_MS,
+    "description": "At most 30 days.",
+}
+_KINDS = ("fixed_window", "sliding_window", "gcra", "token_bucket")
 
 
 def _object(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -86,8 +97,17 @@ _SCHEMAS: dict[str, Any] = {
         {"key": _KEY, "limit": _LIMIT, "window_ms": _WINDOW},
         {"cost": _COST, "strategy": {"type": "string", "enum": [*_KINDS]}},
     ),
+    "InlineLogCheck": _object(
+        {
+            "key": _KEY,
+            "limit": _LOG_LIMIT,
+            "window_ms": _WINDOW,
+            "strategy": {"type": "string", "enum": ["sliding_window_log"]},
+        },
+        {"cost": _COST},
+    ),
     "PolicyCheck": _object(_KEYED, {"cost": _COST}),
-    "Check": {"oneOf": [_ref("InlineCheck"), _ref("PolicyCheck")]},
+    "Check": {"oneOf": [_ref("InlineCheck"), _ref("InlineLogCheck"), _ref("PolicyCheck")]},
     "Forecast": _object(
         {"spendable_now": _WHOLE, "next_replenish_at": _INSTANT, "full_at": _INSTANT}
     ),
@@ -155,6 +175,11 @@ _CALLS: dict[str, tuple[str, Any, Any]] = {
 _DECISION_HEADERS = {
     "RateLimit": 'What is left: `"name";r=9;t=60`.',
     "RateLimit-Policy": 'What the policy grants: `"name";q=10;w=60`.',
+}
+# One decision has both; several, and a forecast, have the policy in common.
+_HEADERS_OF = {
+    **dict.fromkeys(("check", "peek", "debit", "admit"), ("RateLimit", "RateLimit-Policy")),
+    **dict.fromkeys(("check-many", "forecast"), ("RateLimit-Policy",)),
 }
 _LEGACY = [
     {
@@ -239,10 +264,11 @@ def _checks() -> dict[str, Any]:
 def _v1() -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for name, (summary, takes, gives) in _CALLS.items():
+        headers = {field: _DECISION_HEADERS[field] for field in _HEADERS_OF.get(name, ())}
         post = _operation(
             "v1" + name.title().replace("-", ""),
             summary,
-            {"200": _answer("Answered; a denial too is an answer.", gives)},
+            {"200": _answer("Answered; a denial too is an answer.", gives, headers)},
             requestBody=_body(takes),
             parameters=_LEGACY,
         )

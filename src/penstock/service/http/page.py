@@ -53,13 +53,25 @@ def _section(method: str, path: str, operation: dict[str, Any]) -> str:
     ]
     if "requestBody" in operation:
         schema = operation["requestBody"]["content"]["application/json"]["schema"]
-        parts.append(f"<pre>{_shown(schema)}</pre>")
+        parts.append(f"<pre>{_shown(_resolved(schema))}</pre>")
     rows = "".join(
         f"<tr><td><code>{status}</code><td>{escape(answer['description'])}"
         for status, answer in sorted(operation["responses"].items())
     )
     parts.append(f"<details><summary>Answers</summary><table>{rows}</table></details>")
     return "".join(parts)
+
+
+def _resolved(schema: Any) -> Any:
+    """With what it refers to in place: a reader should not have to look it up."""
+    if isinstance(schema, list):
+        return [_resolved(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return _resolved(openapi()["components"]["schemas"][name])
+    return {key: _resolved(value) for key, value in schema.items()}
 
 
 def _shown(schema: Any) -> str:

@@ -1,0 +1,34 @@
+"""What the measurement of the door calls a miss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.http_paths import missed
+
+
+def report(fastapi: float, uvicorn: float, tail: float, redis: float | None) -> dict[str, Any]:
+    return {
+        "rate_ratio": {"fastapi": fastapi, "uvicorn": uvicorn},
+        "half_peak": {"penstock": {"p99_over_p50": tail}},
+        "redis_share_of_memory": redis,
+    }
+
+
+@pytest.mark.parametrize(
+    ("measured", "names"),
+    [
+        (report(3.0, 1.5, 4.9, 0.4), []),
+        (report(2.9, 1.5, 4.9, 0.4), ["rate_over_fastapi"]),
+        (report(3.0, 1.4, 5.0, 0.4), ["rate_over_uvicorn", "p99_over_p50"]),
+        (report(3.0, 1.5, 4.9, 0.39), ["redis_share_of_memory"]),
+        (report(3.0, 1.5, 4.9, None), []),
+    ],
+)
+def test_a_target_is_missed_by_what_was_measured(
+    measured: dict[str, Any], names: list[str]
+) -> None:
+    """And not by what could not be."""
+    assert missed(measured) == names

@@ -1,0 +1,216 @@
+"""Several workers: signals, reloads and deaths, on real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import NotReady, Valkey, eventually, require
+
+from .serving import Client, Penstock, post_bytes
+from .test_serve import run
+
+BODY = b'{"key":"k","limit":1000,"window_ms":3600000}'
+ONE = "version: 1\nlimiters:\n  default: {strategy: fixedWindow, limit: %d, window: 1h}\n"
+SLOTS = "  jobs: {concurrency: {minLimit: 2, maxLimit: 2}}\n"
+
+
+def sqlite(folder: Path) -> list[str]:
+    return ["--workers", "2", "--store", f"sqlite:///{folder}/limits.db?timeout_ms=10000"]
+
+
+def ask(port: int, path: str) -> Any:
+    client = Client(port)
+    try:
+        return client.get(path)
+    finally:
+        client.close()
+
+
+def workers_of(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [
+        int(child)
+        for child in children
+        if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+
+
+def counted(valkey: Valkey) -> int:
+    redis = pytest.importorskip("redis")
+    client = redis.Redis(port=valkey.port)
+    try:
+        [key] = client.keys("*:k")
+        return int(client.hget(key, "c"))
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_whole_group_leaves_no_admitted_request_unanswered(number: int) -> None:
+    """As Ctrl-C and service managers send it: to the supervisor and to each worker."""
+    require("valkey")
+    flags = ["--workers", "2", "--drain", "8", "--store"]
+    request = post_bytes("/check", BODY)
+    with (
+        Valkey() as valkey,
+        Penstock(*flags, f"{valkey.url}?timeout_ms=6000") as server,
+    ):
+        process = server._running()
+        eventually(lambda: _says(server, "try:"), within=20, what="all workers")
+        lines = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(8)]
+        for line in lines:
+            line.sendall(request)
+            assert line.recv(9_999).startswith(b"HTTP/1.1 200")
+        valkey.pause()
+        for line in lines:
+            line.sendall(request)
+        eventually(lambda: _in_flight(server, 8), within=5, what="all at the store")
+        os.killpg(process.pid, number)
+        eventually(lambda: _says(server, "stopping"), within=5, what="the stop")
+        valkey.resume()
+        answers = [line.recv(9_999)[:12] for line in lines]
+        assert answers == [b"HTTP/1.1 200"] * 8
+        assert process.wait(15) == 0
+        assert counted(valkey) == 16
+        for line in lines:
+            line.close()
+
+
+def test_a_signal_to_the_group_stops_it_while_it_starts(tmp_path: Path) -> None:
+    """A worker that is not up yet is ended by it, and that is no fault."""
+    server = Penstock(*sqlite(tmp_path))
+    with server.log_path.open("wb") as log:
+        process = subprocess.Popen(
+            server.command(),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            **server.popen_options(),
+        )
+
+    def starting() -> None:
+        if not workers_of(process.pid):
+            raise NotReady("no worker yet")
+
+    try:
+        eventually(starting, within=20, what="the first worker")
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert "could not start" not in server.log_path.read_text()
+    finally:
+        process.kill()
+        process.wait()
+        server.close()
+
+
+def _in_flight(server: Penstock, wanted: int) -> None:
+    # Two looks are needed to have both workers' counts, which they publish once a second.
+    text = ask(server.port, "/metrics").body.decode()
+    if f"penstock_http_in_flight {wanted}" not in text:
+        raise NotReady(text[-300:])
+
+
+def _says(server: Penstock, word: str) -> None:
+    if word not in server.log_path.read_text():
+        raise NotReady(server.log_path.read_text())
+
+
+def test_the_second_signal_ends_all_of_them_at_once(tmp_path: Path) -> None:
+    """Though a client is still being waited for."""
+    with Penstock(*sqlite(tmp_path), "--drain", "60") as server:
+        eventually(lambda: _says(server, "try:"), within=20, what="all workers")
+        process, workers = server._running(), workers_of(server.pid)
+        with socket.create_connection(("127.0.0.1", server.port), 10) as line:
+            line.sendall(b"GET /health HTTP/1.1\r\nHost: half")
+            eventually(lambda: _connected(server, 2), within=5, what="the connection")
+            process.send_signal(signal.SIGTERM)
+            eventually(lambda: _says(server, "stopping"), within=5, what="the stop")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(5) == 130
+        assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+
+
+def _connected(server: Penstock, wanted: int) -> None:
+    text = ask(server.port, "/metrics").body.decode()
+    if f"penstock_http_connections {wanted}" not in text:
+        raise NotReady(text[-300:])
+
+
+def test_a_reload_is_held_to_what_the_start_is_held_to(tmp_path: Path) -> None:
+    """Slots live in one process: two workers would admit twice as many."""
+    config = tmp_path / "penstock.yaml"
+    config.write_text(ONE % 5)
+    with Penstock("--config", str(config), *sqlite(tmp_path)) as server:
+        eventually(lambda: _says(server, "try:"), within=20, what="all workers")
+        config.write_text(ONE % 5 + SLOTS)
+
+        def refused() -> None:
+            if "--workers 1" not in ask(server.port, "/ready").json["reload_error"]:
+                raise NotReady("not yet")
+
+        eventually(refused, within=10, what="the refusal")
+        assert ask(server.port, "/ready").json["policies"] == 1
+
+
+def test_a_worker_that_dies_is_replaced_while_the_file_is_bad(tmp_path: Path) -> None:
+    """By one that serves the last good file, and tells what is wrong with the one there is."""
+    config = tmp_path / "penstock.yaml"
+    config.write_text(ONE % 5)
+    with Penstock("--config", str(config), *sqlite(tmp_path)) as server:
+        eventually(lambda: _says(server, "try:"), within=20, what="all workers")
+        config.write_text(ONE % 7)
+        eventually(lambda: _limits(server, {7: 8}), within=10, what="the good file")
+        config.write_text("version: 1\nlimiters: {x: {}}\n")
+        eventually(lambda: _says(server, "limiters.x"), within=10, what="the bad file's refusal")
+        before = workers_of(server.pid)
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+
+        def replaced() -> None:
+            fresh = set(workers_of(server.pid)) - set(before)
+            if len(fresh) < 2 or ask(server.port, "/ready").json["reloaded"]:
+                raise NotReady("not yet")
+
+        eventually(replaced, within=20, what="two successors that tell of the bad file")
+        _limits(server, {7: 8})
+        assert "could not start" not in server.log_path.read_text()
+
+
+def _limits(server: Penstock, wanted: dict[int, int]) -> None:
+    """The limits that eight clients on eight connections are told."""
+    told: Counter[int] = Counter()
+    for _ in range(8):
+        policy = ask(server.port, "/check/alice").headers["ratelimit-policy"]
+        told[int(policy.partition("q=")[2].partition(";")[0])] += 1
+    if told != wanted:
+        raise NotReady(str(told))
+
+
+@pytest.mark.parametrize("door", ["http", "grpc"])
+def test_a_port_that_is_taken_is_noticed_though_workers_share_theirs(
+    tmp_path: Path, door: str
+) -> None:
+    """Two services on one port would each admit the limit."""
+    with Penstock(*sqlite(tmp_path), grpc=True) as server:
+        port = server.port if door == "http" else server.grpc_port
+        other = "--no-grpc" if door == "http" else "--no-http"
+        done = run("serve", other, f"--{door}-port", str(port), *sqlite(tmp_path))
+        assert done.returncode == 2
+        assert f"127.0.0.1:{port}" in done.stderr
+        assert f"--{door}-port" in done.stderr
+
+
+def test_workers_that_cannot_start_end_with_the_code_that_one_would(tmp_path: Path) -> None:
+    """2 for a mistake, whoever of them finds it."""
+    done = run("serve", "--no-grpc", "--workers", "2", "--store", "carrier-pigeon://")
+    assert done.returncode == 2
+    assert "carrier-pigeon" in done.stderr
+    assert "Traceback" not in done.stderr
