@@ -60,7 +60,7 @@ unit: setup
 # What depends on the path; the stores and doors behind it are the same code on both.
 pure: setup
 	@echo "==> tests of the in-process path, interpreted"
-	@PENSTOCK_PURE=1 $(BIN)/python -m pytest tests/core tests/strategies tests/conformance tests/stores/memory tests/leasing
+	@PENSTOCK_PURE=1 $(BIN)/python -m pytest -n 2 tests/core tests/strategies tests/conformance tests/stores/memory tests/leasing
 
 test-all:  ## the in-process tests on every Python from 3.10 up that the machine has
 	@$(PYTHON) tests/every_python.py
