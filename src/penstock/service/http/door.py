@@ -26,6 +26,7 @@ from .problem import Problem, ProblemError
 __all__ = ["HttpDoor"]
 
 _TICK_S = 0.25
+_EXPIRED_AT_ONCE = 128
 _TICKS_PER_PUBLISH = 4
 _BACKLOG = 2_048
 
@@ -157,8 +158,16 @@ class HttpDoor:
         self._ticks += 1
         if self._ticks % _TICKS_PER_PUBLISH == 0:
             self._pages.publish()
-        for connection in list(self._connections):
+        self._expire(list(self._connections), 0)
+        self._ticker = self.loop.call_later(_TICK_S, self._tick)
+
+    def _expire(self, connections: list[Connection], start: int) -> None:
+        """Close those that are out of time, some at once: ten thousand idle ones must not make
+        the others wait for all of them."""
+        for connection in connections[start : start + _EXPIRED_AT_ONCE]:
             # One connection's trouble must not stop the clock for the others.
             with contextlib.suppress(Exception):
                 connection.expire(self.now, self._planner.stopping)
-        self._ticker = self.loop.call_later(_TICK_S, self._tick)
+        start += _EXPIRED_AT_ONCE
+        if start < len(connections):
+            self.loop.call_soon(self._expire, connections, start)
