@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import signal
-import ssl
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +15,15 @@ from .core import Service, build_service
 from .files import connections
 from .health import ask_store
 from .http import Bounds, HttpDoor, Pool
-from .options import ServeOptions, TlsFiles
+from .options import ServeOptions
 from .ports import require_free_ports
+from .tls import server_context
 
 if TYPE_CHECKING:
     from ..config import PolicyFile
     from .grpc import GrpcDoor
 
-__all__ = ["Running", "ignore_hangup", "run_loop", "tls_context", "until_told"]
+__all__ = ["Running", "ignore_hangup", "run_loop", "until_told"]
 
 _log = logging.getLogger("penstock.serve")
 
@@ -102,7 +101,7 @@ class Running:
             legacy_headers=options.legacy_headers,
             pool=self._pool,
         )
-        tls = None if options.tls is None else tls_context(options.tls)
+        tls = None if options.tls is None else server_context(options.tls)
         try:
             await door.start(options.host, options.http_port, tls=tls, shared=options.workers > 1)
         except OSError as error:
@@ -161,25 +160,8 @@ def _listen_for(number: int, loop: asyncio.AbstractEventLoop, tell: Callable[[],
 
 def run_loop(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
     """Run to the end, on uvloop where it is installed."""
-    with contextlib.suppress(ImportError):
-        import uvloop
-
-        return uvloop.run(main())
-    return asyncio.run(main())
-
-
-def tls_context(files: TlsFiles) -> ssl.SSLContext:
-    """TLS 1.2 or later; with a CA, no client without a certificate of it."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
     try:
-        # An empty password: an encrypted key is an error here, not a prompt.
-        context.load_cert_chain(files.cert, files.key, password="")
-        if files.ca is not None:
-            context.load_verify_locations(files.ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ValueError) as error:
-        listed = ", ".join(name for name in (files.cert, files.key, files.ca) if name)
-        reject(f"no usable certificate and key in PEM form in {listed}: {error}")
-    return context
+        import uvloop
+    except ImportError:
+        return asyncio.run(main())
+    return uvloop.run(main())

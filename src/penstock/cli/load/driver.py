@@ -51,11 +51,12 @@ class Display(Protocol):
 
 def put_under_load(target: Target, pace: Pace, display: Display) -> Report:
     """Run to the end or to an interrupt; returns what came back."""
-    with contextlib.suppress(ImportError):
+    load = _Load(target, pace, display)
+    try:
         import uvloop
-
-        return uvloop.run(_Load(target, pace, display).run())
-    return asyncio.run(_Load(target, pace, display).run())
+    except ImportError:
+        return asyncio.run(load.run())
+    return uvloop.run(load.run())
 
 
 class _Load:

@@ -1,0 +1,29 @@
+"""From certificate files to a context, or to a word on what is wrong with them. For both doors."""
+
+from __future__ import annotations
+
+import ssl
+
+from ..core.validation import reject
+from .options import TlsFiles
+
+__all__ = ["server_context"]
+
+
+def server_context(files: TlsFiles) -> ssl.SSLContext:
+    """TLS 1.2 or later; with a CA, no client without a certificate of it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        # An empty password: an encrypted key is an error here, not a prompt.
+        context.load_cert_chain(files.cert, files.key, password="")
+    except (OSError, ValueError) as error:
+        reject(f"no certificate and key in PEM form in {files.cert} and {files.key}: {error}")
+    if files.ca is not None:
+        try:
+            context.load_verify_locations(files.ca)
+        except (OSError, ValueError) as error:
+            reject(f"no certificate of an authority in PEM form in {files.ca}: {error}")
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
