@@ -1,4 +1,4 @@
-"""The command line: `penstock COMMAND ...`, one command per file.
+"""The command line: `penstock COMMAND ...`, one command per file or folder.
 
 A command is a module with a `SUMMARY`, a `configure(parser)` and a `run(args)` that returns the
 exit code. It is imported when it is asked for, so that one does not need the extras of another.

@@ -16,14 +16,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from statistics import median
 
-from ..core.durations import parse_rate
 from ..core.errors import UnsupportedError
 from ..core.limiter import Limiter
 from ..core.validation import reject, require_int
 from ..front import rate_limit
 from ..service.greeting import shown_store
 from ..stores.opening import open_store
-from ..strategies import gcra
 from .version import describe
 
 __all__ = ["SUMMARY", "configure", "run"]
@@ -118,7 +116,7 @@ def _on_store(args: argparse.Namespace) -> None:
         store = open_store(args.store)
         if measure is _threads:
             print(f"{describe()}: {where}")
-        limiter = rate_limit(gcra(*parse_rate(_PLENTY)), store=store, prefix=_PREFIX)
+        limiter = rate_limit(_PLENTY, store=store, prefix=_PREFIX)
         keys = [f"k{number}" for number in range(args.keys)]
         try:
             rates = measure(limiter, keys, args)

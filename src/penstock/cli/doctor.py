@@ -13,10 +13,9 @@ from ..config import load_policy_file
 from ..core.clock import SystemClock
 from ..core.errors import ConfigInvalidError, PenstockError, UnsupportedError
 from ..core.native import native
-from ..core.store import peeking
 from ..service.greeting import shown_store
+from ..service.health import PING, PING_KEY, ask_store
 from ..stores.opening import open_store
-from ..strategies import unlimited
 from .colours import call_and_close
 from .version import describe
 
@@ -32,8 +31,6 @@ examples:
 The store is asked something that writes nothing. Ends with 0 when all is well, 1 when the store
 does not answer, 2 when the store's URL or the policy file is wrong.
 """
-
-_KEY = "penstock:ready"
 
 # Extra to the distributions that it brings, as in pyproject.toml; a test compares them.
 EXTRAS = {
@@ -111,16 +108,16 @@ def _report(what: str, look: Callable[[], str]) -> int:
 
 def _reach(url: str) -> str:
     """Ask twice: the first answer tells how long connecting takes, the second a round trip."""
-    store, ping, clock = open_store(url), peeking(unlimited()), SystemClock()
+    store, clock = open_store(url), SystemClock()
 
     def ask() -> list[float]:
-        return [_timed(lambda: store.apply(_KEY, ping, clock.now(), 1)) for _ in range(2)]
+        return [_timed(lambda: store.apply(PING_KEY, PING, clock.now(), 1)) for _ in range(2)]
 
     async def aask() -> list[float]:
         took = []
         for _ in range(2):
             start = time.perf_counter()
-            await store.aapply(_KEY, ping, clock.now(), 1)
+            await ask_store(store, clock.now())
             took.append((time.perf_counter() - start) * 1000)
         return took
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from ..core.store import Store, peeking
 from ..strategies import unlimited
 
-__all__ = ["Readiness", "ask_store", "trouble_of"]
+__all__ = ["PING", "PING_KEY", "Readiness", "ask_store", "trouble_of"]
 
-_PING = peeking(unlimited())
+PING_KEY = "penstock:ready"
+PING = peeking(unlimited())
+"""What to ask a store that writes nothing and takes one round trip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Readiness:
 
 async def ask_store(store: Store, now: int) -> None:
     """Ask the store something that writes nothing; raises what it failed with."""
-    await store.aapply("penstock:ready", _PING, now, 1)
+    await store.aapply(PING_KEY, PING, now, 1)
 
 
 async def trouble_of(store: Store, now: int) -> str:
