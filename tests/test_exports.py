@@ -40,6 +40,9 @@ ROOMS = [
 ]
 
 
+FIRST_CHECK = "from penstock import rate_limit; rate_limit('10/second').check('k')"
+
+
 def run_python(code: str, **env: str) -> Any:
     """What a fresh interpreter prints, as JSON."""
     done = subprocess.run(
@@ -106,6 +109,23 @@ def test_importing_leaves_the_optional_rooms_closed() -> None:
         "print(json.dumps(sorted({name.split('.')[1] for name in inside})))"
     )
     assert set(loaded) <= {"accel", "core", "front", "stores", "strategies"}
+
+
+# What a program that checks limits in its own process can do without: asyncio and ssl were half of
+# the time that the import took, the others a quarter.
+HEAVY = ["asyncio", "dataclasses", "hashlib", "inspect", "logging", "socket", "ssl", "urllib.parse"]
+
+
+@pytest.mark.parametrize("pure", ["0", "1"])
+@pytest.mark.parametrize("code", ["import penstock", FIRST_CHECK])
+def test_importing_and_a_first_check_load_nothing_heavy(code: str, pure: str) -> None:
+    """Whoever only checks does not pay for waiting in tasks, for TLS or for a server."""
+    loaded = run_python(
+        f"import sys; {code}; heavy = sys.modules.keys() & set({HEAVY!r});"
+        "import json; print(json.dumps(sorted(heavy)))",
+        PENSTOCK_PURE=pure,
+    )
+    assert loaded == []
 
 
 def test_importing_starts_no_thread_and_prints_nothing() -> None:

@@ -8,7 +8,6 @@ classes, never both: the last lines of this file choose.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from .native import native
@@ -106,16 +105,48 @@ def decide(
     return decision  # type: ignore[return-value]
 
 
-@dataclass(frozen=True, slots=True)
 class Forecast:
     """What a key can still spend, and when it gets more. Instants are epoch ms."""
+
+    __slots__ = __match_args__ = ("spendable_now", "next_replenish_at", "full_at")
 
     spendable_now: int
     next_replenish_at: int
     full_at: int
 
+    def __init__(self, spendable_now: int, next_replenish_at: int, full_at: int) -> None:
+        fill = object.__setattr__
+        fill(self, "spendable_now", spendable_now)
+        fill(self, "next_replenish_at", next_replenish_at)
+        fill(self, "full_at", full_at)
 
-@dataclass(slots=True)
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Forecast is frozen: cannot set {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a Forecast is frozen: cannot delete {name!r}")
+
+    def _tuple(self) -> tuple[int, int, int]:
+        return self.spendable_now, self.next_replenish_at, self.full_at
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Forecast:
+            return NotImplemented
+        return self._tuple() == other._tuple()
+
+    def __hash__(self) -> int:
+        return hash(self._tuple())
+
+    def __repr__(self) -> str:
+        return (
+            f"Forecast(spendable_now={self.spendable_now}, "
+            f"next_replenish_at={self.next_replenish_at}, full_at={self.full_at})"
+        )
+
+    def __reduce__(self) -> tuple[type[Forecast], tuple[int, int, int]]:
+        return Forecast, self._tuple()
+
+
 class Outcome(Generic[R_co]):
     """What a transition yields and what a store applies.
 
@@ -123,10 +154,27 @@ class Outcome(Generic[R_co]):
     only if `persist`; a `state` of None with `persist` deletes the key. It returns `result`.
     """
 
-    state: Any
-    result: R_co
-    ttl_ms: int
-    persist: bool
+    __slots__ = __match_args__ = ("state", "result", "ttl_ms", "persist")
+
+    def __init__(self, state: Any, result: R_co, ttl_ms: int, persist: bool) -> None:
+        self.state = state
+        self.result = result
+        self.ttl_ms = ttl_ms
+        self.persist = persist
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Outcome:
+            return NotImplemented
+        return self._tuple() == other._tuple()
+
+    def _tuple(self) -> tuple[Any, R_co, int, bool]:
+        return self.state, self.result, self.ttl_ms, self.persist
+
+    def __repr__(self) -> str:
+        return (
+            f"Outcome(state={self.state!r}, result={self.result!r}, "
+            f"ttl_ms={self.ttl_ms}, persist={self.persist})"
+        )
 
 
 Step: TypeAlias = tuple[Any, R_co, int, bool]

@@ -21,13 +21,13 @@ _UNIT_MS = {
     **dict.fromkeys(("h", "hour", "hours"), _HOUR),
     **dict.fromkeys(("d", "day", "days"), _DAY),
 }
-_DURATION = re.compile(r"\s*([0-9]{1,15})?\s*([a-z]+)\s*", re.ASCII)
-_RATE = re.compile(r"\s*([0-9]{1,16})\s*/(.+)", re.ASCII | re.DOTALL)
+_DURATION = r"\s*([0-9]{1,15})?\s*([a-z]+)\s*"
+_RATE = r"\s*([0-9]{1,16})\s*/(.+)"
 
 
 def parse_duration_ms(text: Any) -> int:
     """`"30s"` is 30000. A bare unit counts as one of it: `"minute"` is 60000."""
-    match = _DURATION.fullmatch(text.lower()) if isinstance(text, str) else None
+    match = re.fullmatch(_DURATION, text.lower(), re.ASCII) if isinstance(text, str) else None
     unit_ms = _UNIT_MS.get(match[2]) if match else None
     if match is None or unit_ms is None:
         reject(
@@ -41,7 +41,7 @@ def parse_duration_ms(text: Any) -> int:
 
 def parse_rate(text: Any) -> tuple[int, int]:
     """`"100/minute"` is `(100, 60000)`; `"5/30s"` is `(5, 30000)`."""
-    match = _RATE.fullmatch(text) if isinstance(text, str) else None
+    match = re.fullmatch(_RATE, text, re.ASCII | re.DOTALL) if isinstance(text, str) else None
     if match is None:
         reject(
             f"a rate is a count and a period, such as '100/minute' or '5/30s', not {shown(text)}"

@@ -12,10 +12,8 @@ optional and never changes a decision: `lua` for Redis, `native` for the compile
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from .decision import Decision, Forecast, Outcome, Step
@@ -24,20 +22,29 @@ from .errors import UnsupportedError
 __all__ = ["LuaRider", "LuaScript", "Stepping", "Strategy"]
 
 
-@dataclass(frozen=True, slots=True)
 class LuaScript:
     """One script as Redis runs it, known on the wire by its name and its sha1."""
 
-    name: str
-    source: str
-    sha1: str = field(init=False)
+    __slots__ = ("_sha1", "name", "source")
 
-    def __post_init__(self) -> None:
-        digest = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
-        object.__setattr__(self, "sha1", digest)
+    def __init__(self, name: str, source: str) -> None:
+        self.name = name
+        self.source = source
+        self._sha1 = ""
+
+    @property
+    def sha1(self) -> str:
+        """Worked out when a server is asked: those who never do need not load OpenSSL."""
+        if not self._sha1:
+            from hashlib import sha1
+
+            self._sha1 = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        return self._sha1
+
+    def __repr__(self) -> str:
+        return f"<LuaScript {self.name}>"
 
 
-@dataclass(frozen=True, slots=True)
 class LuaRider:
     """A strategy in Lua: `check` decides and writes, `read` returns the raw state, unchanged.
 
@@ -49,11 +56,21 @@ class LuaRider:
     get the same answer.
     """
 
-    check: LuaScript
-    read: LuaScript
-    argv: Callable[[int, int], tuple[Any, ...]]
-    decode: Callable[[Any], Any]
-    many: LuaScript | None = None
+    __slots__ = ("argv", "check", "decode", "many", "read")
+
+    def __init__(
+        self,
+        check: LuaScript,
+        read: LuaScript,
+        argv: Callable[[int, int], tuple[Any, ...]],
+        decode: Callable[[Any], Any],
+        many: LuaScript | None = None,
+    ) -> None:
+        self.check = check
+        self.read = read
+        self.argv = argv
+        self.decode = decode
+        self.many = many
 
 
 def _decides_by(cls: type[Strategy]) -> tuple[Any, Any]:

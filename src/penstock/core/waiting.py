@@ -12,36 +12,43 @@ and `Nap` to sleep until it is woken or the time is up; a thin shell of each col
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .clock import Clock, SystemClock
 from .decision import Decision
 from .errors import QueueFullError, RateLimitExceededError
 
+if TYPE_CHECKING:
+    # Loaded by those who wait in a task: most programs that import a limiter never do.
+    import asyncio
+
 __all__ = ["Ask", "Lines", "Look", "Nap", "Step", "TaskWake", "Wake", "Watch", "acquire_flow"]
 
 
-@dataclass(frozen=True, slots=True)
 class Ask:
     """Check the key now and send the decision back."""
 
+    __slots__ = ()
 
-@dataclass(frozen=True, slots=True)
+
 class Look:
     """Peek at the key and send back how it stands."""
 
+    __slots__ = ()
 
-@dataclass(frozen=True, slots=True)
+
 class Nap:
     """Sleep until woken, or for at most `ms` (None: however long it takes)."""
 
-    ms: int | None
+    __slots__ = ("ms",)
+
+    def __init__(self, ms: int | None) -> None:
+        self.ms = ms
 
 
 # Platforms differ in how long a thread may sleep; whoever wakes early just sleeps again.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from importlib import import_module
 from typing import Any
-from urllib.parse import parse_qsl
 
 from ..core.store import Store
 from ..core.validation import reject
@@ -17,7 +16,7 @@ from .memory import MemoryStore
 
 __all__ = ["SCHEMES", "open_store"]
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*"
 
 _POSTGRES = ".postgres:PostgresStore.from_url"
 _REDIS = ".redis:RedisStore.from_url"
@@ -60,7 +59,7 @@ def open_store(url: str, **options: Any) -> Store:
     if loader is None:
         known = ", ".join(f"{name}://" for name in sorted(SCHEMES))
         # Without "://" this is the whole text, in which there may be a password.
-        named = f" {scheme!r}" if separator and _SCHEME.fullmatch(scheme) else ""
+        named = f" {scheme!r}" if separator and re.fullmatch(_SCHEME, scheme) else ""
         reject(f"no store is known for the URL scheme{named}; use one of {known}")
     module, _, path = loader.partition(":")
     target: Any = import_module(module, __package__)
@@ -73,6 +72,8 @@ def open_store(url: str, **options: Any) -> Store:
 
 def open_memory(url: str, **options: Any) -> MemoryStore:
     """`memory://`, with `?max_keys=` and `?overflow=` if wanted."""
+    from urllib.parse import parse_qsl
+
     address, _, query = url.partition("://")[2].partition("?")
     if address.strip("/"):
         reject("an in-process store has no address: write memory:// and nothing after it")

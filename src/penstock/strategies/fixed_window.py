@@ -19,7 +19,6 @@ from typing import Any
 from ..core.decision import Decision, Forecast, Step, decide
 from ..core.strategy import Stepping
 from ..core.validation import MAX_SPAN_MS, require_choice, require_int
-from .lua import FIXED_WINDOW, FIXED_WINDOW_FIRST
 
 __all__ = ["FixedWindow", "fixed_window"]
 
@@ -32,6 +31,8 @@ class FixedWindow(Stepping):
     name = "fixed_window"
 
     def __init__(self, limit: int, window_ms: int, anchor: str = "epoch") -> None:
+        from .lua import FIXED_WINDOW, FIXED_WINDOW_FIRST  # see gcra.py
+
         self.limit = require_int("limit", limit)
         self.window_ms: int = require_int("window_ms", window_ms, high=MAX_SPAN_MS)
         self.anchor = require_choice("anchor", anchor, ("epoch", "first"))

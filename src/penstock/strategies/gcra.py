@@ -24,7 +24,6 @@ from typing import Any
 from ..core.decision import Decision, Forecast, Step, decide
 from ..core.strategy import Stepping
 from ..core.validation import MAX_SAFE, MAX_SPAN_MS, reject, require_int
-from .lua import GCRA
 
 __all__ = ["Gcra", "gcra"]
 
@@ -38,6 +37,9 @@ class Gcra(Stepping):
     name = "gcra"
 
     def __init__(self, limit: int, period_ms: int, burst: int | None = None) -> None:
+        # Loaded with the first limit and not with the package: most of it is for Redis.
+        from .lua import GCRA
+
         require_int("limit", limit)
         require_int("period_ms", period_ms, high=MAX_SPAN_MS)
         self.rate_limit = limit

@@ -23,7 +23,6 @@ from typing import Any
 from ..core.decision import Decision, Forecast, Step, decide
 from ..core.strategy import Stepping
 from ..core.validation import MAX_INSTANT_MS, MAX_SPAN_MS, reject, require_int
-from .lua import SLIDING_WINDOW
 
 __all__ = ["SlidingWindow", "sliding_window"]
 
@@ -38,6 +37,8 @@ class SlidingWindow(Stepping):
     name = "sliding_window"
 
     def __init__(self, limit: int, window_ms: int, buckets: int = 10) -> None:
+        from .lua import SLIDING_WINDOW  # see gcra.py
+
         self.limit = require_int("limit", limit)
         self.window_ms: int = require_int("window_ms", window_ms, high=MAX_SPAN_MS)
         self.buckets = require_int("buckets", buckets, high=MAX_BUCKETS)

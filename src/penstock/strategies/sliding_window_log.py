@@ -17,7 +17,6 @@ from typing import Any
 from ..core.decision import Decision, Forecast, Step, decide
 from ..core.strategy import Stepping
 from ..core.validation import MAX_SPAN_MS, require_int
-from .lua import SLIDING_WINDOW_LOG
 
 __all__ = ["SlidingWindowLog", "sliding_window_log"]
 
@@ -33,6 +32,8 @@ class SlidingWindowLog(Stepping):
     name = "sliding_window_log"
 
     def __init__(self, limit: int, window_ms: int) -> None:
+        from .lua import SLIDING_WINDOW_LOG  # see gcra.py
+
         self.limit = require_int("limit", limit, high=MAX_LOG_LIMIT)
         self.window_ms: int = require_int("window_ms", window_ms, high=MAX_SPAN_MS)
         self.ttl_ms = self.window_ms

@@ -22,7 +22,6 @@ from typing import Any
 from ..core.decision import Decision, Forecast, Step, decide
 from ..core.strategy import Stepping
 from ..core.validation import MAX_SAFE, MAX_SPAN_MS, reject, require_int, require_rate
-from .lua import TOKEN_BUCKET
 
 __all__ = ["TokenBucket", "token_bucket"]
 
@@ -35,6 +34,8 @@ class TokenBucket(Stepping):
     name = "token_bucket"
 
     def __init__(self, capacity: int, refill_per_sec: float) -> None:
+        from .lua import TOKEN_BUCKET  # see gcra.py
+
         self.limit = require_int("capacity", capacity)
         self.refill_per_sec = require_rate("refill_per_sec", refill_per_sec)
         self.capacity = float(capacity)

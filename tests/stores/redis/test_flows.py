@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from penstock import ConfigInvalidError, Decision, StoreUnavailableError, gcra
 from penstock.core.flow import drive
 from penstock.core.store import checking, forecasting
+from penstock.core.strategy import LuaRider
 from penstock.stores.record import pack
 from penstock.stores.redis.flows import Flows
 from penstock.stores.redis.many import MAX_KEYS
@@ -295,7 +295,7 @@ def test_a_rider_without_a_script_for_many_has_its_check_repeated() -> None:
     rider = gcra(10, 1_000).lua
     assert rider is not None
     transform = checking(gcra(10, 1_000))
-    transform.lua = replace(rider, many=None)
+    transform.lua = LuaRider(rider.check, rider.read, rider.argv, rider.decode)
     script = Script([[*YES, 0, 10, 0, 1_000, 7]])
     flows = Flows(Router(Fixed(HERE)), use_server_time=True)
     assert drive(flows.apply_many(["a", "b"], transform, 0, 1), script.serve) == [GRANTED, DENIED]

@@ -37,7 +37,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ...core.strategy import LuaRider, LuaScript
@@ -131,12 +130,14 @@ _READ = """\
 """
 
 
-@dataclass(frozen=True, slots=True)
 class Arguments:
     """ARGV of one strategy: what stands between `now` and `cost`, and what comes after."""
 
-    before: tuple[str, ...]
-    after: tuple[str, ...]
+    __slots__ = ("after", "before")
+
+    def __init__(self, before: tuple[str, ...], after: tuple[str, ...]) -> None:
+        self.before = before
+        self.after = after
 
     def __call__(self, now: int, cost: int) -> tuple[Any, ...]:
         return (now, *self.before, cost, *self.after)
