@@ -7,6 +7,7 @@ without it: the interpreted path makes the same decisions.
 import os
 import platform
 import sys
+from glob import glob
 
 from setuptools import Extension, setup
 
@@ -24,7 +25,7 @@ def extensions() -> list[Extension]:
     native = Extension(
         "penstock.accel._native",
         ["src/penstock/accel/_native.pyx"],
-        depends=[f"src/penstock/accel/{part}.pxi" for part in ("kernels", "runs", "table", "gate")],
+        depends=sorted(glob("src/penstock/accel/*.pxi")),
         extra_compile_args=exact,
         optional=True,
     )

@@ -38,11 +38,16 @@ needs_native = pytest.mark.skipif(native is None, reason="the native path is off
 PATHS = ["interpreted"] if native is None else ["interpreted", "native"]
 
 
-def make_store(path: str, max_keys: int | None = None, overflow: str = "evict") -> MemoryStore:
+def make_store(
+    path: str,
+    max_keys: int | None = None,
+    overflow: str = "evict",
+    max_bytes: int | None = None,
+) -> MemoryStore:
     """A MemoryStore on the named path."""
-    store = MemoryStore(max_keys, overflow)
+    store = MemoryStore(max_keys, overflow, max_bytes=max_bytes)
     if path == "interpreted":
-        store.table = Table(max_keys, overflow == "evict")
+        store.table = Table(max_keys, max_bytes, overflow == "evict")
     return store
 
 

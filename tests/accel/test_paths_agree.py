@@ -194,18 +194,53 @@ def test_a_full_store_that_denies_denies_alike(kind: str) -> None:
             pair.assert_same_stores()
 
 
-def test_a_full_store_that_evicts_stays_as_small() -> None:
-    """Which key goes may differ in order of the ring; how many stay may not."""
-    rng = random.Random("evict")
-    pair = Pair(50, "evict")
-    plain, compiled = pair.limiters(gcra(5, 60_000))
-    for _ in range(2_000):
-        pair.clock.advance(rng.choice((0, 1, 5)))
-        key = str(rng.randrange(200))
-        plain.check(key)
-        compiled.check(key)
-        assert all(len(store) <= 50 for store in pair.stores)
-    assert all(store.evictions > 0 for store in pair.stores)
+@pytest.mark.parametrize("kind", [*KINDS, "custom"])
+def test_a_full_store_that_evicts_lets_go_of_the_same_keys(kind: str) -> None:
+    """Ranks, second chances and all: every answer is the same, so what is remembered is."""
+    rng = random.Random(f"evict/{kind}")
+    evictions = 0
+    for most in (1, 2, 5, 20, 50) * 6:
+        strategy = Quota(5, 3_000) if kind == "custom" else draw_strategy(kind, rng)
+        pair = Pair(most, "evict")
+        plain, compiled = pair.limiters(strategy)
+        other = pair.limiters(Quota(2, 500))
+        for now, cost in draw_timeline(strategy, rng, 400):
+            pair.clock.set(now)
+            # Some keys are asked for again and again, others hardly ever.
+            key = f"key {min(rng.randrange(most * 4 + 3), rng.randrange(most * 4 + 3))}"
+            call = rng.choice(("check", "check", "check", "check_twice", "peek", "reset", "other"))
+            if call == "other":
+                assert other[0].check(f"q{key}") == other[1].check(f"q{key}")
+            elif call in ("peek", "reset"):
+                assert getattr(plain, call)(key) == getattr(compiled, call)(key)
+            else:
+                for _ in range(2 if call == "check_twice" else 1):
+                    assert plain.check(key, cost) == compiled.check(key, cost), (strategy, now)
+            assert pair.stores[0].evictions == pair.stores[1].evictions
+        pair.assert_same_stores()
+        evictions += pair.stores[0].evictions
+    assert evictions > 500
+
+
+def test_an_expiry_that_packs_the_table_keeps_the_order_of_the_rest() -> None:
+    """The compiled table moves its records then; the next to go are the same all the same."""
+    pair = Pair(6_000, "evict")
+    brief, lasting = pair.limiters(gcra(1, 1_000)), pair.limiters(fixed_window(3, 10**9))
+    for number in range(6_000):
+        for limiter in brief if number % 5 else lasting:
+            limiter.check(str(number))
+    for number in range(0, 6_000, 15):
+        for limiter in lasting:
+            assert limiter.check(str(number), 2)
+            assert number % 2 or not limiter.check(str(number))
+    pair.clock.advance(1_000)
+    assert [store.sweep(pair.clock.now()) for store in pair.stores] == [4_800, 4_800]
+    for number in range(5_500):
+        for limiter in lasting:
+            limiter.check(f"new {number}")
+    pair.assert_same_stores()
+    for number in range(0, 6_000, 5):
+        assert lasting[0].peek(str(number)) == lasting[1].peek(str(number)), number
 
 
 @pytest.mark.parametrize("held", [*KINDS, "custom"])

@@ -16,10 +16,15 @@ class Decision:
 class Table:
     evictions: int
     refusals: int
+    keys: int
+    weight: int
     def __init__(
         self,
         max_keys: int,
+        max_bytes: int,
         evict: bool,
+        longest: int,
+        digest_of: Callable[[str], bytes],
         wrong_kind: Callable[[str, str, str], Exception],
         require_ttl: Callable[[Any, Any], int],
     ) -> None: ...

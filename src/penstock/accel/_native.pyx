@@ -4,11 +4,13 @@
 """The compiled room: the same decisions, in machine code.
 
 It imports nothing of the package, so that any room may use it; what it needs of Python (the
-validators, the error for a clash of kinds) is handed to it. It holds four things, one per include:
+validators, the error for a clash of kinds) is handed to it. It holds six things, one per include:
 
 - kernels: the five transitions, operation for operation as in `strategies/`;
 - runs:    the growing (instant, count) lists of the two sliding windows;
-- table:   keys to states, with the timing wheel and the second-chance hand;
+- records: what is kept under a key, and how the key itself is;
+- order:   which keys a table with bounds lets go of first;
+- table:   keys to states, with the timing wheel;
 - gate:    `check`, `check_many` and `acheck` of a limiter, without a Python frame.
 
 Atomicity is the interpreter lock's: from the look-up of a key to the write of its state no Python
@@ -108,5 +110,7 @@ cdef class Decision:
 
 include "runs.pxi"
 include "kernels.pxi"
+include "records.pxi"
+include "order.pxi"
 include "table.pxi"
 include "gate.pxi"

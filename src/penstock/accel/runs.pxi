@@ -46,15 +46,24 @@ cdef Runs* runs_resize(Runs* runs, uint32_t capacity) except NULL:
     return moved
 
 
+cdef uint32_t runs_capacity(Runs* runs, uint32_t drop) noexcept:
+    """How many pairs to have room for so that one more fits once the first `drop` are gone; a list
+    that has shrunk gives memory back."""
+    cdef uint32_t head = runs.head + drop
+    cdef uint32_t length = runs.length - drop
+    if runs.capacity > 64 and length * 8 < runs.capacity:
+        return runs.capacity // 4
+    if head + length < runs.capacity or head * 2 >= runs.capacity:
+        return runs.capacity
+    return runs.capacity * 2
+
+
 cdef Runs* runs_reserve(Runs* runs) except NULL:
-    """Make sure that one more pair fits, and that a list that has shrunk gives memory back."""
-    if runs.capacity > 64 and runs.length * 8 < runs.capacity:
-        return runs_resize(runs, runs.capacity // 4)
-    if runs.head + runs.length < runs.capacity:
+    """Make sure that one more pair fits."""
+    cdef uint32_t capacity = runs_capacity(runs, 0)
+    if capacity == runs.capacity and runs.head + runs.length < capacity:
         return runs
-    if runs.head * 2 >= runs.capacity:
-        return runs_resize(runs, runs.capacity)
-    return runs_resize(runs, runs.capacity * 2)
+    return runs_resize(runs, capacity)
 
 
 cdef inline void runs_drop(Runs* runs, uint32_t pairs) noexcept:

@@ -5,17 +5,16 @@
 # same 32 bits, so that moving slots never touches a key, and a probe hardly ever a foreign one.
 # Compared with a dict of objects this saves an allocation and a cache miss per key.
 # Beside its two words of state a record carries its links in the timing wheel (see
-# stores/memory/wheel.py, whose twin this is) and the bit of the second-chance hand.
+# stores/memory/wheel.py, whose twin this is) and its rank in the order of eviction (order.pxi).
 #
-# The rules of expiry, reclaiming and the horizon are those of stores/memory/table.py; its essay
-# gives the reasons.
+# The rules of expiry, reclaiming, the horizon and the bounds are those of stores/memory/table.py;
+# its essay gives the reasons.
 #
 # Dropping a custom state may run Python code (a finalizer), which may come back here. So whatever
-# is dropped leaves the structures first and is released last, once what takes its place is written,
-# and no pointer into `entries` is used across a release. The same goes for making a tuple, which
-# may run the collector and with it any finalizer.
+# is dropped leaves the structures first and is released last, once what takes its place is written:
+# until then its entry is on the list `leaving`. No pointer into `entries` is used across a release.
+# The same goes for making a tuple, which may run the collector and with it any finalizer.
 
-cdef uint32_t NIL = 0xFFFFFFFF
 cdef enum:
     LEVEL_BITS = 8
     LEVEL_SLOTS = 256
@@ -25,50 +24,32 @@ cdef enum:
     LIGHT_BYTES = 1 << 20
     WEIGH_EVERY_MS = 1000
     LEAST_ENTRIES = 8
+    # An entry, its place in the order and its share of the index, each as they grow by steps.
+    RECORD_BYTES = 100
 
 cdef tuple LOOKING = ("peek", "forecast")
 cdef int64_t REACH_MS = <int64_t> 1 << (LEVEL_BITS * LEVELS)
 
-ctypedef struct Entry:
-    PyObject* key           # NULL: free, and `next` links the free ones
-    int64_t expires
-    Word a
-    Word b
-    uint32_t next
-    uint32_t prev
-    uint32_t version        # changes with every write
-    uint16_t slot
-    uint8_t kind
-    uint8_t used
 
-cdef extern from *:
-    """
-    static inline Py_hash_t penstock_hash(PyObject* text) {
-        Py_hash_t hash = ((PyASCIIObject*) text)->hash;
-        return hash != -1 ? hash : PyObject_Hash(text);
-    }
-
-    static inline int penstock_same(PyObject* a, PyObject* b) {
-        Py_ssize_t length = PyUnicode_GET_LENGTH(a);
-        int kind = PyUnicode_KIND(a);
-        return a == b || (
-            length == PyUnicode_GET_LENGTH(b) && kind == (int) PyUnicode_KIND(b)
-            && memcmp(PyUnicode_DATA(a), PyUnicode_DATA(b), (size_t) length * kind) == 0
-        );
-    }
-
-    static inline int penstock_plain_key(PyObject* key) {
-        return PyUnicode_CheckExact(key) && PyUnicode_IS_ASCII(key)
-            && PyUnicode_GET_LENGTH(key) > 0 && PyUnicode_GET_LENGTH(key) <= 4096;
-    }
-    """
-    Py_hash_t hash_of "penstock_hash"(PyObject* text)
-    bint same_text "penstock_same"(PyObject* a, PyObject* b)
-    bint is_plain_key "penstock_plain_key"(PyObject* key)
+cdef inline uint64_t slot_of(const Name* name, uint32_t position) noexcept:
+    return (<uint64_t> name.mark << 32) | (position + 1)
 
 
-cdef inline uint64_t slot_of(PyObject* key, uint32_t position) noexcept:
-    return (<uint64_t> <uint32_t> hash_of(key) << 32) | (position + 1)
+cdef inline int64_t least_size(uint32_t length) noexcept:
+    """What a key of that length takes whatever its state."""
+    return RECORD_BYTES + block_bytes(name_bytes(length))
+
+
+cdef inline int64_t state_bytes(Entry* entry) noexcept:
+    """What a state takes beside its record; that of an OBJECT has to be weighed."""
+    if entry.kind < SLIDING_WINDOW:
+        return 0
+    return block_bytes(runs_bytes((<Runs*> entry.b.p).capacity))
+
+
+cdef inline int known_rank(int kind, int rank, int otherwise) noexcept:
+    """A rank below 0 is none. Credits are no restriction, so they have none either."""
+    return otherwise if rank < 0 or kind == CREDITS else rank
 
 
 @cython.final
@@ -79,6 +60,7 @@ cdef class Table:
     cdef uint32_t room          # entries allocated
     cdef uint32_t top           # entries ever used: those beyond are untouched memory
     cdef uint32_t free          # head of the free ones below `top`
+    cdef uint32_t leaving       # head of those whose states are yet to be released
     cdef uint32_t count
     cdef uint64_t* index
     cdef uint64_t mask
@@ -87,24 +69,40 @@ cdef class Table:
     cdef int64_t seen
     cdef int64_t horizon
     cdef int64_t weigh_at
-    cdef int64_t max_keys
+    cdef bint bounded
     cdef bint evict
-    cdef uint32_t hand
+    cdef Order order            # of a table with bounds
     cdef uint32_t clock
     cdef readonly int64_t evictions
     cdef readonly int64_t refusals
+    cdef Py_ssize_t longest
+    cdef object digest_of
     cdef object wrong_kind
     cdef object require_ttl
     cdef object lock
 
-    def __cinit__(self, int64_t max_keys, bint evict, wrong_kind, require_ttl):
-        self.max_keys = max_keys
+    def __cinit__(
+        self,
+        int64_t max_keys,
+        int64_t max_bytes,
+        bint evict,
+        Py_ssize_t longest,
+        digest_of,
+        wrong_kind,
+        require_ttl,
+    ):
+        self.bounded = max_keys >= 0 or max_bytes >= 0
         self.evict = evict
+        self.longest = longest
+        self.digest_of = digest_of
         self.wrong_kind = wrong_kind
         self.require_ttl = require_ttl
         self.lock = threading.RLock()
-        self.free = NIL
+        self.free = self.leaving = NIL
         memset(self.heads, 0xFF, sizeof(self.heads))
+        self.order = Order(max_keys, max_bytes)
+        if self.bounded:
+            self.order.reserve(LEAST_ENTRIES)
         self.entries = <Entry*> PyMem_Malloc(LEAST_ENTRIES * sizeof(Entry))
         self.index = <uint64_t*> PyMem_Malloc(2 * LEAST_ENTRIES * sizeof(uint64_t))
         if self.entries == NULL or self.index == NULL:
@@ -117,7 +115,8 @@ cdef class Table:
         cdef uint32_t position
         if self.entries != NULL:
             for position in range(self.top):
-                if self.entries[position].key != NULL:
+                if self.entries[position].name != NULL:
+                    PyMem_Free(self.entries[position].name)
                     self._release(self.entries[position])
         PyMem_Free(self.entries)
         PyMem_Free(self.index)
@@ -134,9 +133,13 @@ cdef class Table:
             return self._apply(key, transform, <Kernel> kernel if kernel else None, now, cost)
 
     def discard(self, str key not None):
-        cdef uint32_t position = self._find(<PyObject*> key)
+        cdef Sought sought
+        cdef uint32_t position
+        held = self._seek(key, &sought)
+        position = self._find(&sought)
         if position != NIL:
-            self._drop(position)
+            self._leave(position)
+            self._let_go()
 
     def sweep(self, int64_t now):
         """Drop everything that is expired at `now`; returns how many."""
@@ -152,6 +155,23 @@ cdef class Table:
         self._reclaim(self.seen)
         return self.count
 
+    @property
+    def keys(self):
+        """How many keys there are, those that have expired but not been dropped included."""
+        return self.count
+
+    @property
+    def weight(self):
+        """About how many bytes they take."""
+        cdef uint32_t position
+        cdef int64_t total = 0
+        if self.bounded:
+            return self.order.bytes
+        for position in range(self.top):
+            if self.entries[position].name != NULL:
+                total += least_size(self.entries[position].name.length)
+        return total + self._states_weight()
+
     # Deciding.
 
     cdef Decision check(self, Kernel kernel, str key, int64_t now, int64_t cost, transform):
@@ -159,9 +179,13 @@ cdef class Table:
         cdef Verdict verdict
         cdef Entry* entry
         cdef Decision decision
+        cdef Sought sought
         cdef bint known = False
         cdef uint32_t position
         cdef int64_t expires = 0
+        held = None
+        if not seek_ascii(<PyObject*> key, self.longest, &sought):
+            held = self._seek(key, &sought)
         a.i = b.i = 0
         if now > self.seen:
             self.seen = now
@@ -169,7 +193,7 @@ cdef class Table:
                 self._reclaim(now)
             elif now >= self.weigh_at:
                 self._weigh(now)
-        position = self._find_or_room(<PyObject*> key)
+        position = self._find_or_room(&sought)
         if position == NIL:
             if now < self.horizon:
                 now = self.horizon
@@ -182,13 +206,13 @@ cdef class Table:
                 a = entry.a
                 b = entry.b
                 expires = entry.expires
-            entry.used = True
         decide(kernel, known, a, b, expires, now, cost, &verdict)
         if verdict.allowed:
-            if position == NIL and self._is_shut():
-                self.refusals += 1
+            if not self._commit(&sought, position, kernel.kind, known, now + verdict.ttl, cost,
+                                &verdict):
                 return self._refuse(transform, now)
-            self._commit(key, position, kernel.kind, known, now + verdict.ttl, cost, &verdict)
+        elif self.bounded and position != NIL:
+            self._use(position, kernel.kind, rank_of(&verdict))
         decision = Decision.__new__(Decision)
         decision.made = True
         decision.allowed = verdict.allowed
@@ -198,9 +222,9 @@ cdef class Table:
         decision.retry_after_ms = verdict.retry
         return decision
 
-    cdef int _commit(
+    cdef bint _commit(
         self,
-        str key,
+        const Sought* sought,
         uint32_t position,
         Kind kind,
         bint known,
@@ -208,7 +232,7 @@ cdef class Table:
         int64_t cost,
         Verdict* verdict,
     ) except -1:
-        """Write what a kernel decided."""
+        """Write what a kernel decided, unless there is no room for it."""
         cdef Entry* entry
         cdef Entry fresh
         cdef Runs* runs
@@ -218,6 +242,9 @@ cdef class Table:
             entry.b = verdict.b
             self._touch(position, expires)
         elif known:
+            if not self._grow_runs(position, verdict.drop):
+                self._let_go()
+                return False
             entry = &self.entries[position]
             runs = <Runs*> entry.b.p
             runs_drop(runs, verdict.drop)
@@ -225,8 +252,6 @@ cdef class Table:
             runs_add(runs, verdict.a.i, cost)
             self._touch(position, expires)
         else:
-            if position == NIL:
-                self._make_space()
             fresh.kind = kind
             fresh.a = verdict.a
             fresh.b = verdict.b
@@ -234,8 +259,16 @@ cdef class Table:
                 runs = runs_new()
                 runs_add(runs, verdict.a.i, cost)
                 fresh.b.p = runs
-            self._put(key, position, &fresh, expires)
-        return 0
+            return self._put(sought, position, &fresh, expires, 0, rank_of(verdict))
+        if self.bounded:
+            self._use(position, kind, rank_of(verdict))
+            self._let_go()
+        return True
+
+    cdef inline void _use(self, uint32_t position, int kind, int rank) noexcept:
+        """A key was asked for."""
+        rank = known_rank(kind, rank, self.entries[position].heat >> 1)
+        self.order.use(self.entries, position, rank)
 
     cdef inline void _touch(self, uint32_t position, int64_t expires) noexcept:
         """A record was written: note it, and find it sooner if it is to go sooner."""
@@ -248,33 +281,63 @@ cdef class Table:
             self._unlink(position)
             self._file(position)
 
-    cdef void _put(self, str key, uint32_t position, Entry* fresh, int64_t expires) noexcept:
-        """Replace a record's state or, at NIL, add a record, for which `_make_space` has room.
-        What goes is released at the very end: by then the table is whole."""
+    cdef bint _put(
+        self,
+        const Sought* sought,
+        uint32_t position,
+        Entry* fresh,
+        int64_t expires,
+        int64_t weight,
+        int rank,
+    ) except -1:
+        """Replace a record's state or, at NIL, add a record; False if there is no room for it. An
+        OBJECT weighs `weight`. What goes is released at the very end: by then the table is whole."""
         cdef Entry gone
         cdef Entry* entry
-        gone.key = NULL
+        cdef Name* name = NULL
+        cdef int64_t size = 0
         gone.kind = NOTHING
+        try:
+            if position == NIL:
+                self._make_space()
+                name = name_new(sought)
+        except BaseException:
+            self._release(fresh[0])
+            raise
+        if self.bounded:
+            size = least_size(sought.length) + state_bytes(fresh) + weight
+            if not (self._make_room(size) if position == NIL else self._resize(position, size)):
+                PyMem_Free(name)
+                self._release(fresh[0])
+                self._let_go()
+                return False
         if position == NIL:
-            if self.max_keys >= 0 and self.count >= self.max_keys:
-                gone = self._evict_one()
-            position = self._insert(key, expires)
+            position = self._insert(name, expires)
+            if self.bounded:
+                self.order.add(self.entries, position, known_rank(fresh.kind, rank, IDLE), size)
         else:
             gone = self.entries[position]
-            gone.key = NULL
+            if self.bounded:
+                self._use(position, fresh.kind, rank)
         entry = &self.entries[position]
         entry.kind = fresh.kind
         entry.a = fresh.a
         entry.b = fresh.b
         self._touch(position, expires)
         self._release(gone)
+        self._let_go()
+        return True
 
     cdef object _apply(self, str key, transform, Kernel kernel, int64_t now, int64_t cost):
         """Any transform that is Python code: run it, and commit if nobody wrote meanwhile."""
+        cdef Sought sought
         cdef uint32_t position, version
         cdef Kind kind = kernel.kind if kernel is not None else OBJECT
         cdef int64_t at, expires
+        cdef int64_t weight = 0
+        cdef int rank = -1
         cdef Entry fresh
+        held = self._seek(key, &sought)
         while True:
             at = now
             if now > self.seen:
@@ -283,46 +346,51 @@ cdef class Table:
                     self._reclaim(now)
                 elif now >= self.weigh_at:
                     self._weigh(now)
-            position = self._find_or_room(<PyObject*> key)
+            position = self._find_or_room(&sought)
             version = 0
             state = None
             if position == NIL:
                 if now < self.horizon:
                     at = self.horizon
                 looks = transform.role in LOOKING
-                if looks and self._is_shut() and transform.needs_room(at, cost):
+                if looks and self._is_shut(&sought) and transform.needs_room(at, cost):
                     return self._refuse(transform, at)
             else:
-                self.entries[position].used = True
                 version = self.entries[position].version
                 if now < self.entries[position].expires:
                     state = self._export(key, position, transform.kind, kind)
             outcome = transform.run(state, at, cost)
-            if not outcome.persist:
-                return outcome.result
             result = outcome.result
+            if self.bounded:
+                rank = rank_in(transform, result)
+            if not outcome.persist:
+                if self.bounded:
+                    position = self._find(&sought)
+                    if position != NIL:
+                        self._use(position, kind, rank)
+                return result
             state = outcome.state
             # From here to the write nothing may run but what is in this file.
             if state is None:
-                position = self._find(<PyObject*> key)
+                position = self._find(&sought)
                 if version != (0 if position == NIL else self.entries[position].version):
                     continue
                 if position != NIL:
-                    self._drop(position)
+                    self._leave(position)
+                    self._let_go()
                 return result
             expires = at + <int64_t> self.require_ttl(transform, outcome.ttl_ms)
+            if self.bounded and kind == OBJECT:
+                weight = getsizeof(state, 0)
+                if self.order.is_over(least_size(sought.length) + weight):
+                    self._reclaim(self.seen)
             self._pack(&fresh, kind, transform.kind, state, &expires)
-            position = self._find(<PyObject*> key)
+            position = self._find(&sought)
             if version != (0 if position == NIL else self.entries[position].version):
                 self._release(fresh)
                 continue
-            if position == NIL and self._is_shut():
-                self._release(fresh)
-                self.refusals += 1
+            if not self._put(&sought, position, &fresh, expires, weight, rank):
                 return self._refuse(transform, at)
-            if position == NIL:
-                self._make_space()
-            self._put(key, position, &fresh, expires)
             return result
 
     cdef object _refuse(self, transform, int64_t now):
@@ -350,7 +418,6 @@ cdef class Table:
     cdef int _pack(self, Entry* fresh, Kind kind, str name, state, int64_t* expires) except -1:
         """What Python made, in the form that its kind has here. It may run Python code."""
         cdef Runs* runs
-        fresh.key = NULL
         fresh.kind = kind
         fresh.a.i = fresh.b.i = 0
         if kind == GCRA:
@@ -384,32 +451,37 @@ cdef class Table:
 
     # Keys to positions.
 
-    cdef inline uint32_t _find(self, PyObject* key) noexcept:
-        cdef uint64_t mark = <uint32_t> hash_of(key)
-        cdef uint64_t probe = mark & self.mask
+    cdef object _seek(self, str key, Sought* sought):
+        """What to look for; it points into the key, or into what is returned."""
+        if seek_ascii(<PyObject*> key, self.longest, sought):
+            return None
+        return seek(key, self.longest, self.digest_of, sought)
+
+    cdef inline uint32_t _find(self, const Sought* sought) noexcept:
+        cdef uint64_t probe = sought.mark & self.mask
         cdef uint64_t found
         while True:
             found = self.index[probe]
             if found == 0:
                 return NIL
-            if found >> 32 == mark and same_text(
-                self.entries[<uint32_t> found - 1].key, key
+            if found >> 32 == sought.mark and is_named(
+                self.entries[<uint32_t> found - 1].name, sought
             ):
                 return <uint32_t> found - 1
             probe = (probe + 1) & self.mask
 
-    cdef inline uint32_t _find_or_room(self, PyObject* key) except? 0xFFFFFFFF:
+    cdef inline uint32_t _find_or_room(self, const Sought* sought) except? 0xFFFFFFFF:
         """As `_find`; for a key that is not there, expired ones make way first. Those may have
         finalizers, so the key is looked for again."""
-        cdef uint32_t position = self._find(key)
-        if position == NIL and self.max_keys >= 0 and self.count >= self.max_keys:
+        cdef uint32_t position = self._find(sought)
+        if position == NIL and self.bounded and self.order.is_full(least_size(sought.length)):
             self._reclaim(self.seen)
-            position = self._find(key)
+            position = self._find(sought)
         return position
 
-    cdef inline bint _is_shut(self) noexcept:
+    cdef inline bint _is_shut(self, const Sought* sought) noexcept:
         """Whether a new key has to be refused."""
-        return self.max_keys >= 0 and not self.evict and self.count >= self.max_keys
+        return self.bounded and not self.evict and self.order.is_full(least_size(sought.length))
 
     cdef inline void _point(self, uint64_t slot) noexcept:
         """Enter a mark and its position, which are not there yet."""
@@ -420,7 +492,7 @@ cdef class Table:
 
     cdef void _unpoint(self, uint32_t position) noexcept:
         """Take a key out and close the gap, so that no probe ends early."""
-        cdef uint64_t hole = <uint32_t> hash_of(self.entries[position].key) & self.mask
+        cdef uint64_t hole = self.entries[position].name.mark & self.mask
         cdef uint64_t probe, home
         while <uint32_t> self.index[hole] != position + 1:
             hole = (hole + 1) & self.mask
@@ -443,7 +515,7 @@ cdef class Table:
             self._widen()
         return 0
 
-    cdef uint32_t _insert(self, str key, int64_t expires) noexcept:
+    cdef uint32_t _insert(self, Name* name, int64_t expires) noexcept:
         """A new, empty record for a key that has none, in the space that was made for it."""
         cdef uint32_t position
         cdef Entry* entry
@@ -454,21 +526,20 @@ cdef class Table:
             position = self.top
             self.top += 1
         entry = &self.entries[position]
-        Py_INCREF(key)
-        entry.key = <PyObject*> key
+        entry.name = name
         entry.kind = NOTHING
-        entry.used = False
+        entry.heat = 0
         entry.version = 0
         entry.expires = expires
         self.count += 1
-        self._point(slot_of(entry.key, position))
+        self._point(slot_of(name, position))
         self._file(position)
         return position
 
     cdef int _grow(self) except -1:
         # A quarter more once it is large: doubling would waste more than it saves.
         cdef uint64_t room = <uint64_t> self.room * 2
-        if self.room > 65536:
+        if self.room > RECLAIM_FLOOR:
             room = self.room + self.room // 4
         if room >= NIL:
             raise MemoryError("too many keys for one MemoryStore")
@@ -476,6 +547,8 @@ cdef class Table:
         if entries == NULL:
             raise MemoryError()
         self.entries = entries
+        if self.bounded:
+            self.order.reserve(room)
         self.room = <uint32_t> room
         return 0
 
@@ -509,69 +582,130 @@ cdef class Table:
         cdef uint32_t position
         cdef uint32_t kept = 0
         cdef Entry* entries
+        if self.leaving != NIL:
+            return 0
         while slots < <uint64_t> room * 2:
             slots *= 2
         self._clear_index(slots)
         PyMem_Free(before)
         memset(self.heads, 0xFF, sizeof(self.heads))
+        # All leave the wheel, so their links may say meanwhile where they are going to be.
         for position in range(self.top):
-            if self.entries[position].key != NULL:
-                self.entries[kept] = self.entries[position]
-                self._point(slot_of(self.entries[kept].key, kept))
-                self._file(kept)
-                kept += 1
-        self.top = kept
+            self.entries[position].next = kept
+            kept += self.entries[position].name != NULL
+        if self.bounded:
+            self.order.relink(self.entries)
+        for position in range(self.top):
+            if self.entries[position].name == NULL:
+                continue
+            kept = self.entries[position].next
+            self.entries[kept] = self.entries[position]
+            if self.bounded:
+                self.order.places[kept] = self.order.places[position]
+            self._point(slot_of(self.entries[kept].name, kept))
+            self._file(kept)
+        self.top = self.count
         self.free = NIL
-        self.hand = 0
         entries = <Entry*> PyMem_Realloc(self.entries, room * sizeof(Entry))
         if entries != NULL:
             self.entries = entries
             self.room = room
+            if self.bounded:
+                self.order.reserve(room)
         return 0
 
     # Leaving.
 
-    cdef int _drop(self, uint32_t position) except -1:
-        cdef Entry gone = self._detach(position)
-        self._release(gone)
-        return 0
-
-    cdef Entry _detach(self, uint32_t position) noexcept:
-        """Take a record out of every structure; what it holds is the caller's to release."""
-        cdef Entry gone = self.entries[position]
+    cdef void _leave(self, uint32_t position) noexcept:
+        """Take a record out of every structure. A state that is Python's is released later, by
+        `_let_go`, since that may run anything."""
+        cdef Entry* entry = &self.entries[position]
         self._unlink(position)
         self._unpoint(position)
-        self.entries[position].key = NULL
-        self.entries[position].next = self.free
-        self.free = position
+        if self.bounded:
+            self.order.remove(self.entries, position)
         self.count -= 1
-        return gone
+        PyMem_Free(entry.name)
+        entry.name = NULL
+        if entry.kind == OBJECT:
+            entry.next = self.leaving
+            self.leaving = position
+            return
+        self._release(entry[0])
+        entry.next = self.free
+        self.free = position
+
+    cdef inline void _let_go(self) noexcept:
+        """Release the states of records that have left. The table must be whole."""
+        cdef uint32_t position
+        cdef Entry gone
+        while self.leaving != NIL:
+            position = self.leaving
+            gone = self.entries[position]
+            self.leaving = gone.next
+            self.entries[position].kind = NOTHING
+            self.entries[position].next = self.free
+            self.free = position
+            self._release(gone)
 
     cdef void _release(self, Entry gone) noexcept:
-        Py_XDECREF(gone.key)
         if gone.kind == OBJECT:
             Py_XDECREF(<PyObject*> gone.a.p)
             Py_XDECREF(<PyObject*> gone.b.p)
         elif gone.kind >= SLIDING_WINDOW:
             PyMem_Free(gone.b.p)
 
-    cdef Entry _evict_one(self) noexcept:
-        """Take out the key that was least recently needed."""
-        cdef Entry* entry
-        cdef uint32_t position
-        while True:
-            if self.hand >= self.top:
-                self.hand = 0
-            position = self.hand
-            self.hand += 1
-            entry = &self.entries[position]
-            if entry.key == NULL:
-                continue
-            if not entry.used:
-                break
-            entry.used = False
+    # Bounds. None of this runs Python code.
+
+    cdef bint _make_room(self, int64_t size) noexcept:
+        """Evict until a new key of that size fits. False: it has to be refused."""
+        if self.order.is_full(size):
+            self._collect(self.seen)
+        if self.order.is_too_large(size) or (not self.evict and self.order.is_full(size)):
+            self.refusals += 1
+            return False
+        while self.order.is_full(size):
+            self._evict_one()
+        return True
+
+    cdef bint _resize(self, uint32_t position, int64_t size) noexcept:
+        """Evict others until a record of that size fits. False: what it grew by has to be
+        refused."""
+        cdef int64_t held = self.order.places[position].bytes
+        cdef int rank
+        # A clock that went back may still see a record that is due.
+        if self.order.is_over(size - held) and self.entries[position].expires > self.seen:
+            self._collect(self.seen)
+        if size <= held or not self.order.is_over(size - held):
+            self.order.resize(position, size)
+            return True
+        if not self.evict or self.order.is_too_large(size):
+            self.refusals += 1
+            return False
+        # Out of the order meanwhile, lest it makes room for itself.
+        rank = self.entries[position].heat >> 1
+        self.order.remove(self.entries, position)
+        while self.order.is_over(size):
+            self._evict_one()
+        self.order.add(self.entries, position, rank, size)
+        return True
+
+    cdef bint _grow_runs(self, uint32_t position, uint32_t drop) noexcept:
+        """Make room for what one more pair takes, once the first `drop` are gone."""
+        cdef Runs* runs = <Runs*> self.entries[position].b.p
+        cdef uint32_t capacity
+        cdef int64_t more
+        if not self.bounded:
+            return True
+        capacity = runs_capacity(runs, drop)
+        if capacity == runs.capacity:
+            return True
+        more = block_bytes(runs_bytes(capacity)) - block_bytes(runs_bytes(runs.capacity))
+        return self._resize(position, self.order.places[position].bytes + more)
+
+    cdef void _evict_one(self) noexcept:
         self.evictions += 1
-        return self._detach(position)
+        self._leave(self.order.victim(self.entries))
 
     # The wheel.
 
@@ -613,6 +747,15 @@ cdef class Table:
 
     cdef int64_t _reclaim(self, int64_t now) except -1:
         """Move the wheel to `now` and drop what is due there."""
+        cdef int64_t dropped = self._collect(now)
+        if dropped:
+            self._let_go()
+            if self.room > RECLAIM_FLOOR and self.count < self.room // 4:
+                self._shrink()
+        return dropped
+
+    cdef int64_t _collect(self, int64_t now) noexcept:
+        """The same without running Python code: whoever calls it lets go."""
         cdef int64_t before = self.wheel_now
         cdef int64_t first, last, place
         cdef int64_t dropped = 0
@@ -628,34 +771,34 @@ cdef class Table:
             for place in range(first, last + 1):
                 dropped += self._empty_slot(level * LEVEL_SLOTS + (place & (LEVEL_SLOTS - 1)), now)
         if dropped:
-            # A finalizer may have come back here at a later instant.
             self.horizon = at_least(self.horizon, now)
-            if self.room > RECLAIM_FLOOR and self.count < self.room // 4:
-                self._shrink()
         return dropped
 
     cdef int _weigh(self, int64_t now) except -1:
-        """Drop what is due among few keys, if they are heavy. To weigh an object may run anything,
-        so the table is looked at anew after each."""
+        """Drop what is due among few keys, if they are heavy."""
+        self.weigh_at = now + WEIGH_EVERY_MS
+        if self._states_weight() > LIGHT_BYTES:
+            self._reclaim(now)
+        return 0
+
+    cdef int64_t _states_weight(self) except -1:
+        """To weigh an object may run anything, so the table is looked at anew after each."""
         cdef uint32_t position = 0
         cdef int64_t weight = 0
         cdef Entry* entry
-        self.weigh_at = now + WEIGH_EVERY_MS
         while position < self.top:
             entry = &self.entries[position]
             position += 1
-            if entry.key == NULL:
+            if entry.name == NULL:
                 continue
             if entry.kind == OBJECT:
                 state = <object> <PyObject*> entry.b.p
                 weight += <int64_t> getsizeof(state, 0)
-            elif entry.kind >= SLIDING_WINDOW:
-                weight += <int64_t> runs_bytes((<Runs*> entry.b.p).capacity)
-        if weight > LIGHT_BYTES:
-            self._reclaim(now)
-        return 0
+            else:
+                weight += state_bytes(entry)
+        return weight
 
-    cdef int64_t _empty_slot(self, int slot, int64_t now) except -1:
+    cdef int64_t _empty_slot(self, int slot, int64_t now) noexcept:
         cdef uint32_t position
         cdef int64_t dropped = 0
         # A record may be filed again under the very slot it was found in: set all aside first.
@@ -666,7 +809,7 @@ cdef class Table:
         while self.heads[PENDING] != NIL:
             position = self.heads[PENDING]
             if self.entries[position].expires <= now:
-                self._drop(position)
+                self._leave(position)
                 dropped += 1
             else:
                 self._unlink(position)
@@ -691,3 +834,13 @@ cdef object _kernel_of(transform):
     """The kernel that stands for a transform's strategy, or False."""
     rider = transform.native
     return False if rider is None else Kernel(rider)
+
+
+cdef int rank_in(transform, result) except? -2:
+    """The rank of a key after a transform that told this; -1 if it says nothing about the key."""
+    decision = transform.decision_in(result)
+    if type(decision) is not Decision:
+        return -1
+    if not (<Decision> decision).allowed:
+        return DENIED
+    return SPENT if (<Decision> decision).remaining * NEARLY < (<Decision> decision).limit else IDLE

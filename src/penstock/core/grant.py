@@ -9,6 +9,7 @@ and a store with a faster `check` may run it against that, one atomic check at a
 from __future__ import annotations
 
 from collections.abc import Generator
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from .decision import Decision, Outcome
@@ -65,4 +66,5 @@ def leasing(strategy: Strategy, need: int) -> Transform[Grant]:
 
     transform = Transform(strategy, "lease", run, refuse)
     transform.need = need
+    transform.decision_in = attrgetter("decision")
     return transform

@@ -2,8 +2,8 @@
 
 The extension module is a leaf: it imports nothing of this package, so any room may use it.
 `PENSTOCK_PURE=1` keeps it out; a wheel without it, or an interpreter it was not built for, has
-the same effect. Nothing but speed and memory may depend on the answer, and which key goes first
-when a bounded store has to evict.
+the same effect. Nothing but speed and memory may depend on the answer, and so how many keys fit
+into a store that is bounded in bytes.
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@ overridden where the backend has something better.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from .decision import Decision, Forecast, Outcome, Step
 from .errors import UnsupportedError
 from .strategy import Stepping, Strategy
 
-__all__ = ["CLEAR", "Store", "Transform", "checking", "forecasting", "peeking"]
+__all__ = ["CLEAR", "STATS", "Store", "Transform", "checking", "forecasting", "peeking"]
 
 R = TypeVar("R")
 
@@ -28,10 +28,13 @@ class Transform(Generic[R]):
     where the strategy has one at hand. `strategy` is whose state it reads and `kind` that one's
     name. `lua` and `native` are its riders; `role` says what they have to do to stand for `run`:
     "check", "lease" (see `core/grant.py`), or "peek" and "forecast", which only read.
-    `refuse(now, retry_after_ms)` is the answer of a store that has no room for a new key.
+    `refuse(now, retry_after_ms)` is the answer of a store that has no room for a new key, and
+    `decision_in(result)` the decision about the key, for a store that has to choose which keys it
+    can do without; None where a result tells nothing of the kind.
     """
 
     __slots__ = (
+        "decision_in",
         "kernel",
         "kind",
         "lua",
@@ -59,6 +62,7 @@ class Transform(Generic[R]):
         self.refuse = refuse
         self.lua = strategy.lua if strategy is not None and strategy.rides else None
         self.native = strategy.native if strategy is not None and strategy.rides else None
+        self.decision_in: Callable[[R], Any] = _none
         # For the role "lease": the least that helps, where `cost` is what is wanted.
         self.need = 1
         # What the compiled path made of `native`, once it has seen this transform.
@@ -71,6 +75,14 @@ class Transform(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<Transform {self.role} of {self.strategy!r}>"
+
+
+def _none(_result: Any) -> None:
+    return None
+
+
+def _itself(result: Any) -> Any:
+    return result
 
 
 def _taking_apart(run: Callable[[Any, int, int], Outcome[R]]) -> Callable[[Any, int, int], Step[R]]:
@@ -92,6 +104,8 @@ def checking(strategy: Strategy) -> Transform[Decision]:
     written = getattr(strategy.check, "__func__", None)
     if isinstance(strategy, Stepping) and written is Stepping.check:
         transform.step = strategy.step
+    if strategy.restricts:
+        transform.decision_in = _itself
     return transform
 
 
@@ -123,6 +137,15 @@ CLEAR: Transform[None] = Transform(
     lambda _now, _retry_after_ms: None,
 )
 """Forgets a key."""
+
+
+STATS: dict[str, str] = {
+    "keys": "Keys that are remembered.",
+    "bytes": "About what they take.",
+    "evictions": "Keys forgotten, though they still counted, to make room.",
+    "refusals": "Requests denied for want of room.",
+}
+"""What a store may tell of itself. The last two only ever grow."""
 
 
 class Store:
@@ -158,6 +181,11 @@ class Store:
     async def areset(self, key: str) -> None:
         """The awaitable twin of `reset`."""
         await self.aapply(key, CLEAR, 0, 1)
+
+    def stats(self) -> Mapping[str, int]:
+        """What the store tells those who watch it, under the names of `STATS`. It must not wait.
+        By default there is nothing to tell: a server has metrics of its own."""
+        return {}
 
     def close(self) -> None:
         """Give back what the store holds. Idempotent."""

@@ -108,6 +108,10 @@ class Strategy(ABC):
     lua: LuaRider | None = None
     """The rider of Redis."""
 
+    restricts: bool = True
+    """Whether a state only ever takes away from what a key may do, so that to forget it lets more
+    in; a full store keeps the states that take away most. False for one that grants."""
+
     rides: bool = True
     """Whether the riders say the same as `check`. A subclass that replaces the `check` of a
     strategy with riders, and brings none of its own, has none."""

@@ -37,6 +37,7 @@ class Credits(Strategy):
     """
 
     name = "credits"
+    restricts = False
 
     def __init__(self, limit: int, idle_ms: int | None = None, aligned: bool = True) -> None:
         self.limit = limit

@@ -71,18 +71,19 @@ def open_store(url: str, **options: Any) -> Store:
 
 
 def open_memory(url: str, **options: Any) -> MemoryStore:
-    """`memory://`, with `?max_keys=` and `?overflow=` if wanted."""
+    """`memory://`, with `?max_keys=`, `?max_bytes=` and `?overflow=` if wanted."""
     from urllib.parse import parse_qsl
 
     address, _, query = url.partition("://")[2].partition("?")
     if address.strip("/"):
         reject("an in-process store has no address: write memory:// and nothing after it")
     for name, text in parse_qsl(query, keep_blank_values=True):
-        if name == "max_keys" and text.isdecimal():
+        if name in ("max_keys", "max_bytes") and text.isdecimal():
             options.setdefault(name, int(text))
         elif name == "overflow":
             options.setdefault(name, text)
         else:
             shown = f"this {name}" if name.isidentifier() else "what it was given"
-            reject(f"memory:// takes ?max_keys=<number>&overflow=evict|deny, not {shown}")
+            known = "?max_keys=<number>&max_bytes=<number>&overflow=evict|deny"
+            reject(f"memory:// takes {known}, not {shown}")
     return MemoryStore(**options)

@@ -260,7 +260,7 @@ def test_memory_is_given_back_while_others_stay(path: str) -> None:
     tracemalloc.start()
     try:
         base = tracemalloc.get_traced_memory()[0]
-        for number in range(20_000):
+        for number in range(30_000):
             if number % 50 == 0:
                 clock.advance(1)
             brief.check(f"key-{number:012d}")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ...core.clock import Clock, SystemClock, require_clock
+from ...core.keys import LONGEST_KEPT, digest_of
 from ...core.native import native
 from ...core.store import Store, Transform
 from ...core.validation import require_choice, require_instant, require_int
@@ -23,6 +24,9 @@ __all__ = ["MemoryStore"]
 # Whose locks a forked child must have anew: the thread that held one is not in the child.
 _living: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
 
+# A key of any length fits, with a state of a few numbers.
+_LEAST_BYTES = 4_096
+
 # Through what a limiter gets its decisions.
 _DECIDING = ("apply", "aapply", "apply_many", "aapply_many")
 
@@ -32,14 +36,16 @@ R = TypeVar("R")
 class MemoryStore(Store):
     """Keeps states in this process. Serves sync and async callers alike: it never waits.
 
-    `max_keys` bounds how many keys are remembered. When it is reached and no key has expired:
+    `max_keys` bounds how many keys are remembered, and `max_bytes` about what they take, states
+    that grow, such as logs, included. When one of them is reached and no key has expired:
 
-    - `overflow="evict"` forgets the key that was least recently needed. Service goes on, but a
+    - `overflow="evict"` forgets keys: those with plenty left first, then those with little, then
+      those that are being denied, and of each the least recently needed. Service goes on, but a
       forgotten key starts afresh, so a caller who can rotate through more keys than fit is not
-      limited any more. Watch `evictions`, and size `max_keys` well above the honest population.
-    - `overflow="deny"` denies new keys until one expires. Nothing that is remembered is ever
-      forgotten early, but a flood of made-up keys shuts out newcomers for as long. Watch
-      `refusals`, and put keys behind something that cannot be made up.
+      limited any more. Watch `evictions`, and size the bounds well above the honest population.
+    - `overflow="deny"` denies new keys until one expires, and what a state would have to grow for.
+      Nothing that is remembered is ever forgotten early, but a flood of made-up keys shuts out
+      newcomers for as long. Watch `refusals`, and put keys behind something that cannot be made up.
 
     `sweep_every_ms` starts a thread that drops expired keys even while nobody asks; without it,
     checks do that as they go.
@@ -50,16 +56,20 @@ class MemoryStore(Store):
         max_keys: int | None = None,
         overflow: str = "evict",
         *,
+        max_bytes: int | None = None,
         sweep_every_ms: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         if max_keys is not None:
             require_int("max_keys", max_keys, high=2**31 - 1)
+        if max_bytes is not None:
+            require_int("max_bytes", max_bytes, low=_LEAST_BYTES)
         require_choice("overflow", overflow, ("evict", "deny"))
         self.max_keys = max_keys
+        self.max_bytes = max_bytes
         self.overflow = overflow
         self.clock: Clock = SystemClock() if clock is None else require_clock(clock)
-        self.table: Any = _make_table(max_keys, overflow == "evict")
+        self.table: Any = _make_table(max_keys, max_bytes, overflow == "evict")
         _living.add(self)
         self._sweeper: Sweeper | None = None
         if sweep_every_ms is not None:
@@ -111,6 +121,18 @@ class MemoryStore(Store):
         dropped: int = self.table.sweep(require_instant(self.clock.now() if now is None else now))
         return dropped
 
+    def stats(self) -> dict[str, int]:
+        """What is remembered and what it took: `keys` and `bytes`, those that have expired but not
+        been dropped included, `evictions` and `refusals`. Without a bound, `bytes` looks at every
+        key."""
+        table = self.table
+        return {
+            "keys": table.keys,
+            "bytes": table.weight,
+            "evictions": table.evictions,
+            "refusals": table.refusals,
+        }
+
     @property
     def evictions(self) -> int:
         """How many live keys were forgotten to make room."""
@@ -139,13 +161,15 @@ class MemoryStore(Store):
         return True
 
     def __repr__(self) -> str:
-        return f"MemoryStore(max_keys={self.max_keys}, overflow={self.overflow!r})"
+        size = "" if self.max_bytes is None else f", max_bytes={self.max_bytes}"
+        return f"MemoryStore(max_keys={self.max_keys}, overflow={self.overflow!r}{size})"
 
 
-def _make_table(max_keys: int | None, evict: bool) -> Any:
+def _make_table(max_keys: int | None, max_bytes: int | None, evict: bool) -> Any:
     if native is None:
-        return Table(max_keys, evict)
-    return native.Table(-1 if max_keys is None else max_keys, evict, wrong_kind, require_ttl)
+        return Table(max_keys, max_bytes, evict)
+    bounds = [-1 if bound is None else bound for bound in (max_keys, max_bytes)]
+    return native.Table(*bounds, evict, LONGEST_KEPT, digest_of, wrong_kind, require_ttl)
 
 
 def _after_fork() -> None:

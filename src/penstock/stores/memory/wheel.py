@@ -13,7 +13,7 @@ The compiled table holds the same wheel; the two are compared by the tests.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 __all__ = ["Timed", "Wheel"]
 
@@ -28,7 +28,7 @@ class Timed(Protocol):
     """What the wheel files: it must say when it expires, and remember its slot."""
 
     expires: int
-    slot: dict[str, Timed]
+    slot: dict[Any, Timed]
 
 
 class Wheel:
@@ -37,11 +37,11 @@ class Wheel:
     def __init__(self) -> None:
         self.now = 0
         self._soonest = 0
-        self._slots: list[list[dict[str, Timed]]] = [
+        self._slots: list[list[dict[Any, Timed]]] = [
             [{} for _ in range(_SLOTS)] for _ in range(_LEVELS)
         ]
 
-    def file(self, key: str, timed: Timed) -> None:
+    def file(self, key: str | bytes, timed: Timed) -> None:
         """Put a key where time will find it."""
         at = min(max(timed.expires, self.now + 1), self.now + _REACH_MS - 1)
         self._soonest = 0
@@ -53,11 +53,11 @@ class Wheel:
         timed.slot = self._slots[level][(at >> (_BITS * level)) & _MASK]
         timed.slot[key] = timed
 
-    def advance(self, now: int) -> list[str]:
+    def advance(self, now: int) -> list[str | bytes]:
         """Move to `now` and take out the keys that are due there."""
         before, self.now = self.now, now
         self._soonest = 0
-        due: list[str] = []
+        due: list[str | bytes] = []
         for level in reversed(range(_LEVELS)):
             shift = _BITS * level
             first, last = (before >> shift) + 1, now >> shift
