@@ -250,7 +250,7 @@ def test_what_a_node_remembers_is_bounded(far: FarStore) -> None:
         limiter.check(f"k{number}", 11)
         limiter.check(f"k{number}")
     near = limiter._near
-    assert len(near._store) <= 50
+    assert len(limiter.near_store) <= 50
     assert len(near.denials) <= 50
     assert len(near.turns) == 0
 

@@ -242,10 +242,69 @@ def test_a_memory_service_is_bounded_unless_told() -> None:
     """A service is open to strangers, who choose the keys."""
     store = build_service().store
     assert isinstance(store, MemoryStore)
-    assert store.max_keys == 1_000_000
+    assert (store.max_keys, store.max_bytes) == (1_000_000, 256 << 20)
     chosen = build_service(store_url="memory://?max_keys=7").store
     assert isinstance(chosen, MemoryStore)
-    assert chosen.max_keys == 7
+    assert (chosen.max_keys, chosen.max_bytes) == (7, 256 << 20)
+    chosen = build_service(store_url="memory://?max_bytes=70000").store
+    assert isinstance(chosen, MemoryStore)
+    assert (chosen.max_keys, chosen.max_bytes) == (1_000_000, 70_000)
+
+
+def test_what_the_tables_in_memory_hold_and_let_go_of_is_told() -> None:
+    """Each by its name; a store that tells nothing of itself is left out."""
+    text = (
+        "version: 1\nlimiters:\n  api: {strategy: fixedWindow, limit: 3, window: 1m}\n"
+        "  near: {strategy: fixedWindow, limit: 3, window: 1m, twoTier: {mode: leased}}\n"
+        "  llm: {tokenBudget: {budget: 1, window: 1m, maxKeys: 2}}\n"
+    )
+    service, _ = service_on(MemoryStore(10, max_bytes=100_000), config=policies(text))
+
+    async def main() -> None:
+        for number in range(25):
+            await service.check("api", f"{number}")
+            await service.check_inline(f"{number}", 3, 60_000)
+        for key in "abcde":
+            await service.debit("llm", key)
+        await service.check("near", "k")
+
+    asyncio.run(main())
+    told = service.snapshot().stores
+    assert told.keys() == {"policies", "inline", "llm:budget", "near:credits"}
+    assert (told["policies"]["keys"], told["policies"]["evictions"]) == (10, 16)
+    assert (told["inline"]["keys"], told["inline"]["evictions"]) == (10, 15)
+    assert (told["llm:budget"]["keys"], told["llm:budget"]["evictions"]) == (2, 3)
+    assert told["near:credits"]["keys"] == 1
+    assert all(0 < table["bytes"] <= 100_000 for table in told.values())
+    assert service_on(FragileStore())[0].snapshot().stores == {}
+
+
+def test_refusals_for_want_of_room_are_told() -> None:
+    """A store that denies newcomers is full in its own way."""
+    service, _ = service_on(MemoryStore(2, "deny"))
+
+    async def main() -> list[bool]:
+        return [bool(await service.check("api", f"{number}")) for number in range(5)]
+
+    assert asyncio.run(main()) == [True, True, False, False, False]
+    told = service.snapshot().stores["policies"]
+    assert (told["keys"], told["refusals"], told["evictions"]) == (2, 3, 0)
+
+
+@pytest.mark.parametrize("limit", [1, 10])
+def test_a_flood_of_made_up_clients_frees_no_client_that_is_blocked(limit: int) -> None:
+    """By default, in a service on memory:// that remembers too little."""
+    text = f"version: 1\nlimiters:\n  api: {{strategy: gcra, limit: {limit}, period: 1m}}\n"
+    service = build_service(
+        policies(text), "memory://?max_keys=500", clock=ManualClock(1_700_000_000_000)
+    )
+    check = service.checker("api")
+    assert check is not None
+    assert [bool(check("blocked", 1)) for _ in range(limit + 1)] == [True] * limit + [False]
+    for number in range(5_000):
+        check(f"made up {number}", 1)
+    assert not check("blocked", 1)
+    assert service.snapshot().stores["policies"]["evictions"] > 4_000
 
 
 def test_a_budget_with_max_keys_has_a_table_of_its_own() -> None:

@@ -7,7 +7,7 @@ never renamed; the text is for people and says what was wrong and what would be 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from .decision import Decision
@@ -19,7 +19,10 @@ __all__ = [
     "RateLimitExceededError",
     "StoreUnavailableError",
     "UnsupportedError",
+    "outage_reason",
 ]
+
+Reason: TypeAlias = Literal["away", "full"]
 
 
 class PenstockError(Exception):
@@ -35,9 +38,24 @@ class ConfigInvalidError(PenstockError, ValueError):
 
 
 class StoreUnavailableError(PenstockError):
-    """The store did not answer, or not in time; whether it acted is said in the text."""
+    """The store did not answer, or not in time; whether it acted is said in the text.
+
+    `reason` tells outages apart that want different hands: `"full"`, where the store answers but
+    has no room for what a check has to write, and `"away"` for everything else.
+    """
 
     code = "store_unavailable"
+
+    def __init__(self, *args: object, reason: Reason = "away") -> None:
+        super().__init__(*args)
+        self.reason: Reason = reason
+
+
+def outage_reason(error: BaseException) -> Reason:
+    """What kind of outage an error is. This process may be out of memory, too."""
+    if isinstance(error, StoreUnavailableError):
+        return error.reason
+    return "full" if isinstance(error, MemoryError) else "away"
 
 
 class UnsupportedError(PenstockError):

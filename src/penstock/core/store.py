@@ -16,7 +16,7 @@ from .decision import Decision, Forecast, Outcome, Step
 from .errors import UnsupportedError
 from .strategy import Stepping, Strategy
 
-__all__ = ["CLEAR", "STATS", "Store", "Transform", "checking", "forecasting", "peeking"]
+__all__ = ["CLEAR", "COUNTED", "STATS", "Store", "Transform", "checking", "forecasting", "peeking"]
 
 R = TypeVar("R")
 
@@ -145,7 +145,10 @@ STATS: dict[str, str] = {
     "evictions": "Keys forgotten, though they still counted, to make room.",
     "refusals": "Requests denied for want of room.",
 }
-"""What a store may tell of itself. The last two only ever grow."""
+"""What a store may tell of itself."""
+
+COUNTED = frozenset({"evictions", "refusals"})
+"""What of it only ever grows."""
 
 
 class Store:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ..core.clock import Clock
 from ..core.decision import Decision
-from ..core.errors import StoreUnavailableError
+from ..core.errors import StoreUnavailableError, outage_reason
 from ..core.grant import Grant
 from ..core.limiter import Limiter
 from ..core.store import checking
@@ -83,8 +83,8 @@ class NearTier:
     def after_fork(self) -> None:
         """Hold nothing in the child: its parent spends what was leased. Whoever has a method of
         the local limiter at hand spends from the new store, too."""
-        self._store = MemoryStore(self._max_keys, clock=self._clock)
-        self.local._settle_on(self._store)
+        self.store = MemoryStore(self._max_keys, clock=self._clock)
+        self.local._settle_on(self.store)
         self.demand.after_fork()
         self._begin()
 
@@ -92,12 +92,12 @@ class NearTier:
         """Report another limit from now on. What is held is dropped."""
         self.limit = limit
         self._credits = Credits(limit, self._idle_ms, self._term.aligned)
-        self._store = MemoryStore(self._max_keys, clock=self._clock)
+        self.store = MemoryStore(self._max_keys, clock=self._clock)
         self._check = checking(self._credits)
         self._kernel: Any = None
         # Nobody gets more than the limit at once, and asking would only cost a second attempt.
         self._ceiling = limit or MAX_SAFE
-        self.local: Limiter = rate_limit(self._credits, store=self._store, clock=self._clock)
+        self.local: Limiter = rate_limit(self._credits, store=self.store, clock=self._clock)
         self.now = self.local.clock.now
 
     # `now` is the instant of a call that decides many keys; alone, a request reads the clock when
@@ -105,7 +105,7 @@ class NearTier:
 
     def spend_many(self, keys: list[str], cost: int, now: int) -> list[Decision]:
         """A local check of each key."""
-        return self._store.apply_many(keys, self._check, now, cost)
+        return self.store.apply_many(keys, self._check, now, cost)
 
     def recall(self, key: str, cost: int, now: int | None = None) -> Decision | None:
         """The far tier's denial of such a request, if it still holds."""
@@ -115,13 +115,13 @@ class NearTier:
         """What can be said without the far tier, now that it is this one's turn."""
         if now is None:
             now = self.now()
-        decision: Decision = self._store.apply(key, self._check, now, cost)
+        decision: Decision = self.store.apply(key, self._check, now, cost)
         if decision.allowed:
             return decision
         failure = turn.failure
         if failure is not None:
             # The lease that this caller waited for failed: asking again would only queue up more.
-            raise StoreUnavailableError(str(failure)) from failure
+            raise StoreUnavailableError(str(failure), reason=outage_reason(failure)) from failure
         return self.denials.recall(key, cost, now)
 
     def ask(self, key: str, cost: int, now: int | None = None) -> Errand:
@@ -180,7 +180,7 @@ class NearTier:
         self.denials.forget(key)
 
     def close(self) -> None:
-        self._store.close()
+        self.store.close()
 
     def _put(self, key: str, credits: int, grant: Grant, sent_at: int, now: int | None) -> int:
         """Add credits; returns how many are held then."""
@@ -190,7 +190,7 @@ class NearTier:
         granted_at = grant.now if self._term.may_slide else None
         transform = granting(self._credits, fresh, granted_at)
         transform.kernel = self._kernel
-        total: int = self._store.apply(key, transform, self.now() if now is None else now, 1)
+        total: int = self.store.apply(key, transform, self.now() if now is None else now, 1)
         self._kernel = transform.kernel
         return total
 

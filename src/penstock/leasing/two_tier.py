@@ -221,6 +221,11 @@ class TwoTierLimiter(Refilling, Limiter):
             await super().areset(key)
             self._near.forget(key)
 
+    @property
+    def near_store(self) -> Store:
+        """Where this node keeps its credits."""
+        return self._near.store
+
     def close(self) -> None:
         self._finish()
         self._near.close()

@@ -26,7 +26,7 @@ from ..stores.memory import MemoryStore
 from ..stores.opening import open_store
 from .failing import Guard
 from .fleet import Lease
-from .health import Readiness, trouble_of
+from .health import Readiness, readiness, trouble_of
 from .inline import INLINE, Inline, InlinePolicies
 from .metrics import Metrics, MetricsSnapshot
 from .registry import Checker, Policy, Site, Table, UnknownPolicyError
@@ -48,6 +48,9 @@ MAX_BATCH = 1_000
 
 MAX_KEYS = 1_000_000
 """How many keys a service on memory:// remembers, unless its URL says otherwise."""
+
+MAX_BYTES = 256 << 20
+"""And about what they may take, in each of its tables."""
 
 _SWEEP_EVERY_S = 0.25
 _MAX_LEASE_ID = 64
@@ -75,6 +78,7 @@ class Service:
         self.clock: Clock = SystemClock() if clock is None else clock
         self.metrics = Metrics()
         self.reload_error = ""
+        self._full_before = 0
         self._site = Site(store, self.clock, self.fail, self.metrics)
         self._table = Table(file, self._site)
         self._inline = self._inline_policies(file.prefix) if inline else None
@@ -209,16 +213,24 @@ class Service:
 
     async def ready(self) -> Readiness:
         """Whether the store answers and policies are loaded. Never raises."""
-        trouble = await trouble_of(self.store, self.clock.now())
-        served = len(self.policies)
-        return Readiness(
-            not trouble and served > 0, not trouble, trouble, served, self.reload_error
-        )
+        # Since a write last went through, has any been refused for want of room?
+        full = self.metrics.store_full
+        trouble = await trouble_of(self.store, self.clock.now(), writes=full != self._full_before)
+        if trouble is None:
+            self._full_before = full
+        return readiness(trouble, len(self.policies), self.reload_error)
 
     def snapshot(self) -> MetricsSnapshot:
         """Everything that was counted so far."""
+        inline = self._inline
+        stores = {"policies": self.store, **self._table.own_stores()}
+        if inline is not None and inline.store is not self.store:
+            stores[INLINE] = inline.store
+        told = {name: store.stats() for name, store in stores.items()}
         return self.metrics.snapshot(
-            self._table.slots(), 0 if self._inline is None else len(self._inline)
+            self._table.slots(),
+            0 if inline is None else len(inline),
+            {name: stats for name, stats in told.items() if stats},
         )
 
     def apply(self, file: PolicyFile) -> None:
@@ -255,7 +267,7 @@ class Service:
     def _inline_policies(self, prefix: str) -> InlinePolicies:
         store = self.store
         if isinstance(store, MemoryStore):
-            store = MemoryStore(store.max_keys, store.overflow, clock=self.clock)
+            store = store.another(clock=self.clock)
         return InlinePolicies(store, self.clock, prefix, self.fail, self.metrics.tally(INLINE))
 
     def _made_inline(self, limit: int, window_ms: int, strategy: str) -> Inline:
@@ -320,8 +332,9 @@ def build_service(
 
 def _open(url: str, clock: Clock | None) -> Store:
     if url.partition("://")[0].lower() == "memory":
-        options = {} if "max_keys=" in url else {"max_keys": MAX_KEYS}
-        return open_store(url, clock=clock, **options)
+        bounds = {"max_keys": MAX_KEYS, "max_bytes": MAX_BYTES}
+        unsaid = {name: bound for name, bound in bounds.items() if f"{name}=" not in url}
+        return open_store(url, clock=clock, **unsaid)
     return open_store(url) if clock is None else open_store(url, use_server_time=False)
 
 

@@ -12,6 +12,8 @@ of a policy's outages, one line per ten seconds is logged, from which the keys t
 are left out.
 
 Anything that goes wrong in a store is an outage, unless the caller asked for something impossible.
+A store that answers but has no room left is one of its own kind, counted apart: it mends only when
+somebody makes room.
 """
 
 from __future__ import annotations
@@ -24,7 +26,12 @@ from urllib.parse import quote
 
 from ..core.clock import Clock
 from ..core.decision import Decision, Forecast
-from ..core.errors import ConfigInvalidError, StoreUnavailableError, UnsupportedError
+from ..core.errors import (
+    ConfigInvalidError,
+    StoreUnavailableError,
+    UnsupportedError,
+    outage_reason,
+)
 from ..core.validation import require_cost, require_key
 from .metrics import Tally
 
@@ -73,6 +80,8 @@ class Guard:
             for key in keys:
                 require_key(key)
         self._tally.store_errors += 1
+        if outage_reason(error) == "full":
+            self._tally.store_full += 1
         self._say(error, keys)
 
     def _answer(self, error: Exception) -> bool:
@@ -85,7 +94,8 @@ class Guard:
         self._tally.failed_error += 1
         if isinstance(error, StoreUnavailableError):
             raise error
-        raise StoreUnavailableError(f"the store failed: {error}") from error
+        reason = outage_reason(error)
+        raise StoreUnavailableError(f"the store failed: {error}", reason=reason) from error
 
     def _say(self, error: Exception, keys: Iterable[str]) -> None:
         now = self._clock.now()
@@ -95,8 +105,9 @@ class Guard:
             return
         more = f" ({self._unsaid} more since the last line)" if self._unsaid else ""
         _log.warning(
-            "policy %s: its store failed, answering fail-%s: %s: %r%s",
+            "policy %s: its store %s, answering fail-%s: %s: %r%s",
             self._policy,
+            "is full" if outage_reason(error) == "full" else "failed",
             self._fail,
             type(error).__name__,
             _without(keys, str(error)),

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.store import Store, peeking
-from ..strategies import unlimited
+from ..core.errors import outage_reason
+from ..core.store import Store, checking, peeking
+from ..strategies import gcra, unlimited
 
-__all__ = ["PING", "PING_KEY", "Readiness", "ask_store", "trouble_of"]
+__all__ = ["PING", "PING_KEY", "Readiness", "ask_store", "readiness", "trouble_of"]
 
 PING_KEY = "penstock:ready"
 PING = peeking(unlimited())
 """What to ask a store that writes nothing and takes one round trip."""
 
+# What is always admitted, so that it has to be written, and soon forgotten.
+_ROOM_KEY = "penstock:room"
+_ROOM = checking(gcra(1_000_000, 10_000))
+
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """`ok` means that requests are decided as the policies say. A reload that failed leaves the
-    policies before it at work: it is told in `reload_error` and does not make `ok` false."""
+    """`ok` means that requests are decided as the policies say. A store that is full can be reached
+    and deny, but not admit, which has to be written. A reload that failed leaves the policies
+    before it at work: it is told in `reload_error` and does not make `ok` false."""
 
     ok: bool
     store_reachable: bool
+    store_full: bool
     store_error: str
     policies: int
     reload_error: str
@@ -31,10 +38,27 @@ async def ask_store(store: Store, now: int) -> None:
     await store.aapply(PING_KEY, PING, now, 1)
 
 
-async def trouble_of(store: Store, now: int) -> str:
-    """What the store failed with when it was asked, "" if it answered."""
+async def trouble_of(store: Store, now: int, writes: bool) -> Exception | None:
+    """What the store failed with when it was asked. A store that is full still answers questions:
+    where that is to be known it has to write something."""
     try:
-        await ask_store(store, now)
+        if writes:
+            await store.aapply(_ROOM_KEY, _ROOM, now, 1)
+        else:
+            await ask_store(store, now)
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+        return error
+    return None
+
+
+def readiness(trouble: Exception | None, policies: int, reload_error: str) -> Readiness:
+    """What that means for the service."""
+    full = trouble is not None and outage_reason(trouble) == "full"
+    return Readiness(
+        ok=trouble is None and policies > 0,
+        store_reachable=trouble is None or full,
+        store_full=full,
+        store_error="" if trouble is None else f"{type(trouble).__name__}: {trouble}",
+        policies=policies,
+        reload_error=reload_error,
+    )

@@ -80,7 +80,7 @@ class InlinePolicies:
     """The inline policies in use, at most `MAX_POLICIES`."""
 
     def __init__(self, store: Store, clock: Clock, prefix: str, fail: str, tally: Tally) -> None:
-        self._store = store
+        self.store = store
         self._clock = clock
         self._prefix = prefix
         self._fail = fail
@@ -115,6 +115,6 @@ class InlinePolicies:
             )
         made = _STRATEGIES[name](limit, window_ms)
         prefix = joined(self._prefix, INLINE, name, str(limit), str(window_ms))
-        limiter = limiter_on(self._store, made, self._clock, prefix)
+        limiter = limiter_on(self.store, made, self._clock, prefix)
         guard = Guard(INLINE, limit, self._fail, self._clock, self._tally)
         return Inline(limiter, guard, checker_of(limiter, self._tally))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 __all__ = [
@@ -33,12 +34,15 @@ class Tally:
         "failed_error",
         "failed_open",
         "store_errors",
+        "store_full",
     )
 
     def __init__(self) -> None:
         self.allowed = 0
         self.denied = 0
+        # All of them, and those for want of room.
         self.store_errors = 0
+        self.store_full = 0
         self.failed_open = 0
         self.failed_closed = 0
         self.failed_error = 0
@@ -100,7 +104,7 @@ class MetricsSnapshot:
     `policies`: policy to the fields of its Tally. `slots`: policy to `limit`, `in_flight` and
     `reclaimed`, for those with a concurrency axis. `latency`: what a door called it, such as
     "http" or "grpc", to its histogram. `reloads`: "ok" and "failed" to a count. `grpc_codes`: the
-    name of a status to a count.
+    name of a status to a count. `stores`: tables in this process, to what they tell of themselves.
     """
 
     policies: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -108,6 +112,7 @@ class MetricsSnapshot:
     latency: dict[str, HistogramSnapshot] = field(default_factory=dict)
     reloads: dict[str, int] = field(default_factory=dict)
     inline_policies: int = 0
+    stores: dict[str, Mapping[str, int]] = field(default_factory=dict)
     grpc_codes: dict[str, int] = field(default_factory=dict)
     grpc_shed: int = 0
 
@@ -134,8 +139,16 @@ class Metrics:
         """The histogram of a door; keep it and call `observe`."""
         return self._latency.setdefault(door, Histogram())
 
+    @property
+    def store_full(self) -> int:
+        """How often any policy's store had no room."""
+        return sum(tally.store_full for tally in self._tallies.values())
+
     def snapshot(
-        self, slots: dict[str, dict[str, int]] | None = None, inline_policies: int = 0
+        self,
+        slots: dict[str, dict[str, int]] | None = None,
+        inline_policies: int = 0,
+        stores: dict[str, Mapping[str, int]] | None = None,
     ) -> MetricsSnapshot:
         return MetricsSnapshot(
             policies={name: tally.as_dict() for name, tally in self._tallies.items()},
@@ -143,6 +156,7 @@ class Metrics:
             latency={door: histogram.snapshot() for door, histogram in self._latency.items()},
             reloads=dict(self.reloads),
             inline_policies=inline_policies,
+            stores=stores or {},
             grpc_codes=dict(self.grpc.codes),
             grpc_shed=self.grpc.shed,
         )

@@ -166,6 +166,16 @@ class Table:
             for name, pool in pools.items()
         }
 
+    def own_stores(self) -> dict[str, Store]:
+        """Tables in this process that one policy has to itself."""
+        stores: dict[str, Store] = {}
+        for name, entry in self.entries.items():
+            if entry.budget is not None and entry.spec.max_keys is not None:
+                stores[f"{name}:budget"] = entry.budget.store
+            if isinstance(entry.limiter, TwoTierLimiter):
+                stores[f"{name}:credits"] = entry.limiter.near_store
+        return stores
+
     async def aclose(self) -> None:
         """End what limiters have under way."""
         for entry in self.entries.values():
@@ -233,7 +243,7 @@ class _Builder:
         if spec.max_keys is None or not isinstance(store, MemoryStore):
             return self._limiter(store, spec.name, spec.budget)
         made = self._limiter(
-            MemoryStore(spec.max_keys, store.overflow, clock=self.site.clock),
+            store.another(clock=self.site.clock, max_keys=spec.max_keys),
             spec.name,
             spec.budget,
         )

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock import StoreUnavailableError
 from penstock.wire.proto.rate_limiter_pb2_grpc import RATE_LIMITER_METHODS
 from tests.service.grpc.doors import CALL, CLIENTS, code_of, existing, run, status, visiting
 from tests.service.worlds import AWAY, FragileStore
@@ -128,6 +129,22 @@ def test_an_outage_is_answered_by_the_policys_fail_mode(fail: str, answer: bool 
                 assert (await visit.check(fail)).allowed is answer
             store.error = None
             assert (await visit.check(fail)).remaining == 2
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("reason", ["away", "full"])
+def test_an_outage_tells_its_reason_beside_its_status(reason: Any) -> None:
+    """In the trailing metadata, for programs."""
+
+    async def scenario() -> None:
+        store = FragileStore()
+        async with visiting(store=store) as visit:
+            store.error = StoreUnavailableError("no", reason=reason)
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await visit.check("honest")
+            assert failed.value.code() is UNAVAILABLE
+            assert dict(failed.value.trailing_metadata() or ())["reason"] == reason
 
     run(scenario())
 

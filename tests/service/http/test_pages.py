@@ -9,7 +9,7 @@ import pytest
 
 from penstock import StoreUnavailableError
 from penstock.service.http.openapi import openapi
-from tests.service.worlds import FragileStore
+from tests.service.worlds import FragileStore, policies
 
 from .serving import Client, Door
 
@@ -43,6 +43,40 @@ def test_it_is_not_ready_while_the_store_is_away() -> None:
         store.error = None
         assert client.get("/ready").status == 200
         client.close()
+
+
+def test_a_full_store_is_told_apart() -> None:
+    """By `/ready`, by `/metrics` and by the refusal of a policy that fails with an error."""
+    store = FragileStore()
+    with Door(store=store, policies=[*policies().policies.values()]) as door:
+        client = Client(door.port)
+        body = {"policy": "honest", "key": "k"}
+        for reason in ("away", "full", "full"):
+            store.error = StoreUnavailableError(f"it is {reason}", reason=reason)
+            refused = client.post("/check", body)
+            assert (refused.status, refused.json["code"]) == (503, "store_unavailable")
+            assert refused.json["reason"] == reason
+        ready = client.get("/ready")
+        assert (ready.status, ready.json["store_reachable"]) == (503, True)
+        assert ready.json["store_full"] is True
+        lines = client.get("/metrics").body.decode().splitlines()
+        assert 'penstock_store_errors_total{policy="honest",reason="away"} 1' in lines
+        assert 'penstock_store_errors_total{policy="honest",reason="full"} 2' in lines
+        store.error = None
+        ready = client.get("/ready")
+        assert (ready.status, ready.json["store_full"]) == (200, False)
+        client.close()
+
+
+def test_what_a_store_in_memory_holds_is_measured(client: Client) -> None:
+    """Keys, bytes, evictions and refusals, of named policies and of inline ones."""
+    client.get("/check/somebody")
+    lines = client.get("/metrics").body.decode().splitlines()
+    for store, keys in (("policies", 1), ("inline", 0)):
+        assert f'penstock_store_keys{{store="{store}"}} {keys}' in lines
+        assert f'penstock_store_evictions_total{{store="{store}"}} 0' in lines
+        assert f'penstock_store_refusals_total{{store="{store}"}} 0' in lines
+    assert any(line.startswith('penstock_store_bytes{store="policies"} ') for line in lines)
 
 
 def test_metrics_are_totals_without_keys(client: Client) -> None:

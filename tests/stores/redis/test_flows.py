@@ -167,11 +167,29 @@ def test_a_demoted_master_is_dropped() -> None:
     assert script.discarded == [HERE]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "OOM command not allowed when used memory > 'maxmemory'.",
+        "OOM command not allowed when used memory > 'maxmemory'. script: f, on @user_script:9.",
+        "ERR Error running script (call to f_1): @user_script:9: @user_script: 9: "
+        "-OOM command not allowed when used memory > 'maxmemory'.",
+        "MISCONF Errors writing to the AOF file: No space left on device",
+        "ERR DB capacity quota exceeded",
+    ],
+)
+def test_a_server_without_room_is_told_at_once_and_apart(text: str) -> None:
+    """It does not go away in milliseconds, and somebody has to make room."""
+    with pytest.raises(StoreUnavailableError, match="not charged") as caught:
+        check(Script([Refusal(text)]))
+    assert caught.value.reason == "full"
+
+
 def test_a_refusal_that_does_not_pass_is_reported_at_once() -> None:
-    """Out of memory does not go away in milliseconds."""
-    script = Script([Refusal("OOM command not allowed when used memory > 'maxmemory'.")])
-    with pytest.raises(StoreUnavailableError, match="not charged"):
-        check(script)
+    """Whatever it is about."""
+    with pytest.raises(StoreUnavailableError, match="not charged") as caught:
+        check(Script([Refusal("MISCONF Redis is configured to save RDB snapshots")]))
+    assert caught.value.reason == "away"
 
 
 @pytest.mark.parametrize(

@@ -67,4 +67,6 @@ async def refuse(
     codes[status.name] += 1
     if status is grpc.StatusCode.INTERNAL:
         _log.error("a call failed", exc_info=error)
+    if isinstance(error, StoreUnavailableError):
+        context.set_trailing_metadata((("reason", error.reason),))
     await context.abort(status, text)

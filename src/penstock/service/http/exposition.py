@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from ...core.store import COUNTED, STATS
 from ..metrics import HistogramSnapshot, MetricsSnapshot
 
 __all__ = ["TEXT", "exposition"]
@@ -17,7 +18,7 @@ def exposition(
     counted: MetricsSnapshot, statuses: Mapping[int, int], gauges: Mapping[str, int]
 ) -> str:
     """Everything that `/metrics` shows."""
-    lines = [*_policies(counted.policies), *_slots(counted.slots)]
+    lines = [*_policies(counted.policies), *_slots(counted.slots), *_stores(counted.stores)]
     lines += _latency(counted.latency)
     lines += _family(
         "penstock_reloads_total",
@@ -68,7 +69,14 @@ def _policies(policies: Mapping[str, Mapping[str, int]]) -> Iterable[str]:
         for name, tally in policies.items()
         for outcome in ("allowed", "denied")
     ]
-    errors = [(f'policy="{_escaped(name)}"', t["store_errors"]) for name, t in policies.items()]
+    errors = [
+        (f'policy="{_escaped(name)}",reason="{reason}"', count)
+        for name, tally in policies.items()
+        for reason, count in (
+            ("away", tally["store_errors"] - tally["store_full"]),
+            ("full", tally["store_full"]),
+        )
+    ]
     failures = [
         (f'policy="{_escaped(name)}",mode="{mode}"', tally[field])
         for name, tally in policies.items()
@@ -93,6 +101,18 @@ def _slots(slots: Mapping[str, Mapping[str, int]]) -> Iterable[str]:
         ("reclaimed", "penstock_slots_reclaimed_total", "counter", _RECLAIMED),
     ):
         samples = [(f'policy="{_escaped(policy)}"', held[field]) for policy, held in slots.items()]
+        yield from _family(name, kind, text, samples)
+
+
+def _stores(stores: Mapping[str, Mapping[str, int]]) -> Iterable[str]:
+    for field, text in STATS.items():
+        kind = "counter" if field in COUNTED else "gauge"
+        name = f"penstock_store_{field}" + "_total" * (kind == "counter")
+        samples = [
+            (f'store="{_escaped(store)}"', told[field])
+            for store, told in stores.items()
+            if field in told
+        ]
         yield from _family(name, kind, text, samples)
 
 

@@ -31,7 +31,8 @@ def problem_of(error: BaseException) -> Problem:
         return Problem("not_implemented", str(error))
     if isinstance(error, StoreUnavailableError):
         # The text names the store's address, which is nothing for clients.
-        return Problem("store_unavailable", "the store did not answer", SOON)
+        detail = "the store is full" if error.reason == "full" else "the store did not answer"
+        return Problem("store_unavailable", detail, SOON, error.reason)
     if isinstance(error, QueueFullError):
         return Problem("overloaded", str(error), SOON)
     _log.error("a request failed: %s: %r", type(error).__name__, str(error))

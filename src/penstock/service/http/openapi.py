@@ -91,7 +91,8 @@ _SCHEMAS: dict[str, Any] = {
             "status": {"type": "integer"},
             "code": {"type": "string", "enum": [*CODES]},
             "detail": {"type": "string"},
-        }
+        },
+        {"reason": {"type": "string", "enum": ["away", "full"]}},
     ),
     "InlineCheck": _object(
         {"key": _KEY, "limit": _LIMIT, "window_ms": _WINDOW},
@@ -116,6 +117,7 @@ _SCHEMAS: dict[str, Any] = {
             "ready": {"type": "boolean"},
             "stopping": {"type": "boolean"},
             "store_reachable": {"type": "boolean"},
+            "store_full": {"type": "boolean"},
             "policies": _WHOLE,
             "reloaded": {"type": "boolean"},
         },

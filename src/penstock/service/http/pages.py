@@ -65,6 +65,7 @@ class Pages:
             "ready": ok,
             "stopping": self._stopping(),
             "store_reachable": ready.store_reachable,
+            "store_full": ready.store_full,
             "policies": ready.policies,
             "reloaded": not ready.reload_error,
         }

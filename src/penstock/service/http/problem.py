@@ -27,7 +27,7 @@ CODES: dict[str, tuple[int, str]] = {
     "head_too_large": (431, "The request line and headers are too long or too many."),
     "internal_error": (500, "A fault of the service; its log says more."),
     "not_implemented": (501, "The policy or the door does not have the operation."),
-    "store_unavailable": (503, "The store did not answer, and the policy fails closed."),
+    "store_unavailable": (503, "The store did not answer, or is full: `reason` says which."),
     "overloaded": (503, "More is asked than can be answered soon; retry later."),
     "stopping": (503, "The service is being stopped."),
     "version_not_supported": (505, "The door speaks HTTP/1.1 and HTTP/1.0."),
@@ -37,11 +37,13 @@ CODES: dict[str, tuple[int, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One refusal. `headers` are further header lines, without their line ends."""
+    """One refusal. `headers` are further header lines, without their line ends; `reason` tells
+    apart what has the same code."""
 
     code: str
     detail: str
     headers: tuple[str, ...] = ()
+    reason: str = ""
 
     @property
     def status(self) -> int:
@@ -55,6 +57,8 @@ class Problem:
             "code": self.code,
             "detail": self.detail,
         }
+        if self.reason:
+            document["reason"] = self.reason
         return json.dumps(document).encode()
 
 

@@ -121,6 +121,15 @@ class MemoryStore(Store):
         dropped: int = self.table.sweep(require_instant(self.clock.now() if now is None else now))
         return dropped
 
+    def another(self, *, clock: Clock | None, max_keys: int | None = None) -> MemoryStore:
+        """An empty store with the same bounds, but for those that are given."""
+        return MemoryStore(
+            self.max_keys if max_keys is None else max_keys,
+            self.overflow,
+            max_bytes=self.max_bytes,
+            clock=clock,
+        )
+
     def stats(self) -> dict[str, int]:
         """What is remembered and what it took: `keys` and `bytes`, those that have expired but not
         been dropped included, `evictions` and `refusals`. Without a bound, `bytes` looks at every

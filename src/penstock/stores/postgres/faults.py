@@ -32,11 +32,13 @@ UNPREPARED = frozenset({"26000", "42P05"})
 """A prepared statement is not where it was left: something pools connections in between."""
 
 _MISSING = frozenset({"42P01", "42883", "3F000"})
+_FULL = frozenset({"53100", "53200"})
 _ADVICE = {
     "25006": "this server is a standby or set to read-only; use the primary's address",
     "42501": "grant this user SELECT, INSERT, UPDATE and DELETE on the table, and EXECUTE on its "
     "function",
     "53100": "make room on the server's disk",
+    "53200": "the server has no memory left",
     "53300": "the server has no connection left; raise max_connections or run fewer processes",
     "55P03": "someone holds a lock on the table",
     "57014": "the server took longer than the store's timeout",
@@ -54,7 +56,7 @@ def unavailable(error: LinkError | RefusalError, table: str) -> PenstockError:
     effect = _DOUBT if error.state.startswith("57P") else _SETTLED
     advice = f"; {_ADVICE[error.state]}" if error.state in _ADVICE else ""
     text = f"PostgreSQL refused ({error.state}): {error}{advice}; {effect}"
-    return StoreUnavailableError(text)
+    return StoreUnavailableError(text, reason="full" if error.state in _FULL else "away")
 
 
 def missing_table(table: str) -> ConfigInvalidError:

@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import Any
 
 from ...core.errors import PenstockError
@@ -212,4 +213,4 @@ def _fail(calls: list[Call], error: PenstockError) -> None:
     """The same error for all that are still open, each an exception of its own."""
     for call in calls:
         if call.open:
-            call.error = type(error)(str(error))
+            call.error = copy(error)

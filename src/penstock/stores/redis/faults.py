@@ -12,6 +12,7 @@ from typing import Any
 
 from ...core.errors import ConfigInvalidError, PenstockError, StoreUnavailableError
 from ..record import foreign_state
+from ..sheet import telling_of_others
 from .requests import Address, LinkError, Refusal
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "PATIENT",
     "beside_others",
     "cannot_connect",
+    "is_full",
     "late_connect",
     "late_reply",
     "lost_reply",
@@ -38,6 +40,9 @@ PATIENT = PASSING - {"NOAUTH"}
 
 DISOWNED = frozenset({"CLUSTERDOWN", "MASTERDOWN", "NOAUTH", "READONLY"})
 """Those after which the server should be looked up, or logged into, anew."""
+
+# Of a server that cannot write its log, and of Upstash.
+_NO_ROOM = ("No space left on device", "capacity quota exceeded")
 
 
 def cannot_connect(address: Address, error: BaseException) -> LinkError:
@@ -76,7 +81,8 @@ def unavailable(
     else:
         effect = "the request was not charged" if consuming else "nothing was charged"
     text = error.text if isinstance(error, Refusal) else str(error)
-    failure = StoreUnavailableError(f"{text}; {effect}")
+    full = isinstance(error, Refusal) and is_full(error)
+    failure = StoreUnavailableError(f"{text}; {effect}", reason="full" if full else "away")
     return beside_others(failure) if others else failure
 
 
@@ -106,9 +112,14 @@ def stopped_midway(refusal: Refusal) -> bool:
     return refusal.code == "WRONGTYPE" or ("user_script" in refusal.text and refusal.code == "ERR")
 
 
+def is_full(refusal: Refusal) -> bool:
+    """The server has no room: in its memory, on its disk, or in what a plan grants."""
+    return refusal.code == "OOM" or any(sign in refusal.text for sign in _NO_ROOM)
+
+
 def beside_others(error: PenstockError) -> Any:
     """The same error, for a call that had done something before it failed."""
-    return type(error)(f"{error}; other keys of this call may have been charged")
+    return telling_of_others(error, None)
 
 
 def _causes(error: BaseException | None) -> Iterator[Any]:

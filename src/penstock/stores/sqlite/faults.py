@@ -21,9 +21,10 @@ class LockedError(StoreUnavailableError):
     """Another process kept the lock; it may be free the next moment."""
 
 
+_FULL = "is full"
 _ADVICE = (
     ("readonly", "the file or its folder cannot be written; give this process the right to"),
-    ("is full", "make room on the disk"),
+    (_FULL, "make room on the disk"),
     ("unable to open", "it must be a file, in a folder that is writable for this process"),
     ("malformed", "the file is damaged; put it aside, and the store starts a new one"),
     ("disk I/O error", "the disk fails, or the file was moved or cut while in use"),
@@ -47,7 +48,9 @@ def mapped(error: sqlite3.Error, path: str) -> PenstockError:
             f"SQLite at {path}: there is no folder {folder}; create it, or name another path"
         )
     advice = "".join(f"; {words}" for sign, words in _ADVICE if sign in text)
-    return StoreUnavailableError(f"SQLite at {path}: {text}{advice}; {_SETTLED}")
+    return StoreUnavailableError(
+        f"SQLite at {path}: {text}{advice}; {_SETTLED}", reason="full" if _FULL in text else "away"
+    )
 
 
 def locked(path: str, timeout_ms: int) -> LockedError:

@@ -8,6 +8,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from typing import Any, TypeVar
 
 from ...core.clock import SystemClock
@@ -184,7 +185,7 @@ class SqliteStore(Store):
             yield
         except PenstockError as error:
             for call in calls:
-                call.error = type(error)(str(error))
+                call.error = copy(error)
         except BaseException:
             self._database.rollback()
             for call in calls:
@@ -208,7 +209,7 @@ class SqliteStore(Store):
         except PenstockError as error:
             calls = self._line.take_awaited()
             for call in calls:
-                call.error = type(error)(str(error))
+                call.error = copy(error)
             settle(calls)
 
     def _expire(self, call: AwaitedCall) -> None:
