@@ -66,7 +66,7 @@ def test_state_past_its_ttl_decides_like_no_state(kind: str) -> None:
 def test_the_interpreted_table_agrees(kind: str) -> None:
     """The table that serves where nothing is compiled makes the oracle's decisions."""
     for line in timelines(kind):
-        table, transform = Table(None, True), checking(line.strategy)
+        table, transform = Table(None, None, True), checking(line.strategy)
         answers = [table.apply(line.key, transform, now, cost) for now, cost in line.requests]
         assert answers == line.decisions, line.strategy
 

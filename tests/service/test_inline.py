@@ -129,8 +129,8 @@ def test_what_a_request_may_leave_in_a_store_is_bounded_in_size_and_time() -> No
     async def main() -> None:
         with pytest.raises(ConfigInvalidError, match=r"30 days.*policy file"):
             await service.check_inline("k", 5, 2**42)
-        with pytest.raises(ConfigInvalidError, match=r"at most 1000 .*use sliding_window"):
-            await service.check_inline("k", 10_000, 60_000, 10_000, "sliding_window_log")
+        with pytest.raises(ConfigInvalidError, match=r"at most 20 .*use sliding_window"):
+            await service.check_inline("k", 1_000, 60_000, 1_000, "sliding_window_log")
         assert await service.check_inline("k", 5, MAX_WINDOW_MS)
         log = ("k", MAX_LOG_LIMIT, MAX_WINDOW_MS, MAX_LOG_LIMIT, "sliding_window_log")
         assert await service.check_inline(*log)

@@ -8,11 +8,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock import Decision
+from penstock import ConfigInvalidError, Decision
 from penstock.config import parse_policies
 from penstock.service import Service, build_service
+from penstock.service.inline import MAX_LOG_LIMIT, MAX_WINDOW_MS, MOST_BYTES
 from penstock.stores.redis import RedisStore
 from tests.servers import Valkey, require
+from tests.service.test_inline import STRATEGIES
 
 FILE = parse_policies(
     """
@@ -59,6 +61,50 @@ def test_two_services_admit_exactly_the_limit_between_them(server: Valkey) -> No
             assert sum(map(bool, await asyncio.gather(*debits))) == 15
             many = await pair[0].check_many("open", ["a", "b", "a"])
             assert [decision.remaining for decision in many] == [4, 4, 3]
+
+    asyncio.run(main())
+
+
+DAY_MS = 86_400_000
+LONG = ("x" * 4_096, "ü" * 2_048, "\U0001f600" * 1_024, "x" * 127, "x" * 128)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_an_inline_request_leaves_is_a_kilobyte_for_a_window(
+    server: Valkey, strategy: str
+) -> None:
+    """Of the largest that it may ask for, until nothing more is admitted: name and state as the
+    server counts them, and its time to live."""
+    limit = MAX_LOG_LIMIT if strategy == "sliding_window_log" else 2**53 - 1
+    limit = {"gcra": 10_000_000, "token_bucket": 10_000_000}.get(strategy, limit)
+
+    async def main() -> None:
+        async with services(server, 1) as (service,):
+            server.call("FLUSHALL")
+            for key in LONG:
+                for cost in (limit - 12, *[1] * 12) if limit > 20 else [1] * limit:
+                    check = service.check_inline(key, limit, MAX_WINDOW_MS, cost, strategy)
+                    assert await check, (key, cost)
+            names = server.call("KEYS", "*")
+            assert len(names) == len(LONG)
+            for name in names:
+                assert server.call("MEMORY", "USAGE", name, "SAMPLES", 0) <= MOST_BYTES
+                assert server.call("PTTL", name) <= MAX_WINDOW_MS * 1.1 + DAY_MS
+
+    asyncio.run(main())
+
+
+def test_long_inline_keys_count_apart_and_together(server: Valkey) -> None:
+    """A name in their place is as good as they are, for every service on the store."""
+
+    async def main() -> None:
+        async with services(server, 2) as (one, other):
+            for key in (*LONG, LONG[0][:-1] + "y"):
+                assert await one.check_inline(key, 1, 3_600_000)
+                assert not await other.check_inline(key, 1, 3_600_000)
+            for key in ("x" * 4_097, "", "\ud800" * 200, 5):
+                with pytest.raises(ConfigInvalidError, match="key must"):
+                    await one.check_inline(key, 1, 3_600_000)  # type: ignore[arg-type]
 
     asyncio.run(main())
 

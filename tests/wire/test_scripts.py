@@ -10,7 +10,7 @@ import redis
 from penstock import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
 from penstock.core.strategy import Strategy
 from penstock.core.validation import MAX_INSTANT_MS, MAX_SAFE, MAX_SPAN_MS
-from penstock.strategies.lua import MARGIN_MS
+from penstock.strategies.lua import MARGIN_MS, MAX_MARGIN_MS
 from tests.wire.live import check, fields, read, rider, run
 
 NOW = 1_700_000_000_000
@@ -66,6 +66,20 @@ def test_a_key_outlives_its_ttl_twice(client: redis.Redis, strategy: Strategy, k
     outcome = strategy.check(None, now, 5)
     check(client, strategy, key, now, 5)
     assert client.pttl(key) > 2 * outcome.ttl_ms - LAG
+
+
+@each(5, 30 * 24 * HOUR)
+def test_a_key_outlives_a_long_ttl_by_a_day_and_no_more(
+    client: redis.Redis, strategy: Strategy, key: str
+) -> None:
+    """Whoever leaves a key for a month does not leave it for two, by whichever clock."""
+    for now in (0, _server_ms(client)):
+        client.delete(key)
+        ttl_ms = strategy.check(None, _server_ms(client), 5).ttl_ms
+        assert check(client, strategy, key, now, 5)[0]
+        # Near its end, a window of the calendar has less than a day to go.
+        margin = min(max(ttl_ms, MARGIN_MS), MAX_MARGIN_MS)
+        assert ttl_ms + margin - LAG < client.pttl(key) <= ttl_ms + margin + LAG
 
 
 @pytest.mark.parametrize(
@@ -140,7 +154,7 @@ def test_the_longest_ttl_does_not_overflow(
     assert check(client, strategy, key, 1) == fields(strategy.check(late.state, 1, 1).result)
     client.delete(key)
     assert check(client, strategy, key, 1)[0] == 1
-    assert client.pttl(key) > 2 * MAX_SPAN_MS - LAG
+    assert client.pttl(key) > MAX_SPAN_MS + MAX_MARGIN_MS - LAG
 
 
 @each(3, 1000)

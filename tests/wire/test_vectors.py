@@ -30,7 +30,7 @@ def _strategy(suite: dict[str, Any]) -> Any:
 @each_suite
 def test_the_interpreted_path_answers_as_written(suite: dict[str, Any]) -> None:
     """The table in plain Python, with logical expiry."""
-    table, transform = Table(None, True), checking(_strategy(suite))
+    table, transform = Table(None, None, True), checking(_strategy(suite))
     for op in suite["ops"]:
         decision = table.apply(suite["key"], transform, op["now"], op["cost"])
         assert decision_fields(decision) == op["expect"], op

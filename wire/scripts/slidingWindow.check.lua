@@ -16,7 +16,7 @@ if ownClock then now = serverMs() end
 local function keepMs(ttl)
   local ahead = 0
   if not ownClock then ahead = math.max(0, now - serverMs()) end
-  return string.format('%.0f', ahead + ttl + math.max(ttl, 60000))
+  return string.format('%.0f', ahead + ttl + math.min(math.max(ttl, 60000), 86400000))
 end
 
 local w = windowMs / buckets

@@ -191,7 +191,7 @@ class Service:
         """Decide by a limit that the request brings along."""
         inline = self._made_inline(limit, window_ms, strategy)
         try:
-            decision = await inline.limiter.acheck(key, cost)
+            decision = await inline.check(key, cost)
         except Exception as error:
             decision = inline.guard.decision(error, (key,), cost)
         self.metrics.tally(INLINE).count(decision.allowed)

@@ -3,8 +3,12 @@
 Their counts are kept in the store, under a prefix that says the limit; what is kept here is only
 the limiter made for each combination, the most recently used `MAX_POLICIES` of them. One that was
 dropped is made again when needed and finds its counts where they were. On an in-process store they
-have a table of their own, so that made-up limits cannot push out the counts of named policies. On a
-shared store what a request may leave behind is bounded in size and in time.
+have a table of their own, so that made-up limits cannot push out the counts of named policies.
+
+What a request may leave behind in a shared store is bounded, since a stranger chooses all of it: to
+`MOST_BYTES` for a key and its state, as Redis counts them, and to its window and the margin of the
+store in time. So a log is short, and a long key is kept under a name that ends in its SHA-256. What
+needs more is a named policy: then the operator has chosen it.
 """
 
 from __future__ import annotations
@@ -13,16 +17,26 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from ..core.clock import Clock
+from ..core.decision import Decision
 from ..core.limiter import Limiter
 from ..core.store import Store
 from ..core.strategy import Strategy
-from ..core.validation import reject, require_choice, require_int
+from ..core.validation import reject, require_choice, require_int, require_key
+from ..stores.cas.names import fit
 from ..strategies import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
 from .failing import Guard
 from .metrics import Tally
 from .registry import Checker, checker_of, joined, limiter_on
 
-__all__ = ["INLINE", "MAX_LOG_LIMIT", "MAX_POLICIES", "MAX_WINDOW_MS", "InlinePolicies"]
+__all__ = [
+    "INLINE",
+    "LONGEST_NAME",
+    "MAX_LOG_LIMIT",
+    "MAX_POLICIES",
+    "MAX_WINDOW_MS",
+    "MOST_BYTES",
+    "InlinePolicies",
+]
 
 INLINE = "inline"
 """The name under which inline policies are counted, all together."""
@@ -31,16 +45,22 @@ MAX_POLICIES = 1_024
 MAX_WINDOW_MS = 30 * 86_400_000
 """Thirty days: a key is kept for its window, and nobody should leave keys for centuries."""
 
-MAX_LOG_LIMIT = 1_000
-"""A log keeps a stamp per unit, some 70 bytes on Redis, so a stranger does not get to choose a long
-one."""
+MOST_BYTES = 1_024
+"""What one key may take in Redis, its name and its state."""
+
+MAX_LOG_LIMIT = 20
+"""A log keeps a stamp per unit, some 32 bytes each in Redis; 20 of them, under the longest name,
+come to 900."""
+
+LONGEST_NAME = 128
+"""Of the key itself, in bytes; what stands before it says the limit."""
 
 
 def _log(limit: int, window_ms: int) -> Strategy:
     if require_int("limit", limit) > MAX_LOG_LIMIT:
         reject(
             f"limit must be at most {MAX_LOG_LIMIT} for an inline sliding_window_log, which keeps "
-            "a stamp per unit; use sliding_window, or a policy of the policy file"
+            "a stamp per unit; use sliding_window, or name a policy of the policy file"
         )
     return sliding_window_log(limit, window_ms)
 
@@ -74,6 +94,13 @@ class Inline:
         self.limiter = limiter
         self.guard = guard
         self.checker = checker
+
+    async def check(self, key: str, cost: int) -> Decision:
+        """Decide in the store; raises what it failed with."""
+        # A table in this process has its own way with long keys.
+        if self.checker is None and isinstance(key, str) and len(key) * 4 >= LONGEST_NAME:
+            key = fit(require_key(key), LONGEST_NAME)
+        return await self.limiter.acheck(key, cost)
 
 
 class InlinePolicies:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..core.errors import ConfigInvalidError
 from ..core.validation import reject
-from ..strategies.lua import MARGIN_MS
+from ..strategies.lua import MARGIN_MS, MAX_MARGIN_MS
 
 __all__ = ["FORMAT", "MARGIN_MS", "foreign_state", "keep_ms", "pack", "unpack"]
 
@@ -59,9 +59,9 @@ def unpack(raw: str | bytes | None, key: str, kind: str, now: int) -> Any:
 
 
 def keep_ms(ttl_ms: int) -> int:
-    """How long to keep the record of a state that matters for `ttl_ms`: as long again, and a
-    minute at least, for callers that are slow or whose clocks differ."""
-    return ttl_ms + max(ttl_ms, MARGIN_MS)
+    """How long to keep the record of a state that matters for `ttl_ms`: as long again, but a minute
+    at least and a day at most, for callers that are slow or whose clocks differ."""
+    return ttl_ms + min(max(ttl_ms, MARGIN_MS), MAX_MARGIN_MS)
 
 
 def foreign_state(where: str, detail: object) -> ConfigInvalidError:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..strategies.lua import MARGIN_MS, PROGRAMS, REPLY
+from ..strategies.lua import MARGIN_MS, MAX_MARGIN_MS, PROGRAMS, REPLY
 from .lease_vectors import lease_vectors
 from .manifest import manifest, script_file
 from .vectors import golden_vectors
@@ -96,4 +96,5 @@ def _fact_rows() -> list[list[str]]:
         ["reply", ", ".join(facts["replyTuple"])],
         ["`now` is", f"ARGV[{facts['nowArgv']}]"],
         ["MARGIN_MS", str(MARGIN_MS)],
+        ["MAX_MARGIN_MS", str(MAX_MARGIN_MS)],
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .fixed_window import FIXED_WINDOW, FIXED_WINDOW_FIRST
 from .gcra import GCRA
-from .program import MARGIN_MS, NOW_ARGV, REPLY, LuaProgram
+from .program import MARGIN_MS, MAX_MARGIN_MS, NOW_ARGV, REPLY, LuaProgram
 from .sliding_window import SLIDING_WINDOW
 from .sliding_window_log import SLIDING_WINDOW_LOG
 from .token_bucket import TOKEN_BUCKET
@@ -14,6 +14,7 @@ __all__ = [
     "FIXED_WINDOW_FIRST",
     "GCRA",
     "MARGIN_MS",
+    "MAX_MARGIN_MS",
     "NOW_ARGV",
     "PROGRAMS",
     "REPLY",

@@ -13,12 +13,14 @@ Physical expiry only gives memory back. A strategy's `ttl` says for how long, on
 whoever asks, a state can matter; the key stays longer than that by a margin, in case others ask by
 a slower clock:
 
-    px = max(0, now - the server's clock) + ttl + max(ttl, MARGIN_MS)
+    px = max(0, now - the server's clock) + ttl + min(max(ttl, MARGIN_MS), MAX_MARGIN_MS)
 
 The first term is for a caller ahead of the server: those who ask by the right time need the state
 until then. So no decision changes as long as no caller is behind the server, or behind whoever
-wrote, by more than max(ttl, MARGIN_MS), and none runs at less than half the server's pace. A denial
-writes nothing, so it does not prolong a key either.
+wrote, by more than the margin, which is as long as the ttl but a minute at least and a day at most,
+and none runs so slowly that it falls behind by as much. No clock that anybody looks after is wrong
+by more than a day, and a month's quota need not stay for two. A denial writes nothing, so it does
+not prolong a key either.
 
 A check or a read touches KEYS[1] and no other key. There is no `#!lua` line: servers before Redis
 7 refuse it, and those after do not need it to run a read on a replica.
@@ -41,9 +43,10 @@ from typing import Any
 
 from ...core.strategy import LuaRider, LuaScript
 
-__all__ = ["MARGIN_MS", "NOW_ARGV", "REPLY", "LuaProgram"]
+__all__ = ["MARGIN_MS", "MAX_MARGIN_MS", "NOW_ARGV", "REPLY", "LuaProgram"]
 
 MARGIN_MS = 60_000
+MAX_MARGIN_MS = 86_400_000
 NOW_ARGV = 1
 REPLY = ("allowed", "limit", "remaining", "resetAt", "retryAfterMs")
 
@@ -66,7 +69,7 @@ if ownClock then now = serverMs() end
 local function keepMs(ttl)
   local ahead = 0
   if not ownClock then ahead = math.max(0, now - serverMs()) end
-  return string.format('%.0f', ahead + ttl + math.max(ttl, {margin}))
+  return string.format('%.0f', ahead + ttl + math.min(math.max(ttl, {margin}), {most}))
 end
 
 """
@@ -87,7 +90,7 @@ if now == 0 then now = serverMs else ahead = max(0, now - serverMs) end
 local keptTtl, kept
 local function keepMs(ttl)
   if ttl ~= keptTtl then
-    keptTtl, kept = ttl, format('%.0f', ahead + ttl + max(ttl, {margin}))
+    keptTtl, kept = ttl, format('%.0f', ahead + ttl + min(max(ttl, {margin}), {most}))
   end
   return kept
 end
@@ -194,6 +197,7 @@ class LuaProgram:
             names=", ".join(self.argv),
             values=", ".join(f"tonumber(ARGV[{place}])" for place in places),
             margin=MARGIN_MS,
+            most=MAX_MARGIN_MS,
             locals=", ".join(_LOCALS),
             globals=", ".join(_LOCALS.values()),
         )
