@@ -6,6 +6,7 @@ from .accel.limiter import limiter_class
 from .core.clock import Clock
 from .core.durations import parse_rate
 from .core.limiter import Limiter
+from .core.pickling import MadeBy
 from .core.store import Store
 from .core.strategy import Strategy
 from .core.validation import reject
@@ -35,7 +36,7 @@ def rate_limit(
             "the store is swept by another clock than this limiter's, and would forget what still "
             "counts: give both the same, MemoryStore(sweep_every_ms=..., clock=clock)"
         )
-    return limiter_class(chosen, home)(
+    limiter = limiter_class(chosen, home)(
         chosen,
         home,
         clock=clock,
@@ -43,3 +44,7 @@ def rate_limit(
         owns_store=store is None,
         max_waiters=max_waiters,
     )
+    limiter.made_by = MadeBy(
+        rate_limit, strategy, store=store, clock=clock, prefix=prefix, max_waiters=max_waiters
+    )
+    return limiter

@@ -63,6 +63,9 @@ if native is not None:
                 require_cost,
             )
 
+        # The compiled base has one of its own, which knows nothing of how a limiter was made.
+        __reduce__ = Limiter.__reduce__
+
         async def acheck_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
             decisions: list[Decision] = self.check_many(keys, cost)
             return decisions

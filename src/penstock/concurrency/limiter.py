@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from ..core.clock import Clock, SystemClock
 from ..core.decision import Decision
+from ..core.errors import UnsupportedError
 from ..core.validation import MAX_SPAN_MS, require_int, require_key
 from .laws import MAX_LIMIT, Ceiling, Gradient, Law
 from .leases import End, Heartbeat, Lease, Leases
@@ -134,6 +136,12 @@ class ConcurrencyLimiter:
         pool.in_flight -= lease.hold
         if not pool.in_flight:
             self._idle[lease.key] = self._busy.pop(lease.key)
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedError(
+            "a ConcurrencyLimiter cannot be pickled or copied: its slots are counted in this "
+            "process; make one in the other, or ask a service for slots"
+        )
 
     def __repr__(self) -> str:
         return f"<ConcurrencyLimiter {self.in_flight}/{self.limit} under {self.law!r}>"

@@ -13,8 +13,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import monotonic_ns, time_ns
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
+from .errors import UnsupportedError
 from .validation import reject, require_instant, require_int
 
 __all__ = ["ANCHOR_NS", "Clock", "ManualClock", "SystemClock", "require_clock"]
@@ -94,6 +95,12 @@ class ManualClock:
             listeners = list(self._listeners.values())
         for listener in listeners:
             listener()
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedError(
+            "a ManualClock cannot be pickled or copied: a copy would stand still while this one "
+            "is moved; make one where it is moved"
+        )
 
     def __repr__(self) -> str:
         return f"ManualClock({self._now})"

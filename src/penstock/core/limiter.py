@@ -10,11 +10,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
+from typing import Any
 
 from .clock import Clock, ManualClock, SystemClock, require_clock
 from .decision import Decision, Forecast
+from .errors import UnsupportedError
 from .flow import adrive, drive
 from .keys import key_lead
+from .pickling import MadeBy
 from .store import Store, checking, forecasting, peeking
 from .strategy import Strategy
 from .validation import (
@@ -62,6 +65,8 @@ class Limiter:
         self.strategy = strategy
         self.prefix = prefix
         self.clock: Clock = SystemClock() if clock is None else require_clock(clock)
+        # Set by the functions that make limiters, if the call may be repeated elsewhere.
+        self.made_by: MadeBy | None = None
         self._owns_store = owns_store
         self._lead = key_lead(prefix)
         self._now = _reader(self.clock)
@@ -216,6 +221,21 @@ class Limiter:
         trace: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle holds what the limiter was made from: see `Store.__reduce__`."""
+        if self.made_by is None:
+            raise UnsupportedError(
+                f"this {type(self).__name__} cannot be pickled or copied: only what rate_limit and "
+                "two_tier make can; make it with one of them, or in the other process"
+            )
+        if self._owns_store:
+            raise UnsupportedError(
+                f"{self!r} cannot be pickled or copied: its counts are in the memory of this "
+                "process; give it a store that others can open too, as in "
+                "rate_limit(..., store=open_store('redis://localhost:6379'))"
+            )
+        return self.made_by.reduced()
 
     def __repr__(self) -> str:
         return f"<Limiter {self.strategy!r} on {self.store!r}, prefix={self.prefix!r}>"

@@ -10,15 +10,29 @@ overridden where the backend has something better.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from functools import wraps
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from .decision import Decision, Forecast, Outcome, Step
 from .errors import UnsupportedError
+from .pickling import MadeBy
 from .strategy import Stepping, Strategy
 
-__all__ = ["CLEAR", "COUNTED", "STATS", "Store", "Transform", "checking", "forecasting", "peeking"]
+__all__ = [
+    "CLEAR",
+    "COUNTED",
+    "STATS",
+    "Store",
+    "Transform",
+    "checking",
+    "forecasting",
+    "from_its_url",
+    "peeking",
+]
 
 R = TypeVar("R")
+P = ParamSpec("P")
+S = TypeVar("S", bound="Store")
 
 
 class Transform(Generic[R]):
@@ -157,6 +171,9 @@ class Store:
     reads_own_clock: bool = False
     """True when the backend's clock decides and the `now` that callers pass is not used."""
 
+    made_by: MadeBy | None = None
+    """How to open it again, if it was opened from a URL; see `from_its_url`."""
+
     def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
         """Run the transform on the key's state, atomically, and return its result."""
         raise _lacks(self, "apply", "acheck, apeek, ... (the async calls)")
@@ -195,6 +212,32 @@ class Store:
 
     async def aclose(self) -> None:
         """The awaitable twin of `close`."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle holds what the store was opened from, a password in its URL included; to load
+        it is to open it again."""
+        if self.made_by is None:
+            name = type(self).__name__
+            raise UnsupportedError(
+                f"this {name} cannot be pickled or copied: it was not opened from a URL, and its "
+                "connections, locks and counts are of this process; open it by open_store(url), "
+                "or make one in the other process"
+            )
+        return self.made_by.reduced()
+
+
+def from_its_url(from_url: Callable[P, S]) -> Callable[P, S]:
+    """For the `from_url(cls, url, **options)` of a store: it remembers what it was opened from, and
+    can be pickled as that."""
+
+    @wraps(from_url)
+    def opened(*args: P.args, **options: P.kwargs) -> S:
+        store = from_url(*args, **options)
+        cls: Any = args[0]
+        store.made_by = MadeBy(cls.from_url, *args[1:], **options)
+        return store
+
+    return opened
 
 
 def _lacks(store: Store, method: str, instead: str) -> UnsupportedError:

@@ -18,7 +18,9 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
+from typing import Any
 
+from ..core.pickling import MadeBy
 from ..core.validation import reject, require_int, require_rate
 
 __all__ = ["AdaptiveBatch"]
@@ -75,6 +77,19 @@ class AdaptiveBatch:
         demand = math.exp(min(known[0], 700.0))
         ideal = math.sqrt(2 * self.order_cost * demand / self.strand_penalty)
         return int(min(max(ideal, self.least), self.most))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle holds the parameters; what was learned is of this process."""
+        return MadeBy(
+            AdaptiveBatch,
+            order_cost=self.order_cost,
+            strand_penalty=self.strand_penalty,
+            period_ms=self.period_ms,
+            smoothing=self.smoothing,
+            least=self.least,
+            most=self.most,
+            max_keys=self._max_keys,
+        ).reduced()
 
     def __repr__(self) -> str:
         return f"<AdaptiveBatch {self.least} to {self.most}, {len(self._learned)} keys>"

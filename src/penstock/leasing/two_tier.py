@@ -26,6 +26,7 @@ from ..core.decision import Decision, Forecast
 from ..core.durations import parse_rate
 from ..core.grant import Grant, leasing
 from ..core.limiter import Limiter
+from ..core.pickling import MadeBy
 from ..core.store import Store, Transform
 from ..core.strategy import Strategy
 from ..core.validation import (
@@ -80,22 +81,38 @@ def two_tier(
         require_int("return_idle_after_ms", return_idle_after_ms)
     chosen = gcra(*parse_rate(strategy)) if isinstance(strategy, str) else strategy
     term = term_of(chosen, window_coupled)
+    limiter: Limiter
     if mode == "strict":
         for_store, _ = clocks_for(l2, clock)
-        return rate_limit(chosen, store=l2, clock=for_store, prefix=prefix)
-    if mode == "cached-deny":
-        return CachedDenyLimiter(chosen, l2, clock=clock, prefix=prefix, max_keys=max_keys)
-    return TwoTierLimiter(
-        chosen,
+        limiter = rate_limit(chosen, store=l2, clock=for_store, prefix=prefix)
+    elif mode == "cached-deny":
+        limiter = CachedDenyLimiter(chosen, l2, clock=clock, prefix=prefix, max_keys=max_keys)
+    else:
+        limiter = TwoTierLimiter(
+            chosen,
+            l2,
+            batch=batch,
+            low_water=low_water,
+            term=term,
+            idle_ms=return_idle_after_ms,
+            clock=clock,
+            prefix=prefix,
+            max_keys=max_keys,
+        )
+    limiter.made_by = MadeBy(
+        two_tier,
+        strategy,
         l2,
-        batch=batch,
-        low_water=low_water,
-        term=term,
-        idle_ms=return_idle_after_ms,
+        mode,
+        batch,
+        low_water,
+        window_coupled,
+        return_idle_after_ms,
         clock=clock,
         prefix=prefix,
         max_keys=max_keys,
     )
+    return limiter
 
 
 def require_batch(batch: int | AdaptiveBatch, low_water: int) -> None:

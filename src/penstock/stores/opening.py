@@ -12,7 +12,6 @@ from typing import Any
 
 from ..core.store import Store
 from ..core.validation import reject
-from .memory import MemoryStore
 
 __all__ = ["SCHEMES", "open_store"]
 
@@ -24,7 +23,7 @@ _DURABLE_OBJECT = ".durable_object:DurableObjectStore.from_url"
 _DENO_KV = ".deno_kv:DenoKvStore.from_url"
 
 SCHEMES: dict[str, str] = {
-    "memory": ".opening:open_memory",
+    "memory": ".memory:MemoryStore.from_url",
     "sqlite": ".sqlite:SqliteStore.from_url",
     "postgresql": _POSTGRES,
     "postgres": _POSTGRES,
@@ -68,22 +67,3 @@ def open_store(url: str, **options: Any) -> Store:
     store = target(url, **options)
     assert isinstance(store, Store)
     return store
-
-
-def open_memory(url: str, **options: Any) -> MemoryStore:
-    """`memory://`, with `?max_keys=`, `?max_bytes=` and `?overflow=` if wanted."""
-    from urllib.parse import parse_qsl
-
-    address, _, query = url.partition("://")[2].partition("?")
-    if address.strip("/"):
-        reject("an in-process store has no address: write memory:// and nothing after it")
-    for name, text in parse_qsl(query, keep_blank_values=True):
-        if name in ("max_keys", "max_bytes") and text.isdecimal():
-            options.setdefault(name, int(text))
-        elif name == "overflow":
-            options.setdefault(name, text)
-        else:
-            shown = f"this {name}" if name.isidentifier() else "what it was given"
-            known = "?max_keys=<number>&max_bytes=<number>&overflow=evict|deny"
-            reject(f"memory:// takes {known}, not {shown}")
-    return MemoryStore(**options)

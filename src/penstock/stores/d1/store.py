@@ -9,6 +9,7 @@ from typing import Any
 
 from ...core.errors import ConfigInvalidError, StoreUnavailableError
 from ...core.flow import Flow, adrive, drive
+from ...core.store import from_its_url
 from ...core.validation import reject, require_instant
 from ..cas import LinkError, Request
 from ..cas.names import require_name
@@ -55,6 +56,7 @@ class D1Store(RestStore):
         self._statements = Statements(require_name("table", table, r"[A-Za-z_][A-Za-z0-9_]{0,47}"))
 
     @classmethod
+    @from_its_url
     def from_url(cls, url: str, **options: Any) -> D1Store:
         """`d1://account/database`, with `?token_env=`, `table=`, `base_url=`, `timeout_ms=`."""
         settings = read_url(url, TOKEN_ENV, options, "table", "base_url")

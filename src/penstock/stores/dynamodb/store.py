@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from ...core.errors import UnsupportedError
 from ...core.flow import adrive, drive
+from ...core.store import from_its_url
 from ...core.validation import reject
 from ..cas import CasStore, LinkError, Request
 from ..cas.names import require_name
@@ -59,6 +60,7 @@ class DynamoDBStore(CasStore):
         self._workers = Workers()
 
     @classmethod
+    @from_its_url
     def from_url(cls, url: str, **options: Any) -> DynamoDBStore:
         """`dynamodb://table?region=eu-west-1&endpoint=http://localhost:8000&timeout_ms=500`."""
         parts = urlsplit(url)

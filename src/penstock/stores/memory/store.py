@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from ...core.clock import Clock, SystemClock, require_clock
 from ...core.keys import LONGEST_KEPT, digest_of
 from ...core.native import native
-from ...core.store import Store, Transform
-from ...core.validation import require_choice, require_instant, require_int
+from ...core.store import Store, Transform, from_its_url
+from ...core.validation import reject, require_choice, require_instant, require_int
 from .sweeper import Sweeper
 from .table import Table, require_ttl, wrong_kind
 
@@ -75,6 +75,26 @@ class MemoryStore(Store):
         if sweep_every_ms is not None:
             require_int("sweep_every_ms", sweep_every_ms)
             self._sweeper = Sweeper(self, sweep_every_ms)
+
+    @classmethod
+    @from_its_url
+    def from_url(cls, url: str, **options: Any) -> MemoryStore:
+        """`memory://`, with `?max_keys=`, `?max_bytes=` and `?overflow=` if wanted."""
+        from urllib.parse import parse_qsl
+
+        address, _, query = url.partition("://")[2].partition("?")
+        if address.strip("/"):
+            reject("an in-process store has no address: write memory:// and nothing after it")
+        for name, text in parse_qsl(query, keep_blank_values=True):
+            if name in ("max_keys", "max_bytes") and text.isdecimal():
+                options.setdefault(name, int(text))
+            elif name == "overflow":
+                options.setdefault(name, text)
+            else:
+                shown = f"this {name}" if name.isidentifier() else "what it was given"
+                known = "?max_keys=<number>&max_bytes=<number>&overflow=evict|deny"
+                reject(f"memory:// takes {known}, not {shown}")
+        return cls(**options)
 
     # Properties, so that a limiter which looks them up once is bound to the table itself.
     @property

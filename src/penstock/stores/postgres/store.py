@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ...core.clock import SystemClock
 from ...core.errors import ConfigInvalidError, UnsupportedError
-from ...core.store import Store, Transform
+from ...core.store import Store, Transform, from_its_url
 from ...core.validation import reject, require_choice, require_instant, require_int
 from .asynchronous import AsyncOwnSource, AsyncPoolSource
 from .flows import Flows
@@ -77,6 +77,7 @@ class PostgresStore(Store):
         _stores.add(self)
 
     @classmethod
+    @from_its_url
     def from_url(cls, url: str, **options: Any) -> PostgresStore:
         """`postgresql://user:password@host:5432/database`, with the driver's own parameters, and
         `?schema=`, `?table=`, `?driver=psycopg|asyncpg`, `?timeout_ms=`, `?use_server_time=`.

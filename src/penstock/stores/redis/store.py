@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from ...core.errors import UnsupportedError
 from ...core.flow import adrive, drive
-from ...core.store import Store, Transform
+from ...core.store import Store, Transform, from_its_url
 from ...core.validation import reject, require_int
 from .flows import Flows
 from .recipe import Plan, plan_of_client, plan_of_url, require_module
@@ -45,6 +45,7 @@ class RedisStore(Store):
             self._connect(plan_of_client(client))
 
     @classmethod
+    @from_its_url
     def from_url(
         cls, url: str, *, use_server_time: bool = True, timeout_ms: int = 100
     ) -> RedisStore:

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from ...core.store import from_its_url
 from ...core.validation import reject
 from ..cas import Conflict, Drop, Held, LinkError, Read, Request
 from ..cas.names import fit, require_name
@@ -48,6 +49,7 @@ class RecordServerStore(RestStore):
         self.namespace = require_name("namespace", namespace, r"[A-Za-z0-9_.-]{1,64}")
 
     @classmethod
+    @from_its_url
     def from_url(cls, url: str, **options: Any) -> Any:
         """`<scheme>+https://host/path`, with `?token_env=`, `namespace=`, `timeout_ms=`."""
         settings = read_url(url, TOKEN_ENV, options, "namespace")

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ...core.clock import SystemClock
 from ...core.errors import PenstockError
-from ...core.store import Store, Transform
+from ...core.store import Store, Transform, from_its_url
 from ...core.validation import require_choice, require_instant, require_int
 from ..line import AwaitedCall, LateError, Line, settle
 from ..sheet import Call, Sheet
@@ -59,6 +59,7 @@ class SqliteStore(Store):
         _stores.add(self)
 
     @classmethod
+    @from_its_url
     def from_url(cls, url: str, **options: Any) -> SqliteStore:
         """`sqlite:///relative.db`, `sqlite:////absolute.db`; `?synchronous=` and `?timeout_ms=`."""
         path, settings = parse_url(url)

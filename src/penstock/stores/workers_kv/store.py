@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
+from ...core.store import from_its_url
 from ...core.validation import reject
 from ..cas import Drop, Held, Read, Request
 from ..cas.names import fit
@@ -52,6 +53,7 @@ class WorkersKVStore(RestStore):
         self._path = f"/accounts/{account}/storage/kv/namespaces/{self.namespace}/values"
 
     @classmethod
+    @from_its_url
     def from_url(cls, url: str, **options: Any) -> WorkersKVStore:
         """`workers-kv://account/namespace`, with `?token_env=`, `base_url=`, `timeout_ms=`."""
         settings = read_url(url, TOKEN_ENV, options, "base_url")
