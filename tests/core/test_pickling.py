@@ -32,6 +32,7 @@ from penstock import (
     unlimited,
 )
 from penstock.concurrency import ConcurrencyLimiter
+from penstock.core.store import checking
 from penstock.leasing import AdaptiveBatch, two_tier
 from penstock.stores import open_store
 from penstock.stores.redis import RedisStore
@@ -71,6 +72,21 @@ def test_a_limiter_on_a_store_from_a_url_is_pickled_as_what_it_was_made_from(
     assert third.peek("k").remaining == limiter.peek("k").remaining
     for one in (limiter, other, third):
         one.store.close()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[1:], ids=str)
+def test_a_strategy_is_pickled_by_its_parameters(strategy: Any) -> None:
+    """Its scripts are those of whoever loads it."""
+    scripts = checking(strategy).lua
+    data = pickle.dumps(strategy)
+    assert len(data) < 600
+    other = pickle.loads(data)
+    assert repr(other) == repr(strategy)
+    assert other.check(None, 10**12, 3) == strategy.check(None, 10**12, 3)
+    assert (other.lua is None) == (scripts is None)
+    if scripts is not None:
+        assert other.lua.check is scripts.check
+        assert other.lua.argv(5, 6) == scripts.argv(5, 6)
 
 
 def spend(limiter: Limiter, tries: int, admitted: Any) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from .decision import Decision, Forecast, Outcome, Step
@@ -164,7 +165,10 @@ class Strategy(ABC):
 class Stepping(Strategy):
     """A strategy written as a `step`: its `check` as the bare tuple (state, decision, ttl_ms,
     persist). All of ours are. The interpreted store takes the tuple as it is: a tenth of an
-    in-process check would go into an Outcome that is made only to be taken apart."""
+    in-process check would go into an Outcome that is made only to be taken apart.
+
+    Their `lua` is worked out from their parameters when it is asked for: who uses no Redis does not
+    load it, and no pickle carries it."""
 
     @abstractmethod
     def step(self, state: Any, now: int, cost: int) -> Step[Decision]:
@@ -172,3 +176,9 @@ class Stepping(Strategy):
 
     def check(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
         return Outcome(*self.step(state, now, cost))
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(vars(self))
+        if isinstance(type(self).lua, cached_property):
+            state.pop("lua", None)
+        return state

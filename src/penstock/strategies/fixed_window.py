@@ -14,10 +14,11 @@ stored one stands, so that the jump does not open a fresh quota.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from ..core.decision import Decision, Forecast, Step, decide
-from ..core.strategy import Stepping
+from ..core.strategy import LuaRider, Stepping
 from ..core.validation import MAX_SPAN_MS, require_choice, require_int
 
 __all__ = ["FixedWindow", "fixed_window"]
@@ -31,16 +32,19 @@ class FixedWindow(Stepping):
     name = "fixed_window"
 
     def __init__(self, limit: int, window_ms: int, anchor: str = "epoch") -> None:
-        from .lua import FIXED_WINDOW, FIXED_WINDOW_FIRST  # see gcra.py
-
         self.limit = require_int("limit", limit)
         self.window_ms: int = require_int("window_ms", window_ms, high=MAX_SPAN_MS)
         self.anchor = require_choice("anchor", anchor, ("epoch", "first"))
         self.ttl_ms = self.window_ms
         self._aligned = anchor == "epoch"
         self.native = ("fixed_window", self.limit, self.window_ms, self._aligned)
+
+    @cached_property
+    def lua(self) -> LuaRider:  # type: ignore[override]
+        from .lua import FIXED_WINDOW, FIXED_WINDOW_FIRST
+
         program = FIXED_WINDOW if self._aligned else FIXED_WINDOW_FIRST
-        self.lua = program.rider(limit=limit, windowMs=window_ms)
+        return program.rider(limit=self.limit, windowMs=self.window_ms)
 
     def step(self, state: State | None, now: int, cost: int) -> Step[Decision]:
         start, count = self._window(state, now)

@@ -18,11 +18,12 @@ The order of the floating-point operations is fixed: every accelerator repeats i
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import ceil, floor
 from typing import Any
 
 from ..core.decision import Decision, Forecast, Step, decide
-from ..core.strategy import Stepping
+from ..core.strategy import LuaRider, Stepping
 from ..core.validation import MAX_SAFE, MAX_SPAN_MS, reject, require_int
 
 __all__ = ["Gcra", "gcra"]
@@ -37,9 +38,6 @@ class Gcra(Stepping):
     name = "gcra"
 
     def __init__(self, limit: int, period_ms: int, burst: int | None = None) -> None:
-        # Loaded with the first limit and not with the package: most of it is for Redis.
-        from .lua import GCRA
-
         require_int("limit", limit)
         require_int("period_ms", period_ms, high=MAX_SPAN_MS)
         self.rate_limit = limit
@@ -57,7 +55,12 @@ class Gcra(Stepping):
             reject(f"burst {self.burst} at this rate takes over {MAX_SPAN_MS} ms; lower it")
         self.ttl_ms = max(1, ceil(self.tolerance_ms))
         self.native = ("gcra", self.interval_ms, self.tolerance_ms, self.burst)
-        self.lua = GCRA.rider(periodMs=period_ms, limit=limit, burst=self.burst)
+
+    @cached_property
+    def lua(self) -> LuaRider:  # type: ignore[override]
+        from .lua import GCRA
+
+        return GCRA.rider(periodMs=self.period_ms, limit=self.rate_limit, burst=self.burst)
 
     def step(self, state: float | None, now: int, cost: int) -> Step[Decision]:
         interval, tau = self.interval_ms, self.tolerance_ms

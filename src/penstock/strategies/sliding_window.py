@@ -17,11 +17,12 @@ The order of the floating-point operations is fixed: every accelerator repeats i
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import ceil, floor
 from typing import Any
 
 from ..core.decision import Decision, Forecast, Step, decide
-from ..core.strategy import Stepping
+from ..core.strategy import LuaRider, Stepping
 from ..core.validation import MAX_INSTANT_MS, MAX_SPAN_MS, reject, require_int
 
 __all__ = ["SlidingWindow", "sliding_window"]
@@ -37,8 +38,6 @@ class SlidingWindow(Stepping):
     name = "sliding_window"
 
     def __init__(self, limit: int, window_ms: int, buckets: int = 10) -> None:
-        from .lua import SLIDING_WINDOW  # see gcra.py
-
         self.limit = require_int("limit", limit)
         self.window_ms: int = require_int("window_ms", window_ms, high=MAX_SPAN_MS)
         self.buckets = require_int("buckets", buckets, high=MAX_BUCKETS)
@@ -51,7 +50,12 @@ class SlidingWindow(Stepping):
         self.last_tick = floor(MAX_INSTANT_MS / self.tick_ms)
         self.ttl_ms = ceil(self.tick_ms + window_ms) + 1
         self.native = ("sliding_window", self.limit, self.window_ms, self.buckets)
-        self.lua = SLIDING_WINDOW.rider(windowMs=window_ms, limit=limit, buckets=buckets)
+
+    @cached_property
+    def lua(self) -> LuaRider:  # type: ignore[override]
+        from .lua import SLIDING_WINDOW
+
+        return SLIDING_WINDOW.rider(windowMs=self.window_ms, limit=self.limit, buckets=self.buckets)
 
     def step(self, state: State | None, now: int, cost: int) -> Step[Decision]:
         w = self.tick_ms

@@ -11,11 +11,12 @@ ascending and nothing leaves the window before its time.
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 from ..core.decision import Decision, Forecast, Step, decide
-from ..core.strategy import Stepping
+from ..core.strategy import LuaRider, Stepping
 from ..core.validation import MAX_SPAN_MS, require_int
 
 __all__ = ["SlidingWindowLog", "sliding_window_log"]
@@ -32,13 +33,16 @@ class SlidingWindowLog(Stepping):
     name = "sliding_window_log"
 
     def __init__(self, limit: int, window_ms: int) -> None:
-        from .lua import SLIDING_WINDOW_LOG  # see gcra.py
-
         self.limit = require_int("limit", limit, high=MAX_LOG_LIMIT)
         self.window_ms: int = require_int("window_ms", window_ms, high=MAX_SPAN_MS)
         self.ttl_ms = self.window_ms
         self.native = ("sliding_window_log", self.limit, self.window_ms)
-        self.lua = SLIDING_WINDOW_LOG.rider(windowMs=window_ms, limit=limit)
+
+    @cached_property
+    def lua(self) -> LuaRider:  # type: ignore[override]
+        from .lua import SLIDING_WINDOW_LOG
+
+        return SLIDING_WINDOW_LOG.rider(windowMs=self.window_ms, limit=self.limit)
 
     def step(self, state: State | None, now: int, cost: int) -> Step[Decision]:
         log, count = self._live(state, now)

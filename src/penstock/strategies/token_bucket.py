@@ -16,11 +16,12 @@ The order of the floating-point operations is fixed: every accelerator repeats i
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import ceil, floor
 from typing import Any
 
 from ..core.decision import Decision, Forecast, Step, decide
-from ..core.strategy import Stepping
+from ..core.strategy import LuaRider, Stepping
 from ..core.validation import MAX_SAFE, MAX_SPAN_MS, reject, require_int, require_rate
 
 __all__ = ["TokenBucket", "token_bucket"]
@@ -34,8 +35,6 @@ class TokenBucket(Stepping):
     name = "token_bucket"
 
     def __init__(self, capacity: int, refill_per_sec: float) -> None:
-        from .lua import TOKEN_BUCKET  # see gcra.py
-
         self.limit = require_int("capacity", capacity)
         self.refill_per_sec = require_rate("refill_per_sec", refill_per_sec)
         self.capacity = float(capacity)
@@ -50,7 +49,12 @@ class TokenBucket(Stepping):
         while self.ttl_ms * self.refill_per_ms < self.capacity:
             self.ttl_ms += 1
         self.native = ("token_bucket", self.capacity, self.refill_per_ms, self.ttl_ms)
-        self.lua = TOKEN_BUCKET.rider(capacity=capacity, refillPerSec=self.refill_per_sec)
+
+    @cached_property
+    def lua(self) -> LuaRider:  # type: ignore[override]
+        from .lua import TOKEN_BUCKET
+
+        return TOKEN_BUCKET.rider(capacity=self.limit, refillPerSec=self.refill_per_sec)
 
     def step(self, state: State | None, now: int, cost: int) -> Step[Decision]:
         rate = self.refill_per_ms
