@@ -40,11 +40,12 @@ class Holder(Protocol):
 
 @dataclass(slots=True)
 class Lease:
-    """`hold` slots of `holder`, taken at `granted_at`. Without a `ttl_ms` it has no deadline."""
+    """`hold` slots of `holder`, taken at `granted_at`. Without a `ttl_ms` it has no deadline.
+    `key` is what the holder remembers the key by."""
 
     id: str
     holder: Holder
-    key: str
+    key: str | bytes
     hold: int
     granted_at: int
     ttl_ms: int | None
@@ -71,7 +72,9 @@ class Leases:
         # deadline comes up.
         self._due: list[tuple[int, str]] = []
 
-    def grant(self, holder: Holder, key: str, hold: int, now: int, ttl_ms: int | None) -> Lease:
+    def grant(
+        self, holder: Holder, key: str | bytes, hold: int, now: int, ttl_ms: int | None
+    ) -> Lease:
         with self.lock:
             # Who knows the id can end the lease, so it must not be guessed.
             lease_id = secrets.token_urlsafe(16)

@@ -16,6 +16,7 @@ from typing import NoReturn
 from ..core.clock import Clock, SystemClock
 from ..core.decision import Decision
 from ..core.errors import UnsupportedError
+from ..core.keys import kept_key
 from ..core.validation import MAX_SPAN_MS, require_int, require_key
 from .laws import MAX_LIMIT, Ceiling, Gradient, Law
 from .leases import End, Heartbeat, Lease, Leases
@@ -70,8 +71,8 @@ class ConcurrencyLimiter:
         self.clock: Clock = SystemClock() if clock is None else clock
         self.leases = Leases() if leases is None else leases
         self._lock = self.leases.lock
-        self._busy: dict[str, _Pool] = {}
-        self._idle: OrderedDict[str, _Pool] = OrderedDict()
+        self._busy: dict[str | bytes, _Pool] = {}
+        self._idle: OrderedDict[str | bytes, _Pool] = OrderedDict()
         self._reclaimed = 0
 
     @property
@@ -148,7 +149,7 @@ class ConcurrencyLimiter:
 
     def _take(self, key: str, hold: int, ttl_ms: int | None) -> Grant:
         require_int("hold", hold, high=MAX_LIMIT)
-        name = require_key(key) if self.per_key else ""
+        name = kept_key(require_key(key)) if self.per_key else ""
         with self._lock:
             now = self.clock.now()
             self.leases.reclaim(now)
@@ -167,7 +168,7 @@ class ConcurrencyLimiter:
             self._busy[name] = pool
             return Grant(Decision(True, limit, free - hold, max(now, lease.expires_at), 0), lease)
 
-    def _pool(self, name: str) -> _Pool | None:
+    def _pool(self, name: str | bytes) -> _Pool | None:
         """The pool of a key; None if no more can be remembered, because all are in use."""
         pool = self._busy.get(name) or self._idle.get(name)
         if pool is None:

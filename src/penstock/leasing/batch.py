@@ -20,6 +20,7 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
+from ..core.keys import kept_key
 from ..core.pickling import MadeBy
 from ..core.validation import reject, require_int, require_rate
 
@@ -51,7 +52,7 @@ class AdaptiveBatch:
         self._max_keys = require_int("max_keys", max_keys)
         self.renew_lock()
         # key: (mean logarithm of the demand per period, when last leased)
-        self._learned: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._learned: OrderedDict[str | bytes, tuple[float, int]] = OrderedDict()
 
     def renew_lock(self) -> None:
         """For the child of a fork, in which nobody holds the lock."""
@@ -59,19 +60,20 @@ class AdaptiveBatch:
 
     def observe(self, key: str, served: int, now: int) -> None:
         """`served` credits went to callers since the key's previous lease."""
+        name = kept_key(key)
         with self._lock:
-            known = self._learned.get(key)
+            known = self._learned.get(name)
             elapsed = self.period_ms if known is None else max(1, now - known[1])
             sample = math.log(max(served, 1) * self.period_ms / elapsed)
             mean = sample if known is None else known[0] + self.smoothing * (sample - known[0])
-            self._learned[key] = (mean, now)
-            self._learned.move_to_end(key)
+            self._learned[name] = (mean, now)
+            self._learned.move_to_end(name)
             if len(self._learned) > self._max_keys:
                 self._learned.popitem(last=False)
 
     def size(self, key: str) -> int:
         """How much to lease for the key next."""
-        known = self._learned.get(key)
+        known = self._learned.get(kept_key(key))
         if known is None:
             return self.least
         demand = math.exp(min(known[0], 700.0))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 
+from ..core.keys import kept_key
 from .batch import AdaptiveBatch
 
 __all__ = ["Demand"]
@@ -26,7 +27,7 @@ class Demand:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         # key: [held after the last lease, left of it]
-        self._spent: dict[str, list[int]] = {}
+        self._spent: dict[str | bytes, list[int]] = {}
 
     def after_fork(self) -> None:
         """In the child: nothing is leased, and nobody holds a lock."""
@@ -39,7 +40,7 @@ class Demand:
 
     def note(self, key: str, left: int) -> None:
         """A local spend left so many credits."""
-        entry = self._spent.get(key)
+        entry = self._spent.get(kept_key(key))
         if entry is not None:
             entry[1] = left
 
@@ -47,9 +48,10 @@ class Demand:
         """A lease for a request of `cost` (0: ahead of need), after which `held` credits are."""
         if self._adaptive is None:
             return
+        name = kept_key(key)
         with self._lock:
-            before = self._spent.pop(key, None)
-            self._spent[key] = [held, held]
+            before = self._spent.pop(name, None)
+            self._spent[name] = [held, held]
             if len(self._spent) > self._max_keys:
                 del self._spent[next(iter(self._spent))]
         served = cost if before is None else before[0] - before[1] + cost

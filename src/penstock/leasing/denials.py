@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 
 from ..core.decision import Decision
+from ..core.keys import kept_key
 
 __all__ = ["Denials"]
 
@@ -22,11 +23,11 @@ class Denials:
         self._max_keys = max_keys
         self._lock = threading.Lock()
         # key: (until, from which cost on, the denial)
-        self._held: OrderedDict[str, tuple[int, int, Decision]] = OrderedDict()
+        self._held: OrderedDict[str | bytes, tuple[int, int, Decision]] = OrderedDict()
 
     def recall(self, key: str, cost: int, now: int) -> Decision | None:
         """The denial that still holds for such a request at `now`, its wait brought up to date."""
-        held = self._held.get(key)
+        held = self._held.get(kept_key(key))
         if held is None or cost < held[1]:
             return None
         until, _, denial = held
@@ -35,15 +36,16 @@ class Denials:
         return Decision(False, denial.limit, denial.remaining, denial.reset_at, until - now)
 
     def remember(self, key: str, asked_at: int, cost: int, denial: Decision) -> None:
+        name = kept_key(key)
         with self._lock:
-            self._held[key] = (asked_at + denial.retry_after_ms, cost, denial)
-            self._held.move_to_end(key)
+            self._held[name] = (asked_at + denial.retry_after_ms, cost, denial)
+            self._held.move_to_end(name)
             if len(self._held) > self._max_keys:
                 self._held.popitem(last=False)
 
     def forget(self, key: str) -> None:
         with self._lock:
-            self._held.pop(key, None)
+            self._held.pop(kept_key(key), None)
 
     def __len__(self) -> int:
         return len(self._held)
