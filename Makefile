@@ -68,8 +68,8 @@ test-all:  ## the in-process tests on every Python from 3.10 up that the machine
 bench: $(VENV)/.bench  ## measure against the peers
 	@$(BIN)/python -m bench
 
-# Each prints its ratios and what it compares; all need real servers, so they share the tests' ones.
-PATHS := redis_paths store_round_trips http_paths grpc_paths leases
+# Each prints what it compares; most need real servers, so they share the tests' ones.
+PATHS := flood redis_paths store_round_trips http_paths grpc_paths leases
 bench-all: bench .tools/.servers  ## and the stores, the doors and the leases
 	@for path in $(PATHS); do echo "==> bench.$$path"; $(BIN)/python -m bench.$$path || exit 1; done
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from ..core.errors import outage_reason
 from ..core.store import Store, checking, peeking
-from ..strategies import gcra, unlimited
+from ..core.validation import MAX_SAFE
+from ..strategies import fixed_window, unlimited
 
 __all__ = ["PING", "PING_KEY", "Readiness", "ask_store", "readiness", "trouble_of"]
 
@@ -16,7 +17,7 @@ PING = peeking(unlimited())
 
 # What is always admitted, so that it has to be written, and soon forgotten.
 _ROOM_KEY = "penstock:room"
-_ROOM = checking(gcra(1_000_000, 10_000))
+_ROOM = checking(fixed_window(MAX_SAFE, 1_000))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ are denied too, each of them asked for beyond its limit.
 No rank may take all the room, or newcomers would push out each other before they can be counted.
 So idle and spent keys are safe from each other, and from denied ones, up to a quarter of all keys
 each. Within a rank a key has a second chance: one that was asked for since it was last looked at
-goes to the end of the queue. So many in a row are passed over that nobody waits long for room.
+goes to the end of the queue. At most 32 in a row do, so that making room takes a bounded time.
 
 The order also knows what the keys weigh, in bytes, since a table may be bounded by that as well.
 
