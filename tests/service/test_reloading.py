@@ -33,8 +33,9 @@ class World:
     def __init__(self, folder: Path, **options: Any) -> None:
         self.path = folder / "penstock.yaml"
         self.path.write_text(text())
+        self.clock = ManualClock(NOW)
         self.service: Service = build_service(
-            load_policy_file(self.path), clock=ManualClock(NOW), **options
+            load_policy_file(self.path), clock=self.clock, **options
         )
         self.reloader = Reloader(self.service, str(self.path), every_s=0.01)
 
@@ -370,6 +371,24 @@ def test_the_counts_of_a_policy_that_was_away_go_on(world: World) -> None:
         counted = world.service.snapshot().policies
         assert counted["api"] == {**counted["api"], "allowed": 3, "denied": 1}
         assert [counted[f"web{number}"]["allowed"] for number in range(3)] == [1, 1, 1]
+
+    asyncio.run(main())
+
+
+def test_slots_that_were_taken_back_stay_counted_when_the_slots_change(world: World) -> None:
+    """Also those that are taken back from holders of the old ones."""
+
+    async def main() -> None:
+        for limit in (2, 3):
+            slots = f"  jobs: {{concurrency: {{minLimit: {limit}, maxLimit: {limit}}}}}\n"
+            world.service.apply(parse_policies(text(more=slots)))
+            assert (await world.service.admit("jobs", "k")).decision
+        for _ in range(2):
+            world.clock.advance(5_000)
+            await world.service.heartbeat([])
+            assert world.service.snapshot().slots["jobs"]["reclaimed"] == 2
+            slots = "  jobs: {concurrency: {minLimit: 4, maxLimit: 4}}\n"
+            world.service.apply(parse_policies(text(more=slots)))
 
     asyncio.run(main())
 

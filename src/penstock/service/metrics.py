@@ -41,6 +41,7 @@ class Tally:
         "failed_closed",
         "failed_error",
         "failed_open",
+        "reclaimed",
         "store_errors",
     )
 
@@ -51,6 +52,7 @@ class Tally:
         self.failed_open = 0
         self.failed_closed = 0
         self.failed_error = 0
+        self.reclaimed = 0
 
     def count(self, allowed: bool) -> None:
         if allowed:

@@ -21,7 +21,9 @@ from itertools import islice
 from typing import Any
 
 from ..admission import AdmissionControl
-from ..concurrency import ConcurrencyLimiter, Leases
+from ..concurrency import ConcurrencyLimiter, Law, Leases
+from ..concurrency.leases import End
+from ..concurrency.leases import Lease as SlotLease
 from ..config import in_words, names_with
 from ..config.model import ConcurrencySpec, PolicyFile, PolicySpec, meaning
 from ..config.policies import Policies
@@ -225,18 +227,14 @@ class Table:
 
     def slots(self) -> dict[str, dict[str, int]]:
         """How the slots of each policy that has some stand."""
-        pools = {
-            name: entry.control.concurrency
-            for name, entry in self.entries.items()
-            if entry.control is not None
-        }
+        held = {name: entry for name, entry in self.entries.items() if entry.control is not None}
         return {
             name: {
-                "limit": pool.limit,
-                "in_flight": pool.in_flight,
-                "reclaimed": pool.reclaimed,
+                "limit": entry.admission().concurrency.limit,
+                "in_flight": entry.admission().concurrency.in_flight,
+                "reclaimed": entry.tally.reclaimed,
             }
-            for name, pool in pools.items()
+            for name, entry in held.items()
         }
 
     async def aclose(self) -> None:
@@ -307,7 +305,8 @@ class _Builder:
         budget = self._budget(spec)
         control = None
         if spec.concurrency is not None:
-            control = AdmissionControl(self._slots(spec, spec.concurrency), limiter, budget)
+            slots = self._slots(spec, spec.concurrency, tally)
+            control = AdmissionControl(slots, limiter, budget)
         checker = checker_of(limiter, tally) if spec.kind == "limiter" else None
         lessors = _lessors(spec, limiter, budget, guard)
         return Entry(spec, policy, tally, guard, limiter, budget, control, checker, lessors)
@@ -350,11 +349,12 @@ class _Builder:
             return old.budget if same else made
         return made
 
-    def _slots(self, spec: PolicySpec, slots: ConcurrencySpec) -> ConcurrencyLimiter:
+    def _slots(self, spec: PolicySpec, slots: ConcurrencySpec, tally: Tally) -> ConcurrencyLimiter:
         old = self.before.get(spec.name)
         if old is not None and old.control is not None and old.spec.concurrency == slots:
             return old.control.concurrency
-        return ConcurrencyLimiter(
+        return _Slots(
+            tally,
             slots.law,
             lease_ttl_ms=slots.lease_ttl_ms,
             per_key=slots.per_key,
@@ -362,6 +362,19 @@ class _Builder:
             clock=self.site.clock,
             leases=self.site.leases,
         )
+
+
+class _Slots(ConcurrencyLimiter):
+    """Slots whose losses are counted with the policy, which may outlive them."""
+
+    def __init__(self, tally: Tally, law: Law, **options: Any) -> None:
+        super().__init__(law, **options)
+        self._tally = tally
+
+    def ended(self, lease: SlotLease, now: int, how: End) -> None:
+        super().ended(lease, now, how)
+        if how is End.RECLAIMED:
+            self._tally.reclaimed += lease.hold
 
 
 def _lessors(
