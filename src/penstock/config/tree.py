@@ -114,7 +114,7 @@ def read_yaml(text: str, source: str) -> Tree:
 
 
 def _read_yaml(yaml: Any, text: str, source: str) -> Tree:
-    """By the library's compiled reader where there is one, which takes a tenth of the time."""
+    """By the library's compiled reader where there is one, which takes a sixth of the time."""
     fast = getattr(yaml, "CSafeLoader", None)
     if fast is not None:
         try:
