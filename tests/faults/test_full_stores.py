@@ -204,7 +204,7 @@ def test_a_service_tells_a_full_store_from_one_that_is_away(server: RedisServer)
         assert "OOM" in ready.store_error
         assert (await service.ready()).store_full
         counts = service.snapshot().policies
-        assert (counts["open"]["store_errors"], counts["open"]["store_full"]) == (1, 1)
+        assert (counts["open"]["store_away"], counts["open"]["store_full"]) == (0, 1)
         make_room(server)
         ready = await service.ready()
         assert (ready.ok, ready.store_full, ready.store_error) == (True, False, "")
@@ -213,6 +213,6 @@ def test_a_service_tells_a_full_store_from_one_that_is_away(server: RedisServer)
         ready = await service.ready()
         assert (ready.ok, ready.store_reachable, ready.store_full) == (False, False, False)
         counts = service.snapshot().policies
-        assert (counts["open"]["store_errors"], counts["open"]["store_full"]) == (2, 1)
+        assert (counts["open"]["store_away"], counts["open"]["store_full"]) == (1, 1)
 
     in_a_service(RedisStore.from_url(server.url, timeout_ms=1_000), work)

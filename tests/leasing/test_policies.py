@@ -156,7 +156,7 @@ def test_of_many_keys_those_with_credits_are_served_while_the_store_is_away(
                 (answer, 0),
                 (True, 7),
             ]
-            assert service.snapshot().policies["api"]["store_errors"] == 2
+            assert service.snapshot().policies["api"]["store_away"] == 2
         await service.aclose()
 
     run(story())

@@ -200,7 +200,7 @@ def test_bad_input_is_the_callers_mistake_even_on_a_broken_store(call: Any) -> N
         service, _ = service_on(store)
         with pytest.raises(ConfigInvalidError):
             asyncio.run(call(service))
-        assert sum(tally["store_errors"] for tally in service.snapshot().policies.values()) == 0
+        assert sum(tally["store_away"] for tally in service.snapshot().policies.values()) == 0
 
 
 def test_a_checker_is_the_same_check_without_a_task() -> None:
@@ -270,13 +270,20 @@ def test_what_the_tables_in_memory_hold_and_let_go_of_is_told() -> None:
 
     asyncio.run(main())
     told = service.snapshot().stores
-    assert told.keys() == {"policies", "inline", "llm:budget", "near:credits"}
+    assert told.keys() == {"policies", "inline", "budgets", "credits"}
     assert (told["policies"]["keys"], told["policies"]["evictions"]) == (10, 16)
     assert (told["inline"]["keys"], told["inline"]["evictions"]) == (10, 15)
-    assert (told["llm:budget"]["keys"], told["llm:budget"]["evictions"]) == (2, 3)
-    assert told["near:credits"]["keys"] == 1
+    assert (told["budgets"]["keys"], told["budgets"]["evictions"]) == (2, 3)
+    assert told["credits"]["keys"] == 1
     assert all(0 < table["bytes"] <= 100_000 for table in told.values())
     assert service_on(FragileStore())[0].snapshot().stores == {}
+    only = "version: 1\ndefaults: {prefix: other}\nlimiters:\n"
+    service.apply(policies(f"{only}  api: {{strategy: fixedWindow, limit: 3, window: 1m}}\n"))
+    after = service.snapshot().stores
+    assert {kind: table["evictions"] for kind, table in after.items()} == {
+        kind: table["evictions"] for kind, table in told.items()
+    }
+    assert after["inline"]["keys"] == after["budgets"]["keys"] == 0
 
 
 def test_refusals_for_want_of_room_are_told() -> None:

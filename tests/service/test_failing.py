@@ -110,7 +110,7 @@ def test_outages_and_their_answers_are_counted() -> None:
 
     asyncio.run(main())
     counts = service.snapshot().policies
-    assert counts["api"]["store_errors"] == counts["api"]["failed_open"] == 2
+    assert counts["api"]["store_away"] == counts["api"]["failed_open"] == 2
     assert counts["api"]["allowed"] == 2
     assert counts["strict"]["failed_closed"] == counts["strict"]["denied"] == 1
     assert counts["honest"]["failed_error"] == 1

@@ -35,7 +35,7 @@ from ..core.errors import (
 from ..core.validation import require_cost, require_key
 from .metrics import Tally
 
-__all__ = ["RETRY_MS", "Guard"]
+__all__ = ["RETRY_MS", "Guard", "Outages"]
 
 RETRY_MS = 1_000
 _LOG_EVERY_MS = 10_000
@@ -43,15 +43,33 @@ _LOG_EVERY_MS = 10_000
 _log = logging.getLogger("penstock.service")
 
 
+class Outages:
+    """How often the store of any policy had no room."""
+
+    __slots__ = ("full",)
+
+    def __init__(self) -> None:
+        self.full = 0
+
+
 class Guard:
     """Resolves the outages of one policy."""
 
-    def __init__(self, policy: str, limit: int, fail: str, clock: Clock, tally: Tally) -> None:
+    def __init__(
+        self,
+        policy: str,
+        limit: int,
+        fail: str,
+        clock: Clock,
+        tally: Tally,
+        outages: Outages,
+    ) -> None:
         self._policy = policy
         self._limit = limit
         self._fail = fail
         self._clock = clock
         self._tally = tally
+        self._outages = outages
         self._quiet_until = 0
         self._unsaid = 0
 
@@ -79,9 +97,11 @@ class Guard:
             require_cost(cost)
             for key in keys:
                 require_key(key)
-        self._tally.store_errors += 1
         if outage_reason(error) == "full":
             self._tally.store_full += 1
+            self._outages.full += 1
+        else:
+            self._tally.store_away += 1
         self._say(error, keys)
 
     def _answer(self, error: Exception) -> bool:

@@ -24,7 +24,7 @@ from ..core.strategy import Strategy
 from ..core.validation import reject, require_choice, require_int, require_key
 from ..stores.cas.names import fit
 from ..strategies import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
-from .failing import Guard
+from .failing import Guard, Outages
 from .metrics import Tally
 from .registry import Checker, checker_of, joined, limiter_on
 
@@ -106,12 +106,21 @@ class Inline:
 class InlinePolicies:
     """The inline policies in use, at most `MAX_POLICIES`."""
 
-    def __init__(self, store: Store, clock: Clock, prefix: str, fail: str, tally: Tally) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        prefix: str,
+        fail: str,
+        tally: Tally,
+        outages: Outages,
+    ) -> None:
         self.store = store
         self._clock = clock
         self._prefix = prefix
         self._fail = fail
         self._tally = tally
+        self._outages = outages
         self._made: OrderedDict[tuple[object, ...], Inline] = OrderedDict()
 
     def get(self, limit: int, window_ms: int, strategy: str) -> Inline:
@@ -143,5 +152,5 @@ class InlinePolicies:
         made = _STRATEGIES[name](limit, window_ms)
         prefix = joined(self._prefix, INLINE, name, str(limit), str(window_ms))
         limiter = limiter_on(self.store, made, self._clock, prefix)
-        guard = Guard(INLINE, limit, self._fail, self._clock, self._tally)
+        guard = Guard(INLINE, limit, self._fail, self._clock, self._tally, self._outages)
         return Inline(limiter, guard, checker_of(limiter, self._tally))
