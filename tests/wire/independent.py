@@ -197,7 +197,7 @@ class IndependentClient:
         self._socket.close()
 
     def _call(self, *words: object) -> Any:
-        parts = [str(word).encode() for word in words]
+        parts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
         request = b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
         self._socket.sendall(b"*%d\r\n" % len(parts) + request)
         return self._reply()

@@ -116,7 +116,7 @@ def test_denials_write_nothing(client: redis.Redis, strategy: Strategy, key: str
     before = client.dump(full)
     lua = rider(strategy)
     assert lua.many is not None
-    reply = client.eval_ro(lua.many.source, 2, full, cold, *map(str, lua.argv(NOW + 1, 4)))
+    reply = client.eval_ro(lua.many.source, 2, full, cold, *lua.argv(NOW + 1, 4))
     assert [answer[0] for answer in unfolded(reply)] == [0, 0]
     assert client.dump(full) == before
     assert not client.exists(cold)

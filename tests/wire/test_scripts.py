@@ -150,9 +150,9 @@ def test_a_denial_writes_nothing(client: redis.Redis, strategy: Strategy, key: s
     before = client.dump(key)
     client.pexpire(key, 5 * HOUR)
     lua = rider(strategy)
-    reply = client.eval_ro(lua.check.source, 1, key, *map(str, lua.argv(NOW + 1, 1)))
+    reply = client.eval_ro(lua.check.source, 1, key, *lua.argv(NOW + 1, 1))
     assert reply[0] == 0
-    cold = client.eval_ro(lua.check.source, 1, f"{key}:cold", *map(str, lua.argv(NOW, 4)))
+    cold = client.eval_ro(lua.check.source, 1, f"{key}:cold", *lua.argv(NOW, 4))
     assert cold[0] == 0
     assert client.dump(key) == before
     assert client.pttl(key) > 5 * HOUR - LAG

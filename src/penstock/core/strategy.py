@@ -31,18 +31,21 @@ class LuaScript:
     name: str
     source: str
     sha1: str = field(init=False)
+    sha1_bytes: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         digest = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
         object.__setattr__(self, "sha1", digest)
+        object.__setattr__(self, "sha1_bytes", digest.encode())
 
 
 @dataclass(frozen=True, slots=True)
 class LuaRider:
     """A strategy in Lua: `check` decides and writes, `read` returns the raw state, unchanged.
 
-    `argv(now, cost)` gives the arguments of `check`; a `now` of 0 asks for the server's clock.
-    `read` takes none. `decode` turns what `read` returned into the state that Python sees.
+    `argv(now, cost)` gives the arguments of `check`, as text, bytes or numbers; a `now` of 0 asks
+    for the server's clock. `read` takes none. `decode` turns what `read` returned into the state
+    that Python sees.
 
     `many`, if there is one, is `check` for all of its KEYS in order, at one instant. It replies
     with the limit, then a count, remaining, reset_at and retry_after_ms for each run of keys that

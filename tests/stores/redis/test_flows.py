@@ -59,7 +59,7 @@ class Script:
 
     def _answer(self, ask: Ask) -> Any:
         self.asks.append(ask)
-        self.asked.append((ask.where, " ".join(command[0] for command in ask.commands)))
+        self.asked.append((ask.where, " ".join(command[0].decode() for command in ask.commands)))
         answer = self.answers.pop(0)
         if isinstance(answer, LinkError):
             raise answer
@@ -326,7 +326,7 @@ def test_more_keys_than_fit_are_several_scripts() -> None:
     assert script.asked == [(HERE, "TIME"), *[(HERE, "EVALSHA")] * 3]
     assert {
         ask.commands[0][3 + size] for ask, size in zip(script.asks[1:], sizes, strict=True)
-    } == {NOW}
+    } == {b"%d" % NOW}
 
 
 def test_an_outage_between_two_scripts_says_that_the_first_has_run() -> None:
@@ -425,7 +425,7 @@ def test_many_keys_without_lua_are_chunks_at_one_instant() -> None:
     first = [None] * MAX_KEYS_AT_ONCE
     script = Script(looked(*first), committed(MAX_KEYS_AT_ONCE), late, committed(1))
     assert all(transact(script, keys))
-    sets = [command for ask in script.asks for command in ask.commands if command[0] == "SET"]
+    sets = [command for ask in script.asks for command in ask.commands if command[0] == b"SET"]
     assert len({command[2] for command in sets}) == 1
 
 

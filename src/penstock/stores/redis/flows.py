@@ -22,8 +22,9 @@ from ...core.decision import Decision, decide
 from ...core.errors import UnsupportedError
 from ...core.grant import Grant, bargain
 from ...core.store import Transform
-from ...core.strategy import LuaRider, Strategy
-from ...core.validation import reject
+from ...core.strategy import LuaRider, LuaScript, Strategy
+from ...core.validation import reject, shown
+from ...strategies.lua import Arguments
 from .. import record
 from .many import MAX_KEYS, over_many
 from .requests import TIME, Ask, Command, LinkError, RedisFlow, ms_of
@@ -79,7 +80,7 @@ class Flows:
             return None
         at = 0 if self._server_time else self._instant(now)
         if role == "check":
-            return Ask(where, (("EVALSHA", rider.check.sha1, 1, key, *rider.argv(at, cost)),))
+            return Ask(where, (_checking(key, rider, at, cost),))
         return Ask(where, _leasing(key, rider, at, max(cost, transform.need)))
 
     def settled(self, transform: Transform[Any], now: int, cost: int, replies: list[Any]) -> Any:
@@ -114,7 +115,7 @@ class Flows:
             replies = yield from self._router.insist(errand, ask.where, trouble)
         if transform.role == "check":
             return decision_of(replies[0])
-        now = ask.commands[0][_NOW_AT]
+        now = int(ask.commands[0][_NOW_AT])
         return (yield from self._bargain(key, rider, now, cost, transform.need, replies))
 
     def apply_many(
@@ -139,8 +140,8 @@ class Flows:
         return now
 
     def _check(self, key: str, rider: LuaRider, now: int, cost: int) -> RedisFlow:
-        command = ("EVALSHA", rider.check.sha1, 1, key, *rider.argv(now, cost))
-        replies = yield from self._router.ask(key, (command,), script=rider.check, consuming=True)
+        commands = (_checking(key, rider, now, cost),)
+        replies = yield from self._router.ask(key, commands, script=rider.check, consuming=True)
         return decision_of(replies[0])
 
     def _lease(self, key: str, rider: LuaRider, now: int, want: int, need: int) -> RedisFlow:
@@ -167,7 +168,7 @@ class Flows:
         assert transform.strategy is not None
         assert transform.lua is not None
         script = transform.lua.read
-        commands: list[Command] = [("EVALSHA", script.sha1, 1, key)]
+        commands = [_calling(script, [key], ())]
         if not now:
             commands.append(TIME)
         replies = yield from self._router.ask(key, commands, script=script, consuming=False)
@@ -175,13 +176,15 @@ class Flows:
         return transform.run(state, now or ms_of(replies[1]), cost).result
 
     def _read(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
-        raw, time = yield from self._router.ask(key, (("GET", key), TIME), consuming=False)
+        raw, time = yield from self._router.ask(
+            key, ((b"GET", key.encode()), TIME), consuming=False
+        )
         now = now or ms_of(time)
         state = record.unpack(raw, key, transform.kind, now)
         return transform.run(state, now, cost).result
 
     def _clear(self, key: str) -> RedisFlow:
-        yield from self._router.ask(key, (("DEL", key),), consuming=False)
+        yield from self._router.ask(key, ((b"DEL", key.encode()),), consuming=False)
 
     def _one_by_one(
         self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
@@ -219,16 +222,40 @@ class Flows:
         return decisions
 
 
+def _checking(key: str, rider: LuaRider, now: int, cost: int) -> Command:
+    argv = rider.argv
+    arguments = argv(now, cost) if type(argv) is Arguments else _encoded(argv(now, cost))
+    return (b"EVALSHA", rider.check.sha1_bytes, b"1", key.encode(), *arguments)
+
+
 def _leasing(key: str, rider: LuaRider, now: int, cost: int) -> tuple[Command, ...]:
     """TIME comes after the script, so that what is left of the window is never overstated."""
-    return ("EVALSHA", rider.check.sha1, 1, key, *rider.argv(now, cost)), TIME
+    return _checking(key, rider, now, cost), TIME
+
+
+def _calling(script: LuaScript, keys: Sequence[str], arguments: Sequence[bytes]) -> Command:
+    names = [key.encode() for key in keys]
+    return (b"EVALSHA", script.sha1_bytes, b"%d" % len(keys), *names, *arguments)
+
+
+def _encoded(arguments: Sequence[Any]) -> tuple[bytes, ...]:
+    """The arguments of a rider that is not one of ours, which may be text and numbers."""
+    return tuple(map(_as_bytes, arguments))
+
+
+def _as_bytes(argument: Any) -> bytes:
+    if type(argument) is bytes:
+        return argument
+    if type(argument) not in (str, int, float):
+        reject(f"an argument of a Lua script must be text, bytes or a number: {shown(argument)}")
+    return str(argument).encode()
 
 
 def _errand(
     keys: list[str], rider: LuaRider, now: int, cost: int, *, others: bool = False
 ) -> Errand:
     script = rider.check if len(keys) == 1 else rider.many or over_many(rider.check)
-    command = ("EVALSHA", script.sha1, len(keys), *keys, *rider.argv(now, cost))
+    command = _calling(script, keys, _encoded(rider.argv(now, cost)))
     several = len(keys) > 1
     names = names_of(keys)
     return Errand(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .fixed_window import FIXED_WINDOW, FIXED_WINDOW_FIRST
 from .gcra import GCRA
-from .program import MARGIN_MS, NOW_ARGV, REPLY, LuaProgram
+from .program import MARGIN_MS, NOW_ARGV, REPLY, Arguments, LuaProgram
 from .sliding_window import SLIDING_WINDOW
 from .sliding_window_log import SLIDING_WINDOW_LOG
 from .token_bucket import TOKEN_BUCKET
@@ -20,6 +20,7 @@ __all__ = [
     "SLIDING_WINDOW",
     "SLIDING_WINDOW_LOG",
     "TOKEN_BUCKET",
+    "Arguments",
     "LuaProgram",
 ]
 

@@ -37,12 +37,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ...core.strategy import LuaRider, LuaScript
 
-__all__ = ["MARGIN_MS", "NOW_ARGV", "REPLY", "LuaProgram"]
+__all__ = ["MARGIN_MS", "NOW_ARGV", "REPLY", "Arguments", "LuaProgram"]
 
 MARGIN_MS = 60_000
 NOW_ARGV = 1
@@ -131,15 +130,22 @@ _READ = """\
 """
 
 
-@dataclass(frozen=True, slots=True)
 class Arguments:
-    """ARGV of one strategy: what stands between `now` and `cost`, and what comes after."""
+    """ARGV of one strategy: what stands between `now` and `cost`, and what comes after. All of it
+    is bytes, as it goes over the wire."""
 
-    before: tuple[str, ...]
-    after: tuple[str, ...]
+    __slots__ = ("_after", "_before", "_usual")
 
-    def __call__(self, now: int, cost: int) -> tuple[Any, ...]:
-        return (now, *self.before, cost, *self.after)
+    def __init__(self, before: tuple[bytes, ...], after: tuple[bytes, ...]) -> None:
+        self._before = before
+        self._after = after
+        # One unit by the server's clock: what nearly every check asks for.
+        self._usual = (b"0", *before, b"1", *after)
+
+    def __call__(self, now: int, cost: int) -> tuple[bytes, ...]:
+        if now == 0 and cost == 1:
+            return self._usual
+        return (b"%d" % now, *self._before, b"%d" % cost, *self._after)
 
 
 class LuaProgram:
@@ -175,7 +181,7 @@ class LuaProgram:
         cost = self.argv.index("cost")
         before, after = self.argv[1:cost], self.argv[cost + 1 :]
         # repr of a float has every digit that the server needs to read the same double.
-        texts = {name: repr(value) for name, value in parameters.items()}
+        texts = {name: repr(value).encode() for name, value in parameters.items()}
         arguments = Arguments(
             tuple(texts.pop(name) for name in before), tuple(texts.pop(name) for name in after)
         )
