@@ -130,11 +130,17 @@ class Strategy(ABC):
             decision.retry_after_ms,
         )
 
+    def restore(self, kept: Any) -> Any:
+        """The state, from what a store outside the process has kept. ValueError if that cannot be
+        one of this strategy: another program, or another limiter, uses the same key."""
+        return kept
+
     def read_state(self, raw: Any) -> Any:
         """The state, from what the `read` script of the Lua rider returned."""
         if self.lua is None:
             raise UnsupportedError(f"strategy {self.name!r} has no Lua rider to read state from")
-        return self.lua.decode(raw)
+        kept = self.lua.decode(raw)
+        return None if kept is None else self.restore(kept)
 
     def forecast(self, state: Any, now: int, cost: int) -> Forecast:
         """What can be spent now and when there is more. Optional."""

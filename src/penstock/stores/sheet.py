@@ -15,7 +15,7 @@ from typing import Any
 
 from ..core.errors import PenstockError
 from ..core.store import Transform
-from .record import keep_ms, pack, unpack
+from .record import keep_ms, pack, restore
 
 __all__ = ["Call", "Sheet", "Write", "closed_lock", "telling_of_others"]
 
@@ -119,9 +119,7 @@ class Sheet:
     def _step(self, key: str, call: Call, layer: dict[str, Write]) -> Any:
         raw = self._record(key, layer)
         transform, now = call.transform, call.now
-        # Whatever the key holds, forgetting it is the way out.
-        state = None if transform.role == "clear" else unpack(raw, key, transform.kind, now)
-        outcome = transform.run(state, now, call.cost)
+        outcome = transform.run(restore(raw, key, transform, now), now, call.cost)
         if outcome.persist:
             if outcome.state is None:
                 layer[key] = (None, 0)

@@ -18,7 +18,15 @@ from typing import Any
 
 from ..core.decision import Decision, Forecast, Step, decide
 from ..core.strategy import Stepping
-from ..core.validation import MAX_SPAN_MS, require_choice, require_int
+from ..core.validation import (
+    MAX_SAFE,
+    MAX_SPAN_MS,
+    MAX_STORED_MS,
+    require_choice,
+    require_int,
+    stored_pair,
+    stored_whole,
+)
 from .lua import FIXED_WINDOW, FIXED_WINDOW_FIRST
 
 __all__ = ["FixedWindow", "fixed_window"]
@@ -49,6 +57,10 @@ class FixedWindow(Stepping):
             return (start, count + cost), decision, reset_at - now, True
         remaining = max(0, self.limit - count)
         return state, decide(False, self.limit, remaining, reset_at, reset_at - now), 0, False
+
+    def restore(self, kept: Any) -> State:
+        start, count = stored_pair(kept)
+        return stored_whole(start, MAX_STORED_MS), stored_whole(count, MAX_SAFE)
 
     def peek(self, state: State | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result

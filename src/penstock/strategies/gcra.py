@@ -23,7 +23,14 @@ from typing import Any
 
 from ..core.decision import Decision, Forecast, Step, decide
 from ..core.strategy import Stepping
-from ..core.validation import MAX_SAFE, MAX_SPAN_MS, reject, require_int
+from ..core.validation import (
+    MAX_SAFE,
+    MAX_SPAN_MS,
+    MAX_STORED_MS,
+    reject,
+    require_int,
+    stored_number,
+)
 from .lua import GCRA
 
 __all__ = ["Gcra", "gcra"]
@@ -79,6 +86,9 @@ class Gcra(Stepping):
         # Not one rounding away from ceil(new - now): below 2^53 that difference is exact.
         ttl_ms = reset_at - now or 1
         return new, decide(True, self.burst, remaining, reset_at, 0), ttl_ms, True
+
+    def restore(self, kept: Any) -> float:
+        return stored_number(kept, MAX_STORED_MS)
 
     def peek(self, state: float | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..core.decision import Decision, Forecast, Step, decide
 from ..core.strategy import Stepping
-from ..core.validation import MAX_INSTANT_MS, MAX_SPAN_MS, reject, require_int
+from ..core.validation import MAX_INSTANT_MS, MAX_SPAN_MS, reject, require_int, stored_runs
 from .lua import SLIDING_WINDOW
 
 __all__ = ["SlidingWindow", "sliding_window"]
@@ -74,6 +74,9 @@ class SlidingWindow(Stepping):
         remaining = max(0, floor(self.limit - estimate))
         decision = decide(False, self.limit, remaining, reset_at, max(1, retry))
         return state, decision, 0, False
+
+    def restore(self, kept: Any) -> State:
+        return stored_runs(kept, self.last_tick)
 
     def peek(self, state: State | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result

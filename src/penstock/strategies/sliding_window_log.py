@@ -16,7 +16,7 @@ from typing import Any
 
 from ..core.decision import Decision, Forecast, Step, decide
 from ..core.strategy import Stepping
-from ..core.validation import MAX_SPAN_MS, require_int
+from ..core.validation import MAX_SPAN_MS, MAX_STORED_MS, require_int, stored_runs
 from .lua import SLIDING_WINDOW_LOG
 
 __all__ = ["SlidingWindowLog", "sliding_window_log"]
@@ -54,6 +54,9 @@ class SlidingWindowLog(Stepping):
         retry = self._retry(log, count, now, cost)
         remaining = max(0, self.limit - count)
         return state, decide(False, self.limit, remaining, reset_at, retry), 0, False
+
+    def restore(self, kept: Any) -> State:
+        return stored_runs(kept, MAX_STORED_MS)
 
     def peek(self, state: State | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result

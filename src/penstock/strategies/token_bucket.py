@@ -21,7 +21,17 @@ from typing import Any
 
 from ..core.decision import Decision, Forecast, Step, decide
 from ..core.strategy import Stepping
-from ..core.validation import MAX_SAFE, MAX_SPAN_MS, reject, require_int, require_rate
+from ..core.validation import (
+    MAX_SAFE,
+    MAX_SPAN_MS,
+    MAX_STORED_MS,
+    reject,
+    require_int,
+    require_rate,
+    stored_number,
+    stored_pair,
+    stored_whole,
+)
 from .lua import TOKEN_BUCKET
 
 __all__ = ["TokenBucket", "token_bucket"]
@@ -62,6 +72,10 @@ class TokenBucket(Stepping):
         reset_at = at + ceil((self.capacity - tokens) / rate)
         retry = min((at - now) + ceil((cost - tokens) / rate), MAX_SAFE)
         return state, decide(False, self.limit, floor(tokens), reset_at, retry), 0, False
+
+    def restore(self, kept: Any) -> State:
+        tokens, last = stored_pair(kept)
+        return stored_number(tokens, MAX_SAFE), stored_whole(last, MAX_STORED_MS)
 
     def peek(self, state: State | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result

@@ -182,12 +182,17 @@ def test_a_refusal_that_does_not_pass_is_reported_at_once() -> None:
         "ERR Error running script (call to f_1): @user_script:9: @user_script: 9: "
         "-WRONGTYPE Operation against a key holding the wrong kind of value",
         "ERR user_script:9: attempt to compare nil with number script: f, on @user_script:9.",
+        "ERR WRONGTYPE not the state of a gcra script: 2f04411f, on @user_script:9.",
+        "WRONGTYPE not the state of a gcra script: on @user_script:9.",
+        "ERR Error running script (call to f_1): @user_script:9: WRONGTYPE not the state of a gcra",
     ],
 )
 def test_a_key_of_somebody_else_is_a_mistake_of_the_caller(text: str) -> None:
     """And the message says to give each limiter a prefix."""
-    with pytest.raises(ConfigInvalidError, match="prefix"):
+    with pytest.raises(ConfigInvalidError, match="prefix") as caught:
         check(Script([Refusal(text)]))
+    if "not the state" in text:
+        assert "(WRONGTYPE not the state of a gcra)" in str(caught.value)
 
 
 def test_a_cluster_node_behind_a_plain_client_is_a_mistake_of_the_caller() -> None:

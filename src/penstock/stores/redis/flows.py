@@ -180,7 +180,7 @@ class Flows:
             key, ((b"GET", key.encode()), TIME), consuming=False
         )
         now = now or ms_of(time)
-        state = record.unpack(raw, key, transform.kind, now)
+        state = record.restore(raw, key, transform, now)
         return transform.run(state, now, cost).result
 
     def _clear(self, key: str) -> RedisFlow:
@@ -275,7 +275,7 @@ def _answers(reply: list[int], count: int, rider: LuaRider) -> list[Decision]:
 def _decode(strategy: Strategy, raw: Any, key: str) -> Any:
     try:
         return strategy.read_state(raw)
-    except (ValueError, TypeError, KeyError, IndexError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise record.foreign_state(f"key {key!r}", error) from error
 
 
