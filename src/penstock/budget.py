@@ -64,6 +64,9 @@ class TokenBudget(Strategy):
         decision = Decision(True, self.limit, max(0, self.limit - served), reset_at, 0)
         return Outcome((start, served), decision, reset_at - now, True)
 
+    def longest_wait_ms(self, cost: int) -> int:
+        return self.window_ms
+
     def restore(self, kept: Any) -> State:
         start, count = stored_pair(kept)
         return stored_whole(start, MAX_STORED_MS), stored_whole(count, MAX_SAFE)

@@ -130,6 +130,11 @@ class Strategy(ABC):
             decision.retry_after_ms,
         )
 
+    def longest_wait_ms(self, cost: int) -> int | None:
+        """The longest `retry_after_ms` that a request of `cost` can be told as long as nobody's
+        clock was ahead; None if that is not known. Optional."""
+        return None
+
     def restore(self, kept: Any) -> Any:
         """The state, from what a store outside the process has kept. ValueError if that cannot be
         one of this strategy: another program, or another limiter, uses the same key."""

@@ -9,6 +9,8 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
+from ..core.foreign_clocks import FOREIGN_CLOCKS
+
 __all__ = [
     "BUCKETS_S",
     "Histogram",
@@ -100,7 +102,8 @@ class MetricsSnapshot:
     `policies`: policy to the fields of its Tally. `slots`: policy to `limit`, `in_flight` and
     `reclaimed`, for those with a concurrency axis. `latency`: what a door called it, such as
     "http" or "grpc", to its histogram. `reloads`: "ok" and "failed" to a count. `grpc_codes`: the
-    name of a status to a count.
+    name of a status to a count. `foreign_clocks`: how often a stored instant was further ahead than
+    the deciding clock can have written (`core/foreign_clocks.py`).
     """
 
     policies: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -110,6 +113,7 @@ class MetricsSnapshot:
     inline_policies: int = 0
     grpc_codes: dict[str, int] = field(default_factory=dict)
     grpc_shed: int = 0
+    foreign_clocks: int = 0
 
 
 class Metrics:
@@ -145,4 +149,5 @@ class Metrics:
             inline_policies=inline_policies,
             grpc_codes=dict(self.grpc.codes),
             grpc_shed=self.grpc.shed,
+            foreign_clocks=FOREIGN_CLOCKS.met,
         )

@@ -14,6 +14,7 @@ from copy import copy
 from typing import Any
 
 from ..core.errors import PenstockError
+from ..core.foreign_clocks import FOREIGN_CLOCKS
 from ..core.store import Transform
 from .record import keep_ms, pack, restore
 
@@ -120,12 +121,13 @@ class Sheet:
         raw = self._record(key, layer)
         transform, now = call.transform, call.now
         outcome = transform.run(restore(raw, key, transform, now), now, call.cost)
-        if outcome.persist:
-            if outcome.state is None:
-                layer[key] = (None, 0)
-            else:
-                text = pack(transform.kind, outcome.state, now + outcome.ttl_ms)
-                layer[key] = (text, now + keep_ms(outcome.ttl_ms))
+        if not outcome.persist:
+            FOREIGN_CLOCKS.look_at(outcome.result, transform, call.cost)
+        elif outcome.state is None:
+            layer[key] = (None, 0)
+        else:
+            text = pack(transform.kind, outcome.state, now + outcome.ttl_ms)
+            layer[key] = (text, now + keep_ms(outcome.ttl_ms))
         return outcome.result
 
     def _record(self, key: str, layer: dict[str, Write]) -> str | None:

@@ -58,6 +58,9 @@ class FixedWindow(Stepping):
         remaining = max(0, self.limit - count)
         return state, decide(False, self.limit, remaining, reset_at, reset_at - now), 0, False
 
+    def longest_wait_ms(self, cost: int) -> int:
+        return self.window_ms
+
     def restore(self, kept: Any) -> State:
         start, count = stored_pair(kept)
         return stored_whole(start, MAX_STORED_MS), stored_whole(count, MAX_SAFE)

@@ -87,6 +87,10 @@ class Gcra(Stepping):
         ttl_ms = reset_at - now or 1
         return new, decide(True, self.burst, remaining, reset_at, 0), ttl_ms, True
 
+    def longest_wait_ms(self, cost: int) -> int:
+        # The TAT is at most tau ahead. Two roundings up, as in the retry itself.
+        return ceil(self.interval_ms * cost) + 1
+
     def restore(self, kept: Any) -> float:
         return stored_number(kept, MAX_STORED_MS)
 

@@ -75,6 +75,10 @@ class SlidingWindow(Stepping):
         decision = decide(False, self.limit, remaining, reset_at, max(1, retry))
         return state, decision, 0, False
 
+    def longest_wait_ms(self, cost: int) -> int:
+        # A denial never looks further than the end of the current tick.
+        return ceil(self.tick_ms) + 1
+
     def restore(self, kept: Any) -> State:
         return stored_runs(kept, self.last_tick)
 

@@ -55,6 +55,9 @@ class SlidingWindowLog(Stepping):
         remaining = max(0, self.limit - count)
         return state, decide(False, self.limit, remaining, reset_at, retry), 0, False
 
+    def longest_wait_ms(self, cost: int) -> int:
+        return self.window_ms
+
     def restore(self, kept: Any) -> State:
         return stored_runs(kept, MAX_STORED_MS)
 

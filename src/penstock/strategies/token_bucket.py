@@ -73,6 +73,10 @@ class TokenBucket(Stepping):
         retry = min((at - now) + ceil((cost - tokens) / rate), MAX_SAFE)
         return state, decide(False, self.limit, floor(tokens), reset_at, retry), 0, False
 
+    def longest_wait_ms(self, cost: int) -> int:
+        # From an empty bucket, credited up to now.
+        return ceil(cost / self.refill_per_ms)
+
     def restore(self, kept: Any) -> State:
         tokens, last = stored_pair(kept)
         return stored_number(tokens, MAX_SAFE), stored_whole(last, MAX_STORED_MS)

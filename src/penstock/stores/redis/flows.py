@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from ...core.decision import Decision, decide
 from ...core.errors import UnsupportedError
+from ...core.foreign_clocks import FOREIGN_CLOCKS
 from ...core.grant import Grant, bargain
 from ...core.store import Transform
 from ...core.strategy import LuaRider, LuaScript, Strategy
@@ -59,9 +60,9 @@ class Flows:
             run = self._read if role in _READING else self._transact
             return run(key, transform, now, cost)
         if role == "check":
-            return self._check(key, rider, now, cost)
+            return self._check(key, transform, now, cost)
         if role == "lease":
-            return self._lease(key, rider, now, cost, transform.need)
+            return self._lease(key, transform, now, cost)
         if role in _READING:
             return self._read_rider(key, transform, now, cost)
         raise UnsupportedError(
@@ -89,7 +90,7 @@ class Flows:
         if type(reply) is not list:
             return None
         if transform.role == "check":
-            return decision_of(reply)
+            return _decided(reply, transform, cost)
         time = replies[1]
         if reply[0] != 1 or type(time) is not list:
             return None
@@ -106,17 +107,16 @@ class Flows:
     ) -> RedisFlow:
         """The rest of a check or a lease that its first ask did not settle: it met trouble, or
         less was left than wanted."""
-        rider = transform.lua
-        assert rider is not None
+        rider = _rider(transform)
         trouble = met if isinstance(met, LinkError) else refusal_in(met)
         replies: Any = met
         if trouble is not None:
             errand = Errand(key, f"key {key!r}", ask.commands, rider.check, consuming=True)
             replies = yield from self._router.insist(errand, ask.where, trouble)
         if transform.role == "check":
-            return decision_of(replies[0])
+            return _decided(replies[0], transform, cost)
         now = int(ask.commands[0][_NOW_AT])
-        return (yield from self._bargain(key, rider, now, cost, transform.need, replies))
+        return (yield from self._bargain(key, transform, now, cost, replies))
 
     def apply_many(
         self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
@@ -124,7 +124,7 @@ class Flows:
         """The flow that stands for `Store.apply_many`."""
         role, rider = transform.role, transform.lua
         if role == "check" and rider is not None:
-            return self._check_many(list(keys), rider, self._instant(now), cost)
+            return self._check_many(list(keys), transform, self._instant(now), cost)
         if role in _FIRST and rider is None:
             return transact(self._router, keys, transform, self._instant(now), cost)
         return self._one_by_one(keys, transform, now, cost)
@@ -139,20 +139,23 @@ class Flows:
             )
         return now
 
-    def _check(self, key: str, rider: LuaRider, now: int, cost: int) -> RedisFlow:
+    def _check(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
+        rider = _rider(transform)
         commands = (_checking(key, rider, now, cost),)
         replies = yield from self._router.ask(key, commands, script=rider.check, consuming=True)
-        return decision_of(replies[0])
+        return _decided(replies[0], transform, cost)
 
-    def _lease(self, key: str, rider: LuaRider, now: int, want: int, need: int) -> RedisFlow:
-        commands = _leasing(key, rider, now, max(want, need))
+    def _lease(self, key: str, transform: Transform[Any], now: int, want: int) -> RedisFlow:
+        rider = _rider(transform)
+        commands = _leasing(key, rider, now, max(want, transform.need))
         replies = yield from self._router.ask(key, commands, script=rider.check, consuming=True)
-        return (yield from self._bargain(key, rider, now, want, need, replies))
+        return (yield from self._bargain(key, transform, now, want, replies))
 
     def _bargain(
-        self, key: str, rider: LuaRider, now: int, want: int, need: int, replies: list[Any]
+        self, key: str, transform: Transform[Any], now: int, want: int, replies: list[Any]
     ) -> RedisFlow:
         """As many checks as the bargain takes, the first of which has been answered."""
+        rider, need = _rider(transform), transform.need
         deal = bargain(max(want, need), need)
         next(deal)
         while True:
@@ -160,14 +163,15 @@ class Flows:
                 cost = deal.send(decision_of(replies[0]))
             except StopIteration as settled:
                 taken, decision = settled.value
-                return Grant(taken, decision, now or ms_of(replies[1]))
+                grant = Grant(taken, decision, now or ms_of(replies[1]))
+                FOREIGN_CLOCKS.look_at(grant, transform, want)
+                return grant
             commands = _leasing(key, rider, now, cost)
             replies = yield from self._router.ask(key, commands, script=rider.check, consuming=True)
 
     def _read_rider(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
         assert transform.strategy is not None
-        assert transform.lua is not None
-        script = transform.lua.read
+        script = _rider(transform).read
         commands = [_calling(script, [key], ())]
         if not now:
             commands.append(TIME)
@@ -199,12 +203,15 @@ class Flows:
         (result,) = yield from transact(self._router, (key,), transform, now, cost)
         return result
 
-    def _check_many(self, keys: list[str], rider: LuaRider, now: int, cost: int) -> RedisFlow:
+    def _check_many(
+        self, keys: list[str], transform: Transform[Any], now: int, cost: int
+    ) -> RedisFlow:
         """Each group of keys in order, all groups side by side, at most MAX_KEYS per script."""
+        rider = _rider(transform)
         groups = self._router.topology.groups(keys)
         if len(groups) == 1 and 0 < len(keys) <= MAX_KEYS:
             (reply,) = yield from self._router.ask_all([_errand(keys, rider, now, cost)])
-            return _answers(reply, len(keys), rider)
+            return _answers(reply, len(keys), transform, cost)
         if len(groups) == 1 and keys and not now:
             # Scripts that follow each other would each ask for the time.
             (time,) = yield from self._router.ask(keys[0], (TIME,), consuming=False)
@@ -217,7 +224,8 @@ class Flows:
             errands = [_errand(batch, rider, now, cost, others=start > 0) for batch in batches]
             replies = yield from self._router.ask_all(errands)
             for chunk, reply in zip(chunks, replies, strict=True):
-                for place, decision in zip(chunk, _answers(reply, len(chunk), rider), strict=True):
+                answers = _answers(reply, len(chunk), transform, cost)
+                for place, decision in zip(chunk, answers, strict=True):
                     decisions[place] = decision
         return decisions
 
@@ -263,13 +271,31 @@ def _errand(
     )
 
 
-def _answers(reply: list[int], count: int, rider: LuaRider) -> list[Decision]:
+def _answers(reply: list[int], count: int, transform: Transform[Any], cost: int) -> list[Decision]:
     """From what the script of `_errand` replied about `count` keys."""
-    if count > 1 and rider.many is not None:
-        retries = reply[4::4]
-        fields = (map(not_, retries), repeat(reply[0]), reply[2::4], reply[3::4], retries)
-        return list(chain.from_iterable(map(repeat, map(decide, *fields), reply[1::4])))
-    return [decision_of(reply[start : start + 5]) for start in range(0, len(reply), 5)]
+    if count == 1 or _rider(transform).many is None:
+        return [
+            _decided(reply[start : start + 5], transform, cost) for start in range(0, len(reply), 5)
+        ]
+    lengths, retries = reply[1::4], reply[4::4]
+    fields = (map(not_, retries), repeat(reply[0]), reply[2::4], reply[3::4], retries)
+    runs = list(map(decide, *fields))
+    for decision, length in zip(runs, lengths, strict=True):
+        if not decision.allowed:
+            FOREIGN_CLOCKS.look_at(decision, transform, cost, length)
+    return list(chain.from_iterable(map(repeat, runs, lengths)))
+
+
+def _decided(reply: Any, transform: Transform[Any], cost: int) -> Decision:
+    decision = decision_of(reply)
+    if not decision.allowed:
+        FOREIGN_CLOCKS.look_at(decision, transform, cost)
+    return decision
+
+
+def _rider(transform: Transform[Any]) -> LuaRider:
+    assert transform.lua is not None
+    return transform.lua
 
 
 def _decode(strategy: Strategy, raw: Any, key: str) -> Any:
