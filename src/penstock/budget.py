@@ -19,19 +19,22 @@ The Lua below is the same transition, so that a fleet on one Redis debits in one
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .core.decision import Decision, Forecast, Outcome
 from .core.strategy import Strategy
 from .core.validation import (
     MAX_SAFE,
-    MAX_SPAN_MS,
     MAX_STORED_MS,
     require_int,
+    require_span_ms,
     stored_pair,
     stored_whole,
 )
 from .strategies.lua import COUNT, INSTANT, LuaProgram, fields_of_hash, hash_of, whole
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 __all__ = ["TOKEN_BUDGET", "TokenBudget", "token_budget"]
 
@@ -43,9 +46,9 @@ class TokenBudget(Strategy):
 
     name = "token_budget"
 
-    def __init__(self, budget: int, window_ms: int) -> None:
+    def __init__(self, budget: int, window_ms: int | timedelta) -> None:
         self.limit = require_int("budget", budget)
-        self.window_ms: int = require_int("window_ms", window_ms, high=MAX_SPAN_MS)
+        self.window_ms: int = require_span_ms("window_ms", window_ms)
         self.ttl_ms = self.window_ms
         self.lua = TOKEN_BUDGET.rider(budget=self.limit, windowMs=self.window_ms)
 
@@ -95,7 +98,7 @@ class TokenBudget(Strategy):
         return f"token_budget(budget={self.limit}, window_ms={self.window_ms})"
 
 
-def token_budget(budget: Any, window_ms: Any) -> TokenBudget:
+def token_budget(budget: int, window_ms: int | timedelta) -> TokenBudget:
     """`budget` tokens per window, debited after the fact."""
     return TokenBudget(budget, window_ms)
 

@@ -25,7 +25,7 @@ local MAX = 9007199254740991
 
 GCRA = """
 local period, limit, burst, cost = ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0, ARGV[5] + 0
-local T = period / limit
+local T = math.floor(period * 2048 / limit) / 2048
 local tau = T * burst
 local tat = tonumber(redis.call("GET", key) or ARGV[1])
 if tat < now then tat = now end

@@ -177,7 +177,11 @@ def test_a_read_writes_nothing_and_sees_the_state(
 def test_states_are_encoded_as_the_contract_says(client: redis.Redis, key: str) -> None:
     """Other clients read these bytes."""
     check(client, gcra(3, 1000), f"{key}:gcra", NOW, 1)
-    assert client.get(f"{key}:gcra") == b"1700000000333.3333"
+    assert client.get(f"{key}:gcra") == b"1700000000333.333"
+    check(client, gcra(3000, 1000), f"{key}:grid", NOW, 1)
+    assert client.get(f"{key}:grid") == b"1700000000000.333"
+    check(client, gcra(7, 1000), f"{key}:digits", NOW, 1)
+    assert client.get(f"{key}:digits") == b"1700000000142.8569"
     bucket = token_bucket(3, 0.7)
     check(client, bucket, f"{key}:bucket", NOW, 3)
     check(client, bucket, f"{key}:bucket", NOW + 1999, 1)

@@ -27,7 +27,7 @@ local function number(text, form, most)
   return value
 end
 
-local interval = periodMs / limit
+local interval = math.floor(periodMs * 2048 / limit) / 2048
 local tau = interval * burst
 
 local tat = now

@@ -27,6 +27,7 @@ __all__ = [
     "require_keys",
     "require_prefix",
     "require_rate",
+    "require_span_ms",
     "shown",
     "stored_number",
     "stored_pair",
@@ -73,6 +74,26 @@ def require_rate(name: str, value: Any) -> float:
     if type(value) not in (int, float) or not 0 < value <= MAX_SAFE or not math.isfinite(1 / value):
         reject(f"{name} must be a finite number above 0, not {shown(value)}")
     return float(value)
+
+
+def require_span_ms(name: str, value: Any) -> int:
+    """A period or a window: whole milliseconds, or a timedelta of as many."""
+    if type(value) is not int:
+        # Most programs never need it, and loading it takes time.
+        from datetime import timedelta
+
+        if isinstance(value, timedelta):
+            ms, rest = divmod(value, timedelta(milliseconds=1))
+            if rest:
+                reject(f"{name} must be whole milliseconds, not {shown(value)}")
+            value = ms
+        elif isinstance(value, str):
+            reject(
+                f"{name} must be an integer from 1 to {MAX_SPAN_MS}, or a timedelta, not "
+                f"{shown(value)}; durations in words are for rate_limit('100/minute') and for "
+                "policy files"
+            )
+    return require_int(name, value, high=MAX_SPAN_MS)
 
 
 def require_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:

@@ -14,20 +14,23 @@ stored one stands, so that the jump does not open a fresh quota.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.decision import Decision, Forecast, Step, decide
 from ..core.strategy import Stepping
 from ..core.validation import (
     MAX_SAFE,
-    MAX_SPAN_MS,
     MAX_STORED_MS,
     require_choice,
     require_int,
+    require_span_ms,
     stored_pair,
     stored_whole,
 )
 from .lua import FIXED_WINDOW, FIXED_WINDOW_FIRST
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 __all__ = ["FixedWindow", "fixed_window"]
 
@@ -39,15 +42,15 @@ class FixedWindow(Stepping):
 
     name = "fixed_window"
 
-    def __init__(self, limit: int, window_ms: int, anchor: str = "epoch") -> None:
+    def __init__(self, limit: int, window_ms: int | timedelta, anchor: str = "epoch") -> None:
         self.limit = require_int("limit", limit)
-        self.window_ms: int = require_int("window_ms", window_ms, high=MAX_SPAN_MS)
+        self.window_ms: int = require_span_ms("window_ms", window_ms)
         self.anchor = require_choice("anchor", anchor, ("epoch", "first"))
         self.ttl_ms = self.window_ms
         self._aligned = anchor == "epoch"
         self.native = ("fixed_window", self.limit, self.window_ms, self._aligned)
         program = FIXED_WINDOW if self._aligned else FIXED_WINDOW_FIRST
-        self.lua = program.rider(limit=limit, windowMs=window_ms)
+        self.lua = program.rider(limit=limit, windowMs=self.window_ms)
 
     def step(self, state: State | None, now: int, cost: int) -> Step[Decision]:
         start, count = self._window(state, now)
@@ -94,6 +97,8 @@ class FixedWindow(Stepping):
         )
 
 
-def fixed_window(limit: Any, window_ms: Any, anchor: Any = "epoch") -> FixedWindow:
+def fixed_window(
+    limit: int, window_ms: int | timedelta, anchor: Literal["epoch", "first"] = "epoch"
+) -> FixedWindow:
     """`limit` per window. Windows are aligned to the epoch, or open with the first request."""
     return FixedWindow(limit, window_ms, anchor)

@@ -18,12 +18,15 @@ The order of the floating-point operations is fixed: every accelerator repeats i
 from __future__ import annotations
 
 from math import ceil, floor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.decision import Decision, Forecast, Step, decide
 from ..core.strategy import Stepping
-from ..core.validation import MAX_INSTANT_MS, MAX_SPAN_MS, reject, require_int, stored_runs
+from ..core.validation import MAX_INSTANT_MS, reject, require_int, require_span_ms, stored_runs
 from .lua import SLIDING_WINDOW
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 __all__ = ["SlidingWindow", "sliding_window"]
 
@@ -37,9 +40,10 @@ class SlidingWindow(Stepping):
 
     name = "sliding_window"
 
-    def __init__(self, limit: int, window_ms: int, buckets: int = 10) -> None:
+    def __init__(self, limit: int, window_ms: int | timedelta, buckets: int = 10) -> None:
         self.limit = require_int("limit", limit)
-        self.window_ms: int = require_int("window_ms", window_ms, high=MAX_SPAN_MS)
+        self.window_ms: int = require_span_ms("window_ms", window_ms)
+        window_ms = self.window_ms
         self.buckets = require_int("buckets", buckets, high=MAX_BUCKETS)
         self.tick_ms = window_ms / buckets
         # Finer ticks would be numbered beyond what a double counts, and Lua has only doubles.
@@ -162,6 +166,6 @@ class SlidingWindow(Stepping):
         )
 
 
-def sliding_window(limit: Any, window_ms: Any, buckets: Any = 10) -> SlidingWindow:
+def sliding_window(limit: int, window_ms: int | timedelta, buckets: int = 10) -> SlidingWindow:
     """`limit` in any `window_ms`, estimated from `buckets` counts: little memory, no edges."""
     return SlidingWindow(limit, window_ms, buckets)

@@ -12,12 +12,15 @@ ascending and nothing leaves the window before its time.
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.decision import Decision, Forecast, Step, decide
 from ..core.strategy import Stepping
-from ..core.validation import MAX_SPAN_MS, MAX_STORED_MS, require_int, stored_runs
+from ..core.validation import MAX_STORED_MS, require_int, require_span_ms, stored_runs
 from .lua import SLIDING_WINDOW_LOG
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 __all__ = ["SlidingWindowLog", "sliding_window_log"]
 
@@ -32,12 +35,12 @@ class SlidingWindowLog(Stepping):
 
     name = "sliding_window_log"
 
-    def __init__(self, limit: int, window_ms: int) -> None:
+    def __init__(self, limit: int, window_ms: int | timedelta) -> None:
         self.limit = require_int("limit", limit, high=MAX_LOG_LIMIT)
-        self.window_ms: int = require_int("window_ms", window_ms, high=MAX_SPAN_MS)
+        self.window_ms: int = require_span_ms("window_ms", window_ms)
         self.ttl_ms = self.window_ms
         self.native = ("sliding_window_log", self.limit, self.window_ms)
-        self.lua = SLIDING_WINDOW_LOG.rider(windowMs=window_ms, limit=limit)
+        self.lua = SLIDING_WINDOW_LOG.rider(windowMs=self.window_ms, limit=limit)
 
     def step(self, state: State | None, now: int, cost: int) -> Step[Decision]:
         log, count = self._live(state, now)
@@ -97,6 +100,6 @@ class SlidingWindowLog(Stepping):
         return f"sliding_window_log(limit={self.limit}, window_ms={self.window_ms})"
 
 
-def sliding_window_log(limit: Any, window_ms: Any) -> SlidingWindowLog:
+def sliding_window_log(limit: int, window_ms: int | timedelta) -> SlidingWindowLog:
     """`limit` in any `window_ms`, to the millisecond."""
     return SlidingWindowLog(limit, window_ms)

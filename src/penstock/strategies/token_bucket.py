@@ -121,6 +121,6 @@ class TokenBucket(Stepping):
         return f"token_bucket(capacity={self.limit}, refill_per_sec={self.refill_per_sec!r})"
 
 
-def token_bucket(capacity: Any, refill_per_sec: Any) -> TokenBucket:
+def token_bucket(capacity: int, refill_per_sec: float) -> TokenBucket:
     """Up to `capacity` at once, refilled at `refill_per_sec`, fractions included."""
     return TokenBucket(capacity, refill_per_sec)

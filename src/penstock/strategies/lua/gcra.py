@@ -27,7 +27,7 @@ from .program import LuaProgram, real
 __all__ = ["GCRA"]
 
 _CHECK = """
-local interval = periodMs / limit
+local interval = math.floor(periodMs * 2048 / limit) / 2048
 local tau = interval * burst
 
 local tat = now
@@ -49,7 +49,7 @@ return {1, burst, remaining, math.ceil(new), 0}
 """
 
 _MANY = """
-local interval = periodMs / limit
+local interval = floor(periodMs * 2048 / limit) / 2048
 local tau = interval * burst
 local step = interval * cost
 
