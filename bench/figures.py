@@ -18,7 +18,7 @@ from penstock import (
     token_bucket,
 )
 
-__all__ = ["cold_burst", "most_in_a_window"]
+__all__ = ["most_in_a_window"]
 
 LIMIT, WINDOW_MS = 100, 60_000
 MINUTE = 1_760_000_040_000  # on the minute, thirteen digits
@@ -62,14 +62,6 @@ def most_in_a_window(strategy: Strategy) -> int:
     )
 
 
-def cold_burst(strategy: Strategy) -> int:
-    """How many units a key that was never seen gets at one instant of the present."""
-    state, count = None, 0
-    while (outcome := strategy.check(state, MINUTE, 1)).result.allowed:
-        state, count = outcome.state, count + 1
-    return count
-
-
 def main() -> None:
     print(f"Most admitted in any {WINDOW_MS} ms at {LIMIT} per {WINDOW_MS} ms")
     for strategy in (
@@ -85,20 +77,6 @@ def main() -> None:
         sliding_window_log(LIMIT, WINDOW_MS),
     ):
         print(f"  {most_in_a_window(strategy):4}  {strategy!r}")
-    print("\nA cold burst of single units, gcra, now")
-    for limit, period_ms in (
-        (100, 60_000),
-        (9, 60_000),
-        (100_000, 60_000),
-        (8_000, 1_000),
-        (10_000, 1_000),
-        (100_000, 1_000),
-        (300_000, 1_000),
-        (900_000, 1_000),
-        (1_000_000, 1_000),
-    ):
-        count = cold_burst(gcra(limit, period_ms))
-        print(f"  {count:9,} of {limit:9,} per {period_ms} ms  {count / limit - 1:+.2%}")
 
 
 if __name__ == "__main__":

@@ -206,7 +206,7 @@ async def _report(pipe: Connection, port: int) -> None:
 
 def serve_check(pipe: Connection) -> None:
     async def main() -> None:
-        plenty = PolicySpec("plenty", gcra(1_000_000, 1_000))
+        plenty = PolicySpec("plenty", gcra(10_000, 1_000, burst=100_000_000))
         service = build_service(PolicyFile({"plenty": plenty}))
         await service.start()
         door = await open_grpc(service, port=0)

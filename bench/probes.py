@@ -28,7 +28,7 @@ from .contenders import Contender, Quota
 __all__ = ["Probe", "Sample", "async_probe", "batch_probe", "hot_probe", "keys_probe", "make_keys"]
 
 HOT_KEY = "user:00000000042"
-AMPLE = Quota(1_000_000, 60)
+AMPLE = Quota(1_000_000, 120)
 SCARCE = Quota(1, 3600)
 # A single hit stays on record for 86 seconds, so that keys remain resident between rounds.
 LASTING = Quota(1000, 86_400)

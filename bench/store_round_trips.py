@@ -36,7 +36,7 @@ __all__ = ["ENGINES", "main"]
 Engine = Callable[[], AbstractContextManager[tuple[int, str]]]
 
 _SPAN_MS = 864_000_000
-_PLENTY = gcra(10**6, 1_000)
+_PLENTY = gcra(10_000, 1_000, burst=10**8)
 
 
 @contextmanager

@@ -19,12 +19,22 @@ The Lua below is the same transition, so that a fleet on one Redis debits in one
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .core.decision import Decision, Forecast, Outcome
 from .core.strategy import Strategy
-from .core.validation import MAX_SAFE, MAX_SPAN_MS, require_int
-from .strategies.lua import LuaProgram
+from .core.validation import (
+    MAX_SAFE,
+    MAX_STORED_MS,
+    require_int,
+    require_span_ms,
+    stored_pair,
+    stored_whole,
+)
+from .strategies.lua import COUNT, INSTANT, LuaProgram, fields_of_hash, hash_of, whole
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 __all__ = ["TOKEN_BUDGET", "TokenBudget", "token_budget"]
 
@@ -36,9 +46,9 @@ class TokenBudget(Strategy):
 
     name = "token_budget"
 
-    def __init__(self, budget: int, window_ms: int) -> None:
+    def __init__(self, budget: int, window_ms: int | timedelta) -> None:
         self.limit = require_int("budget", budget)
-        self.window_ms: int = require_int("window_ms", window_ms, high=MAX_SPAN_MS)
+        self.window_ms: int = require_span_ms("window_ms", window_ms)
         self.ttl_ms = self.window_ms
         self.lua = TOKEN_BUDGET.rider(budget=self.limit, windowMs=self.window_ms)
 
@@ -56,6 +66,13 @@ class TokenBudget(Strategy):
         served = min(served + cost, MAX_SAFE)
         decision = Decision(True, self.limit, max(0, self.limit - served), reset_at, 0)
         return Outcome((start, served), decision, reset_at - now, True)
+
+    def longest_wait_ms(self, cost: int) -> int:
+        return self.window_ms
+
+    def restore(self, kept: Any) -> State:
+        start, count = stored_pair(kept)
+        return stored_whole(start, MAX_STORED_MS), stored_whole(count, MAX_SAFE)
 
     def peek(self, state: State | None, now: int) -> Decision:
         start, served = self._window(state, now)
@@ -81,26 +98,29 @@ class TokenBudget(Strategy):
         return f"token_budget(budget={self.limit}, window_ms={self.window_ms})"
 
 
-def token_budget(budget: Any, window_ms: Any) -> TokenBudget:
+def token_budget(budget: int, window_ms: int | timedelta) -> TokenBudget:
     """`budget` tokens per window, debited after the fact."""
     return TokenBudget(budget, window_ms)
 
 
 def _decode(raw: Any) -> State | None:
-    start, served = raw
-    return None if start is None or served is None else (int(start), int(served))
+    fields = fields_of_hash(raw)
+    return None if fields is None else (whole(fields[0]), whole(fields[1]))
 
+
+_LOAD = hash_of("s", "c")
 
 TOKEN_BUDGET = LuaProgram(
     "tokenBudget",
     strategy="tokenBudget",
     argv=("now", "budget", "windowMs", "cost"),
     state="hash: s start of the window, c tokens served in it, each %.0f",
-    check=f"""
-local stored = redis.call('HMGET', KEYS[1], 's', 'c')
-local storedStart, storedServed = tonumber(stored[1] or nil), tonumber(stored[2] or nil)
+    check=f"""{_LOAD}
 local start, served = math.floor(now / windowMs) * windowMs, 0
-if storedStart and storedStart >= start then start, served = storedStart, storedServed end
+if isStored then
+  local storedStart, storedServed = number(stored[1], {INSTANT}), number(stored[2], {COUNT})
+  if storedStart >= start then start, served = storedStart, storedServed end
+end
 local resetAt = start + windowMs
 
 if served >= budget then
@@ -112,9 +132,7 @@ redis.call('HSET', KEYS[1], 's', string.format('%.0f', start), 'c', string.forma
 redis.call('PEXPIRE', KEYS[1], keepMs(resetAt - now))
 return {{1, budget, math.max(0, budget - served), resetAt, 0}}
 """,
-    read="""
-return redis.call('HMGET', KEYS[1], 's', 'c')
-""",
+    read=f"{_LOAD}return stored\n",
     raw="s and c, or nil twice",
     decode=_decode,
 )

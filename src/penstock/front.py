@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from .accel.limiter import limiter_class
 from .core.clock import Clock
-from .core.durations import parse_rate
 from .core.limiter import Limiter
 from .core.pickling import MadeBy
 from .core.store import Store
 from .core.strategy import Strategy
 from .core.validation import reject
 from .stores.memory import MemoryStore
-from .strategies.gcra import gcra
+from .strategies.rates import strategy_of_rate
 
 __all__ = ["rate_limit"]
 
@@ -24,12 +23,19 @@ def rate_limit(
     prefix: str = "",
     max_waiters: int | None = None,
 ) -> Limiter:
-    """A limiter for `strategy`, which may be a rate such as `"100/minute"` (paced by GCRA).
+    """A limiter for `strategy`, which may be a rate such as `"100/minute"`.
+
+    A rate is paced by GCRA: 100 at once for a key that has rested, and one more every 600 ms from
+    then on. Over time that is 100 a minute, and in the worst minute 199: twice the count less one,
+    a saved-up burst and what accrues while it is spent. (From a count of 2,048 on, up to 0.5% more;
+    above 10,240 a second it is a token bucket, which does the same.) `gcra(100, 60_000, burst=10)`
+    admits 109 in the worst minute, and `sliding_window_log(100, 60_000)` never more than 100. Units
+    go from ms to weeks: `"5/30s"`, `"1000/week"`.
 
     Without a `store` it keeps its own MemoryStore, and closes it; a store that was passed in is
     left to its owner. `max_waiters` bounds how many callers may wait in `acquire` for one key.
     """
-    chosen = gcra(*parse_rate(strategy)) if isinstance(strategy, str) else strategy
+    chosen = strategy_of_rate(strategy) if isinstance(strategy, str) else strategy
     home = MemoryStore(clock=clock) if store is None else store
     if isinstance(home, MemoryStore) and not home.sweeps_by(clock):
         reject(

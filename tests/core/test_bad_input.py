@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from penstock import (
     sliding_window_log,
     token_bucket,
 )
+from penstock.budget import token_budget
 from penstock.core.durations import parse_duration_ms, parse_rate
 from tests.helpers import HUGE, NOW, PATHS, CountingClock, Quota, make_limiter, make_store
 
@@ -233,7 +235,7 @@ def test_an_unknown_anchor_is_refused(anchor: Any) -> None:
 
 def test_parameters_that_could_not_keep_their_word_are_refused_together() -> None:
     """Each is in range by itself; the combination is not."""
-    assert_refused(lambda: gcra(HUGE, 1), "finer than a double can hold")
+    assert_refused(lambda: gcra(HUGE, 1), "too fine for its grid of 1/2048 ms.*token_bucket")
     assert_refused(lambda: gcra(1, 2**42, burst=2), "lower it")
     assert_refused(lambda: token_bucket(HUGE, 1), "lower the capacity or raise the refill")
     assert_refused(lambda: token_bucket(1, 1e-300), "lower the capacity or raise the refill")
@@ -246,7 +248,7 @@ def test_the_extremes_that_construct_decide_soundly() -> None:
     """Whatever the constructor lets pass emits finite decisions in range, to the last instant."""
     for strategy in (
         gcra(1, 2**42),
-        gcra(1_000, 1, burst=1),
+        gcra(10, 1, burst=1),
         gcra(1, 1, burst=2**42),
         token_bucket(HUGE, HUGE),
         token_bucket(1, 2.0**-32 * 1.0),
@@ -313,6 +315,8 @@ def test_what_is_neither_a_rate_nor_a_strategy_is_refused(thing: Any) -> None:
         ("7/2days", (7, 172_800_000)),
         ("10/500ms", (10, 500)),
         ("3/SECOND", (3, 1_000)),
+        ("1000/week", (1_000, 604_800_000)),
+        ("2/2w", (2, 1_209_600_000)),
     ],
 )
 def test_rates_are_read_as_people_write_them(text: str, rate: tuple[int, int]) -> None:
@@ -320,6 +324,53 @@ def test_rates_are_read_as_people_write_them(text: str, rate: tuple[int, int]) -
     assert parse_rate(text) == rate
     limiter = rate_limit(text)
     assert repr(limiter.strategy) == repr(gcra(*rate))
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("100/minuet", "not 'minuet'; did you mean 'minute'\\?"),
+        ("100/secnd", "did you mean 'second'\\?"),
+        ("100/hours ago", "such as"),
+        ("5/2wks", "did you mean 'weeks'\\?"),
+        ("100/fortnight", "the units are ms, second, minute, hour, day, week"),
+        ("5/month", "a month has no fixed length, so say it in days"),
+        ("5/2years", "a year has no fixed length"),
+        ("100 per minute", "did you mean '100/minute'\\?"),
+        ("5 an hour", "did you mean '5/hour'\\?"),
+        ("0.5/second", "half a request a second is '1/2s'"),
+    ],
+)
+def test_a_near_miss_is_told_what_was_probably_meant(text: str, hint: str) -> None:
+    """A slip of the keys, another way to say it, or a unit that has no length."""
+    assert_refused(lambda: rate_limit(text), hint)
+
+
+def test_a_timedelta_does_where_a_period_is_meant() -> None:
+    """It is the same strategy, down to its name in messages and policies."""
+    minute = timedelta(minutes=1)
+    for make in (gcra, fixed_window, sliding_window, sliding_window_log, token_budget):
+        assert repr(make(5, minute)) == repr(make(5, 60_000))
+        now, cost = NOW, 3
+        assert make(5, minute).check(None, now, cost) == make(5, 60_000).check(None, now, cost)
+    assert gcra(5, timedelta(weeks=1)).period_ms == 604_800_000
+
+
+@pytest.mark.parametrize(
+    ("span", "problem"),
+    [
+        (timedelta(0), "from 1 to"),
+        (timedelta(seconds=-1), "from 1 to"),
+        (timedelta(microseconds=1_500), "whole milliseconds"),
+        (timedelta(days=60_000), "from 1 to"),
+        ("1m", "durations in words are for rate_limit"),
+    ],
+)
+def test_a_timedelta_that_is_no_period_is_refused(span: Any, problem: str) -> None:
+    """None at all, backwards, between two milliseconds, and longer than a century and a half."""
+    assert_refused(lambda: gcra(5, span), f"^period_ms must be .*{problem}")
+    for make in (fixed_window, sliding_window, sliding_window_log, token_budget):
+        assert_refused(lambda make=make: make(5, span), f"^window_ms must be .*{problem}")
 
 
 def test_options_of_a_limiter_are_checked_when_it_is_made() -> None:

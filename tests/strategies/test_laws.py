@@ -199,19 +199,10 @@ def spendable(strategy: Strategy, key: Reference, now: int) -> int:
     return strategy.forecast(key.at(now), now, 1).spendable_now
 
 
-def on_the_grid(strategy: Strategy) -> bool:
-    """Whether sums of this interval are exact at epoch scale."""
-    interval = getattr(strategy, "interval_ms", 1.0)
-    return float(interval * 2**11).is_integer()
-
-
 @every_strategy
 def test_what_is_forecast_as_spendable_is_spendable(kind: str) -> None:
-    """That many requests fit now, and not one more. (A GCRA whose interval is off the grid of
-    doubles rounds at every request; see the next test.)"""
+    """That many requests fit now, and not one more."""
     for strategy, timeline in worlds(kind, 1_500, "spend"):
-        if not on_the_grid(strategy):
-            continue
         key = Reference(strategy)
         for now, cost in timeline:
             forecast = strategy.forecast(key.at(now), now, cost)
@@ -221,24 +212,6 @@ def test_what_is_forecast_as_spendable_is_spendable(kind: str) -> None:
                 for _ in range(forecast.spendable_now):
                     assert spender.check(now, cost)
                 assert not spender.check(now, cost)
-            key.check(now, cost)
-
-
-def test_a_gcra_off_the_grid_is_forecast_to_within_its_rounding() -> None:
-    """A single request of that size fits; in small ones, each may round by half a step."""
-    for strategy, timeline in worlds("gcra", 2_000, "grid"):
-        key = Reference(strategy)
-        for now, cost in timeline:
-            forecast = strategy.forecast(key.at(now), now, 1).spendable_now
-            if 0 < forecast <= 40 and not on_the_grid(strategy):
-                assert strategy.check(key.at(now), now, forecast).result.allowed
-                spender = Reference(strategy)
-                spender.state, spender.expires = key.state, key.expires
-                fits = 0
-                while spender.check(now, 1):
-                    fits += 1
-                drift = forecast * 2**-13 / strategy.interval_ms  # type: ignore[attr-defined]
-                assert abs(fits - forecast) <= 1 + drift
             key.check(now, cost)
 
 
@@ -330,13 +303,13 @@ def test_a_state_that_went_through_json_decides_the_same(kind: str) -> None:
 
 @given(
     limit=st.integers(1, 1_000),
-    period_ms=st.integers(1, 10**7),
+    period_ms=st.integers(100, 10**7),
     moves=st.lists(st.tuples(st.integers(-5_000, 10_000), st.integers(1, 50)), max_size=40),
 )
 def test_gcra_never_admits_more_than_its_curve(
     limit: int, period_ms: int, moves: list[tuple[int, int]]
 ) -> None:
-    """Over any stretch: at most the burst, and one unit per interval of it, plus rounding."""
+    """Over any stretch: at most the burst, and one unit per interval of it."""
     strategy = gcra(limit, period_ms)
     key, now, admitted = Reference(strategy), NOW, []
     for move, cost in moves:
@@ -346,8 +319,8 @@ def test_gcra_never_admits_more_than_its_curve(
     for first, (start, _) in enumerate(admitted):
         for last in range(first, len(admitted)):
             units = sum(cost for _, cost in admitted[first : last + 1])
-            span = admitted[last][0] - start + 0.001 * len(admitted)
-            assert units <= limit + span / strategy.interval_ms + 1e-6
+            span = admitted[last][0] - start
+            assert units <= limit + span / strategy.interval_ms
 
 
 @given(

@@ -234,12 +234,14 @@ def test_a_fixed_window_admits_twice_its_limit_across_a_boundary() -> None:
     assert key.check(boundary, 100).allowed
 
 
-def test_gcra_rounds_its_interval_to_the_grid_of_doubles() -> None:
-    """1000 / 7 ms is not on the grid at epoch scale: the cold burst of seven is one short."""
-    key = Reference(gcra(7, 1_000))
-    assert sum(bool(key.check(NOW, 1)) for _ in range(7)) == 6
-    assert key.check(NOW, 1).retry_after_ms == 1
-    assert Reference(gcra(7, 1_000)).check(NOW, 7).allowed
+def test_gcra_rounds_its_interval_down_to_a_grid_on_which_sums_are_exact() -> None:
+    """1000 / 7 ms is no multiple of 1/2048: the interval is, and the burst comes out whole."""
+    strategy = gcra(7, 1_000)
+    assert strategy.interval_ms == 292_571 / 2048
+    key = Reference(strategy)
+    assert [bool(key.check(NOW, 1)) for _ in range(8)] == [True] * 7 + [False]
+    assert key.check(NOW, 1).retry_after_ms == 143
+    assert key.check(NOW + 1_000, 7).allowed
 
 
 @pytest.mark.parametrize("cost", [1, 2**53 - 1])

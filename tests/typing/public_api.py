@@ -7,6 +7,7 @@ it accepted, the checker would call the comment unused.
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 from typing_extensions import assert_type
@@ -80,12 +81,16 @@ rate_limit("5/s", clock=5)  # type: ignore[arg-type]
 strategies: list[Strategy] = [
     gcra(100, 60_000),
     gcra(100, 60_000, burst=10),
+    gcra(100, timedelta(minutes=1)),
     token_bucket(10, 0.5),
     fixed_window(10, 1_000, anchor="first"),
     sliding_window(10, 1_000, buckets=5),
     sliding_window_log(10, 1_000),
     unlimited(),
 ]
+gcra("100", 60_000)  # type: ignore[arg-type]
+gcra(100, "1m")  # type: ignore[arg-type]
+fixed_window(10, 1_000, anchor="last")  # type: ignore[arg-type]
 
 clocks: list[Clock] = [SystemClock(), ManualClock(), ManualClock(5)]
 stores: list[Store] = [MemoryStore(), MemoryStore(max_keys=10, overflow="deny", sweep_every_ms=5)]

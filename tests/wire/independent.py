@@ -25,7 +25,7 @@ local MAX = 9007199254740991
 
 GCRA = """
 local period, limit, burst, cost = ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0, ARGV[5] + 0
-local T = period / limit
+local T = math.floor(period * 2048 / limit) / 2048
 local tau = T * burst
 local tat = tonumber(redis.call("GET", key) or ARGV[1])
 if tat < now then tat = now end
@@ -197,7 +197,7 @@ class IndependentClient:
         self._socket.close()
 
     def _call(self, *words: object) -> Any:
-        parts = [str(word).encode() for word in words]
+        parts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
         request = b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
         self._socket.sendall(b"*%d\r\n" % len(parts) + request)
         return self._reply()

@@ -164,9 +164,9 @@ def test_a_denial_writes_nothing(client: redis.Redis, strategy: Strategy, key: s
     before = client.dump(key)
     client.pexpire(key, 5 * HOUR)
     lua = rider(strategy)
-    reply = client.eval_ro(lua.check.source, 1, key, *map(str, lua.argv(NOW + 1, 1)))
+    reply = client.eval_ro(lua.check.source, 1, key, *lua.argv(NOW + 1, 1))
     assert reply[0] == 0
-    cold = client.eval_ro(lua.check.source, 1, f"{key}:cold", *map(str, lua.argv(NOW, 4)))
+    cold = client.eval_ro(lua.check.source, 1, f"{key}:cold", *lua.argv(NOW, 4))
     assert cold[0] == 0
     assert client.dump(key) == before
     assert client.pttl(key) > 5 * HOUR - LAG
@@ -191,7 +191,11 @@ def test_a_read_writes_nothing_and_sees_the_state(
 def test_states_are_encoded_as_the_contract_says(client: redis.Redis, key: str) -> None:
     """Other clients read these bytes."""
     check(client, gcra(3, 1000), f"{key}:gcra", NOW, 1)
-    assert client.get(f"{key}:gcra") == b"1700000000333.3333"
+    assert client.get(f"{key}:gcra") == b"1700000000333.333"
+    check(client, gcra(3000, 1000), f"{key}:grid", NOW, 1)
+    assert client.get(f"{key}:grid") == b"1700000000000.333"
+    check(client, gcra(7, 1000), f"{key}:digits", NOW, 1)
+    assert client.get(f"{key}:digits") == b"1700000000142.8569"
     bucket = token_bucket(3, 0.7)
     check(client, bucket, f"{key}:bucket", NOW, 3)
     check(client, bucket, f"{key}:bucket", NOW + 1999, 1)

@@ -19,8 +19,22 @@ local function keepMs(ttl)
   return string.format('%.0f', ahead + ttl + math.min(math.max(ttl, 60000), 86400000))
 end
 
+local function foreign() error('WRONGTYPE not the state of a fixedWindow', 0) end
+
+local function number(text, form, most)
+  local value = string.find(text, form) and tonumber(text)
+  if not value or value > most then foreign() end
+  return value
+end
+
 local stored = redis.call('HMGET', KEYS[1], 's', 'c')
-local storedStart, storedCount = tonumber(stored[1] or nil), tonumber(stored[2] or nil)
+local isStored = stored[1] and stored[2]
+if not isStored and redis.call('HLEN', KEYS[1]) > 0 then foreign() end
+local storedStart, storedCount
+if isStored then
+  storedStart = number(stored[1], '^%d+$', 140737488355328)
+  storedCount = number(stored[2], '^%d+$', 9007199254740991)
+end
 local start, count = math.floor(now / windowMs) * windowMs, 0
 if storedStart and storedStart >= start then start, count = storedStart, storedCount end
 local resetAt = start + windowMs

@@ -19,12 +19,20 @@ local function keepMs(ttl)
   return string.format('%.0f', ahead + ttl + math.min(math.max(ttl, 60000), 86400000))
 end
 
-local interval = periodMs / limit
+local function foreign() error('WRONGTYPE not the state of a gcra', 0) end
+
+local function number(text, form, most)
+  local value = string.find(text, form) and tonumber(text)
+  if not value or value > most then foreign() end
+  return value
+end
+
+local interval = math.floor(periodMs * 2048 / limit) / 2048
 local tau = interval * burst
 
 local tat = now
 local stored = redis.call('GET', KEYS[1])
-if stored then tat = math.max(tonumber(stored), now) end
+if stored then tat = math.max(number(stored, '^%d+%.?%d*$', 140737488355328), now) end
 
 local new = tat + interval * cost
 local allowAt = new - tau

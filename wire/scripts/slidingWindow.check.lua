@@ -19,15 +19,19 @@ local function keepMs(ttl)
   return string.format('%.0f', ahead + ttl + math.min(math.max(ttl, 60000), 86400000))
 end
 
+local function foreign() error('WRONGTYPE not the state of a slidingWindow', 0) end
+
 local w = windowMs / buckets
 
 local ticks, counts = {}, {}
-local tick = math.floor(now / w)
+local tick, last = math.floor(now / w), math.floor(70368744177664 / w)
 local ring = redis.call('HGETALL', KEYS[1])
 for i = 2, #ring, 2 do
   local t, count = string.match(ring[i], '^(%d+):(%d+)$')
-  t = tonumber(t)
-  ticks[#ticks + 1], counts[#counts + 1] = t, tonumber(count)
+  if not (t and string.find(ring[i - 1], '^%d+$')) then foreign() end
+  t, count = tonumber(t), tonumber(count)
+  if t > last or count > 9007199254740991 then foreign() end
+  ticks[#ticks + 1], counts[#counts + 1] = t, count
   if t > tick then tick = t end
 end
 

@@ -19,9 +19,17 @@ local function keepMs(ttl)
   return string.format('%.0f', ahead + ttl + math.min(math.max(ttl, 60000), 86400000))
 end
 
+local function foreign() error('WRONGTYPE not the state of a slidingWindowLog', 0) end
+
+local function number(text, form, most)
+  local value = string.find(text, form) and tonumber(text)
+  if not value or value > most then foreign() end
+  return value
+end
+
 local function stampAt(rank)
   local place = string.format('%.0f', rank)
-  return tonumber(redis.call('ZRANGE', KEYS[1], place, place, 'WITHSCORES')[2])
+  return number(redis.call('ZRANGE', KEYS[1], place, place, 'WITHSCORES')[2], '^%d+$', 140737488355328)
 end
 
 local edge = now - windowMs
@@ -46,12 +54,12 @@ if count + cost > limit then
   return {0, limit, math.max(0, limit - count), resetAt, retry}
 end
 
+local newest = -1
+if count > 0 then newest = stampAt(-1) end
 if gone > 0 then
   redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', edge))
 end
 
-local newest = -1
-if count > 0 then newest = stampAt(-1) end
 local stamp, n = math.max(now, newest), 0
 local score = string.format('%.0f', stamp)
 if newest >= now then n = redis.call('ZCOUNT', KEYS[1], score, score) end

@@ -19,13 +19,23 @@ local function keepMs(ttl)
   return string.format('%.0f', ahead + ttl + math.min(math.max(ttl, 60000), 86400000))
 end
 
+local function foreign() error('WRONGTYPE not the state of a tokenBucket', 0) end
+
+local function number(text, form, most)
+  local value = string.find(text, form) and tonumber(text)
+  if not value or value > most then foreign() end
+  return value
+end
+
+local stored = redis.call('HMGET', KEYS[1], 't', 'l')
+local isStored = stored[1] and stored[2]
+if not isStored and redis.call('HLEN', KEYS[1]) > 0 then foreign() end
 local rate = refillPerSec / 1000
 
 local tokens, at = capacity, now
-local stored = redis.call('HMGET', KEYS[1], 't', 'l')
-if stored[1] and stored[2] then
-  local last = tonumber(stored[2])
-  tokens = tonumber(stored[1])
+if isStored then
+  local last = number(stored[2], '^%d+$', 140737488355328)
+  tokens = number(stored[1], '^%d+%.?%d*e?-?%d*$', 9007199254740991)
   if now <= last then
     tokens, at = math.min(capacity, tokens), last
   else

@@ -10,7 +10,6 @@ from ..config import load_policy_file
 from ..config.model import meaning
 from ..core.clock import SystemClock
 from ..core.decision import Decision
-from ..core.durations import parse_rate
 from ..core.errors import ConfigInvalidError, UnsupportedError
 from ..core.limiter import Limiter
 from ..core.store import Store
@@ -18,7 +17,7 @@ from ..core.strategy import Strategy
 from ..core.validation import reject
 from ..service.registry import joined, limiter_on, unknown_policy
 from ..stores.opening import open_store
-from ..strategies import gcra
+from ..strategies import strategy_of_rate
 from .colours import call_and_close
 
 __all__ = ["SUMMARY", "configure", "run"]
@@ -86,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 def _by_rate(args: argparse.Namespace) -> _Counted:
     if args.config is not None:
         reject("--config is for --policy; with --rate there is no file to read")
-    return _Counted(gcra(*parse_rate(args.rate)), args.prefix)
+    return _Counted(strategy_of_rate(args.rate), args.prefix)
 
 
 def _by_policy(args: argparse.Namespace) -> _Counted:

@@ -23,7 +23,7 @@ from ..concurrency.laws import MAX_LIMIT
 from ..core.errors import ConfigInvalidError
 from ..core.strategy import Strategy
 from ..core.validation import require_prefix
-from ..strategies import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
+from ..strategies import FixedWindow, gcra, sliding_window, sliding_window_log, token_bucket
 from .leases import read_federated, read_two_tier
 from .model import DEFAULT_PREFIX, FAIL_MODES, ConcurrencySpec, PolicyFile, PolicySpec
 from .reader import Fields, camel, snake
@@ -52,7 +52,7 @@ def _token_bucket(fields: Fields) -> Strategy:
 
 def _fixed_window(fields: Fields) -> Strategy:
     anchor = fields.choice("anchor", ("epoch", "first")) if fields.has("anchor") else "epoch"
-    return fixed_window(fields.integer("limit", 100), fields.span_ms("window", "1m"), anchor)
+    return FixedWindow(fields.integer("limit", 100), fields.span_ms("window", "1m"), anchor)
 
 
 def _sliding_window(fields: Fields) -> Strategy:

@@ -20,9 +20,13 @@ _UNIT_MS = {
     **dict.fromkeys(("m", "min", "minute", "minutes"), _MINUTE),
     **dict.fromkeys(("h", "hour", "hours"), _HOUR),
     **dict.fromkeys(("d", "day", "days"), _DAY),
+    **dict.fromkeys(("w", "week", "weeks"), 7 * _DAY),
 }
+_UNEVEN = ("month", "months", "year", "years", "quarter", "quarters")
 _DURATION = r"\s*([0-9]{1,15})?\s*([a-z]+)\s*"
 _RATE = r"\s*([0-9]{1,16})\s*/(.+)"
+# What people write in the place of the slash.
+_SPOKEN = r"\s*([0-9]{1,16})\s*(?:per|an?|each|every|in|-|:|\\)\s*([a-z0-9 ]+)"
 
 
 def parse_duration_ms(text: Any) -> int:
@@ -31,7 +35,8 @@ def parse_duration_ms(text: Any) -> int:
     unit_ms = _UNIT_MS.get(match[2]) if match else None
     if match is None or unit_ms is None:
         reject(
-            f"a duration is a number and a unit, such as '500ms', '30s' or '1h', not {shown(text)}"
+            "a duration is a number and a unit, such as '500ms', '30s' or '1h', not "
+            f"{shown(text)}{_near(match[2]) if match else ''}"
         )
     duration = int(match[1] or 1) * unit_ms
     if not 1 <= duration <= MAX_SPAN_MS:
@@ -44,6 +49,30 @@ def parse_rate(text: Any) -> tuple[int, int]:
     match = re.fullmatch(_RATE, text, re.ASCII | re.DOTALL) if isinstance(text, str) else None
     if match is None:
         reject(
-            f"a rate is a count and a period, such as '100/minute' or '5/30s', not {shown(text)}"
+            "a rate is a whole count and a period, such as '100/minute' or '5/30s', not "
+            f"{shown(text)}{_meant(text) if isinstance(text, str) else ''}"
         )
     return int(match[1]), parse_duration_ms(match[2])
+
+
+def _near(unit: str) -> str:
+    """The end of a message on a unit that nobody knows."""
+    from difflib import get_close_matches
+
+    if unit in _UNEVEN:
+        return f": a {unit.removesuffix('s')} has no fixed length, so say it in days, such as '30d'"
+    near = get_close_matches(unit, _UNIT_MS, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; the units are {', '.join(_SHOWN)}"
+
+
+_SHOWN = ("ms", "second", "minute", "hour", "day", "week")
+
+
+def _meant(text: str) -> str:
+    """The end of a message on a rate in another form."""
+    spoken = re.fullmatch(_SPOKEN, text.lower(), re.ASCII)
+    if spoken is not None:
+        return f"; did you mean '{spoken[1]}/{spoken[2].strip()}'?"
+    if re.fullmatch(r"\s*[0-9]*\.[0-9]+\s*/.+", text, re.ASCII):
+        return "; for a fraction take a longer period: half a request a second is '1/2s'"
+    return ""

@@ -31,15 +31,20 @@ class LuaScript:
     def __init__(self, name: str, source: str) -> None:
         self.name = name
         self.source = source
-        self._sha1 = ""
+        self._sha1 = b""
 
     @property
     def sha1(self) -> str:
+        return self.sha1_bytes.decode()
+
+    @property
+    def sha1_bytes(self) -> bytes:
         """Worked out when a server is asked: those who never do need not load OpenSSL."""
         if not self._sha1:
             from hashlib import sha1
 
-            self._sha1 = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+            digest = sha1(self.source.encode(), usedforsecurity=False)
+            self._sha1 = digest.hexdigest().encode()
         return self._sha1
 
     def __repr__(self) -> str:
@@ -49,8 +54,9 @@ class LuaScript:
 class LuaRider:
     """A strategy in Lua: `check` decides and writes, `read` returns the raw state, unchanged.
 
-    `argv(now, cost)` gives the arguments of `check`; a `now` of 0 asks for the server's clock.
-    `read` takes none. `decode` turns what `read` returned into the state that Python sees.
+    `argv(now, cost)` gives the arguments of `check`, as text, bytes or numbers; a `now` of 0 asks
+    for the server's clock. `read` takes none. `decode` turns what `read` returned into the state
+    that Python sees.
 
     `many`, if there is one, is `check` for all of its KEYS in order, at one instant. It replies
     with the limit, then a count, remaining, reset_at and retry_after_ms for each run of keys that
@@ -149,11 +155,22 @@ class Strategy(ABC):
             decision.retry_after_ms,
         )
 
+    def longest_wait_ms(self, cost: int) -> int | None:
+        """The longest `retry_after_ms` that a request of `cost` can be told as long as nobody's
+        clock was ahead; None if that is not known. Optional."""
+        return None
+
+    def restore(self, kept: Any) -> Any:
+        """The state, from what a store outside the process has kept. ValueError if that cannot be
+        one of this strategy: another program, or another limiter, uses the same key."""
+        return kept
+
     def read_state(self, raw: Any) -> Any:
         """The state, from what the `read` script of the Lua rider returned."""
         if self.lua is None:
             raise UnsupportedError(f"strategy {self.name!r} has no Lua rider to read state from")
-        return self.lua.decode(raw)
+        kept = self.lua.decode(raw)
+        return None if kept is None else self.restore(kept)
 
     def forecast(self, state: Any, now: int, cost: int) -> Forecast:
         """What can be spent now and when there is more. Optional."""

@@ -17,6 +17,7 @@ __all__ = [
     "MAX_KEY_BYTES",
     "MAX_SAFE",
     "MAX_SPAN_MS",
+    "MAX_STORED_MS",
     "reject",
     "require_choice",
     "require_cost",
@@ -26,7 +27,12 @@ __all__ = [
     "require_keys",
     "require_prefix",
     "require_rate",
+    "require_span_ms",
     "shown",
+    "stored_number",
+    "stored_pair",
+    "stored_runs",
+    "stored_whole",
 ]
 
 # The largest integer that a double, and so Lua and JavaScript, represents without a gap.
@@ -38,6 +44,8 @@ MAX_SPAN_MS = 2**42
 # The latest instant a clock may show, in the year 4199. Up to here the ticks of the finest sliding
 # window are still whole doubles; a clock that counts microseconds by mistake is well beyond it.
 MAX_INSTANT_MS = 2**46
+# The latest instant that a state may name: the longest span after the latest `now`, rounded up.
+MAX_STORED_MS = 2**47
 
 
 def reject(message: str) -> NoReturn:
@@ -66,6 +74,26 @@ def require_rate(name: str, value: Any) -> float:
     if type(value) not in (int, float) or not 0 < value <= MAX_SAFE or not math.isfinite(1 / value):
         reject(f"{name} must be a finite number above 0, not {shown(value)}")
     return float(value)
+
+
+def require_span_ms(name: str, value: Any) -> int:
+    """A period or a window: whole milliseconds, or a timedelta of as many."""
+    if type(value) is not int:
+        # Most programs never need it, and loading it takes time.
+        from datetime import timedelta
+
+        if isinstance(value, timedelta):
+            ms, rest = divmod(value, timedelta(milliseconds=1))
+            if rest:
+                reject(f"{name} must be whole milliseconds, not {shown(value)}")
+            value = ms
+        elif isinstance(value, str):
+            reject(
+                f"{name} must be an integer from 1 to {MAX_SPAN_MS}, or a timedelta, not "
+                f"{shown(value)}; durations in words are for rate_limit('100/minute') and for "
+                "policy files"
+            )
+    return require_int(name, value, high=MAX_SPAN_MS)
 
 
 def require_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
@@ -114,6 +142,42 @@ def _require_utf8(name: str, text: str) -> None:
             f"{name} must be at most {MAX_KEY_BYTES} bytes in UTF-8, not {size}; "
             "hash long identifiers first"
         )
+
+
+def stored_whole(value: Any, most: int) -> int:
+    """A whole number of a state that was kept elsewhere; ValueError if it cannot be one."""
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{shown(value)}, where a whole number from 0 to {most} should be")
+    return value
+
+
+def stored_number(value: Any, most: int) -> float:
+    """The same for a number that may have a fraction. NaN is none."""
+    if type(value) not in (int, float) or not 0 <= value <= most:
+        raise ValueError(f"{shown(value)}, where a number from 0 to {most} should be")
+    number: float = value
+    return number
+
+
+def stored_pair(value: Any) -> tuple[Any, Any]:
+    """The same for a pair of anything."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise ValueError(f"{shown(value)}, where a pair should be")
+    return value[0], value[1]
+
+
+def stored_runs(value: Any, last: int) -> tuple[tuple[int, int], ...]:
+    """The same for (instant, count) pairs: at least one, ascending, none after `last`."""
+    if not isinstance(value, (tuple, list)) or not value:
+        raise ValueError(f"{shown(value)}, where pairs should be")
+    runs = tuple(map(stored_pair, value))
+    before = 0
+    for at, count in runs:
+        if stored_whole(at, last) < before:
+            raise ValueError(f"{at} after {before}, where pairs should ascend")
+        stored_whole(count, MAX_SAFE)
+        before = at
+    return runs
 
 
 def require_instant(now: Any) -> int:

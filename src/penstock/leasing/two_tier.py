@@ -23,7 +23,6 @@ from contextlib import nullcontext
 
 from ..core.clock import Clock, SystemClock
 from ..core.decision import Decision, Forecast
-from ..core.durations import parse_rate
 from ..core.grant import Grant, leasing
 from ..core.limiter import Limiter
 from ..core.pickling import MadeBy
@@ -38,7 +37,7 @@ from ..core.validation import (
     require_keys,
 )
 from ..front import rate_limit
-from ..strategies.gcra import gcra
+from ..strategies import strategy_of_rate
 from .batch import AdaptiveBatch
 from .cached_deny import CachedDenyLimiter
 from .near import Errand, NearTier
@@ -79,7 +78,7 @@ def two_tier(
     require_batch(batch, low_water)
     if return_idle_after_ms is not None:
         require_int("return_idle_after_ms", return_idle_after_ms)
-    chosen = gcra(*parse_rate(strategy)) if isinstance(strategy, str) else strategy
+    chosen = strategy_of_rate(strategy) if isinstance(strategy, str) else strategy
     term = term_of(chosen, window_coupled)
     limiter: Limiter
     if mode == "strict":

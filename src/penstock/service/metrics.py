@@ -15,6 +15,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from ..core.foreign_clocks import FOREIGN_CLOCKS
 from ..core.store import COUNTED, Store
 
 __all__ = [
@@ -145,7 +146,8 @@ class MetricsSnapshot:
     `reclaimed`, for those with a concurrency axis. `latency`: what a door called it, such as
     "http" or "grpc", to its histogram. `reloads`: "ok" and "failed" to a count. `grpc_codes`: the
     name of a status to a count. `stores`: a kind of table in this process, to what they tell of
-    themselves, added up.
+    themselves, added up. `foreign_clocks`: how often a stored instant was further ahead than the
+    deciding clock can have written (`core/foreign_clocks.py`).
     """
 
     policies: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -156,6 +158,7 @@ class MetricsSnapshot:
     stores: dict[str, Mapping[str, int]] = field(default_factory=dict)
     grpc_codes: dict[str, int] = field(default_factory=dict)
     grpc_shed: int = 0
+    foreign_clocks: int = 0
 
 
 class _Stores:
@@ -243,6 +246,7 @@ class Metrics:
             stores=self._stores.told(stores),
             grpc_codes=dict(self.grpc.codes),
             grpc_shed=self.grpc.shed,
+            foreign_clocks=FOREIGN_CLOCKS.met,
         )
 
 

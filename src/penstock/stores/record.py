@@ -18,15 +18,22 @@ from math import isfinite
 from typing import Any
 
 from ..core.errors import ConfigInvalidError
+from ..core.store import Transform
 from ..core.validation import reject
 from ..strategies.lua import MARGIN_MS, MAX_MARGIN_MS
 
-__all__ = ["FORMAT", "MARGIN_MS", "foreign_state", "keep_ms", "pack", "unpack"]
+__all__ = ["FORMAT", "MARGIN_MS", "foreign_state", "keep_ms", "pack", "restore", "unpack"]
 
 FORMAT = 1
 
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
-_decode = json.JSONDecoder().decode
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of a state")
+
+
+_decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 def pack(kind: str, state: Any, expires_at: int) -> str:
@@ -51,11 +58,27 @@ def unpack(raw: str | bytes | None, key: str, kind: str, now: int) -> Any:
         raise foreign_state(f"key {key!r}", "not a record of this store") from None
     if type(version) is not int or version != FORMAT or type(expires_at) is not int:
         raise foreign_state(f"key {key!r}", f"a record of format {version!r}, not {FORMAT}")
+    if state is None:
+        raise foreign_state(f"key {key!r}", "a record without a state")
     if now >= expires_at:
         return None
     if held != kind:
         raise foreign_state(f"key {key!r}", f"the strategy {held!r}, not {kind!r}")
     return state
+
+
+def restore(raw: str | bytes | None, key: str, transform: Transform[Any], now: int) -> Any:
+    """The state for a transform to run on, which its strategy has taken for its own; or None."""
+    if transform.role == "clear":
+        # Whatever the key holds, forgetting it is the way out.
+        return None
+    state = unpack(raw, key, transform.kind, now)
+    if state is None or transform.strategy is None:
+        return state
+    try:
+        return transform.strategy.restore(state)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise foreign_state(f"key {key!r}", error) from error
 
 
 def keep_ms(ttl_ms: int) -> int:

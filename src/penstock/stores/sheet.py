@@ -14,8 +14,9 @@ from copy import copy
 from typing import Any
 
 from ..core.errors import PenstockError
+from ..core.foreign_clocks import FOREIGN_CLOCKS
 from ..core.store import Transform
-from .record import keep_ms, pack, unpack
+from .record import keep_ms, pack, restore
 
 __all__ = ["Call", "Sheet", "Write", "closed_lock", "telling_of_others"]
 
@@ -119,15 +120,14 @@ class Sheet:
     def _step(self, key: str, call: Call, layer: dict[str, Write]) -> Any:
         raw = self._record(key, layer)
         transform, now = call.transform, call.now
-        # Whatever the key holds, forgetting it is the way out.
-        state = None if transform.role == "clear" else unpack(raw, key, transform.kind, now)
-        outcome = transform.run(state, now, call.cost)
-        if outcome.persist:
-            if outcome.state is None:
-                layer[key] = (None, 0)
-            else:
-                text = pack(transform.kind, outcome.state, now + outcome.ttl_ms)
-                layer[key] = (text, now + keep_ms(outcome.ttl_ms))
+        outcome = transform.run(restore(raw, key, transform, now), now, call.cost)
+        if not outcome.persist:
+            FOREIGN_CLOCKS.look_at(outcome.result, transform, call.cost)
+        elif outcome.state is None:
+            layer[key] = (None, 0)
+        else:
+            text = pack(transform.kind, outcome.state, now + outcome.ttl_ms)
+            layer[key] = (text, now + keep_ms(outcome.ttl_ms))
         return outcome.result
 
     def _record(self, key: str, layer: dict[str, Write]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .fixed_window import FixedWindow, fixed_window
 from .gcra import Gcra, gcra
+from .rates import strategy_of_rate
 from .sliding_window import SlidingWindow, sliding_window
 from .sliding_window_log import SlidingWindowLog, sliding_window_log
 from .token_bucket import TokenBucket, token_bucket
@@ -20,6 +21,7 @@ __all__ = [
     "gcra",
     "sliding_window",
     "sliding_window_log",
+    "strategy_of_rate",
     "token_bucket",
     "unlimited",
 ]

@@ -15,11 +15,22 @@ stored one stands, so that the jump does not open a fresh quota.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.decision import Decision, Forecast, Step, decide
 from ..core.strategy import LuaRider, Stepping
-from ..core.validation import MAX_SPAN_MS, require_choice, require_int
+from ..core.validation import (
+    MAX_SAFE,
+    MAX_STORED_MS,
+    require_choice,
+    require_int,
+    require_span_ms,
+    stored_pair,
+    stored_whole,
+)
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 __all__ = ["FixedWindow", "fixed_window"]
 
@@ -31,9 +42,9 @@ class FixedWindow(Stepping):
 
     name = "fixed_window"
 
-    def __init__(self, limit: int, window_ms: int, anchor: str = "epoch") -> None:
+    def __init__(self, limit: int, window_ms: int | timedelta, anchor: str = "epoch") -> None:
         self.limit = require_int("limit", limit)
-        self.window_ms: int = require_int("window_ms", window_ms, high=MAX_SPAN_MS)
+        self.window_ms: int = require_span_ms("window_ms", window_ms)
         self.anchor = require_choice("anchor", anchor, ("epoch", "first"))
         self.ttl_ms = self.window_ms
         self._aligned = anchor == "epoch"
@@ -54,6 +65,13 @@ class FixedWindow(Stepping):
             return (start, count + cost), decision, reset_at - now, True
         remaining = max(0, self.limit - count)
         return state, decide(False, self.limit, remaining, reset_at, reset_at - now), 0, False
+
+    def longest_wait_ms(self, cost: int) -> int:
+        return self.window_ms
+
+    def restore(self, kept: Any) -> State:
+        start, count = stored_pair(kept)
+        return stored_whole(start, MAX_STORED_MS), stored_whole(count, MAX_SAFE)
 
     def peek(self, state: State | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result
@@ -84,6 +102,8 @@ class FixedWindow(Stepping):
         )
 
 
-def fixed_window(limit: Any, window_ms: Any, anchor: Any = "epoch") -> FixedWindow:
+def fixed_window(
+    limit: int, window_ms: int | timedelta, anchor: Literal["epoch", "first"] = "epoch"
+) -> FixedWindow:
     """`limit` per window. Windows are aligned to the epoch, or open with the first request."""
     return FixedWindow(limit, window_ms, anchor)

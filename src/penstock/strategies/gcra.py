@@ -1,6 +1,6 @@
 """The generic cell rate algorithm: a leaky bucket kept as one number.
 
-A limit of `limit` per `period_ms` is one unit every T = period / limit. The state is the
+A limit of `limit` per `period_ms` is one unit every T = period / limit ms. The state is the
 theoretical arrival time (TAT): the instant at which everything admitted so far will have been
 paid for at that pace. A request of cost n moves the TAT by n * T, and is admitted if the TAT then
 runs ahead of now by no more than tau = T * burst. So an idle key may spend `burst` at once, and
@@ -9,9 +9,21 @@ after that one unit every T, evenly, with no window to game.
 The TAT never moves back, and an instant before it only makes the debt look larger: a clock that
 jumps back is denied until real time catches up.
 
-The TAT is a double in epoch milliseconds, where a double resolves about 0.0002 ms. Emission
-intervals are rounded to that grid: the rate is exact to 0.1% down to T = 0.12 ms (8,000 units a
-second), to 12% at the smallest T that is accepted. Beyond that, a token bucket has no such grid.
+The TAT is a double in epoch milliseconds. So that no sum is ever rounded, T is: down to a multiple
+of 1/2048 ms,
+
+    T = floor(period_ms * 2048 / limit) / 2048
+
+Until the year 2109 an instant is below 2**42 ms. Instants, T * cost, tau and their sums are then
+multiples of 1/2048 with at most 53 bits, which doubles hold exactly. So a cold key admits `burst`
+units at one instant, neither one more nor one less, in whatever portions they come; and since
+tau <= period for the default burst, all of them are there again after `period_ms`. Quotients are
+not exact, but their floors are: a / b with whole a up to 2**53 is never rounded up to a whole
+number that it does not reach.
+
+The price is a rate that is up to 2**-11 / T too fast: 0.003% at 60 a second, 0.05% at 1,000. Where
+it could pass 0.5%, above 10,240 a second, the constructor refuses, and names the token bucket,
+which counts tokens and has no grid.
 
 The order of the floating-point operations is fixed: every accelerator repeats it to the bit.
 """
@@ -20,16 +32,28 @@ from __future__ import annotations
 
 from functools import cached_property
 from math import ceil, floor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.decision import Decision, Forecast, Step, decide
 from ..core.strategy import LuaRider, Stepping
-from ..core.validation import MAX_SAFE, MAX_SPAN_MS, reject, require_int
+from ..core.validation import (
+    MAX_SAFE,
+    MAX_SPAN_MS,
+    MAX_STORED_MS,
+    reject,
+    require_int,
+    require_span_ms,
+    stored_number,
+)
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 __all__ = ["Gcra", "gcra"]
 
-# Below this, adding one interval to an epoch instant is lost in rounding, and so is the limit.
-_MIN_INTERVAL_MS = 2.0**-10
+_GRID = 2048
+# Of 1/2048 ms. Rounded down from just below one more, T is 0.5% too short.
+_LEAST_STEPS = 200
 
 
 class Gcra(Stepping):
@@ -37,20 +61,19 @@ class Gcra(Stepping):
 
     name = "gcra"
 
-    def __init__(self, limit: int, period_ms: int, burst: int | None = None) -> None:
-        require_int("limit", limit)
-        require_int("period_ms", period_ms, high=MAX_SPAN_MS)
-        self.rate_limit = limit
-        self.period_ms = period_ms
+    def __init__(self, limit: int, period_ms: int | timedelta, burst: int | None = None) -> None:
+        self.rate_limit = require_int("limit", limit)
+        self.period_ms = period_ms = require_span_ms("period_ms", period_ms)
         self.burst = self.limit = limit if burst is None else require_int("burst", burst)
-        self.interval_ms = period_ms / limit
-        self.tolerance_ms = self.interval_ms * self.burst
-        if self.interval_ms < _MIN_INTERVAL_MS:
+        if not is_coarse_enough(limit, period_ms):
             reject(
-                f"gcra of {limit} per {period_ms} ms is finer than a double can hold at epoch "
-                f"scale; use token_bucket, or at most {int(period_ms / _MIN_INTERVAL_MS)} per "
-                f"{period_ms} ms"
+                f"gcra of {limit} per {period_ms} ms is too fine for its grid of 1/{_GRID} ms: the "
+                "rate could be over 0.5% too high; use "
+                f"token_bucket({self.burst}, {limit * 1000 / period_ms!r}), or at most "
+                f"{period_ms * _GRID // _LEAST_STEPS} per {period_ms} ms"
             )
+        self.interval_ms = _steps(limit, period_ms) / _GRID
+        self.tolerance_ms = self.interval_ms * self.burst
         if self.tolerance_ms > MAX_SPAN_MS:
             reject(f"burst {self.burst} at this rate takes over {MAX_SPAN_MS} ms; lower it")
         self.ttl_ms = max(1, ceil(self.tolerance_ms))
@@ -85,44 +108,54 @@ class Gcra(Stepping):
         ttl_ms = reset_at - now or 1
         return new, decide(True, self.burst, remaining, reset_at, 0), ttl_ms, True
 
+    def longest_wait_ms(self, cost: int) -> int:
+        # The TAT is at most tau ahead. Two roundings up, as in the retry itself.
+        return ceil(self.interval_ms * cost) + 1
+
+    def restore(self, kept: Any) -> float:
+        return stored_number(kept, MAX_STORED_MS)
+
     def peek(self, state: float | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result
         tat = now if state is None or state < now else state
-        remaining = max(0, floor((self.tolerance_ms - (tat - now)) / self.interval_ms))
         return decide(
-            decision.allowed, self.burst, remaining, decision.reset_at, decision.retry_after_ms
+            decision.allowed,
+            self.burst,
+            self._units_at(tat, now),
+            decision.reset_at,
+            decision.retry_after_ms,
         )
 
     def forecast(self, state: float | None, now: int, cost: int) -> Forecast:
         if state is None or state <= now:
-            # Where the grid of doubles widens between now and the TAT, a cold key has less.
-            units = min(self.burst, self._units_at(now, now))
-            return Forecast(units // cost, now, now)
+            return Forecast(self.burst // cost, now, now)
         units = self._units_at(state, now)
         full_at = ceil(state)
         more_at = ceil(state - self.tolerance_ms + (units + 1) * self.interval_ms)
-        # Rounding may put that instant a step early or on now itself; the definition decides.
-        more_at = max(more_at, now + 1)
-        while more_at < full_at and self._units_at(state, more_at) <= units:
-            more_at += 1
         return Forecast(units // cost, min(more_at, full_at), full_at)
 
     def _units_at(self, tat: float, now: int) -> int:
-        """The largest cost that `check` would admit: the closed form, corrected for rounding."""
-        units = max(0, floor((self.tolerance_ms - (tat - now)) / self.interval_ms))
-        while units > 0 and not self._admits(tat, now, units):
-            units -= 1
-        while self._admits(tat, now, units + 1):
-            units += 1
-        return units
-
-    def _admits(self, tat: float, now: int, cost: int) -> bool:
-        return now >= max(tat, now) + self.interval_ms * cost - self.tolerance_ms
+        """The largest cost that `check` would admit."""
+        return max(0, floor((self.tolerance_ms - (tat - now)) / self.interval_ms))
 
     def __repr__(self) -> str:
         return f"gcra(limit={self.rate_limit}, period_ms={self.period_ms}, burst={self.burst})"
 
 
-def gcra(limit: Any, period_ms: Any, burst: Any = None) -> Gcra:
-    """`limit` per `period_ms`, evenly paced, with up to `burst` (by default `limit`) at once."""
+def is_coarse_enough(limit: int, period_ms: int) -> bool:
+    """Whether rounding the interval down to the grid changes the rate by at most 0.5%."""
+    return _steps(limit, period_ms) >= _LEAST_STEPS
+
+
+def _steps(limit: int, period_ms: int) -> int:
+    # Lua divides doubles and takes the floor, which is the same; see above.
+    return period_ms * _GRID // limit
+
+
+def gcra(limit: int, period_ms: int | timedelta, burst: int | None = None) -> Gcra:
+    """`limit` per `period_ms`, evenly paced, with up to `burst` (by default `limit`) at once.
+
+    In any period at most `burst` + `limit` - 1, and from a limit of 2,048 on up to 0.5% more: a
+    rested key may spend its burst at once, and goes on at the rate.
+    """
     return Gcra(limit, period_ms, burst)

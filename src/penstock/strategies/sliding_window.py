@@ -19,11 +19,14 @@ from __future__ import annotations
 
 from functools import cached_property
 from math import ceil, floor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.decision import Decision, Forecast, Step, decide
 from ..core.strategy import LuaRider, Stepping
-from ..core.validation import MAX_INSTANT_MS, MAX_SPAN_MS, reject, require_int
+from ..core.validation import MAX_INSTANT_MS, reject, require_int, require_span_ms, stored_runs
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 __all__ = ["SlidingWindow", "sliding_window"]
 
@@ -37,9 +40,10 @@ class SlidingWindow(Stepping):
 
     name = "sliding_window"
 
-    def __init__(self, limit: int, window_ms: int, buckets: int = 10) -> None:
+    def __init__(self, limit: int, window_ms: int | timedelta, buckets: int = 10) -> None:
         self.limit = require_int("limit", limit)
-        self.window_ms: int = require_int("window_ms", window_ms, high=MAX_SPAN_MS)
+        self.window_ms: int = require_span_ms("window_ms", window_ms)
+        window_ms = self.window_ms
         self.buckets = require_int("buckets", buckets, high=MAX_BUCKETS)
         self.tick_ms = window_ms / buckets
         # Finer ticks would be numbered beyond what a double counts, and Lua has only doubles.
@@ -79,6 +83,13 @@ class SlidingWindow(Stepping):
         remaining = max(0, floor(self.limit - estimate))
         decision = decide(False, self.limit, remaining, reset_at, max(1, retry))
         return state, decision, 0, False
+
+    def longest_wait_ms(self, cost: int) -> int:
+        # A denial never looks further than the end of the current tick.
+        return ceil(self.tick_ms) + 1
+
+    def restore(self, kept: Any) -> State:
+        return stored_runs(kept, self.last_tick)
 
     def peek(self, state: State | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result
@@ -160,6 +171,6 @@ class SlidingWindow(Stepping):
         )
 
 
-def sliding_window(limit: Any, window_ms: Any, buckets: Any = 10) -> SlidingWindow:
+def sliding_window(limit: int, window_ms: int | timedelta, buckets: int = 10) -> SlidingWindow:
     """`limit` in any `window_ms`, estimated from `buckets` counts: little memory, no edges."""
     return SlidingWindow(limit, window_ms, buckets)

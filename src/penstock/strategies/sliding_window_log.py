@@ -13,11 +13,14 @@ from __future__ import annotations
 
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.decision import Decision, Forecast, Step, decide
 from ..core.strategy import LuaRider, Stepping
-from ..core.validation import MAX_SPAN_MS, require_int
+from ..core.validation import MAX_STORED_MS, require_int, require_span_ms, stored_runs
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 __all__ = ["SlidingWindowLog", "sliding_window_log"]
 
@@ -32,9 +35,9 @@ class SlidingWindowLog(Stepping):
 
     name = "sliding_window_log"
 
-    def __init__(self, limit: int, window_ms: int) -> None:
+    def __init__(self, limit: int, window_ms: int | timedelta) -> None:
         self.limit = require_int("limit", limit, high=MAX_LOG_LIMIT)
-        self.window_ms: int = require_int("window_ms", window_ms, high=MAX_SPAN_MS)
+        self.window_ms: int = require_span_ms("window_ms", window_ms)
         self.ttl_ms = self.window_ms
         self.native = ("sliding_window_log", self.limit, self.window_ms)
 
@@ -59,6 +62,12 @@ class SlidingWindowLog(Stepping):
         retry = self._retry(log, count, now, cost)
         remaining = max(0, self.limit - count)
         return state, decide(False, self.limit, remaining, reset_at, retry), 0, False
+
+    def longest_wait_ms(self, cost: int) -> int:
+        return self.window_ms
+
+    def restore(self, kept: Any) -> State:
+        return stored_runs(kept, MAX_STORED_MS)
 
     def peek(self, state: State | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result
@@ -96,6 +105,6 @@ class SlidingWindowLog(Stepping):
         return f"sliding_window_log(limit={self.limit}, window_ms={self.window_ms})"
 
 
-def sliding_window_log(limit: Any, window_ms: Any) -> SlidingWindowLog:
+def sliding_window_log(limit: int, window_ms: int | timedelta) -> SlidingWindowLog:
     """`limit` in any `window_ms`, to the millisecond."""
     return SlidingWindowLog(limit, window_ms)

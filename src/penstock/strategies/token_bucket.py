@@ -22,7 +22,17 @@ from typing import Any
 
 from ..core.decision import Decision, Forecast, Step, decide
 from ..core.strategy import LuaRider, Stepping
-from ..core.validation import MAX_SAFE, MAX_SPAN_MS, reject, require_int, require_rate
+from ..core.validation import (
+    MAX_SAFE,
+    MAX_SPAN_MS,
+    MAX_STORED_MS,
+    reject,
+    require_int,
+    require_rate,
+    stored_number,
+    stored_pair,
+    stored_whole,
+)
 
 __all__ = ["TokenBucket", "token_bucket"]
 
@@ -68,6 +78,14 @@ class TokenBucket(Stepping):
         retry = min((at - now) + ceil((cost - tokens) / rate), MAX_SAFE)
         return state, decide(False, self.limit, floor(tokens), reset_at, retry), 0, False
 
+    def longest_wait_ms(self, cost: int) -> int:
+        # From an empty bucket, credited up to now.
+        return ceil(cost / self.refill_per_ms)
+
+    def restore(self, kept: Any) -> State:
+        tokens, last = stored_pair(kept)
+        return stored_number(tokens, MAX_SAFE), stored_whole(last, MAX_STORED_MS)
+
     def peek(self, state: State | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result
         tokens, _ = self._level(state, now)
@@ -108,6 +126,6 @@ class TokenBucket(Stepping):
         return f"token_bucket(capacity={self.limit}, refill_per_sec={self.refill_per_sec!r})"
 
 
-def token_bucket(capacity: Any, refill_per_sec: Any) -> TokenBucket:
+def token_bucket(capacity: int, refill_per_sec: float) -> TokenBucket:
     """Up to `capacity` at once, refilled at `refill_per_sec`, fractions included."""
     return TokenBucket(capacity, refill_per_sec)

@@ -118,6 +118,32 @@ def _gcra() -> Iterator[Suite]:
     )
     sixth = {"limit": 60, "periodMs": 10_000, "burst": 7}
     yield Suite("gcra/order-of-the-step", "gcra", sixth, _at(1, (0, 7), 0, 166, 167, (1168, 7)))
+    yield from _gcra_exact()
+
+
+def _gcra_exact() -> Iterator[Suite]:
+    """Limits that do not divide their period: the burst to the unit, in one portion or several,
+    and all of it again one period later. At the scale of the present, across 2**41 ms, where the
+    grid of doubles widens in the year 2039, and at the end of the range in which sums are exact."""
+    portions = {
+        (7, 1_000): [1] * 7,
+        (9, 60_000): [2, 3, 1, 3],
+        (1_013, 1_000): [1_000, 12, 1],
+        (5_000, 1_000): [4_999, 1],
+        (10_000, 1_000): [3_333, 3_333, 3_333, 1],
+        (7_919, 86_400_000): [1, 7_917, 1],
+    }
+    eras = {"": _EPOCH + 123, "/2039": 2**41 - 3, "/2109": 2**42 - 172_800_000}
+    for (limit, period_ms), costs in portions.items():
+        spent = [*((0, cost) for cost in costs), (0, 1)]
+        again = [(period_ms, limit), (period_ms, 1)]
+        for era, base in eras.items():
+            yield Suite(
+                f"gcra/exact-burst/{limit}-per-{period_ms}{era}",
+                "gcra",
+                {"limit": limit, "periodMs": period_ms},
+                _at(base, *spent, *again),
+            )
 
 
 def _token_bucket() -> Iterator[Suite]:

@@ -202,7 +202,7 @@ def test_the_collector_runs_while_a_state_is_read(path: str) -> None:
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this platform has no timer signals")
 def test_an_exception_out_of_a_signal_handler_leaves_no_lock_behind(path: str) -> None:
     """Ctrl-C in a notebook, or a timeout by signal: wherever it strikes, others go on."""
-    limiter = make_limiter(path, gcra(1_000_000, 1_000))
+    limiter = make_limiter(path, gcra(10_000, 1_000, 1_000_000))
 
     class StruckError(Exception):
         pass

@@ -59,7 +59,7 @@ class Script:
 
     def _answer(self, ask: Ask) -> Any:
         self.asks.append(ask)
-        self.asked.append((ask.where, " ".join(command[0] for command in ask.commands)))
+        self.asked.append((ask.where, " ".join(command[0].decode() for command in ask.commands)))
         answer = self.answers.pop(0)
         if isinstance(answer, LinkError):
             raise answer
@@ -200,12 +200,17 @@ def test_a_refusal_that_does_not_pass_is_reported_at_once() -> None:
         "ERR Error running script (call to f_1): @user_script:9: @user_script: 9: "
         "-WRONGTYPE Operation against a key holding the wrong kind of value",
         "ERR user_script:9: attempt to compare nil with number script: f, on @user_script:9.",
+        "ERR WRONGTYPE not the state of a gcra script: 2f04411f, on @user_script:9.",
+        "WRONGTYPE not the state of a gcra script: on @user_script:9.",
+        "ERR Error running script (call to f_1): @user_script:9: WRONGTYPE not the state of a gcra",
     ],
 )
 def test_a_key_of_somebody_else_is_a_mistake_of_the_caller(text: str) -> None:
     """And the message says to give each limiter a prefix."""
-    with pytest.raises(ConfigInvalidError, match="prefix"):
+    with pytest.raises(ConfigInvalidError, match="prefix") as caught:
         check(Script([Refusal(text)]))
+    if "not the state" in text:
+        assert "(WRONGTYPE not the state of a gcra)" in str(caught.value)
 
 
 def test_a_cluster_node_behind_a_plain_client_is_a_mistake_of_the_caller() -> None:
@@ -344,7 +349,7 @@ def test_more_keys_than_fit_are_several_scripts() -> None:
     assert script.asked == [(HERE, "TIME"), *[(HERE, "EVALSHA")] * 3]
     assert {
         ask.commands[0][3 + size] for ask, size in zip(script.asks[1:], sizes, strict=True)
-    } == {NOW}
+    } == {b"%d" % NOW}
 
 
 def test_an_outage_between_two_scripts_says_that_the_first_has_run() -> None:
@@ -443,7 +448,7 @@ def test_many_keys_without_lua_are_chunks_at_one_instant() -> None:
     first = [None] * MAX_KEYS_AT_ONCE
     script = Script(looked(*first), committed(MAX_KEYS_AT_ONCE), late, committed(1))
     assert all(transact(script, keys))
-    sets = [command for ask in script.asks for command in ask.commands if command[0] == "SET"]
+    sets = [command for ask in script.asks for command in ask.commands if command[0] == b"SET"]
     assert len({command[2] for command in sets}) == 1
 
 

@@ -52,6 +52,12 @@ def exposition(
         "gRPC calls refused because there were too many.",
         [("", counted.grpc_shed)],
     )
+    lines += _family(
+        "penstock_foreign_clocks_total",
+        "counter",
+        "Requests denied for a stored instant that only a clock ahead of ours can have written.",
+        [("", counted.foreign_clocks)],
+    )
     for name, value in gauges.items():
         kind = "counter" if name.endswith("_total") else "gauge"
         lines += _family(f"penstock_http_{name}", kind, _GAUGES[name], [("", value)])

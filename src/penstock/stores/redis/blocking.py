@@ -7,17 +7,23 @@ otherwise; a connection that comes too late for its call is kept for the next.
 A socket on which anything went wrong is closed: a late reply must never meet a later request. One
 that the server has closed while it lay idle is noticed before anything is written to it, so that
 a restart of the server does not cost a request.
+
+A signal handler may raise between any two instructions (KeyboardInterrupt, the timeouts of job
+queues), and then whoever comes next must find everything in order. Three rules see to that. A
+connection leaves the stack before it is used and returns to it with every reply read; dropped on
+the way, it closes itself. Callers and threads share no lock, but hand over by single operations of
+lists and sets: a lock of `threading.Condition` or `Semaphore` is taken in Python code, and lost to
+everybody when that is interrupted. And threads are started by the interpreter's own function, since
+`Thread.start` waits on such a lock, and so does the new thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import select
-import threading
 import time
+from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from ssl import SSLWantReadError
 from typing import Any
 
@@ -30,20 +36,21 @@ from .wire import ProtocolError, new_reader, pack
 __all__ = ["BlockingCall", "BlockingShell", "poller"]
 
 _CHUNK = 65_536
-_MAX_CONNECTING = 16
+_MAX_OPENING = 16
+_LOOK_AGAIN_S = 0.001
 _now_ms = SystemClock().now
 
 
-class _Wire:
-    """One connected socket."""
+class _Connection:
+    """One connected socket, opened by a connection of the driver's."""
 
-    __slots__ = ("_connection", "_poll", "_reader", "_sock", "address", "era")
+    __slots__ = ("_driver", "_poll", "_reader", "_sock", "address", "era")
 
-    def __init__(self, connection: Any, address: Address, era: object) -> None:
+    def __init__(self, driver: Any, address: Address, era: object) -> None:
         self.address = address
         self.era = era
-        self._connection = connection
-        self._sock = connection._sock
+        self._driver = driver
+        self._sock = driver._sock
         self._reader = new_reader()
         self._poll = poller(self._sock)
 
@@ -94,7 +101,29 @@ class _Wire:
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
-            self._connection.disconnect()
+            self._driver.disconnect()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _Opening:
+    """A connection that is being made, for a caller that waits until `deadline`.
+
+    Whoever takes it out of `made` has it: the caller or, once that has left, whoever comes next.
+    """
+
+    __slots__ = ("deadline", "done", "failure", "is_running", "is_wanted", "made", "where")
+
+    def __init__(self, where: Address, deadline: int) -> None:
+        self.where = where
+        self.deadline = deadline
+        self.is_running = False
+        self.is_wanted = True
+        self.made: list[_Connection] = []
+        self.failure: LinkError | None = None
+        self.done = allocate_lock()
+        self.done.acquire()
 
 
 class BlockingShell:
@@ -108,8 +137,8 @@ class BlockingShell:
     def _forget(self) -> None:
         # An era ends when the store is closed, or in a forked child, whose parent owns the sockets.
         self._era = object()
-        self._idle: dict[Address, list[_Wire]] = {}
-        self._connecting = threading.BoundedSemaphore(_MAX_CONNECTING)
+        self._idle: dict[Address, list[_Connection]] = {}
+        self._openings: set[_Opening] = set()
 
     def after_fork(self) -> None:
         self._forget()
@@ -117,65 +146,95 @@ class BlockingShell:
     def call(self) -> BlockingCall:
         return BlockingCall(self, _now_ms() + self._timeout_ms)
 
-    def take(self, where: Address, deadline: int) -> _Wire:
+    def take(self, where: Address, deadline: int) -> _Connection:
         """A connection that nobody else uses: an idle one that is sound, or a new one."""
-        idle = self._idle.get(where)
-        while idle:
-            try:
-                wire = idle.pop()
-            except IndexError:
-                break
-            if not wire.is_stale():
-                return wire
-            wire.close()
-        return self._connect(where, deadline)
+        while True:
+            idle = self._idle.get(where)
+            while idle:
+                try:
+                    connection = idle.pop()
+                except IndexError:
+                    break
+                if not connection.is_stale():
+                    return connection
+                connection.close()
+            opening = self._begin(where, deadline)
+            if opening is not None:
+                return self._await(opening)
+            time.sleep(min(_LOOK_AGAIN_S, _left_s(deadline, late_connect, where)))
 
-    def give(self, wire: _Wire) -> None:
-        if wire.era is not self._era:
-            wire.close()
+    def give(self, connection: _Connection) -> None:
+        if connection.era is not self._era:
+            connection.close()
             return
-        self._idle.setdefault(wire.address, []).append(wire)
+        self._idle.setdefault(connection.address, []).append(connection)
 
     def discard(self, where: Address) -> None:
-        for wire in self._idle.pop(where, []):
-            wire.close()
+        for connection in self._idle.pop(where, []):
+            connection.close()
 
     def close(self) -> None:
         self._era = object()
         for where in list(self._idle):
             self.discard(where)
 
-    def _connect(self, where: Address, deadline: int) -> _Wire:
-        slots = self._connecting
-        if not slots.acquire(timeout=_left_s(deadline, late_connect, where)):
-            raise late_connect(where)
-        hope: Future[_Wire] = Future()
-        threading.Thread(
-            target=self._open, args=(where, hope, slots), name="penstock-connect", daemon=True
-        ).start()
+    def _begin(self, where: Address, deadline: int) -> _Opening | None:
+        """Start to connect; None while too many others do."""
+        openings = self._openings
+        opening = _Opening(where, deadline)
+        openings.add(opening)
+        if len(openings) > _MAX_OPENING:
+            self._forget_unstarted()
+            if len(openings) > _MAX_OPENING:
+                openings.discard(opening)
+                return None
         try:
-            return hope.result(_left_s(deadline, late_connect, where))
-        except (FutureTimeoutError, TimeoutError):
-            if hope.cancel():
-                raise late_connect(where) from None
-            return hope.result()
+            start_new_thread(self._open, (opening, openings))
+        except RuntimeError as error:
+            openings.discard(opening)
+            raise cannot_connect(where, error) from error
+        return opening
 
-    def _open(self, where: Address, hope: Future[_Wire], slots: threading.BoundedSemaphore) -> None:
+    def _forget_unstarted(self) -> None:
+        """Drop the openings whose callers were interrupted before their thread was started."""
+        now = _now_ms()
+        for opening in list(self._openings):
+            if not opening.is_running and opening.deadline < now:
+                self._openings.discard(opening)
+
+    def _await(self, opening: _Opening) -> _Connection:
+        where = opening.where
+        try:
+            if not opening.done.acquire(timeout=_left_s(opening.deadline, late_connect, where)):
+                raise late_connect(where)
+            if opening.failure is not None:
+                raise opening.failure
+            return opening.made.pop()
+        except BaseException:
+            opening.is_wanted = False
+            self._keep(opening)
+            raise
+
+    def _open(self, opening: _Opening, openings: set[_Opening]) -> None:
+        """Runs on a thread of its own."""
+        opening.is_running = True
         era = self._era
         try:
-            connection = self._recipe.make(where, self._timeout_ms / 1000)
-            connection.connect()
-            wire = _Wire(connection, where, era)
+            driver = self._recipe.make(opening.where, self._timeout_ms / 1000)
+            driver.connect()
+            opening.made.append(_Connection(driver, opening.where, era))
         except Exception as error:
-            if hope.set_running_or_notify_cancel():
-                hope.set_exception(cannot_connect(where, error))
-        else:
-            if hope.set_running_or_notify_cancel():
-                hope.set_result(wire)
-            else:
-                self.give(wire)
+            opening.failure = cannot_connect(opening.where, error)
         finally:
-            slots.release()
+            openings.discard(opening)
+            opening.done.release()
+        if not opening.is_wanted:
+            self._keep(opening)
+
+    def _keep(self, opening: _Opening) -> None:
+        """Keep what came too late for its caller."""
+        with contextlib.suppress(IndexError):
+            self.give(opening.made.pop())
 
 
 class BlockingCall:
@@ -186,7 +245,7 @@ class BlockingCall:
     def __init__(self, shell: BlockingShell, deadline: int) -> None:
         self._shell = shell
         self._deadline = deadline
-        self._pinned: _Wire | None = None
+        self._pinned: _Connection | None = None
 
     def serve(self, request: Request) -> Any:
         if type(request) is Ask:
@@ -200,29 +259,29 @@ class BlockingCall:
 
     def finish(self) -> None:
         """Give back what is pinned. Called once, at the end, on success."""
-        if self._pinned is not None:
-            self._shell.give(self._pinned)
-            self._pinned = None
+        pinned, self._pinned = self._pinned, None
+        if pinned is not None:
+            self._shell.give(pinned)
 
     def abandon(self) -> None:
         """After a failure nobody knows what the pinned connection is in the middle of."""
-        if self._pinned is not None:
-            self._pinned.close()
-            self._pinned = None
+        pinned, self._pinned = self._pinned, None
+        if pinned is not None:
+            pinned.close()
 
     def _ask(self, ask: Ask) -> list[Any]:
         deadline = self._deadline if ask.share == 1.0 else self._part(ask.share)
-        wire = self._wire_for(ask, deadline)
+        connection = self._connection_for(ask, deadline)
         try:
-            wire.send(pack(ask.commands), deadline)
-            replies = wire.receive(len(ask.commands), deadline)
+            connection.send(pack(ask.commands), deadline)
+            replies = connection.receive(len(ask.commands), deadline)
         except BaseException:
             if ask.pinned:
                 self._pinned = None
-            wire.close()
+            connection.close()
             raise
         if not ask.pinned:
-            self._shell.give(wire)
+            self._shell.give(connection)
         return replies
 
     def _part(self, share: float) -> int:
@@ -230,44 +289,44 @@ class BlockingCall:
         now = _now_ms()
         return now + int((self._deadline - now) * share)
 
-    def _wire_for(self, ask: Ask, deadline: int) -> _Wire:
+    def _connection_for(self, ask: Ask, deadline: int) -> _Connection:
         pinned = self._pinned
         if ask.pinned and pinned is not None:
             if ask.where in (None, pinned.address):
                 return pinned
             self.finish()
         assert ask.where is not None
-        wire = self._shell.take(ask.where, deadline)
+        connection = self._shell.take(ask.where, deadline)
         if ask.pinned:
-            self._pinned = wire
-        return wire
+            self._pinned = connection
+        return connection
 
     def _scatter(self, scatter: Scatter) -> list[Any]:
         """Write to all, then read from all: the servers work at the same time."""
-        sent: list[_Wire | LinkError] = [self._start(ask) for ask in scatter.asks]
-        return [self._end(wire, ask) for wire, ask in zip(sent, scatter.asks, strict=True)]
+        sent: list[_Connection | LinkError] = [self._start(ask) for ask in scatter.asks]
+        return [self._end(started, ask) for started, ask in zip(sent, scatter.asks, strict=True)]
 
-    def _start(self, ask: Ask) -> _Wire | LinkError:
+    def _start(self, ask: Ask) -> _Connection | LinkError:
         assert ask.where is not None
-        wire = None
+        connection = None
         try:
-            wire = self._shell.take(ask.where, self._deadline)
-            wire.send(pack(ask.commands), self._deadline)
+            connection = self._shell.take(ask.where, self._deadline)
+            connection.send(pack(ask.commands), self._deadline)
         except LinkError as error:
-            if wire is not None:
-                wire.close()
+            if connection is not None:
+                connection.close()
             return error
-        return wire
+        return connection
 
-    def _end(self, wire: _Wire | LinkError, ask: Ask) -> list[Any] | LinkError:
-        if isinstance(wire, LinkError):
-            return wire
+    def _end(self, started: _Connection | LinkError, ask: Ask) -> list[Any] | LinkError:
+        if isinstance(started, LinkError):
+            return started
         try:
-            replies = wire.receive(len(ask.commands), self._deadline)
+            replies = started.receive(len(ask.commands), self._deadline)
         except LinkError as error:
-            wire.close()
+            started.close()
             return error
-        self._shell.give(wire)
+        self._shell.give(started)
         return replies
 
     def _pause(self, ms: float) -> None:

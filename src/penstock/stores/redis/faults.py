@@ -7,6 +7,7 @@ request may have been charged, because repeating it could charge it twice.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,7 +92,7 @@ def refused(refusal: Refusal, keys: str, *, consuming: bool, others: bool = Fals
     code, text = refusal.code, refusal.text
     failure: PenstockError
     if stopped_midway(refusal):
-        failure = foreign_state(keys, text)
+        failure = foreign_state(keys, _said_by_script(text))
     elif code in ("MOVED", "ASK", "CROSSSLOT"):
         failure = ConfigInvalidError(
             f"this server is part of a cluster ({text}); use a redis+cluster:// URL or a "
@@ -105,6 +106,14 @@ def refused(refusal: Refusal, keys: str, *, consuming: bool, others: bool = Fals
     else:
         return unavailable(refusal, consuming=consuming, others=others)
     return beside_others(failure) if others else failure
+
+
+def _said_by_script(text: str) -> str:
+    """What went wrong in a script, without where that stands in it."""
+    text = re.sub(
+        r"^ERR (Error running script.*?@user_script:\d+: )?(user_script:\d+: )*", "", text
+    )
+    return re.sub(r" script: (\w+, )?on @user_script:\d+\.?$", "", text)
 
 
 def stopped_midway(refusal: Refusal) -> bool:

@@ -20,10 +20,12 @@ from typing import Any, TypeVar
 
 from ...core.decision import Decision, decide
 from ...core.errors import UnsupportedError
+from ...core.foreign_clocks import FOREIGN_CLOCKS
 from ...core.grant import Grant, bargain
 from ...core.store import Transform
-from ...core.strategy import LuaRider, Strategy
-from ...core.validation import reject
+from ...core.strategy import LuaRider, LuaScript, Strategy
+from ...core.validation import reject, shown
+from ...strategies.lua import Arguments
 from .. import record
 from .many import MAX_KEYS, over_many
 from .requests import TIME, Ask, Command, LinkError, RedisFlow, ms_of
@@ -58,9 +60,9 @@ class Flows:
             run = self._read if role in _READING else self._transact
             return run(key, transform, now, cost)
         if role == "check":
-            return self._check(key, rider, now, cost)
+            return self._check(key, transform, now, cost)
         if role == "lease":
-            return self._lease(key, rider, now, cost, transform.need)
+            return self._lease(key, transform, now, cost)
         if role in _READING:
             return self._read_rider(key, transform, now, cost)
         raise UnsupportedError(
@@ -79,7 +81,7 @@ class Flows:
             return None
         at = 0 if self._server_time else self._instant(now)
         if role == "check":
-            return Ask(where, (("EVALSHA", rider.check.sha1, 1, key, *rider.argv(at, cost)),))
+            return Ask(where, (_checking(key, rider, at, cost),))
         return Ask(where, _leasing(key, rider, at, max(cost, transform.need)))
 
     def settled(self, transform: Transform[Any], now: int, cost: int, replies: list[Any]) -> Any:
@@ -88,7 +90,7 @@ class Flows:
         if type(reply) is not list:
             return None
         if transform.role == "check":
-            return decision_of(reply)
+            return _decided(reply, transform, cost)
         time = replies[1]
         if reply[0] != 1 or type(time) is not list:
             return None
@@ -105,17 +107,16 @@ class Flows:
     ) -> RedisFlow:
         """The rest of a check or a lease that its first ask did not settle: it met trouble, or
         less was left than wanted."""
-        rider = transform.lua
-        assert rider is not None
+        rider = _rider(transform)
         trouble = met if isinstance(met, LinkError) else refusal_in(met)
         replies: Any = met
         if trouble is not None:
             errand = Errand(key, f"key {key!r}", ask.commands, rider.check, consuming=True)
             replies = yield from self._router.insist(errand, ask.where, trouble)
         if transform.role == "check":
-            return decision_of(replies[0])
-        now = ask.commands[0][_NOW_AT]
-        return (yield from self._bargain(key, rider, now, cost, transform.need, replies))
+            return _decided(replies[0], transform, cost)
+        now = int(ask.commands[0][_NOW_AT])
+        return (yield from self._bargain(key, transform, now, cost, replies))
 
     def apply_many(
         self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
@@ -123,7 +124,7 @@ class Flows:
         """The flow that stands for `Store.apply_many`."""
         role, rider = transform.role, transform.lua
         if role == "check" and rider is not None:
-            return self._check_many(list(keys), rider, self._instant(now), cost)
+            return self._check_many(list(keys), transform, self._instant(now), cost)
         if role in _FIRST and rider is None:
             return transact(self._router, keys, transform, self._instant(now), cost)
         return self._one_by_one(keys, transform, now, cost)
@@ -138,20 +139,23 @@ class Flows:
             )
         return now
 
-    def _check(self, key: str, rider: LuaRider, now: int, cost: int) -> RedisFlow:
-        command = ("EVALSHA", rider.check.sha1, 1, key, *rider.argv(now, cost))
-        replies = yield from self._router.ask(key, (command,), script=rider.check, consuming=True)
-        return decision_of(replies[0])
-
-    def _lease(self, key: str, rider: LuaRider, now: int, want: int, need: int) -> RedisFlow:
-        commands = _leasing(key, rider, now, max(want, need))
+    def _check(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
+        rider = _rider(transform)
+        commands = (_checking(key, rider, now, cost),)
         replies = yield from self._router.ask(key, commands, script=rider.check, consuming=True)
-        return (yield from self._bargain(key, rider, now, want, need, replies))
+        return _decided(replies[0], transform, cost)
+
+    def _lease(self, key: str, transform: Transform[Any], now: int, want: int) -> RedisFlow:
+        rider = _rider(transform)
+        commands = _leasing(key, rider, now, max(want, transform.need))
+        replies = yield from self._router.ask(key, commands, script=rider.check, consuming=True)
+        return (yield from self._bargain(key, transform, now, want, replies))
 
     def _bargain(
-        self, key: str, rider: LuaRider, now: int, want: int, need: int, replies: list[Any]
+        self, key: str, transform: Transform[Any], now: int, want: int, replies: list[Any]
     ) -> RedisFlow:
         """As many checks as the bargain takes, the first of which has been answered."""
+        rider, need = _rider(transform), transform.need
         deal = bargain(max(want, need), need)
         next(deal)
         while True:
@@ -159,15 +163,16 @@ class Flows:
                 cost = deal.send(decision_of(replies[0]))
             except StopIteration as settled:
                 taken, decision = settled.value
-                return Grant(taken, decision, now or ms_of(replies[1]))
+                grant = Grant(taken, decision, now or ms_of(replies[1]))
+                FOREIGN_CLOCKS.look_at(grant, transform, want)
+                return grant
             commands = _leasing(key, rider, now, cost)
             replies = yield from self._router.ask(key, commands, script=rider.check, consuming=True)
 
     def _read_rider(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
         assert transform.strategy is not None
-        assert transform.lua is not None
-        script = transform.lua.read
-        commands: list[Command] = [("EVALSHA", script.sha1, 1, key)]
+        script = _rider(transform).read
+        commands = [_calling(script, [key], ())]
         if not now:
             commands.append(TIME)
         replies = yield from self._router.ask(key, commands, script=script, consuming=False)
@@ -175,13 +180,15 @@ class Flows:
         return transform.run(state, now or ms_of(replies[1]), cost).result
 
     def _read(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
-        raw, time = yield from self._router.ask(key, (("GET", key), TIME), consuming=False)
+        raw, time = yield from self._router.ask(
+            key, ((b"GET", key.encode()), TIME), consuming=False
+        )
         now = now or ms_of(time)
-        state = record.unpack(raw, key, transform.kind, now)
+        state = record.restore(raw, key, transform, now)
         return transform.run(state, now, cost).result
 
     def _clear(self, key: str) -> RedisFlow:
-        yield from self._router.ask(key, (("DEL", key),), consuming=False)
+        yield from self._router.ask(key, ((b"DEL", key.encode()),), consuming=False)
 
     def _one_by_one(
         self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
@@ -196,12 +203,15 @@ class Flows:
         (result,) = yield from transact(self._router, (key,), transform, now, cost)
         return result
 
-    def _check_many(self, keys: list[str], rider: LuaRider, now: int, cost: int) -> RedisFlow:
+    def _check_many(
+        self, keys: list[str], transform: Transform[Any], now: int, cost: int
+    ) -> RedisFlow:
         """Each group of keys in order, all groups side by side, at most MAX_KEYS per script."""
+        rider = _rider(transform)
         groups = self._router.topology.groups(keys)
         if len(groups) == 1 and 0 < len(keys) <= MAX_KEYS:
             (reply,) = yield from self._router.ask_all([_errand(keys, rider, now, cost)])
-            return _answers(reply, len(keys), rider)
+            return _answers(reply, len(keys), transform, cost)
         if len(groups) == 1 and keys and not now:
             # Scripts that follow each other would each ask for the time.
             (time,) = yield from self._router.ask(keys[0], (TIME,), consuming=False)
@@ -214,21 +224,46 @@ class Flows:
             errands = [_errand(batch, rider, now, cost, others=start > 0) for batch in batches]
             replies = yield from self._router.ask_all(errands)
             for chunk, reply in zip(chunks, replies, strict=True):
-                for place, decision in zip(chunk, _answers(reply, len(chunk), rider), strict=True):
+                answers = _answers(reply, len(chunk), transform, cost)
+                for place, decision in zip(chunk, answers, strict=True):
                     decisions[place] = decision
         return decisions
 
 
+def _checking(key: str, rider: LuaRider, now: int, cost: int) -> Command:
+    argv = rider.argv
+    arguments = argv(now, cost) if type(argv) is Arguments else _encoded(argv(now, cost))
+    return (b"EVALSHA", rider.check.sha1_bytes, b"1", key.encode(), *arguments)
+
+
 def _leasing(key: str, rider: LuaRider, now: int, cost: int) -> tuple[Command, ...]:
     """TIME comes after the script, so that what is left of the window is never overstated."""
-    return ("EVALSHA", rider.check.sha1, 1, key, *rider.argv(now, cost)), TIME
+    return _checking(key, rider, now, cost), TIME
+
+
+def _calling(script: LuaScript, keys: Sequence[str], arguments: Sequence[bytes]) -> Command:
+    names = [key.encode() for key in keys]
+    return (b"EVALSHA", script.sha1_bytes, b"%d" % len(keys), *names, *arguments)
+
+
+def _encoded(arguments: Sequence[Any]) -> tuple[bytes, ...]:
+    """The arguments of a rider that is not one of ours, which may be text and numbers."""
+    return tuple(map(_as_bytes, arguments))
+
+
+def _as_bytes(argument: Any) -> bytes:
+    if type(argument) is bytes:
+        return argument
+    if type(argument) not in (str, int, float):
+        reject(f"an argument of a Lua script must be text, bytes or a number: {shown(argument)}")
+    return str(argument).encode()
 
 
 def _errand(
     keys: list[str], rider: LuaRider, now: int, cost: int, *, others: bool = False
 ) -> Errand:
     script = rider.check if len(keys) == 1 else rider.many or over_many(rider.check)
-    command = ("EVALSHA", script.sha1, len(keys), *keys, *rider.argv(now, cost))
+    command = _calling(script, keys, _encoded(rider.argv(now, cost)))
     several = len(keys) > 1
     names = names_of(keys)
     return Errand(
@@ -236,19 +271,37 @@ def _errand(
     )
 
 
-def _answers(reply: list[int], count: int, rider: LuaRider) -> list[Decision]:
+def _answers(reply: list[int], count: int, transform: Transform[Any], cost: int) -> list[Decision]:
     """From what the script of `_errand` replied about `count` keys."""
-    if count > 1 and rider.many is not None:
-        retries = reply[4::4]
-        fields = (map(not_, retries), repeat(reply[0]), reply[2::4], reply[3::4], retries)
-        return list(chain.from_iterable(map(repeat, map(decide, *fields), reply[1::4])))
-    return [decision_of(reply[start : start + 5]) for start in range(0, len(reply), 5)]
+    if count == 1 or _rider(transform).many is None:
+        return [
+            _decided(reply[start : start + 5], transform, cost) for start in range(0, len(reply), 5)
+        ]
+    lengths, retries = reply[1::4], reply[4::4]
+    fields = (map(not_, retries), repeat(reply[0]), reply[2::4], reply[3::4], retries)
+    runs = list(map(decide, *fields))
+    for decision, length in zip(runs, lengths, strict=True):
+        if not decision.allowed:
+            FOREIGN_CLOCKS.look_at(decision, transform, cost, length)
+    return list(chain.from_iterable(map(repeat, runs, lengths)))
+
+
+def _decided(reply: Any, transform: Transform[Any], cost: int) -> Decision:
+    decision = decision_of(reply)
+    if not decision.allowed:
+        FOREIGN_CLOCKS.look_at(decision, transform, cost)
+    return decision
+
+
+def _rider(transform: Transform[Any]) -> LuaRider:
+    assert transform.lua is not None
+    return transform.lua
 
 
 def _decode(strategy: Strategy, raw: Any, key: str) -> Any:
     try:
         return strategy.read_state(raw)
-    except (ValueError, TypeError, KeyError, IndexError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise record.foreign_state(f"key {key!r}", error) from error
 
 

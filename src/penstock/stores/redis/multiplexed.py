@@ -9,6 +9,8 @@ and client work at the same time.
 A late reply must never meet a later request. So a request whose caller has given up keeps its
 place in the line until its reply comes, and a connection on which one was given up takes no new
 requests; those in flight may still be answered, each until its own deadline, then it is closed.
+Nor may a reply meet another's request: where a signal handler raised between the two halves of a
+step, nobody knows how they pair, and the connection ends at once.
 
 Transactions need a connection to themselves. They use the same class, one request at a time.
 """
@@ -68,18 +70,22 @@ class Link(asyncio.Protocol):
         """The replies to `payload`, which holds `count` commands, or LinkError."""
         answer: asyncio.Future[list[Any]] = self._loop.create_future()
         was_quiet = not self._turns
-        self._turns.append(_Turn(answer, count, deadline))
-        if deadline < self._watched_until:
-            self._watch(deadline)
-        if was_quiet:
-            self._transport.write(payload)
-            return answer
-        self._unsent.append(payload)
-        if not self._flush_due:
-            self._flush_due = True
-            self._loop.call_soon(self._flush_turn)
-        elif len(self._unsent) >= _BATCH:
-            self._flush()
+        try:
+            self._turns.append(_Turn(answer, count, deadline))
+            if deadline < self._watched_until:
+                self._watch(deadline)
+            if was_quiet:
+                self._transport.write(payload)
+                return answer
+            self._unsent.append(payload)
+            if not self._flush_due:
+                self._flush_due = True
+                self._loop.call_soon(self._flush_turn)
+            elif len(self._unsent) >= _BATCH:
+                self._flush()
+        except BaseException:
+            self._break()
+            raise
         return answer
 
     def is_stale(self) -> bool:
@@ -106,12 +112,15 @@ class Link(asyncio.Protocol):
                 turn = turns[0]
                 turn.replies.append(reply)
                 if len(turn.replies) == turn.count:
-                    turns.popleft()
                     if not turn.answer.done():
                         turn.answer.set_result(turn.replies)
+                    turns.popleft()
         except (ProtocolError, IndexError) as error:
             self._fail(lost_reply(self.address, f"not what was asked for: {error}"))
             return
+        except BaseException:
+            self._break()
+            raise
         if not self.takes_requests and not turns:
             self.close()
 
@@ -120,7 +129,11 @@ class Link(asyncio.Protocol):
 
     def _flush_turn(self) -> None:
         self._flush_due = False
-        self._flush()
+        try:
+            self._flush()
+        except BaseException:
+            self._break()
+            raise
 
     def _flush(self) -> None:
         if self._unsent and not self._transport.is_closing():
@@ -148,6 +161,11 @@ class Link(asyncio.Protocol):
             self._watch(min(turn.deadline for turn in waiting))
         elif not self.takes_requests:
             self.close()
+
+    def _break(self) -> None:
+        """A signal handler raised in the middle of a step."""
+        self.takes_requests = False
+        self._fail(lost_reply(self.address, "interrupted by a signal handler"))
 
     def _fail(self, error: LinkError) -> None:
         """Nothing will be heard any more. What was never written certainly was not run."""

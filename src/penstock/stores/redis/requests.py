@@ -24,9 +24,11 @@ __all__ = [
     "ms_of",
 ]
 
-Command = tuple[Any, ...]
+Command = tuple[bytes, ...]
+"""All of it bytes: hiredis turns numbers into text by itself, and ends the process when a signal
+handler raises meanwhile."""
 
-TIME: Command = ("TIME",)
+TIME: Command = (b"TIME",)
 
 # A script's failure as servers before Redis 7 report it, around the error that caused it.
 _IN_SCRIPT = re.compile(r"^ERR Error running script.*?-([A-Z]+) ")

@@ -22,7 +22,7 @@ from .topology import Topology
 
 __all__ = ["Errand", "Router", "names_of", "refusal_in"]
 
-_ASKING: Command = ("ASKING",)
+_ASKING: Command = (b"ASKING",)
 _ATTEMPTS = 6
 _FIRST_PAUSE_MS = 4.0
 _DOUBLINGS = 5
@@ -251,7 +251,9 @@ def _spelt_out(command: Command, script: LuaScript) -> Command:
     The answer to NOSCRIPT, which each node of a cluster gives once, and each server after a
     restart, a failover or a SCRIPT FLUSH.
     """
-    return ("EVAL", script.source, *command[2:]) if command[0] == "EVALSHA" else command
+    if command[0] != b"EVALSHA":
+        return command
+    return (b"EVAL", script.source.encode(), *command[2:])
 
 
 def names_of(keys: Sequence[str]) -> str:

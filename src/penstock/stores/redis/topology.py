@@ -125,7 +125,7 @@ class Sentinels(Fixed):
         return self.master
 
     def find(self) -> RedisFlow:
-        question = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)
+        question = (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self.service.encode())
         wrong = yield from self._council.ask(self.sentinels, question, self._heed)
         if wrong is not None:
             text = f"no master for {self.service!r}: {wrong}"
@@ -135,7 +135,7 @@ class Sentinels(Fixed):
         if not isinstance(reply, list):
             return f"{sentinel} does not know {self.service!r} ({reply})"
         master = Address(_text(reply[0]), int(reply[1]))
-        (role,) = yield Ask(master, (("ROLE",),))
+        (role,) = yield Ask(master, ((b"ROLE",),))
         if not isinstance(role, list) or _text(role[0]) != "master":
             return f"{master} is not a master yet"
         self.master = master
@@ -178,7 +178,7 @@ class Cluster:
         known = {owner for owner in self._owners if owner is not None}
         places = random.sample(sorted(known), len(known))
         places += [seed for seed in self.seeds if seed not in known]
-        wrong = yield from self._council.ask(places, ("CLUSTER", "SLOTS"), self._heed)
+        wrong = yield from self._council.ask(places, (b"CLUSTER", b"SLOTS"), self._heed)
         if wrong is not None:
             text = f"no cluster node knows the slots: {wrong}"
             raise LinkError(text, may_have_run=False, again=True)

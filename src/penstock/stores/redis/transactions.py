@@ -83,8 +83,13 @@ class _Batch:
     def _look(self) -> RedisFlow:
         """What the keys hold, and the server's time."""
         keys = list(dict.fromkeys(self._keys))
+        names = [key.encode() for key in keys]
         # A WATCH that an earlier call left behind would fail this one's EXEC for no reason.
-        look: list[Command] = [("UNWATCH",), ("WATCH", *keys), *(("GET", key) for key in keys)]
+        look: list[Command] = [
+            (b"UNWATCH",),
+            (b"WATCH", *names),
+            *((b"GET", name) for name in names),
+        ]
         _, _, *raws, time = yield from self._router.ask(
             keys[0],
             [*look, TIME],
@@ -98,7 +103,7 @@ class _Batch:
     def _commit(self, writes: Sequence[Command]) -> RedisFlow:
         """True when written, False when somebody else was first."""
         try:
-            replies = yield Ask(None, (("MULTI",), *writes, ("EXEC",)), pinned=True)
+            replies = yield Ask(None, ((b"MULTI",), *writes, (b"EXEC",)), pinned=True)
         except LinkError as error:
             raise unavailable(error, consuming=True, others=self._others) from error
         _, *queued, executed = replies
@@ -135,4 +140,6 @@ class _Batch:
 
 def _write(key: str, write: tuple[str | None, int], since: int) -> Command:
     record, keep_until = write
-    return ("DEL", key) if record is None else ("SET", key, record, "PX", keep_until - since)
+    if record is None:
+        return b"DEL", key.encode()
+    return b"SET", key.encode(), record.encode(), b"PX", b"%d" % (keep_until - since)

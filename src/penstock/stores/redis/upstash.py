@@ -103,10 +103,10 @@ class _Call:
     def _request(self, commands: list[Command]) -> Any:
         """The client's answer, or what awaits it."""
         if len(commands) == 1:
-            return self._client.execute(list(commands[0]))
+            return self._client.execute(_texts(commands[0]))
         pipeline = self._client.pipeline()
         for command in commands:
-            pipeline.execute(list(command))
+            pipeline.execute(_texts(command))
         return pipeline.exec()
 
     def _nap_s(self, pause: Pause) -> float:
@@ -178,6 +178,11 @@ def _commands(ask: Ask) -> list[Command]:
             "one of penstock's own strategies, or connect to Upstash by its rediss:// URL"
         )
     return list(ask.commands)
+
+
+def _texts(command: Command) -> list[str]:
+    """As JSON has it."""
+    return [part.decode() for part in command]
 
 
 def _replies(commands: list[Command], answer: Any) -> list[Any]:

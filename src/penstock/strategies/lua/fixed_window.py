@@ -14,15 +14,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from .program import LuaProgram
+from .program import COUNT, INSTANT, LuaProgram, fields_of_hash, hash_of, whole
 
 __all__ = ["FIXED_WINDOW", "FIXED_WINDOW_FIRST"]
 
 _ARGV = ("now", "limit", "windowMs", "cost")
 
-_LOAD = """
-local stored = redis.call('HMGET', KEYS[1], 's', 'c')
-local storedStart, storedCount = tonumber(stored[1] or nil), tonumber(stored[2] or nil)
+_LOAD = hash_of("s", "c")
+
+_PARSE = f"""
+local storedStart, storedCount
+if isStored then
+  storedStart = number(stored[1], {INSTANT})
+  storedCount = number(stored[2], {COUNT})
+end
 """
 
 _EPOCH = """
@@ -48,14 +53,10 @@ redis.call('PEXPIRE', KEYS[1], keepMs(resetAt - now))
 return {1, limit, limit - count, resetAt, 0}
 """
 
-_READ = """
-return redis.call('HMGET', KEYS[1], 's', 'c')
-"""
-
 
 def _decode(raw: Any) -> tuple[int, int] | None:
-    start, count = raw
-    return None if start is None or count is None else (int(start), int(count))
+    fields = fields_of_hash(raw)
+    return None if fields is None else (whole(fields[0]), whole(fields[1]))
 
 
 def _anchored(name: str, window: str) -> LuaProgram:
@@ -64,8 +65,8 @@ def _anchored(name: str, window: str) -> LuaProgram:
         strategy="fixedWindow",
         argv=_ARGV,
         state="hash: s start of the window, c count in it, each %.0f",
-        check=_LOAD + window.lstrip("\n") + _DECIDE.lstrip("\n"),
-        read=_READ,
+        check=_LOAD + "".join(part.lstrip("\n") for part in (_PARSE, window, _DECIDE)),
+        read=f"{_LOAD}return stored\n",
         raw="s and c, or nil twice",
         decode=_decode,
     )

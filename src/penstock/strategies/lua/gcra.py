@@ -21,17 +21,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from .program import LuaProgram
+from ...core.validation import MAX_STORED_MS
+from .program import LuaProgram, real
 
 __all__ = ["GCRA"]
 
 _CHECK = """
-local interval = periodMs / limit
+local interval = math.floor(periodMs * 2048 / limit) / 2048
 local tau = interval * burst
 
 local tat = now
 local stored = redis.call('GET', KEYS[1])
-if stored then tat = math.max(tonumber(stored), now) end
+if stored then tat = math.max(number(stored, {form}), now) end
 
 local new = tat + interval * cost
 local allowAt = new - tau
@@ -48,7 +49,7 @@ return {1, burst, remaining, math.ceil(new), 0}
 """
 
 _MANY = """
-local interval = periodMs / limit
+local interval = floor(periodMs * 2048 / limit) / 2048
 local tau = interval * burst
 local step = interval * cost
 
@@ -68,7 +69,7 @@ for place = 1, #keys do
   if state ~= last then
     local before = tat
     last, tat = state, now
-    if state then tat = tonumber(state) end
+    if state then tat = number(state, {form}) end
     if tat < now then tat = now end
     if tat ~= before then
       local new = tat + step
@@ -126,9 +127,12 @@ _READ = """
 return redis.call('GET', KEYS[1])
 """
 
+# The TAT has a fraction, and no exponent: with 17 digits there is none below 1e17.
+_FORM = f"'^%d+%.?%d*$', {MAX_STORED_MS}"
+
 
 def _decode(raw: Any) -> float | None:
-    return None if raw is None else float(raw)
+    return None if raw is None else real(raw)
 
 
 GCRA = LuaProgram(
@@ -136,9 +140,9 @@ GCRA = LuaProgram(
     strategy="gcra",
     argv=("now", "periodMs", "limit", "burst", "cost"),
     state="string: the TAT, %.17g",
-    check=_CHECK,
+    check=_CHECK.replace("{form}", _FORM),
     read=_READ,
     raw="the TAT, or nil",
     decode=_decode,
-    many=_MANY,
+    many=_MANY.replace("{form}", _FORM),
 )

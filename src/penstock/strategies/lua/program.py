@@ -22,6 +22,11 @@ and none runs so slowly that it falls behind by as much. No clock that anybody l
 by more than a day, and a month's quota need not stay for two. A denial writes nothing, so it does
 not prolong a key either.
 
+What a key holds may be somebody else's. To take it for a new key would admit what was counted in
+it, and overwrite what it is; so a state is read with care. Another type is WRONGTYPE by itself; a
+hash without our fields, or text that is no number of the right size and form, is made the same
+kind of error by `foreign`. It is raised as text, which servers before Redis 7 can report too.
+
 A check or a read touches KEYS[1] and no other key. There is no `#!lua` line: servers before Redis
 7 refuse it, and those after do not need it to run a read on a replica.
 
@@ -42,13 +47,45 @@ from collections.abc import Callable
 from typing import Any
 
 from ...core.strategy import LuaRider, LuaScript
+from ...core.validation import MAX_SAFE, MAX_STORED_MS
 
-__all__ = ["MARGIN_MS", "MAX_MARGIN_MS", "NOW_ARGV", "REPLY", "LuaProgram"]
+__all__ = [
+    "COUNT",
+    "INSTANT",
+    "MARGIN_MS",
+    "MAX_MARGIN_MS",
+    "NOW_ARGV",
+    "REPLY",
+    "Arguments",
+    "LuaProgram",
+    "fields_of_hash",
+    "hash_of",
+    "real",
+    "whole",
+]
 
 MARGIN_MS = 60_000
 MAX_MARGIN_MS = 86_400_000
 NOW_ARGV = 1
 REPLY = ("allowed", "limit", "remaining", "resetAt", "retryAfterMs")
+
+# What `number` takes for an instant and for a count, both whole.
+INSTANT = f"'^%d+$', {MAX_STORED_MS}"
+COUNT = f"'^%d+$', {MAX_SAFE}"
+
+_FOREIGN = """\
+local function foreign() error('WRONGTYPE not the state of a {strategy}', 0) end
+
+"""
+
+_NUMBER = """\
+local function number(text, form, most)
+  local value = string.find(text, form) and tonumber(text)
+  if not value or value > most then foreign() end
+  return value
+end
+
+"""
 
 _CHECK = """\
 -- {name}.check
@@ -119,6 +156,7 @@ _LOCALS = {
     "call": "redis.call",
     "format": "string.format",
     "match": "string.match",
+    "find": "string.find",
     "floor": "math.floor",
     "ceil": "math.ceil",
     "max": "math.max",
@@ -134,16 +172,21 @@ _READ = """\
 
 
 class Arguments:
-    """ARGV of one strategy: what stands between `now` and `cost`, and what comes after."""
+    """ARGV of one strategy: what stands between `now` and `cost`, and what comes after. All of it
+    is bytes, as it goes over the wire."""
 
-    __slots__ = ("after", "before")
+    __slots__ = ("_after", "_before", "_usual")
 
-    def __init__(self, before: tuple[str, ...], after: tuple[str, ...]) -> None:
-        self.before = before
-        self.after = after
+    def __init__(self, before: tuple[bytes, ...], after: tuple[bytes, ...]) -> None:
+        self._before = before
+        self._after = after
+        # One unit by the server's clock: what nearly every check asks for.
+        self._usual = (b"0", *before, b"1", *after)
 
-    def __call__(self, now: int, cost: int) -> tuple[Any, ...]:
-        return (now, *self.before, cost, *self.after)
+    def __call__(self, now: int, cost: int) -> tuple[bytes, ...]:
+        if now == 0 and cost == 1:
+            return self._usual
+        return (b"%d" % now, *self._before, b"%d" % cost, *self._after)
 
 
 class LuaProgram:
@@ -167,11 +210,10 @@ class LuaProgram:
         self.argv = argv
         self.state = state
         self.raw = raw
-        self.check = LuaScript(f"{name}.check", self._head(_CHECK) + check.lstrip("\n"))
-        body = _EACH.format(check=_of_a_key(check)) if many is None else many.lstrip("\n")
-        self.many = LuaScript(f"{name}.many", self._head(_MANY) + body)
-        head = _READ.format(name=name, raw=raw, state=state)
-        self.read = LuaScript(f"{name}.read", head + read.lstrip("\n"))
+        self.check = LuaScript(f"{name}.check", self._headed(_CHECK, check))
+        body = _EACH.format(check=_of_a_key(check)) if many is None else many
+        self.many = LuaScript(f"{name}.many", self._headed(_MANY, body))
+        self.read = LuaScript(f"{name}.read", self._headed(_READ, read))
         self.decode = decode
 
     def rider(self, **parameters: int | float) -> LuaRider:
@@ -179,7 +221,7 @@ class LuaProgram:
         cost = self.argv.index("cost")
         before, after = self.argv[1:cost], self.argv[cost + 1 :]
         # repr of a float has every digit that the server needs to read the same double.
-        texts = {name: repr(value) for name, value in parameters.items()}
+        texts = {name: repr(value).encode() for name, value in parameters.items()}
         arguments = Arguments(
             tuple(texts.pop(name) for name in before), tuple(texts.pop(name) for name in after)
         )
@@ -187,10 +229,12 @@ class LuaProgram:
             raise TypeError(f"{self.name} takes no {', '.join(texts)}")
         return LuaRider(self.check, self.read, arguments, self.decode, self.many)
 
-    def _head(self, form: str) -> str:
+    def _headed(self, form: str, body: str) -> str:
+        """The whole script: what stands above a body of this form, then what it needs."""
         places = range(1, len(self.argv) + 1)
-        return form.format(
+        head = form.format(
             name=self.name,
+            raw=self.raw,
             places=", ".join(f"{at} {arg}" for at, arg in zip(places, self.argv, strict=True)),
             reply=", ".join(REPLY),
             state=self.state,
@@ -201,11 +245,56 @@ class LuaProgram:
             locals=", ".join(_LOCALS),
             globals=", ".join(_LOCALS.values()),
         )
+        numbers = re.search(r"\bnumber\(", body) is not None
+        needs = _FOREIGN.format(strategy=self.strategy) if numbers or "foreign(" in body else ""
+        if numbers:
+            needs += _NUMBER if form is not _MANY else _with_locals(_NUMBER)
+        return head + needs + body.lstrip("\n")
+
+
+def hash_of(first: str, second: str) -> str:
+    """Lua that loads a hash of two fields into `stored`, and knows if it `isStored`."""
+    return f"""
+local stored = redis.call('HMGET', KEYS[1], '{first}', '{second}')
+local isStored = stored[1] and stored[2]
+if not isStored and redis.call('HLEN', KEYS[1]) > 0 then foreign() end
+"""
+
+
+def fields_of_hash(raw: Any) -> tuple[Any, Any] | None:
+    """What the read of such a hash returned, or None if there is none."""
+    first, second = raw
+    return None if first is None and second is None else (first, second)
+
+
+def whole(raw: Any) -> int:
+    """A whole number from the text that a script wrote; ValueError from any other text."""
+    return int(_matching(_WHOLE, raw))
+
+
+def real(raw: Any) -> float:
+    """The same for a number that may have a fraction."""
+    return float(_matching(_REAL, raw))
+
+
+_WHOLE = re.compile(r"[0-9]+")
+_REAL = re.compile(r"[0-9]+\.?[0-9]*(e-?[0-9]+)?")
+
+
+def _matching(form: re.Pattern[str], raw: Any) -> str:
+    text = raw.decode() if isinstance(raw, bytes) else raw
+    if not isinstance(text, str) or not form.fullmatch(text):
+        raise ValueError(f"{text!r:.80}, where a number should be")
+    return text
 
 
 def _of_a_key(check: str) -> str:
     """The body of a check as that of a function of `key`, which returns its five integers."""
     text = re.sub(r"return {(.*)}", r"return \1", check.strip("\n")).replace("KEYS[1]", "key")
+    return _with_locals(text)
+
+
+def _with_locals(text: str) -> str:
     for name, of_lua in _LOCALS.items():
         text = text.replace(of_lua, name)
     return text

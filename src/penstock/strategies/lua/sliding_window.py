@@ -12,23 +12,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from .program import LuaProgram
+from ...core.validation import MAX_INSTANT_MS, MAX_SAFE
+from .program import LuaProgram, whole
 
 __all__ = ["SLIDING_WINDOW"]
 
-_CHECK = """
+_LOAD = f"""
 local w = windowMs / buckets
 
-local ticks, counts = {}, {}
-local tick = math.floor(now / w)
+local ticks, counts = {{}}, {{}}
+local tick, last = math.floor(now / w), math.floor({MAX_INSTANT_MS} / w)
 local ring = redis.call('HGETALL', KEYS[1])
 for i = 2, #ring, 2 do
   local t, count = string.match(ring[i], '^(%d+):(%d+)$')
-  t = tonumber(t)
-  ticks[#ticks + 1], counts[#counts + 1] = t, tonumber(count)
+  if not (t and string.find(ring[i - 1], '^%d+$')) then foreign() end
+  t, count = tonumber(t), tonumber(count)
+  if t > last or count > {MAX_SAFE} then foreign() end
+  ticks[#ticks + 1], counts[#counts + 1] = t, count
   if t > tick then tick = t end
 end
+"""
 
+_DECIDE = """
 local edge = tick - buckets
 local full, oldest, current = 0, 0, 0
 for i = 1, #ticks do
@@ -71,12 +76,14 @@ State = tuple[tuple[int, int], ...]
 
 
 def _decode(raw: Any) -> State | None:
+    for field in raw[::2]:
+        whole(field)
     return tuple(sorted(_pair(value) for value in raw[1::2])) or None
 
 
 def _pair(value: Any) -> tuple[int, int]:
     tick, count = value.split(b":" if isinstance(value, bytes) else ":")
-    return int(tick), int(count)
+    return whole(tick), whole(count)
 
 
 SLIDING_WINDOW = LuaProgram(
@@ -84,7 +91,7 @@ SLIDING_WINDOW = LuaProgram(
     strategy="slidingWindow",
     argv=("now", "windowMs", "limit", "cost", "buckets"),
     state='hash: field tick % (buckets + 1), value "<tick>:<count>", each %.0f',
-    check=_CHECK,
+    check=_LOAD + _DECIDE,
     read=_READ,
     raw='field, "<tick>:<count>", field, "<tick>:<count>", ...',
     decode=_decode,

@@ -19,16 +19,18 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from .program import LuaProgram
+from .program import INSTANT, LuaProgram, whole
 
 __all__ = ["SLIDING_WINDOW_LOG"]
 
-_CHECK = """
+_STAMPS = f"""
 local function stampAt(rank)
   local place = string.format('%.0f', rank)
-  return tonumber(redis.call('ZRANGE', KEYS[1], place, place, 'WITHSCORES')[2])
+  return number(redis.call('ZRANGE', KEYS[1], place, place, 'WITHSCORES')[2], {INSTANT})
 end
+"""
 
+_DECIDE = """
 local edge = now - windowMs
 local gone, count, oldest = 0, redis.call('ZCARD', KEYS[1]), now
 if count > 0 then
@@ -51,12 +53,12 @@ if count + cost > limit then
   return {0, limit, math.max(0, limit - count), resetAt, retry}
 end
 
+local newest = -1
+if count > 0 then newest = stampAt(-1) end
 if gone > 0 then
   redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', edge))
 end
 
-local newest = -1
-if count > 0 then newest = stampAt(-1) end
 local stamp, n = math.max(now, newest), 0
 local score = string.format('%.0f', stamp)
 if newest >= now then n = redis.call('ZCOUNT', KEYS[1], score, score) end
@@ -85,7 +87,7 @@ State = tuple[tuple[int, int], ...]
 
 
 def _decode(raw: Any) -> State | None:
-    stamps = groupby(int(score) for score in raw)
+    stamps = groupby(whole(score) for score in raw)
     return tuple((stamp, sum(1 for _ in units)) for stamp, units in stamps) or None
 
 
@@ -94,7 +96,7 @@ SLIDING_WINDOW_LOG = LuaProgram(
     strategy="slidingWindowLog",
     argv=("now", "windowMs", "limit", "cost"),
     state="sorted set: one member per accepted unit, score its ms",
-    check=_CHECK,
+    check=_STAMPS + _DECIDE,
     read=_READ,
     raw="the scores, ascending, one per unit",
     decode=_decode,

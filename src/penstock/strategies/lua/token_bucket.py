@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from .program import LuaProgram
+from ...core.validation import MAX_SAFE
+from .program import INSTANT, LuaProgram, fields_of_hash, hash_of, real, whole
 
 __all__ = ["TOKEN_BUCKET"]
 
-_CHECK = """
+_LOAD = hash_of("t", "l")
+
+_DECIDE = f"""
 local rate = refillPerSec / 1000
 
 local tokens, at = capacity, now
-local stored = redis.call('HMGET', KEYS[1], 't', 'l')
-if stored[1] and stored[2] then
-  local last = tonumber(stored[2])
-  tokens = tonumber(stored[1])
+if isStored then
+  local last = number(stored[2], {INSTANT})
+  tokens = number(stored[1], '^%d+%.?%d*e?-?%d*$', {MAX_SAFE})
   if now <= last then
     tokens, at = math.min(capacity, tokens), last
   else
@@ -29,25 +31,21 @@ end
 
 if tokens < cost then
   local resetAt = at + math.ceil((capacity - tokens) / rate)
-  local retry = math.min((at - now) + math.ceil((cost - tokens) / rate), 9007199254740991)
-  return {0, capacity, math.floor(tokens), resetAt, retry}
+  local retry = math.min((at - now) + math.ceil((cost - tokens) / rate), {MAX_SAFE})
+  return {{0, capacity, math.floor(tokens), resetAt, retry}}
 end
 
 tokens = tokens - cost
 local ttl = (at - now) + math.max(1, math.ceil(capacity / rate))
 redis.call('HSET', KEYS[1], 't', string.format('%.17g', tokens), 'l', string.format('%.0f', at))
 redis.call('PEXPIRE', KEYS[1], keepMs(ttl))
-return {1, capacity, math.floor(tokens), at + math.ceil((capacity - tokens) / rate), 0}
-"""
-
-_READ = """
-return redis.call('HMGET', KEYS[1], 't', 'l')
+return {{1, capacity, math.floor(tokens), at + math.ceil((capacity - tokens) / rate), 0}}
 """
 
 
 def _decode(raw: Any) -> tuple[float, int] | None:
-    tokens, last = raw
-    return None if tokens is None or last is None else (float(tokens), int(last))
+    fields = fields_of_hash(raw)
+    return None if fields is None else (real(fields[0]), whole(fields[1]))
 
 
 TOKEN_BUCKET = LuaProgram(
@@ -55,8 +53,8 @@ TOKEN_BUCKET = LuaProgram(
     strategy="tokenBucket",
     argv=("now", "capacity", "refillPerSec", "cost"),
     state="hash: t tokens, %.17g; l the last ms credited, %.0f",
-    check=_CHECK,
-    read=_READ,
+    check=_LOAD + _DECIDE.lstrip("\n"),
+    read=f"{_LOAD}return stored\n",
     raw="t and l, or nil twice",
     decode=_decode,
 )
