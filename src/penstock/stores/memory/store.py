@@ -6,11 +6,10 @@ possible (see `accel`) and interpreted where it is not; both keep the same promi
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from ..._queueing.fork import ForkAware, watch_forks
 from ...core.clock import Clock, SystemClock, require_clock
 from ...core.native import native
 from ...core.store import Store, Transform
@@ -20,16 +19,13 @@ from .table import Table, require_ttl, wrong_kind
 
 __all__ = ["MemoryStore"]
 
-# Whose locks a forked child must have anew: the thread that held one is not in the child.
-_living: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
-
 # Through what a limiter gets its decisions.
 _DECIDING = ("apply", "aapply", "apply_many", "aapply_many")
 
 R = TypeVar("R")
 
 
-class MemoryStore(Store):
+class MemoryStore(Store, ForkAware):
     """Keeps states in this process. Serves sync and async callers alike: it never waits.
 
     `max_keys` bounds how many keys are remembered. When it is reached and no key has expired:
@@ -60,7 +56,7 @@ class MemoryStore(Store):
         self.overflow = overflow
         self.clock: Clock = SystemClock() if clock is None else require_clock(clock)
         self.table: Any = _make_table(max_keys, overflow == "evict")
-        _living.add(self)
+        watch_forks(self)
         self._sweeper: Sweeper | None = None
         if sweep_every_ms is not None:
             require_int("sweep_every_ms", sweep_every_ms)
@@ -131,6 +127,10 @@ class MemoryStore(Store):
     async def aclose(self) -> None:
         self.close()
 
+    def _after_fork_in_child(self) -> None:
+        """The thread that held the lock may not be in the child."""
+        self.table.renew_lock()
+
     def __len__(self) -> int:
         """How many keys are remembered and not yet expired, at the latest instant seen."""
         return len(self.table)
@@ -146,12 +146,3 @@ def _make_table(max_keys: int | None, evict: bool) -> Any:
     if native is None:
         return Table(max_keys, evict)
     return native.Table(-1 if max_keys is None else max_keys, evict, wrong_kind, require_ttl)
-
-
-def _after_fork() -> None:
-    for store in _living:
-        store.table.renew_lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
