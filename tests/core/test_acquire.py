@@ -7,6 +7,7 @@ threads to get where they are going.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from penstock import (
     sliding_window,
     token_bucket,
 )
+from penstock._queueing import ThreadWaiter
 from tests.helpers import NOW, PATHS, Quota, make_limiter, run
 
 both_paths = pytest.mark.parametrize("path", PATHS)
@@ -52,7 +54,7 @@ async def auntil(condition: Callable[[], bool]) -> None:
 
 
 def waiting(limiter: Limiter) -> int:
-    return len(limiter._lines)
+    return len(limiter._queues)
 
 
 class Line:
@@ -261,7 +263,7 @@ def test_a_reset_lets_the_first_in_line_ask_again(path: str, pool: ThreadPoolExe
     first, second = line.join("first"), line.join("second")
     limiter.reset("k")
     assert first.result(20).allowed
-    until(lambda: limiter._lines._lines["k"].last_denial is not None)
+    until(lambda: limiter._queues._queues.get("k").last_denial is not None)
     run(limiter.areset("k"))
     assert second.result(20).allowed
     assert line.order == ["first", "second"]
@@ -531,6 +533,16 @@ def test_a_loop_closed_without_ending_its_tasks_does_not_hold_up_the_line(
     tasks[0]._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
+def acquire_behind_somebody(limiter: Limiter, key: str) -> Decision:
+    """Acquire where there is a queue, whose first waiter has gone."""
+    limiter._queues.join(key, ThreadWaiter(_ended_frame()))
+    return limiter.acquire(key)
+
+
+def _ended_frame() -> Any:
+    return sys._getframe()
+
+
 class Exhausted:
     """A clock read off a list that has come to its end."""
 
@@ -543,8 +555,11 @@ def test_a_stop_iteration_is_not_taken_for_an_answer(path: str) -> None:
     """It is how generators and coroutines return, so one that escapes from a clock or a strategy
     could pass for an admission, or hang a loop."""
     limiter = make_limiter(path, gcra(1, 1_000), Exhausted())
+    for plain in (limiter.acquire, limiter.check):
+        with pytest.raises(StopIteration):
+            plain("k")
     with pytest.raises(RuntimeError, match="StopIteration"):
-        limiter.acquire("k")
+        acquire_behind_somebody(limiter, "k")
     for call in (limiter.aacquire, limiter.acheck):
         with pytest.raises(RuntimeError, match="StopIteration"):
             run(call("k"))

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar
 
 import pytest
 
@@ -68,27 +65,16 @@ def test_what_is_learned_is_bounded_and_safe_under_threads() -> None:
 
 
 def test_what_was_spent_is_bounded_and_safe_under_threads() -> None:
-    """Another thread leases just while the oldest key is looked for."""
-    demand = Demand(AdaptiveBatch(), max_keys=1)
+    """Threads that change places as often as they can, on more keys than are kept."""
+    demand = Demand(AdaptiveBatch(), max_keys=3)
 
-    class Interrupted(dict[str, list[int]]):
-        others: ClassVar[list[threading.Thread]] = []
+    def lease(number: int) -> None:
+        for turn in range(300):
+            demand.leased(f"k{(number * 7 + turn) % 11}", 5, 1, NOW)
 
-        def __iter__(self) -> Iterator[str]:
-            found = super().__iter__()
-            if not self.others:
-                other = threading.Thread(target=demand.leased, args=("other", 5, 1, NOW))
-                self.others.append(other)
-                other.start()
-                # It waits for the lock, or it is quick.
-                other.join(0.05)
-            return found
-
-    demand._spent = Interrupted()
-    for key in ("a", "b", "c"):
-        demand.leased(key, 5, 1, NOW)
-    demand._spent.others[0].join(20)
-    assert len(demand._spent) == 1
+    with frantic_switching(), ThreadPoolExecutor(8) as pool:
+        list(pool.map(lease, range(8)))
+    assert len(demand._spent) == 3
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -16,8 +15,7 @@ from typing import Any
 import pytest
 
 from penstock import Limiter, StoreUnavailableError, fixed_window
-from penstock.core.turns import Turns
-from penstock.leasing import AdaptiveBatch, TwoTierLimiter, two_tier
+from penstock.leasing import TwoTierLimiter, two_tier
 from tests.helpers import frantic_switching, run
 from tests.leasing.far import FarStore
 
@@ -38,9 +36,9 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def in_line(limiter: TwoTierLimiter, key: str = "k") -> int:
-    line = limiter._near.turns._lines.get(key)
-    return 0 if line is None else len(line.waiting)
+def waiting(limiter: TwoTierLimiter, key: str = "k") -> int:
+    queue = limiter._near.queues.get(key)
+    return 0 if queue is None else len(queue) - 1
 
 
 def test_threads_that_miss_share_one_lease() -> None:
@@ -50,7 +48,7 @@ def test_threads_that_miss_share_one_lease() -> None:
     far.gate.clear()
     with ThreadPoolExecutor(10) as pool:
         checks = [pool.submit(limiter.check, "k") for _ in range(10)]
-        until(lambda: in_line(limiter) == 9)
+        until(lambda: waiting(limiter) == 9)
         far.gate.set()
         decisions = [check.result(20) for check in checks]
     assert all(decision.allowed for decision in decisions)
@@ -116,7 +114,7 @@ def test_a_frantic_crowd_admits_the_limit_exactly(threads: int) -> None:
     held = {key: limiter._near.held(key) for key in spent}
     assert {key: spent[key] + held[key] for key in spent} == {f"k{n}": 500 for n in range(3)}
     assert far.most_at_once == 1
-    assert len(limiter._near.turns) == 0
+    assert len(limiter._near.queues) == 0
 
 
 def test_those_who_wait_share_a_failure() -> None:
@@ -126,7 +124,7 @@ def test_those_who_wait_share_a_failure() -> None:
     far.gate.clear()
     with ThreadPoolExecutor(5) as pool:
         checks = [pool.submit(limiter.check, "k") for _ in range(5)]
-        until(lambda: in_line(limiter) == 4)
+        until(lambda: waiting(limiter) == 4)
         far.broken = True
         far.gate.set()
         for check in checks:
@@ -149,7 +147,7 @@ def test_nothing_is_kept_of_failures() -> None:
         with pytest.raises(StoreUnavailableError):
             limiter.check(f"k{number}")
     near = limiter._near
-    assert (len(near.turns), len(near.denials), len(near._store)) == (0, 0, 0)
+    assert (len(near.queues), len(near.denials), len(near._store)) == (0, 0, 0)
 
 
 def test_a_key_with_credits_does_not_notice_an_outage() -> None:
@@ -185,7 +183,7 @@ def test_a_cancelled_caller_leaves_its_lease_to_the_others() -> None:
         assert decision.allowed
         assert decision.remaining == 8
         assert far.leases == 1
-        assert len(limiter._near.turns) == 0
+        assert len(limiter._near.queues) == 0
 
     run(hang_up())
 
@@ -201,7 +199,7 @@ def test_a_lease_that_is_never_begun_holds_nobody_up() -> None:
         check.cancel()
 
     asyncio.run(begin())
-    assert len(limiter._near.turns) == 0
+    assert len(limiter._near.queues) == 0
     assert limiter.check("k").allowed
 
 
@@ -218,7 +216,7 @@ def test_threads_and_tasks_stand_in_one_line() -> None:
         first = pool.submit(limiter.check, "k")
         until(far.arrived.is_set)
         second = pool.submit(run, task())
-        until(lambda: in_line(limiter) == 1)
+        until(lambda: waiting(limiter) == 1)
         far.gate.set()
         assert (first.result(20).remaining, second.result(20).remaining) == (9, 8)
     assert far.leases == 1
@@ -347,20 +345,6 @@ def test_a_method_taken_before_the_fork_does_not_spend_the_parents_credits(
     assert remaining() == 8
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_child_does_not_wait_for_locks_of_its_parents_threads() -> None:
-    """A batch that learns has two, and whoever held them is not in the child."""
-    far, batch = FarStore(), AdaptiveBatch()
-    limiter = leased(far, batch=batch)
-    with batch._lock, limiter._near.demand._lock:
-        child = os.fork()
-        if child == 0:
-            signal.alarm(20)
-            limiter.check("k")
-            os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-
-
 def ends(work: Callable[[], Any]) -> Any:
     """The result of something that must not hang."""
     results: list[Any] = []
@@ -421,7 +405,7 @@ def test_loops_do_not_wait_for_each_other_crosswise() -> None:
 
     async def cross(mine: str, other: str) -> None:
         lease = asyncio.create_task(limiter.acheck(mine))
-        while mine not in limiter._near.turns._lines:
+        while limiter._near.queues.get(mine) is None:
             await asyncio.sleep(0)
         both.wait(20)
         assert limiter.check(other).allowed
@@ -459,12 +443,12 @@ def test_a_lease_whose_loop_was_closed_locks_nobody_out() -> None:
     for _ in range(2):
         abandoned(hang_up())
         far.agate = None
-        assert len(limiter._near.turns) == 1
+        assert len(limiter._near.queues) == 1
         assert ends(lambda: limiter.check("k", 10)).allowed
         abandoned(hang_up())
         far.agate = None
         assert ends(lambda: run(limiter.acheck("k", 10))).allowed
-    assert len(limiter._near.turns) == 0
+    assert len(limiter._near.queues) == 0
     assert len(limiter._tasks) == 1
 
 
@@ -485,57 +469,6 @@ def test_a_lease_ahead_whose_loop_was_closed_is_taken_by_the_next() -> None:
     assert not limiter._ahead
 
 
-def test_those_whose_loop_was_closed_are_passed_over() -> None:
-    """As heirs, when somebody leaves, and by those who wait already."""
-    turns, dead = Turns(), asyncio.new_event_loop()
-    first, heir, last = turns.join("k"), turns.join("k", dead), turns.join("k")
-    dead.close()
-    first.leave()
-    with last:
-        assert last._mine
-        heir.leave()
-        assert last._mine
-    assert len(turns) == 0
-
-
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_who_waits_looks_again_whether_the_turn_can_still_come(
-    colour: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The loop of the one before was closed while they waited, and nobody came since."""
-    monkeypatch.setattr("penstock.core.turns._LOOK_AGAIN_S", 0.01)
-    turns, dead = Turns(), asyncio.new_event_loop()
-    turns.join("k", dead)
-
-    def wait() -> None:
-        with turns.join("k"):
-            pass
-
-    async def await_it() -> None:
-        async with turns.join("k", asyncio.get_running_loop()):
-            pass
-
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(wait) if colour == "sync" else pool.submit(run, await_it())
-        until(lambda: bool(turns._lines["k"].waiting))
-        dead.close()
-        waiting.result(20)
-    assert len(turns) == 0
-
-
-def test_the_collector_may_end_a_task_while_the_books_are_kept() -> None:
-    """It runs anywhere, also where the lock of all lines is held by the same thread."""
-    turns = Turns()
-    turn = turns.join("k")
-
-    def collect() -> None:
-        with turns._lock:
-            turn.leave()
-
-    ends(collect)
-    assert len(turns) == 0
-
-
 def test_a_failure_after_the_caller_hung_up_is_nobodys() -> None:
     """It was shared with those who wait; the loop has nothing to complain of."""
 
@@ -552,7 +485,7 @@ def test_a_failure_after_the_caller_hung_up_is_nobodys() -> None:
         far.broken = True
         far.agate.set()
         await asyncio.sleep(0.01)
-        assert len(limiter._near.turns) == 0
+        assert len(limiter._near.queues) == 0
         gc.collect()
         return complaints
 
@@ -565,46 +498,11 @@ def test_a_spend_does_not_fail_for_want_of_a_thread_to_lease_ahead(
     """As once the main thread has ended; leases are then taken by those who miss."""
 
     def refuse(*_: Any) -> None:
-        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+        raise RuntimeError("can't start new thread")
 
     far = FarStore()
     limiter = leased(far, low_water=3)
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
     assert [limiter.check("k").remaining for _ in range(11)] == [*range(9, -1, -1), 9]
     assert not limiter._ahead
     limiter.close()
-
-
-def test_turns_are_taken_in_order_of_arrival() -> None:
-    """And one that gives up waiting does not hold up those behind it."""
-    turns, order = Turns(), []
-    first = turns.join("k")
-    waiting = [turns.join("k") for _ in range(3)]
-
-    def enter(number: int) -> None:
-        with waiting[number]:
-            order.append(number)
-
-    threads = [threading.Thread(target=enter, args=(number,)) for number in (2, 0)]
-    for thread in threads:
-        thread.start()
-    waiting[1].leave()
-    first.leave()
-    for thread in threads:
-        thread.join(20)
-    assert order == [0, 2]
-    assert len(turns) == 0
-
-
-def test_a_failure_is_shared_with_those_who_waited_only() -> None:
-    """Who joined later has heard nothing."""
-    turns = Turns()
-    first, second = turns.join("k"), turns.join("k")
-    error = ValueError("no")
-    first.share(error)
-    late = turns.join("k")
-    first.leave()
-    assert (second.failure, late.failure) == (error, None)
-    second.leave()
-    late.leave()
-    assert turns.join("k").failure is None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock import ManualClock, MemoryStore, fixed_window
+from penstock._queueing import Place
 from penstock.core.grant import Grant, leasing
 from penstock.leasing.near import Errand, NearTier
 from penstock.leasing.term import term_of
@@ -111,15 +113,16 @@ class Member:
         assert self.near.local.check("key", cost).allowed
 
     def asks(self, cost: int, want: int) -> None:
-        turn = self.near.turns.join("key")
-        settled = self.near.settle("key", cost, turn)
+        place = Place.of_thread(self.near.queues, "key", sys._getframe())
+        assert place is not None
+        settled = self.near.settle("key", cost, place)
         if settled is not None:
             # A denial that still holds: the model asks the store again, which says the same.
             assert not settled.allowed
-            turn.leave()
+            place.leave()
             self.denied_cost = cost
             return
-        turn.leave()
+        place.leave()
         self.cost, self.errand = cost, self.near.ask("key", cost)
         assert (self.errand.want, self.errand.need) == (want, cost)
 

@@ -252,7 +252,7 @@ def test_what_a_node_remembers_is_bounded(far: FarStore) -> None:
     near = limiter._near
     assert len(limiter.near_store) <= 50
     assert len(near.denials) <= 50
-    assert len(near.turns) == 0
+    assert len(near.queues) == 0
 
 
 def test_reset_forgets_both_tiers(far: FarStore) -> None:

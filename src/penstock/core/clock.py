@@ -10,11 +10,11 @@ the system's time; the compiled path reads the same monotonic source against the
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from time import monotonic_ns, time_ns
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
+from .._queueing import Mutex
 from .errors import UnsupportedError
 from .validation import reject, require_instant, require_int
 
@@ -58,8 +58,7 @@ class ManualClock:
 
     def __init__(self, start: int = 0) -> None:
         self._now = require_instant(start)
-        # Reentrant, because the collector may end an abandoned wait anywhere, in here as well.
-        self._lock = threading.RLock()
+        self._mutex = Mutex()
         self._listeners: dict[object, Callable[[], None]] = {}
 
     def now(self) -> int:
@@ -68,32 +67,27 @@ class ManualClock:
     def advance(self, ms: int) -> None:
         """Move forward by `ms`, which may be 0."""
         require_int("ms", ms, low=0)
-        with self._lock:
+        with self._mutex.hold():
             self._now = require_instant(self._now + ms)
         self._tell()
 
     def set(self, ms: int) -> None:
         """Jump to an instant, backwards if need be."""
-        with self._lock:
-            self._now = require_instant(ms)
+        self._now = require_instant(ms)
         self._tell()
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` after every move. Returns the function that ends it."""
         token = object()
-        with self._lock:
-            self._listeners[token] = listener
+        self._listeners[token] = listener
 
         def unsubscribe() -> None:
-            with self._lock:
-                self._listeners.pop(token, None)
+            self._listeners.pop(token, None)
 
         return unsubscribe
 
     def _tell(self) -> None:
-        with self._lock:
-            listeners = list(self._listeners.values())
-        for listener in listeners:
+        for listener in list(self._listeners.values()):
             listener()
 
     def __reduce__(self) -> NoReturn:

@@ -7,11 +7,12 @@ the async calls are twins over the same store contract and make the same decisio
 
 from __future__ import annotations
 
-import threading
+import sys
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
+from .._queueing import ThreadWaiter
 from .clock import Clock, ManualClock, SystemClock, require_clock
 from .decision import Decision, Forecast
 from .errors import UnsupportedError
@@ -30,7 +31,7 @@ from .validation import (
     require_key,
     require_keys,
 )
-from .waiting import Ask, Lines, Look, Step, TaskWake, Watch, acquire_flow
+from .waiting import Ask, KeyQueues, Look, Step, Watch, acquire_flow, waiting_clock
 
 __all__ = ["Limiter"]
 
@@ -73,7 +74,8 @@ class Limiter:
         self._check = checking(strategy)
         self._peek = peeking(strategy)
         self._forecast = forecasting(strategy)
-        self._lines = Lines(max_waiters)
+        self._queues = KeyQueues(max_waiters)
+        self._waiting_clock = waiting_clock(self.clock)
         self._settle_on(store)
 
     def _settle_on(self, store: Store) -> None:
@@ -127,68 +129,76 @@ class Limiter:
     def reset(self, key: str) -> None:
         """Forget what the key has spent. Who waits for it in `acquire` here asks again at once."""
         self.store.reset(self._name(key))
-        self._lines.stir(key)
+        self._queues.reset(key)
 
     async def areset(self, key: str) -> None:
         """The awaitable twin of `reset`."""
         await self.store.areset(self._name(key))
-        self._lines.stir(key)
+        self._queues.reset(key)
 
     def acquire(self, key: str, cost: int = 1, timeout: float | None = None) -> Decision:
         """Wait until the request is admitted, in turn with the others that wait for this key.
 
         Past `timeout` seconds, or as soon as it is plain that it would be past them, raises
-        `rate_limit_exceeded` with the decision. Plain `check` calls do not stand in line.
+        `rate_limit_exceeded` with the decision. Plain `check` calls do not wait for anybody.
         """
         timeout_ms = self._admissible(key, cost, timeout)
-        woken = threading.Event()
-        wake = woken.set
-        watch = Watch(self.clock, wake)
+        clock, queues = self._waiting_clock, self._queues
+        began_at, resets, told = clock.now(), queues.resets, None
+        if queues.is_free(key):
+            decision = self.check(key, cost)
+            if decision.allowed:
+                return decision
+            told = decision, resets
+        waiter = ThreadWaiter(sys._getframe())
+        watch = Watch(clock, waiter.wake)
 
         def obey(step: Step) -> Decision | None:
             if isinstance(step, Ask):
                 return self.check(key, cost)
             if isinstance(step, Look):
                 return self.peek(key)
-            ms = watch.real_ms(step.ms)
-            woken.wait(None if ms is None else ms / 1000)
-            woken.clear()
+            (waiter.sleep if step.leads else waiter.rest)(watch.real_s(step.ms))
             return None
 
         try:
-            return drive(acquire_flow(self._lines, key, wake, watch.clock, timeout_ms), obey)
+            flow = acquire_flow(queues, key, waiter, clock, began_at, timeout_ms, told)
+            return drive(flow, obey)
         finally:
             watch.end()
+            waiter.end()
 
     async def aacquire(self, key: str, cost: int = 1, timeout: float | None = None) -> Decision:
-        """The awaitable twin of `acquire`. Cancelling it leaves the line."""
-        import asyncio  # half the time that `import penstock` would take, and only used here
-
+        """The awaitable twin of `acquire`. Cancelling it leaves the queue."""
         timeout_ms = self._admissible(key, cost, timeout)
-        loop = asyncio.get_running_loop()
-        woken = asyncio.Event()
-        wake = TaskWake(loop, woken)
+        clock, queues = self._waiting_clock, self._queues
+        began_at, resets, told = clock.now(), queues.resets, None
+        if queues.is_free(key):
+            decision = await self.acheck(key, cost)
+            if decision.allowed:
+                return decision
+            told = decision, resets
+        # Here, so that `import penstock` does not load asyncio.
+        from .._queueing.tasks import Event, TaskWaiter
+
+        woken = Event()
+        waiter = TaskWaiter(woken)
+        watch = Watch(clock, waiter.wake)
 
         async def obey(step: Step) -> Decision | None:
             if isinstance(step, Ask):
                 return await self.acheck(key, cost)
             if isinstance(step, Look):
                 return await self.apeek(key)
-            ms = watch.real_ms(step.ms)
-            timer = None if ms is None else loop.call_later(ms / 1000, woken.set)
-            try:
-                await woken.wait()
-            finally:
-                if timer is not None:
-                    timer.cancel()
-            woken.clear()
+            await (waiter.sleep if step.leads else waiter.rest)(watch.real_s(step.ms))
             return None
 
-        watch = Watch(self.clock, wake)
         try:
-            return await adrive(acquire_flow(self._lines, key, wake, watch.clock, timeout_ms), obey)
+            flow = acquire_flow(queues, key, waiter, clock, began_at, timeout_ms, told)
+            return await adrive(flow, obey)
         finally:
             watch.end()
+            waiter.end()
 
     def close(self) -> None:
         """Close the store, if this limiter made it."""

@@ -15,8 +15,8 @@ asked and never how much may be admitted: every credit is still granted by the s
 
 from __future__ import annotations
 
+import contextlib
 import math
-import threading
 from collections import OrderedDict
 from typing import Any
 
@@ -50,25 +50,20 @@ class AdaptiveBatch:
         self.least = require_int("least", least)
         self.most = require_int("most", most, low=least)
         self._max_keys = require_int("max_keys", max_keys)
-        self.renew_lock()
         # key: (mean logarithm of the demand per period, when last leased)
         self._learned: OrderedDict[str | bytes, tuple[float, int]] = OrderedDict()
-
-    def renew_lock(self) -> None:
-        """For the child of a fork, in which nobody holds the lock."""
-        self._lock = threading.Lock()
 
     def observe(self, key: str, served: int, now: int) -> None:
         """`served` credits went to callers since the key's previous lease."""
         name = kept_key(key)
-        with self._lock:
-            known = self._learned.get(name)
-            elapsed = self.period_ms if known is None else max(1, now - known[1])
-            sample = math.log(max(served, 1) * self.period_ms / elapsed)
-            mean = sample if known is None else known[0] + self.smoothing * (sample - known[0])
-            self._learned[name] = (mean, now)
-            self._learned.move_to_end(name)
-            if len(self._learned) > self._max_keys:
+        # Without a lock: one lease per key is under way, and each line is one step.
+        known = self._learned.pop(name, None)
+        elapsed = self.period_ms if known is None else max(1, now - known[1])
+        sample = math.log(max(served, 1) * self.period_ms / elapsed)
+        mean = sample if known is None else known[0] + self.smoothing * (sample - known[0])
+        self._learned[name] = (mean, now)
+        if len(self._learned) > self._max_keys:
+            with contextlib.suppress(KeyError):
                 self._learned.popitem(last=False)
 
     def size(self, key: str) -> int:

@@ -6,7 +6,8 @@ was served since a lease is the difference to what was held after it, also when 
 
 from __future__ import annotations
 
-import threading
+import contextlib
+from collections import OrderedDict
 
 from ..core.keys import kept_key
 from .batch import AdaptiveBatch
@@ -25,15 +26,12 @@ class Demand:
         self._begin()
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()
         # key: [held after the last lease, left of it]
-        self._spent: dict[str | bytes, list[int]] = {}
+        self._spent: OrderedDict[str | bytes, list[int]] = OrderedDict()
 
     def after_fork(self) -> None:
-        """In the child: nothing is leased, and nobody holds a lock."""
+        """In the child: nothing is leased."""
         self._begin()
-        if self._adaptive is not None:
-            self._adaptive.renew_lock()
 
     def batch(self, key: str) -> int:
         return self.fixed if self._adaptive is None else self._adaptive.size(key)
@@ -49,10 +47,11 @@ class Demand:
         if self._adaptive is None:
             return
         name = kept_key(key)
-        with self._lock:
-            before = self._spent.pop(name, None)
-            self._spent[name] = [held, held]
-            if len(self._spent) > self._max_keys:
-                del self._spent[next(iter(self._spent))]
+        # Without a lock: one lease per key is under way, and each line is one step.
+        before = self._spent.pop(name, None)
+        self._spent[name] = [held, held]
+        if len(self._spent) > self._max_keys:
+            with contextlib.suppress(KeyError):
+                self._spent.popitem(last=False)
         served = cost if before is None else before[0] - before[1] + cost
         self._adaptive.observe(key, served, now)

@@ -7,7 +7,7 @@ denied cost; a smaller one may still fit and has to be asked for. Bounded: the o
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections import OrderedDict
 
 from ..core.decision import Decision
@@ -21,7 +21,6 @@ class Denials:
 
     def __init__(self, max_keys: int) -> None:
         self._max_keys = max_keys
-        self._lock = threading.Lock()
         # key: (until, from which cost on, the denial)
         self._held: OrderedDict[str | bytes, tuple[int, int, Decision]] = OrderedDict()
 
@@ -37,15 +36,15 @@ class Denials:
 
     def remember(self, key: str, asked_at: int, cost: int, denial: Decision) -> None:
         name = kept_key(key)
-        with self._lock:
-            self._held[name] = (asked_at + denial.retry_after_ms, cost, denial)
-            self._held.move_to_end(name)
-            if len(self._held) > self._max_keys:
+        # Without a lock: each line is one step, and any order of several threads' steps will do.
+        self._held.pop(name, None)
+        self._held[name] = (asked_at + denial.retry_after_ms, cost, denial)
+        if len(self._held) > self._max_keys:
+            with contextlib.suppress(KeyError):
                 self._held.popitem(last=False)
 
     def forget(self, key: str) -> None:
-        with self._lock:
-            self._held.pop(kept_key(key), None)
+        self._held.pop(kept_key(key), None)
 
     def __len__(self) -> int:
         return len(self._held)

@@ -1,11 +1,11 @@
 """The near tier: credits of many keys on one node, and the one procedure that refills them.
 
 A request is served from local credits if they suffice; that is the hot path, and it does not come
-here. A miss takes its turn for the key, so at most one lease per key is in flight and those who
-wait are served in order. In its turn it looks again (`settle`): somebody before it may have leased
-enough, been denied, or failed. Then there is an `Errand` for the far tier (`ask`) and its answer to
-take in (`receive`). Nothing here waits: who runs the errand, on what transport and in which colour,
-is the caller's business, so the limiter over a store and the client of a lease service share this.
+here. A miss waits in the key's queue, so at most one lease per key is in flight and those who wait
+are served in order. Who leads looks again (`settle`): somebody before it may have leased enough,
+been denied, or failed. Then there is an `Errand` for the far tier (`ask`) and its answer to take in
+(`receive`). Nothing here waits: who runs the errand, on what transport, sync or async, is the
+caller's business, so the limiter over a store and the client of a lease service share this.
 
 What a node holds after a lease is at most the batch less 1: a miss takes a batch and spends from
 it at once, and a lease ahead of need only tops up to there. That is what the bounds rest on.
@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from .._queueing import Place, Queue, Queues
 from ..core.clock import Clock
 from ..core.decision import Decision
 from ..core.errors import StoreUnavailableError, outage_reason
 from ..core.grant import Grant
 from ..core.limiter import Limiter
 from ..core.store import checking
-from ..core.turns import Turn, Turns
 from ..core.validation import MAX_SAFE
 from ..front import rate_limit
 from ..stores.memory import MemoryStore
@@ -51,7 +51,7 @@ class Errand(NamedTuple):
 
 
 class NearTier:
-    """Credits, remembered denials and turns, by key."""
+    """Credits, remembered denials and queues, by key."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class NearTier:
         self._begin()
 
     def _begin(self) -> None:
-        self.turns = Turns()
+        self.queues: Queues[Queue] = Queues(Queue)
         self._rest_until = 0
         # Denied without a round trip only where the far tier denied before.
         self.denials = Denials(self._max_keys)
@@ -111,30 +111,32 @@ class NearTier:
         """The far tier's denial of such a request, if it still holds."""
         return self.denials.recall(key, cost, self.now() if now is None else now)
 
-    def settle(self, key: str, cost: int, turn: Turn, now: int | None = None) -> Decision | None:
-        """What can be said without the far tier, now that it is this one's turn."""
+    def settle(
+        self, key: str, cost: int, place: Place[Queue], now: int | None = None
+    ) -> Decision | None:
+        """What can be said without the far tier, now that this one leads."""
         if now is None:
             now = self.now()
         decision: Decision = self.store.apply(key, self._check, now, cost)
         if decision.allowed:
             return decision
-        failure = turn.failure
+        failure = place.failure
         if failure is not None:
             # The lease that this caller waited for failed: asking again would only queue up more.
             raise StoreUnavailableError(str(failure), reason=outage_reason(failure)) from failure
         return self.denials.recall(key, cost, now)
 
     def ask(self, key: str, cost: int, now: int | None = None) -> Errand:
-        """What to lease for a miss, in its turn."""
+        """What to lease for a miss that leads."""
         sent_at = self.now() if now is None else now
         return Errand(key, max(self._size(key), cost), cost, sent_at)
 
     def ask_for_one(self, key: str, cost: int, now: int | None = None) -> Errand:
-        """What to lease for a request alone, out of turn."""
+        """What to lease for a request alone, which does not wait."""
         return Errand(key, cost, cost, self.now() if now is None else now)
 
     def ask_ahead(self, key: str, low_water: int) -> Errand | None:
-        """What to lease ahead of need, in its turn; nothing if the need is gone, or in vain."""
+        """What to lease ahead of need; nothing if the need is gone, or in vain."""
         held = self.held(key)
         want = self._size(key) - 1 - held
         if held > low_water or want < 1 or not self.may_prefetch(key):

@@ -11,27 +11,28 @@ while the rest is being spent. Its failure is nobody's; the miss that follows wi
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
-import weakref
+import sys
 from abc import abstractmethod
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import FrameType
 from typing import Any
 
+from .._queueing import Place, Queue, ThreadWaiter
+from .._queueing.background import Background
+from .._queueing.fork import ForkAware, watch_forks
+from .._queueing.tasks import TaskPlace
 from ..accel.limiter import spending
 from ..core.decision import Decision
 from ..core.errors import StoreUnavailableError
 from ..core.grant import Grant
-from ..core.turns import Turn
 from ..core.validation import MAX_SAFE, require_key
 from .near import Errand, NearTier
 
 __all__ = ["Refilling"]
 
 
-class Refilling:
+class Refilling(ForkAware):
     """A near tier and the way to its far tier, which subclasses supply."""
 
     def __init__(self, near: NearTier, low_water: int) -> None:
@@ -41,7 +42,7 @@ class Refilling:
         # From here down a local spend is of interest to more than its caller.
         self._level = MAX_SAFE if near.demand.learns else self._low_water
         self._begin()
-        _all.add(self)
+        watch_forks(self)
 
     def _begin(self) -> None:
         """Start with nothing held and nothing under way."""
@@ -50,8 +51,7 @@ class Refilling:
         self._tasks: dict[asyncio.AbstractEventLoop, set[asyncio.Task[Any]]] = {}
         # The keys with a lease ahead of need under way, and in which loop; None for a thread.
         self._ahead: dict[str, asyncio.AbstractEventLoop | None] = {}
-        self._executor: ThreadPoolExecutor | None = None
-        self._starting = threading.Lock()
+        self._background = Background("penstock-lease")
 
     def _bind(self) -> None:
         """Look up what spends local credits: compiled, where they are."""
@@ -96,25 +96,33 @@ class Refilling:
         denied = near.recall(key, cost, now)
         if denied is not None:
             return denied
-        turn = near.turns.join_blocking(key)
-        if turn is None:
+        place = self._place(key, sys._getframe())
+        if place is None:
             return self._serve_apart(key, cost, now)
-        with turn:
-            settled = near.settle(key, cost, turn, now)
+        with place:
+            settled = near.settle(key, cost, place, now)
             if settled is not None:
                 return settled
             errand = near.ask(key, cost, now)
             try:
                 grant = self._fetch(errand)
             except StoreUnavailableError as error:
-                turn.share(error)
+                place.share(error)
                 raise
             return near.receive(errand, cost, grant, now)
 
+    def _place(self, key: str, frame: FrameType) -> Place[Queue] | None:
+        """A place for a thread that will block until it leads; None if this thread runs an event
+        loop and tasks are in the queue. It might wait for them for ever: they may be of that very
+        loop, or of one whose thread waits for a task of this one."""
+        on_a_loop = asyncio._get_running_loop() is not None
+        admit = _has_threads_only if on_a_loop else None
+        return Place.of_thread(self._near.queues, key, frame, admit)
+
     def _serve_apart(self, key: str, cost: int, now: int | None) -> Decision:
-        """Serve a caller who must not wait for the tasks in line, because its thread runs an event
-        loop. What is leased is what the request costs: no credit is left of it to be held, so the
-        bounds stay what they are."""
+        """Serve a caller who must not wait for the tasks in the queue, because its thread runs an
+        event loop. What is leased is what the request costs: no credit is left of it to be held,
+        so the bounds stay what they are."""
         errand = self._near.ask_for_one(key, cost, now)
         return self._near.receive(errand, cost, self._fetch(errand), now)
 
@@ -124,29 +132,31 @@ class Refilling:
         denied = near.recall(key, cost, now)
         if denied is not None:
             return denied
-        turn = await near.turns.join(key, asyncio.get_running_loop()).__aenter__()
+        place = TaskPlace.of_task(near.queues, key)
+        assert place is not None
+        await place.enter()
+        lease: asyncio.Task[Decision] | None = None
         try:
-            settled = near.settle(key, cost, turn, now)
-            if settled is None:
-                lease = self._spawn(self._alease(key, cost, turn, now))
-        except BaseException:
-            turn.leave()
-            raise
-        if settled is not None:
-            turn.leave()
-            return settled
-        # In this order: the caller is woken before the next in line.
-        waiting: asyncio.Future[Decision] = asyncio.shield(lease)
-        # A callback also runs for a task that is cancelled before it has begun.
-        lease.add_done_callback(partial(_ended, turn))
+            settled = near.settle(key, cost, place, now)
+            if settled is not None:
+                return settled
+            lease = self._spawn(self._alease(key, cost, place, now))
+            place.waiter.hand_to(lease)
+            # In this order: the caller is woken before the next in the queue.
+            waiting: asyncio.Future[Decision] = asyncio.shield(lease)
+            # A callback also runs for a task that is cancelled before it has begun.
+            lease.add_done_callback(partial(_ended, place))
+        finally:
+            if lease is None:
+                place.leave()
         return await waiting
 
-    async def _alease(self, key: str, cost: int, turn: Turn, now: int | None) -> Decision:
+    async def _alease(self, key: str, cost: int, place: Place[Queue], now: int | None) -> Decision:
         errand = self._near.ask(key, cost, now)
         try:
             grant = await self._afetch(errand)
         except StoreUnavailableError as error:
-            turn.share(error)
+            place.share(error)
             raise
         return self._near.receive(errand, cost, grant, now)
 
@@ -155,10 +165,7 @@ class Refilling:
         if self._worth_a_lease(key, left, now):
             self._ahead[key] = None
             try:
-                with self._starting:
-                    if self._executor is None:
-                        self._executor = ThreadPoolExecutor(1, thread_name_prefix="penstock-lease")
-                    self._executor.submit(self._run_ahead, key)
+                self._background.submit(partial(self._run_ahead, key))
             except RuntimeError:
                 # No thread can be had any more, as when the interpreter is about to end.
                 self._ahead.pop(key, None)
@@ -179,13 +186,13 @@ class Refilling:
         loop = self._ahead.get(key)
         return loop is not None and loop.is_closed()
 
-    # A lease ahead of need waits for nobody: whoever has the turn brings credits, too.
+    # A lease ahead of need waits for nobody: whoever leads brings credits, too.
 
     def _run_ahead(self, key: str) -> None:
         try:
-            turn = self._near.turns.take(key)
-            if turn is not None:
-                with turn:
+            place = Place.of_thread(self._near.queues, key, sys._getframe(), _is_empty)
+            if place is not None:
+                with place:
                     errand = self._near.ask_ahead(key, self._low_water)
                     if errand is not None:
                         self._near.receive(errand, 0, self._fetch(errand))
@@ -196,9 +203,9 @@ class Refilling:
 
     async def _arun_ahead(self, key: str) -> None:
         try:
-            turn = self._near.turns.take(key, asyncio.get_running_loop())
-            if turn is not None:
-                async with turn:
+            place = TaskPlace.of_task(self._near.queues, key, _is_empty)
+            if place is not None:
+                async with place:
                     errand = self._near.ask_ahead(key, self._low_water)
                     if errand is not None:
                         self._near.receive(errand, 0, await self._afetch(errand))
@@ -219,38 +226,31 @@ class Refilling:
 
     def _finish(self) -> None:
         """Wait for what threads have under way. A later call starts anew."""
-        with self._starting:
-            executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown(wait=True)
+        self._background.finish()
 
     async def _afinish(self) -> None:
         """Wait for what this loop has under way, and threads."""
         loop = asyncio.get_running_loop()
         await asyncio.gather(*self._tasks.pop(loop, ()), return_exceptions=True)
-        if self._executor is not None:
+        if self._background.is_running:
             await loop.run_in_executor(None, self._finish)
 
-    def _after_fork(self) -> None:
+    def _after_fork_in_child(self) -> None:
+        """A child must not spend what its parent leased: both would."""
         self._near.after_fork()
         self._begin()
 
 
-def _ended(turn: Turn, lease: asyncio.Task[Decision]) -> None:
-    turn.leave()
+def _ended(place: Place[Queue], lease: asyncio.Task[Decision]) -> None:
+    place.leave()
     if not lease.cancelled():
         # Whoever asked may have hung up, and nobody else would look at a failure.
         lease.exception()
 
 
-_all: weakref.WeakSet[Refilling] = weakref.WeakSet()
+def _is_empty(queue: Queue) -> bool:
+    return not len(queue)
 
 
-def _after_fork_in_child() -> None:
-    """A child must not spend what its parent leased: both would."""
-    for each in list(_all):
-        each._after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+def _has_threads_only(queue: Queue) -> bool:
+    return all(isinstance(waiter, ThreadWaiter) for waiter in queue.waiting())

@@ -7,14 +7,14 @@ are those of the policy. The service's clock decides, and says how long what it 
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import grpc
 import grpc.aio
 
+from .._queueing import Mutex
+from .._queueing.fork import ForkAware, watch_forks
 from ..core.decision import Decision, Forecast, Outcome
 from ..core.errors import (
     ConfigInvalidError,
@@ -64,7 +64,7 @@ class RemotePolicy(Strategy):
         return f"policy {self.policy!r} of a service"
 
 
-class FleetStore(Store):
+class FleetStore(Store, ForkAware):
     """One policy behind one door, in both colours. Channels are opened at the first call."""
 
     reads_own_clock = True
@@ -88,7 +88,7 @@ class FleetStore(Store):
         self._timeout_s = timeout_ms / 1000
         self._metadata = tuple(_metadata(secret, token))
         self._forget()
-        _all.add(self)
+        watch_forks(self)
 
     def apply(self, key: str, transform: Transform[Any], now: int, cost: int) -> Any:
         fleet, limiter = self._stubs()
@@ -107,7 +107,7 @@ class FleetStore(Store):
             raise self._ours(error) from error
 
     def close(self) -> None:
-        with self._lock:
+        with self._mutex.hold():
             channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()
@@ -143,7 +143,7 @@ class FleetStore(Store):
         )
 
     def _stubs(self) -> tuple[FleetStub, RateLimiterStub]:
-        with self._lock:
+        with self._mutex.hold():
             if self._channel is None:
                 if self._credentials is None:
                     self._channel = grpc.insecure_channel(self.target, _OPTIONS)
@@ -164,10 +164,12 @@ class FleetStore(Store):
 
     def _forget(self) -> None:
         """Have no connection: at first, and in the child of a fork, which must leave its parent's
-        alone, and in which nobody holds the lock."""
-        self._lock = threading.Lock()
+        alone."""
+        self._mutex = Mutex()
         self._channel = None
         self._achannels: WeakKeyDictionary[Any, grpc.aio.Channel] = WeakKeyDictionary()
+
+    _after_fork_in_child = _forget
 
     def _ours(self, error: Any) -> PenstockError:
         status, details = error.code(), error.details() or "no details"
@@ -193,15 +195,3 @@ def _grant(answer: fleet_pb2.ReserveResponse) -> Grant:
 
 def _forecast(answer: rate_limiter_pb2.ForecastResponse) -> Forecast:
     return forecast_of(answer.forecast)
-
-
-_all: WeakSet[FleetStore] = WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for each in list(_all):
-        each._forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

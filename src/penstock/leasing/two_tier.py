@@ -18,9 +18,11 @@ long its window still lasts. Any other store goes by the clocks of the nodes, in
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterable
 from contextlib import nullcontext
 
+from .._queueing.tasks import TaskPlace
 from ..core.clock import Clock, SystemClock
 from ..core.decision import Decision, Forecast
 from ..core.grant import Grant, leasing
@@ -225,15 +227,17 @@ class TwoTierLimiter(Refilling, Limiter):
 
     def reset(self, key: str) -> None:
         """Forget the key in the store and on this node; credits on other nodes remain."""
-        # In its turn: a lease that is under way belongs to the time before. Where this thread must
+        # In the queue: a lease that is under way belongs to the time before. Where this thread must
         # not wait for it, what it brings remains, as on another node.
-        turn = self._near.turns.join_blocking(require_key(key))
-        with turn or nullcontext():
+        place = self._place(require_key(key), sys._getframe())
+        with place or nullcontext():
             super().reset(key)
             self._near.forget(key)
 
     async def areset(self, key: str) -> None:
-        async with self._near.turns.join(require_key(key), asyncio.get_running_loop()):
+        place = TaskPlace.of_task(self._near.queues, require_key(key))
+        assert place is not None
+        async with place:
             await super().areset(key)
             self._near.forget(key)
 

@@ -8,67 +8,50 @@ does I/O. A call whose transform raises writes nothing, and takes nobody else do
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from typing import Any
 
+from .._queueing import QueuedCall
 from ..core.errors import PenstockError
 from ..core.foreign_clocks import FOREIGN_CLOCKS
 from ..core.store import Transform
 from .record import keep_ms, pack, restore
 
-__all__ = ["Call", "Sheet", "Write", "closed_lock", "telling_of_others"]
+__all__ = ["Call", "Sheet", "Write", "telling_of_others"]
 
 Write = tuple[str | None, int]
 """A record and the instant until which to keep it; a record of None deletes the key."""
 
 
-def closed_lock() -> threading.Lock:
-    """A lock to wait at until someone else releases it."""
-    lock = threading.Lock()
-    lock.acquire()
-    return lock
-
-
-class Call:
+class Call(QueuedCall):
     """One `apply_many`: its keys, and the places among them that are still open.
 
-    `signal` is released to give its caller a word: that it is `done`, or that it is its turn.
     `writing` are the keys that it would change, as it was decided last. `charged` says whether any
     such change was committed; None, if nobody knows. Whoever commits a sheet keeps it.
     """
 
-    __slots__ = (
-        "charged",
-        "cost",
-        "deadline",
-        "done",
-        "error",
-        "keys",
-        "now",
-        "open",
-        "results",
-        "signal",
-        "transform",
-        "writing",
-    )
+    __slots__ = ("charged", "cost", "keys", "now", "open", "results", "transform", "writing")
 
     def __init__(
         self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int, deadline: float
     ) -> None:
+        super().__init__(deadline)
         self.keys = keys
         self.transform = transform
         self.now = now
         self.cost = cost
-        self.deadline = deadline
         self.open: Sequence[int] = range(len(keys))
         self.results: list[Any] = [None] * len(keys)
-        self.error: BaseException | None = None
         self.writing: Collection[str] = ()
         self.charged: bool | None = False
-        self.done = False
-        self.signal = closed_lock()
+
+    def is_answered(self) -> bool:
+        return not self.open
+
+    def fail(self, error: BaseException) -> None:
+        self.error = error
+        self.open = ()
 
     def answer(self) -> list[Any]:
         """The results, or what was raised instead."""
@@ -100,7 +83,6 @@ class Sheet:
 
     def run(self, call: Call) -> None:
         """Fill in the results of the places that are open, or the error."""
-        layer: dict[str, Write] = {}
         call.error = None
         call.writing = ()
         # Outside of the `try`: a read that fails is a fault of the store, not of this call.
@@ -109,13 +91,31 @@ class Sheet:
             if key not in self.held:
                 self.held[key] = self._read(key)
         try:
-            for place in call.open:
-                call.results[place] = self._step(call.keys[place], call, layer)
+            results, layer = self._decide(call)
+        except PenstockError as error:
+            call.error = error
         except Exception as error:
+            # Strategies are pure. What does not happen again was an interrupt of this thread,
+            # which may be serving somebody else's call, and is to be stopped by it.
+            if not self._fails(call):
+                raise
             call.error = error
         else:
+            for place, result in zip(call.open, results, strict=True):
+                call.results[place] = result
             call.writing = layer
             self.writes.update(layer)
+
+    def _decide(self, call: Call) -> tuple[list[Any], dict[str, Write]]:
+        layer: dict[str, Write] = {}
+        return [self._step(call.keys[place], call, layer) for place in call.open], layer
+
+    def _fails(self, call: Call) -> bool:
+        try:
+            self._decide(call)
+        except Exception:
+            return True
+        return False
 
     def _step(self, key: str, call: Call, layer: dict[str, Write]) -> Any:
         raw = self._record(key, layer)

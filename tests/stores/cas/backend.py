@@ -10,11 +10,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.stores.cas import CasStore, Conflict, Drop, Held, LinkError, Read, Request, Swap
+from penstock.stores.cas import (
+    CasStore,
+    Conflict,
+    ConnectionFailedError,
+    Drop,
+    Held,
+    Read,
+    Request,
+    Swap,
+)
 
-LOST = LinkError("the reply was lost", may_have_run=True, again=True)
-REFUSED = LinkError("connection refused", may_have_run=False, again=True)
-LATE = LinkError("no reply in time", may_have_run=True)
+LOST = ConnectionFailedError("the reply was lost", may_have_run=True, again=True)
+REFUSED = ConnectionFailedError("connection refused", may_have_run=False, again=True)
+LATE = ConnectionFailedError("no reply in time", may_have_run=True)
 
 
 class Records:
@@ -82,7 +91,7 @@ class DictCasStore(CasStore):
             self.before(request)
             answer = self.records.perform(request)
             self.after(request)
-        except LinkError as error:
+        except ConnectionFailedError as error:
             return error
         return answer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from penstock.stores.cas import LinkError
+from penstock.stores.cas import ConnectionFailedError
 from penstock.stores.cas.workers import Workers
 
 
@@ -30,7 +30,7 @@ def test_a_caller_stops_waiting_at_its_deadline() -> None:
     start = time.monotonic()
     [late] = workers.run([release.wait], start + 0.05)
     assert time.monotonic() - start < 0.5
-    assert isinstance(late, LinkError)
+    assert isinstance(late, ConnectionFailedError)
     assert late.may_have_run
     assert workers.run([lambda: "next"], time.monotonic() + 5) == ["next"]
     release.set()
@@ -43,7 +43,7 @@ def test_too_many_late_jobs_are_refused_at_once() -> None:
     release = threading.Event()
     workers.run([release.wait] * 3, time.monotonic() + 0.01)
     [refused] = workers.run([lambda: "never"], time.monotonic() + 5)
-    assert isinstance(refused, LinkError)
+    assert isinstance(refused, ConnectionFailedError)
     assert not refused.may_have_run
     release.set()
     workers.close()

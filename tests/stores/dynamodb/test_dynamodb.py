@@ -14,7 +14,7 @@ from penstock import ConfigInvalidError, StoreUnavailableError, UnsupportedError
 from penstock.core.flow import drive
 from penstock.core.store import checking
 from penstock.stores import open_store
-from penstock.stores.cas import Conflict, Held, LinkError, Read, Swap
+from penstock.stores.cas import Conflict, ConnectionFailedError, Held, Read, Swap
 from penstock.stores.dynamodb import DynamoDBStore
 from penstock.stores.dynamodb.faults import translated
 from penstock.stores.dynamodb.schema import create
@@ -203,7 +203,7 @@ def test_what_the_service_says_is_told_apart() -> None:
         assert "for boto3" in str(translated(error, Read("k"), "t"))
     mistake = ZeroDivisionError()
     assert translated(mistake, swap, "t") is mistake
-    assert not isinstance(mistake, LinkError)
+    assert not isinstance(mistake, ConnectionFailedError)
 
 
 def test_a_region_that_is_missing_is_said_when_it_is_needed(

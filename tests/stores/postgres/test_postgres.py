@@ -22,10 +22,10 @@ from penstock import (
     token_bucket,
 )
 from penstock.stores import open_store
-from penstock.stores.postgres import PostgresStore, flows, link
-from penstock.stores.postgres.asynchronous import AsyncLink
+from penstock.stores.postgres import PostgresStore, connection, flows
+from penstock.stores.postgres.async_connections import AsyncConnection
+from penstock.stores.postgres.asyncpg_connections import AsyncpgConnection
 from penstock.stores.postgres.requests import Ask
-from penstock.stores.postgres.with_asyncpg import AsyncpgLink
 from penstock.testkit import run_store_conformance
 from tests.stores.exactness import (
     assert_exact_from_processes,
@@ -72,7 +72,7 @@ def test_callers_that_wait_for_the_lock_are_admitted_exactly(
     """The way of those whose guesses keep failing, taken from the first round on; with a libpq
     that cannot send several statements at once, too."""
     monkeypatch.setattr(flows, "_GUESSES", 0)
-    monkeypatch.setattr(link, "_PIPELINES", pipelines)
+    monkeypatch.setattr(connection, "_PIPELINES", pipelines)
     if driver == "psycopg":
         run_store_conformance(open_empty)
     table = new_table()
@@ -149,13 +149,13 @@ def test_a_race_is_lost_twice_at_most(
     table = new_table()
     interferes = True
     other = rate_limit(gcra(10**6, 3_600_000), store=open_store(url_of(table)))
-    kind = AsyncLink if driver == "psycopg" else AsyncpgLink
+    kind = AsyncConnection if driver == "psycopg" else AsyncpgConnection
     execute = kind.execute
 
-    async def interfering(link: Any, request: Any, deadline: float) -> Any:
+    async def interfering(connection: Any, request: Any, deadline: float) -> Any:
         if interferes and isinstance(request, Ask) and request.statement.name.endswith("_swap"):
             other.check_many(["k", "warm"])
-        return await execute(link, request, deadline)
+        return await execute(connection, request, deadline)
 
     async def main() -> None:
         nonlocal interferes

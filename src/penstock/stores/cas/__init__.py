@@ -1,10 +1,10 @@
 """Stores on a database whose one atomic step is "write, if nobody else has": compare-and-swap.
 
-- requests: what is asked of a backend, and how a link to it may fail
+- requests: what is asked of a backend
 - procedure: read, decide, write on condition, again if need be: one flow for all backends
-- lines, callers: who works on a key and who waits, so that a process never races with itself
-- abreast: several keys at once
-- store: the door of both colours, to which a backend adds the two methods that do the I/O
+- memory: what this process last saw under its keys
+- callers: who works on a key and who waits, so that a process never races with itself
+- store: the store, to which a backend adds the two methods that do the I/O
 - workers: threads that wait for a driver in the caller's place, so that deadlines hold
 - perloop: a client of an async driver belongs to one event loop
 - names: keys that are too long for a backend
@@ -12,8 +12,9 @@
 
 from __future__ import annotations
 
+from ..failure import ConnectionFailedError
 from .procedure import RACES, TRAIL
-from .requests import Conflict, Drop, Held, LinkError, Read, Request, Swap
+from .requests import Conflict, Drop, Held, Read, Request, Swap
 from .store import CasStore
 
 __all__ = [
@@ -21,9 +22,9 @@ __all__ = [
     "TRAIL",
     "CasStore",
     "Conflict",
+    "ConnectionFailedError",
     "Drop",
     "Held",
-    "LinkError",
     "Read",
     "Request",
     "Swap",

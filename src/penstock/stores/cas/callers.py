@@ -1,34 +1,55 @@
-"""How a caller of either colour stands in line, and leads when it is handed the lead."""
+"""Callers of a compare-and-swap store: who works on a key, and who waits.
+
+In one process, one batch at a time is under way per key. Whoever finds the key free leads a batch
+of one; all who come meanwhile wait, and when the leader is done they go together as the next batch.
+So a process never races with itself, a crowd on one key costs two requests per round trip and not
+two per caller, and nobody is overtaken. The last to come leads, having the most time left; the
+others give up at their own deadlines.
+
+Nobody waits while leading: a caller of many keys is woken for all of them alike, and takes up the
+lead of a key as soon as it has it. Hence no deadlock, whatever the keys.
+
+A leader that should have ended long ago, because its loop was stopped or its thread is stuck, is
+passed over: whatever it may yet write is on condition.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import threading
+import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from ..._queueing import Batch, CallQueue, Queues, ThreadWaiter, Waiter
+from ..._queueing.tasks import Event, TaskWaiter
+from ...core.errors import PenstockError
 from ...core.flow import Flow, adrive, drive
 from ...core.store import Transform
+from ..failure import ConnectionFailedError
 from ..sheet import Call, telling_of_others
-from .abreast import abreast
-from .lines import Batch, Lines, Stand
 from .memory import Memory
 from .procedure import settle
-from .requests import LinkError, Pause, Request, Step, unavailable
+from .requests import CasFlow, Pause, Request, Step, unavailable
 
-__all__ = ["AsyncCaller", "Backend", "BlockingCaller"]
+__all__ = ["AsyncCaller", "Backend", "KeyQueue", "SyncCaller"]
+
+GRACE_S = 1.0
+"""After a leader's deadline, before it is passed over."""
 
 # A loop holds its tasks weakly.
 _tasks: set[asyncio.Task[None]] = set()
+
+
+class KeyQueue(CallQueue[Call]):
+    """The queue of one key."""
 
 
 class Backend(Protocol):
     """What a caller needs of a store."""
 
     timeout_ms: int
-    lines: Lines
+    queues: Queues[KeyQueue]
     memory: Memory
 
     @property
@@ -39,34 +60,124 @@ class Backend(Protocol):
     async def aserve(self, requests: Sequence[Request], deadline: float) -> list[Any]: ...
 
 
+class _Stand:
+    """A caller's place in the queue of one key, with what it wants of it."""
+
+    __slots__ = ("call", "has_gone", "is_leading", "key", "queue", "waiter")
+
+    def __init__(self, key: str, call: Call, waiter: Waiter) -> None:
+        self.key = key
+        self.call = call
+        self.waiter = waiter
+        self.queue: KeyQueue | None = None
+        self.is_leading = False
+        self.has_gone = False
+
+
+class _Lead:
+    """A batch, and the stand that leads it."""
+
+    __slots__ = ("batch", "queue", "stand")
+
+    def __init__(self, stand: _Stand, queue: KeyQueue, batch: Batch[Call]) -> None:
+        self.stand = stand
+        self.queue = queue
+        self.batch = batch
+
+
 class _Caller:
     """One call, whose keys are run some at a time, all of them within its deadline."""
 
     def __init__(self, store: Backend, deadline: float) -> None:
         self._store = store
-        self._lines = store.lines
+        self._queues = store.queues
         self._deadline = deadline
-        self._stands: list[Stand] = []
+        self._stands: list[_Stand] = []
         self._earlier: list[Call] = []
 
     def _enter(
-        self, counts: dict[str, int], transform: Transform[Any], now: int, cost: int
-    ) -> list[Batch]:
+        self,
+        counts: dict[str, int],
+        transform: Transform[Any],
+        now: int,
+        cost: int,
+        waiters: Iterator[Waiter],
+    ) -> None:
         self._earlier += [stand.call for stand in self._stands]
-        self._stands = [
-            Stand(key, Call([key] * count, transform, now, cost, self._deadline), self)
-            for key, count in counts.items()
-        ]
-        return self._lines.enter(self._stands)
+        self._stands = []
+        for key, count in counts.items():
+            waiter = next(waiters)
+            waiter.passed_over_at = self._deadline + GRACE_S
+            call = Call([key] * count, transform, now, cost, self._deadline)
+            call.waiter = waiter
+            stand = _Stand(key, call, waiter)
+            self._stands.append(stand)
+            stand.queue = self._queues.join(key, waiter)
+            assert stand.queue is not None
+            stand.queue.submit(call)
 
-    def lead(self, batch: Batch) -> bool:
-        raise NotImplementedError
-
-    def notice(self) -> None:
-        raise NotImplementedError
-
-    def _answered(self) -> bool:
+    def _is_answered(self) -> bool:
         return all(stand.call.done for stand in self._stands)
+
+    def _leads(self) -> list[_Lead]:
+        """The batches that are this caller's to settle, now."""
+        leads = []
+        for stand in self._stands:
+            queue = stand.queue
+            if queue is None or stand.is_leading:
+                continue
+            if not stand.call.done and queue.leads(stand.waiter):
+                self._repair(queue)
+                if not stand.call.done:
+                    stand.is_leading = True
+                    leads.append(_Lead(stand, queue, queue.begin(stand.waiter)))
+            if stand.call.done:
+                self._go(stand)
+        for lead in leads:
+            lead.batch.take(lead.queue.pending)
+        return leads
+
+    def _repair(self, queue: KeyQueue) -> None:
+        """Put right what a leader left that was stopped, or passed over."""
+        batch = queue.unfinished
+        if batch is not None:
+            queue.recover(batch, _interrupted)
+
+    def _flow(self, leads: Sequence[_Lead]) -> Flow[list[Step], None]:
+        room, memory = self._store.max_record_bytes, self._store.memory
+        return _side_by_side(
+            [settle(lead.stand.key, lead.batch.calls, room, memory) for lead in leads]
+        )
+
+    def _finish(self, leads: Sequence[_Lead]) -> None:
+        for lead in leads:
+            lead.queue.finish(lead.batch)
+            self._go(lead.stand)
+
+    def _give_up_leads(self, leads: Sequence[_Lead]) -> None:
+        """After an interrupt: what was not written is left to the next leader."""
+        for lead in leads:
+            lead.batch.leader = None
+            if lead.queue.unfinished is lead.batch:
+                lead.queue.recover(lead.batch, _interrupted)
+            self._go(lead.stand)
+
+    def _go(self, stand: _Stand) -> None:
+        """Leave the queue of a key. Whoever came last inherits a lead."""
+        queue = stand.queue
+        if queue is not None and not stand.has_gone:
+            last = queue.last() if queue.leads(stand.waiter) else None
+            heir = None if last is None else last.waiter
+            self._queues.leave(stand.key, queue, stand.waiter, heir)
+            stand.has_gone = True
+
+    def _leave(self) -> None:
+        """Give up what is still waiting, but not what is being led."""
+        for stand in self._stands:
+            if not stand.call.done and stand.queue is not None:
+                stand.queue.withdraw(stand.call)
+            if not stand.is_leading:
+                self._go(stand)
 
     def _answers(self) -> dict[str, Iterator[Any]]:
         for stand in self._stands:
@@ -83,11 +194,6 @@ class _Caller:
                 return telling_of_others(error, effect)
         return error
 
-    def _flow(self, batches: Sequence[Batch]) -> Flow[list[Step], None]:
-        room, memory = self._store.max_record_bytes, self._store.memory
-        flows = [settle(batch.key, batch.calls, room, memory) for batch in batches]
-        return abreast(flows, [batch.fail for batch in batches])
-
     def _left_s(self) -> float:
         return max(0.0, self._deadline - time.monotonic())
 
@@ -95,68 +201,49 @@ class _Caller:
         """How long to wait before the requests are sent; raises if nobody is left to hear."""
         seconds = max((pause.ms for pause in pauses), default=0.0) / 1000
         if seconds >= self._left_s():
-            raise LinkError("no time left to ask", may_have_run=False)
+            raise ConnectionFailedError("no time left to ask", may_have_run=False)
         return seconds
 
     def _give_up(self) -> None:
-        """At the deadline: those that still wait are withdrawn, the others remain in doubt."""
-        in_doubt = not self._lines.withdraw(self._stands)
-        if not self._answered():
+        """At the deadline: what still waits is withdrawn, and what is in flight is in doubt."""
+        certain = [
+            stand.queue is None or stand.call.done or stand.queue.withdraw(stand.call)
+            for stand in self._stands
+        ]
+        if not self._is_answered():
             ms = self._store.timeout_ms
-            error = unavailable(f"no turn at this key within {ms} ms", in_doubt=in_doubt)
+            error = unavailable(f"no turn at this key within {ms} ms", in_doubt=not all(certain))
             raise self._told(error)
 
 
-class BlockingCaller(_Caller):
+class SyncCaller(_Caller):
     """Leads on its own thread."""
-
-    def __init__(self, store: Backend, deadline: float) -> None:
-        super().__init__(store, deadline)
-        self._bell = threading.Event()
-        self._handed: deque[Batch] = deque()
-
-    def lead(self, batch: Batch) -> bool:
-        self._handed.append(batch)
-        self._bell.set()
-        return True
-
-    def notice(self) -> None:
-        self._bell.set()
 
     def run(
         self, counts: dict[str, int], transform: Transform[Any], now: int, cost: int
     ) -> dict[str, Iterator[Any]]:
-        batches = self._enter(counts, transform, now, cost)
+        waiter = ThreadWaiter(sys._getframe())
         try:
-            while batches or not self._answered():
-                if batches:
-                    self._settle(batches)
-                elif not self._bell.wait(self._left_s()):
+            self._enter(counts, transform, now, cost, iter(lambda: waiter, None))
+            while not self._is_answered():
+                if leads := self._leads():
+                    self._settle(leads)
+                elif self._left_s() <= 0:
                     self._give_up()
-                self._bell.clear()
-                batches = self._take()
+                else:
+                    waiter.rest(self._left_s())
         finally:
-            self._lines.withdraw(self._stands)
-            # The lead may have been handed over at the very last moment.
-            if late := self._take():
-                self._settle(late)
+            self._leave()
+            waiter.end()
         return self._answers()
 
-    def _take(self) -> list[Batch]:
-        batches = []
-        while self._handed:
-            batches.append(self._handed.popleft())
-        return batches
-
-    def _settle(self, batches: list[Batch]) -> None:
+    def _settle(self, leads: list[_Lead]) -> None:
         try:
-            drive(self._flow(batches), self._serve)
-        except BaseException as error:
-            _interrupt(batches, error)
+            drive(self._flow(leads), self._serve)
+            self._finish(leads)
+        except BaseException:
+            self._give_up_leads(leads)
             raise
-        finally:
-            for batch in batches:
-                self._lines.leave(batch)
 
     def _serve(self, steps: Sequence[Step]) -> list[Any]:
         pauses, requests = _sorted(steps)
@@ -168,65 +255,63 @@ class BlockingCaller(_Caller):
 class AsyncCaller(_Caller):
     """Leads in a task of its own, so that cancelling one caller does not fail the others."""
 
-    def __init__(self, store: Backend, deadline: float) -> None:
-        super().__init__(store, deadline)
-        self._loop = asyncio.get_running_loop()
-        self._bell = asyncio.Event()
-        self._leading = 0
-        self._late = False
-
-    def lead(self, batch: Batch) -> bool:
-        return self._soon(self._start, [batch])
-
-    def notice(self) -> None:
-        self._soon(self._bell.set)
-
-    def _soon(self, call: Callable[..., Any], *arguments: Any) -> bool:
-        try:
-            self._loop.call_soon_threadsafe(call, *arguments)
-        except RuntimeError:
-            return False
-        return True
-
     async def run(
         self, counts: dict[str, int], transform: Transform[Any], now: int, cost: int
     ) -> dict[str, Iterator[Any]]:
-        batches = self._enter(counts, transform, now, cost)
-        if batches:
-            self._start(batches)
-        timer = self._loop.call_later(self._left_s(), self._expire)
+        self._woken = woken = Event()
+        self._leading: dict[asyncio.Task[None], list[_Lead]] = {}
+        sleeper = TaskWaiter(woken)
         try:
-            while not self._answered():
-                await self._bell.wait()
-                self._bell.clear()
+            # One for each key: a lead belongs to the task that has it.
+            self._enter(counts, transform, now, cost, iter(lambda: TaskWaiter(woken), None))
+            while not self._is_answered():
+                if leads := self._leads():
+                    self._start(leads)
+                self._look_after_leads()
                 # Its own lead ends by the same deadline, and says more about what went wrong.
-                if self._late and not self._leading:
+                if self._left_s() <= 0 and not self._leading:
                     self._give_up()
+                await sleeper.rest(self._left_s() or None)
         finally:
-            timer.cancel()
-            self._lines.withdraw(self._stands)
+            self._leave()
         return self._answers()
 
-    def _expire(self) -> None:
-        self._late = True
-        self._bell.set()
-
-    def _start(self, batches: list[Batch]) -> None:
-        self._leading += 1
-        task = self._loop.create_task(self._settle(batches))
+    def _start(self, leads: list[_Lead]) -> None:
+        task = asyncio.get_running_loop().create_task(self._settle(leads))
+        for lead in leads:
+            waiter = lead.stand.waiter
+            assert isinstance(waiter, TaskWaiter)
+            waiter.hand_to(task)
+        self._leading[task] = leads
         _tasks.add(task)
         task.add_done_callback(_tasks.discard)
 
-    async def _settle(self, batches: list[Batch]) -> None:
+    def _look_after_leads(self) -> None:
+        """Leads that were stopped without a word."""
+        for task in [task for task in self._leading if task.done()]:
+            self._stop(self._leading.pop(task), None if task.cancelled() else task.exception())
+
+    async def _settle(self, leads: list[_Lead]) -> None:
         try:
-            await adrive(self._flow(batches), self._serve)
+            await adrive(self._flow(leads), self._serve)
+            self._finish(leads)
         except BaseException as error:
-            _interrupt(batches, error)
-            raise
+            self._stop(leads, error)
+            if not isinstance(error, Exception):
+                raise
         finally:
-            self._leading -= 1
-            for batch in batches:
-                self._lines.leave(batch)
+            self._woken.set()
+
+    def _stop(self, leads: list[_Lead], error: BaseException | None) -> None:
+        """The end of leads that were interrupted. Nobody but their caller can be told why."""
+        for lead in leads:
+            call = lead.stand.call
+            if not call.done and not call.is_answered():
+                why = "its end" if error is None else type(error).__name__
+                told = unavailable(f"interrupted by {why}", in_doubt=call.in_flight)
+                told.__cause__ = error
+                call.fail(told)
+        self._give_up_leads(leads)
 
     async def _serve(self, steps: Sequence[Step]) -> list[Any]:
         pauses, requests = _sorted(steps)
@@ -234,6 +319,10 @@ class AsyncCaller(_Caller):
             await asyncio.sleep(seconds)
         answers = await self._store.aserve(requests, self._deadline) if requests else []
         return _merged(steps, answers)
+
+
+def _interrupted(_call: Call) -> BaseException:
+    return unavailable("the caller that was writing was interrupted", in_doubt=True)
 
 
 def _sorted(steps: Sequence[Step]) -> tuple[list[Pause], list[Request]]:
@@ -247,8 +336,39 @@ def _merged(steps: Sequence[Step], answers: list[Any]) -> list[Any]:
     return [None if isinstance(step, Pause) else next(rest) for step in steps]
 
 
-def _interrupt(batches: Sequence[Batch], error: BaseException) -> None:
-    for batch in batches:
-        for call in batch.calls:
-            call.charged = call.charged or None
-        batch.fail(unavailable(f"interrupted by {type(error).__name__}", in_doubt=True))
+def _side_by_side(flows: Sequence[CasFlow]) -> Flow[list[Step], None]:
+    """Several flows that go in step: each step's requests are served together.
+
+    Yields lists of steps and is sent, for each, its answer or the exception it met. An exception
+    of the server side as a whole is everybody's.
+    """
+    pending: dict[int, Step] = {}
+    for place, flow in enumerate(flows):
+        _resume(pending, place, flow, None)
+    while pending:
+        places = list(pending)
+        try:
+            answers: list[Any] = yield [pending[place] for place in places]
+        except (ConnectionFailedError, PenstockError) as error:
+            answers = [error] * len(places)
+        for place, answer in zip(places, answers, strict=True):
+            _resume(pending, place, flows[place], answer)
+
+
+def _resume(pending: dict[int, Step], place: int, flow: CasFlow, answer: Any) -> None:
+    try:
+        if isinstance(answer, Exception):
+            pending[place] = flow.throw(_fault(answer))
+        else:
+            pending[place] = flow.send(answer)
+    except StopIteration:
+        pending.pop(place, None)
+
+
+def _fault(error: Exception) -> Exception:
+    """What a request met. Whatever a driver raises that it is not known for is an outage, too."""
+    if isinstance(error, (ConnectionFailedError, PenstockError)):
+        return error
+    fault = ConnectionFailedError(f"{type(error).__name__}: {error}", may_have_run=True)
+    fault.__cause__ = error
+    return fault

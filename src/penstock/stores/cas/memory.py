@@ -14,11 +14,11 @@ again in quick succession is looked at in this way once in a while.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from ..._queueing import Mutex
 from .requests import Held
 
 __all__ = ["Memory"]
@@ -33,7 +33,8 @@ _QUIET = 3
 
 
 class _Key:
-    """`quiet` counts the looks that found nobody; None, if the key is not raced."""
+    """`quiet` counts the consecutive reads without a foreign write; None, if the key is not
+    raced."""
 
     __slots__ = ("held", "kept_at", "quiet", "streak")
 
@@ -52,11 +53,11 @@ class Memory:
     ) -> None:
         self._most = most_keys
         self._now_s = now_s
-        self._lock = threading.Lock()
+        self._mutex = Mutex()
         self._keys: OrderedDict[str, _Key] = OrderedDict()
 
     def recall(self, key: str) -> Held | None:
-        with self._lock:
+        with self._mutex.hold():
             return self._use(key).held if key in self._keys else None
 
     def keep(self, key: str, held: Held | None, *, written: bool = False) -> None:
@@ -64,7 +65,7 @@ class Memory:
         if held is None or len(held.record) > _LONGEST_RECORD:
             self.forget(key)
             return
-        with self._lock:
+        with self._mutex.hold():
             entry, now = self._use(key), self._now_s()
             entry.held = held
             if written:
@@ -72,23 +73,23 @@ class Memory:
             entry.kept_at = now
 
     def forget(self, key: str) -> None:
-        with self._lock:
+        with self._mutex.hold():
             if key in self._keys:
                 self._keys[key].held = None
 
     def is_raced(self, key: str) -> bool:
-        with self._lock:
+        with self._mutex.hold():
             return key in self._keys and self._keys[key].quiet is not None
 
     def is_to_be_looked_at(self, key: str) -> bool:
         """Whether to leave a moment to others, and then read."""
-        with self._lock:
+        with self._mutex.hold():
             entry = self._keys.get(key)
             return entry is not None and (entry.quiet is not None or entry.streak >= _STREAK)
 
     def note_look(self, key: str, found: Held | None) -> None:
         """What was found after that moment."""
-        with self._lock:
+        with self._mutex.hold():
             entry = self._use(key)
             entry.streak = 0
             if entry.held is None or found is None or found.version != entry.held.version:
@@ -98,7 +99,7 @@ class Memory:
 
     def note_loss(self, key: str, *, was_remembered: bool) -> None:
         """A write was refused."""
-        with self._lock:
+        with self._mutex.hold():
             entry = self._use(key)
             if not was_remembered or self._now_s() - entry.kept_at < _YOUNG_S:
                 entry.quiet = 0

@@ -28,13 +28,15 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 from ...core.clock import SystemClock
 from ...core.errors import ConfigInvalidError, PenstockError
+from ..failure import ConnectionFailedError
 from ..sheet import Call, Sheet
 from .memory import Memory
-from .requests import CasFlow, Conflict, Drop, Held, LinkError, Pause, Read, Swap, unavailable
+from .requests import CasFlow, Conflict, Drop, Held, Pause, Read, Swap, unavailable
 
 __all__ = ["RACES", "TRAIL", "settle"]
 
@@ -46,6 +48,11 @@ _LONGEST_PAUSE_MS = 16.0
 _LONGEST_FAULT_PAUSE_MS = 200.0
 # On a raced key, before a read; see memory.py.
 _LEFT_TO_OTHERS_MS = 4.0
+
+
+class _GivenUpError(Exception):
+    """The end of a batch that a backend failed."""
+
 
 _FAULT = Conflict()
 """Stands for a write that the link failed, and that may be tried again."""
@@ -59,7 +66,10 @@ class _Attempt:
     def __init__(self, key: str, calls: Sequence[Call], held: Held | None) -> None:
         self.id = secrets.token_urlsafe(9)
         self.expected = held
-        self._calls = calls
+        # Who gives up from here on is in doubt, if it writes; who has given up is left out.
+        for call in calls:
+            call.in_flight = True
+        self._calls = calls = [call for call in _waiting(calls) if not call.has_left]
         sheet = Sheet(lambda _key: held and held.record)
         for call in calls:
             sheet.run(call)
@@ -84,6 +94,9 @@ class _Attempt:
         if not isinstance(self.write, Swap):
             return None
         return Held(self.write.record, self.write.version, stamp)
+
+    def writes_for(self, call: Call) -> bool:
+        return call in self._writers
 
     def mark(self, charged: bool | None) -> None:
         """Take down what became of the callers for whom this attempt wrote."""
@@ -114,19 +127,28 @@ class _History:
         self._made: list[_Attempt] = []
         self._open: list[_Attempt] = []
 
-    @property
-    def in_doubt(self) -> bool:
-        return bool(self._open)
-
     def note(self, attempt: _Attempt) -> None:
         self._made.append(attempt)
 
     def lose(self, attempt: _Attempt) -> None:
         self._open.append(attempt)
 
-    def end_in_doubt(self) -> None:
-        for attempt in self._open:
-            attempt.mark(None)
+    def is_in_doubt(self, call: Call) -> bool:
+        """Whether something may have been written for this very call."""
+        return any(attempt.writes_for(call) for attempt in self._open)
+
+    def end(self, calls: Sequence[Call]) -> None:
+        """Take down what is in doubt when no more is asked."""
+        for call in calls:
+            if self.is_in_doubt(call):
+                call.charged = None
+
+    def mark(self, calls: Sequence[Call], attempt: _Attempt | None = None) -> None:
+        """Mark as in flight what this attempt is about to write, and what an earlier one may have
+        written."""
+        for call in calls:
+            is_written = attempt is not None and attempt.writes_for(call)
+            call.in_flight = is_written or self.is_in_doubt(call)
 
     def written(self, found: Held | None) -> _Attempt | None:
         """The attempt that was written after all, judged by a later look at the key."""
@@ -136,7 +158,7 @@ class _History:
         for attempt in list(self._open):
             verdict = attempt.happened(found)
             if verdict is None:
-                raise unavailable(f"the reply for key {self._key!r} was lost", in_doubt=True)
+                raise _GivenUpError(f"the reply for key {self._key!r} was lost")
             if verdict:
                 return attempt
             # With the version gone that it asks for, it can no longer arrive.
@@ -146,7 +168,7 @@ class _History:
 
 
 def settle(key: str, calls: Sequence[Call], max_record_bytes: int, memory: Memory) -> CasFlow:
-    """Answer the calls, all of them about one key, as one batch."""
+    """Answer the calls, all of them about one key, as one batch; or fail them."""
     history = _History(key)
     try:
         if all(call.transform.role == "clear" for call in calls):
@@ -154,9 +176,25 @@ def settle(key: str, calls: Sequence[Call], max_record_bytes: int, memory: Memor
             yield from _clear(key, calls, history)
         else:
             yield from _race(key, calls, max_record_bytes, memory, history)
-    except PenstockError:
-        history.end_in_doubt()
-        raise
+    except _GivenUpError as given_up:
+        history.end(calls)
+        for call in _waiting(calls):
+            error = unavailable(given_up, in_doubt=history.is_in_doubt(call))
+            error.__cause__ = given_up.__cause__
+            call.fail(error)
+    except PenstockError as fault:
+        # Everyone gets an exception object of its own: raising one writes to it.
+        history.end(calls)
+        for call in _waiting(calls):
+            call.fail(copy(fault))
+    for call in _waiting(calls):
+        call.open = ()
+        call.in_flight = False
+
+
+def _waiting(calls: Sequence[Call]) -> list[Call]:
+    """Those that nobody else has answered: a leader may have been passed over meanwhile."""
+    return [call for call in calls if not call.done]
 
 
 def _race(
@@ -169,15 +207,16 @@ def _race(
         if written is not None:
             return written.restore()
         attempt = _Attempt(key, calls, found)
-        if attempt.write is None and is_remembered:
+        if attempt.write is None:
+            history.mark(calls)
+            if not is_remembered:
+                memory.keep(key, found)
+                return
             answer = Conflict()
-        elif attempt.write is None:
-            memory.keep(key, found)
-            return
         else:
             _require_room(attempt.write, max_record_bytes)
             memory.forget(key)
-            answer = yield from _attempt(attempt, history)
+            answer = yield from _attempt(attempt, calls, history)
             if not isinstance(answer, Conflict):
                 attempt.mark(True)
                 if race == 0 or memory.is_raced(key):
@@ -192,9 +231,8 @@ def _race(
         found = answer.found
         if race or not answer.known:
             found = yield from _insist(Read(key), history)
-    raise unavailable(
-        f"key {key!r} was changed by other processes before each of {RACES} attempts to write it",
-        in_doubt=history.in_doubt,
+    raise _GivenUpError(
+        f"key {key!r} was changed by other processes before each of {RACES} attempts to write it"
     )
 
 
@@ -218,18 +256,22 @@ def _clear(key: str, calls: Sequence[Call], history: _History) -> CasFlow:
     yield from _insist(Drop(key, None), history)
 
 
-def _attempt(attempt: _Attempt, history: _History) -> CasFlow:
+def _attempt(attempt: _Attempt, calls: Sequence[Call], history: _History) -> CasFlow:
     """Write; a reply that was lost counts as a conflict that has to be looked into."""
     history.note(attempt)
+    history.mark(calls, attempt)
     assert attempt.write is not None
     try:
-        return (yield attempt.write)
-    except LinkError as error:
+        answer = yield attempt.write
+    except ConnectionFailedError as error:
         if error.may_have_run:
             history.lose(attempt)
         if not error.again:
-            raise unavailable(error, in_doubt=history.in_doubt) from error
-        return _FAULT
+            raise _GivenUpError(error) from error
+        answer = _FAULT
+    if isinstance(answer, Conflict):
+        history.mark(calls)
+    return answer
 
 
 def _insist(request: Read | Drop, history: _History) -> CasFlow:
@@ -237,9 +279,9 @@ def _insist(request: Read | Drop, history: _History) -> CasFlow:
     for fault in range(_FAULTS):
         try:
             return (yield request)
-        except LinkError as error:
+        except ConnectionFailedError as error:
             if not error.again or fault + 1 == _FAULTS:
-                raise unavailable(error, in_doubt=history.in_doubt) from error
+                raise _GivenUpError(error) from error
         yield from _pause(fault + 1, history, _LONGEST_FAULT_PAUSE_MS)
     raise AssertionError
 
@@ -253,8 +295,8 @@ def _pause(turn: int, history: _History, longest_ms: float = _LONGEST_PAUSE_MS) 
 def _wait(longest_ms: float, history: _History) -> CasFlow:
     try:
         yield Pause(random.uniform(0, longest_ms))
-    except LinkError as error:
-        raise unavailable(error, in_doubt=history.in_doubt) from error
+    except ConnectionFailedError as error:
+        raise _GivenUpError(error) from error
 
 
 def _version(held: Held | None) -> str | None:

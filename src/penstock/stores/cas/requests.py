@@ -1,4 +1,4 @@
-"""What a flow asks of a backend, and how a link to it may fail."""
+"""What a flow asks of a backend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ __all__ = [
     "Conflict",
     "Drop",
     "Held",
-    "LinkError",
     "Pause",
     "Read",
     "Request",
@@ -85,19 +84,6 @@ class Pause:
 Request = Read | Swap | Drop
 Step = Request | Pause
 CasFlow = Flow[Step, Any]
-
-
-class LinkError(Exception):
-    """A backend could not be asked, or its answer was not heard.
-
-    `may_have_run` is False only when it is certain that the request had no effect and will have
-    none; `again` when another attempt within the same call may fare better.
-    """
-
-    def __init__(self, text: str, *, may_have_run: bool, again: bool = False) -> None:
-        super().__init__(text)
-        self.may_have_run = may_have_run
-        self.again = again
 
 
 def unavailable(reason: object, *, in_doubt: bool) -> StoreUnavailableError:

@@ -1,18 +1,17 @@
-"""CasStore: the door of both colours. A backend adds `serve` and `aserve`, the I/O."""
+"""CasStore: sync and async calls. A backend adds `serve` and `aserve`, the I/O."""
 
 from __future__ import annotations
 
-import os
 import time
-import weakref
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
+from ..._queueing import Queues
+from ..._queueing.fork import ForkAware, watch_forks
 from ...core.store import Store, Transform
 from ...core.validation import require_int
-from .callers import AsyncCaller, BlockingCaller
-from .lines import Lines
+from .callers import AsyncCaller, KeyQueue, SyncCaller
 from .memory import Memory
 from .requests import Request
 
@@ -24,7 +23,7 @@ _ABREAST = 32
 """Distinct keys of one call that are under way together."""
 
 
-class CasStore(Store):
+class CasStore(Store, ForkAware):
     """A store whose backend compares and swaps.
 
     `timeout_ms` is how long a call may take, waiting its turn included; past it the call raises
@@ -42,15 +41,16 @@ class CasStore(Store):
     def __init__(self, timeout_ms: int) -> None:
         self.timeout_ms = require_int("timeout_ms", timeout_ms, high=3_600_000)
         self._begin()
-        _stores.add(self)
+        watch_forks(self)
 
     def _begin(self) -> None:
-        self.lines = Lines()
+        self.queues: Queues[KeyQueue] = Queues(KeyQueue)
         self.memory = Memory() if self.compares else Memory(0)
 
     @abstractmethod
     def serve(self, requests: Sequence[Request], deadline: float) -> list[Any]:
-        """Answer each request, or give the exception it met; LinkError for faults of the link."""
+        """Answer each request, or give the exception it met: a ConnectionFailedError, if the
+        backend could not be asked or heard."""
 
     @abstractmethod
     async def aserve(self, requests: Sequence[Request], deadline: float) -> list[Any]:
@@ -62,7 +62,7 @@ class CasStore(Store):
     async def _aprepare(self) -> None:
         """The awaitable twin of `_prepare`."""
 
-    def _after_fork(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """Forget, in a child, what the parent uses."""
         self._begin()
 
@@ -79,7 +79,7 @@ class CasStore(Store):
     ) -> list[R]:
         self._prepare()
         results: dict[str, Iterator[R]] = {}
-        caller = BlockingCaller(self, self._deadline())
+        caller = SyncCaller(self, self._deadline())
         for chunk in _chunks(keys):
             results.update(caller.run(chunk, transform, now, cost))
         return [next(results[key]) for key in keys]
@@ -106,15 +106,3 @@ def _chunks(keys: Sequence[str]) -> Iterator[dict[str, int]]:
     items = list(counts.items())
     for start in range(0, len(items), _ABREAST):
         yield dict(items[start : start + _ABREAST])
-
-
-_stores: weakref.WeakSet[CasStore] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for store in _stores:
-        store._after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

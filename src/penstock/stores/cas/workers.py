@@ -4,17 +4,22 @@ No driver can be given one deadline for a whole call, name look-up, connecting a
 drips in included. So a blocking call is made on a thread of its own and the caller stops waiting
 when its time is up. Threads are used again. What is too late ends by the driver's own timeouts,
 unheard; while too many of those are out, new calls are refused instead of adding to them.
+
+Who is idle stands in a deque, and whoever takes an inbox out of it has that thread. Nothing is
+counted that an interrupt could miscount: a thread that has ended says so itself.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from .requests import LinkError
+from ..._queueing import Mutex
+from ..failure import ConnectionFailedError
 
 __all__ = ["Workers"]
 
@@ -23,6 +28,7 @@ _MOST = 128
 
 Job = Callable[[], Any]
 _Outbox = SimpleQueue[tuple[int, Any]]
+_Inbox = SimpleQueue[tuple[int, Job, _Outbox] | None]
 
 
 class Workers:
@@ -30,13 +36,13 @@ class Workers:
 
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
-        self._lock = threading.Lock()
-        self._idle: list[SimpleQueue[tuple[int, Job, _Outbox] | None]] = []
-        self._alive = 0
+        self._mutex = Mutex()
+        self._idle: deque[_Inbox] = deque()
+        self._threads: list[threading.Thread] = []
 
     def run(self, jobs: Sequence[Job], deadline: float) -> list[Any]:
         """For each job, what it returned, or the exception it raised or was overtaken by."""
-        late = LinkError("no reply in time", may_have_run=True)
+        late = ConnectionFailedError("no reply in time", may_have_run=True)
         answers: list[Any] = [late] * len(jobs)
         outbox: _Outbox = SimpleQueue()
         pending = 0
@@ -45,7 +51,7 @@ class Workers:
                 pending += 1
             else:
                 text = f"{self._most} calls are waiting for replies already"
-                answers[place] = LinkError(text, may_have_run=False)
+                answers[place] = ConnectionFailedError(text, may_have_run=False)
         while pending:
             try:
                 place, answer = outbox.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -56,28 +62,38 @@ class Workers:
         return answers
 
     def close(self) -> None:
-        """Send the idle threads home; the others follow when they are done."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for inbox in idle:
+        """Send the idle threads home; the others follow when they have been idle for a while."""
+        while (inbox := self._take_idle()) is not None:
             inbox.put(None)
 
     def _hand_out(self, place: int, job: Job, outbox: _Outbox) -> bool:
-        with self._lock:
-            if self._idle:
-                self._idle.pop().put((place, job, outbox))
-                return True
-            if self._alive >= self._most:
-                return False
-            self._alive += 1
-        inbox: SimpleQueue[tuple[int, Job, _Outbox] | None] = SimpleQueue()
+        inbox = self._take_idle() or self._start()
+        if inbox is None:
+            return False
         inbox.put((place, job, outbox))
-        threading.Thread(
-            target=self._work, args=(inbox,), name="penstock-worker", daemon=True
-        ).start()
         return True
 
-    def _work(self, inbox: SimpleQueue[tuple[int, Job, _Outbox] | None]) -> None:
+    def _take_idle(self) -> _Inbox | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _start(self) -> _Inbox | None:
+        """Another thread, unless there are too many."""
+        with self._mutex.hold():
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            if len(self._threads) >= self._most:
+                return None
+            inbox: _Inbox = SimpleQueue()
+            thread = threading.Thread(
+                target=self._work, args=(inbox,), name="penstock-worker", daemon=True
+            )
+            thread.start()
+            self._threads.append(thread)
+        return inbox
+
+    def _work(self, inbox: _Inbox) -> None:
         while task := self._next(inbox):
             place, job, outbox = task
             try:
@@ -85,20 +101,23 @@ class Workers:
             except Exception as error:
                 answer = error
             # Idle before the answer is heard, so that the caller's next job finds this thread.
-            with self._lock:
-                self._idle.append(inbox)
+            self._idle.append(inbox)
             outbox.put((place, answer))
             del task, job, outbox, answer
-        with self._lock:
-            self._alive -= 1
 
-    def _next(self, inbox: SimpleQueue[tuple[int, Job, _Outbox] | None]) -> Any:
+    def _next(self, inbox: _Inbox) -> Any:
+        """The next task, or None when there has been none for a while."""
         try:
             return inbox.get(timeout=_IDLE_S)
         except Empty:
-            with self._lock:
-                if inbox in self._idle:
-                    self._idle.remove(inbox)
-                    return None
-        # Chosen at the last moment: the task is there, or about to be.
-        return inbox.get()
+            pass
+        try:
+            self._idle.remove(inbox)
+        except ValueError:
+            # Chosen at the last moment: the task is about to be there, unless who chose was
+            # interrupted.
+            try:
+                return inbox.get(timeout=_IDLE_S)
+            except Empty:
+                return None
+        return None

@@ -11,7 +11,7 @@ from ...core.errors import ConfigInvalidError, StoreUnavailableError
 from ...core.flow import Flow, adrive, drive
 from ...core.store import from_its_url
 from ...core.validation import reject, require_instant
-from ..cas import LinkError, Request
+from ..cas import ConnectionFailedError, Request
 from ..cas.names import require_name
 from ..rest import HttpCall, Reply, RestStore
 from ..rest.cloudflare import API, TOKEN_ENV, Refused, require_id, result_of
@@ -95,7 +95,7 @@ class D1Store(RestStore):
                 )
                 for request in requests
             ]
-        except (ConfigInvalidError, LinkError, StoreUnavailableError) as error:
+        except (ConfigInvalidError, ConnectionFailedError, StoreUnavailableError) as error:
             return [error] * len(requests)
 
     def _batch(self, statements: list[Statement]) -> HttpCall:
@@ -163,5 +163,5 @@ class D1Store(RestStore):
             if isinstance(reply, BaseException):
                 raise reply
             return self._results(reply)
-        except LinkError as error:
+        except ConnectionFailedError as error:
             raise StoreUnavailableError(str(error)) from None

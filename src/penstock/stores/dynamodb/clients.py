@@ -1,11 +1,11 @@
-"""Clients of both colours, made when first used. The only file that imports a driver."""
+"""Sync and async clients, made when first used. The only file that imports a driver."""
 
 from __future__ import annotations
 
-import threading
 from importlib import import_module
 from typing import Any
 
+from ..._queueing import Mutex
 from ...core.errors import ConfigInvalidError
 from ..cas.perloop import PerLoop
 
@@ -39,7 +39,7 @@ class Clients:
         self._forget()
 
     def _forget(self) -> None:
-        self._lock = threading.Lock()
+        self._mutex = Mutex()
         self._blocking: Any = self._given
         self._asynchronous = PerLoop(self._open, self._shut)
 
@@ -47,7 +47,7 @@ class Clients:
 
     def blocking(self) -> Any:
         if self._blocking is None:
-            with self._lock:
+            with self._mutex.hold():
                 if self._blocking is None:
                     session = _require_module("boto3.session").Session()
                     config = _require_module("botocore.config").Config(**self._settings())
@@ -59,7 +59,7 @@ class Clients:
 
     def close(self) -> None:
         if self._given is None:
-            with self._lock:
+            with self._mutex.hold():
                 client, self._blocking = self._blocking, None
             if client is not None:
                 client.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...core.errors import ConfigInvalidError, StoreUnavailableError
-from ..cas import Conflict, LinkError, Request
+from ..cas import Conflict, ConnectionFailedError, Request
 from .items import HASH_KEY, held
 
 __all__ = ["error_code", "final", "translated"]
@@ -55,8 +55,8 @@ def error_code(error: BaseException) -> str:
 
 
 def translated(error: BaseException, request: Request | None, table: str) -> Any:
-    """A Conflict, a LinkError or one of our exceptions; what is not a driver's stays itself."""
-    if isinstance(error, LinkError) or not isinstance(error, Exception):
+    """A Conflict or an exception of ours; what is not a driver's stays itself."""
+    if isinstance(error, ConnectionFailedError) or not isinstance(error, Exception):
         return error
     if code := error_code(error):
         return _refused(code, error, request, table)
@@ -66,16 +66,18 @@ def translated(error: BaseException, request: Request | None, table: str) -> Any
     text = f"DynamoDB: {error}"
     if name in _SETTINGS:
         advice = "set the region and the credentials as for boto3"
-        return LinkError(f"{text}; {advice}", may_have_run=False)
+        return ConnectionFailedError(f"{text}; {advice}", may_have_run=False)
     if name in _NOT_SENT:
-        return LinkError(text, may_have_run=False, again=name == "EndpointConnectionError")
-    return LinkError(text, may_have_run=True, again=name != "ReadTimeoutError")
+        return ConnectionFailedError(
+            text, may_have_run=False, again=name == "EndpointConnectionError"
+        )
+    return ConnectionFailedError(text, may_have_run=True, again=name != "ReadTimeoutError")
 
 
 def final(error: Exception, table: str) -> Exception:
     """The end of a call that is not repeated."""
     ours = translated(error, None, table)
-    return StoreUnavailableError(str(ours)) if isinstance(ours, LinkError) else ours
+    return StoreUnavailableError(str(ours)) if isinstance(ours, ConnectionFailedError) else ours
 
 
 def _refused(code: str, error: Any, request: Request | None, table: str) -> Any:
@@ -90,11 +92,11 @@ def _refused(code: str, error: Any, request: Request | None, table: str) -> Any:
             f"there is no table {table!r} here; create it once with DynamoDBStore.create_table()"
         )
     if code in _BUSY:
-        return LinkError(text, may_have_run=False, again=True)
+        return ConnectionFailedError(text, may_have_run=False, again=True)
     if code in _CREDENTIALS:
         advice = f"allow GetItem, PutItem and DeleteItem on the table {table!r}"
-        return LinkError(f"{text}; {advice}", may_have_run=False)
+        return ConnectionFailedError(f"{text}; {advice}", may_have_run=False)
     if code == "ValidationException":
         return ConfigInvalidError(f"{text}; the hash key of a table of ours is {HASH_KEY!r}")
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
-    return LinkError(text, may_have_run=status >= 500, again=status >= 500)
+    return ConnectionFailedError(text, may_have_run=status >= 500, again=status >= 500)

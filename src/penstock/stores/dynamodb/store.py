@@ -13,7 +13,7 @@ from ...core.errors import UnsupportedError
 from ...core.flow import adrive, drive
 from ...core.store import from_its_url
 from ...core.validation import reject
-from ..cas import CasStore, LinkError, Request
+from ..cas import CasStore, ConnectionFailedError, Request
 from ..cas.names import require_name
 from ..cas.requests import Pause
 from ..cas.workers import Workers
@@ -140,8 +140,8 @@ class DynamoDBStore(CasStore):
         except Exception as error:
             raise final(error, self.table) from error
 
-    def _after_fork(self) -> None:
-        super()._after_fork()
+    def _after_fork_in_child(self) -> None:
+        super()._after_fork_in_child()
         self._clients.after_fork()
         self._workers = Workers()
 
@@ -154,7 +154,7 @@ class DynamoDBStore(CasStore):
         try:
             return await asyncio.wait_for(getattr(client, method)(**keywords), left_s)
         except asyncio.TimeoutError:
-            raise LinkError("no reply in time", may_have_run=True) from None
+            raise ConnectionFailedError("no reply in time", may_have_run=True) from None
 
     def _answer(self, request: Request, reply: Any) -> Any:
         if isinstance(reply, BaseException):

@@ -6,11 +6,10 @@ possible (see `accel`) and interpreted where it is not; both keep the same promi
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from ..._queueing.fork import ForkAware, watch_forks
 from ...core.clock import Clock, SystemClock, require_clock
 from ...core.keys import LONGEST_KEPT, digest_of
 from ...core.native import native
@@ -21,9 +20,6 @@ from .table import Table, require_ttl, wrong_kind
 
 __all__ = ["MemoryStore"]
 
-# Whose locks a forked child must have anew: the thread that held one is not in the child.
-_living: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
-
 # A key of any length fits, with a state of a few numbers.
 _LEAST_BYTES = 4_096
 
@@ -33,7 +29,7 @@ _DECIDING = ("apply", "aapply", "apply_many", "aapply_many")
 R = TypeVar("R")
 
 
-class MemoryStore(Store):
+class MemoryStore(Store, ForkAware):
     """Keeps states in this process. Serves sync and async callers alike: it never waits.
 
     `max_keys` bounds how many keys are remembered, and `max_bytes` about what they take, states
@@ -70,7 +66,7 @@ class MemoryStore(Store):
         self.overflow = overflow
         self.clock: Clock = SystemClock() if clock is None else require_clock(clock)
         self.table: Any = _make_table(max_keys, max_bytes, overflow == "evict")
-        _living.add(self)
+        watch_forks(self)
         self._sweeper: Sweeper | None = None
         if sweep_every_ms is not None:
             require_int("sweep_every_ms", sweep_every_ms)
@@ -182,6 +178,10 @@ class MemoryStore(Store):
     async def aclose(self) -> None:
         self.close()
 
+    def _after_fork_in_child(self) -> None:
+        """The thread that held the lock may not be in the child."""
+        self.table.renew_lock()
+
     def __len__(self) -> int:
         """How many keys are remembered and not yet expired, at the latest instant seen."""
         return len(self.table)
@@ -199,12 +199,3 @@ def _make_table(max_keys: int | None, max_bytes: int | None, evict: bool) -> Any
         return Table(max_keys, max_bytes, evict)
     bounds = [-1 if bound is None else bound for bound in (max_keys, max_bytes)]
     return native.Table(*bounds, evict, LONGEST_KEPT, digest_of, wrong_kind, require_ttl)
-
-
-def _after_fork() -> None:
-    for store in _living:
-        store.table.renew_lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -1,9 +1,9 @@
 """PostgreSQL: one limit for a fleet, on the database that is already there.
 
-A check travels through four rooms. `lanes` gathers calls into batches. `flows` decides what to
+A check travels through four modules. `commits` gathers calls into batches. `flows` decides what to
 ask the server, and does no I/O. `schema` holds the table, its function and every statement.
-`link`, with `sources` and `asynchronous`, and `with_asyncpg` carry statements, and `faults` is the
-one place where their errors become ours.
+`connection` speaks to the server; `connections`, `async_connections` and `asyncpg_connections` say
+where one comes from, and `faults` is the one place where errors become ours.
 """
 
 from .store import PostgresStore

@@ -8,10 +8,12 @@ been charged, and it is not repeated, since that could charge it twice.
 from __future__ import annotations
 
 from ...core.errors import ConfigInvalidError, PenstockError, StoreUnavailableError
-from .requests import LinkError, RefusalError, Request
+from ..failure import ConnectionFailedError
+from .requests import RefusalError, Request
 
 __all__ = [
     "CONFLICTS",
+    "TIMEOUTS",
     "UNPREPARED",
     "interrupted",
     "late",
@@ -27,6 +29,9 @@ _DOUBT = "the request may have been charged, and was not repeated for that reaso
 
 CONFLICTS = frozenset({"40001", "40P01"})
 """Refusals that ask for another try: someone else was first, or a deadlock was broken."""
+
+TIMEOUTS = frozenset({"55P03", "57014"})
+"""Refusals of a statement that would have taken longer than it was given."""
 
 UNPREPARED = frozenset({"26000", "42P05"})
 """A prepared statement is not where it was left: something pools connections in between."""
@@ -45,18 +50,24 @@ _ADVICE = {
 }
 
 
-def unavailable(error: LinkError | RefusalError, table: str) -> PenstockError:
-    """The end of a call that a connection or a server failed."""
-    if isinstance(error, LinkError):
-        effect = _DOUBT if error.may_have_run else _SETTLED
-        return StoreUnavailableError(f"{error}; {effect}")
+def unavailable(
+    error: ConnectionFailedError | RefusalError, table: str, *, was_sent: bool
+) -> PenstockError:
+    """The end of a call that a connection or a server failed. `was_sent`: with a write of this
+    very call under way; a call that only looks, or waits, is never in doubt."""
+    if isinstance(error, ConnectionFailedError):
+        return StoreUnavailableError(f"{error}; {_effect(was_sent and error.may_have_run)}")
     if error.state in _MISSING:
         return missing_table(table)
     # A session that is ended may have been so after its commit.
-    effect = _DOUBT if error.state.startswith("57P") else _SETTLED
+    effect = _effect(was_sent and error.state.startswith("57P"))
     advice = f"; {_ADVICE[error.state]}" if error.state in _ADVICE else ""
     text = f"PostgreSQL refused ({error.state}): {error}{advice}; {effect}"
     return StoreUnavailableError(text, reason="full" if error.state in _FULL else "away")
+
+
+def _effect(in_doubt: bool) -> str:
+    return _DOUBT if in_doubt else _SETTLED
 
 
 def missing_table(table: str) -> ConfigInvalidError:
@@ -74,18 +85,19 @@ def not_ours(table: str, mark: str | None) -> ConfigInvalidError:
     )
 
 
-def late_connect(where: str) -> LinkError:
-    return LinkError(f"no connection to {where} in time", may_have_run=False)
+def late_connect(where: str) -> ConnectionFailedError:
+    return ConnectionFailedError(f"no connection to {where} in time", may_have_run=False)
 
 
-def late_reply(where: str, request: Request) -> LinkError:
-    return LinkError(f"no reply from {where} in time", may_have_run=request.writes)
+def late_reply(where: str, request: Request) -> ConnectionFailedError:
+    return ConnectionFailedError(f"no reply from {where} in time", may_have_run=request.writes)
 
 
-def late(where: str, timeout_ms: int, *, taken: bool) -> StoreUnavailableError:
-    effect = _DOUBT if taken else _SETTLED
-    return StoreUnavailableError(f"{where}: no turn within {timeout_ms} ms; {effect}")
+def late(where: str, timeout_ms: int, *, in_doubt: bool) -> StoreUnavailableError:
+    return StoreUnavailableError(f"{where}: no turn within {timeout_ms} ms; {_effect(in_doubt)}")
 
 
-def interrupted(where: str) -> StoreUnavailableError:
-    return StoreUnavailableError(f"{where}: the caller in charge was stopped; {_DOUBT}")
+def interrupted(where: str, *, in_doubt: bool) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"{where}: the caller that was sending was interrupted; {_effect(in_doubt)}"
+    )

@@ -11,31 +11,37 @@ statement, or by the record that the server has just returned.
 
 On a key that other processes keep changing, guesses keep failing: a second one that fails, on the
 record that the first had brought, has met a race. What is still open is then read under the
-advisory lock of its keys' hashes and the locks of their rows, where it waits in line with the
+advisory lock of its keys' hashes and the locks of their rows, where it waits in the queue of the
 others like it, and cannot lose. That takes a transaction, but two round trips only: one begins,
 locks and reads, the other swaps and commits. Such a key is remembered as raced, and locked at once
 the next time, until it is found as this process last saw it.
 
 With `use_server_time` a round trip in front brings the server's clock, and the records with it.
+
+**Time.** A statement that the server refuses in time has certainly charged nothing; one that is
+still under way when its caller gives up has perhaps. So the server is told to give up first: by
+the settings of the connection, as long as everybody in the batch has come just now, else by a
+bound that travels along with the statement. Who has more time than that bound is asked for anew.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable
-from typing import Any
 
+from ..failure import ConnectionFailedError
 from ..sheet import Call, Sheet
-from .faults import CONFLICTS
-from .requests import Ask, LinkError, PostgresFlow, RefusalError, Row, Statement, Together
-from .schema import Schema, encode_key
+from .faults import CONFLICTS, TIMEOUTS, unavailable
+from .requests import Ask, PostgresFlow, RefusalError, Row, Statement, Together
+from .schema import SHARE, Schema, bound, encode_key
 
 __all__ = ["Flows", "Memory"]
 
 _GUESSES = 2
 _MOST_LOCKS = 64
 _LONGEST_RECORD = 8_192
-# A lock is worth nothing to who then reads from before it, as another isolation level would.
+# READ COMMITTED: under an older snapshot a row could be stale despite its lock.
 _BEGIN = Ask(Statement("BEGIN ISOLATION LEVEL READ COMMITTED"))
 _COMMIT = Ask(Statement("COMMIT"), writes=True)
 _ROLLBACK = Ask(Statement("ROLLBACK"))
@@ -76,43 +82,91 @@ class Memory:
 
 
 class Flows:
-    """The flows over one table, for one lane: nobody else uses `memory` at the same time."""
+    """The flows over one table. One batch at a time uses them, and their `memory`.
 
-    def __init__(self, schema: Schema, *, use_server_time: bool) -> None:
+    `is_bounded`: connections have settings by which the server gives up in `timeout_ms`.
+    `bounds_late`: a bound for one statement is dear, so it is sent after a batch that was slow.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        timeout_ms: int,
+        *,
+        use_server_time: bool,
+        is_bounded: bool,
+        bounds_late: bool = False,
+    ) -> None:
         self.schema = schema
         self.memory = Memory()
         self._server_time = use_server_time
+        self._timeout_s = timeout_ms / 1000
+        self._is_bounded = is_bounded
+        self._bounds_late = bounds_late
+        self._last_s = 0.0
 
     def run(self, calls: Iterable[Call]) -> PostgresFlow:
-        """Answer all calls. What ends the flow early has left the rest of them unanswered."""
+        """Answer the calls. Those that it leaves open, without an error, are to be asked anew."""
+        began = time.monotonic()
         open_calls = [call for call in calls if call.open]
+        try:
+            yield from self._answer(open_calls)
+        finally:
+            self._last_s = time.monotonic() - began
+
+    def _answer(self, open_calls: list[Call]) -> PostgresFlow:
         known: dict[str, str | None] = {}
         if self._server_time and open_calls:
             yield from self._read_clock(open_calls, known)
         rounds = 0
         while open_calls:
             rounds += 1
+            bound_ms = self._bound_ms(open_calls)
             try:
                 if rounds > _GUESSES or self._are_raced(open_calls):
-                    stale = yield from self._locked_round(open_calls, known, rounds == 1)
+                    is_first = rounds == 1
+                    stale = yield from self._locked_round(open_calls, known, is_first, bound_ms)
                 else:
-                    stale = yield from self._round(open_calls, known)
+                    stale = yield from self._round(open_calls, known, bound_ms)
             except RefusalError as refusal:
-                if refusal.state not in CONFLICTS:
+                if refusal.state in CONFLICTS:
+                    continue
+                if bound_ms is None or refusal.state not in TIMEOUTS:
                     raise
-                continue
+                return self._refuse_the_hasty(open_calls, bound_ms, refusal)
             known.update(stale)
             for call in open_calls:
                 call.charged = call.charged or any(key not in stale for key in call.writing)
             open_calls = [call for call in open_calls if not _answered(call, stale)]
 
-    def _round(self, calls: list[Call], known: dict[str, str | None]) -> PostgresFlow:
+    def _bound_ms(self, calls: list[Call]) -> int | None:
+        """How long the server may take, if its connection's settings would let it take longer than
+        somebody here has."""
+        left_s = min(call.deadline for call in calls) - time.monotonic()
+        if self._bounds_late and self._last_s < self._timeout_s / 10:
+            return None
+        if self._is_bounded and left_s > self._timeout_s * 0.95:
+            return None
+        return max(1, int(left_s * SHARE * 1000))
+
+    def _refuse_the_hasty(self, calls: list[Call], bound_ms: int, refusal: RefusalError) -> None:
+        """The server was given as long as the hastiest had. Who has as much time left again is not
+        answered by that."""
+        now = time.monotonic()
+        for call in calls:
+            if (call.deadline - now) * 1000 < bound_ms:
+                call.fail(unavailable(refusal, self.schema.table, was_sent=False))
+            call.in_flight = False
+
+    def _round(
+        self, calls: list[Call], known: dict[str, str | None], bound_ms: int | None
+    ) -> PostgresFlow:
         """Decide on what is known or guessed, and swap. Returns what was not as guessed."""
         sheet = self._decide(calls, known)
         doubtful = _doubtful(sheet, known)
         stale: dict[str, str | None] = {}
         if doubtful:
-            rows = yield self._swap(sheet, doubtful, writes=bool(sheet.writes))
+            rows = yield self._swap(sheet, doubtful, bool(sheet.writes), bound_ms)
             stale = _stale(rows, doubtful)
         seen = [key for key in stale if key in known]
         self._learn(sheet, known, stale)
@@ -121,9 +175,15 @@ class Flows:
         return stale
 
     def _decide(self, calls: list[Call], known: dict[str, str | None]) -> Sheet:
+        """Run the calls. Those whose callers give up from here on are in doubt, if they write; who
+        has given up before is left out."""
+        for call in calls:
+            call.in_flight = True
+        calls[:] = [call for call in calls if not call.has_left]
         sheet = Sheet(lambda key: known[key] if key in known else self.memory.get(key))
         for call in calls:
             sheet.run(call)
+            call.in_flight = bool(call.writing)
         return sheet
 
     def _learn(
@@ -138,7 +198,13 @@ class Flows:
             else:
                 self.memory.put(key, held)
 
-    def _swap(self, sheet: Sheet, asked: list[tuple[bytes, str]], *, writes: bool) -> Ask:
+    def _swap(
+        self,
+        sheet: Sheet,
+        asked: list[tuple[bytes, str]],
+        writes: bool,
+        bound_ms: int | None = None,
+    ) -> Ask:
         records: list[str | None] = []
         keeps: list[int] = []
         for _, key in asked:
@@ -147,7 +213,7 @@ class Flows:
             keeps.append(max(1, keep_until) if record is not None else -(key in sheet.writes))
         keys = [raw for raw, _ in asked]
         expected = [sheet.held[key] for _, key in asked]
-        return Ask(self.schema.swap, (keys, expected, records, keeps), writes=writes)
+        return Ask(self.schema.swap, (keys, expected, records, keeps), writes, bound_ms)
 
     def _are_raced(self, calls: list[Call]) -> bool:
         """All keys of them: no row is held while another key is waited for. Who only looks cannot
@@ -157,7 +223,11 @@ class Flows:
         return all(map(self.memory.is_raced, _open_keys(calls)))
 
     def _locked_round(
-        self, calls: list[Call], known: dict[str, str | None], is_first: bool
+        self,
+        calls: list[Call],
+        known: dict[str, str | None],
+        is_first: bool,
+        bound_ms: int | None,
     ) -> PostgresFlow:
         """The same, with the keys held from before they are read. What is stale even so was
         touched for the first time in between, when it had no row to be held by. As the first
@@ -166,7 +236,8 @@ class Flows:
         keys = sorted(names)
         locks = self.schema.lock([self.schema.lock_of(key) for key in keys[:_MOST_LOCKS]])
         try:
-            *_, rows = yield Together((_BEGIN, locks, Ask(self.schema.hold, (keys,))))
+            bounds = () if bound_ms is None else (bound(bound_ms),)
+            *_, rows = yield Together((_BEGIN, *bounds, locks, Ask(self.schema.hold, (keys,))))
             held = dict(rows)
             known.update((name, held.get(key)) for key, name in names.items())
             for name in names.values():
@@ -175,11 +246,11 @@ class Flows:
             sheet = self._decide(calls, known)
             asked = _doubtful(sheet, known)
             # Nothing is done before the commit, so that alone leaves a doubt.
-            swap = [self._swap(sheet, asked, writes=False)] if asked else []
+            swap = [self._swap(sheet, asked, False)] if asked else []
             *swapped, _ = yield Together((*swap, _COMMIT))
         except RefusalError:
             # A session that was ended cannot be told; what counts is why.
-            with contextlib.suppress(LinkError, RefusalError):
+            with contextlib.suppress(ConnectionFailedError, RefusalError):
                 yield _ROLLBACK
             raise
         stale = _stale(swapped[0], asked) if swapped else {}
@@ -204,10 +275,11 @@ class Flows:
     def _look(self, keys: list[str], known: dict[str, str | None]) -> PostgresFlow:
         """Read the records of the keys; returns the server's clock."""
         rows = yield Ask(self.schema.look, (list(map(encode_key, keys)),))
-        now: Any = 0
-        for place, record, now in rows:  # noqa: B007 - the clock, from the last row
+        if len(rows) != len(keys):
+            raise ConnectionFailedError("a reply was not complete", may_have_run=False)
+        for place, record, _ in rows:
             known[keys[place - 1]] = record
-        return now
+        return max(now for _, _, now in rows)
 
 
 def _open_keys(calls: list[Call]) -> set[str]:
@@ -230,4 +302,6 @@ def _answered(call: Call, stale: dict[str, str | None]) -> bool:
     again = [place for place in call.open if call.keys[place] in stale]
     if call.error is None or not again:
         call.open = again
+    # Only now: who gives up must see the one or the other.
+    call.in_flight = False
     return not again

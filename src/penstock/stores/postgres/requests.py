@@ -9,7 +9,6 @@ from ...core.flow import Flow
 
 __all__ = [
     "Ask",
-    "LinkError",
     "PostgresFlow",
     "RefusalError",
     "Request",
@@ -37,11 +36,14 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Run a statement: one round trip. Sends back the rows."""
+    """Run a statement: one round trip. Sends back the rows.
+
+    `bound_ms` is how long the server may take, where the connection's own bound is too long."""
 
     statement: Statement
     values: tuple[Any, ...] = ()
     writes: bool = False
+    bound_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +60,6 @@ class Together:
 
 Request = Ask | Together
 PostgresFlow = Flow[Request, Any]
-
-
-class LinkError(Exception):
-    """The connection failed. `may_have_run`: after the statement was sent."""
-
-    def __init__(self, text: str, *, may_have_run: bool) -> None:
-        super().__init__(text)
-        self.may_have_run = may_have_run
 
 
 class RefusalError(Exception):

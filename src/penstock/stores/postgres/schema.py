@@ -21,7 +21,7 @@ from ...core.validation import reject
 from .faults import missing_table, not_ours
 from .requests import Ask, PostgresFlow, Statement
 
-__all__ = ["Schema", "encode_key"]
+__all__ = ["SHARE", "Schema", "begin_bounded", "bound", "encode_key"]
 
 VERSION = 1
 _MARK = "penstock store, version {}"
@@ -81,7 +81,19 @@ WITH slice AS MATERIALIZED (
 SELECT (SELECT key FROM slice ORDER BY key DESC LIMIT 1), (SELECT count(*) FROM gone)::int4
 """
 _NOW_MS = "floor(extract(epoch FROM clock_timestamp()) * 1000)::int8"
+SHARE = 0.8
+"""Of the time that a caller has, what the server may take: its word is clearer than its silence."""
 _SETTINGS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+
+
+def bound(ms: int) -> Ask:
+    """Bound what the server may take for what follows in the transaction."""
+    return Ask(_BOUND, (f"{ms}ms",))
+
+
+def begin_bounded(ms: int) -> str:
+    """The same as a script, for a transaction that begins with it."""
+    return f"BEGIN; SET LOCAL statement_timeout = {ms:d}; SET LOCAL lock_timeout = {ms:d}"
 
 
 def encode_key(key: str) -> bytes:
@@ -126,8 +138,7 @@ class Schema:
     def greet(self, timeout_ms: int | None) -> PostgresFlow:
         """For a new connection: bound what the server may take, and see whose table it is."""
         if timeout_ms is not None:
-            # A little less than the caller has: the server's word is clearer than its silence.
-            yield Ask(_SET, (f"{max(1, timeout_ms * 8 // 10)}ms",))
+            yield Ask(_SET, (f"{max(1, int(timeout_ms * SHARE))}ms",))
         found, mark = yield from self._inspect()
         if not found:
             raise missing_table(self.table)
@@ -182,6 +193,11 @@ _SET = Statement(
     + ", set_config('default_transaction_isolation', 'read committed', false)",
     ("text",),
     ("text",) * (len(_SETTINGS) + 1),
+)
+_BOUND = Statement(
+    "SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', $1, true)",
+    ("text",),
+    ("text", "text"),
 )
 _INSPECT = Statement(
     "SELECT to_regclass($1)::text, obj_description(to_regclass($1), 'pg_class')",

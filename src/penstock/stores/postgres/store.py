@@ -1,26 +1,26 @@
-"""PostgresStore: the door. It makes the lane of the caller's colour and sends the call down it."""
+"""PostgresStore: the store itself, with its connections for sync and for async callers."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from ..._queueing.fork import ForkAware, watch_forks
 from ...core.clock import SystemClock
 from ...core.errors import ConfigInvalidError, UnsupportedError
 from ...core.store import Store, Transform, from_its_url
 from ...core.validation import reject, require_choice, require_instant, require_int
-from .asynchronous import AsyncOwnSource, AsyncPoolSource
+from .async_connections import AsyncOwnConnection, AsyncPooledConnections
+from .asyncpg_connections import AsyncpgOwnConnection, AsyncpgPooledConnections
+from .commits import AsyncCommits, SyncCommits
+from .connection import find_fault
+from .connections import OwnConnection, PooledConnections
 from .flows import Flows
-from .lanes import AsyncLane, BlockingLane
-from .link import find_fault
 from .schema import Schema
-from .sources import OwnSource, PoolSource
 from .target import parse_url
-from .with_asyncpg import AsyncpgOwnSource, AsyncpgPoolSource
 
 __all__ = ["PostgresStore"]
 
@@ -32,12 +32,12 @@ _SWEEP_TIMEOUT_MS = 600_000
 _SLICE = 1_000
 
 
-class PostgresStore(Store):
+class PostgresStore(Store, ForkAware):
     """Keeps states in a table of PostgreSQL: one limit for everyone who uses the same database.
 
     `pool` is a `psycopg_pool.ConnectionPool`, a `psycopg_pool.AsyncConnectionPool` or an
-    `asyncpg.Pool`; the store then serves the colour of the pool. With `from_url` it opens one
-    connection of its own per process, and one per event loop.
+    `asyncpg.Pool`; the store then serves sync or async callers, as the pool does. With `from_url`
+    it opens one connection of its own per process, and one per event loop.
 
     `use_server_time` makes the server's clock decide, for one round trip more. `timeout_ms` is how
     long a call may take, connecting included; past it the call raises `store_unavailable`.
@@ -45,9 +45,9 @@ class PostgresStore(Store):
     The table has to be there: `init`, or `penstock store init URL`, once.
     """
 
-    _blocking: BlockingLane | None
-    _make_async: Callable[[], Any] | None
-    _async_lanes: weakref.WeakKeyDictionary[Any, AsyncLane]
+    _sync: SyncCommits | None
+    _make_async: Callable[[], AsyncCommits] | None
+    _async: weakref.WeakKeyDictionary[Any, AsyncCommits]
 
     def __init__(
         self,
@@ -63,18 +63,22 @@ class PostgresStore(Store):
             f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in type(pool).__mro__
         }
         if "psycopg_pool.AsyncConnectionPool" in names:
-            self._make_async = lambda: AsyncPoolSource(pool, self._greet)
+            self._make_async = lambda: self._async_commits(
+                AsyncPooledConnections(pool, self._greet), is_bounded=False
+            )
         elif "psycopg_pool.ConnectionPool" in names:
-            self._blocking = self._blocking_lane(PoolSource(pool, self._greet))
+            self._sync = self._sync_commits(PooledConnections(pool, self._greet), is_bounded=False)
         elif "asyncpg.Pool" in names:
-            self._make_async = lambda: AsyncpgPoolSource(pool, self._greet)
+            self._make_async = lambda: self._async_commits(
+                AsyncpgPooledConnections(pool, self._greet), is_bounded=False, bounds_late=True
+            )
         else:
             reject(
                 "pool must be a psycopg_pool.ConnectionPool, a psycopg_pool.AsyncConnectionPool or "
                 "an asyncpg.Pool; for a URL write PostgresStore.from_url(...)"
             )
         self._where = f"a pool ({type(pool).__module__.partition('.')[0]})"
-        _stores.add(self)
+        watch_forks(self)
 
     @classmethod
     @from_its_url
@@ -93,12 +97,16 @@ class PostgresStore(Store):
         if driver == "psycopg":
             if fault := find_fault(target.url):
                 reject(target.redact(f"{target.where}: {fault}"))
-            store._blocking = store._blocking_lane(OwnSource(target, store._greet_own))
-            store._make_async = lambda: AsyncOwnSource(target, store._greet_own)
+            store._sync = store._sync_commits(OwnConnection(target, store._greet_own))
+            store._make_async = lambda: store._async_commits(
+                AsyncOwnConnection(target, store._greet_own)
+            )
         else:
-            store._make_async = lambda: AsyncpgOwnSource(target, store._greet_own)
+            store._make_async = lambda: store._async_commits(
+                AsyncpgOwnConnection(target, store._greet_own), bounds_late=True
+            )
         store._where = target.where
-        _stores.add(store)
+        watch_forks(store)
         return store
 
     def _prepare(self, schema: str, table: str, use_server_time: bool, timeout_ms: int) -> None:
@@ -107,67 +115,67 @@ class PostgresStore(Store):
         self.timeout_ms = require_int("timeout_ms", timeout_ms, high=3_600_000)
         self.reads_own_clock = use_server_time
         self._schema = Schema(schema, table)
-        self._blocking = None
+        self._sync = None
         self._make_async = None
-        self._async_lanes = weakref.WeakKeyDictionary()
+        self._async = weakref.WeakKeyDictionary()
         self._where = ""
 
     def init(self) -> None:
         """Create the table and its function if they are missing; refuse a table that is not a
         store of this version. Idempotent."""
-        self._lane().init(_INIT_TIMEOUT_MS)
+        self._for_threads().init(_INIT_TIMEOUT_MS)
 
     async def ainit(self) -> None:
         """The awaitable twin of `init`."""
-        await self._async_lane().init(_INIT_TIMEOUT_MS)
+        await self._for_tasks().init(_INIT_TIMEOUT_MS)
 
     def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
-        result: R = self._lane().apply_many((key,), transform, now, cost)[0]
+        result: R = self._for_threads().apply_many((key,), transform, now, cost)[0]
         return result
 
     async def aapply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
-        result: R = (await self._async_lane().apply_many((key,), transform, now, cost))[0]
+        result: R = (await self._for_tasks().apply_many((key,), transform, now, cost))[0]
         return result
 
     def apply_many(
         self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
     ) -> list[R]:
         """All keys in one statement, or in a second one for those that others have changed."""
-        return self._lane().apply_many(keys, transform, now, cost)
+        return self._for_threads().apply_many(keys, transform, now, cost)
 
     async def aapply_many(
         self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
     ) -> list[R]:
         """The awaitable twin of `apply_many`."""
-        return await self._async_lane().apply_many(keys, transform, now, cost)
+        return await self._for_tasks().apply_many(keys, transform, now, cost)
 
     def sweep(self, now: int | None = None) -> int:
         """Drop what no clock can need any more at `now` (by default, on the clock that decides).
         Returns how many keys that were. Works in slices, and waits for nobody's lock."""
         flow = self._flows().sweep(self._sweep_instant(now), _SLICE)
-        dropped: int = self._lane().run(flow, _SWEEP_TIMEOUT_MS)
+        dropped: int = self._for_threads().run(flow, _SWEEP_TIMEOUT_MS)
         return dropped
 
     async def asweep(self, now: int | None = None) -> int:
         """The awaitable twin of `sweep`."""
         flow = self._flows().sweep(self._sweep_instant(now), _SLICE)
-        dropped: int = await self._async_lane().run(flow, _SWEEP_TIMEOUT_MS)
+        dropped: int = await self._for_tasks().run(flow, _SWEEP_TIMEOUT_MS)
         return dropped
 
     def close(self) -> None:
         """Close the connections that the store has made. A later call opens new ones."""
-        if self._blocking is not None:
-            self._blocking.close()
-        for loop, lane in list(self._async_lanes.items()):
+        if self._sync is not None:
+            self._sync.close()
+        for loop, commits in list(self._async.items()):
             if not loop.is_closed():
-                loop.call_soon_threadsafe(lane.source.close)
+                loop.call_soon_threadsafe(commits.connections.close)
 
     async def aclose(self) -> None:
-        if self._blocking is not None:
-            self._blocking.close()
-        lane = self._async_lanes.pop(asyncio.get_running_loop(), None)
-        if lane is not None:
-            await lane.aclose()
+        if self._sync is not None:
+            self._sync.close()
+        commits = self._async.pop(asyncio.get_running_loop(), None)
+        if commits is not None:
+            await commits.aclose()
 
     def __repr__(self) -> str:
         return f"<PostgresStore on {self._where}, table {self._schema.table}>"
@@ -177,8 +185,14 @@ class PostgresStore(Store):
             return require_instant(now)
         return None if self.reads_own_clock else SystemClock().now()
 
-    def _flows(self) -> Flows:
-        return Flows(self._schema, use_server_time=self.reads_own_clock)
+    def _flows(self, *, is_bounded: bool = True, bounds_late: bool = False) -> Flows:
+        return Flows(
+            self._schema,
+            self.timeout_ms,
+            use_server_time=self.reads_own_clock,
+            is_bounded=is_bounded,
+            bounds_late=bounds_late,
+        )
 
     def _greet(self) -> Any:
         return self._schema.greet(None)
@@ -186,36 +200,37 @@ class PostgresStore(Store):
     def _greet_own(self) -> Any:
         return self._schema.greet(self.timeout_ms)
 
-    def _blocking_lane(self, source: Any) -> BlockingLane:
-        return BlockingLane(source, self._flows(), self.timeout_ms)
+    def _sync_commits(self, connections: Any, **bounds: bool) -> SyncCommits:
+        return SyncCommits(connections, self._flows(**bounds), self.timeout_ms)
 
-    def _lane(self) -> BlockingLane:
-        if self._blocking is None:
+    def _async_commits(self, connections: Any, **bounds: bool) -> AsyncCommits:
+        return AsyncCommits(connections, self._flows(**bounds), self.timeout_ms)
+
+    def _for_threads(self) -> SyncCommits:
+        if self._sync is None:
             raise UnsupportedError(
                 "this PostgresStore is async only: use acheck, apeek, ..., or make it with "
-                "PostgresStore.from_url(url), which serves both colours through psycopg"
+                "PostgresStore.from_url(url), which serves sync and async callers through psycopg"
             )
-        return self._blocking
+        return self._sync
 
-    def _async_lane(self) -> AsyncLane:
+    def _for_tasks(self) -> AsyncCommits:
         loop = asyncio.get_running_loop()
-        lane = self._async_lanes.get(loop)
-        if lane is None:
+        commits = self._async.get(loop)
+        if commits is None:
             if self._make_async is None:
                 raise UnsupportedError(
                     "this PostgresStore was made from a sync pool: use check, peek, ..., or make "
-                    "it with PostgresStore.from_url(url), which serves both colours"
+                    "it with PostgresStore.from_url(url), which serves sync and async callers"
                 )
-            lane = AsyncLane(self._make_async(), self._flows(), self.timeout_ms)
-            self._async_lanes[loop] = lane
-        return lane
+            commits = self._async[loop] = self._make_async()
+        return commits
 
-    def _after_fork(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """A child must not speak on its parent's sockets."""
-        self._async_lanes = weakref.WeakKeyDictionary()
-        if self._blocking is not None:
-            self._blocking.source.forget()
-            self._blocking = self._blocking_lane(self._blocking.source)
+        self._async = weakref.WeakKeyDictionary()
+        if self._sync is not None:
+            self._sync.forget()
 
 
 _DEFAULTS: dict[str, Any] = {
@@ -231,15 +246,3 @@ def _require_driver(driver: str) -> None:
         raise ConfigInvalidError(
             f"this PostgresStore needs {driver}: pip install 'penstock[postgres]'"
         )
-
-
-_stores: weakref.WeakSet[PostgresStore] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for store in list(_stores):
-        store._after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...core.flow import Flow
+from ..failure import ConnectionFailedError as LinkError
 
 __all__ = [
     "TIME",
@@ -96,19 +97,6 @@ class Refusal(Exception):  # noqa: N818
     def code(self) -> str:
         inner = _IN_SCRIPT.match(self.text)
         return inner[1] if inner else self.text.partition(" ")[0]
-
-
-class LinkError(Exception):
-    """A server could not be asked, or its answer was not heard.
-
-    `may_have_run` is False only when it is certain that no command reached a server; `again` when
-    another attempt within the same call may fare better.
-    """
-
-    def __init__(self, text: str, *, may_have_run: bool, again: bool = False) -> None:
-        super().__init__(text)
-        self.may_have_run = may_have_run
-        self.again = again
 
 
 def ms_of(time: Any) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
+from ..._queueing.fork import ForkAware, watch_forks
 from ...core.errors import UnsupportedError
 from ...core.flow import adrive, drive
 from ...core.store import Store, Transform, from_its_url
@@ -22,7 +21,7 @@ __all__ = ["RedisStore"]
 R = TypeVar("R")
 
 
-class RedisStore(Store):
+class RedisStore(Store, ForkAware):
     """Keeps states in Redis, Valkey or Upstash: one limit for everyone who uses the same server.
 
     `client` is a redis-py or valkey-py client, sync or asyncio, standalone, of a Sentinel or of a
@@ -86,7 +85,7 @@ class RedisStore(Store):
     def _begin(self, router: Router) -> None:
         self._router = router
         self._flows = Flows(router, use_server_time=self.reads_own_clock)
-        _stores.add(self)
+        watch_forks(self)
 
     # A check or a lease is nearly always settled by its first replies. The two methods below make
     # that one exchange by hand, which spares a generator or two, and leave all else to the flow.
@@ -180,17 +179,8 @@ class RedisStore(Store):
         call.finish()
         return result
 
-
-_stores: weakref.WeakSet[RedisStore] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    """A child must not speak on its parent's sockets."""
-    for store in _stores:
-        for shell in (store._blocking, store._asynchronous):
+    def _after_fork_in_child(self) -> None:
+        """A child must not speak on its parent's sockets."""
+        for shell in (self._blocking, self._asynchronous):
             if shell is not None:
                 shell.after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

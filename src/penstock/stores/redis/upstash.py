@@ -18,8 +18,8 @@ from typing import Any
 from ...core.clock import SystemClock
 from ...core.errors import UnsupportedError
 from ...core.validation import reject
-from ..cas.requests import LinkError as OverdueError
 from ..cas.workers import Workers
+from ..failure import ConnectionFailedError as OverdueError
 from .faults import late_reply, lost_reply
 from .requests import Address, Ask, Command, LinkError, Pause, Refusal, Request, Scatter
 from .topology import Fixed

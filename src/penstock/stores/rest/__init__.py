@@ -1,8 +1,8 @@
-"""Stores behind an HTTP API: one client for both colours, and what such stores share.
+"""Stores behind an HTTP API: a sync and an async client, and what such stores share.
 
 - client: httpx, made when first used; the token goes into a header and nowhere else
 - faults: every fault of httpx and every HTTP status, as one of ours
-- courier: many requests of a loop in few calls
+- batching: many requests of a loop in few calls
 - store: a store whose requests become HTTP calls
 - urls: what the URL of such a store may say
 - cloudflare: the envelope of Cloudflare's REST API

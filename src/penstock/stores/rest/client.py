@@ -1,10 +1,9 @@
-"""The HTTP client of both colours. The only file that imports httpx."""
+"""The HTTP client, sync and async. The only file that imports httpx."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +11,11 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from ..._queueing import Mutex
 from ...core.errors import ConfigInvalidError
 from ..cas.perloop import PerLoop
-from ..cas.requests import LinkError
 from ..cas.workers import Workers
+from ..failure import ConnectionFailedError
 from .faults import translated
 from .urls import Token, is_loopback, require_base_url
 
@@ -59,7 +59,7 @@ class RestClient:
         self._forget()
 
     def _forget(self) -> None:
-        self._lock = threading.Lock()
+        self._mutex = Mutex()
         self._workers = Workers()
         self._blocking: Any = None
         self._asynchronous = PerLoop(self._open, _shut)
@@ -68,7 +68,7 @@ class RestClient:
 
     def prepare(self) -> None:
         if self._blocking is None:
-            with self._lock:
+            with self._mutex.hold():
                 if self._blocking is None:
                     self._blocking = self._make("Client")
 
@@ -76,7 +76,7 @@ class RestClient:
         await self._asynchronous.get()
 
     def send(self, calls: Sequence[HttpCall], deadline: float) -> list[Any]:
-        """All calls at once: for each its Reply, or the LinkError it met."""
+        """All calls at once: for each its Reply, or the ConnectionFailedError it met."""
         self.prepare()
         jobs = [partial(self._send, self._blocking, call, deadline) for call in calls]
         return self._workers.run(jobs, deadline)
@@ -87,7 +87,7 @@ class RestClient:
         return await asyncio.gather(*jobs, return_exceptions=True)
 
     def close(self) -> None:
-        with self._lock:
+        with self._mutex.hold():
             client, self._blocking = self._blocking, None
         if client is not None:
             client.close()
@@ -113,7 +113,7 @@ class RestClient:
             request = client.request(**self._arguments(call), timeout=left_s)
             response = await asyncio.wait_for(request, left_s)
         except asyncio.TimeoutError:
-            raise LinkError("no reply in time", may_have_run=True) from None
+            raise ConnectionFailedError("no reply in time", may_have_run=True) from None
         except Exception as error:
             raise translated(error, self.base_url) from None
         return Reply(response.status_code, response.text)
@@ -157,5 +157,5 @@ async def _shut(client: Any) -> None:
 def _left_s(deadline: float) -> float:
     left_s = deadline - time.monotonic()
     if left_s <= 0:
-        raise LinkError("no time left to ask", may_have_run=False)
+        raise ConnectionFailedError("no time left to ask", may_have_run=False)
     return left_s

@@ -7,7 +7,7 @@ was sent: headers hold the token.
 from __future__ import annotations
 
 from ...core.errors import ConfigInvalidError
-from ..cas.requests import LinkError
+from ..failure import ConnectionFailedError
 
 __all__ = ["refused", "translated"]
 
@@ -32,16 +32,18 @@ def translated(error: Exception, where: str) -> Exception:
         return error
     name = type(error).__name__
     text = f"{where}: {str(error) or name}"
-    return LinkError(text, may_have_run=name not in _NOT_SENT, again=name not in _LATE)
+    return ConnectionFailedError(text, may_have_run=name not in _NOT_SENT, again=name not in _LATE)
 
 
 def refused(status: int, said: str, where: str) -> Exception:
     """From a status and what the server said about it."""
     text = f"{where} answered {status}: {said[:300]}"
     if status in (401, 403):
-        return LinkError(f"{text}; the token is wrong or lacks a permission", may_have_run=False)
+        return ConnectionFailedError(
+            f"{text}; the token is wrong or lacks a permission", may_have_run=False
+        )
     if status == 429:
-        return LinkError(text, may_have_run=False, again=True)
+        return ConnectionFailedError(text, may_have_run=False, again=True)
     if status >= 500 or status == 408:
-        return LinkError(text, may_have_run=True, again=True)
+        return ConnectionFailedError(text, may_have_run=True, again=True)
     return ConfigInvalidError(text)

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 from ...core.store import from_its_url
 from ...core.validation import reject
-from ..cas import Conflict, Drop, Held, LinkError, Read, Request
+from ..cas import Conflict, ConnectionFailedError, Drop, Held, Read, Request
 from ..cas.names import fit, require_name
 from .client import HttpCall, Reply
 from .faults import refused
@@ -94,7 +94,7 @@ class RecordServerStore(RestStore):
 
 def _answer(request: Request, answer: dict[str, Any], where: str) -> Any:
     if "error" in answer:
-        return LinkError(f"{where}: {answer['error']}", may_have_run=True, again=True)
+        return ConnectionFailedError(f"{where}: {answer['error']}", may_have_run=True, again=True)
     if answer.get("done"):
         return answer.get("stamp", "")
     found = answer["found"] and Held(**answer["found"])

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from ..cas import CasStore, Request
+from .batching import RequestBatcher
 from .client import HttpCall, Reply, RestClient
-from .courier import Courier
 
 __all__ = ["RestStore"]
 
@@ -27,7 +27,7 @@ class RestStore(CasStore):
     def __init__(self, base_url: str, token: str, timeout_ms: int) -> None:
         super().__init__(timeout_ms)
         self._client = RestClient(base_url, token, self.timeout_ms)
-        self._couriers: WeakKeyDictionary[Any, Courier] = WeakKeyDictionary()
+        self._batchers: WeakKeyDictionary[Any, RequestBatcher] = WeakKeyDictionary()
 
     @abstractmethod
     def _calls(self, requests: Sequence[Request]) -> list[HttpCall]:
@@ -42,11 +42,11 @@ class RestStore(CasStore):
 
     async def aserve(self, requests: Sequence[Request], deadline: float) -> list[Any]:
         loop = asyncio.get_running_loop()
-        courier = self._couriers.get(loop)
-        if courier is None:
-            courier = Courier(self._asend, self.most_calls, self.most_requests)
-            self._couriers[loop] = courier
-        return await courier.ask(requests, deadline)
+        batcher = self._batchers.get(loop)
+        if batcher is None:
+            batcher = RequestBatcher(self._asend, self.most_calls, self.most_requests)
+            self._batchers[loop] = batcher
+        return await batcher.ask(requests, deadline)
 
     async def _asend(self, requests: Sequence[Request], deadline: float) -> list[Any]:
         return self._heard(requests, await self._client.asend(self._calls(requests), deadline))
@@ -63,8 +63,8 @@ class RestStore(CasStore):
     async def _aprepare(self) -> None:
         await self._client.aprepare()
 
-    def _after_fork(self) -> None:
-        super()._after_fork()
+    def _after_fork_in_child(self) -> None:
+        super()._after_fork_in_child()
         self._client.after_fork()
 
     def _heard(self, requests: Sequence[Request], replies: list[Any]) -> list[Any]:

@@ -46,10 +46,8 @@ class Database:
         self._timeout_ms = timeout_ms
         self._synchronous = synchronous
         self._connection: sqlite3.Connection | None = None
-
-    @property
-    def is_open(self) -> bool:
-        return self._connection is not None
+        # One that is being set up, and was not adopted yet.
+        self._opening: sqlite3.Connection | None = None
 
     def open(self, deadline: float) -> None:
         """Connect, and create the schema in a file that is empty."""
@@ -86,13 +84,16 @@ class Database:
         except sqlite3.Error as error:
             raise self._failed(error) from error
 
-    def rollback(self) -> None:
-        """End a transaction that failed, if SQLite has not done so itself."""
-        if self._connection is not None and self._connection.in_transaction:
-            try:
-                self._connection.execute("ROLLBACK")
-            except sqlite3.Error:
-                self.close()
+    def rollback(self) -> bool:
+        """End a transaction that failed, if SQLite has not done so itself. Whether there was one:
+        then nothing of it was written."""
+        if self._connection is None or not self._connection.in_transaction:
+            return False
+        try:
+            self._connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            self.close()
+        return True
 
     def sweep_slice(
         self, after: str, now: int, size: int, deadline: float
@@ -111,6 +112,7 @@ class Database:
     def _try_open(self) -> bool:
         try:
             self._connection = self._connect()
+            self._opening = None
         except sqlite3.Error as error:
             if is_busy(error):
                 return False
@@ -144,15 +146,22 @@ class Database:
         time.sleep(min(left, random.uniform(0.000_1, 0.001)))
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
+        self._drop_unfinished()
+        connection = self._opening = sqlite3.connect(
             self.path, timeout=0, isolation_level=None, check_same_thread=False
         )
         try:
             self._adopt(connection)
         except BaseException:
-            connection.close()
+            self._drop_unfinished()
             raise
         return connection
+
+    def _drop_unfinished(self) -> None:
+        """Close a connection whose setting up was interrupted: it may hold the write lock."""
+        if self._opening is not None:
+            self._opening.close()
+        self._opening = None
 
     def _adopt(self, connection: sqlite3.Connection) -> None:
         if _header(connection) != (APPLICATION_ID, SCHEMA):

@@ -60,13 +60,15 @@ def locked(path: str, timeout_ms: int) -> LockedError:
     )
 
 
-def late(path: str, timeout_ms: int, *, taken: bool) -> StoreUnavailableError:
-    effect = _DOUBT if taken else _SETTLED
+def late(path: str, timeout_ms: int, *, in_doubt: bool) -> StoreUnavailableError:
+    effect = _DOUBT if in_doubt else _SETTLED
     return StoreUnavailableError(f"SQLite at {path}: no turn within {timeout_ms} ms; {effect}")
 
 
 def interrupted(path: str) -> StoreUnavailableError:
-    return StoreUnavailableError(f"SQLite at {path}: the thread in charge was stopped; {_DOUBT}")
+    return StoreUnavailableError(
+        f"SQLite at {path}: the thread that was committing was interrupted; {_DOUBT}"
+    )
 
 
 def not_ours(path: str, detail: str) -> ConfigInvalidError:

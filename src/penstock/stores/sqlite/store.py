@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import os
 import time
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
+from types import FrameType
 from typing import Any, TypeVar
 
+from ..._queueing import Batch, GroupCommit, LateError, ThreadWaiter, Waiter
+from ..._queueing.fork import ForkAware, watch_forks
 from ...core.clock import SystemClock
 from ...core.errors import PenstockError
 from ...core.store import Store, Transform, from_its_url
 from ...core.validation import require_choice, require_instant, require_int
-from ..line import AwaitedCall, LateError, Line, settle
 from ..sheet import Call, Sheet
 from .database import SYNCHRONOUS, Database
 from .faults import LockedError, interrupted, late
@@ -32,7 +34,7 @@ _SLICE = 1_000
 _READING = ("peek", "forecast")
 
 
-class SqliteStore(Store):
+class SqliteStore(Store, ForkAware):
     """Keeps states in a file, exact across the threads and processes of one host.
 
     `path` is a file of the store's own; it is created when it is not there, but its folder is not.
@@ -54,9 +56,9 @@ class SqliteStore(Store):
         self.synchronous = require_choice("synchronous", synchronous, SYNCHRONOUS)
         self.timeout_ms = require_int("timeout_ms", timeout_ms, high=3_600_000)
         self._database = Database(self.path, synchronous, timeout_ms)
-        self._idle = False
+        self._forking: Waiter | None = None
         self._begin()
-        _stores.add(self)
+        watch_forks(self)
 
     @classmethod
     @from_its_url
@@ -68,8 +70,7 @@ class SqliteStore(Store):
     def init(self) -> None:
         """Create the file and its schema, or see that they are there. The first call of any kind
         does the same; this one finds out before there is traffic."""
-        with self._turn():
-            pass
+        self._in_turn(self._database.open)
 
     async def ainit(self) -> None:
         """The awaitable twin of `init`."""
@@ -89,27 +90,26 @@ class SqliteStore(Store):
         """All keys in one transaction: if one of them fails, none is charged."""
         call = Call(keys, transform, now, cost, self._deadline())
         try:
-            self._line.wait(call)
+            self._commit.run(call)
         except LateError as error:
-            raise late(self.path, self.timeout_ms, taken=error.taken) from None
+            raise late(self.path, self.timeout_ms, in_doubt=error.in_doubt) from None
         return call.answer()
 
     async def aapply_many(
         self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
     ) -> list[R]:
         """The awaitable twin of `apply_many`."""
-        call = AwaitedCall(keys, transform, now, cost, self._deadline())
-        call.loop = asyncio.get_running_loop()
-        call.future = call.loop.create_future()
-        timer = call.loop.call_later(self.timeout_ms / 1000, self._expire, call)
-        self._line.stand(call)
+        from ..._queueing.tasks import Reply
+
+        call = Call(keys, transform, now, cost, self._deadline())
+        reply = Reply(call, self._worker)
+        self._commit.submit(call)
         self._worker.wake()
         try:
-            return await call.future
-        finally:
-            timer.cancel()
-            if not call.done:
-                self._line.leave(call)
+            await reply.wait()
+        except LateError as error:
+            raise late(self.path, self.timeout_ms, in_doubt=error.in_doubt) from None
+        return call.answer()
 
     def sweep(self, now: int | None = None) -> int:
         """Drop what no clock can need any more at `now` (by default, the system's). Returns how
@@ -118,8 +118,7 @@ class SqliteStore(Store):
         after: str | None = ""
         total = 0
         while after is not None:
-            with self._turn() as database:
-                after, dropped = database.sweep_slice(after, instant, _SLICE, self._deadline())
+            after, dropped = self._in_turn(partial(self._sweep_slice, after, instant))
             total += dropped
         return total
 
@@ -130,11 +129,7 @@ class SqliteStore(Store):
     def close(self) -> None:
         """Close the file. A later call opens it again."""
         self._worker.stop()
-        try:
-            with self._line.alone(self._deadline()):
-                self._database.close()
-        except LateError:
-            raise late(self.path, self.timeout_ms, taken=False) from None
+        self._in_turn(lambda _deadline: self._database.close())
 
     async def aclose(self) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self.close)
@@ -143,117 +138,139 @@ class SqliteStore(Store):
         return f"SqliteStore({self.path!r}, synchronous={self.synchronous!r})"
 
     def _begin(self) -> None:
-        self._line = Line(self._lead)
-        self._worker = Worker(self._serve_tasks)
+        self._commit: GroupCommit[Call] = GroupCommit(
+            self._serve, self._mend, lambda _call: interrupted(self.path)
+        )
+        self._worker = Worker(self._commit, self._serve_tasks)
 
     def _deadline(self) -> float:
         return time.monotonic() + self.timeout_ms / 1000
 
-    @contextlib.contextmanager
-    def _turn(self) -> Iterator[Database]:
-        """The open database, for oneself."""
+    def _in_turn(self, work: Callable[[float], R]) -> R:
+        """Use the database for something else than calls."""
         deadline = self._deadline()
         try:
-            with self._line.alone(deadline):
-                self._database.open(deadline)
-                yield self._database
+            return self._commit.in_turn(deadline, lambda _batch: work(deadline))
         except LateError:
-            raise late(self.path, self.timeout_ms, taken=False) from None
+            raise late(self.path, self.timeout_ms, in_doubt=False) from None
 
-    def _lead(self, line: Line, deadline: float) -> None:
-        """One transaction for all who stand in line once the lock is ours. Those in front that
-        only read are served without it: they do not wait for another process that writes."""
+    def _sweep_slice(self, after: str, now: int, deadline: float) -> tuple[str | None, int]:
         self._database.open(deadline)
-        front = line.front()
-        if front is not None and _only_reads(front):
-            self._serve(line.take(_MOST_CALLS, _only_reads), writing=False)
+        return self._database.sweep_slice(after, now, _SLICE, deadline)
+
+    def _serve(self, batch: Batch[Call], deadline: float) -> None:
+        """One transaction for all who wait once the lock is ours. Those in front that only read
+        are served without it: they do not wait for another process that writes."""
+        self._database.open(deadline)
+        first = self._commit.first()
+        if first is not None and _only_reads(first):
+            self._answer(batch.take(_MOST_CALLS, _only_reads), self._read)
         else:
             self._database.begin(deadline)
-            self._serve(line.take(_MOST_CALLS), writing=True)
+            self._answer(batch.take(_MOST_CALLS), self._write)
 
-    def _serve(self, calls: list[Call], *, writing: bool) -> None:
-        with self._answering(calls):
-            sheet = Sheet(self._database.read)
-            for call in calls:
-                sheet.run(call)
-            if writing:
-                self._database.commit(sheet.writes)
-
-    @contextlib.contextmanager
-    def _answering(self, calls: list[Call]) -> Iterator[None]:
-        """Every call that was taken gets its answer, whatever happens."""
+    def _answer(self, calls: list[Call], run: Callable[[list[Call]], None]) -> None:
+        """Every call gets its results, or what failed for all of them."""
         try:
-            yield
+            run(calls)
         except PenstockError as error:
             for call in calls:
-                call.error = copy(error)
-        except BaseException:
-            self._database.rollback()
-            for call in calls:
-                call.error = interrupted(self.path)
-            raise
-        finally:
-            settle(calls)
+                call.fail(copy(error))
+        for call in calls:
+            call.open = ()
+            call.in_flight = False
+
+    def _read(self, calls: list[Call]) -> None:
+        sheet = Sheet(self._database.read)
+        for call in calls:
+            sheet.run(call)
+
+    def _write(self, calls: list[Call]) -> None:
+        for call in calls:
+            call.in_flight = True
+        sheet = Sheet(self._database.read)
+        for call in calls:
+            # Not one that has given up meanwhile, and was told that nothing was charged.
+            if not call.has_left:
+                sheet.run(call)
+        for call in calls:
+            call.in_flight = bool(call.writing)
+        self._database.commit(sheet.writes)
+
+    def _mend(self, batch: Batch[Call]) -> None:
+        """After an interrupt: a transaction that is still open has written nothing."""
+        if self._database.rollback():
+            for call in batch.calls:
+                call.in_flight = False
 
     def _serve_tasks(self) -> None:
-        """The worker's round. Who stands too long is withdrawn by the timer of its own loop."""
-        while len(self._line):
+        """The worker's round. Who waits too long is withdrawn by the timer of its own loop."""
+        while self._commit.pending or self._commit.unfinished is not None:
             deadline = self._deadline()
-            with contextlib.suppress(LateError, LockedError), self._line.alone(deadline):
-                self._lead_tasks(deadline)
+            with contextlib.suppress(LateError, LockedError):
+                self._commit.in_turn(deadline, partial(self._serve_for_tasks, deadline))
 
-    def _lead_tasks(self, deadline: float) -> None:
+    def _serve_for_tasks(self, deadline: float, batch: Batch[Call]) -> None:
+        if not self._commit.pending:
+            return
         try:
-            self._lead(self._line, deadline)
+            self._serve(batch, deadline)
         except LockedError:
             raise
         except PenstockError as error:
-            calls = self._line.take_awaited()
-            for call in calls:
-                call.error = copy(error)
-            settle(calls)
+            for call in batch.take_all(_is_of_a_task):
+                call.fail(copy(error))
 
-    def _expire(self, call: AwaitedCall) -> None:
-        if not call.future.done():
-            taken = not self._line.leave(call)
-            call.future.set_exception(late(self.path, self.timeout_ms, taken=taken))
-
-    def _before_fork(self) -> None:
+    def _before_fork(self, forker: FrameType) -> None:
         """SQLite does not survive a fork: the child would believe in locks that only the parent
-        holds. So the file is closed, at a moment when nobody is using it. Should there be none in
-        time, the child is left with a turn that never comes, and its calls fail."""
-        self._idle = self._line.enter(self._deadline())
-        if self._idle:
+        holds. So the file is closed, at a moment when nobody is using it, and stays closed until
+        the process has forked. Should there be none in time, the calls of the child fail."""
+        self._forking = waiter = _Forker(forker)
+        if self._commit.enter(waiter, self._deadline()):
             self._database.close()
+        else:
+            self._commit.leave(waiter)
+            self._forking = None
 
     def _after_fork_in_parent(self) -> None:
-        if self._idle:
-            self._line.hand_on()
+        if self._forking is not None:
+            self._commit.leave(self._forking)
+            self._forking.end()
 
     def _after_fork_in_child(self) -> None:
+        in_use = self._forking is None
         self._begin()
-        if not self._idle:
-            self._line.enter(self._deadline())
+        if in_use:
+            self._commit.join(_Parent())
+
+
+class _Forker(ThreadWaiter):
+    """Whoever forks leads until the fork is over, which is when its frame goes on."""
+
+    __slots__ = ("_at",)
+
+    def __init__(self, frame: FrameType) -> None:
+        super().__init__(frame)
+        self._at = frame.f_lasti
+
+    def is_running(self) -> bool:
+        frame = self._frame
+        return super().is_running() and frame is not None and frame.f_lasti == self._at
+
+
+class _Parent(Waiter):
+    """Leads for ever: in the child of a fork that came while its parent used the file."""
+
+    def is_running(self) -> bool:
+        return True
+
+    def wake(self) -> None:
+        """Nobody is there."""
 
 
 def _only_reads(call: Call) -> bool:
     return call.transform.role in _READING
 
 
-_stores: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
-
-
-def _each(hook: Callable[[SqliteStore], None]) -> Callable[[], None]:
-    def call() -> None:
-        for store in list(_stores):
-            hook(store)
-
-    return call
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_each(SqliteStore._before_fork),
-        after_in_parent=_each(SqliteStore._after_fork_in_parent),
-        after_in_child=_each(SqliteStore._after_fork_in_child),
-    )
+def _is_of_a_task(call: Call) -> bool:
+    return call.waiter is not None and call.waiter.crowd is not None

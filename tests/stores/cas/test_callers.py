@@ -12,7 +12,7 @@ import pytest
 
 from penstock import ConfigInvalidError, StoreUnavailableError, fixed_window, gcra, rate_limit
 from penstock.core.store import Transform, checking, peeking
-from penstock.stores.cas import Read, Request, Swap, lines
+from penstock.stores.cas import Read, Request, Swap, callers
 from tests.stores.cas.backend import LATE, REFUSED, DictCasStore, Records, once
 
 HOUR_MS = 3_600_000
@@ -205,8 +205,8 @@ def test_cancelling_one_caller_does_not_fail_the_others() -> None:
         ]
         return [one.remaining for one in results if not isinstance(one, BaseException)]
 
-    # The first had been read for already and is charged; the fourth had left the line in time.
-    assert asyncio.run(crowd()) == [48, 47, 46, 45]
+    # The first had only been read for: neither is charged.
+    assert asyncio.run(crowd()) == [49, 48, 47, 46]
 
 
 def test_a_line_goes_on_when_a_loop_has_closed() -> None:
@@ -243,13 +243,13 @@ def test_who_waits_too_long_leaves_uncharged(colour: str) -> None:
     assert 0.25 < time.monotonic() - start < 0.4
     leader.join()
     assert DictCasStore(records).apply("k", CHECK, NOW, 1).remaining == 48
-    assert len(slow.lines) == 0
+    assert len(slow.queues) == 0
 
 
 def test_a_leader_that_is_stuck_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its loop was stopped and never went on: the next caller takes over, and the late one, should
     it ever go on, spoils nothing."""
-    monkeypatch.setattr(lines, "_GRACE_S", 0.1)
+    monkeypatch.setattr(callers, "GRACE_S", 0.1)
     store = DictCasStore(delay_s=0.2, timeout_ms=300)
     loop = asyncio.new_event_loop()
 
@@ -267,7 +267,7 @@ def test_a_leader_that_is_stuck_is_passed_over(monkeypatch: pytest.MonkeyPatch) 
     loop.run_until_complete(asyncio.sleep(0.05))
     loop.close()
     assert store.apply("k", CHECK, NOW, 1).remaining == 48
-    assert len(store.lines) == 0
+    assert len(store.queues) == 0
 
 
 def test_clocks_far_apart_keep_a_record_long_enough() -> None:
@@ -295,7 +295,7 @@ def test_nothing_is_kept_of_keys_that_are_idle() -> None:
     for number in range(100):
         store.apply(f"k{number}", CHECK, NOW, 1)
     asyncio.run(store.aapply("k", CHECK, NOW, 1))
-    assert len(store.lines) == 0
+    assert len(store.queues) == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.stores.cas import LinkError, Read, Request
-from penstock.stores.rest.courier import Courier
+from penstock.stores.cas import ConnectionFailedError, Read, Request
+from penstock.stores.rest.batching import RequestBatcher
 
 
 class _Post:
@@ -42,8 +42,8 @@ def test_what_has_to_wait_goes_together() -> None:
     post = _Post()
 
     async def crowd() -> list[list[Any]]:
-        courier = Courier(post.send, most_calls=4, most_requests=32)
-        return await asyncio.gather(*(courier.ask([Read(f"k{n}")], _soon()) for n in range(100)))
+        batcher = RequestBatcher(post.send, most_calls=4, most_requests=32)
+        return await asyncio.gather(*(batcher.ask([Read(f"k{n}")], _soon()) for n in range(100)))
 
     assert asyncio.run(crowd()) == [[f"k{n}"] for n in range(100)]
     assert post.most_out == 4
@@ -55,7 +55,7 @@ def test_a_call_is_never_larger_than_allowed() -> None:
     post = _Post()
 
     async def ask() -> list[Any]:
-        return await Courier(post.send, most_calls=16, most_requests=1).ask(
+        return await RequestBatcher(post.send, most_calls=16, most_requests=1).ask(
             [Read(f"k{n}") for n in range(5)], _soon()
         )
 
@@ -69,16 +69,16 @@ def test_who_was_not_sent_in_time_knows_it() -> None:
     post = _Post(delay_s=0.5)
 
     async def ask() -> list[Any]:
-        courier = Courier(post.send, most_calls=1, most_requests=1)
+        batcher = RequestBatcher(post.send, most_calls=1, most_requests=1)
         deadline = time.monotonic() + 0.05
-        both = [courier.ask([Read(key)], deadline) for key in ("sent", "queued")]
+        both = [batcher.ask([Read(key)], deadline) for key in ("sent", "queued")]
         answers = [answer for [answer] in await asyncio.gather(*both)]
-        assert not courier._queue
+        assert batcher.pending == 0
         return answers
 
     sent, queued = asyncio.run(ask())
-    assert isinstance(sent, LinkError)
-    assert isinstance(queued, LinkError)
+    assert isinstance(sent, ConnectionFailedError)
+    assert isinstance(queued, ConnectionFailedError)
     assert (sent.may_have_run, queued.may_have_run) == (True, False)
 
 
@@ -87,8 +87,8 @@ def test_a_fault_is_the_answer_of_its_call_alone() -> None:
     post = _Post()
 
     async def ask() -> list[Any]:
-        courier = Courier(post.send, most_calls=1, most_requests=1)
-        asks = [courier.ask([Read(key)], _soon()) for key in ("bad", "good")]
+        batcher = RequestBatcher(post.send, most_calls=1, most_requests=1)
+        asks = [batcher.ask([Read(key)], _soon()) for key in ("bad", "good")]
         return [answer for [answer] in await asyncio.gather(*asks)]
 
     bad, good = asyncio.run(ask())

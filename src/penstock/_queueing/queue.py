@@ -1,0 +1,239 @@
+"""First come, first served: a queue, queues by key, and a mutex made of one."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Generic, TypeVar
+
+from .waiters import ThreadWaiter, Waiter
+
+__all__ = ["Mutex", "Place", "Queue", "Queues"]
+
+
+class Queue:
+    """Those who wait for one thing, in order of arrival. The first of them leads."""
+
+    __slots__ = ("__weakref__", "_waiters")
+
+    def __init__(self) -> None:
+        self._waiters: deque[Waiter] = deque()
+
+    def __len__(self) -> int:
+        """How many stand here, the leader included."""
+        return len(self._waiters)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def join(self, waiter: Waiter) -> None:
+        """Stand at the end."""
+        self._waiters.append(waiter)
+
+    def leads(self, waiter: Waiter) -> bool:
+        """Whether everybody before it has left."""
+        try:
+            return self._waiters[0] is waiter or self.leader() is waiter
+        except IndexError:
+            return False
+
+    def leader(self) -> Waiter | None:
+        """The first who is still there. Those before it who ended without leaving are removed."""
+        waiters = self._waiters
+        has_removed = False
+        while True:
+            try:
+                first = waiters[0]
+            except IndexError:
+                return None
+            if first.is_there():
+                if has_removed:
+                    first.wake()
+                return first
+            self._remove(first)
+            has_removed = True
+
+    def leave(self, waiter: Waiter, heir: Waiter | None = None) -> None:
+        """Go, and wake whoever leads now: the next in order, or `heir`, for a leader who has one.
+
+        Whoever waits here already may be the heir. It then stands here twice, and leaves so."""
+        waiters = self._waiters
+        try:
+            before = waiters[0]
+        except IndexError:
+            return
+        if heir is not None:
+            waiters.appendleft(heir)
+        self._remove(waiter)
+        if waiters:
+            leader = self.leader()
+            # Also when a leader left while we were about to, and woke us instead of the next.
+            if leader is not None and leader is not before:
+                leader.wake()
+
+    def waiting(self) -> list[Waiter]:
+        """Everybody here at this moment."""
+        return list(self._waiters)
+
+    def _remove(self, waiter: Waiter) -> None:
+        waiters = self._waiters
+        try:
+            waiters.remove(waiter)
+            while waiter in waiters:
+                waiters.remove(waiter)
+        except ValueError:
+            # Somebody else saw that it had ended, too.
+            pass
+
+
+class Mutex:
+    """`with mutex.hold():` for a few lines that one thread at a time may run, and that wait for
+    nobody. Those who were interrupted in there are passed over, so the lines must leave sense
+    behind wherever they are cut off. A thread that is in there already gets in again: the garbage
+    collector may run somebody's clean-up anywhere."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self) -> None:
+        self._queue = Queue()
+
+    def hold(self) -> _Hold:
+        return _Hold(self._queue)
+
+
+class _Hold:
+    """The time in which a frame has the mutex."""
+
+    __slots__ = ("_queue", "_waiter")
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    def __enter__(self) -> None:
+        queue = self._queue
+        waiter = self._waiter = ThreadWaiter(sys._getframe(1))
+        queue.join(waiter)
+        while not queue.leads(waiter):
+            leader = queue.leader()
+            if isinstance(leader, ThreadWaiter) and leader.thread == waiter.thread:
+                return
+            waiter.rest()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._queue.leave(self._waiter)
+        self._waiter.end()
+
+
+Q = TypeVar("Q", bound=Queue)
+
+
+class Queues(Generic[Q]):
+    """A queue for each key that somebody waits for; `make` is the kind of queue."""
+
+    __slots__ = ("_by_key", "_make", "_mutex")
+
+    def __init__(self, make: Callable[[], Q]) -> None:
+        self._make = make
+        self._mutex = Mutex()
+        self._by_key: dict[str, Q] = {}
+
+    def __len__(self) -> int:
+        """How many keys have a queue."""
+        return len(self._by_key)
+
+    def get(self, key: str) -> Q | None:
+        """The queue of a key, if anybody stands in one."""
+        return self._by_key.get(key)
+
+    def values(self) -> list[Q]:
+        return list(self._by_key.values())
+
+    def join(self, key: str, waiter: Waiter, admit: Callable[[Q], Any] | None = None) -> Q | None:
+        """Stand at the end of the key's queue, unless `admit` says no to the queue as it is."""
+        with self._mutex.hold():
+            while True:
+                queue = self._by_key.get(key)
+                if queue is None:
+                    queue = self._make()
+                else:
+                    queue.leader()
+                if admit is not None and not admit(queue):
+                    return None
+                # A queue with somebody in it stays; so it is the key's queue from here on.
+                queue.join(waiter)
+                if self._by_key.setdefault(key, queue) is queue:
+                    return queue
+                queue.leave(waiter)
+
+    def leave(self, key: str, queue: Q, waiter: Waiter, heir: Waiter | None = None) -> None:
+        """Go, as from any queue; the last one to go takes the queue along."""
+        queue.leave(waiter, heir)
+        if not len(queue):
+            with self._mutex.hold():
+                if not len(queue) and self._by_key.get(key) is queue:
+                    del self._by_key[key]
+
+
+class Place(Generic[Q]):
+    """A place in the queue of a key. As a context, for a thread: wait for the lead, and leave.
+
+    `frame` is the one that runs the context.
+    """
+
+    __slots__ = ("_key", "_queues", "queue", "waiter")
+
+    def __init__(self, queues: Queues[Q], key: str, queue: Q, waiter: Waiter) -> None:
+        self._queues = queues
+        self._key = key
+        self.queue = queue
+        self.waiter = waiter
+
+    @classmethod
+    def of_thread(
+        cls,
+        queues: Queues[Q],
+        key: str,
+        frame: FrameType,
+        admit: Callable[[Q], Any] | None = None,
+    ) -> Place[Q] | None:
+        """A place for the thread that runs `frame`, if the queue admits it."""
+        waiter = ThreadWaiter(frame)
+        queue = queues.join(key, waiter, admit)
+        return None if queue is None else cls(queues, key, queue, waiter)
+
+    @property
+    def failure(self) -> Exception | None:
+        """What those before this one came to, if they shared it."""
+        return self.waiter.failure
+
+    def share(self, error: Exception) -> None:
+        """Let all who wait by now know that this one failed. Only for whoever leads."""
+        for waiter in self.queue.waiting():
+            waiter.failure = error
+
+    def leave(self) -> None:
+        """Pass the lead on, or give up waiting for it."""
+        self._queues.leave(self._key, self.queue, self.waiter)
+        self.waiter.end()
+
+    def __enter__(self) -> Place[Q]:
+        waiter = self.waiter
+        assert isinstance(waiter, ThreadWaiter)
+        while not self.queue.leads(waiter):
+            waiter.rest()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.leave()

@@ -1,0 +1,237 @@
+"""Batches on their way to PostgreSQL: of threads, and of the tasks of one event loop.
+
+While a batch is on its way, calls wait, and the next batch takes them all: the busier the store,
+the more calls share a round trip and a commit. A connection is had before calls are taken, so that
+who gives up while it is being made is known not to have been charged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+
+from ..._queueing import Batch, GroupCommit, LateError
+from ..._queueing.tasks import Pump
+from ...core.errors import PenstockError
+from ...core.flow import adrive, drive
+from ...core.store import Transform
+from ..failure import ConnectionFailedError
+from ..sheet import Call, telling_of_others
+from .faults import interrupted, late, unavailable
+from .flows import Flows
+from .requests import PostgresFlow, RefusalError
+
+__all__ = ["AsyncCommits", "SyncCommits"]
+
+_MOST_CALLS = 256
+"""Calls per batch, so that no row is held for long."""
+_LEAST_S = 0.02
+"""What a call must have left of its time, or a twentieth of it, to be sent."""
+
+
+class _Commits:
+    """What both have: connections, the flows over the table, and the words for what went wrong."""
+
+    def __init__(self, connections: Any, flows: Flows, timeout_ms: int) -> None:
+        self.connections = connections
+        self._flows = flows
+        self._timeout_ms = timeout_ms
+
+    def _call(self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int) -> Call:
+        return Call(keys, transform, now, cost, time.monotonic() + self._timeout_ms / 1000)
+
+    def _take(self, batch: Batch[Call]) -> list[Call]:
+        """The calls of the batch. Those who have waited so long that a reply would hardly reach
+        them are told now that nothing was charged, and not in a moment that it may have been."""
+        too_late = time.monotonic() + min(_LEAST_S, self._timeout_ms / 20_000)
+        for call in batch.take(_MOST_CALLS):
+            if call.deadline < too_late:
+                call.fail(late(self.connections.where, self._timeout_ms, in_doubt=False))
+        return batch.calls
+
+    def _fail(
+        self, calls: list[Call], error: ConnectionFailedError | RefusalError | PenstockError
+    ) -> None:
+        """The end of all calls that are still open, each with an exception of its own."""
+        for call in calls:
+            if call.open:
+                call.fail(self._told(call, error))
+                call.in_flight = False
+
+    def _told(
+        self, call: Call, error: ConnectionFailedError | RefusalError | PenstockError
+    ) -> BaseException:
+        if isinstance(error, PenstockError):
+            return copy(error)
+        return unavailable(error, self._flows.schema.table, was_sent=call.in_flight)
+
+    def _tell_of_others(self, calls: list[Call]) -> None:
+        """Errors come with a word on the other keys of the same call."""
+        for call in calls:
+            if call.error is not None and not call.open:
+                call.error = telling_of_others(call.error, call.charged)
+
+    def _late(self, call: Call, *, in_doubt: bool) -> BaseException:
+        error = late(self.connections.where, self._timeout_ms, in_doubt=in_doubt)
+        return telling_of_others(error, call.charged)
+
+    def _interrupted(self, call: Call) -> BaseException:
+        error = interrupted(self.connections.where, in_doubt=call.in_flight)
+        return telling_of_others(error, call.charged)
+
+    def _unavailable(self, error: ConnectionFailedError | RefusalError) -> PenstockError:
+        """The end of something that is not a check, and charges nobody."""
+        return unavailable(error, self._flows.schema.table, was_sent=False)
+
+
+def _mend(_batch: Batch[Call]) -> None:
+    """After an interrupt: nothing. Who borrows a connection sees whether it is idle."""
+
+
+class SyncCommits(_Commits):
+    """The batches of threads."""
+
+    def __init__(self, connections: Any, flows: Flows, timeout_ms: int) -> None:
+        super().__init__(connections, flows, timeout_ms)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._queue: GroupCommit[Call] = GroupCommit(self._serve, _mend, self._interrupted)
+        self._last = 0
+
+    def forget(self) -> None:
+        """In the child of a fork: begin anew."""
+        self.connections.forget()
+        self._begin()
+
+    def apply_many(
+        self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
+    ) -> list[Any]:
+        call = self._call(keys, transform, now, cost)
+        try:
+            self._queue.run(call)
+        except LateError as error:
+            raise self._late(call, in_doubt=error.in_doubt) from None
+        return call.answer()
+
+    def run(self, flow: PostgresFlow, timeout_ms: int) -> Any:
+        """A flow that is not a batch, between batches."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        try:
+            return self._queue.in_turn(deadline, lambda _batch: self._drive(flow, deadline))
+        except LateError:
+            raise late(self.connections.where, timeout_ms, in_doubt=False) from None
+        except (ConnectionFailedError, RefusalError) as error:
+            raise self._unavailable(error) from error
+
+    def init(self, timeout_ms: int) -> None:
+        """On a connection of its own, since the others require the table to be there."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        try:
+            connection = self.connections.connect(deadline)
+            try:
+                flow = self._flows.schema.init()
+                drive(flow, lambda request: connection.run(request, deadline))
+            finally:
+                self.connections.drop(connection)
+        except (ConnectionFailedError, RefusalError) as error:
+            raise self._unavailable(error) from error
+
+    def close(self) -> None:
+        deadline = time.monotonic() + self._timeout_ms / 1000
+        with contextlib.suppress(LateError):
+            self._queue.in_turn(deadline, lambda _batch: self.connections.close())
+
+    def _serve(self, batch: Batch[Call], deadline: float) -> None:
+        if self._queue.pending < self._last:
+            # Yield once: callers just answered may join this commit, which makes a sixth more
+            # checks from 8 threads on a disk that is waited for.
+            time.sleep(0)
+        try:
+            self._run(batch, deadline)
+        except (ConnectionFailedError, RefusalError, PenstockError) as error:
+            self._fail(batch.calls or batch.take(_MOST_CALLS), error)
+        self._tell_of_others(batch.calls)
+
+    def _run(self, batch: Batch[Call], deadline: float) -> None:
+        connection = self.connections.borrow(deadline)
+        try:
+            calls = self._take(batch)
+            self._last = len(calls)
+            drive(self._flows.run(calls), lambda request: connection.run(request, deadline))
+        finally:
+            self.connections.give_back(connection)
+
+    def _drive(self, flow: PostgresFlow, deadline: float) -> Any:
+        connection = self.connections.borrow(deadline)
+        try:
+            return drive(flow, lambda request: connection.run(request, deadline))
+        finally:
+            self.connections.give_back(connection)
+
+
+class AsyncCommits(_Commits):
+    """The batches of the tasks of one event loop."""
+
+    def __init__(self, connections: Any, flows: Flows, timeout_ms: int) -> None:
+        super().__init__(connections, flows, timeout_ms)
+        self._pump: Pump[Call] = Pump(self._serve, self._broken, most_calls=_MOST_CALLS)
+
+    async def apply_many(
+        self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
+    ) -> list[Any]:
+        call = self._call(keys, transform, now, cost)
+        try:
+            await self._pump.run(call)
+        except LateError as error:
+            raise self._late(call, in_doubt=error.in_doubt) from None
+        return call.answer()
+
+    async def run(self, flow: PostgresFlow, timeout_ms: int) -> Any:
+        """A flow that is not a batch, on a connection of its own."""
+        return await self._apart(flow, timeout_ms, greeted=True)
+
+    async def init(self, timeout_ms: int) -> None:
+        await self._apart(self._flows.schema.init(), timeout_ms, greeted=False)
+
+    async def aclose(self) -> None:
+        await self._pump.drain(self._timeout_ms / 1000)
+        await self.connections.aclose()
+
+    async def _apart(self, flow: PostgresFlow, timeout_ms: int, *, greeted: bool) -> Any:
+        deadline = time.monotonic() + timeout_ms / 1000
+        try:
+            connection = await self.connections.connect(deadline, greeted)
+            try:
+                return await adrive(flow, lambda request: connection.execute(request, deadline))
+            finally:
+                await self.connections.drop(connection)
+        except (ConnectionFailedError, RefusalError) as error:
+            raise self._unavailable(error) from error
+
+    async def _serve(self, batch: Batch[Call]) -> None:
+        try:
+            await self._run(batch)
+        except (ConnectionFailedError, RefusalError, PenstockError) as error:
+            self._fail(batch.calls or batch.take(_MOST_CALLS), error)
+        self._tell_of_others(batch.calls)
+
+    async def _run(self, batch: Batch[Call]) -> None:
+        # Each caller has a timer of its own; the batch goes on for the one that has most time.
+        last = self._pump.last()
+        connection = await self.connections.borrow(0.0 if last is None else last.deadline)
+        try:
+            calls = self._take(batch)
+            deadline = max((call.deadline for call in calls), default=0.0)
+            flow = self._flows.run(calls)
+            await adrive(flow, lambda request: connection.execute(request, deadline))
+        finally:
+            await self.connections.give_back(connection)
+
+    def _broken(self, call: Call, error: BaseException | None) -> BaseException:
+        told = self._interrupted(call)
+        told.__cause__ = error
+        return told

@@ -1,0 +1,334 @@
+"""A connection of libpq, spoken to without blocking, through psycopg's `pq` module.
+
+Requests are generators that yield what to wait for, so that a thread can serve them with `poll` and
+an event loop with its readers. The connection of a psycopg pool is spoken to in the same way, below
+psycopg's cursors; statements run outside of a transaction of its owner.
+
+Values travel in binary, as parameters, never as part of the SQL. A reply is read for what it is:
+a connection may end in the middle of it, and what did not come is never taken for an answer.
+"""
+
+from __future__ import annotations
+
+import select
+import struct
+import time
+from collections.abc import Callable, Generator
+from importlib import import_module
+from typing import Any
+
+from ..failure import ConnectionFailedError
+from .faults import UNPREPARED, late_reply
+from .requests import Ask, RefusalError, Request, Row, Statement, Together
+from .schema import bound
+
+__all__ = ["READ", "WRITE", "Connection", "connecting", "find_fault", "wait"]
+
+READ, WRITE = 1, 2
+
+Waiting = Generator[int, int, Any]
+"""Yields READ, WRITE or both, is sent which of them is ready."""
+
+_PIPELINES = 140_000
+"""The version of libpq from which on statements can be sent without waiting in between."""
+
+_OIDS = {"bytea": 17, "int8": 20, "text": 25, "bytea[]": 1001, "text[]": 1009, "int8[]": 1016}
+_ENCODE: dict[str, Callable[[Any], bytes]] = {
+    "bytea": bytes,
+    "int8": lambda value: int(value).to_bytes(8, "big", signed=True),
+    "text": lambda value: str(value).encode(),
+}
+_DECODE: dict[str, Callable[[bytes], Any]] = {
+    "bytea": bytes,
+    "int4": lambda raw: int.from_bytes(raw, "big", signed=True),
+    "int8": lambda raw: int.from_bytes(raw, "big", signed=True),
+    "text": lambda raw: bytes(raw).decode(),
+}
+
+
+def _encode(kind: str, value: Any) -> bytes:
+    """A parameter in PostgreSQL's binary format."""
+    if not kind.endswith("[]"):
+        return _ENCODE[kind](value)
+    kind = kind[:-2]
+    encode, oid = _ENCODE[kind], _OIDS[kind]
+    if not value:
+        return struct.pack("!iiI", 0, 0, oid)
+    parts = [struct.pack("!iiIii", 1, None in value, oid, len(value), 1)]
+    for item in value:
+        if item is None:
+            parts.append(b"\xff\xff\xff\xff")
+        else:
+            raw = encode(item)
+            parts += (len(raw).to_bytes(4, "big"), raw)
+    return b"".join(parts)
+
+
+def find_fault(conninfo: str) -> str | None:
+    """What libpq finds wrong with an address before it connects: a parameter it does not know."""
+    try:
+        import_module("psycopg.pq").Conninfo.parse(conninfo.encode())
+    except import_module("psycopg").Error as error:
+        return " ".join(str(error).split())
+    return None
+
+
+def connecting(conninfo: str, where: str) -> Generator[tuple[int, int], int, Connection]:
+    """Connect. Yields (socket, what to wait for): the socket may change on the way."""
+    pq: Any = import_module("psycopg.pq")
+    pgconn = pq.PGconn.connect_start(conninfo.encode())
+    while True:
+        if pgconn.status == pq.ConnStatus.BAD:
+            raise _cannot_connect(pgconn, where)
+        status = pgconn.connect_poll()
+        if status == pq.PollingStatus.OK:
+            pgconn.nonblocking = 1
+            return Connection(pgconn, where, prepares=True)
+        if status == pq.PollingStatus.FAILED:
+            raise _cannot_connect(pgconn, where)
+        yield pgconn.socket, READ if status == pq.PollingStatus.READING else WRITE
+
+
+def _cannot_connect(pgconn: Any, where: str) -> ConnectionFailedError:
+    text = pgconn.get_error_message()
+    pgconn.finish()
+    return ConnectionFailedError(
+        f"cannot connect to {where}: {' '.join(text.split())}", may_have_run=False
+    )
+
+
+def wait(socket: int, what: int, deadline: float) -> int:
+    """Which of READ and WRITE the socket is ready for; 0 when the deadline came first."""
+    left = max(0.0, deadline - time.monotonic())
+    if not hasattr(select, "poll"):
+        readable, writable, _ = select.select(
+            [socket] if what & READ else [], [socket] if what & WRITE else [], [], left
+        )
+        return bool(readable) * READ | bool(writable) * WRITE
+    poll = select.poll()
+    poll.register(socket, (what & READ and select.POLLIN) | (what & WRITE and select.POLLOUT))
+    events = poll.poll(left * 1000)
+    if not events:
+        return 0
+    bits = events[0][1]
+    # Trouble is for libpq to find out, by reading.
+    return bool(bits & select.POLLOUT) * WRITE | bool(bits & ~select.POLLOUT) * READ
+
+
+class Connection:
+    """One connection. `prepares`: nobody else uses it, so statements can stay prepared. `owner` is
+    the object of the pool that it is from."""
+
+    def __init__(self, pgconn: Any, where: str, *, prepares: bool, owner: Any = None) -> None:
+        self.owner = owner
+        self._pgconn = pgconn
+        self._pq: Any = import_module("psycopg.pq")
+        self._error: type[Exception] = import_module("psycopg").Error
+        self._where = where
+        self._prepares = prepares
+        self._prepared: set[str] = set()
+
+    @property
+    def socket(self) -> int:
+        """Its number; -1 if it is closed."""
+        try:
+            number: int = self._pgconn.socket
+        except self._error:
+            return -1
+        return number
+
+    @property
+    def is_idle(self) -> bool:
+        """Open, with no statement and no transaction under way."""
+        pgconn, pq = self._pgconn, self._pq
+        idle: bool = pgconn.transaction_status == pq.TransactionStatus.IDLE
+        return idle and (
+            pq.version() < _PIPELINES or pgconn.pipeline_status == pq.PipelineStatus.OFF
+        )
+
+    def is_alive(self) -> bool:
+        """A server that went away while we were idle has left word: a farewell, perhaps, and the
+        end of the stream behind it."""
+        if not self.is_idle:
+            return False
+        while wait(self.socket, READ, 0):
+            try:
+                self._pgconn.consume_input()
+            except self._error:
+                return False
+            if not self.is_idle:
+                return False
+        return True
+
+    def close(self) -> None:
+        self._pgconn.finish()
+
+    def run(self, request: Request, deadline: float) -> Any:
+        """Serve a request by blocking; returns its rows."""
+        steps = self.execute(request)
+        try:
+            what = next(steps)
+            while True:
+                ready = wait(self.socket, what, deadline)
+                if not ready:
+                    raise late_reply(self._where, request)
+                what = steps.send(ready)
+        except StopIteration as finished:
+            return finished.value
+
+    def execute(self, request: Request) -> Waiting:
+        """Serve a request; returns its rows."""
+        try:
+            if isinstance(request, Together):
+                return (yield from self._run_together(request.asks))
+            if request.bound_ms is not None and self._can_pipeline():
+                # Outside of a transaction, what is sent together is one by itself.
+                *_, rows = yield from self._run_together((bound(request.bound_ms), request))
+                return rows
+            return (yield from self._run(request))
+        except self._error as error:
+            text = " ".join(str(error).split())
+            raise ConnectionFailedError(
+                f"the connection to {self._where} failed: {text}", may_have_run=request.writes
+            ) from error
+        except EOFError:
+            raise ConnectionFailedError(
+                f"the connection to {self._where} ended before the reply",
+                may_have_run=request.writes,
+            ) from None
+
+    def _can_pipeline(self) -> bool:
+        able: bool = self._pq.version() >= _PIPELINES
+        return able
+
+    def _run(self, ask: Ask) -> Waiting:
+        statement, parameters = ask.statement, _parameters(ask)
+        if not (self._prepares and statement.name):
+            self._send_unnamed(statement, parameters)
+            return (yield from self._rows(statement))
+        name = statement.name.encode()
+        if statement.name not in self._prepared:
+            oids = [_OIDS[kind] for kind in statement.takes]
+            self._pgconn.send_prepare(name, statement.sql.encode(), oids)
+            yield from self._rows(_NOTHING)
+            self._prepared.add(statement.name)
+        self._pgconn.send_query_prepared(name, parameters, [1] * len(parameters), 1)
+        try:
+            return (yield from self._rows(statement))
+        except RefusalError as refusal:
+            if refusal.state not in UNPREPARED:
+                raise
+        self._prepares = False
+        self._send_unnamed(statement, parameters)
+        return (yield from self._rows(statement))
+
+    def _send_unnamed(self, statement: Statement, parameters: list[bytes]) -> None:
+        oids = [_OIDS[kind] for kind in statement.takes]
+        self._pgconn.send_query_params(
+            statement.sql.encode(), parameters, oids, [1] * len(parameters), 1
+        )
+
+    def _rows(self, statement: Statement) -> Waiting:
+        """Send what is left to send, and read all there is for one statement."""
+        status = self._pq.ExecStatus
+        yield from self._flush()
+        rows: list[Row] | None = None
+        refusal: RefusalError | None = None
+        while (result := (yield from self._result())) is not None:
+            if result.status in (status.TUPLES_OK, status.COMMAND_OK):
+                rows = self._decode(result, statement.gives)
+            else:
+                refusal = refusal or self._refusal(result)
+        if refusal is not None:
+            raise refusal
+        if rows is None:
+            raise EOFError
+        return rows
+
+    def _flush(self) -> Waiting:
+        while self._pgconn.flush():
+            if (yield READ | WRITE) & READ:
+                self._pgconn.consume_input()
+
+    def _result(self) -> Waiting:
+        """The next result, or None where those of a statement end."""
+        while self._pgconn.is_busy():
+            yield READ
+            self._pgconn.consume_input()
+        return self._pgconn.get_result()
+
+    def _run_together(self, asks: tuple[Ask, ...]) -> Waiting:
+        """Send all, then read; the server passes over what comes after a refusal."""
+        if not self._can_pipeline():
+            answers = []
+            for ask in asks:
+                answers.append((yield from self._run(ask)))  # noqa: PERF401 - it yields
+            return answers
+        self._pgconn.enter_pipeline_mode()
+        for ask in asks:
+            self._send_unnamed(ask.statement, _parameters(ask))
+        self._pgconn.pipeline_sync()
+        rows = yield from self._rows_together(asks)
+        self._pgconn.exit_pipeline_mode()
+        return rows
+
+    def _rows_together(self, asks: tuple[Ask, ...]) -> Waiting:
+        """As `_rows`, for each statement in turn, and then the end of them all, which is where a
+        transaction is committed that nobody began."""
+        status = self._pq.ExecStatus
+        yield from self._flush()
+        refusal: RefusalError | None = None
+        rows: list[list[Row]] = []
+        try:
+            for ask in asks:
+                answer: list[Row] | None = None
+                while (result := (yield from self._result())) is not None:
+                    if result.status in (status.TUPLES_OK, status.COMMAND_OK):
+                        answer = self._decode(result, ask.statement.gives)
+                    elif result.status != status.PIPELINE_ABORTED:
+                        refusal = refusal or self._refusal(result)
+                if answer is None and refusal is None:
+                    raise EOFError
+                rows.append(answer or [])
+            while (result := (yield from self._result())) is None or (
+                result.status != status.PIPELINE_SYNC
+            ):
+                if result is None:
+                    raise EOFError
+                refusal = refusal or self._refusal(result)
+        except EOFError:
+            # Why a session was ended says more than that it was.
+            raise refusal or EOFError from None
+        if refusal is not None:
+            self._pgconn.exit_pipeline_mode()
+            raise refusal
+        return rows
+
+    def _refusal(self, result: Any) -> RefusalError:
+        state = result.error_field(self._pq.DiagnosticField.SQLSTATE)
+        if state is None:
+            # Made by libpq itself: the connection is gone.
+            raise EOFError
+        text = result.error_field(self._pq.DiagnosticField.MESSAGE_PRIMARY) or b""
+        return RefusalError(state.decode(), text.decode(errors="replace"))
+
+    def _decode(self, result: Any, kinds: tuple[str, ...]) -> list[Row]:
+        if not kinds or not result.ntuples:
+            return []
+        decoders = [_DECODE[kind] for kind in kinds]
+        return [
+            tuple(
+                None if (raw := result.get_value(row, column)) is None else decode(raw)
+                for column, decode in enumerate(decoders)
+            )
+            for row in range(result.ntuples)
+        ]
+
+
+_NOTHING = Statement("")
+"""Stands for a statement that gives no rows."""
+
+
+def _parameters(ask: Ask) -> list[bytes]:
+    kinds = ask.statement.takes
+    return [_encode(kind, value) for kind, value in zip(kinds, ask.values, strict=True)]

@@ -1,0 +1,189 @@
+"""Where the sync store gets its connection from: one of its own, or a pool of the user's.
+
+`borrow` gives a connection that is ready for statements, with the table inspected: for each new
+connection of our own, and once for a pool. `give_back` returns it, or drops it when it is not
+known to be idle. All of it within the deadline of the call.
+
+One leader at a time borrows. A connection stays known here while it is lent, so that one which a
+leader did not give back, because it was interrupted, is found by the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from importlib import import_module
+from typing import Any
+
+from ...core.flow import drive
+from ..failure import ConnectionFailedError
+from .connection import Connection, connecting, wait
+from .faults import late_connect
+from .requests import PostgresFlow
+from .target import Target
+
+__all__ = ["OwnConnection", "PooledConnections", "connect_in_thread"]
+
+Greet = Callable[[], PostgresFlow]
+
+
+def connect_in_thread(target: Target, deadline: float) -> Future[Connection]:
+    """Connect in a thread of its own: libpq looks names up in its own time, whatever the deadline.
+    A connection that comes too late for its caller is closed."""
+    future: Future[Connection] = Future()
+
+    def connect() -> None:
+        try:
+            connection = _connect(target, deadline)
+        except BaseException as error:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+            return
+        if future.set_running_or_notify_cancel():
+            future.set_result(connection)
+        else:
+            connection.close()
+
+    threading.Thread(target=connect, name="penstock-postgres-connect", daemon=True).start()
+    return future
+
+
+def _connect(target: Target, deadline: float) -> Connection:
+    steps = connecting(target.url, target.where)
+    try:
+        socket, what = next(steps)
+        while True:
+            if not wait(socket, what, deadline):
+                steps.close()
+                raise late_connect(target.where)
+            socket, what = steps.send(0)
+    except StopIteration as finished:
+        connection: Connection = finished.value
+        return connection
+    except ConnectionFailedError as error:
+        raise ConnectionFailedError(target.redact(str(error)), may_have_run=False) from None
+
+
+def _greet(connection: Connection, greet: Greet, deadline: float) -> None:
+    drive(greet(), lambda request: connection.run(request, deadline))
+
+
+class OwnConnection:
+    """One connection, kept from call to call."""
+
+    def __init__(self, target: Target, greet: Greet) -> None:
+        self._target = target
+        self._greet = greet
+        self._kept: Connection | None = None
+        self.where = target.where
+
+    def borrow(self, deadline: float) -> Connection:
+        connection = self._kept
+        if connection is not None and connection.is_alive():
+            return connection
+        self.close()
+        connection = self._kept = self.connect(deadline)
+        try:
+            _greet(connection, self._greet, deadline)
+        except BaseException:
+            self.close()
+            raise
+        return connection
+
+    def connect(self, deadline: float) -> Connection:
+        """A new connection, for its caller alone."""
+        future = connect_in_thread(self._target, deadline)
+        try:
+            return future.result(max(0.0, deadline - time.monotonic()))
+        except FutureTimeoutError:
+            raise late_connect(self.where) from None
+        finally:
+            future.cancel()
+
+    def give_back(self, connection: Connection) -> None:
+        if not connection.is_idle:
+            self.drop(connection)
+
+    def drop(self, connection: Connection) -> None:
+        if self._kept is connection:
+            self._kept = None
+        connection.close()
+
+    def close(self) -> None:
+        if self._kept is not None:
+            self.drop(self._kept)
+
+    def forget(self) -> None:
+        """After a fork: the connection is the parent's."""
+        self._kept = None
+
+
+class PooledConnections:
+    """Connections of a `psycopg_pool.ConnectionPool`."""
+
+    def __init__(self, pool: Any, greet: Greet) -> None:
+        self._pool = pool
+        self._greet = greet
+        self._is_greeted = False
+        self._lent: list[Any] = []
+        self._error: type[Exception] = import_module("psycopg").Error
+        self.where = "PostgreSQL"
+
+    def borrow(self, deadline: float) -> Connection:
+        self._reclaim()
+        connection = self._take(self._lent, deadline)
+        if not self._is_greeted:
+            _greet(connection, self._greet, deadline)
+            self._is_greeted = True
+        return connection
+
+    def connect(self, deadline: float) -> Connection:
+        """A connection for its caller alone, who drops it."""
+        return self._take([], deadline)
+
+    def give_back(self, _connection: Connection) -> None:
+        self._reclaim()
+
+    def drop(self, connection: Connection) -> None:
+        """Of one that was not borrowed."""
+        self._put(connection.owner)
+
+    def close(self) -> None:
+        """The pool is its owner's."""
+
+    def forget(self) -> None:
+        self._lent = []
+
+    def _take(self, lent: list[Any], deadline: float) -> Connection:
+        while True:
+            left = max(0.001, deadline - time.monotonic())
+            try:
+                # In one step: an interrupt must not strike between the pool and our list.
+                lent.extend(map(self._pool.getconn, (left,)))
+            except self._error as error:
+                raise ConnectionFailedError(
+                    f"no connection from the pool: {error}", may_have_run=False
+                ) from error
+            connection = Connection(lent[-1].pgconn, self.where, prepares=False, owner=lent[-1])
+            if connection.is_alive():
+                return connection
+            # The pool looks at what it is given back, and replaces what was closed.
+            self._put(lent[-1])
+            lent.pop()
+
+    def _reclaim(self) -> None:
+        """Give back what is lent, also by a leader that did not."""
+        while self._lent:
+            self._put(self._lent[-1])
+            self._lent.pop()
+
+    def _put(self, owned: Any) -> None:
+        if not Connection(owned.pgconn, self.where, prepares=False).is_idle:
+            owned.close()
+        # Given back already, by somebody who was interrupted right after.
+        with contextlib.suppress(ValueError):
+            self._pool.putconn(owned)

@@ -1,0 +1,77 @@
+"""Calls that share a transaction: what they read, write and answer for."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from penstock import Decision, gcra
+from penstock.core.store import checking
+from penstock.stores.sheet import Call, Sheet
+from tests.helpers import Quota
+
+NOW = 1_700_000_000_000
+CHECK = checking(gcra(5, 60_000))
+
+
+def _call(key: str = "k", check: Any = CHECK) -> Call:
+    return Call((key,), check, NOW, 1, time.monotonic() + 5)
+
+
+def test_a_sheet_reads_a_hot_key_once_and_writes_it_once() -> None:
+    """Seven callers of one key: five admitted, two denied, one record."""
+    reads: list[str] = []
+    sheet = Sheet(lambda key: reads.append(key))
+    calls = [_call() for _ in range(7)]
+    for call in calls:
+        sheet.run(call)
+    decisions: list[Decision] = [call.answer()[0] for call in calls]
+    assert [decision.allowed for decision in decisions] == [True] * 5 + [False] * 2
+    assert reads == ["k"]
+    assert list(sheet.writes) == ["k"]
+
+
+def test_a_call_that_raises_writes_nothing() -> None:
+    """Not even what it had decided before; the calls beside it are served."""
+    other = checking(type("Other", (type(gcra(5, 1)),), {"name": "other"})(5, 60_000))
+    sheet = Sheet(lambda _key: None)
+    good, bad = _call(key="b", check=other), Call(("a", "b"), CHECK, NOW, 1, 0.0)
+    sheet.run(good)
+    sheet.run(bad)
+    assert list(sheet.writes) == ["b"]
+    assert good.answer()[0].remaining == 4
+    with pytest.raises(ValueError, match="holds the state of something else"):
+        bad.answer()
+
+
+class Faulty(Quota):
+    """Raises as often as it is told."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def check(self, state: Any, now: int, cost: int) -> Any:
+        if self.times:
+            self.times -= 1
+            raise TimeoutError("too long")
+        return super().check(state, now, cost)
+
+
+def test_what_a_strategy_raises_is_its_callers() -> None:
+    """It would raise it again: strategies are pure."""
+    sheet, call = Sheet(lambda _key: None), _call(check=checking(Faulty(99)))
+    sheet.run(call)
+    with pytest.raises(TimeoutError):
+        call.answer()
+
+
+def test_what_does_not_happen_again_was_an_interrupt_of_the_leader() -> None:
+    """Whoever serves the calls of others must not leave its own timeout to one of them."""
+    sheet, call = Sheet(lambda _key: None), _call(check=checking(Faulty(1)))
+    with pytest.raises(TimeoutError):
+        sheet.run(call)
+    assert call.error is None
+    assert not sheet.writes
