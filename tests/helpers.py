@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,16 +18,12 @@ from penstock import (
     MemoryStore,
     Outcome,
     Strategy,
-    fixed_window,
-    gcra,
-    sliding_window,
-    sliding_window_log,
-    token_bucket,
 )
 from penstock.accel.limiter import limiter_class
-from penstock.core.errors import ConfigInvalidError
 from penstock.core.native import native
+from penstock.core.strategy import find_strategy, registered
 from penstock.stores.memory.table import Table
+from penstock.testkit import draw_strategy as draw
 
 NOW = 1_700_000_000_000
 HUGE = 2**53 - 1
@@ -63,50 +59,14 @@ def make_limiter(
     return limiter_class(strategy, store)(strategy, store, clock=clock, **options)
 
 
-def draw_gcra(rng: random.Random) -> Strategy:
-    limit = rng.choice((1, 2, 3, 7, 50, rng.randint(1, 20), rng.randint(1, 5_000)))
-    period = rng.choice((1_000, 60_000, 1, rng.randint(1, 100), rng.randint(1, 10**6), 10**10))
-    return gcra(limit, period, rng.choice((None, None, 1, rng.randint(1, 30))))
-
-
-def draw_token_bucket(rng: random.Random) -> Strategy:
-    capacity = rng.choice((1, 2, 10, rng.randint(1, 30), rng.randint(1, 10**6), 2**40))
-    rate = rng.choice((1, 10, 0.1, 1 / 3, 3.3, rng.uniform(1e-3, 10), rng.uniform(1, 5_000), 1e9))
-    return token_bucket(capacity, rate)
-
-
-def draw_fixed_window(rng: random.Random) -> Strategy:
-    limit = rng.choice((1, 2, 10, rng.randint(1, 30), HUGE))
-    window = rng.choice((1, 7, 1_000, 60_000, rng.randint(1, 10**5), 10**11))
-    return fixed_window(limit, window, rng.choice(("epoch", "first")))
-
-
-def draw_sliding_window(rng: random.Random) -> Strategy:
-    limit = rng.choice((1, 2, 10, rng.randint(1, 30), rng.randint(1, 10**4), HUGE))
-    window = rng.choice((1, 7, 1_000, 60_000, rng.randint(1, 10**5), 10**11))
-    return sliding_window(limit, window, rng.choice((1, 2, 3, 7, 10, 60, rng.randint(1, 128))))
-
-
-def draw_sliding_window_log(rng: random.Random) -> Strategy:
-    limit = rng.choice((1, 2, 10, rng.randint(1, 30), 1_000_000))
-    return sliding_window_log(limit, rng.choice((1, 7, 1_000, 60_000, rng.randint(1, 10**5))))
-
-
-DRAWS: dict[str, Callable[[random.Random], Strategy]] = {
-    "gcra": draw_gcra,
-    "token_bucket": draw_token_bucket,
-    "fixed_window": draw_fixed_window,
-    "sliding_window": draw_sliding_window,
-    "sliding_window_log": draw_sliding_window_log,
-}
-KINDS = list(DRAWS)
+KINDS = [cls.name for cls in registered()]
 
 
 def draw_strategy(kind: str, rng: random.Random) -> Strategy:
-    """Random parameters; those that the strategy refuses are drawn again."""
-    while True:
-        with contextlib.suppress(ConfigInvalidError):
-            return DRAWS[kind](rng)
+    """Random parameters, within what the strategy of that name declares."""
+    cls = find_strategy(kind)
+    assert cls is not None
+    return draw(cls, rng)
 
 
 def draw_timeline(

@@ -21,7 +21,7 @@ from .core.errors import (
 from .core.limiter import Limiter
 from .core.native import accelerated
 from .core.store import Store, Transform
-from .core.strategy import Strategy
+from .core.strategy import Parameter, Strategy, register
 from .front import rate_limit
 from .stores.memory import MemoryStore
 from .strategies import (
@@ -44,6 +44,7 @@ __all__ = [
     "ManualClock",
     "MemoryStore",
     "Outcome",
+    "Parameter",
     "PenstockError",
     "QueueFullError",
     "RateLimitExceededError",
@@ -57,6 +58,7 @@ __all__ = [
     "fixed_window",
     "gcra",
     "rate_limit",
+    "register",
     "sliding_window",
     "sliding_window_log",
     "token_bucket",

@@ -14,7 +14,8 @@ own size; after it the budget is spent until the window rolls.
 Windows are slices of the calendar, the same for every key. As with a fixed window, a stored window
 later than the computed one means that the clock went back, and stands.
 
-The Lua below is the same transition, so that a fleet on one Redis debits in one step.
+The Lua file beside this one is the same transition, so that a fleet on one Redis debits in one
+step.
 """
 
 from __future__ import annotations
@@ -22,35 +23,53 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .core.decision import Decision, Forecast, Outcome
-from .core.strategy import Strategy
+from .core.lua import LuaSource, beside, hash_fields, whole
+from .core.strategy import Parameter, Strategy
 from .core.validation import (
     MAX_SAFE,
     MAX_STORED_MS,
-    require_int,
-    require_span_ms,
     stored_pair,
     stored_whole,
 )
-from .strategies.lua import COUNT, INSTANT, LuaProgram, fields_of_hash, hash_of, whole
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
-__all__ = ["TOKEN_BUDGET", "TokenBudget", "token_budget"]
+__all__ = ["TokenBudget", "token_budget"]
 
 State = tuple[int, int]
+
+
+def _decode(raw: Any) -> State | None:
+    fields = hash_fields(raw)
+    return None if fields is None else (whole(fields[0]), whole(fields[1]))
 
 
 class TokenBudget(Strategy):
     """State: (start, served)."""
 
     name = "token_budget"
+    parameters = (
+        Parameter("budget", "count", "tokens per window", example=100_000),
+        Parameter("window_ms", "span", "the length of a window"),
+    )
+    window_kind = "fixed"
+    lua_sources = (
+        LuaSource(
+            "tokenBudget",
+            beside(__file__),
+            argv=("now", "budget", "windowMs", "cost"),
+            state="hash: s start of the window, c tokens served in it, each %.0f",
+            raw="s and c, or nil twice",
+            decode=_decode,
+        ),
+    )
 
     def __init__(self, budget: int, window_ms: int | timedelta) -> None:
-        self.limit = require_int("budget", budget)
-        self.window_ms: int = require_span_ms("window_ms", window_ms)
+        super().__init__(budget=budget, window_ms=window_ms)
+        self.limit = budget
+        self.window_ms: int = self.values["window_ms"]
         self.ttl_ms = self.window_ms
-        self.lua = TOKEN_BUDGET.rider(budget=self.limit, windowMs=self.window_ms)
 
     @property
     def budget(self) -> int:
@@ -94,45 +113,7 @@ class TokenBudget(Strategy):
             return start, 0
         return state[0], state[1]
 
-    def __repr__(self) -> str:
-        return f"token_budget(budget={self.limit}, window_ms={self.window_ms})"
-
 
 def token_budget(budget: int, window_ms: int | timedelta) -> TokenBudget:
     """`budget` tokens per window, debited after the fact."""
     return TokenBudget(budget, window_ms)
-
-
-def _decode(raw: Any) -> State | None:
-    fields = fields_of_hash(raw)
-    return None if fields is None else (whole(fields[0]), whole(fields[1]))
-
-
-_LOAD = hash_of("s", "c")
-
-TOKEN_BUDGET = LuaProgram(
-    "tokenBudget",
-    strategy="tokenBudget",
-    argv=("now", "budget", "windowMs", "cost"),
-    state="hash: s start of the window, c tokens served in it, each %.0f",
-    check=f"""{_LOAD}
-local start, served = math.floor(now / windowMs) * windowMs, 0
-if isStored then
-  local storedStart, storedServed = number(stored[1], {INSTANT}), number(stored[2], {COUNT})
-  if storedStart >= start then start, served = storedStart, storedServed end
-end
-local resetAt = start + windowMs
-
-if served >= budget then
-  return {{0, budget, 0, resetAt, resetAt - now}}
-end
-
-served = math.min(served + cost, {MAX_SAFE})
-redis.call('HSET', KEYS[1], 's', string.format('%.0f', start), 'c', string.format('%.0f', served))
-redis.call('PEXPIRE', KEYS[1], keepMs(resetAt - now))
-return {{1, budget, math.max(0, budget - served), resetAt, 0}}
-""",
-    read=f"{_LOAD}return stored\n",
-    raw="s and c, or nil twice",
-    decode=_decode,
-)

@@ -328,30 +328,6 @@ def test_a_mixin_that_overrides_check_is_obeyed_on_both_paths(kind: type[Strateg
         assert [limiter.check("k").allowed for _ in range(6)] == [True] * 5 + [False]
 
 
-class Halved(gcra(5, 1_000).__class__):  # type: ignore[misc]
-    """One that changes its mind below `check`, where ours decide."""
-
-    def step(self, state: Any, now: int, cost: int) -> Any:
-        return super().step(state, now, 2 * cost)
-
-
-class WithRider(Doubled):
-    """One that replaces `check` and says that its riders follow; the step it inherits does not."""
-
-    native = None
-    lua = None
-    rides = True
-
-
-@pytest.mark.parametrize("kind", [Halved, WithRider])
-def test_a_step_stands_for_check_only_where_it_is_the_same(kind: type[Strategy]) -> None:
-    """Whatever the tuple behind a built-in's `check` is worth, a subclass has the last word."""
-    strategy = kind(10, 1_000)  # type: ignore[call-arg]
-    strategy.native = strategy.native if kind is Halved else None
-    for limiter in Pair().limiters(strategy):
-        assert [limiter.check("k").allowed for _ in range(6)] == [True] * 5 + [False]
-
-
 def test_a_family_of_strategies_may_share_an_unfinished_base() -> None:
     """Which has no name to hand down: their states are not each other's."""
 
@@ -370,12 +346,12 @@ def test_a_family_of_strategies_may_share_an_unfinished_base() -> None:
     assert Two.name.endswith("Two")
 
 
-def test_a_subclass_that_leaves_check_alone_still_rides() -> None:
+def test_a_subclass_that_leaves_check_alone_is_still_accelerated() -> None:
     class Named(gcra(5, 1_000).__class__):  # type: ignore[misc]
         def __repr__(self) -> str:
             return "named"
 
-    assert Named(5, 1_000).rides
+    assert Named(5, 1_000).is_accelerated
     assert Named.name == "gcra"
 
 

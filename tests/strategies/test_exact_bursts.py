@@ -12,7 +12,6 @@ import redis
 
 from penstock import ConfigInvalidError, ManualClock, gcra, rate_limit, token_bucket
 from penstock.strategies.gcra import Gcra
-from penstock.strategies.lua import GCRA
 from tests.helpers import PATHS, make_limiter, make_store
 from tests.wire.live import SERVERS, check_all, check_many, connected
 
@@ -51,18 +50,20 @@ def test_every_limit_admits_its_burst_and_has_it_again_after_a_period(period_ms:
         steps = strategy.interval_ms * 2048
         assert steps == period_ms * 2048 // limit
         assert strategy.tolerance_ms * 2048 == steps * limit <= period_ms * 2048
-        spent, decision, ttl_ms, _ = strategy.step(None, now, limit)
+        outcome = strategy.check(None, now, limit)
+        spent, decision, ttl_ms = outcome.state, outcome.result, outcome.ttl_ms
         assert (decision.allowed, decision.remaining) == (True, 0)
         assert Fraction(spent) == now + Fraction(int(steps) * limit, 2048)
         assert ttl_ms <= period_ms
-        assert not strategy.step(None, now, limit + 1)[1].allowed
-        assert not strategy.step(spent, now, 1)[1].allowed
-        assert strategy.step(spent, now + period_ms, limit)[1].allowed
+        assert not strategy.check(None, now, limit + 1).result.allowed
+        assert not strategy.check(spent, now, 1).result.allowed
+        assert strategy.check(spent, now + period_ms, limit).result.allowed
         if limit > 1:
-            nearly, decision, _, _ = strategy.step(None, now, limit - 1)
-            assert (decision.allowed, decision.remaining) == (True, 1)
-            last, decision, _, _ = strategy.step(nearly, now, 1)
-            assert (decision.allowed, decision.remaining, last) == (True, 0, spent)
+            nearly = strategy.check(None, now, limit - 1)
+            assert (nearly.result.allowed, nearly.result.remaining) == (True, 1)
+            last = strategy.check(nearly.state, now, 1)
+            assert (last.result.allowed, last.result.remaining) == (True, 0)
+            assert last.state == spent
 
 
 @each_period
@@ -144,13 +145,14 @@ def client(request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
 
 def test_lua_computes_the_same_interval_for_every_limit(client: redis.Redis) -> None:
     """By the very line of the script, in the server's doubles."""
-    line = re.search(r"local interval = .*\n", GCRA.check.source)
+    line = re.search(r"local interval = .*\n", Gcra.lua_sources[0].check.source)
     assert line is not None
     for period_ms in PERIODS.values():
         texts = client.eval(
             f"""
-            local periodMs, intervals = {period_ms}, {{}}
+            local floor, intervals = math.floor, {{}}
             for limit = 1, {LIMITS[-1]} do
+              local p = {{periodMs = {period_ms}, limit = limit}}
               {line[0]}
               intervals[limit] = string.format('%.17g', interval)
             end

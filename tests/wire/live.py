@@ -11,7 +11,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from penstock.core.decision import Decision
-from penstock.core.strategy import LuaRider, LuaScript, Strategy
+from penstock.core.lua import LuaAccelerator, LuaScript
+from penstock.core.strategy import Strategy
 from tests.servers import Redis7, Redis8, RedisServer, Valkey, require
 from tests.wire.timelines import Crowd
 
@@ -34,7 +35,7 @@ def connected(name: str) -> Iterator[redis.Redis]:
             yield client
 
 
-def rider(strategy: Strategy) -> LuaRider:
+def rider(strategy: Strategy) -> LuaAccelerator:
     assert strategy.lua is not None
     return strategy.lua
 

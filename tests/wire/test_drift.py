@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from penstock import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
-from penstock.core.strategy import LuaScript
-from penstock.strategies.lua import PROGRAMS
+from penstock.core.lua import LuaScript
 from penstock.wire.__main__ import main
 from penstock.wire.files import derive, drifted
+from penstock.wire.manifest import published
 
 WIRE = Path(__file__).resolve().parents[2] / "wire"
 
-SCRIPTS = [script for program in PROGRAMS for script in (program.check, program.read)]
+SCRIPTS = [script for program in published() for script in (program.check, program.read)]
 
 CONTRACT_ARGV = {
     "gcra.check": ["now", "periodMs", "limit", "burst", "cost"],
@@ -82,9 +82,9 @@ def test_the_manifest_hashes_the_files_it_names() -> None:
         assert set(entry) == {"name", "strategy", "role", "file", "keys", "argv", "sha256"}
 
 
-def test_each_strategy_rides_its_program() -> None:
+def test_each_strategy_runs_the_scripts_that_are_published() -> None:
     """What a store sends is what the manifest lists, with the values in the listed order."""
-    riders = {
+    expected = {
         "gcra": (gcra(5, 1000, 7), b"9 1000 5 7 2"),
         "tokenBucket": (token_bucket(5, 0.1), b"9 5 0.1 2"),
         "fixedWindow": (fixed_window(5, 1000), b"9 5 1000 2"),
@@ -92,9 +92,9 @@ def test_each_strategy_rides_its_program() -> None:
         "slidingWindow": (sliding_window(5, 1000, 4), b"9 1000 5 2 4"),
         "slidingWindowLog": (sliding_window_log(5, 1000), b"9 1000 5 2"),
     }
-    assert list(riders) == [program.name for program in PROGRAMS]
-    for program in PROGRAMS:
-        strategy, argv = riders[program.name]
+    assert list(expected) == [program.name for program in published()]
+    for program in published():
+        strategy, argv = expected[program.name]
         assert strategy.lua is not None
         assert (strategy.lua.check, strategy.lua.read) == (program.check, program.read)
         assert b" ".join(strategy.lua.argv(9, 2)) == argv

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import redis
 
 from penstock import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
+from penstock.core.lua import MARGIN_MS
 from penstock.core.strategy import Strategy
-from penstock.stores.redis.many import over_many
-from penstock.strategies.lua import MARGIN_MS
 from tests.wire.live import check, check_many, fields, read, rider, unfolded
 
 NOW = 1_700_000_000_000
@@ -64,21 +61,6 @@ def test_a_repeated_key_is_charged_each_time(
     assert [reply[0] for reply in replies] == [1, 1, 1, 1, 0, 0, 0]
     assert check(client, strategy, cold, NOW, 1)[:3] == (1, 5, 0)
     assert check(client, strategy, warm, NOW, 1)[0] == 0
-
-
-@each(5, 1000)
-def test_the_wrapper_for_other_riders_says_the_same(
-    client: redis.Redis, strategy: Strategy, key: str
-) -> None:
-    """A check wrapped as it is, for riders that bring no script for many."""
-    lua, places = rider(strategy), [0, 1, 0, 2, 0, 1]
-    ours, wrapped = named(f"{key}:ours", 3), named(f"{key}:wrapped", 3)
-    script = over_many(lua.check).source
-    for now in (NOW, NOW + 333, NOW - 100):
-        names = [wrapped[place] for place in places]
-        flat: Any = client.eval(script, len(names), *names, *lua.argv(now, 2))
-        rows = [tuple(flat[start : start + 5]) for start in range(0, len(flat), 5)]
-        assert rows == check_many(client, strategy, [ours[place] for place in places], now, 2)
 
 
 @each(5, 600_000)
@@ -153,23 +135,3 @@ def test_states_are_encoded_as_by_a_check(client: redis.Redis, key: str) -> None
         together = check_many(client, strategy, [many[place] for place in places], now)
         assert together == [check(client, strategy, single[place], now) for place in places]
     assert client.mget(many) == client.mget(single)
-
-
-@pytest.mark.parametrize("rules", [["+@all", "-msetex"], ["+eval", "+time", "+mget", "+set"]])
-def test_a_user_who_may_not_set_many_sets_one_by_one(
-    client: redis.Redis, key: str, rules: list[str]
-) -> None:
-    """A command that only makes things faster is never required."""
-    root: Any = client
-    address = root.connection_pool.connection_kwargs
-    strategy, keys = gcra(5, 1000), named(key, 3)
-    try:
-        root.execute_command("ACL", "SETUSER", "plain", "on", ">word", "~*", "+hello", *rules)
-    except redis.ResponseError:
-        pytest.skip("this server has no such command to forbid")
-    with redis.Redis(
-        host=address["host"], port=address["port"], username="plain", password="word"
-    ) as plain:
-        replies = check_many(plain, strategy, [*keys, keys[0]], NOW)
-        replies += check_many(plain, strategy, keys, NOW)
-    assert [reply[2] for reply in replies] == [4, 4, 4, 3, 2, 3, 3]

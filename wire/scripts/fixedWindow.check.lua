@@ -3,47 +3,95 @@
 -- ARGV  1 now, 2 limit, 3 windowMs, 4 cost
 -- reply allowed, limit, remaining, resetAt, retryAfterMs
 -- state hash: s start of the window, c count in it, each %.0f
-local now, limit, windowMs, cost = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 
-local function serverMs()
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
+local FOREIGN = 'WRONGTYPE not the state of a fixedWindow'
+local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 70368744177664, 140737488355328
 
-local ownClock = now == 0
-if ownClock then now = serverMs() end
+local now, cost = tonumber(ARGV[1]), tonumber(ARGV[4])
+local p = {limit = tonumber(ARGV[2]), windowMs = tonumber(ARGV[3]), anchor = 'epoch'}
 
-local function keepMs(ttl)
-  local ahead = 0
-  if not ownClock then ahead = math.max(0, now - serverMs()) end
-  return string.format('%.0f', ahead + ttl + math.min(math.max(ttl, 60000), 86400000))
-end
+-- What every strategy's file may use.
+local call, format, find, match = redis.call, string.format, string.find, string.match
+local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
 
-local function foreign() error('WRONGTYPE not the state of a fixedWindow', 0) end
+-- Raised as text, which servers before Redis 7 can report too.
+local function foreign() error(FOREIGN, 0) end
 
+-- A number from the text of a state: of this form, and no larger than `most`.
 local function number(text, form, most)
-  local value = string.find(text, form) and tonumber(text)
+  local value = find(text, form) and tonumber(text)
   if not value or value > most then foreign() end
   return value
 end
 
-local stored = redis.call('HMGET', KEYS[1], 's', 'c')
-local isStored = stored[1] and stored[2]
-if not isStored and redis.call('HLEN', KEYS[1]) > 0 then foreign() end
-local storedStart, storedCount
-if isStored then
-  storedStart = number(stored[1], '^%d+$', 140737488355328)
-  storedCount = number(stored[2], '^%d+$', 9007199254740991)
-end
-local start, count = math.floor(now / windowMs) * windowMs, 0
-if storedStart and storedStart >= start then start, count = storedStart, storedCount end
-local resetAt = start + windowMs
+local WHOLE, REAL = '^%d+$', '^%d+%.?%d*e?-?%d*$'
 
-if count + cost > limit then
-  return {0, limit, math.max(0, limit - count), resetAt, resetAt - now}
+-- The server's clock is read once at most, so that all keys of a call are decided at one instant.
+local ownClock, serverNow = now == 0, nil
+local function serverMs()
+  if not serverNow then
+    local time = call('TIME')
+    serverNow = time[1] * 1000 + floor(time[2] / 1000)
+  end
+  return serverNow
+end
+if ownClock then now = serverMs() end
+
+-- For how long a key is kept whose state matters for `ttl`.
+local keptTtl, kept
+local function keepMs(ttl)
+  if ttl ~= keptTtl then
+    local ahead = ownClock and 0 or max(0, now - serverMs())
+    keptTtl, kept = ttl, format('%.0f', ahead + ttl + min(max(ttl, MARGIN_MS), MAX_MARGIN_MS))
+  end
+  return kept
 end
 
-count = count + cost
-redis.call('HSET', KEYS[1], 's', string.format('%.0f', start), 'c', string.format('%.0f', count))
-redis.call('PEXPIRE', KEYS[1], keepMs(resetAt - now))
-return {1, limit, limit - count, resetAt, 0}
+-- The fixed window: a hash of two fields, `s` the window's start and `c` its count.
+--
+-- Both anchors keep the same state and differ in one line, the window that `now` falls into. They
+-- are two scripts, because a client that knows only the epoch's has no argument for the other.
+--
+-- Every admission sets the expiry, not only the one that opens a window: the next caller may have
+-- been given a longer window, or a clock that is behind.
+--
+-- Whole numbers up to 2^53 divide and multiply exactly here: floor(now / windowMs) is never rounded
+-- up to the next window, and a sum too large to be exact is above every limit anyway.
+local function raw(key) return redis.call('HMGET', key, 's', 'c') end
+
+-- Decide.
+local function read(key)
+  local stored = raw(key)
+  if stored[1] and stored[2] then
+    local start = number(stored[1], WHOLE, MAX_STORED_MS)
+    return {start = start, count = number(stored[2], WHOLE, MAX_SAFE)}
+  end
+  if call('HLEN', key) > 0 then foreign() end
+end
+
+local function check(p, stored, now, cost)
+  local limit, windowMs = p.limit, p.windowMs
+  local start, count = floor(now / windowMs) * windowMs, 0
+  if p.anchor == 'first' then
+    start = now
+    if stored and now - stored.start < windowMs then start = stored.start end
+  end
+  if stored and stored.start >= start then start, count = stored.start, stored.count end
+  local resetAt = start + windowMs
+  if count + cost > limit then
+    return 0, limit, max(0, limit - count), resetAt, resetAt - now
+  end
+  count = count + cost
+  return 1, limit, limit - count, resetAt, 0, {start = start, count = count}, resetAt - now
+end
+
+local function write(key, p, state, px)
+  call('HSET', key, 's', format('%.0f', state.start), 'c', format('%.0f', state.count))
+  call('PEXPIRE', key, px)
+end
+
+local key = KEYS[1]
+local allowed, limit, remaining, resetAt, retryAfterMs, state, ttl =
+  check(p, read(key, p, now), now, cost)
+if allowed == 1 then write(key, p, state, keepMs(ttl)) end
+return {allowed, limit, remaining, resetAt, retryAfterMs}

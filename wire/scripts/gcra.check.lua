@@ -3,46 +3,83 @@
 -- ARGV  1 now, 2 periodMs, 3 limit, 4 burst, 5 cost
 -- reply allowed, limit, remaining, resetAt, retryAfterMs
 -- state string: the TAT, %.17g
-local now, periodMs, limit, burst, cost = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 
-local function serverMs()
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
+local FOREIGN = 'WRONGTYPE not the state of a gcra'
+local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 70368744177664, 140737488355328
 
-local ownClock = now == 0
-if ownClock then now = serverMs() end
+local now, cost = tonumber(ARGV[1]), tonumber(ARGV[5])
+local p = {periodMs = tonumber(ARGV[2]), limit = tonumber(ARGV[3]), burst = tonumber(ARGV[4])}
 
-local function keepMs(ttl)
-  local ahead = 0
-  if not ownClock then ahead = math.max(0, now - serverMs()) end
-  return string.format('%.0f', ahead + ttl + math.min(math.max(ttl, 60000), 86400000))
-end
+-- What every strategy's file may use.
+local call, format, find, match = redis.call, string.format, string.find, string.match
+local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
 
-local function foreign() error('WRONGTYPE not the state of a gcra', 0) end
+-- Raised as text, which servers before Redis 7 can report too.
+local function foreign() error(FOREIGN, 0) end
 
+-- A number from the text of a state: of this form, and no larger than `most`.
 local function number(text, form, most)
-  local value = string.find(text, form) and tonumber(text)
+  local value = find(text, form) and tonumber(text)
   if not value or value > most then foreign() end
   return value
 end
 
-local interval = math.floor(periodMs * 2048 / limit) / 2048
-local tau = interval * burst
+local WHOLE, REAL = '^%d+$', '^%d+%.?%d*e?-?%d*$'
 
-local tat = now
-local stored = redis.call('GET', KEYS[1])
-if stored then tat = math.max(number(stored, '^%d+%.?%d*$', 140737488355328), now) end
+-- The server's clock is read once at most, so that all keys of a call are decided at one instant.
+local ownClock, serverNow = now == 0, nil
+local function serverMs()
+  if not serverNow then
+    local time = call('TIME')
+    serverNow = time[1] * 1000 + floor(time[2] / 1000)
+  end
+  return serverNow
+end
+if ownClock then now = serverMs() end
 
-local new = tat + interval * cost
-local allowAt = new - tau
-if now < allowAt then
-  local remaining = math.max(0, math.floor((tau - (tat - now)) / interval))
-  local retry = math.min(math.ceil(allowAt - now), 9007199254740991)
-  return {0, burst, remaining, math.ceil(tat), retry}
+-- For how long a key is kept whose state matters for `ttl`.
+local keptTtl, kept
+local function keepMs(ttl)
+  if ttl ~= keptTtl then
+    local ahead = ownClock and 0 or max(0, now - serverMs())
+    keptTtl, kept = ttl, format('%.0f', ahead + ttl + min(max(ttl, MARGIN_MS), MAX_MARGIN_MS))
+  end
+  return kept
 end
 
-local remaining = math.max(0, math.floor((tau - (new - now)) / interval))
-local ttl = math.max(1, math.ceil(new - now))
-redis.call('SET', KEYS[1], string.format('%.17g', new), 'PX', keepMs(ttl))
-return {1, burst, remaining, math.ceil(new), 0}
+-- GCRA: one string, the TAT, written with all 17 digits.
+--
+-- A denial reads and answers; an admission is one SET that carries its expiry. A stored TAT before
+-- `now` counts as `now`, so a key that outlives its ttl decides like one that is gone.
+local function raw(key) return redis.call('GET', key) end
+
+-- Decide.
+local function read(key)
+  local text = raw(key)
+  -- The TAT has a fraction, and no exponent: with 17 digits there is none below 1e17.
+  return text and number(text, '^%d+%.?%d*$', MAX_STORED_MS)
+end
+
+local function check(p, stored, now, cost)
+  local interval = floor(p.periodMs * 2048 / p.limit) / 2048
+  local tau = interval * p.burst
+  local tat = max(stored or now, now)
+  local new = tat + interval * cost
+  local allowAt = new - tau
+  if now < allowAt then
+    local remaining = max(0, floor((tau - (tat - now)) / interval))
+    return 0, p.burst, remaining, ceil(tat), min(ceil(allowAt - now), MAX_SAFE)
+  end
+  local remaining = max(0, floor((tau - (new - now)) / interval))
+  return 1, p.burst, remaining, ceil(new), 0, new, max(1, ceil(new - now))
+end
+
+local function write(key, p, tat, px)
+  call('SET', key, format('%.17g', tat), 'PX', px)
+end
+
+local key = KEYS[1]
+local allowed, limit, remaining, resetAt, retryAfterMs, state, ttl =
+  check(p, read(key, p, now), now, cost)
+if allowed == 1 then write(key, p, state, keepMs(ttl)) end
+return {allowed, limit, remaining, resetAt, retryAfterMs}

@@ -3,67 +3,116 @@
 -- ARGV  1 now, 2 windowMs, 3 limit, 4 cost, 5 buckets
 -- reply allowed, limit, remaining, resetAt, retryAfterMs
 -- state hash: field tick % (buckets + 1), value "<tick>:<count>", each %.0f
-local now, windowMs, limit, cost, buckets = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 
-local function serverMs()
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
+local FOREIGN = 'WRONGTYPE not the state of a slidingWindow'
+local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 70368744177664, 140737488355328
+
+local now, cost = tonumber(ARGV[1]), tonumber(ARGV[4])
+local p = {windowMs = tonumber(ARGV[2]), limit = tonumber(ARGV[3]), buckets = tonumber(ARGV[5])}
+
+-- What every strategy's file may use.
+local call, format, find, match = redis.call, string.format, string.find, string.match
+local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
+
+-- Raised as text, which servers before Redis 7 can report too.
+local function foreign() error(FOREIGN, 0) end
+
+-- A number from the text of a state: of this form, and no larger than `most`.
+local function number(text, form, most)
+  local value = find(text, form) and tonumber(text)
+  if not value or value > most then foreign() end
+  return value
 end
 
-local ownClock = now == 0
+local WHOLE, REAL = '^%d+$', '^%d+%.?%d*e?-?%d*$'
+
+-- The server's clock is read once at most, so that all keys of a call are decided at one instant.
+local ownClock, serverNow = now == 0, nil
+local function serverMs()
+  if not serverNow then
+    local time = call('TIME')
+    serverNow = time[1] * 1000 + floor(time[2] / 1000)
+  end
+  return serverNow
+end
 if ownClock then now = serverMs() end
 
+-- For how long a key is kept whose state matters for `ttl`.
+local keptTtl, kept
 local function keepMs(ttl)
-  local ahead = 0
-  if not ownClock then ahead = math.max(0, now - serverMs()) end
-  return string.format('%.0f', ahead + ttl + math.min(math.max(ttl, 60000), 86400000))
-end
-
-local function foreign() error('WRONGTYPE not the state of a slidingWindow', 0) end
-
-local w = windowMs / buckets
-
-local ticks, counts = {}, {}
-local tick, last = math.floor(now / w), math.floor(70368744177664 / w)
-local ring = redis.call('HGETALL', KEYS[1])
-for i = 2, #ring, 2 do
-  local t, count = string.match(ring[i], '^(%d+):(%d+)$')
-  if not (t and string.find(ring[i - 1], '^%d+$')) then foreign() end
-  t, count = tonumber(t), tonumber(count)
-  if t > last or count > 9007199254740991 then foreign() end
-  ticks[#ticks + 1], counts[#counts + 1] = t, count
-  if t > tick then tick = t end
-end
-
-local edge = tick - buckets
-local full, oldest, current = 0, 0, 0
-for i = 1, #ticks do
-  if ticks[i] == edge then
-    oldest = counts[i]
-  elseif ticks[i] > edge then
-    full = full + counts[i]
-    if ticks[i] == tick then current = counts[i] end
+  if ttl ~= keptTtl then
+    local ahead = ownClock and 0 or max(0, now - serverMs())
+    keptTtl, kept = ttl, format('%.0f', ahead + ttl + min(max(ttl, MARGIN_MS), MAX_MARGIN_MS))
   end
+  return kept
 end
 
-local elapsed = math.max(0, now - tick * w)
-local weight = math.min(1, math.max(0, (w - elapsed) / w))
-local estimate = full + oldest * weight
-local projected = estimate + cost
-local resetAt = math.ceil((tick + 1) * w + windowMs)
+-- The sliding window: a hash used as a ring.
+--
+-- Tick t lives in field t % (buckets + 1) as "<t>:<count>". The window spans buckets + 1 ticks, so
+-- the field of the current tick is either its own or holds one that has left the window, and is
+-- simply overwritten. What is stale elsewhere in the ring is told by its tick and skipped.
+--
+-- The ring is read whole. It has at most buckets + 1 fields and often far fewer, and naming them all
+-- in one command would overflow Lua's stack for rings of some thousands.
+local function raw(key) return redis.call('HGETALL', key) end
 
-if projected > limit then
-  local excess = projected - limit
-  local retry
-  if oldest > 0 and excess <= oldest * weight then
-    retry = math.ceil(excess * w / oldest)
-  else
-    retry = math.ceil((tick + 1) * w - now)
+-- Decide.
+local function read(key, p)
+  local last, ring = floor(MAX_INSTANT_MS / (p.windowMs / p.buckets)), raw(key)
+  local counts, newest = {}, nil
+  for i = 2, #ring, 2 do
+    local tick, count = match(ring[i], '^(%d+):(%d+)$')
+    if not (tick and find(ring[i - 1], WHOLE)) then foreign() end
+    tick, count = tonumber(tick), tonumber(count)
+    if tick > last or count > MAX_SAFE then foreign() end
+    counts[tick] = count
+    if not newest or tick > newest then newest = tick end
   end
-  return {0, limit, math.max(0, math.floor(limit - estimate)), resetAt, math.max(1, retry)}
+  return newest and {counts = counts, newest = newest}
 end
 
-local field = string.format('%.0f', tick % (buckets + 1))
-redis.call('HSET', KEYS[1], field, string.format('%.0f:%.0f', tick, current + cost))
-redis.call('PEXPIRE', KEYS[1], keepMs(math.max(1, resetAt - now)))
-return {1, limit, math.max(0, math.floor(limit - projected)), resetAt, 0}
+local function check(p, stored, now, cost)
+  local limit, buckets, w = p.limit, p.buckets, p.windowMs / p.buckets
+  local counts, tick = {}, floor(now / w)
+  if stored then counts, tick = stored.counts, max(tick, stored.newest) end
+
+  local edge = tick - buckets
+  local full, oldest = 0, counts[edge] or 0
+  for at, count in pairs(counts) do
+    if at > edge then full = full + count end
+  end
+
+  local elapsed = max(0, now - tick * w)
+  local weight = min(1, max(0, (w - elapsed) / w))
+  local estimate = full + oldest * weight
+  local projected = estimate + cost
+  local resetAt = ceil((tick + 1) * w + p.windowMs)
+
+  if projected > limit then
+    local excess = projected - limit
+    local retry
+    if oldest > 0 and excess <= oldest * weight then
+      retry = ceil(excess * w / oldest)
+    else
+      retry = ceil((tick + 1) * w - now)
+    end
+    return 0, limit, max(0, floor(limit - estimate)), resetAt, max(1, retry)
+  end
+
+  counts[tick] = (counts[tick] or 0) + cost
+  local state, ttl = {counts = counts, newest = tick}, max(1, resetAt - now)
+  return 1, limit, max(0, floor(limit - projected)), resetAt, 0, state, ttl
+end
+
+local function write(key, p, state, px)
+  local field = format('%.0f', state.newest % (p.buckets + 1))
+  call('HSET', key, field, format('%.0f:%.0f', state.newest, state.counts[state.newest]))
+  call('PEXPIRE', key, px)
+end
+
+local key = KEYS[1]
+local allowed, limit, remaining, resetAt, retryAfterMs, state, ttl =
+  check(p, read(key, p, now), now, cost)
+if allowed == 1 then write(key, p, state, keepMs(ttl)) end
+return {allowed, limit, remaining, resetAt, retryAfterMs}

@@ -3,75 +3,136 @@
 -- ARGV  1 now, 2 windowMs, 3 limit, 4 cost
 -- reply allowed, limit, remaining, resetAt, retryAfterMs
 -- state sorted set: one member per accepted unit, score its ms
-local now, windowMs, limit, cost = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 
-local function serverMs()
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
+local FOREIGN = 'WRONGTYPE not the state of a slidingWindowLog'
+local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 70368744177664, 140737488355328
 
-local ownClock = now == 0
-if ownClock then now = serverMs() end
+local now, cost = tonumber(ARGV[1]), tonumber(ARGV[4])
+local p = {windowMs = tonumber(ARGV[2]), limit = tonumber(ARGV[3])}
 
-local function keepMs(ttl)
-  local ahead = 0
-  if not ownClock then ahead = math.max(0, now - serverMs()) end
-  return string.format('%.0f', ahead + ttl + math.min(math.max(ttl, 60000), 86400000))
-end
+-- What every strategy's file may use.
+local call, format, find, match = redis.call, string.format, string.find, string.match
+local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
 
-local function foreign() error('WRONGTYPE not the state of a slidingWindowLog', 0) end
+-- Raised as text, which servers before Redis 7 can report too.
+local function foreign() error(FOREIGN, 0) end
 
+-- A number from the text of a state: of this form, and no larger than `most`.
 local function number(text, form, most)
-  local value = string.find(text, form) and tonumber(text)
+  local value = find(text, form) and tonumber(text)
   if not value or value > most then foreign() end
   return value
 end
 
-local function stampAt(rank)
-  local place = string.format('%.0f', rank)
-  return number(redis.call('ZRANGE', KEYS[1], place, place, 'WITHSCORES')[2], '^%d+$', 140737488355328)
-end
+local WHOLE, REAL = '^%d+$', '^%d+%.?%d*e?-?%d*$'
 
-local edge = now - windowMs
-local gone, count, oldest = 0, redis.call('ZCARD', KEYS[1]), now
-if count > 0 then
-  oldest = stampAt(0)
-  if oldest <= edge then
-    gone = redis.call('ZCOUNT', KEYS[1], '-inf', string.format('%.0f', edge))
-    count, oldest = count - gone, now
-    if count > 0 then oldest = stampAt(gone) end
+-- The server's clock is read once at most, so that all keys of a call are decided at one instant.
+local ownClock, serverNow = now == 0, nil
+local function serverMs()
+  if not serverNow then
+    local time = call('TIME')
+    serverNow = time[1] * 1000 + floor(time[2] / 1000)
   end
+  return serverNow
 end
-local resetAt = math.ceil(oldest + windowMs)
+if ownClock then now = serverMs() end
 
-if count + cost > limit then
-  local retry = windowMs
-  if count > 0 then
-    local k = math.min(math.max(count + cost - limit, 1), count)
-    local stamp = stampAt(gone + k - 1)
-    retry = math.max(1, math.ceil(stamp + windowMs - now))
+-- For how long a key is kept whose state matters for `ttl`.
+local keptTtl, kept
+local function keepMs(ttl)
+  if ttl ~= keptTtl then
+    local ahead = ownClock and 0 or max(0, now - serverMs())
+    keptTtl, kept = ttl, format('%.0f', ahead + ttl + min(max(ttl, MARGIN_MS), MAX_MARGIN_MS))
   end
-  return {0, limit, math.max(0, limit - count), resetAt, retry}
+  return kept
 end
 
-local newest = -1
-if count > 0 then newest = stampAt(-1) end
-if gone > 0 then
-  redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', edge))
+-- The sliding window log: a sorted set with one member per admitted unit, scored in ms.
+--
+-- What counts and where the k-th unit stands is asked by score and by rank, in logarithmic time; the
+-- set is never read whole to decide, and what the oldest and the newest unit tell is not asked for
+-- again: each command called from Lua costs more than the work it does. Units that have left the
+-- window are removed by the next admission, not by a denial, which writes nothing.
+--
+-- A member must be new to the set, or adding it would admit a unit without counting it. Ours are
+-- "u<stamp>.<n>", n counting on from the units that already bear that stamp: unique as long as
+-- stamps leave the set all at once, which removal by score ensures, also when the clock goes back to
+-- a stamp that was in use before. NX and the number that ZADD returns guard against members of other
+-- clients: a name that is taken moves nothing and is made up for with the next one.
+local function raw(key)
+  local units, scores = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES'), {}
+  for i = 2, #units, 2 do scores[i / 2] = units[i] end
+  return scores
 end
 
-local stamp, n = math.max(now, newest), 0
-local score = string.format('%.0f', stamp)
-if newest >= now then n = redis.call('ZCOUNT', KEYS[1], score, score) end
-local missing = cost
-while missing > 0 do
-  local chunk = {}
-  for i = 1, math.min(missing, 500) do
-    chunk[2 * i - 1] = score
-    chunk[2 * i] = string.format('u%.0f.%.0f', stamp, n)
-    n = n + 1
+-- Decide.
+local function stampAt(key, rank)
+  local place = format('%.0f', rank)
+  return number(call('ZRANGE', key, place, place, 'WITHSCORES')[2], WHOLE, MAX_STORED_MS)
+end
+
+-- `stored` units of the window, from the `oldest` on, stand in the set behind `gone` others;
+-- `added` ones with the stamp `newest` do not stand there yet.
+local function read(key, p, now)
+  local edge, gone, stored, oldest = now - p.windowMs, 0, call('ZCARD', key), nil
+  if stored > 0 then
+    oldest = stampAt(key, 0)
+    if oldest <= edge then
+      gone = call('ZCOUNT', key, '-inf', format('%.0f', edge))
+      stored, oldest = stored - gone, nil
+      if stored > 0 then oldest = stampAt(key, gone) end
+    end
   end
-  missing = missing - redis.call('ZADD', KEYS[1], 'NX', unpack(chunk))
+  return {key = key, edge = edge, gone = gone, stored = stored, oldest = oldest, added = 0}
 end
-redis.call('PEXPIRE', KEYS[1], keepMs(stamp - now + windowMs))
-return {1, limit, limit - count - cost, resetAt, 0}
+
+local function check(p, log, now, cost)
+  local limit, windowMs = p.limit, p.windowMs
+  local count = log.stored + log.added
+  local resetAt = ceil((log.oldest or now) + windowMs)
+
+  if count + cost > limit then
+    local retry = windowMs
+    if count > 0 then
+      local k = min(max(count + cost - limit, 1), count)
+      local stamp = log.newest
+      if k <= log.stored then stamp = stampAt(log.key, log.gone + k - 1) end
+      retry = max(1, ceil(stamp + windowMs - now))
+    end
+    return 0, limit, max(0, limit - count), resetAt, retry
+  end
+
+  if not log.newest then
+    log.newest, log.isTaken = now, false
+    if log.stored > 0 then
+      local last = stampAt(log.key, -1)
+      if last >= now then log.newest, log.isTaken = last, true end
+    end
+  end
+  log.oldest = log.oldest or log.newest
+  log.added = log.added + cost
+  return 1, limit, limit - count - cost, resetAt, 0, log, log.newest - now + windowMs
+end
+
+local function write(key, p, log, px)
+  if log.gone > 0 then call('ZREMRANGEBYSCORE', key, '-inf', format('%.0f', log.edge)) end
+  local score, n, missing = format('%.0f', log.newest), 0, log.added
+  if log.isTaken then n = call('ZCOUNT', key, score, score) end
+  while missing > 0 do
+    local chunk = {}
+    -- In chunks, because the arguments of one command must fit Lua's stack.
+    for i = 1, min(missing, 500) do
+      chunk[2 * i - 1] = score
+      chunk[2 * i] = format('u%.0f.%.0f', log.newest, n)
+      n = n + 1
+    end
+    missing = missing - call('ZADD', key, 'NX', unpack(chunk))
+  end
+  call('PEXPIRE', key, px)
+end
+
+local key = KEYS[1]
+local allowed, limit, remaining, resetAt, retryAfterMs, state, ttl =
+  check(p, read(key, p, now), now, cost)
+if allowed == 1 then write(key, p, state, keepMs(ttl)) end
+return {allowed, limit, remaining, resetAt, retryAfterMs}

@@ -3,54 +3,95 @@
 -- ARGV  1 now, 2 capacity, 3 refillPerSec, 4 cost
 -- reply allowed, limit, remaining, resetAt, retryAfterMs
 -- state hash: t tokens, %.17g; l the last ms credited, %.0f
-local now, capacity, refillPerSec, cost = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 
-local function serverMs()
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
+local FOREIGN = 'WRONGTYPE not the state of a tokenBucket'
+local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 70368744177664, 140737488355328
 
-local ownClock = now == 0
-if ownClock then now = serverMs() end
+local now, cost = tonumber(ARGV[1]), tonumber(ARGV[4])
+local p = {capacity = tonumber(ARGV[2]), refillPerSec = tonumber(ARGV[3])}
 
-local function keepMs(ttl)
-  local ahead = 0
-  if not ownClock then ahead = math.max(0, now - serverMs()) end
-  return string.format('%.0f', ahead + ttl + math.min(math.max(ttl, 60000), 86400000))
-end
+-- What every strategy's file may use.
+local call, format, find, match = redis.call, string.format, string.find, string.match
+local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
 
-local function foreign() error('WRONGTYPE not the state of a tokenBucket', 0) end
+-- Raised as text, which servers before Redis 7 can report too.
+local function foreign() error(FOREIGN, 0) end
 
+-- A number from the text of a state: of this form, and no larger than `most`.
 local function number(text, form, most)
-  local value = string.find(text, form) and tonumber(text)
+  local value = find(text, form) and tonumber(text)
   if not value or value > most then foreign() end
   return value
 end
 
-local stored = redis.call('HMGET', KEYS[1], 't', 'l')
-local isStored = stored[1] and stored[2]
-if not isStored and redis.call('HLEN', KEYS[1]) > 0 then foreign() end
-local rate = refillPerSec / 1000
+local WHOLE, REAL = '^%d+$', '^%d+%.?%d*e?-?%d*$'
 
-local tokens, at = capacity, now
-if isStored then
-  local last = number(stored[2], '^%d+$', 140737488355328)
-  tokens = number(stored[1], '^%d+%.?%d*e?-?%d*$', 9007199254740991)
-  if now <= last then
-    tokens, at = math.min(capacity, tokens), last
-  else
-    tokens = math.min(capacity, tokens + (now - last) * rate)
+-- The server's clock is read once at most, so that all keys of a call are decided at one instant.
+local ownClock, serverNow = now == 0, nil
+local function serverMs()
+  if not serverNow then
+    local time = call('TIME')
+    serverNow = time[1] * 1000 + floor(time[2] / 1000)
   end
+  return serverNow
+end
+if ownClock then now = serverMs() end
+
+-- For how long a key is kept whose state matters for `ttl`.
+local keptTtl, kept
+local function keepMs(ttl)
+  if ttl ~= keptTtl then
+    local ahead = ownClock and 0 or max(0, now - serverMs())
+    keptTtl, kept = ttl, format('%.0f', ahead + ttl + min(max(ttl, MARGIN_MS), MAX_MARGIN_MS))
+  end
+  return kept
 end
 
-if tokens < cost then
-  local resetAt = at + math.ceil((capacity - tokens) / rate)
-  local retry = math.min((at - now) + math.ceil((cost - tokens) / rate), 9007199254740991)
-  return {0, capacity, math.floor(tokens), resetAt, retry}
+-- The token bucket: a hash of two fields, `t` tokens and `l` the instant they count for.
+--
+-- `t` is a double with all its digits; a bucket that was rounded on every visit would leak or gain.
+-- A bucket that outlives its ttl has refilled by the same arithmetic, so it decides like a fresh
+-- one.
+local function raw(key) return redis.call('HMGET', key, 't', 'l') end
+
+-- Decide.
+local function read(key)
+  local stored = raw(key)
+  if stored[1] and stored[2] then
+    local last = number(stored[2], WHOLE, MAX_STORED_MS)
+    return {tokens = number(stored[1], REAL, MAX_SAFE), last = last}
+  end
+  if call('HLEN', key) > 0 then foreign() end
 end
 
-tokens = tokens - cost
-local ttl = (at - now) + math.max(1, math.ceil(capacity / rate))
-redis.call('HSET', KEYS[1], 't', string.format('%.17g', tokens), 'l', string.format('%.0f', at))
-redis.call('PEXPIRE', KEYS[1], keepMs(ttl))
-return {1, capacity, math.floor(tokens), at + math.ceil((capacity - tokens) / rate), 0}
+local function check(p, stored, now, cost)
+  local capacity, rate = p.capacity, p.refillPerSec / 1000
+  local tokens, at = capacity, now
+  if stored then
+    if now <= stored.last then
+      tokens, at = min(capacity, stored.tokens), stored.last
+    else
+      tokens = min(capacity, stored.tokens + (now - stored.last) * rate)
+    end
+  end
+  if tokens < cost then
+    local resetAt = at + ceil((capacity - tokens) / rate)
+    local retry = min((at - now) + ceil((cost - tokens) / rate), MAX_SAFE)
+    return 0, capacity, floor(tokens), resetAt, retry
+  end
+  tokens = tokens - cost
+  local resetAt = at + ceil((capacity - tokens) / rate)
+  local ttl = (at - now) + max(1, ceil(capacity / rate))
+  return 1, capacity, floor(tokens), resetAt, 0, {tokens = tokens, last = at}, ttl
+end
+
+local function write(key, p, state, px)
+  call('HSET', key, 't', format('%.17g', state.tokens), 'l', format('%.0f', state.last))
+  call('PEXPIRE', key, px)
+end
+
+local key = KEYS[1]
+local allowed, limit, remaining, resetAt, retryAfterMs, state, ttl =
+  check(p, read(key, p, now), now, cost)
+if allowed == 1 then write(key, p, state, keepMs(ttl)) end
+return {allowed, limit, remaining, resetAt, retryAfterMs}

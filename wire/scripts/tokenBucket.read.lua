@@ -1,10 +1,14 @@
 -- tokenBucket.read
 -- KEYS  1 key
+-- ARGV  none
 -- reply t and l, or nil twice
 -- state hash: t tokens, %.17g; l the last ms credited, %.0f
-local function foreign() error('WRONGTYPE not the state of a tokenBucket', 0) end
 
-local stored = redis.call('HMGET', KEYS[1], 't', 'l')
-local isStored = stored[1] and stored[2]
-if not isStored and redis.call('HLEN', KEYS[1]) > 0 then foreign() end
-return stored
+-- The token bucket: a hash of two fields, `t` tokens and `l` the instant they count for.
+--
+-- `t` is a double with all its digits; a bucket that was rounded on every visit would leak or gain.
+-- A bucket that outlives its ttl has refilled by the same arithmetic, so it decides like a fresh
+-- one.
+local function raw(key) return redis.call('HMGET', key, 't', 'l') end
+
+return raw(KEYS[1])

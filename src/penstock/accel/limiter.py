@@ -2,7 +2,7 @@
 
 It is a Limiter in every respect; `check`, `check_many` and their twins come from the compiled gate,
 which reads the clock, finds the key and decides in one step. That takes a strategy with a native
-rider on a MemoryStore with a native table; everything else gets the plain Limiter.
+kernel on a MemoryStore with a native table; everything else gets the plain Limiter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def limiter_class(strategy: Strategy, store: Store) -> type[Limiter]:
     fits = native is not None and isinstance(table, native.Table)
     if not fits or not isinstance(strategy, Strategy):
         return Limiter
-    return AcceleratedLimiter if strategy.native and strategy.rides else Limiter
+    return AcceleratedLimiter if strategy.native is not None else Limiter
 
 
 def spending(

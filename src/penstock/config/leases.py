@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..core.strategy import find_strategy, registered
 from .model import TwoTierSpec
-from .reader import Fields, snake
+from .reader import Fields
 
 __all__ = ["MODES", "read_federated", "read_two_tier"]
 
@@ -20,7 +21,6 @@ _TWO_TIER = (
     "return_idle_after",
     "return_idle_after_ms",
 )
-_WINDOWED = ("fixed_window", "sliding_window", "sliding_window_log")
 
 
 def read_two_tier(policy: Fields) -> TwoTierSpec:
@@ -47,10 +47,12 @@ def read_federated(policy: Fields) -> int:
     """The most that a remote client is handed out at once."""
     if policy.has("concurrency"):
         policy.fail("federated", "cannot hand out slots, which live in one process")
-    if policy.has("strategy") and snake(policy.raw("strategy")) not in _WINDOWED:
+    strategy = find_strategy(policy.raw("strategy")) if policy.has("strategy") else None
+    if strategy is not None and strategy.window_kind is None:
+        *some, last = (cls.wire_name for cls in registered() if cls.window_kind is not None)
         policy.fail(
             "federated",
             "needs a strategy with a window, at whose end what was handed out is void: "
-            "fixedWindow, slidingWindow or slidingWindowLog",
+            f"{', '.join(some)} or {last}",
         )
     return policy.below("federated", ("batch",)).integer("batch", 1_000)

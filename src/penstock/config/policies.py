@@ -21,12 +21,17 @@ from ..budget import TokenBudget, token_budget
 from ..concurrency import Aimd, Gradient, Law
 from ..concurrency.laws import MAX_LIMIT
 from ..core.errors import ConfigInvalidError
-from ..core.strategy import Strategy
+from ..core.strategy import (
+    RESERVED_NAMES,
+    Parameter,
+    Strategy,
+    find_strategy,
+    registered,
+)
 from ..core.validation import require_prefix
-from ..strategies import FixedWindow, gcra, sliding_window, sliding_window_log, token_bucket
 from .leases import read_federated, read_two_tier
 from .model import DEFAULT_PREFIX, FAIL_MODES, ConcurrencySpec, PolicyFile, PolicySpec
-from .reader import Fields, camel, snake
+from .reader import Fields, camel
 from .tree import Path, PolicyFileError, Tree
 
 __all__ = ["RESERVED", "Policies", "names_with", "policies_of"]
@@ -37,43 +42,33 @@ RESERVED = ("inline",)
 T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-_COMMON = ("strategy", "token_budget", "concurrency", "fail", "two_tier", "federated")
 _MAX_KEYS = 2**31 - 1
 
 
-def _gcra(fields: Fields) -> Strategy:
-    burst = fields.integer("burst", 10) if fields.has("burst") else None
-    return gcra(fields.integer("limit", 100), fields.span_ms("period", "1m"), burst)
+def _span_word(parameter: Parameter) -> str:
+    """`window` for `window_ms`: under which a file may say it in words."""
+    return parameter.name.removesuffix("_ms")
 
 
-def _token_bucket(fields: Fields) -> Strategy:
-    return token_bucket(fields.integer("capacity", 100), fields.number("refill_per_sec", 10.0))
+def _names_of(parameter: Parameter) -> tuple[str, ...]:
+    if parameter.kind == "span":
+        return _span_word(parameter), parameter.name
+    return (parameter.name,)
 
 
-def _fixed_window(fields: Fields) -> Strategy:
-    anchor = fields.choice("anchor", ("epoch", "first")) if fields.has("anchor") else "epoch"
-    return FixedWindow(fields.integer("limit", 100), fields.span_ms("window", "1m"), anchor)
+def _parameters_of(cls: type[Strategy]) -> tuple[str, ...]:
+    return tuple(name for parameter in cls.parameters for name in _names_of(parameter))
 
 
-def _sliding_window(fields: Fields) -> Strategy:
-    buckets = fields.integer("buckets", 10, high=100_000) if fields.has("buckets") else 10
-    return sliding_window(fields.integer("limit", 100), fields.span_ms("window", "1m"), buckets)
-
-
-def _sliding_window_log(fields: Fields) -> Strategy:
-    return sliding_window_log(fields.integer("limit", 100), fields.span_ms("window", "1m"))
-
-
-_WINDOW = ("limit", "window", "window_ms")
-_STRATEGIES: dict[str, tuple[Callable[[Fields], Strategy], tuple[str, ...]]] = {
-    "gcra": (_gcra, ("limit", "period", "period_ms", "burst")),
-    "token_bucket": (_token_bucket, ("capacity", "refill_per_sec")),
-    "fixed_window": (_fixed_window, (*_WINDOW, "anchor")),
-    "sliding_window": (_sliding_window, (*_WINDOW, "buckets")),
-    "sliding_window_log": (_sliding_window_log, _WINDOW),
-}
-_SPELLINGS = tuple(dict.fromkeys(s for name in _STRATEGIES for s in (camel(name), name)))
-_PARAMETERS = tuple(dict.fromkeys(name for _, names in _STRATEGIES.values() for name in names))
+def _read(fields: Fields, parameter: Parameter) -> Any:
+    name, example = parameter.name, parameter.example
+    if parameter.kind == "count":
+        return fields.integer(name, example, parameter.low, parameter.high)
+    if parameter.kind == "rate":
+        return fields.number(name, example)
+    if parameter.kind == "span":
+        return fields.span_ms(_span_word(parameter), example)
+    return fields.choice(name, parameter.choices)
 
 
 def policies_of(tree: Tree, digest: str = "") -> PolicyFile:
@@ -207,7 +202,8 @@ def _policy(tree: Tree, name: str, held: Any) -> PolicySpec:
             "them, or add concurrency for one that admits by all of them",
         )
     if not (fields.has("strategy") or has_budget or has_slots):
-        fields.fail("strategy", f"is missing; write one of {', '.join(map(camel, _STRATEGIES))}")
+        names = ", ".join(cls.wire_name for cls in registered())
+        fields.fail("strategy", f"is missing; write one of {names}")
     budget = fields.below("token_budget", _BUDGET) if has_budget else None
     return PolicySpec(
         name,
@@ -226,18 +222,28 @@ def _known(tree: Tree, path: Path, held: Any) -> tuple[str, ...]:
     if not isinstance(held, dict) or "strategy" not in held:
         # Parameters without a strategy: better to ask for it than to call them unknown.
         astray = isinstance(held, dict) and not held.keys() & {"tokenBudget", "token_budget"}
-        return (*_COMMON, *_PARAMETERS) if astray and "concurrency" not in held else _COMMON
+        if not astray or "concurrency" in held:
+            return RESERVED_NAMES
+        every = (name for cls in registered() for name in _parameters_of(cls))
+        return (*RESERVED_NAMES, *dict.fromkeys(every))
     chosen = held["strategy"]
-    name = snake(chosen) if isinstance(chosen, str) and chosen in _SPELLINGS else None
-    if name is None:
-        Fields(tree, path, {"strategy": chosen}, ("strategy",)).choice("strategy", _SPELLINGS)
-    assert name is not None
-    return (*_COMMON, *_STRATEGIES[name][1])
+    cls = find_strategy(chosen) if isinstance(chosen, str) else None
+    if cls is None:
+        spellings = dict.fromkeys(s for cls in registered() for s in (cls.wire_name, cls.name))
+        Fields(tree, path, {"strategy": chosen}, ("strategy",)).choice("strategy", spellings)
+    assert cls is not None
+    return (*RESERVED_NAMES, *_parameters_of(cls))
 
 
 def _strategy(fields: Fields) -> Strategy:
-    make, _ = _STRATEGIES[snake(fields.raw("strategy"))]
-    return _guarded(fields, make)
+    cls = find_strategy(fields.raw("strategy"))
+    assert cls is not None
+    given = {
+        parameter.name: _read(fields, parameter)
+        for parameter in cls.parameters
+        if parameter.is_required or any(map(fields.has, _names_of(parameter)))
+    }
+    return _guarded(fields, lambda _fields: cls(**given))
 
 
 def _guarded(fields: Fields, make: Callable[[Fields], T]) -> T:

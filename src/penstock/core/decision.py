@@ -8,30 +8,18 @@ classes, never both: the last lines of this file choose.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .native import native
 
-__all__ = ["Decision", "Forecast", "Outcome", "Step", "decide"]
+__all__ = ["Decision", "Forecast", "Outcome"]
 
 R_co = TypeVar("R_co", covariant=True)
 
 _MAX_WORD = 2**63 - 1
 
 
-class _Fields:
-    """The fields of a Decision while they are still being filled in."""
-
-    __slots__ = ("allowed", "limit", "remaining", "reset_at", "retry_after_ms")
-
-    allowed: bool
-    limit: int
-    remaining: int
-    reset_at: int
-    retry_after_ms: int
-
-
-class Decision(_Fields):
+class Decision:
     """The answer to one request. `bool(decision)` is `decision.allowed`.
 
     `limit` is the ceiling (burst, capacity or window quota), `remaining` what is left of it,
@@ -40,24 +28,29 @@ class Decision(_Fields):
     allowed.
     """
 
-    __slots__ = ()
-    __match_args__ = ("allowed", "limit", "remaining", "reset_at", "retry_after_ms")
+    __slots__ = __match_args__ = ("allowed", "limit", "remaining", "reset_at", "retry_after_ms")
 
-    def __new__(
-        cls, allowed: bool, limit: int, remaining: int, reset_at: int, retry_after_ms: int
-    ) -> Decision:
-        for name, value in (
-            ("limit", limit),
-            ("remaining", remaining),
-            ("reset_at", reset_at),
-            ("retry_after_ms", retry_after_ms),
-        ):
+    allowed: bool
+    limit: int
+    remaining: int
+    reset_at: int
+    retry_after_ms: int
+
+    def __init__(
+        self, allowed: bool, limit: int, remaining: int, reset_at: int, retry_after_ms: int
+    ) -> None:
+        for value in (limit, remaining, reset_at, retry_after_ms):
             # What the compiled one can hold.
             if not isinstance(value, int) or not -_MAX_WORD <= value <= _MAX_WORD:
                 raise TypeError(
-                    f"a Decision's {name} must be a whole number of 64 bits, not {value!r}"
+                    f"the numbers of a Decision must be whole and of 64 bits, not {value!r}"
                 )
-        return decide(bool(allowed), limit, remaining, reset_at, retry_after_ms)
+        fill = object.__setattr__
+        fill(self, "allowed", bool(allowed))
+        fill(self, "limit", limit)
+        fill(self, "remaining", remaining)
+        fill(self, "reset_at", reset_at)
+        fill(self, "retry_after_ms", retry_after_ms)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Decision is frozen: cannot set {name!r}")
@@ -87,22 +80,6 @@ class Decision(_Fields):
 
     def __reduce__(self) -> tuple[Any, tuple[bool, int, int, int, int]]:
         return _rebuild, self._tuple()
-
-
-def decide(
-    allowed: bool, limit: int, remaining: int, reset_at: int, retry_after_ms: int
-) -> Decision:
-    """A Decision, for the strategies, which make one per check: a plain call is cheaper than
-    that of a class. The fields are filled in as another class and frozen by changing it, which
-    takes a quarter of the time that a frozen dataclass does."""
-    decision = _Fields()
-    decision.allowed = allowed
-    decision.limit = limit
-    decision.remaining = remaining
-    decision.reset_at = reset_at
-    decision.retry_after_ms = retry_after_ms
-    decision.__class__ = Decision
-    return decision  # type: ignore[return-value]
 
 
 class Forecast:
@@ -177,15 +154,11 @@ class Outcome(Generic[R_co]):
         )
 
 
-Step: TypeAlias = tuple[Any, R_co, int, bool]
-"""The fields of an Outcome, bare: see `core/strategy.py`."""
-
-
 def _rebuild(*fields: Any) -> Decision:
     """Unpickles a Decision, in a process that may have the other class."""
     return Decision(*fields)
 
 
 if native is not None and not TYPE_CHECKING:
-    Decision = decide = native.Decision
+    Decision = native.Decision
     native.set_rebuild(_rebuild)

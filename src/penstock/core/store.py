@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from .decision import Decision, Forecast, Outcome, Step
+from .decision import Decision, Forecast, Outcome
 from .errors import UnsupportedError
 from .pickling import MadeBy
-from .strategy import Stepping, Strategy
+from .strategy import Strategy
 
 __all__ = [
     "CLEAR",
@@ -36,12 +36,11 @@ S = TypeVar("S", bound="Store")
 
 
 class Transform(Generic[R]):
-    """A pure transition on its way to a store, with the riders it may be swapped for.
+    """A pure transition on its way to a store, with the accelerators it may be swapped for.
 
-    `run(state, now, cost)` yields an Outcome; `step` yields its four fields in order, as a tuple
-    where the strategy has one at hand. `strategy` is whose state it reads and `kind` that one's
-    name. `lua` and `native` are its riders; `role` says what they have to do to stand for `run`:
-    "check", "lease" (see `core/grant.py`), or "peek" and "forecast", which only read.
+    `run(state, now, cost)` yields an Outcome. `strategy` is whose state it reads and `kind` that
+    one's name. `lua` and `native` are its accelerators; `role` says what they have to do to stand
+    for `run`: "check", "lease" (see `core/grant.py`), or "peek" and "forecast", which only read.
     `refuse(now, retry_after_ms)` is the answer of a store that has no room for a new key, and
     `decision_in(result)` the decision about the key, for a store that has to choose which keys it
     can do without; None where a result tells nothing of the kind.
@@ -57,7 +56,6 @@ class Transform(Generic[R]):
         "refuse",
         "role",
         "run",
-        "step",
         "strategy",
     )
 
@@ -72,10 +70,9 @@ class Transform(Generic[R]):
         self.kind = "" if strategy is None else strategy.name
         self.role = role
         self.run = run
-        self.step = _taking_apart(run)
         self.refuse = refuse
-        self.lua = strategy.lua if strategy is not None and strategy.rides else None
-        self.native = strategy.native if strategy is not None and strategy.rides else None
+        self.lua = None if strategy is None else strategy.lua
+        self.native = None if strategy is None else strategy.native
         self.decision_in: Callable[[R], Any] = _none
         # For the role "lease": the least that helps, where `cost` is what is wanted.
         self.need = 1
@@ -99,14 +96,6 @@ def _itself(result: Any) -> Any:
     return result
 
 
-def _taking_apart(run: Callable[[Any, int, int], Outcome[R]]) -> Callable[[Any, int, int], Step[R]]:
-    def step(state: Any, now: int, cost: int) -> Step[R]:
-        outcome = run(state, now, cost)
-        return outcome.state, outcome.result, outcome.ttl_ms, outcome.persist
-
-    return step
-
-
 def checking(strategy: Strategy) -> Transform[Decision]:
     """The transform behind `check`."""
 
@@ -114,10 +103,6 @@ def checking(strategy: Strategy) -> Transform[Decision]:
         return Decision(False, strategy.limit, 0, now + retry_after_ms, retry_after_ms)
 
     transform = Transform(strategy, "check", strategy.check, refuse)
-    # Unless a subclass, or this object alone, has a `check` that does something else.
-    written = getattr(strategy.check, "__func__", None)
-    if isinstance(strategy, Stepping) and written is Stepping.check:
-        transform.step = strategy.step
     if strategy.restricts:
         transform.decision_in = _itself
     return transform

@@ -1,97 +1,125 @@
-"""What an algorithm is: a pure function of (state, now, cost).
+"""What an algorithm is: a pure function of (state, now, cost), declared in one place.
 
-Subclass `Strategy`, write `check`, and it works on every store and behind every door. `state` is
+Subclass `Strategy`, write `check`, and it works on every store and behind every server. `state` is
 None for a key that is not remembered, else exactly what an earlier `Outcome` carried; treat it as
 immutable. Where it should also live outside the process, make it of JSON's types: numbers,
 strings, lists, dicts, None. The function may be run again for one request (a store that lost a
 race repeats it), so it must not do anything but compute.
 
-A rider is the same transition in another language, for stores that can run it in one step. It is
-optional and never changes a decision: `lua` for Redis, `native` for the compiled path.
+A class declares its `name` and its `parameters`, once. Whoever reads or describes strategies reads
+that: policy files, inline requests, OpenAPI, the wire, leases, tables in the docs, the conformance
+kit and the fuzzers. `register` makes a class known to them by its name.
+
+An accelerator is the same transition in another language, for stores that can run it in one step.
+It is optional and never changes a decision: `lua_sources` for Redis, `kernel` for the compiled
+path.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from .decision import Decision, Forecast, Outcome, Step
+from .decision import Decision, Forecast, Outcome
 from .errors import UnsupportedError
+from .validation import (
+    MAX_SAFE,
+    reject,
+    require_choice,
+    require_int,
+    require_rate,
+    require_span_ms,
+    shown,
+)
 
-__all__ = ["LuaRider", "LuaScript", "Stepping", "Strategy"]
+if TYPE_CHECKING:
+    from .lua import LuaAccelerator, LuaSource
+
+__all__ = [
+    "RESERVED_NAMES",
+    "Parameter",
+    "Strategy",
+    "camel_case",
+    "find_strategy",
+    "register",
+    "registered",
+]
+
+S = TypeVar("S", bound="type[Strategy]")
+
+RESERVED_NAMES = ("strategy", "token_budget", "concurrency", "fail", "two_tier", "federated")
+"""What else stands beside the parameters of a strategy in a policy."""
+
+_REQUIRED: Any = object()
+_KINDS = ("count", "rate", "span", "choice")
 
 
-class LuaScript:
-    """One script as Redis runs it, known on the wire by its name and its sha1."""
-
-    __slots__ = ("_sha1", "name", "source")
-
-    def __init__(self, name: str, source: str) -> None:
-        self.name = name
-        self.source = source
-        self._sha1 = b""
-
-    @property
-    def sha1(self) -> str:
-        return self.sha1_bytes.decode()
-
-    @property
-    def sha1_bytes(self) -> bytes:
-        """Worked out when a server is asked: those who never do need not load OpenSSL."""
-        if not self._sha1:
-            from hashlib import sha1
-
-            digest = sha1(self.source.encode(), usedforsecurity=False)
-            self._sha1 = digest.hexdigest().encode()
-        return self._sha1
-
-    def __repr__(self) -> str:
-        return f"<LuaScript {self.name}>"
+def camel_case(name: str) -> str:
+    """`window_ms` is `windowMs`, the spelling of the wire."""
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
 
 
-class LuaRider:
-    """A strategy in Lua: `check` decides and writes, `read` returns the raw state, unchanged.
+class Parameter:
+    """One parameter of a strategy.
 
-    `argv(now, cost)` gives the arguments of `check`, as text, bytes or numbers; a `now` of 0 asks
-    for the server's clock. `read` takes none. `decode` turns what `read` returned into the state
-    that Python sees.
-
-    `many`, if there is one, is `check` for all of its KEYS in order, at one instant. It replies
-    with the limit, then a count, remaining, reset_at and retry_after_ms for each run of keys that
-    get the same answer.
+    `kind` is "count", a whole number from `low` to `high`; "rate", a number above 0 that may have a
+    fraction; "span", a time in ms, whose name ends in `_ms` and which policy files may say in
+    words under the name without it; or "choice", one of `choices`. One without a `default` is
+    required. `example` stands in messages that ask for it.
     """
 
-    __slots__ = ("argv", "check", "decode", "many", "read")
+    __slots__ = ("choices", "default", "doc", "example", "high", "kind", "low", "name", "wire_name")
 
     def __init__(
         self,
-        check: LuaScript,
-        read: LuaScript,
-        argv: Callable[[int, int], tuple[Any, ...]],
-        decode: Callable[[Any], Any],
-        many: LuaScript | None = None,
+        name: str,
+        kind: str,
+        doc: str = "",
+        *,
+        default: Any = _REQUIRED,
+        low: int = 1,
+        high: int = MAX_SAFE,
+        choices: tuple[str, ...] = (),
+        example: Any = None,
     ) -> None:
-        self.check = check
-        self.read = read
-        self.argv = argv
-        self.decode = decode
-        self.many = many
+        require_choice("kind", kind, _KINDS)
+        if kind == "span" and not name.endswith("_ms"):
+            reject(f"the name of the span {name!r} must end in _ms, which is its unit")
+        self.name = name
+        self.wire_name = camel_case(name)
+        self.kind = kind
+        self.doc = doc
+        self.default = default
+        self.low = low
+        self.high = high
+        self.choices = choices
+        self.example: Any = _EXAMPLES.get(kind) if example is None else example
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is _REQUIRED
+
+    def require(self, value: Any) -> Any:
+        """The value, or `config_invalid` with a text that says what would be right."""
+        if value is self.default:
+            return value
+        if self.kind == "count":
+            return require_int(self.name, value, self.low, self.high)
+        if self.kind == "rate":
+            return require_rate(self.name, value)
+        if self.kind == "span":
+            return require_span_ms(self.name, value)
+        return require_choice(self.name, value, self.choices)
+
+    def __repr__(self) -> str:
+        return f"Parameter({self.name!r}, {self.kind!r})"
 
 
-def _decides_by(cls: type[Strategy]) -> tuple[Any, Any]:
-    return cls.check, getattr(cls, "step", None)
-
-
-def _is_whole(cls: type[Strategy]) -> bool:
-    """Whether a class can decide, or leaves that to those that derive from it."""
-    return not any(getattr(part, "__isabstractmethod__", False) for part in _decides_by(cls))
-
-
-def _whole_bases(cls: type[Strategy]) -> list[type[Strategy]]:
-    """The strategies that can decide and that a class derives from, the nearest first."""
-    return [base for base in cls.__mro__[1:] if issubclass(base, Strategy) and _is_whole(base)]
+_EXAMPLES = {"count": 100, "rate": 10.0, "span": "1m"}
 
 
 class Strategy(ABC):
@@ -100,40 +128,72 @@ class Strategy(ABC):
     name: str = ""
     """Names the form of the state: two strategies that cannot read each other's state differ."""
 
+    wire_name: str = ""
+    """The name in camelCase, as policy files and the wire spell it; follows from `name`."""
+
+    parameters: tuple[Parameter, ...] = ()
+    """What it is made from, in the order of its constructor."""
+
+    values: Mapping[str, Any] = {}
+    """The parameters it was made with, by name."""
+
     limit: int = 0
     """The ceiling that decisions report."""
 
     window_ms: int | None = None
     """The window, for strategies that have one."""
 
+    window_kind: str | None = None
+    """Whether it has a window: "fixed" where all that was counted is void at its end, "sliding"
+    where each unit leaves it after a window of its own."""
+
     ttl_ms: int = 0
     """The longest that a state written now can matter."""
 
-    native: tuple[Any, ...] | None = None
-    """The rider of the compiled path: the kernel's name and its parameters."""
+    lua_sources: tuple[LuaSource, ...] = ()
+    """Its accelerator for Redis; several where one argument more would change the wire."""
 
-    lua: LuaRider | None = None
-    """The rider of Redis."""
+    kernel: str | None = None
+    """Its accelerator on the compiled path: the kernel's name."""
+
+    unit_bytes: int = 0
+    """What each admitted unit adds to a state in Redis, for strategies that remember units."""
 
     restricts: bool = True
     """Whether a state only ever takes away from what a key may do, so that to forget it lets more
     in; a full store keeps the states that take away most. False for one that grants."""
 
-    rides: bool = True
-    """Whether the riders say the same as `check`. A subclass that replaces the `check` of a
-    strategy with riders, and brings none of its own, has none."""
+    # The `check` that the accelerators repeat, and the one whose state the name stands for.
+    _accelerated_check: Any = None
+    _named_check: Any = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if not _is_whole(cls):
-            return
         own = vars(cls)
-        # By what is called, not by what is written here: a mixin replaces `check` as well.
-        replaces = any(_decides_by(cls) != _decides_by(base) for base in _whole_bases(cls)[:1])
-        if replaces and not own.keys() & {"lua", "native", "rides"}:
-            cls.rides = False
-        if not cls.name or (replaces and "name" not in own):
+        if "lua_sources" in own or "kernel" in own:
+            cls._accelerated_check = cls.check
+        if "name" not in own and cls.check is not cls._named_check:
+            # Its state may be another one than that of the class it derives from.
             cls.name = cls.__qualname__
+        cls._named_check = cls.check
+        if "wire_name" not in own:
+            cls.wire_name = camel_case(cls.name)
+
+    def __init__(self, **values: Any) -> None:
+        """Checks the values against the declaration, and keeps them in `values`."""
+        if unknown := values.keys() - {parameter.name for parameter in self.parameters}:
+            names = ", ".join(parameter.name for parameter in self.parameters) or "none"
+            reject(f"{self.name} has no parameter {', '.join(sorted(unknown))}; it has {names}")
+        taken = {}
+        for parameter in self.parameters:
+            value = values.get(parameter.name, parameter.default)
+            if value is _REQUIRED:
+                reject(
+                    f"{self.name} needs {parameter.name}, such as {parameter.name}="
+                    f"{parameter.example!r}"
+                )
+            taken[parameter.name] = parameter.require(value)
+        self.values = taken
 
     @abstractmethod
     def check(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
@@ -155,6 +215,12 @@ class Strategy(ABC):
             decision.retry_after_ms,
         )
 
+    def forecast(self, state: Any, now: int, cost: int) -> Forecast:
+        """What can be spent now and when there is more. Optional."""
+        raise UnsupportedError(
+            f"strategy {self.name!r} has no forecast; give it a forecast(state, now, cost) method"
+        )
+
     def longest_wait_ms(self, cost: int) -> int | None:
         """The longest `retry_after_ms` that a request of `cost` can be told as long as nobody's
         clock was ahead; None if that is not known. Optional."""
@@ -166,36 +232,120 @@ class Strategy(ABC):
         return kept
 
     def read_state(self, raw: Any) -> Any:
-        """The state, from what the `read` script of the Lua rider returned."""
+        """The state, from what the `read` script of the Lua accelerator returned."""
         if self.lua is None:
-            raise UnsupportedError(f"strategy {self.name!r} has no Lua rider to read state from")
+            raise UnsupportedError(f"strategy {self.name!r} has no Lua script to read state with")
         kept = self.lua.decode(raw)
         return None if kept is None else self.restore(kept)
 
-    def forecast(self, state: Any, now: int, cost: int) -> Forecast:
-        """What can be spent now and when there is more. Optional."""
-        raise UnsupportedError(
-            f"strategy {self.name!r} has no forecast; give it a forecast(state, now, cost) method"
-        )
+    @property
+    def rate(self) -> tuple[int, int | None]:
+        """What is granted per how many ms, or None if that is not how it is counted."""
+        return self.limit, self.window_ms
 
+    def in_words(self) -> str:
+        """What it allows, as somebody would say it."""
+        units, span_ms = self.rate
+        return str(units) if span_ms is None else f"{units} per {span_ms / 1000:g} s"
 
-class Stepping(Strategy):
-    """A strategy written as a `step`: its `check` as the bare tuple (state, decision, ttl_ms,
-    persist). All of ours are. The interpreted store takes the tuple as it is: a tenth of an
-    in-process check would go into an Outcome that is made only to be taken apart.
+    @classmethod
+    def per(cls, limit: int, window_ms: int) -> Strategy:
+        """The form for requests that bring their limit along: `limit` per `window_ms`."""
+        span = cls._span_of_per()
+        if span is None:
+            reject(f"{cls.name} cannot be had from a limit and a window alone; name a policy")
+        return cls(limit=limit, **{span: window_ms})
 
-    Their `lua` is worked out from their parameters when it is asked for: who uses no Redis does not
-    load it, and no pickle carries it."""
+    @classmethod
+    def has_per(cls) -> bool:
+        """Whether a limit and a window are enough to make one."""
+        return cls.per.__func__ is not Strategy.per.__func__ or cls._span_of_per() is not None  # type: ignore[attr-defined]
 
-    @abstractmethod
-    def step(self, state: Any, now: int, cost: int) -> Step[Decision]:
-        """Decide a request of `cost` at `now`. A denial must not persist."""
+    @classmethod
+    def _span_of_per(cls) -> str | None:
+        required = {each.name: each.kind for each in cls.parameters if each.is_required}
+        if required.pop("limit", None) != "count" or list(required.values()) != ["span"]:
+            return None
+        return next(iter(required))
 
-    def check(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
-        return Outcome(*self.step(state, now, cost))
+    @property
+    def is_accelerated(self) -> bool:
+        """Whether the accelerators say the same as `check`. A subclass that replaces the `check`
+        of a strategy, and brings no accelerator of its own, has none."""
+        cls = type(self)
+        return cls.check is cls._accelerated_check and "check" not in vars(self)
+
+    @cached_property
+    def lua(self) -> LuaAccelerator | None:
+        """The accelerator for Redis."""
+        source = self.lua_source() if self.is_accelerated else None
+        if source is None:
+            return None
+        named = {each.wire_name: self.values[each.name] for each in self.parameters}
+        return source.accelerator(named)
+
+    def lua_source(self) -> LuaSource | None:
+        """Which of its sources; the first, unless a strategy has reason to choose."""
+        return self.lua_sources[0] if self.lua_sources else None
+
+    @cached_property
+    def native(self) -> tuple[Any, ...] | None:
+        """The accelerator on the compiled path: the kernel's name and its arguments."""
+        if self.kernel is None or not self.is_accelerated:
+            return None
+        return (self.kernel, *self.kernel_arguments())
+
+    def kernel_arguments(self) -> tuple[Any, ...]:
+        """What the kernel takes; by default the parameters, in order."""
+        return tuple(self.values.values())
 
     def __getstate__(self) -> dict[str, Any]:
-        state = dict(vars(self))
-        if isinstance(type(self).lua, cached_property):
-            state.pop("lua", None)
-        return state
+        """Without the accelerators, which are worked out again where it is used."""
+        return {name: value for name, value in vars(self).items() if name not in ("lua", "native")}
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value!r}" for name, value in self.values.items())
+        return f"{self.name}({values})"
+
+
+_registered: dict[str, type[Strategy]] = {}
+_NAME = r"[a-z][a-z0-9]*(_[a-z0-9]+)*"
+
+
+def register(strategy_class: S) -> S:
+    """Make a strategy known by its name, to policy files, inline requests and OpenAPI.
+
+    Returns the class, so it may stand as a decorator. To register the same class again does
+    nothing.
+    """
+    cls: Any = strategy_class
+    if not isinstance(cls, type) or not issubclass(cls, Strategy):
+        reject(f"register takes a subclass of Strategy, not {shown(cls)}")
+    if not re.fullmatch(_NAME, cls.name):
+        reject(f"the name of {cls.__qualname__} must be in snake_case, not {shown(cls.name)}")
+    for parameter in cls.parameters:
+        if not isinstance(parameter, Parameter):
+            reject(f"parameters of {cls.name} must be a tuple of Parameter, not {shown(parameter)}")
+        if not re.fullmatch(_NAME, parameter.name) or parameter.name in RESERVED_NAMES:
+            reject(f"{cls.name} cannot have a parameter called {shown(parameter.name)}")
+    holder = find_strategy(cls.name) or find_strategy(cls.wire_name)
+    if holder is not None and holder is not cls:
+        reject(
+            f"the name {cls.name!r} is taken by {holder.__module__}.{holder.__qualname__}; "
+            f"give {cls.__qualname__} another one"
+        )
+    _registered[cls.name] = cls
+    return strategy_class
+
+
+def registered() -> tuple[type[Strategy], ...]:
+    """All strategies that are known by name, in the order in which they became so."""
+    return tuple(_registered.values())
+
+
+def find_strategy(spelling: str) -> type[Strategy] | None:
+    """The strategy of that name, in snake_case or in camelCase."""
+    found = _registered.get(spelling)
+    if found is not None:
+        return found
+    return next((cls for cls in _registered.values() if cls.wire_name == spelling), None)

@@ -37,6 +37,7 @@ class Credits(Strategy):
     """
 
     name = "credits"
+    kernel: str | None = "credits"
     restricts = False
 
     def __init__(self, limit: int, idle_ms: int | None = None, aligned: bool = True) -> None:
@@ -44,8 +45,12 @@ class Credits(Strategy):
         self.ttl_ms = MAX_SPAN_MS
         self._idle_ms = idle_ms
         self._aligned = aligned
-        # Idle credits need a second deadline, for which the native record has no room.
-        self.native = ("credits", limit) if idle_ms is None else None
+        if idle_ms is not None:
+            # Idle credits need a second deadline, for which the native record has no room.
+            self.kernel = None
+
+    def kernel_arguments(self) -> tuple[Any, ...]:
+        return (self.limit,)
 
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         if state is None or state[0] < cost:

@@ -17,8 +17,6 @@ from typing import NamedTuple
 from ..core.grant import Grant
 from ..core.strategy import Strategy
 from ..core.validation import MAX_SPAN_MS, reject
-from ..strategies.sliding_window import SlidingWindow
-from ..strategies.sliding_window_log import SlidingWindowLog
 
 __all__ = ["CARRIED", "REMOTE", "WINDOW", "Term", "term_of"]
 
@@ -52,6 +50,6 @@ def term_of(strategy: Strategy, window_coupled: bool | None) -> Term:
     coupled = strategy.window_ms is not None if window_coupled is None else window_coupled
     if not coupled:
         return CARRIED
-    if isinstance(strategy, (SlidingWindow, SlidingWindowLog)):
+    if strategy.window_kind == "sliding":
         return Term(coupled=True, aligned=False, span_ms=strategy.window_ms)
     return WINDOW if strategy.window_ms is not None else Term(coupled=True, aligned=False)

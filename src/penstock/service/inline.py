@@ -14,16 +14,14 @@ needs more is a named policy: then the operator has chosen it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 
 from ..core.clock import Clock
 from ..core.decision import Decision
 from ..core.limiter import Limiter
 from ..core.store import Store
-from ..core.strategy import Strategy
-from ..core.validation import reject, require_choice, require_int, require_key
+from ..core.strategy import Strategy, find_strategy, registered
+from ..core.validation import MAX_SAFE, reject, require_choice, require_int, require_key
 from ..stores.cas.names import fit
-from ..strategies import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
 from .failing import Guard, Outages
 from .metrics import Tally
 from .registry import Checker, checker_of, joined, limiter_on
@@ -31,11 +29,12 @@ from .registry import Checker, checker_of, joined, limiter_on
 __all__ = [
     "INLINE",
     "LONGEST_NAME",
-    "MAX_LOG_LIMIT",
     "MAX_POLICIES",
     "MAX_WINDOW_MS",
     "MOST_BYTES",
     "InlinePolicies",
+    "inline_strategies",
+    "most_units",
 ]
 
 INLINE = "inline"
@@ -48,41 +47,21 @@ MAX_WINDOW_MS = 30 * 86_400_000
 MOST_BYTES = 1_024
 """What one key may take in Redis, its name and its state."""
 
-MAX_LOG_LIMIT = 20
-"""A log keeps a stamp per unit, some 32 bytes each in Redis; 20 of them, under the longest name,
-come to 900."""
+_BASE_BYTES = 384
+# What the longest name and an empty state come to, with some room.
 
 LONGEST_NAME = 128
 """Of the key itself, in bytes; what stands before it says the limit."""
 
 
-def _log(limit: int, window_ms: int) -> Strategy:
-    if require_int("limit", limit) > MAX_LOG_LIMIT:
-        reject(
-            f"limit must be at most {MAX_LOG_LIMIT} for an inline sliding_window_log, which keeps "
-            "a stamp per unit; use sliding_window, or name a policy of the policy file"
-        )
-    return sliding_window_log(limit, window_ms)
+def inline_strategies() -> tuple[type[Strategy], ...]:
+    """Those that a limit and a window are enough for."""
+    return tuple(cls for cls in registered() if cls.has_per())
 
 
-def _bucket(limit: int, window_ms: int) -> Strategy:
-    require_int("limit", limit)
-    return token_bucket(limit, limit * 1000 / require_int("window_ms", window_ms))
-
-
-_STRATEGIES: dict[str, Callable[[int, int], Strategy]] = {
-    "fixed_window": lambda limit, window_ms: fixed_window(limit, window_ms, "first"),
-    "gcra": gcra,
-    "sliding_window": sliding_window,
-    "sliding_window_log": _log,
-    "token_bucket": _bucket,
-}
-_SPELLINGS = {
-    "fixedWindow": "fixed_window",
-    "slidingWindow": "sliding_window",
-    "slidingWindowLog": "sliding_window_log",
-    "tokenBucket": "token_bucket",
-}
+def most_units(cls: type[Strategy]) -> int:
+    """The largest limit that an inline policy of this class may have."""
+    return (MOST_BYTES - _BASE_BYTES) // cls.unit_bytes if cls.unit_bytes else MAX_SAFE
 
 
 class Inline:
@@ -142,15 +121,22 @@ class InlinePolicies:
         return len(self._made)
 
     def _make(self, limit: int, window_ms: int, strategy: str) -> Inline:
-        name = _SPELLINGS.get(strategy, strategy) if isinstance(strategy, str) else strategy
-        require_choice("strategy", name, tuple(_STRATEGIES))
+        cls = find_strategy(strategy) if isinstance(strategy, str) else None
+        if cls is None or not cls.has_per():
+            require_choice("strategy", strategy, tuple(cls.name for cls in inline_strategies()))
+        assert cls is not None
         if require_int("window_ms", window_ms) > MAX_WINDOW_MS:
             reject(
                 f"window_ms must be at most {MAX_WINDOW_MS} (30 days) for an inline limit; longer "
                 "windows are for policies of the policy file"
             )
-        made = _STRATEGIES[name](limit, window_ms)
-        prefix = joined(self._prefix, INLINE, name, str(limit), str(window_ms))
+        if require_int("limit", limit) > most_units(cls):
+            reject(
+                f"limit must be at most {most_units(cls)} for an inline {cls.name}, which keeps "
+                "something for every unit; use sliding_window, or name a policy of the policy file"
+            )
+        made = cls.per(limit, window_ms)
+        prefix = joined(self._prefix, INLINE, cls.name, str(limit), str(window_ms))
         limiter = limiter_on(self.store, made, self._clock, prefix)
         guard = Guard(INLINE, limit, self._fail, self._clock, self._tally, self._outages)
         return Inline(limiter, guard, checker_of(limiter, self._tally))

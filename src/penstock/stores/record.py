@@ -18,9 +18,9 @@ from math import isfinite
 from typing import Any
 
 from ..core.errors import ConfigInvalidError
+from ..core.lua import MARGIN_MS, MAX_MARGIN_MS
 from ..core.store import Transform
 from ..core.validation import reject
-from ..strategies.lua import MARGIN_MS, MAX_MARGIN_MS
 
 __all__ = ["FORMAT", "MARGIN_MS", "foreign_state", "keep_ms", "pack", "restore", "unpack"]
 

@@ -14,17 +14,14 @@ stored one stands, so that the jump does not open a fresh quota.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..core.decision import Decision, Forecast, Step, decide
-from ..core.strategy import LuaRider, Stepping
+from ..core.decision import Decision, Forecast, Outcome
+from ..core.lua import LuaSource, beside, hash_fields, whole
+from ..core.strategy import Parameter, Strategy
 from ..core.validation import (
     MAX_SAFE,
     MAX_STORED_MS,
-    require_choice,
-    require_int,
-    require_span_ms,
     stored_pair,
     stored_whole,
 )
@@ -37,34 +34,75 @@ __all__ = ["FixedWindow", "fixed_window"]
 State = tuple[int, int]
 
 
-class FixedWindow(Stepping):
+def _decode(raw: Any) -> State | None:
+    fields = hash_fields(raw)
+    return None if fields is None else (whole(fields[0]), whole(fields[1]))
+
+
+def _lua_source(name: str, anchor: str) -> LuaSource:
+    return LuaSource(
+        name,
+        beside(__file__),
+        strategy="fixedWindow",
+        argv=("now", "limit", "windowMs", "cost"),
+        constants={"anchor": anchor},
+        state="hash: s start of the window, c count in it, each %.0f",
+        raw="s and c, or nil twice",
+        decode=_decode,
+    )
+
+
+class FixedWindow(Strategy):
     """State: (start, count)."""
 
     name = "fixed_window"
+    parameters = (
+        Parameter("limit", "count", "units per window"),
+        Parameter("window_ms", "span", "the length of a window"),
+        Parameter(
+            "anchor",
+            "choice",
+            "where windows start: at multiples since the epoch, or with a first request",
+            choices=("epoch", "first"),
+            default="epoch",
+        ),
+    )
+    window_kind = "fixed"
+    kernel = "fixed_window"
+    lua_sources = (
+        _lua_source("fixedWindow", "epoch"),
+        _lua_source("fixedWindowFirst", "first"),
+    )
 
     def __init__(self, limit: int, window_ms: int | timedelta, anchor: str = "epoch") -> None:
-        self.limit = require_int("limit", limit)
-        self.window_ms: int = require_span_ms("window_ms", window_ms)
-        self.anchor = require_choice("anchor", anchor, ("epoch", "first"))
+        super().__init__(limit=limit, window_ms=window_ms, anchor=anchor)
+        self.limit = limit
+        self.window_ms: int = self.values["window_ms"]
+        self.anchor = anchor
         self.ttl_ms = self.window_ms
         self._aligned = anchor == "epoch"
-        self.native = ("fixed_window", self.limit, self.window_ms, self._aligned)
 
-    @cached_property
-    def lua(self) -> LuaRider:  # type: ignore[override]
-        from .lua import FIXED_WINDOW, FIXED_WINDOW_FIRST
+    @classmethod
+    def per(cls, limit: int, window_ms: int) -> FixedWindow:
+        # No window of the calendar suits a limit that was made up for one request.
+        return cls(limit, window_ms, "first")
 
-        program = FIXED_WINDOW if self._aligned else FIXED_WINDOW_FIRST
-        return program.rider(limit=self.limit, windowMs=self.window_ms)
+    def kernel_arguments(self) -> tuple[Any, ...]:
+        return self.limit, self.window_ms, self._aligned
 
-    def step(self, state: State | None, now: int, cost: int) -> Step[Decision]:
+    def lua_source(self) -> LuaSource:
+        return self.lua_sources[0 if self._aligned else 1]
+
+    def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         start, count = self._window(state, now)
         reset_at = start + self.window_ms
         if count + cost <= self.limit:
-            decision = decide(True, self.limit, self.limit - count - cost, reset_at, 0)
-            return (start, count + cost), decision, reset_at - now, True
+            decision = Decision(True, self.limit, self.limit - count - cost, reset_at, 0)
+            return Outcome((start, count + cost), decision, reset_at - now, True)
         remaining = max(0, self.limit - count)
-        return state, decide(False, self.limit, remaining, reset_at, reset_at - now), 0, False
+        return Outcome(
+            state, Decision(False, self.limit, remaining, reset_at, reset_at - now), 0, False
+        )
 
     def longest_wait_ms(self, cost: int) -> int:
         return self.window_ms
@@ -77,7 +115,7 @@ class FixedWindow(Stepping):
         decision = self.check(state, now, 1).result
         _, count = self._window(state, now)
         remaining = max(0, self.limit - count)
-        return decide(
+        return Decision(
             decision.allowed, self.limit, remaining, decision.reset_at, decision.retry_after_ms
         )
 
@@ -95,11 +133,6 @@ class FixedWindow(Stepping):
         else:
             start = now
         return state if state is not None and state[0] >= start else (start, 0)
-
-    def __repr__(self) -> str:
-        return (
-            f"fixed_window(limit={self.limit}, window_ms={self.window_ms}, anchor={self.anchor!r})"
-        )
 
 
 def fixed_window(

@@ -30,19 +30,17 @@ The order of the floating-point operations is fixed: every accelerator repeats i
 
 from __future__ import annotations
 
-from functools import cached_property
 from math import ceil, floor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..core.decision import Decision, Forecast, Step, decide
-from ..core.strategy import LuaRider, Stepping
+from ..core.decision import Decision, Forecast, Outcome
+from ..core.lua import LuaSource, beside, real
+from ..core.strategy import Parameter, Strategy
 from ..core.validation import (
     MAX_SAFE,
     MAX_SPAN_MS,
     MAX_STORED_MS,
     reject,
-    require_int,
-    require_span_ms,
     stored_number,
 )
 
@@ -51,41 +49,70 @@ if TYPE_CHECKING:
 
 __all__ = ["Gcra", "gcra"]
 
+
+def _decode(raw: Any) -> float | None:
+    return None if raw is None else real(raw)
+
+
 _GRID = 2048
 # Of 1/2048 ms. Rounded down from just below one more, T is 0.5% too short.
 _LEAST_STEPS = 200
 
 
-class Gcra(Stepping):
+class Gcra(Strategy):
     """State: the TAT, a float in epoch ms."""
 
     name = "gcra"
+    parameters = (
+        Parameter("limit", "count", "units per period"),
+        Parameter("period_ms", "span", "the period of the rate"),
+        Parameter(
+            "burst",
+            "count",
+            "units that may come at once; by default `limit`",
+            default=None,
+            example=10,
+        ),
+    )
+    kernel = "gcra"
+    lua_sources = (
+        LuaSource(
+            "gcra",
+            beside(__file__),
+            argv=("now", "periodMs", "limit", "burst", "cost"),
+            state="string: the TAT, %.17g",
+            raw="the TAT, or nil",
+            decode=_decode,
+        ),
+    )
 
     def __init__(self, limit: int, period_ms: int | timedelta, burst: int | None = None) -> None:
-        self.rate_limit = require_int("limit", limit)
-        self.period_ms = period_ms = require_span_ms("period_ms", period_ms)
-        self.burst = self.limit = limit if burst is None else require_int("burst", burst)
-        if not is_coarse_enough(limit, period_ms):
-            reject(
-                f"gcra of {limit} per {period_ms} ms is too fine for its grid of 1/{_GRID} ms: the "
-                "rate could be over 0.5% too high; use "
-                f"token_bucket({self.burst}, {limit * 1000 / period_ms!r}), or at most "
-                f"{period_ms * _GRID // _LEAST_STEPS} per {period_ms} ms"
-            )
-        self.interval_ms = _steps(limit, period_ms) / _GRID
+        super().__init__(limit=limit, period_ms=period_ms, burst=burst)
+        burst = limit if burst is None else burst
+        self.values = {**self.values, "burst": burst}
+        self.rate_limit = limit
+        self.period_ms: int = self.values["period_ms"]
+        self.burst = self.limit = burst
+        if not is_coarse_enough(limit, self.period_ms):
+            _refuse(limit, self.period_ms, burst)
+        self.interval_ms = _steps(limit, self.period_ms) / _GRID
         self.tolerance_ms = self.interval_ms * self.burst
         if self.tolerance_ms > MAX_SPAN_MS:
             reject(f"burst {self.burst} at this rate takes over {MAX_SPAN_MS} ms; lower it")
         self.ttl_ms = max(1, ceil(self.tolerance_ms))
-        self.native = ("gcra", self.interval_ms, self.tolerance_ms, self.burst)
 
-    @cached_property
-    def lua(self) -> LuaRider:  # type: ignore[override]
-        from .lua import GCRA
+    def kernel_arguments(self) -> tuple[Any, ...]:
+        return self.interval_ms, self.tolerance_ms, self.burst
 
-        return GCRA.rider(periodMs=self.period_ms, limit=self.rate_limit, burst=self.burst)
+    @property
+    def rate(self) -> tuple[int, int]:
+        return self.rate_limit, self.period_ms
 
-    def step(self, state: float | None, now: int, cost: int) -> Step[Decision]:
+    def in_words(self) -> str:
+        rate = super().in_words()
+        return rate if self.burst == self.rate_limit else f"{rate}, {self.burst} at once"
+
+    def check(self, state: float | None, now: int, cost: int) -> Outcome[Decision]:
         interval, tau = self.interval_ms, self.tolerance_ms
         # The same instant as a double: mixed arithmetic would convert it again each time.
         at = now + 0.0
@@ -99,14 +126,16 @@ class Gcra(Stepping):
             retry = ceil(allow_at - at)
             if retry > MAX_SAFE:
                 retry = MAX_SAFE
-            return state, decide(False, self.burst, remaining, ceil(tat), retry), 0, False
+            return Outcome(
+                state, Decision(False, self.burst, remaining, ceil(tat), retry), 0, False
+            )
         remaining = floor((tau - (new - at)) / interval)
         if remaining < 0:
             remaining = 0
         reset_at = ceil(new)
         # Not one rounding away from ceil(new - now): below 2^53 that difference is exact.
         ttl_ms = reset_at - now or 1
-        return new, decide(True, self.burst, remaining, reset_at, 0), ttl_ms, True
+        return Outcome(new, Decision(True, self.burst, remaining, reset_at, 0), ttl_ms, True)
 
     def longest_wait_ms(self, cost: int) -> int:
         # The TAT is at most tau ahead. Two roundings up, as in the retry itself.
@@ -118,7 +147,7 @@ class Gcra(Stepping):
     def peek(self, state: float | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result
         tat = now if state is None or state < now else state
-        return decide(
+        return Decision(
             decision.allowed,
             self.burst,
             self._units_at(tat, now),
@@ -138,13 +167,18 @@ class Gcra(Stepping):
         """The largest cost that `check` would admit."""
         return max(0, floor((self.tolerance_ms - (tat - now)) / self.interval_ms))
 
-    def __repr__(self) -> str:
-        return f"gcra(limit={self.rate_limit}, period_ms={self.period_ms}, burst={self.burst})"
-
 
 def is_coarse_enough(limit: int, period_ms: int) -> bool:
     """Whether rounding the interval down to the grid changes the rate by at most 0.5%."""
     return _steps(limit, period_ms) >= _LEAST_STEPS
+
+
+def _refuse(limit: int, period_ms: int, burst: int) -> NoReturn:
+    reject(
+        f"gcra of {limit} per {period_ms} ms is too fine for its grid of 1/{_GRID} ms: the rate "
+        f"could be over 0.5% too high; use token_bucket({burst}, {limit * 1000 / period_ms!r}), or "
+        f"at most {period_ms * _GRID // _LEAST_STEPS} per {period_ms} ms"
+    )
 
 
 def _steps(limit: int, period_ms: int) -> int:

@@ -17,13 +17,13 @@ The order of the floating-point operations is fixed: every accelerator repeats i
 
 from __future__ import annotations
 
-from functools import cached_property
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
-from ..core.decision import Decision, Forecast, Step, decide
-from ..core.strategy import LuaRider, Stepping
-from ..core.validation import MAX_INSTANT_MS, reject, require_int, require_span_ms, stored_runs
+from ..core.decision import Decision, Forecast, Outcome
+from ..core.lua import LuaSource, beside, whole
+from ..core.strategy import Parameter, Strategy
+from ..core.validation import MAX_INSTANT_MS, reject, stored_runs
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -35,33 +35,61 @@ MAX_BUCKETS = 100_000
 State = tuple[tuple[int, int], ...]
 
 
-class SlidingWindow(Stepping):
+def _decode(raw: Any) -> State | None:
+    for field in raw[::2]:
+        whole(field)
+    return tuple(sorted(_pair(value) for value in raw[1::2])) or None
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    tick, count = value.split(b":" if isinstance(value, bytes) else ":")
+    return whole(tick), whole(count)
+
+
+class SlidingWindow(Strategy):
     """State: ((tick, count), ...), ascending, without empty ticks."""
 
     name = "sliding_window"
+    parameters = (
+        Parameter("limit", "count", "units in any window"),
+        Parameter("window_ms", "span", "the length of the window"),
+        Parameter(
+            "buckets",
+            "count",
+            "parts in which it is counted",
+            default=10,
+            high=MAX_BUCKETS,
+            example=10,
+        ),
+    )
+    window_kind = "sliding"
+    kernel = "sliding_window"
+    lua_sources = (
+        LuaSource(
+            "slidingWindow",
+            beside(__file__),
+            argv=("now", "windowMs", "limit", "cost", "buckets"),
+            state='hash: field tick % (buckets + 1), value "<tick>:<count>", each %.0f',
+            raw='field, "<tick>:<count>", field, "<tick>:<count>", ...',
+            decode=_decode,
+        ),
+    )
 
     def __init__(self, limit: int, window_ms: int | timedelta, buckets: int = 10) -> None:
-        self.limit = require_int("limit", limit)
-        self.window_ms: int = require_span_ms("window_ms", window_ms)
-        window_ms = self.window_ms
-        self.buckets = require_int("buckets", buckets, high=MAX_BUCKETS)
-        self.tick_ms = window_ms / buckets
+        super().__init__(limit=limit, window_ms=window_ms, buckets=buckets)
+        self.limit = limit
+        self.window_ms: int = self.values["window_ms"]
+        self.buckets = buckets
+        self.tick_ms: float = self.window_ms / buckets
         # Finer ticks would be numbered beyond what a double counts, and Lua has only doubles.
         if self.tick_ms < 2.0**-7:
-            reject(f"{buckets} buckets in {window_ms} ms are too fine; use fewer buckets")
+            reject(f"{buckets} buckets in {self.window_ms} ms are too fine; use fewer buckets")
         # A later one was counted in shorter ticks, by another window that was given the same key:
         # taken at its word it would lie so far ahead that no arithmetic holds there.
         self.last_tick = floor(MAX_INSTANT_MS / self.tick_ms)
-        self.ttl_ms = ceil(self.tick_ms + window_ms) + 1
-        self.native = ("sliding_window", self.limit, self.window_ms, self.buckets)
+        self.ttl_ms = ceil(self.tick_ms + self.window_ms) + 1
 
-    @cached_property
-    def lua(self) -> LuaRider:  # type: ignore[override]
-        from .lua import SLIDING_WINDOW
-
-        return SLIDING_WINDOW.rider(windowMs=self.window_ms, limit=self.limit, buckets=self.buckets)
-
-    def step(self, state: State | None, now: int, cost: int) -> Step[Decision]:
+    def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         w = self.tick_ms
         tick, kept, full, oldest, weight = self._view(state, now)
         estimate = full + oldest * weight
@@ -73,16 +101,16 @@ class SlidingWindow(Stepping):
                 kept = (*kept[:-1], (kept[-1][0], kept[-1][1] + cost))
             else:
                 kept = (*kept, (tick, cost))
-            decision = decide(True, self.limit, remaining, reset_at, 0)
-            return kept, decision, self._expiry(tick) - now, True
+            decision = Decision(True, self.limit, remaining, reset_at, 0)
+            return Outcome(kept, decision, self._expiry(tick) - now, True)
         excess = projected - self.limit
         if oldest > 0 and excess <= oldest * weight:
             retry = ceil(excess * w / oldest)
         else:
             retry = ceil((tick + 1) * w - now)
         remaining = max(0, floor(self.limit - estimate))
-        decision = decide(False, self.limit, remaining, reset_at, max(1, retry))
-        return state, decision, 0, False
+        decision = Decision(False, self.limit, remaining, reset_at, max(1, retry))
+        return Outcome(state, decision, 0, False)
 
     def longest_wait_ms(self, cost: int) -> int:
         # A denial never looks further than the end of the current tick.
@@ -95,7 +123,7 @@ class SlidingWindow(Stepping):
         decision = self.check(state, now, 1).result
         _, _, full, oldest, weight = self._view(state, now)
         remaining = max(0, floor(self.limit - (full + oldest * weight)))
-        return decide(
+        return Decision(
             decision.allowed, self.limit, remaining, decision.reset_at, decision.retry_after_ms
         )
 
@@ -163,12 +191,6 @@ class SlidingWindow(Stepping):
         while floor(at / self.tick_ms) - self.buckets <= tick:
             at += 1
         return at
-
-    def __repr__(self) -> str:
-        return (
-            f"sliding_window(limit={self.limit}, window_ms={self.window_ms}, "
-            f"buckets={self.buckets})"
-        )
 
 
 def sliding_window(limit: int, window_ms: int | timedelta, buckets: int = 10) -> SlidingWindow:

@@ -11,13 +11,13 @@ ascending and nothing leaves the window before its time.
 
 from __future__ import annotations
 
-from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any
 
-from ..core.decision import Decision, Forecast, Step, decide
-from ..core.strategy import LuaRider, Stepping
-from ..core.validation import MAX_STORED_MS, require_int, require_span_ms, stored_runs
+from ..core.decision import Decision, Forecast, Outcome
+from ..core.lua import LuaSource, beside, whole
+from ..core.strategy import Parameter, Strategy
+from ..core.validation import MAX_STORED_MS, stored_runs
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -30,38 +30,54 @@ MAX_LOG_LIMIT = 1_000_000
 State = tuple[tuple[int, int], ...]
 
 
-class SlidingWindowLog(Stepping):
+def _decode(raw: Any) -> State | None:
+    stamps = groupby(whole(score) for score in raw)
+    return tuple((stamp, sum(1 for _ in units)) for stamp, units in stamps) or None
+
+
+class SlidingWindowLog(Strategy):
     """State: ((stamp, count), ...), ascending."""
 
     name = "sliding_window_log"
+    parameters = (
+        Parameter("limit", "count", "units in any window", high=MAX_LOG_LIMIT),
+        Parameter("window_ms", "span", "the length of the window"),
+    )
+    window_kind = "sliding"
+    kernel = "sliding_window_log"
+    lua_sources = (
+        LuaSource(
+            "slidingWindowLog",
+            beside(__file__),
+            argv=("now", "windowMs", "limit", "cost"),
+            state="sorted set: one member per accepted unit, score its ms",
+            raw="the scores, ascending, one per unit",
+            decode=_decode,
+        ),
+    )
+    unit_bytes = 32
 
     def __init__(self, limit: int, window_ms: int | timedelta) -> None:
-        self.limit = require_int("limit", limit, high=MAX_LOG_LIMIT)
-        self.window_ms: int = require_span_ms("window_ms", window_ms)
+        super().__init__(limit=limit, window_ms=window_ms)
+        self.limit = limit
+        self.window_ms: int = self.values["window_ms"]
         self.ttl_ms = self.window_ms
-        self.native = ("sliding_window_log", self.limit, self.window_ms)
 
-    @cached_property
-    def lua(self) -> LuaRider:  # type: ignore[override]
-        from .lua import SLIDING_WINDOW_LOG
-
-        return SLIDING_WINDOW_LOG.rider(windowMs=self.window_ms, limit=self.limit)
-
-    def step(self, state: State | None, now: int, cost: int) -> Step[Decision]:
+    def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         log, count = self._live(state, now)
         oldest = log[0][0] if log else now
         reset_at = oldest + self.window_ms
         if count + cost <= self.limit:
-            decision = decide(True, self.limit, self.limit - count - cost, reset_at, 0)
+            decision = Decision(True, self.limit, self.limit - count - cost, reset_at, 0)
             if log and log[-1][0] >= now:
                 newest, units = log[-1]
                 log = (*log[:-1], (newest, units + cost))
             else:
                 log = (*log, (now, cost))
-            return log, decision, log[-1][0] - now + self.window_ms, True
+            return Outcome(log, decision, log[-1][0] - now + self.window_ms, True)
         retry = self._retry(log, count, now, cost)
         remaining = max(0, self.limit - count)
-        return state, decide(False, self.limit, remaining, reset_at, retry), 0, False
+        return Outcome(state, Decision(False, self.limit, remaining, reset_at, retry), 0, False)
 
     def longest_wait_ms(self, cost: int) -> int:
         return self.window_ms
@@ -73,7 +89,7 @@ class SlidingWindowLog(Stepping):
         decision = self.check(state, now, 1).result
         _, count = self._live(state, now)
         remaining = max(0, self.limit - count)
-        return decide(
+        return Decision(
             decision.allowed, self.limit, remaining, decision.reset_at, decision.retry_after_ms
         )
 
@@ -100,9 +116,6 @@ class SlidingWindowLog(Stepping):
         freed = accumulate(units for _, units in log)
         stamp = next(pair[0] for pair, total in zip(log, freed, strict=True) if total >= needed)
         return max(1, stamp + self.window_ms - now)
-
-    def __repr__(self) -> str:
-        return f"sliding_window_log(limit={self.limit}, window_ms={self.window_ms})"
 
 
 def sliding_window_log(limit: int, window_ms: int | timedelta) -> SlidingWindowLog:

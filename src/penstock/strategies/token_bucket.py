@@ -16,19 +16,17 @@ The order of the floating-point operations is fixed: every accelerator repeats i
 
 from __future__ import annotations
 
-from functools import cached_property
 from math import ceil, floor
 from typing import Any
 
-from ..core.decision import Decision, Forecast, Step, decide
-from ..core.strategy import LuaRider, Stepping
+from ..core.decision import Decision, Forecast, Outcome
+from ..core.lua import LuaSource, beside, hash_fields, real, whole
+from ..core.strategy import Parameter, Strategy
 from ..core.validation import (
     MAX_SAFE,
     MAX_SPAN_MS,
     MAX_STORED_MS,
     reject,
-    require_int,
-    require_rate,
     stored_number,
     stored_pair,
     stored_whole,
@@ -38,17 +36,40 @@ __all__ = ["TokenBucket", "token_bucket"]
 
 State = tuple[float, int]
 
+_WINDOW = Parameter("window_ms", "span")
 
-class TokenBucket(Stepping):
+
+def _decode(raw: Any) -> State | None:
+    fields = hash_fields(raw)
+    return None if fields is None else (real(fields[0]), whole(fields[1]))
+
+
+class TokenBucket(Strategy):
     """State: (tokens, last): a float, and the epoch ms up to which it was credited."""
 
     name = "token_bucket"
+    parameters = (
+        Parameter("capacity", "count", "tokens that the bucket holds"),
+        Parameter("refill_per_sec", "rate", "tokens that come back each second"),
+    )
+    kernel = "token_bucket"
+    lua_sources = (
+        LuaSource(
+            "tokenBucket",
+            beside(__file__),
+            argv=("now", "capacity", "refillPerSec", "cost"),
+            state="hash: t tokens, %.17g; l the last ms credited, %.0f",
+            raw="t and l, or nil twice",
+            decode=_decode,
+        ),
+    )
 
     def __init__(self, capacity: int, refill_per_sec: float) -> None:
-        self.limit = require_int("capacity", capacity)
-        self.refill_per_sec = require_rate("refill_per_sec", refill_per_sec)
+        super().__init__(capacity=capacity, refill_per_sec=refill_per_sec)
+        self.limit = capacity
+        self.refill_per_sec: float = self.values["refill_per_sec"]
         self.capacity = float(capacity)
-        self.refill_per_ms = self.refill_per_sec / 1000
+        self.refill_per_ms: float = self.refill_per_sec / 1000
         # A rate as small as 1e-308 divides down to zero here.
         if self.refill_per_ms <= 0 or self.capacity / self.refill_per_ms > MAX_SPAN_MS:
             reject(
@@ -58,25 +79,30 @@ class TokenBucket(Stepping):
         self.ttl_ms = max(1, ceil(self.capacity / self.refill_per_ms))
         while self.ttl_ms * self.refill_per_ms < self.capacity:
             self.ttl_ms += 1
-        self.native = ("token_bucket", self.capacity, self.refill_per_ms, self.ttl_ms)
 
-    @cached_property
-    def lua(self) -> LuaRider:  # type: ignore[override]
-        from .lua import TOKEN_BUCKET
+    @classmethod
+    def per(cls, limit: int, window_ms: int) -> TokenBucket:
+        for parameter, value in ((cls.parameters[0], limit), (_WINDOW, window_ms)):
+            parameter.require(value)
+        return cls(limit, limit * 1000 / window_ms)
 
-        return TOKEN_BUCKET.rider(capacity=self.limit, refillPerSec=self.refill_per_sec)
+    def kernel_arguments(self) -> tuple[Any, ...]:
+        return self.capacity, self.refill_per_ms, self.ttl_ms
 
-    def step(self, state: State | None, now: int, cost: int) -> Step[Decision]:
+    def in_words(self) -> str:
+        return f"{self.refill_per_sec:g} per second, {self.limit} at once"
+
+    def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         rate = self.refill_per_ms
         tokens, at = self._level(state, now)
         if tokens >= cost:
             tokens -= cost
             reset_at = at + ceil((self.capacity - tokens) / rate)
-            decision = decide(True, self.limit, floor(tokens), reset_at, 0)
-            return (tokens, at), decision, (at - now) + self.ttl_ms, True
+            decision = Decision(True, self.limit, floor(tokens), reset_at, 0)
+            return Outcome((tokens, at), decision, (at - now) + self.ttl_ms, True)
         reset_at = at + ceil((self.capacity - tokens) / rate)
         retry = min((at - now) + ceil((cost - tokens) / rate), MAX_SAFE)
-        return state, decide(False, self.limit, floor(tokens), reset_at, retry), 0, False
+        return Outcome(state, Decision(False, self.limit, floor(tokens), reset_at, retry), 0, False)
 
     def longest_wait_ms(self, cost: int) -> int:
         # From an empty bucket, credited up to now.
@@ -89,7 +115,7 @@ class TokenBucket(Stepping):
     def peek(self, state: State | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result
         tokens, _ = self._level(state, now)
-        return decide(
+        return Decision(
             decision.allowed, self.limit, floor(tokens), decision.reset_at, decision.retry_after_ms
         )
 
@@ -121,9 +147,6 @@ class TokenBucket(Stepping):
             tokens += (now - at) * self.refill_per_ms
             at = now
         return (tokens if tokens < self.capacity else self.capacity), at
-
-    def __repr__(self) -> str:
-        return f"token_bucket(capacity={self.limit}, refill_per_sec={self.refill_per_sec!r})"
 
 
 def token_bucket(capacity: int, refill_per_sec: float) -> TokenBucket:

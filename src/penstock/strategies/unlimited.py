@@ -5,7 +5,7 @@ For tests, and as a kill switch that leaves the calling code as it is.
 
 from __future__ import annotations
 
-from ..core.decision import Decision, Forecast, Outcome, decide
+from ..core.decision import Decision, Forecast, Outcome
 from ..core.strategy import Strategy
 from ..core.validation import MAX_SAFE
 
@@ -22,13 +22,10 @@ class Unlimited(Strategy):
         return Outcome(None, self.peek(None, now), 0, False)
 
     def peek(self, _state: None, now: int) -> Decision:
-        return decide(True, MAX_SAFE, MAX_SAFE, now, 0)
+        return Decision(True, MAX_SAFE, MAX_SAFE, now, 0)
 
     def forecast(self, _state: None, now: int, cost: int) -> Forecast:
         return Forecast(MAX_SAFE // cost, now, now)
-
-    def __repr__(self) -> str:
-        return "unlimited()"
 
 
 def unlimited() -> Unlimited:

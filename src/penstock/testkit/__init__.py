@@ -1,4 +1,5 @@
-"""For those who test with Penstock, or build on it: the conformance kit for stores."""
+"""For those who test with Penstock, or build on it: the conformance kit for stores, and strategies
+to try them with."""
 
 from __future__ import annotations
 
@@ -9,11 +10,14 @@ from .conformance import (
     conformance_cases,
     run_store_conformance,
 )
+from .samples import draw_strategy, sample_strategies
 
 __all__ = [
     "Case",
     "ConformanceError",
     "arun_store_conformance",
     "conformance_cases",
+    "draw_strategy",
     "run_store_conformance",
+    "sample_strategies",
 ]

@@ -1,7 +1,7 @@
 """The cases of the conformance kit, each a procedure written once for both colours.
 
-They use transforms of their own that carry no rider, so that a store shows its own `apply`; the
-last case then brings the five strategies with their riders and compares with plain Python.
+They use transforms of their own without accelerators, so that a store shows its own `apply`; the
+last case then brings every registered strategy, accelerators and all, and compares with Python.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from ..core.decision import Decision, Outcome
 from ..core.store import Transform, checking, peeking
 from ..core.strategy import Strategy
-from ..strategies import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
+from .samples import sample_strategies
 from .steps import Apply, ApplyMany, Close, Flow, Raised, Reset, Storm
 
 __all__ = ["CASES", "Case"]
@@ -43,7 +43,7 @@ class Case:
 
 
 class _Probe(Strategy):
-    """Whose state the transforms of the kit read. It has no riders and is never checked."""
+    """Whose state the transforms of the kit read. It has no accelerators and is never checked."""
 
     name = "conformance_probe"
 
@@ -311,15 +311,8 @@ def _closes_twice() -> Flow:
 
 
 def _decides_as_plain_python() -> Flow:
-    """The strategies decide through the store, riders and all, as their Python functions do."""
-    strategies: tuple[Strategy, ...] = (
-        gcra(7, 1_000, burst=5),
-        token_bucket(5, 3.3),
-        fixed_window(5, 1_000),
-        fixed_window(5, 1_000, anchor="first"),
-        sliding_window(5, 1_000, buckets=7),
-        sliding_window_log(5, 1_000),
-    )
+    """Strategies decide through the store, accelerators and all, as their Python functions do."""
+    strategies = sample_strategies()
     moves = (0, 0, 1, 90, 0, 143, -400, 0, 500, 333, 1, 2_500, 0, -1_000, 700, 5_000)
     costs = (1, 2, 1, 1, 3, 1, 1, 6, 2, 1, 2**53 - 1, 5, 1, 1, 1, 4)
     for number, strategy in enumerate(strategies):

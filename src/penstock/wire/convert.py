@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..core.decision import Decision
-from ..core.strategy import Strategy
+from ..core.lua import REPLY
+from ..core.strategy import Strategy, find_strategy, registered
 from ..core.validation import reject
-from ..strategies import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
-from ..strategies.lua import REPLY
 
-__all__ = ["KINDS", "decision_fields", "strategy_of"]
-
-# Per kind: the function that makes the strategy, and its parameters by their names on the wire.
-KINDS: dict[str, tuple[Callable[..., Strategy], dict[str, str]]] = {
-    "gcra": (gcra, {"limit": "limit", "periodMs": "period_ms", "burst": "burst"}),
-    "tokenBucket": (token_bucket, {"capacity": "capacity", "refillPerSec": "refill_per_sec"}),
-    "fixedWindow": (
-        fixed_window,
-        {"limit": "limit", "windowMs": "window_ms", "anchor": "anchor"},
-    ),
-    "slidingWindow": (
-        sliding_window,
-        {"limit": "limit", "windowMs": "window_ms", "buckets": "buckets"},
-    ),
-    "slidingWindowLog": (sliding_window_log, {"limit": "limit", "windowMs": "window_ms"}),
-}
+__all__ = ["decision_fields", "strategy_of"]
 
 
 def strategy_of(kind: str, options: Mapping[str, Any]) -> Strategy:
     """The strategy that `{kind, options}` stands for."""
-    if kind not in KINDS:
-        reject(f"strategy kind must be one of {', '.join(KINDS)}, not {kind!r}")
-    make, names = KINDS[kind]
+    cls = find_strategy(kind)
+    if cls is None or kind != cls.wire_name:
+        kinds = ", ".join(cls.wire_name for cls in registered())
+        reject(f"strategy kind must be one of {kinds}, not {kind!r}")
+    names = {parameter.wire_name: parameter.name for parameter in cls.parameters}
     if unknown := options.keys() - names.keys():
         reject(f"{kind} has no option {', '.join(sorted(unknown))}; it has {', '.join(names)}")
-    return make(**{names[option]: value for option, value in options.items()})
+    return cls(**{names[option]: value for option, value in options.items()})
 
 
 def decision_fields(decision: Decision) -> dict[str, bool | int]:

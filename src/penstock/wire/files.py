@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..strategies.lua import MARGIN_MS, MAX_MARGIN_MS, PROGRAMS, REPLY
+from ..core.lua import MARGIN_MS, MAX_MARGIN_MS, REPLY
 from .lease_vectors import lease_vectors
-from .manifest import manifest, script_file
+from .manifest import manifest, published, script_file
 from .vectors import golden_vectors
 
 __all__ = ["PROTOCOL", "derive", "drifted", "write"]
@@ -24,8 +24,8 @@ def derive(folder: Path) -> dict[str, str]:
     filled in."""
     scripts = {
         script_file(script): script.source
-        for program in PROGRAMS
-        for script in (program.check, program.read)
+        for source in published()
+        for script in (source.check, source.read)
     }
     prose = (folder / PROTOCOL).read_text(encoding="utf-8")
     return {
@@ -76,15 +76,15 @@ def _table(name: str) -> str:
 
 def _script_rows() -> list[list[str]]:
     rows = [["script", "strategy", "ARGV", "reply"]]
-    for program in PROGRAMS:
-        argv, reply = ", ".join(program.argv), ", ".join(REPLY)
-        rows.append([f"`{program.check.name}`", program.strategy, argv, reply])
-        rows.append([f"`{program.read.name}`", program.strategy, "none", program.raw])
+    for source in published():
+        argv, reply = ", ".join(source.argv), ", ".join(REPLY)
+        rows.append([f"`{source.check.name}`", source.strategy, argv, reply])
+        rows.append([f"`{source.read.name}`", source.strategy, "none", source.raw])
     return rows
 
 
 def _state_rows() -> list[list[str]]:
-    return [["strategy", "state"], *([f"`{each.name}`", each.state] for each in PROGRAMS)]
+    return [["strategy", "state"], *([f"`{each.name}`", each.state] for each in published())]
 
 
 def _fact_rows() -> list[list[str]]:

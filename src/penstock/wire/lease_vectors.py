@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.lua import REPLY
 from ..core.spender import LeaseSpender
 from ..core.validation import MAX_SAFE
-from ..strategies.lua import REPLY
 from .convert import decision_fields
 from .manifest import CONTRACT_VERSION
 

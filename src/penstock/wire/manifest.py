@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from ..core.strategy import LuaScript
-from ..strategies.lua import NOW_ARGV, PROGRAMS, REPLY, LuaProgram
+from .. import strategies
+from ..core.lua import NOW_ARGV, REPLY, LuaScript, LuaSource
+from ..core.strategy import registered
 
-__all__ = ["CONTRACT_VERSION", "manifest", "script_file"]
+__all__ = ["CONTRACT_VERSION", "manifest", "published", "script_file"]
 
 CONTRACT_VERSION = "1"
 
@@ -19,8 +20,14 @@ def manifest() -> dict[str, Any]:
         "frozen": False,
         "replyTuple": list(REPLY),
         "nowArgv": NOW_ARGV,
-        "scripts": [entry for program in PROGRAMS for entry in _entries(program)],
+        "scripts": [entry for source in published() for entry in _entries(source)],
     }
+
+
+def published() -> list[LuaSource]:
+    """The Lua of the strategies of this package. What a user registers is the user's to publish."""
+    built_in = (cls for cls in registered() if cls.__module__.startswith(strategies.__name__))
+    return [source for cls in built_in for source in cls.lua_sources]
 
 
 def script_file(script: LuaScript) -> str:
@@ -28,19 +35,19 @@ def script_file(script: LuaScript) -> str:
     return f"scripts/{script.name}.lua"
 
 
-def _entries(program: LuaProgram) -> list[dict[str, Any]]:
+def _entries(source: LuaSource) -> list[dict[str, Any]]:
     return [
-        _entry(program, "check", program.check, program.argv),
-        _entry(program, "read", program.read, ()),
+        _entry(source, "check", source.check, source.argv),
+        _entry(source, "read", source.read, ()),
     ]
 
 
 def _entry(
-    program: LuaProgram, role: str, script: LuaScript, argv: tuple[str, ...]
+    source: LuaSource, role: str, script: LuaScript, argv: tuple[str, ...]
 ) -> dict[str, Any]:
     return {
         "name": script.name,
-        "strategy": program.strategy,
+        "strategy": source.strategy,
         "role": role,
         "file": script_file(script),
         "keys": ["key"],

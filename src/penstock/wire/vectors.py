@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.lua import REPLY
 from ..core.strategy import Strategy
 from ..core.validation import MAX_INSTANT_MS, MAX_SAFE
-from ..strategies.lua import REPLY
 from .convert import decision_fields, strategy_of
 from .manifest import CONTRACT_VERSION
 

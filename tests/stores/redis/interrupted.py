@@ -15,29 +15,13 @@ from itertools import cycle
 from typing import Any
 
 from penstock import Limiter, fixed_window, gcra, sliding_window_log, token_bucket
-from penstock.core.strategy import LuaRider
 from penstock.stores.redis import RedisStore
-from penstock.strategies.gcra import Gcra
 from tests.helpers import Quota
 from tests.stores.redis.live import SPAN_MS, new_key
 
 
 class Interrupt(BaseException):
     """What the handler raises."""
-
-
-class Numbers(Gcra):
-    """A strategy whose rider passes numbers, as a user's may."""
-
-    def __init__(self, limit: int, period_ms: int) -> None:
-        super().__init__(limit, period_ms)
-        ours = self.lua
-        assert ours is not None
-
-        def argv(now: int, cost: int) -> tuple[Any, ...]:
-            return now, period_ms, limit, float(limit), cost
-
-        self.lua = LuaRider(ours.check, ours.read, argv, ours.decode)
 
 
 def raising(*_: object) -> None:
@@ -52,7 +36,6 @@ def works(store: RedisStore) -> list[tuple[int, Callable[[], Any]]]:
         token_bucket(1_002, 1),
         fixed_window(1_003, SPAN_MS),
         sliding_window_log(1_004, SPAN_MS),
-        Numbers(1_005, SPAN_MS),
         Quota(1_006),
     ]
     calls: list[tuple[int, Callable[[], Any]]] = []

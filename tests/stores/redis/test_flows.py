@@ -9,10 +9,8 @@ import pytest
 from penstock import ConfigInvalidError, Decision, StoreUnavailableError, gcra
 from penstock.core.flow import drive
 from penstock.core.store import checking, forecasting
-from penstock.core.strategy import LuaRider
 from penstock.stores.record import pack
-from penstock.stores.redis.flows import Flows
-from penstock.stores.redis.many import MAX_KEYS
+from penstock.stores.redis.flows import MAX_KEYS, Flows
 from penstock.stores.redis.requests import Address, Ask, Discard, LinkError, Pause, Refusal, Scatter
 from penstock.stores.redis.routing import Router
 from penstock.stores.redis.topology import Cluster, Fixed, Sentinels, Topology, slot_of
@@ -311,17 +309,6 @@ def test_many_keys_are_one_script() -> None:
     script = Script([[10, 2, 9, 1_000, 0, 1, 0, 1_000, 7]])
     assert check_many(script, ["a", "b", "a"]) == [GRANTED, GRANTED, DENIED]
     assert script.asked == [(HERE, "EVALSHA")]
-
-
-def test_a_rider_without_a_script_for_many_has_its_check_repeated() -> None:
-    """By a wrapper around its text, which replies with all five fields of each key."""
-    rider = gcra(10, 1_000).lua
-    assert rider is not None
-    transform = checking(gcra(10, 1_000))
-    transform.lua = LuaRider(rider.check, rider.read, rider.argv, rider.decode)
-    script = Script([[*YES, 0, 10, 0, 1_000, 7]])
-    flows = Flows(Router(Fixed(HERE)), use_server_time=True)
-    assert drive(flows.apply_many(["a", "b"], transform, 0, 1), script.serve) == [GRANTED, DENIED]
 
 
 def test_a_script_for_many_that_the_server_lacks_is_sent_as_text() -> None:

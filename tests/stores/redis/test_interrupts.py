@@ -10,14 +10,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from penstock import ConfigInvalidError, Limiter, StoreUnavailableError, gcra
-from penstock.core.store import checking
+from penstock import Limiter, StoreUnavailableError, gcra
 from penstock.stores.redis import RedisStore, asynchronous, blocking, multiplexed
 from tests.servers import RedisServer
 from tests.stores.redis.interrupted import Interrupt, works
@@ -256,15 +254,3 @@ def exercise(store: RedisStore) -> None:
         await store.aclose()
 
     asyncio.run(again())
-
-
-@pytest.mark.parametrize("argument", [True, None, object(), [1]])
-def test_an_argument_of_a_script_that_is_no_text_or_number_is_refused(argument: Any) -> None:
-    """Before anything is sent."""
-    strategy = gcra(5, SPAN_MS)
-    assert strategy.lua is not None
-    strategy.lua = replace(strategy.lua, argv=lambda now, cost: (now, argument, cost))
-    store = RedisStore.from_url(url_of("valkey"))
-    with pytest.raises(ConfigInvalidError, match="must be text, bytes or a number"):
-        store.apply(new_key(), checking(strategy), 1, 1)
-    store.close()

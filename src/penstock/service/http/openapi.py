@@ -10,9 +10,10 @@ from functools import cache
 from typing import Any
 
 from ...concurrency.laws import MAX_LIMIT
+from ...core.strategy import Strategy
 from ...core.validation import MAX_KEY_BYTES, MAX_SAFE
 from ..core import MAX_BATCH
-from ..inline import MAX_LOG_LIMIT, MAX_WINDOW_MS
+from ..inline import MAX_WINDOW_MS, inline_strategies, most_units
 from .problem import CODES
 
 __all__ = ["openapi", "openapi_json"]
@@ -43,18 +44,12 @@ _VALUE = {
 _TEXTS = {"type": "array", "items": {"type": "string"}}
 _KEYED = {"policy": _POLICY, "key": _KEY}
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": MAX_SAFE}
-_LOG_LIMIT = {
-    **_LIMIT,
-    "maximum": MAX_LOG_LIMIT,
-    "description": "A log keeps a stamp for every unit.",
-}
 _WINDOW = {
     "type": "integer",
     "minimum": 1,
     "maximum": MAX_WINDOW_MS,
     "description": "At most 30 days.",
 }
-_KINDS = ("fixed_window", "sliding_window", "gcra", "token_bucket")
 
 
 def _object(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -94,21 +89,7 @@ _SCHEMAS: dict[str, Any] = {
         },
         {"reason": {"type": "string", "enum": ["away", "full"]}},
     ),
-    "InlineCheck": _object(
-        {"key": _KEY, "limit": _LIMIT, "window_ms": _WINDOW},
-        {"cost": _COST, "strategy": {"type": "string", "enum": [*_KINDS]}},
-    ),
-    "InlineLogCheck": _object(
-        {
-            "key": _KEY,
-            "limit": _LOG_LIMIT,
-            "window_ms": _WINDOW,
-            "strategy": {"type": "string", "enum": ["sliding_window_log"]},
-        },
-        {"cost": _COST},
-    ),
     "PolicyCheck": _object(_KEYED, {"cost": _COST}),
-    "Check": {"oneOf": [_ref("InlineCheck"), _ref("InlineLogCheck"), _ref("PolicyCheck")]},
     "Forecast": _object(
         {"spendable_now": _WHOLE, "next_replenish_at": _INSTANT, "full_at": _INSTANT}
     ),
@@ -124,6 +105,33 @@ _SCHEMAS: dict[str, Any] = {
         {"store_error": {"type": "string"}, "reload_error": {"type": "string"}},
     ),
 }
+
+
+def _inline_schemas() -> dict[str, Any]:
+    """One for the strategies that take any limit, and one for each that remembers every unit."""
+    inline = inline_strategies()
+    plain = [cls.name for cls in inline if not cls.unit_bytes]
+    schemas = {
+        "InlineCheck": _object(
+            {"key": _KEY, "limit": _LIMIT, "window_ms": _WINDOW},
+            {"cost": _COST, "strategy": {"type": "string", "enum": plain}},
+        )
+    }
+    for cls in inline:
+        if cls.unit_bytes:
+            most = {"maximum": most_units(cls), "description": "It keeps something for every unit."}
+            schemas[f"Inline{cls.wire_name[0].upper()}{cls.wire_name[1:]}Check"] = _object(
+                {
+                    "key": _KEY,
+                    "limit": {**_LIMIT, **most},
+                    "window_ms": _WINDOW,
+                    "strategy": {"type": "string", "enum": [cls.name]},
+                },
+                {"cost": _COST},
+            )
+    every = [*map(_ref, schemas), _ref("PolicyCheck")]
+    return {**schemas, "Check": {"oneOf": every}}
+
 
 _DECIDED = _object({"decision": _ref("Decision")})
 _ADMITTED = _object(
@@ -308,9 +316,13 @@ def _pages() -> dict[str, Any]:
     return {path: {"get": _operation(*described)} for path, described in pages.items()}
 
 
-@cache
 def openapi() -> dict[str, Any]:
     """The document. Do not change it."""
+    return _made(inline_strategies())
+
+
+@cache
+def _made(_strategies: tuple[type[Strategy], ...]) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {
@@ -320,13 +332,17 @@ def openapi() -> dict[str, Any]:
         },
         "paths": {**_checks(), **_v1(), **_pages()},
         "components": {
-            "schemas": _SCHEMAS,
+            "schemas": {**_SCHEMAS, **_inline_schemas()},
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"bearer": []}],
     }
 
 
-@cache
 def openapi_json() -> bytes:
-    return json.dumps(openapi(), indent=2).encode()
+    return _text(inline_strategies())
+
+
+@cache
+def _text(strategies: tuple[type[Strategy], ...]) -> bytes:
+    return json.dumps(_made(strategies), indent=2).encode()

@@ -118,25 +118,24 @@ class Table:
             if now < record.expires:
                 if record.kind is not transform.kind:
                     self._require_kind(key, record, transform)
-                new, result, ttl_ms, persist = transform.step(held, now, cost)
+                outcome = transform.run(held, now, cost)
             else:
-                new, result, ttl_ms, persist = transform.step(None, now, cost)
-            order = self._order
-            if persist:
+                outcome = transform.run(None, now, cost)
+            new, result, order = outcome.state, outcome.result, self._order
+            if outcome.persist:
                 size = 0 if order is None else self._size_of(key, new, record.size)
                 if record.state is not held:
                     return self.apply(key, transform, now, cost)
                 if new is None:
                     self._drop(key)
                     return result
-                if transform.native is None:
-                    require_ttl(transform, ttl_ms)
+                require_ttl(transform, outcome.ttl_ms)
                 # Named, so that they live until the new state is in its place.
                 _evicted = None if order is None else self._resize(record, size)
                 if order is not None and _evicted is None:
                     return self._refuse(transform, now)
                 record.state = new
-                expires = now + ttl_ms
+                expires = now + outcome.ttl_ms
                 # The wheel finds a record that lives longer by itself, but not the reverse.
                 if expires < record.expires or record.kind is not transform.kind:
                     self._refile(key, record, transform.kind, expires)
@@ -164,21 +163,22 @@ class Table:
         at = max(now, self._horizon)
         if not has_room and transform.role in _LOOKING and transform.needs_room(at, cost):
             return self._refuse(transform, at)
-        new, result, ttl_ms, persist = transform.step(None, at, cost)
-        if not persist or new is None:
+        outcome = transform.run(None, at, cost)
+        new, result = outcome.state, outcome.result
+        if not outcome.persist or new is None:
             return result
-        require_ttl(transform, ttl_ms)
+        require_ttl(transform, outcome.ttl_ms)
         size = 0 if order is None else self._size_of(key, new)
         if key in self._records:
             return self.apply(key, transform, now, cost)
         if order is None:
-            record = Record(transform.kind, new, at + ttl_ms)
+            record = Record(transform.kind, new, at + outcome.ttl_ms)
         else:
             # Named, so that they live until the new record is in its place.
             _evicted = self._make_room(size)
             if _evicted is None:
                 return self._refuse(transform, at)
-            record = RankedRecord(key, transform.kind, new, at + ttl_ms)
+            record = RankedRecord(key, transform.kind, new, at + outcome.ttl_ms)
             order.add(record, _rank_in(transform, result, IDLE), size)
         self._records[key] = record
         self._wheel.file(key, record)

@@ -1,6 +1,6 @@
 """How each operation is put to Redis.
 
-| operation | strategy with a Lua rider | any other strategy |
+| operation | strategy with a Lua accelerator | any other strategy |
 |---|---|---|
 | check | one script | WATCH, GET, TIME / MULTI, SET, EXEC |
 | peek, forecast | one read script and TIME, decided here | GET and TIME, decided here |
@@ -18,16 +18,15 @@ from itertools import chain, repeat
 from operator import not_
 from typing import Any, TypeVar
 
-from ...core.decision import Decision, decide
+from ...core.decision import Decision
 from ...core.errors import UnsupportedError
 from ...core.foreign_clocks import FOREIGN_CLOCKS
 from ...core.grant import Grant, bargain
+from ...core.lua import LuaAccelerator, LuaScript
 from ...core.store import Transform
-from ...core.strategy import LuaRider, LuaScript, Strategy
-from ...core.validation import reject, shown
-from ...strategies.lua import Arguments
+from ...core.strategy import Strategy
+from ...core.validation import reject
 from .. import record
-from .many import MAX_KEYS, over_many
 from .requests import TIME, Ask, Command, LinkError, RedisFlow, ms_of
 from .routing import Errand, Router, names_of, refusal_in
 from .transactions import transact
@@ -39,6 +38,9 @@ R = TypeVar("R")
 _READING = ("peek", "forecast")
 # What is nearly always settled by one exchange.
 _FIRST = ("check", "lease")
+MAX_KEYS = 512
+"""Keys per script: a server does nothing else while a script runs."""
+
 # Of a script's first argument, in its command.
 _NOW_AT = 4
 
@@ -52,11 +54,11 @@ class Flows:
 
     def apply(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
         """The flow that stands for `Store.apply`."""
-        role, rider = transform.role, transform.lua
+        role, lua = transform.role, transform.lua
         if role == "clear":
             return self._clear(key)
         now = self._instant(now)
-        if rider is None:
+        if lua is None:
             run = self._read if role in _READING else self._transact
             return run(key, transform, now, cost)
         if role == "check":
@@ -64,7 +66,7 @@ class Flows:
         if role == "lease":
             return self._lease(key, transform, now, cost)
         if role in _READING:
-            return self._read_rider(key, transform, now, cost)
+            return self._read_state(key, transform, now, cost)
         raise UnsupportedError(
             f"RedisStore cannot run {role!r} on the state of {transform.kind!r}, which is kept in "
             "its wire encoding; only check, lease, peek, forecast and clear know that"
@@ -73,16 +75,16 @@ class Flows:
     def first_ask(self, key: str, transform: Transform[Any], now: int, cost: int) -> Ask | None:
         """What a check or a lease sends first; None if it is neither, or nobody knows where to
         send it."""
-        rider, role = transform.lua, transform.role
-        if rider is None or role not in _FIRST:
+        lua, role = transform.lua, transform.role
+        if lua is None or role not in _FIRST:
             return None
         where = self._router.topology.locate(key)
         if where is None:
             return None
         at = 0 if self._server_time else self._instant(now)
         if role == "check":
-            return Ask(where, (_checking(key, rider, at, cost),))
-        return Ask(where, _leasing(key, rider, at, max(cost, transform.need)))
+            return Ask(where, (_checking(key, lua, at, cost),))
+        return Ask(where, _leasing(key, lua, at, max(cost, transform.need)))
 
     def settled(self, transform: Transform[Any], now: int, cost: int, replies: list[Any]) -> Any:
         """What the replies to a first ask come to, nearly always; None if there is more to do."""
@@ -107,11 +109,11 @@ class Flows:
     ) -> RedisFlow:
         """The rest of a check or a lease that its first ask did not settle: it met trouble, or
         less was left than wanted."""
-        rider = _rider(transform)
+        lua = _scripts(transform)
         trouble = met if isinstance(met, LinkError) else refusal_in(met)
         replies: Any = met
         if trouble is not None:
-            errand = Errand(key, f"key {key!r}", ask.commands, rider.check, consuming=True)
+            errand = Errand(key, f"key {key!r}", ask.commands, lua.check, consuming=True)
             replies = yield from self._router.insist(errand, ask.where, trouble)
         if transform.role == "check":
             return _decided(replies[0], transform, cost)
@@ -122,10 +124,10 @@ class Flows:
         self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
     ) -> RedisFlow:
         """The flow that stands for `Store.apply_many`."""
-        role, rider = transform.role, transform.lua
-        if role == "check" and rider is not None:
+        role, lua = transform.role, transform.lua
+        if role == "check" and lua is not None:
             return self._check_many(list(keys), transform, self._instant(now), cost)
-        if role in _FIRST and rider is None:
+        if role in _FIRST and lua is None:
             return transact(self._router, keys, transform, self._instant(now), cost)
         return self._one_by_one(keys, transform, now, cost)
 
@@ -140,22 +142,22 @@ class Flows:
         return now
 
     def _check(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
-        rider = _rider(transform)
-        commands = (_checking(key, rider, now, cost),)
-        replies = yield from self._router.ask(key, commands, script=rider.check, consuming=True)
+        lua = _scripts(transform)
+        commands = (_checking(key, lua, now, cost),)
+        replies = yield from self._router.ask(key, commands, script=lua.check, consuming=True)
         return _decided(replies[0], transform, cost)
 
     def _lease(self, key: str, transform: Transform[Any], now: int, want: int) -> RedisFlow:
-        rider = _rider(transform)
-        commands = _leasing(key, rider, now, max(want, transform.need))
-        replies = yield from self._router.ask(key, commands, script=rider.check, consuming=True)
+        lua = _scripts(transform)
+        commands = _leasing(key, lua, now, max(want, transform.need))
+        replies = yield from self._router.ask(key, commands, script=lua.check, consuming=True)
         return (yield from self._bargain(key, transform, now, want, replies))
 
     def _bargain(
         self, key: str, transform: Transform[Any], now: int, want: int, replies: list[Any]
     ) -> RedisFlow:
         """As many checks as the bargain takes, the first of which has been answered."""
-        rider, need = _rider(transform), transform.need
+        lua, need = _scripts(transform), transform.need
         deal = bargain(max(want, need), need)
         next(deal)
         while True:
@@ -166,12 +168,12 @@ class Flows:
                 grant = Grant(taken, decision, now or ms_of(replies[1]))
                 FOREIGN_CLOCKS.look_at(grant, transform, want)
                 return grant
-            commands = _leasing(key, rider, now, cost)
-            replies = yield from self._router.ask(key, commands, script=rider.check, consuming=True)
+            commands = _leasing(key, lua, now, cost)
+            replies = yield from self._router.ask(key, commands, script=lua.check, consuming=True)
 
-    def _read_rider(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
+    def _read_state(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
         assert transform.strategy is not None
-        script = _rider(transform).read
+        script = _scripts(transform).read
         commands = [_calling(script, [key], ())]
         if not now:
             commands.append(TIME)
@@ -207,10 +209,10 @@ class Flows:
         self, keys: list[str], transform: Transform[Any], now: int, cost: int
     ) -> RedisFlow:
         """Each group of keys in order, all groups side by side, at most MAX_KEYS per script."""
-        rider = _rider(transform)
+        lua = _scripts(transform)
         groups = self._router.topology.groups(keys)
         if len(groups) == 1 and 0 < len(keys) <= MAX_KEYS:
-            (reply,) = yield from self._router.ask_all([_errand(keys, rider, now, cost)])
+            (reply,) = yield from self._router.ask_all([_errand(keys, lua, now, cost)])
             return _answers(reply, len(keys), transform, cost)
         if len(groups) == 1 and keys and not now:
             # Scripts that follow each other would each ask for the time.
@@ -221,7 +223,7 @@ class Flows:
         for start in range(0, longest, MAX_KEYS):
             chunks = [chunk for g in groups if (chunk := g[start : start + MAX_KEYS])]
             batches = [[keys[place] for place in chunk] for chunk in chunks]
-            errands = [_errand(batch, rider, now, cost, others=start > 0) for batch in batches]
+            errands = [_errand(batch, lua, now, cost, others=start > 0) for batch in batches]
             replies = yield from self._router.ask_all(errands)
             for chunk, reply in zip(chunks, replies, strict=True):
                 answers = _answers(reply, len(chunk), transform, cost)
@@ -230,15 +232,14 @@ class Flows:
         return decisions
 
 
-def _checking(key: str, rider: LuaRider, now: int, cost: int) -> Command:
-    argv = rider.argv
-    arguments = argv(now, cost) if type(argv) is Arguments else _encoded(argv(now, cost))
-    return (b"EVALSHA", rider.check.sha1_bytes, b"1", key.encode(), *arguments)
+def _checking(key: str, lua: LuaAccelerator, now: int, cost: int) -> Command:
+    arguments = lua.argv(now, cost)
+    return (b"EVALSHA", lua.check.sha1_bytes, b"1", key.encode(), *arguments)
 
 
-def _leasing(key: str, rider: LuaRider, now: int, cost: int) -> tuple[Command, ...]:
+def _leasing(key: str, lua: LuaAccelerator, now: int, cost: int) -> tuple[Command, ...]:
     """TIME comes after the script, so that what is left of the window is never overstated."""
-    return _checking(key, rider, now, cost), TIME
+    return _checking(key, lua, now, cost), TIME
 
 
 def _calling(script: LuaScript, keys: Sequence[str], arguments: Sequence[bytes]) -> Command:
@@ -246,24 +247,11 @@ def _calling(script: LuaScript, keys: Sequence[str], arguments: Sequence[bytes])
     return (b"EVALSHA", script.sha1_bytes, b"%d" % len(keys), *names, *arguments)
 
 
-def _encoded(arguments: Sequence[Any]) -> tuple[bytes, ...]:
-    """The arguments of a rider that is not one of ours, which may be text and numbers."""
-    return tuple(map(_as_bytes, arguments))
-
-
-def _as_bytes(argument: Any) -> bytes:
-    if type(argument) is bytes:
-        return argument
-    if type(argument) not in (str, int, float):
-        reject(f"an argument of a Lua script must be text, bytes or a number: {shown(argument)}")
-    return str(argument).encode()
-
-
 def _errand(
-    keys: list[str], rider: LuaRider, now: int, cost: int, *, others: bool = False
+    keys: list[str], lua: LuaAccelerator, now: int, cost: int, *, others: bool = False
 ) -> Errand:
-    script = rider.check if len(keys) == 1 else rider.many or over_many(rider.check)
-    command = _calling(script, keys, _encoded(rider.argv(now, cost)))
+    script = lua.check if len(keys) == 1 else lua.many
+    command = _calling(script, keys, lua.argv(now, cost))
     several = len(keys) > 1
     names = names_of(keys)
     return Errand(
@@ -273,13 +261,11 @@ def _errand(
 
 def _answers(reply: list[int], count: int, transform: Transform[Any], cost: int) -> list[Decision]:
     """From what the script of `_errand` replied about `count` keys."""
-    if count == 1 or _rider(transform).many is None:
-        return [
-            _decided(reply[start : start + 5], transform, cost) for start in range(0, len(reply), 5)
-        ]
+    if count == 1:
+        return [_decided(reply, transform, cost)]
     lengths, retries = reply[1::4], reply[4::4]
     fields = (map(not_, retries), repeat(reply[0]), reply[2::4], reply[3::4], retries)
-    runs = list(map(decide, *fields))
+    runs = list(map(Decision, *fields))
     for decision, length in zip(runs, lengths, strict=True):
         if not decision.allowed:
             FOREIGN_CLOCKS.look_at(decision, transform, cost, length)
@@ -293,7 +279,7 @@ def _decided(reply: Any, transform: Transform[Any], cost: int) -> Decision:
     return decision
 
 
-def _rider(transform: Transform[Any]) -> LuaRider:
+def _scripts(transform: Transform[Any]) -> LuaAccelerator:
     assert transform.lua is not None
     return transform.lua
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import PenstockError, StoreUnavailableError
-from ...core.strategy import LuaScript
+from ...core.lua import LuaScript
 from .faults import DISOWNED, PASSING, PATIENT, refused, stopped_midway, unavailable
 from .requests import Address, Ask, Command, Discard, LinkError, Pause, RedisFlow, Refusal, Scatter
 from .topology import Topology

@@ -129,7 +129,7 @@ class _Batch:
         return self._marked(
             StoreUnavailableError(
                 f"{self._names} was changed by others each time before this request could be "
-                f"written; {part} was not charged; give the strategy a Lua rider, or raise "
+                f"written; {part} was not charged; give the strategy a Lua accelerator, or raise "
                 "timeout_ms"
             )
         )

@@ -1,6 +1,6 @@
 """Upstash over its REST API: the same scripts, one HTTP request each.
 
-REST has no connection to hold, so there is no WATCH: strategies without a Lua rider are refused.
+REST has no connection to hold, so there is no WATCH: strategies without Lua are refused.
 Its client repeats a request whose answer was lost, which would charge it twice; the store refuses
 a client that is set to do so. The client has no deadline of its own: a blocking request runs on a
 thread, and the caller stops waiting for it when its time is up. The thread is lost until the
@@ -174,7 +174,7 @@ class _AsyncCall(_Call):
 def _commands(ask: Ask) -> list[Command]:
     if ask.pinned:
         raise UnsupportedError(
-            "the Upstash REST API has no WATCH, which a strategy without a Lua rider needs; use "
+            "the Upstash REST API has no WATCH, which a strategy without Lua needs; use "
             "one of penstock's own strategies, or connect to Upstash by its rediss:// URL"
         )
     return list(ask.commands)

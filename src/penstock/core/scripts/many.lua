@@ -1,0 +1,25 @@
+-- Nothing is written before all keys are decided: a key that holds something foreign charges nobody.
+local states, ttls, admitted = {}, {}, {}
+local runs, run = {}, -2
+for place = 1, #KEYS do
+  local key = KEYS[place]
+  local state = states[key]
+  if state == nil then state = read(key, p, now) or false end
+  local allowed, limit, remaining, resetAt, retryAfterMs, after, ttl = check(p, state, now, cost)
+  if allowed == 1 then
+    if not ttls[key] then admitted[#admitted + 1] = key end
+    state, ttls[key] = after, ttl
+  end
+  states[key] = state
+  if runs[run + 1] ~= remaining or runs[run + 2] ~= resetAt or runs[run + 3] ~= retryAfterMs then
+    run = run + 4
+    runs[1], runs[run] = limit, 0
+    runs[run + 1], runs[run + 2], runs[run + 3] = remaining, resetAt, retryAfterMs
+  end
+  runs[run] = runs[run] + 1
+end
+for place = 1, #admitted do
+  local key = admitted[place]
+  write(key, p, states[key], keepMs(ttls[key]))
+end
+return runs

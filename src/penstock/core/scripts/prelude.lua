@@ -1,0 +1,15 @@
+-- What every strategy's file may use.
+local call, format, find, match = redis.call, string.format, string.find, string.match
+local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
+
+-- Raised as text, which servers before Redis 7 can report too.
+local function foreign() error(FOREIGN, 0) end
+
+-- A number from the text of a state: of this form, and no larger than `most`.
+local function number(text, form, most)
+  local value = find(text, form) and tonumber(text)
+  if not value or value > most then foreign() end
+  return value
+end
+
+local WHOLE, REAL = '^%d+$', '^%d+%.?%d*e?-?%d*$'

@@ -1,0 +1,1 @@
+return raw(KEYS[1])

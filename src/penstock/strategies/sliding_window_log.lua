@@ -1,0 +1,83 @@
+-- The sliding window log: a sorted set with one member per admitted unit, scored in ms.
+--
+-- What counts and where the k-th unit stands is asked by score and by rank, in logarithmic time; the
+-- set is never read whole to decide, and what the oldest and the newest unit tell is not asked for
+-- again: each command called from Lua costs more than the work it does. Units that have left the
+-- window are removed by the next admission, not by a denial, which writes nothing.
+--
+-- A member must be new to the set, or adding it would admit a unit without counting it. Ours are
+-- "u<stamp>.<n>", n counting on from the units that already bear that stamp: unique as long as
+-- stamps leave the set all at once, which removal by score ensures, also when the clock goes back to
+-- a stamp that was in use before. NX and the number that ZADD returns guard against members of other
+-- clients: a name that is taken moves nothing and is made up for with the next one.
+local function raw(key)
+  local units, scores = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES'), {}
+  for i = 2, #units, 2 do scores[i / 2] = units[i] end
+  return scores
+end
+
+-- Decide.
+local function stampAt(key, rank)
+  local place = format('%.0f', rank)
+  return number(call('ZRANGE', key, place, place, 'WITHSCORES')[2], WHOLE, MAX_STORED_MS)
+end
+
+-- `stored` units of the window, from the `oldest` on, stand in the set behind `gone` others;
+-- `added` ones with the stamp `newest` do not stand there yet.
+local function read(key, p, now)
+  local edge, gone, stored, oldest = now - p.windowMs, 0, call('ZCARD', key), nil
+  if stored > 0 then
+    oldest = stampAt(key, 0)
+    if oldest <= edge then
+      gone = call('ZCOUNT', key, '-inf', format('%.0f', edge))
+      stored, oldest = stored - gone, nil
+      if stored > 0 then oldest = stampAt(key, gone) end
+    end
+  end
+  return {key = key, edge = edge, gone = gone, stored = stored, oldest = oldest, added = 0}
+end
+
+local function check(p, log, now, cost)
+  local limit, windowMs = p.limit, p.windowMs
+  local count = log.stored + log.added
+  local resetAt = ceil((log.oldest or now) + windowMs)
+
+  if count + cost > limit then
+    local retry = windowMs
+    if count > 0 then
+      local k = min(max(count + cost - limit, 1), count)
+      local stamp = log.newest
+      if k <= log.stored then stamp = stampAt(log.key, log.gone + k - 1) end
+      retry = max(1, ceil(stamp + windowMs - now))
+    end
+    return 0, limit, max(0, limit - count), resetAt, retry
+  end
+
+  if not log.newest then
+    log.newest, log.isTaken = now, false
+    if log.stored > 0 then
+      local last = stampAt(log.key, -1)
+      if last >= now then log.newest, log.isTaken = last, true end
+    end
+  end
+  log.oldest = log.oldest or log.newest
+  log.added = log.added + cost
+  return 1, limit, limit - count - cost, resetAt, 0, log, log.newest - now + windowMs
+end
+
+local function write(key, p, log, px)
+  if log.gone > 0 then call('ZREMRANGEBYSCORE', key, '-inf', format('%.0f', log.edge)) end
+  local score, n, missing = format('%.0f', log.newest), 0, log.added
+  if log.isTaken then n = call('ZCOUNT', key, score, score) end
+  while missing > 0 do
+    local chunk = {}
+    -- In chunks, because the arguments of one command must fit Lua's stack.
+    for i = 1, min(missing, 500) do
+      chunk[2 * i - 1] = score
+      chunk[2 * i] = format('u%.0f.%.0f', log.newest, n)
+      n = n + 1
+    end
+    missing = missing - call('ZADD', key, 'NX', unpack(chunk))
+  end
+  call('PEXPIRE', key, px)
+end
