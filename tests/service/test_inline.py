@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from penstock import ConfigInvalidError, Decision, MemoryStore, UnsupportedError
-from penstock.service.inline import MAX_LOG_LIMIT, MAX_POLICIES, MAX_WINDOW_MS
+from penstock.service.inline import MAX_POLICIES, MAX_WINDOW_MS, most_units
+from penstock.strategies import SlidingWindowLog
 from tests.service.worlds import NOW, FragileStore, service_on
 
 STRATEGIES = ("fixed_window", "gcra", "sliding_window", "sliding_window_log", "token_bucket")
@@ -105,7 +106,7 @@ def test_they_are_counted_together() -> None:
         (1, 1, "nope"),
         (1, 1, None),
         (1, 1, ["gcra"]),
-        (MAX_LOG_LIMIT + 1, 1, "sliding_window_log"),
+        (most_units(SlidingWindowLog) + 1, 1, "sliding_window_log"),
         (1, MAX_WINDOW_MS + 1, "fixed_window"),
         (1, MAX_WINDOW_MS + 1, "token_bucket"),
         (2**60, 1, "gcra"),
@@ -132,7 +133,13 @@ def test_what_a_request_may_leave_in_a_store_is_bounded_in_size_and_time() -> No
         with pytest.raises(ConfigInvalidError, match=r"at most 20 .*use sliding_window"):
             await service.check_inline("k", 1_000, 60_000, 1_000, "sliding_window_log")
         assert await service.check_inline("k", 5, MAX_WINDOW_MS)
-        log = ("k", MAX_LOG_LIMIT, MAX_WINDOW_MS, MAX_LOG_LIMIT, "sliding_window_log")
+        log = (
+            "k",
+            most_units(SlidingWindowLog),
+            MAX_WINDOW_MS,
+            MAX_LOG_LIMIT,
+            "sliding_window_log",
+        )
         assert await service.check_inline(*log)
 
     asyncio.run(main())
