@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 unexport VIRTUAL_ENV PYTHONPATH
 
 SOURCES := $(wildcard src/penstock/accel/*.p[yx]*)
-EXTRAS := all
+PACKAGE := pyproject.toml setup.py $(SOURCES)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test test-all lint types unit pure bench bench-all pictures wire clean
@@ -24,21 +24,31 @@ $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	  || { echo "Python 3.10 or newer is needed: make PYTHON=python3.11 ..." >&2; exit 1; }
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@touch $@
 
-$(VENV)/.packages: $(VENV)/.python pyproject.toml setup.py $(SOURCES)
-	@echo "==> penstock with its native accelerator, and what the tests need"
-	@$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]' --group test
-	@$(BIN)/python -c 'import penstock; print("    native path:", "on" if penstock.accelerated else "off")'
+# One environment, two stamps: what the service needs is part of what the tests need, so whoever
+# has the second has the first.
+$(VENV)/.service: $(VENV)/.python $(PACKAGE)
+	@echo "==> penstock, with what the service and a store on Redis need"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[server,redis]'
+	@$(SAY_PATH)
 	@touch $@
+
+$(VENV)/.packages: $(VENV)/.python $(PACKAGE)
+	@echo "==> penstock with its native accelerator, and what the tests need"
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --editable '.[all]' --group test
+	@$(SAY_PATH)
+	@touch $@ $(VENV)/.service
+
+SAY_PATH = $(BIN)/python -c 'import penstock; print("    native path:", "on" if penstock.accelerated else "off")'
 
 .tools/.servers: $(VENV)/.packages tests/servers/node/package.json
 	@echo "==> test servers that come from npm"
 	@$(BIN)/python -m tests.servers.setup
 	@touch $@
 
-serve: $(VENV)/.packages  ## run the service on its embedded store: make serve ARGS="--config penstock.yaml"
+serve: $(VENV)/.service  ## run the service on its embedded store: make serve ARGS="--config penstock.yaml"
 	@$(BIN)/python -m penstock.cli serve $(ARGS)
 
 test: lint types unit pure  ## lint, types and all tests, on real backends, on both paths
