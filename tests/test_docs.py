@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import COMMANDS
+from penstock.core.extras import EXTRAS
 from tests.servers.process import REPO
 from tests.stores.redis.live import url_of
 
@@ -53,3 +54,21 @@ def test_the_readme_names_targets_and_commands_that_exist() -> None:
     commands = re.findall(r"(?:^|`)penstock ([a-z-]+)", text, re.MULTILINE)
     assert commands
     assert set(commands) <= set(COMMANDS)
+
+
+def test_nobody_is_told_to_install_from_an_index() -> None:
+    """The package is on none: lines name a clone, or the packages of an extra."""
+    places = [*PAGES, *(REPO / "src").rglob("*.py"), *(REPO / "examples").rglob("*.*")]
+    found = [
+        f"{place.relative_to(REPO)}: {line.strip()}"
+        for place in places
+        for line in place.read_text(errors="replace").splitlines()
+        if re.search(r"pip install .*['\" ]penstock\b(?!-\*)", line)
+    ]
+    assert found == []
+
+
+def test_every_extra_is_on_the_page_about_installing() -> None:
+    """And no other."""
+    text = (REPO / "docs" / "install.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) == [*EXTRAS, "all"]

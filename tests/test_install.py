@@ -80,8 +80,22 @@ def test_make_serve_installs_what_the_service_needs_and_no_more(tmp_path: Path) 
     names = {package["name"].lower() for package in listed}
     assert {"penstock", "grpcio", "redis", "pyyaml"} <= names
     assert names & FOR_TESTS == set()
+    _follow_the_message_about_a_missing_extra(venv)
     assert "pip install" not in make(source, "--dry-run", "serve")
     assert "--group test" in make(source, "--dry-run", "setup")
+
+
+def _follow_the_message_about_a_missing_extra(venv: Path) -> None:
+    """The line that it ends with, taken at its word, brings what was missing."""
+    url = "d1://0123456789abcdef/01234567-89ab-cdef-0123-456789abcdef"
+    check = [str(venv / "bin" / "penstock"), "check", "alice", "--rate", "5/s", "--store", url]
+    env = {**os.environ, "CLOUDFLARE_API_TOKEN": "none"}
+    told = subprocess.run(check, env=env, capture_output=True, text=True, check=False)
+    assert told.returncode == 2, told.stderr
+    line = told.stderr.strip().rpartition(" brings: ")[2]
+    assert line == f'{venv / "bin" / "python"} -m pip install "httpx>=0.27"'
+    subprocess.run(f"{line} --quiet", shell=True, check=True)
+    subprocess.run([str(venv / "bin" / "python"), "-c", "import httpx"], check=True)
 
 
 def test_serve_and_test_share_one_environment_in_either_order(tmp_path: Path) -> None:

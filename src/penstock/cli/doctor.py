@@ -12,6 +12,7 @@ from importlib import metadata
 from ..config import load_policy_file
 from ..core.clock import SystemClock
 from ..core.errors import ConfigInvalidError, PenstockError, UnsupportedError
+from ..core.extras import EXTRAS, distribution_of, install_line
 from ..core.native import native
 from ..service.greeting import shown_store
 from ..service.health import PING, PING_KEY, ask_store
@@ -31,22 +32,6 @@ examples:
 The store is asked something that writes nothing. Ends with 0 when all is well, 1 when the store
 does not answer, 2 when the store's URL or the policy file is wrong.
 """
-
-# Extra to the distributions that it brings, as in pyproject.toml; a test compares them.
-EXTRAS = {
-    "redis": ("redis", "hiredis"),
-    "postgres": ("psycopg", "asyncpg"),
-    "dynamodb": ("boto3", "aiobotocore"),
-    "edge": ("httpx",),
-    "server": (
-        "grpcio",
-        "grpcio-health-checking",
-        "grpcio-reflection",
-        "protobuf",
-        "pyyaml",
-        "uvloop",
-    ),
-}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -80,10 +65,10 @@ def _path() -> str:
 
 
 def _extras() -> Iterator[str]:
-    for extra, names in EXTRAS.items():
-        found = {name: _version(name) for name in names}
+    for extra, requirements in EXTRAS.items():
+        found = {name: _version(name) for name in map(distribution_of, requirements)}
         listed = ", ".join(f"{name} {version or 'missing'}" for name, version in found.items())
-        fix = "" if all(found.values()) else f" (pip install 'penstock[{extra}]')"
+        fix = "" if all(found.values()) else f" ({install_line(extra)})"
         yield f"{extra}: {listed}{fix}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...core.errors import ConfigInvalidError
+from ...core.extras import missing
 
 _PACKAGES = {"google", "grpc", "grpc_health", "grpc_reflection"}
 
@@ -11,8 +12,7 @@ try:
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] not in _PACKAGES:
         raise
-    raise ConfigInvalidError(
-        f"the gRPC door needs {error.name}: pip install 'penstock[server]', or turn the door off"
-    ) from error
+    needs = missing("the gRPC server", error.name or "grpc")
+    raise ConfigInvalidError(f"{needs}; or go without it: --no-grpc") from error
 
 __all__ = ["GrpcDoor", "open_grpc"]

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from ...core.clock import SystemClock
 from ...core.errors import ConfigInvalidError, UnsupportedError
+from ...core.extras import missing
 from ...core.store import Store, Transform
 from ...core.validation import reject, require_choice, require_instant, require_int
 from .asynchronous import AsyncOwnSource, AsyncPoolSource
@@ -227,9 +228,7 @@ _DEFAULTS: dict[str, Any] = {
 
 def _require_driver(driver: str) -> None:
     if importlib.util.find_spec(driver) is None:
-        raise ConfigInvalidError(
-            f"this PostgresStore needs {driver}: pip install 'penstock[postgres]'"
-        )
+        raise ConfigInvalidError(missing("this PostgresStore", driver))
 
 
 _stores: weakref.WeakSet[PostgresStore] = weakref.WeakSet()

@@ -9,10 +9,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from typing import Any
 
-from ...core.errors import ConfigInvalidError
+from ...core.extras import require_module
 from ..cas.perloop import PerLoop
 from ..cas.requests import LinkError
 from ..cas.workers import Workers
@@ -133,12 +132,7 @@ class RestClient:
 
 
 def _make(base_url: str, token: Token, timeout_s: float, kind: str) -> Any:
-    try:
-        httpx = import_module("httpx")
-    except ImportError as error:
-        raise ConfigInvalidError(
-            "stores behind an HTTP API need httpx: pip install 'penstock[edge]'"
-        ) from error
+    httpx = require_module("a store behind an HTTP API", "httpx")
     limits = httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS)
     return getattr(httpx, kind)(
         headers={"Authorization": token.header()},
