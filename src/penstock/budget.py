@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import Any
 
 from .core.decision import Decision, Forecast, Outcome
-from .core.strategy import Strategy
+from .core.strategy import LuaRider, Strategy
 from .core.validation import MAX_SAFE, MAX_SPAN_MS, require_int
 from .strategies.lua import LuaProgram
 
@@ -37,10 +37,10 @@ class TokenBudget(Strategy):
     name = "token_budget"
 
     def __init__(self, budget: int, window_ms: int) -> None:
-        self.limit = require_int("budget", budget)
+        self.limit: int = require_int("budget", budget)
         self.window_ms: int = require_int("window_ms", window_ms, high=MAX_SPAN_MS)
-        self.ttl_ms = self.window_ms
-        self.lua = TOKEN_BUDGET.rider(budget=self.limit, windowMs=self.window_ms)
+        self.ttl_ms: int = self.window_ms
+        self.lua: LuaRider = TOKEN_BUDGET.rider(budget=self.limit, windowMs=self.window_ms)
 
     @property
     def budget(self) -> int:

@@ -33,6 +33,7 @@ LOCATE: dict[str, Callable[[], Path]] = {
     "miniflare": _on_node("miniflare"),
     "node": node_binary,
     "postgres": Postgres.locate,
+    "pyright": _on_node("pyright"),
     "redis7": Redis7.locate,
     "redis8": Redis8.locate,
     "valkey": Valkey.locate,

@@ -160,7 +160,7 @@ class Ceiling:
             min(max(_START, law.min_limit), law.max_limit) if first is None else first
         )
         self._noload = SlidingMinimum(law.samples)
-        self.limit = int(self._exact)
+        self.limit: int = int(self._exact)
 
     def sample(self, rtt_ms: int, in_flight: int) -> None:
         """A request came back after `rtt_ms`, one of `in_flight`."""

@@ -65,7 +65,7 @@ class Leases:
     """All leases that are held, by id and by deadline."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         self._held: dict[str, Lease] = {}
         # Deadlines, some of them stale: a lease that was renewed or ended is noticed when its old
         # deadline comes up.

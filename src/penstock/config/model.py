@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Literal
 
 from ..budget import TokenBudget
 from ..concurrency import Gradient, Law
@@ -47,7 +48,7 @@ class ConcurrencySpec:
 class TwoTierSpec:
     """How a strategy is spent on this node; see `penstock.leasing.two_tier`."""
 
-    mode: str = "leased"
+    mode: Literal["strict", "cached-deny", "leased"] = "leased"
     batch: int = 100
     low_water: int = 0
     window_coupled: bool | None = None

@@ -24,6 +24,7 @@ from ..core.errors import ConfigInvalidError
 from ..core.strategy import Strategy
 from ..core.validation import require_prefix
 from ..strategies import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
+from ..strategies.fixed_window import Anchor
 from .leases import read_federated, read_two_tier
 from .model import DEFAULT_PREFIX, FAIL_MODES, ConcurrencySpec, PolicyFile, PolicySpec
 from .reader import Fields, camel, snake
@@ -51,7 +52,9 @@ def _token_bucket(fields: Fields) -> Strategy:
 
 
 def _fixed_window(fields: Fields) -> Strategy:
-    anchor = fields.choice("anchor", ("epoch", "first")) if fields.has("anchor") else "epoch"
+    anchor: Anchor = "epoch"
+    if fields.has("anchor"):
+        anchor = fields.choice("anchor", ("epoch", "first"))
     return fixed_window(fields.integer("limit", 100), fields.span_ms("window", "1m"), anchor)
 
 

@@ -25,4 +25,4 @@ def _load() -> Any:
 
 
 native: Any = _load()
-accelerated = native is not None
+accelerated: bool = native is not None

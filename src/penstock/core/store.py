@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from .decision import Decision, Forecast, Outcome, Step
 from .errors import UnsupportedError
-from .strategy import Stepping, Strategy
+from .strategy import LuaRider, Stepping, Strategy
 
 __all__ = ["CLEAR", "Store", "Transform", "checking", "forecasting", "peeking"]
 
@@ -51,16 +51,20 @@ class Transform(Generic[R]):
         run: Callable[[Any, int, int], Outcome[R]],
         refuse: Callable[[int, int], R],
     ) -> None:
-        self.strategy = strategy
-        self.kind = "" if strategy is None else strategy.name
-        self.role = role
-        self.run = run
-        self.step = _taking_apart(run)
-        self.refuse = refuse
-        self.lua = strategy.lua if strategy is not None and strategy.rides else None
-        self.native = strategy.native if strategy is not None and strategy.rides else None
+        self.strategy: Strategy | None = strategy
+        self.kind: str = "" if strategy is None else strategy.name
+        self.role: str = role
+        self.run: Callable[[Any, int, int], Outcome[R]] = run
+        self.step: Callable[[Any, int, int], Step[R]] = _taking_apart(run)
+        self.refuse: Callable[[int, int], R] = refuse
+        self.lua: LuaRider | None = (
+            strategy.lua if strategy is not None and strategy.rides else None
+        )
+        self.native: tuple[Any, ...] | None = (
+            strategy.native if strategy is not None and strategy.rides else None
+        )
         # For the role "lease": the least that helps, where `cost` is what is wanted.
-        self.need = 1
+        self.need: int = 1
         # What the compiled path made of `native`, once it has seen this transform.
         self.kernel: Any = None
 

@@ -37,7 +37,7 @@ class _Line:
     __slots__ = ("arrivals", "failed", "holder", "waiting")
 
     def __init__(self) -> None:
-        self.arrivals = 0
+        self.arrivals: int = 0
         self.holder: Turn | None = None
         self.waiting: deque[Turn] = deque()
         # (up to which arrival it is shared, the failure)
@@ -58,8 +58,8 @@ class Turn:
     def __init__(
         self, turns: Turns, key: str, line: _Line, loop: asyncio.AbstractEventLoop | None
     ) -> None:
-        self.key = key
-        self.loop = loop
+        self.key: str = key
+        self.loop: asyncio.AbstractEventLoop | None = loop
         self._turns = turns
         self._line = line
         self._number = line.arrivals

@@ -99,7 +99,7 @@ class _Line:
     def __init__(self) -> None:
         self.tickets: deque[Wake] = deque()
         self.last_denial: Decision | None = None
-        self.stirred = False
+        self.stirred: bool = False
 
 
 class Lines:

@@ -44,7 +44,7 @@ class Credits(Strategy):
         self._idle_ms = idle_ms
         self._aligned = aligned
         # Idle credits need a second deadline, for which the native record has no room.
-        self.native = ("credits", limit) if idle_ms is None else None
+        self.native: tuple[Any, ...] | None = ("credits", limit) if idle_ms is None else None
 
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         if state is None or state[0] < cost:

@@ -73,7 +73,7 @@ class Service:
         self.fail = require_choice("fail", fail, FAIL_MODES)
         self.store = store
         self.clock: Clock = SystemClock() if clock is None else clock
-        self.metrics = Metrics()
+        self.metrics: Metrics = Metrics()
         self.reload_error = ""
         self._site = Site(store, self.clock, self.fail, self.metrics)
         self._table = Table(file, self._site)

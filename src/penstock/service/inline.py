@@ -71,9 +71,9 @@ class Inline:
     __slots__ = ("checker", "guard", "limiter")
 
     def __init__(self, limiter: Limiter, guard: Guard, checker: Checker | None) -> None:
-        self.limiter = limiter
-        self.guard = guard
-        self.checker = checker
+        self.limiter: Limiter = limiter
+        self.guard: Guard = guard
+        self.checker: Checker | None = checker
 
 
 class InlinePolicies:

@@ -36,12 +36,12 @@ class Tally:
     )
 
     def __init__(self) -> None:
-        self.allowed = 0
-        self.denied = 0
-        self.store_errors = 0
-        self.failed_open = 0
-        self.failed_closed = 0
-        self.failed_error = 0
+        self.allowed: int = 0
+        self.denied: int = 0
+        self.store_errors: int = 0
+        self.failed_open: int = 0
+        self.failed_closed: int = 0
+        self.failed_error: int = 0
 
     def count(self, allowed: bool) -> None:
         if allowed:
@@ -118,8 +118,8 @@ class Metrics:
     def __init__(self) -> None:
         self._tallies: dict[str, Tally] = {}
         self._latency: dict[str, Histogram] = {}
-        self.reloads = {"ok": 0, "failed": 0}
-        self.grpc = Replies()
+        self.reloads: dict[str, int] = {"ok": 0, "failed": 0}
+        self.grpc: Replies = Replies()
 
     def tally(self, policy: str) -> Tally:
         """The counts of a policy, made on first use."""

@@ -56,18 +56,18 @@ class Call:
     def __init__(
         self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int, deadline: float
     ) -> None:
-        self.keys = keys
-        self.transform = transform
-        self.now = now
-        self.cost = cost
-        self.deadline = deadline
+        self.keys: Sequence[str] = keys
+        self.transform: Transform[Any] = transform
+        self.now: int = now
+        self.cost: int = cost
+        self.deadline: float = deadline
         self.open: Sequence[int] = range(len(keys))
         self.results: list[Any] = [None] * len(keys)
         self.error: BaseException | None = None
         self.writing: Collection[str] = ()
         self.charged: bool | None = False
-        self.done = False
-        self.signal = closed_lock()
+        self.done: bool = False
+        self.signal: threading.Lock = closed_lock()
 
     def answer(self) -> list[Any]:
         """The results, or what was raised instead."""

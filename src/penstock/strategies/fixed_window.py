@@ -14,14 +14,17 @@ stored one stands, so that the jump does not open a fresh quota.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from ..core.decision import Decision, Forecast, Step, decide
-from ..core.strategy import Stepping
+from ..core.strategy import LuaRider, Stepping
 from ..core.validation import MAX_SPAN_MS, require_choice, require_int
 from .lua import FIXED_WINDOW, FIXED_WINDOW_FIRST
 
-__all__ = ["FixedWindow", "fixed_window"]
+__all__ = ["Anchor", "FixedWindow", "fixed_window"]
+
+Anchor = Literal["epoch", "first"]
+"""Where windows start: on multiples of their length, or with a key's first request."""
 
 State = tuple[int, int]
 
@@ -31,15 +34,15 @@ class FixedWindow(Stepping):
 
     name = "fixed_window"
 
-    def __init__(self, limit: int, window_ms: int, anchor: str = "epoch") -> None:
-        self.limit = require_int("limit", limit)
+    def __init__(self, limit: int, window_ms: int, anchor: Anchor = "epoch") -> None:
+        self.limit: int = require_int("limit", limit)
         self.window_ms: int = require_int("window_ms", window_ms, high=MAX_SPAN_MS)
-        self.anchor = require_choice("anchor", anchor, ("epoch", "first"))
-        self.ttl_ms = self.window_ms
+        self.anchor: Anchor = require_choice("anchor", anchor, ("epoch", "first"))
+        self.ttl_ms: int = self.window_ms
         self._aligned = anchor == "epoch"
-        self.native = ("fixed_window", self.limit, self.window_ms, self._aligned)
+        self.native: tuple[Any, ...] = ("fixed_window", self.limit, self.window_ms, self._aligned)
         program = FIXED_WINDOW if self._aligned else FIXED_WINDOW_FIRST
-        self.lua = program.rider(limit=limit, windowMs=window_ms)
+        self.lua: LuaRider = program.rider(limit=limit, windowMs=window_ms)
 
     def step(self, state: State | None, now: int, cost: int) -> Step[Decision]:
         start, count = self._window(state, now)
@@ -79,6 +82,6 @@ class FixedWindow(Stepping):
         )
 
 
-def fixed_window(limit: Any, window_ms: Any, anchor: Any = "epoch") -> FixedWindow:
+def fixed_window(limit: int, window_ms: int, anchor: Anchor = "epoch") -> FixedWindow:
     """`limit` per window. Windows are aligned to the epoch, or open with the first request."""
     return FixedWindow(limit, window_ms, anchor)

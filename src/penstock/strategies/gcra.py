@@ -22,7 +22,7 @@ from math import ceil, floor
 from typing import Any
 
 from ..core.decision import Decision, Forecast, Step, decide
-from ..core.strategy import Stepping
+from ..core.strategy import LuaRider, Stepping
 from ..core.validation import MAX_SAFE, MAX_SPAN_MS, reject, require_int
 from .lua import GCRA
 
@@ -42,9 +42,10 @@ class Gcra(Stepping):
         require_int("period_ms", period_ms, high=MAX_SPAN_MS)
         self.rate_limit = limit
         self.period_ms = period_ms
-        self.burst = self.limit = limit if burst is None else require_int("burst", burst)
-        self.interval_ms = period_ms / limit
-        self.tolerance_ms = self.interval_ms * self.burst
+        self.burst: int = limit if burst is None else require_int("burst", burst)
+        self.limit: int = self.burst
+        self.interval_ms: float = period_ms / limit
+        self.tolerance_ms: float = self.interval_ms * self.burst
         if self.interval_ms < _MIN_INTERVAL_MS:
             reject(
                 f"gcra of {limit} per {period_ms} ms is finer than a double can hold at epoch "
@@ -53,9 +54,9 @@ class Gcra(Stepping):
             )
         if self.tolerance_ms > MAX_SPAN_MS:
             reject(f"burst {self.burst} at this rate takes over {MAX_SPAN_MS} ms; lower it")
-        self.ttl_ms = max(1, ceil(self.tolerance_ms))
-        self.native = ("gcra", self.interval_ms, self.tolerance_ms, self.burst)
-        self.lua = GCRA.rider(periodMs=period_ms, limit=limit, burst=self.burst)
+        self.ttl_ms: int = max(1, ceil(self.tolerance_ms))
+        self.native: tuple[Any, ...] = ("gcra", self.interval_ms, self.tolerance_ms, self.burst)
+        self.lua: LuaRider = GCRA.rider(periodMs=period_ms, limit=limit, burst=self.burst)
 
     def step(self, state: float | None, now: int, cost: int) -> Step[Decision]:
         interval, tau = self.interval_ms, self.tolerance_ms
@@ -118,6 +119,6 @@ class Gcra(Stepping):
         return f"gcra(limit={self.rate_limit}, period_ms={self.period_ms}, burst={self.burst})"
 
 
-def gcra(limit: Any, period_ms: Any, burst: Any = None) -> Gcra:
+def gcra(limit: int, period_ms: int, burst: int | None = None) -> Gcra:
     """`limit` per `period_ms`, evenly paced, with up to `burst` (by default `limit`) at once."""
     return Gcra(limit, period_ms, burst)

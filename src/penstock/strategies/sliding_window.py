@@ -21,7 +21,7 @@ from math import ceil, floor
 from typing import Any
 
 from ..core.decision import Decision, Forecast, Step, decide
-from ..core.strategy import Stepping
+from ..core.strategy import LuaRider, Stepping
 from ..core.validation import MAX_INSTANT_MS, MAX_SPAN_MS, reject, require_int
 from .lua import SLIDING_WINDOW
 
@@ -38,19 +38,19 @@ class SlidingWindow(Stepping):
     name = "sliding_window"
 
     def __init__(self, limit: int, window_ms: int, buckets: int = 10) -> None:
-        self.limit = require_int("limit", limit)
+        self.limit: int = require_int("limit", limit)
         self.window_ms: int = require_int("window_ms", window_ms, high=MAX_SPAN_MS)
-        self.buckets = require_int("buckets", buckets, high=MAX_BUCKETS)
-        self.tick_ms = window_ms / buckets
+        self.buckets: int = require_int("buckets", buckets, high=MAX_BUCKETS)
+        self.tick_ms: float = window_ms / buckets
         # Finer ticks would be numbered beyond what a double counts, and Lua has only doubles.
         if self.tick_ms < 2.0**-7:
             reject(f"{buckets} buckets in {window_ms} ms are too fine; use fewer buckets")
         # A later one was counted in shorter ticks, by another window that was given the same key:
         # taken at its word it would lie so far ahead that no arithmetic holds there.
-        self.last_tick = floor(MAX_INSTANT_MS / self.tick_ms)
-        self.ttl_ms = ceil(self.tick_ms + window_ms) + 1
-        self.native = ("sliding_window", self.limit, self.window_ms, self.buckets)
-        self.lua = SLIDING_WINDOW.rider(windowMs=window_ms, limit=limit, buckets=buckets)
+        self.last_tick: int = floor(MAX_INSTANT_MS / self.tick_ms)
+        self.ttl_ms: int = ceil(self.tick_ms + window_ms) + 1
+        self.native: tuple[Any, ...] = ("sliding_window", self.limit, self.window_ms, self.buckets)
+        self.lua: LuaRider = SLIDING_WINDOW.rider(windowMs=window_ms, limit=limit, buckets=buckets)
 
     def step(self, state: State | None, now: int, cost: int) -> Step[Decision]:
         w = self.tick_ms
@@ -155,6 +155,6 @@ class SlidingWindow(Stepping):
         )
 
 
-def sliding_window(limit: Any, window_ms: Any, buckets: Any = 10) -> SlidingWindow:
+def sliding_window(limit: int, window_ms: int, buckets: int = 10) -> SlidingWindow:
     """`limit` in any `window_ms`, estimated from `buckets` counts: little memory, no edges."""
     return SlidingWindow(limit, window_ms, buckets)

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Any
 
 from ..core.decision import Decision, Forecast, Step, decide
-from ..core.strategy import Stepping
+from ..core.strategy import LuaRider, Stepping
 from ..core.validation import MAX_SPAN_MS, require_int
 from .lua import SLIDING_WINDOW_LOG
 
@@ -33,11 +33,11 @@ class SlidingWindowLog(Stepping):
     name = "sliding_window_log"
 
     def __init__(self, limit: int, window_ms: int) -> None:
-        self.limit = require_int("limit", limit, high=MAX_LOG_LIMIT)
+        self.limit: int = require_int("limit", limit, high=MAX_LOG_LIMIT)
         self.window_ms: int = require_int("window_ms", window_ms, high=MAX_SPAN_MS)
-        self.ttl_ms = self.window_ms
-        self.native = ("sliding_window_log", self.limit, self.window_ms)
-        self.lua = SLIDING_WINDOW_LOG.rider(windowMs=window_ms, limit=limit)
+        self.ttl_ms: int = self.window_ms
+        self.native: tuple[Any, ...] = ("sliding_window_log", self.limit, self.window_ms)
+        self.lua: LuaRider = SLIDING_WINDOW_LOG.rider(windowMs=window_ms, limit=limit)
 
     def step(self, state: State | None, now: int, cost: int) -> Step[Decision]:
         log, count = self._live(state, now)
@@ -91,6 +91,6 @@ class SlidingWindowLog(Stepping):
         return f"sliding_window_log(limit={self.limit}, window_ms={self.window_ms})"
 
 
-def sliding_window_log(limit: Any, window_ms: Any) -> SlidingWindowLog:
+def sliding_window_log(limit: int, window_ms: int) -> SlidingWindowLog:
     """`limit` in any `window_ms`, to the millisecond."""
     return SlidingWindowLog(limit, window_ms)

@@ -20,7 +20,7 @@ from math import ceil, floor
 from typing import Any
 
 from ..core.decision import Decision, Forecast, Step, decide
-from ..core.strategy import Stepping
+from ..core.strategy import LuaRider, Stepping
 from ..core.validation import MAX_SAFE, MAX_SPAN_MS, reject, require_int, require_rate
 from .lua import TOKEN_BUCKET
 
@@ -35,21 +35,26 @@ class TokenBucket(Stepping):
     name = "token_bucket"
 
     def __init__(self, capacity: int, refill_per_sec: float) -> None:
-        self.limit = require_int("capacity", capacity)
-        self.refill_per_sec = require_rate("refill_per_sec", refill_per_sec)
-        self.capacity = float(capacity)
-        self.refill_per_ms = self.refill_per_sec / 1000
+        self.limit: int = require_int("capacity", capacity)
+        self.refill_per_sec: float = require_rate("refill_per_sec", refill_per_sec)
+        self.capacity: float = float(capacity)
+        self.refill_per_ms: float = self.refill_per_sec / 1000
         # A rate as small as 1e-308 divides down to zero here.
         if self.refill_per_ms <= 0 or self.capacity / self.refill_per_ms > MAX_SPAN_MS:
             reject(
                 f"a bucket of {capacity} at {refill_per_sec} per second takes over {MAX_SPAN_MS} "
                 "ms to fill; lower the capacity or raise the refill"
             )
-        self.ttl_ms = max(1, ceil(self.capacity / self.refill_per_ms))
+        self.ttl_ms: int = max(1, ceil(self.capacity / self.refill_per_ms))
         while self.ttl_ms * self.refill_per_ms < self.capacity:
             self.ttl_ms += 1
-        self.native = ("token_bucket", self.capacity, self.refill_per_ms, self.ttl_ms)
-        self.lua = TOKEN_BUCKET.rider(capacity=capacity, refillPerSec=self.refill_per_sec)
+        self.native: tuple[Any, ...] = (
+            "token_bucket",
+            self.capacity,
+            self.refill_per_ms,
+            self.ttl_ms,
+        )
+        self.lua: LuaRider = TOKEN_BUCKET.rider(capacity=capacity, refillPerSec=self.refill_per_sec)
 
     def step(self, state: State | None, now: int, cost: int) -> Step[Decision]:
         rate = self.refill_per_ms
@@ -103,6 +108,6 @@ class TokenBucket(Stepping):
         return f"token_bucket(capacity={self.limit}, refill_per_sec={self.refill_per_sec!r})"
 
 
-def token_bucket(capacity: Any, refill_per_sec: Any) -> TokenBucket:
+def token_bucket(capacity: int, refill_per_sec: float) -> TokenBucket:
     """Up to `capacity` at once, refilled at `refill_per_sec`, fractions included."""
     return TokenBucket(capacity, refill_per_sec)

@@ -9,10 +9,10 @@ _PACKAGES = {"google", "grpc", "grpc_health", "grpc_reflection"}
 
 try:
     from .server import GrpcDoor, open_grpc
-except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] not in _PACKAGES:
+except ModuleNotFoundError as _error:
+    if (_error.name or "").partition(".")[0] not in _PACKAGES:
         raise
-    needs = missing("the gRPC server", error.name or "grpc")
-    raise ConfigInvalidError(f"{needs}; or go without it: --no-grpc") from error
+    _needs = missing("the gRPC server", _error.name or "grpc")
+    raise ConfigInvalidError(f"{_needs}; or go without it: --no-grpc") from _error
 
 __all__ = ["GrpcDoor", "open_grpc"]

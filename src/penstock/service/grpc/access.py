@@ -47,7 +47,7 @@ class Access(_Handler):
         self._token = None if token is None else Token(token)
         self._leaving = leaving
         self._replies = replies
-        self.turned_away = 0
+        self.turned_away: int = 0
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         found = self._methods.get(handler_call_details.method)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from ..core import Service
 from .answers import Answers
@@ -21,7 +21,7 @@ Page: TypeAlias = "Callable[[bool, bytes], Answer]"
 class Pages:
     """`open` are the paths that need no token: probes have none."""
 
-    open = frozenset({"/health", "/ready"})
+    open: ClassVar[frozenset[str]] = frozenset({"/health", "/ready"})
 
     def __init__(
         self,

@@ -44,9 +44,9 @@ class Stand:
     __slots__ = ("call", "caller", "key")
 
     def __init__(self, key: str, call: Call, caller: Caller) -> None:
-        self.key = key
-        self.call = call
-        self.caller = caller
+        self.key: str = key
+        self.call: Call = call
+        self.caller: Caller = caller
 
 
 class Batch:
@@ -55,8 +55,8 @@ class Batch:
     __slots__ = ("key", "stands")
 
     def __init__(self, key: str, stands: Sequence[Stand]) -> None:
-        self.key = key
-        self.stands = stands
+        self.key: str = key
+        self.stands: Sequence[Stand] = stands
 
     @property
     def calls(self) -> list[Call]:

@@ -40,13 +40,13 @@ class CasStore(Store):
     remembered."""
 
     def __init__(self, timeout_ms: int) -> None:
-        self.timeout_ms = require_int("timeout_ms", timeout_ms, high=3_600_000)
+        self.timeout_ms: int = require_int("timeout_ms", timeout_ms, high=3_600_000)
         self._begin()
         _stores.add(self)
 
     def _begin(self) -> None:
-        self.lines = Lines()
-        self.memory = Memory() if self.compares else Memory(0)
+        self.lines: Lines = Lines()
+        self.memory: Memory = Memory() if self.compares else Memory(0)
 
     @abstractmethod
     def serve(self, requests: Sequence[Request], deadline: float) -> list[Any]:

@@ -52,7 +52,7 @@ class DynamoDBStore(CasStore):
         timeout_ms: int = 1000,
     ) -> None:
         super().__init__(timeout_ms)
-        self.table = require_name("table", table, _TABLE)
+        self.table: str = require_name("table", table, _TABLE)
         self._serves_sync = client is not None or async_client is None
         self._serves_async = async_client is not None or client is None
         self._clients = Clients(self.timeout_ms, region, endpoint, client, async_client)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ...core.clock import Clock, SystemClock, require_clock
 from ...core.native import native
@@ -27,6 +27,8 @@ _living: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
 _DECIDING = ("apply", "aapply", "apply_many", "aapply_many")
 
 R = TypeVar("R")
+
+Overflow = Literal["evict", "deny"]
 
 
 class MemoryStore(Store):
@@ -48,16 +50,15 @@ class MemoryStore(Store):
     def __init__(
         self,
         max_keys: int | None = None,
-        overflow: str = "evict",
+        overflow: Overflow = "evict",
         *,
         sweep_every_ms: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         if max_keys is not None:
             require_int("max_keys", max_keys, high=2**31 - 1)
-        require_choice("overflow", overflow, ("evict", "deny"))
         self.max_keys = max_keys
-        self.overflow = overflow
+        self.overflow: Overflow = require_choice("overflow", overflow, ("evict", "deny"))
         self.clock: Clock = SystemClock() if clock is None else require_clock(clock)
         self.table: Any = _make_table(max_keys, overflow == "evict")
         _living.add(self)

@@ -75,7 +75,7 @@ class AsyncOwnSource:
         self._target = target
         self._greet = greet
         self._link: AsyncLink | None = None
-        self.where = target.where
+        self.where: str = target.where
 
     async def borrow(self, deadline: float) -> AsyncLink:
         kept, self._link = self._link, None

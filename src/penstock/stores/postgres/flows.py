@@ -80,7 +80,7 @@ class Flows:
 
     def __init__(self, schema: Schema, *, use_server_time: bool) -> None:
         self.schema = schema
-        self.memory = Memory()
+        self.memory: Memory = Memory()
         self._server_time = use_server_time
 
     def run(self, calls: Iterable[Call]) -> PostgresFlow:

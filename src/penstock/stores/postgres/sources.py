@@ -123,7 +123,7 @@ class OwnSource:
         self._target = target
         self._greet = greet
         self._link: Link | None = None
-        self.where = target.where
+        self.where: str = target.where
 
     def borrow(self, deadline: float) -> Link:
         link, self._link = self._link, None

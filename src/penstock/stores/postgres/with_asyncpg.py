@@ -28,7 +28,7 @@ class AsyncpgLink:
 
     def __init__(self, connection: Any, where: str) -> None:
         self.connection = connection
-        self.broken = False
+        self.broken: bool = False
         self._where = where
 
     async def execute(self, request: Request, deadline: float) -> Any:
@@ -70,7 +70,7 @@ class AsyncpgOwnSource:
         self._target = target
         self._greet = greet
         self._link: AsyncpgLink | None = None
-        self.where = target.where
+        self.where: str = target.where
 
     async def borrow(self, deadline: float) -> AsyncpgLink:
         kept, self._link = self._link, None

@@ -40,8 +40,8 @@ class _Wire:
     __slots__ = ("_connection", "_poll", "_reader", "_sock", "address", "era")
 
     def __init__(self, connection: Any, address: Address, era: object) -> None:
-        self.address = address
-        self.era = era
+        self.address: Address = address
+        self.era: object = era
         self._connection = connection
         self._sock = connection._sock
         self._reader = new_reader()

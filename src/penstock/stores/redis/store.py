@@ -59,7 +59,7 @@ class RedisStore(Store):
     def _prepare(self, use_server_time: bool, timeout_ms: int) -> None:
         if not isinstance(use_server_time, bool):
             reject(f"use_server_time must be True or False, not {use_server_time!r}")
-        self.timeout_ms = require_int("timeout_ms", timeout_ms, high=3_600_000)
+        self.timeout_ms: int = require_int("timeout_ms", timeout_ms, high=3_600_000)
         self.reads_own_clock = use_server_time
         self._blocking: Any = None
         self._asynchronous: Any = None

@@ -52,7 +52,7 @@ class RestClient:
     """
 
     def __init__(self, base_url: str, token: str, timeout_ms: int) -> None:
-        self.base_url = require_base_url(base_url)
+        self.base_url: str = require_base_url(base_url)
         self._timeout_s = timeout_ms / 1000
         self._make = partial(_make, self.base_url, Token(token), self._timeout_s)
         self._forget()

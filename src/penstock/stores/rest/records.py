@@ -45,7 +45,7 @@ class RecordServerStore(RestStore):
         self, base_url: str, *, token: str, namespace: str = "default", timeout_ms: int = 1_000
     ) -> None:
         super().__init__(base_url, token, timeout_ms)
-        self.namespace = require_name("namespace", namespace, r"[A-Za-z0-9_.-]{1,64}")
+        self.namespace: str = require_name("namespace", namespace, r"[A-Za-z0-9_.-]{1,64}")
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Any:

@@ -16,7 +16,7 @@ from ...core.store import Store, Transform
 from ...core.validation import require_choice, require_instant, require_int
 from ..line import AwaitedCall, LateError, Line, settle
 from ..sheet import Call, Sheet
-from .database import SYNCHRONOUS, Database
+from .database import SYNCHRONOUS, Database, Synchronous
 from .faults import LockedError, interrupted, late
 from .urls import parse_url, require_path
 from .worker import Worker
@@ -46,12 +46,12 @@ class SqliteStore(Store):
         self,
         path: str | os.PathLike[str],
         *,
-        synchronous: str = "normal",
+        synchronous: Synchronous = "normal",
         timeout_ms: int = 1_000,
     ) -> None:
-        self.path = require_path(path)
-        self.synchronous = require_choice("synchronous", synchronous, SYNCHRONOUS)
-        self.timeout_ms = require_int("timeout_ms", timeout_ms, high=3_600_000)
+        self.path: str = require_path(path)
+        self.synchronous: Synchronous = require_choice("synchronous", synchronous, SYNCHRONOUS)
+        self.timeout_ms: int = require_int("timeout_ms", timeout_ms, high=3_600_000)
         self._database = Database(self.path, synchronous, timeout_ms)
         self._idle = False
         self._begin()

@@ -163,11 +163,11 @@ class LuaProgram:
         self.argv = argv
         self.state = state
         self.raw = raw
-        self.check = LuaScript(f"{name}.check", self._head(_CHECK) + check.lstrip("\n"))
+        self.check: LuaScript = LuaScript(f"{name}.check", self._head(_CHECK) + check.lstrip("\n"))
         body = _EACH.format(check=_of_a_key(check)) if many is None else many.lstrip("\n")
-        self.many = LuaScript(f"{name}.many", self._head(_MANY) + body)
+        self.many: LuaScript = LuaScript(f"{name}.many", self._head(_MANY) + body)
         head = _READ.format(name=name, raw=raw, state=state)
-        self.read = LuaScript(f"{name}.read", head + read.lstrip("\n"))
+        self.read: LuaScript = LuaScript(f"{name}.read", head + read.lstrip("\n"))
         self.decode = decode
 
     def rider(self, **parameters: int | float) -> LuaRider:
