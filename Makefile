@@ -12,7 +12,7 @@ SOURCES := $(wildcard src/penstock/accel/*.p[yx]*)
 PACKAGE := pyproject.toml setup.py $(SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all lint types unit pure bench bench-all pictures wire clean
+.PHONY: help setup serve test test-all lint types docs unit pure bench bench-all pictures wire clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -51,7 +51,7 @@ SAY_PATH = $(BIN)/python -c 'import penstock; print("    native path:", "on" if 
 serve: $(VENV)/.service  ## run the service on its embedded store: make serve ARGS="--config penstock.yaml"
 	@$(BIN)/python -m penstock.cli serve $(ARGS)
 
-test: lint types unit pure  ## lint, types and all tests, on real backends, on both paths
+test: lint types docs unit pure  ## lint, types, docs and all tests, on real backends, on both paths
 	@echo "==> all good"
 
 lint: $(VENV)/.packages  ## ruff
@@ -62,6 +62,10 @@ lint: $(VENV)/.packages  ## ruff
 types: $(VENV)/.packages  ## mypy --strict
 	@echo "==> types"
 	@$(BIN)/mypy
+
+docs: $(VENV)/.packages  ## the documentation as a site, in build/docs
+	@echo "==> docs"
+	@$(BIN)/python -m tools.docs
 
 unit: setup
 	@echo "==> tests"
@@ -97,4 +101,4 @@ wire: $(VENV)/.packages  ## regenerate the scripts, the manifest and the vectors
 
 clean:  ## remove everything that can be made again
 	rm -rf $(VENV) .venv-* .tools build dist src/*.egg-info src/penstock/accel/*.so src/penstock/accel/_native.c
-	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis docs/api

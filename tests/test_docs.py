@@ -8,11 +8,16 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import COMMANDS
+from penstock.config import parse_policies
 from penstock.core.extras import EXTRAS
 from tests.servers.process import REPO
 from tests.stores.redis.live import url_of
 
-PAGES = sorted([*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md"), *(REPO / "wire").glob("*.md")])
+FOLDERS = ("bench", "proofs", "wire")
+PAGES = sorted(
+    [*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md")]
+    + [page for folder in FOLDERS for page in (REPO / folder).glob("*.md")]
+)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#([^)\s]+))?\)|(?:src|srcset)=\"([^\"]+)\"")
 
 
@@ -41,6 +46,16 @@ def test_the_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> No
     assert len(blocks) == 4
     for block in blocks:
         exec(block.replace("redis://localhost:6379", url_of("valkey")), {})
+
+
+def test_the_first_hour_runs_as_it_stands() -> None:
+    """All of its Python, as one program, with a real server in the place of localhost."""
+    page = REPO / "docs" / "start.md"
+    program = "\n".join(_blocks(page, "python"))
+    assert "redis://localhost:6379" in program
+    exec(program.replace("redis://localhost:6379", url_of("valkey")), {})
+    (policies,) = _blocks(page, "yaml")
+    assert list(parse_policies(policies).policies) == ["api"]
 
 
 def test_the_readme_names_targets_and_commands_that_exist() -> None:

@@ -4,7 +4,7 @@ A language model's answer costs as many tokens as it turns out to have. By then 
 so a limit that refuses what does not fit has nothing left to refuse. A budget turns the question
 round: a debit is admitted while less than the budget has been served, and is then counted in full.
 So at most one debit of a window, the one that crosses, goes over the budget, and by less than its
-own size; after it the budget is spent until the window rolls.
+own size; after it the budget is spent until the window rolls::
 
     budget = rate_limit(token_budget(100_000, 60_000), store=store)
     if budget.peek("alice"):
@@ -14,7 +14,7 @@ own size; after it the budget is spent until the window rolls.
 Windows are slices of the calendar, the same for every key. As with a fixed window, a stored window
 later than the computed one means that the clock went back, and stands.
 
-The Lua below is the same transition, so that a fleet on one Redis debits in one step.
+A fleet on one Redis debits in one step, by a script that makes the same transition.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from .core.strategy import LuaRider, Strategy
 from .core.validation import MAX_SAFE, MAX_SPAN_MS, require_int
 from .strategies.lua import LuaProgram
 
-__all__ = ["TOKEN_BUDGET", "TokenBudget", "token_budget"]
+__all__ = ["TokenBudget", "token_budget"]
 
 State = tuple[int, int]
 
 
 class TokenBudget(Strategy):
-    """State: (start, served)."""
+    """Counts tokens after the fact. Made by `token_budget`.
+
+    The state is (start, served).
+    """
 
     name = "token_budget"
 
@@ -44,6 +47,7 @@ class TokenBudget(Strategy):
 
     @property
     def budget(self) -> int:
+        """Tokens per window."""
         return self.limit
 
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
@@ -81,8 +85,12 @@ class TokenBudget(Strategy):
         return f"token_budget(budget={self.limit}, window_ms={self.window_ms})"
 
 
-def token_budget(budget: Any, window_ms: Any) -> TokenBudget:
-    """`budget` tokens per window, debited after the fact."""
+def token_budget(budget: int, window_ms: int) -> TokenBudget:
+    """`budget` tokens per window of `window_ms`, aligned to the epoch, debited after the fact.
+
+    A `check` is the debit: it is admitted while less than the budget was served, and then counted
+    in full.
+    """
     return TokenBudget(budget, window_ms)
 
 

@@ -26,7 +26,7 @@ LEASE_TTL_MS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The answer to a request for slots: a lease exactly when the decision allows it."""
+    """The answer to a request for slots: a `lease` exactly when the `decision` allows it."""
 
     decision: Decision
     lease: Lease | None

@@ -108,7 +108,12 @@ def decide(
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a key can still spend, and when it gets more. Instants are epoch ms."""
+    """What a key can still spend, and when it gets more.
+
+    `spendable_now` requests of the cost that was asked about fit at once. `next_replenish_at` is
+    the instant (epoch ms) at which one more unit becomes available, now if nothing is missing, and
+    `full_at` the one from which nothing is.
+    """
 
     spendable_now: int
     next_replenish_at: int

@@ -23,7 +23,7 @@ __all__ = [
 
 
 class PenstockError(Exception):
-    """The root of them all."""
+    """The root of all exceptions that Penstock raises. `code` is a stable text to branch on."""
 
     code: ClassVar[str] = "penstock_error"
 

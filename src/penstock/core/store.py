@@ -22,13 +22,15 @@ R = TypeVar("R")
 
 
 class Transform(Generic[R]):
-    """A pure transition on its way to a store, with the riders it may be swapped for.
+    """A pure transition on its way to a store, with the accelerators that may stand for it.
 
-    `run(state, now, cost)` yields an Outcome; `step` yields its four fields in order, as a tuple
-    where the strategy has one at hand. `strategy` is whose state it reads and `kind` that one's
-    name. `lua` and `native` are its riders; `role` says what they have to do to stand for `run`:
-    "check", "lease" (see `core/grant.py`), or "peek" and "forecast", which only read.
-    `refuse(now, retry_after_ms)` is the answer of a store that has no room for a new key.
+    `run`, called with (state, now, cost), yields an Outcome; `step` yields its four fields in
+    order, as a tuple where the strategy has one at hand. `strategy` is whose state it reads and
+    `kind` that one's name. `lua` and `native` are its accelerators; `role` says what they have to
+    do to stand for `run`: "check", "lease" (see `core/grant.py`), or "peek" and "forecast", which
+    only read. `refuse`, called with (now, retry_after_ms), is the answer of a store that has no
+    room for a new key. `need` is, for the role "lease", the least that helps. `kernel` belongs to
+    the compiled path.
     """
 
     __slots__ = (
@@ -130,7 +132,8 @@ CLEAR: Transform[None] = Transform(
 
 
 class Store:
-    """Where states live. A subclass has `apply`, `aapply` or both."""
+    """Where states live: the base class of all stores. A subclass has `apply`, `aapply` or both,
+    and everything else follows from them."""
 
     reads_own_clock: bool = False
     """True when the backend's clock decides and the `now` that callers pass is not used."""

@@ -71,7 +71,11 @@ def _whole_bases(cls: type[Strategy]) -> list[type[Strategy]]:
 
 
 class Strategy(ABC):
-    """One algorithm with its parameters. Immutable once made."""
+    """One algorithm with its parameters: the base class of all strategies. Immutable once made.
+
+    A subclass has a `check`, and it works on every store. `peek` has a default; `forecast` is
+    optional.
+    """
 
     name: str = ""
     """Names the form of the state: two strategies that cannot read each other's state differ."""
@@ -86,14 +90,14 @@ class Strategy(ABC):
     """The longest that a state written now can matter."""
 
     native: tuple[Any, ...] | None = None
-    """The rider of the compiled path: the kernel's name and its parameters."""
+    """The accelerator of the compiled path: the kernel's name and its parameters."""
 
     lua: LuaRider | None = None
-    """The rider of Redis."""
+    """The accelerator of Redis."""
 
     rides: bool = True
-    """Whether the riders say the same as `check`. A subclass that replaces the `check` of a
-    strategy with riders, and brings none of its own, has none."""
+    """Whether the accelerators say the same as `check`. A subclass that replaces the `check` of a
+    strategy with accelerators, and brings none of its own, has none."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -128,7 +132,7 @@ class Strategy(ABC):
         )
 
     def read_state(self, raw: Any) -> Any:
-        """The state, from what the `read` script of the Lua rider returned."""
+        """The state, from what the `read` script of the Lua accelerator returned."""
         if self.lua is None:
             raise UnsupportedError(f"strategy {self.name!r} has no Lua rider to read state from")
         return self.lua.decode(raw)

@@ -24,6 +24,7 @@ from ..strategies.lua import MARGIN_MS
 __all__ = ["FORMAT", "MARGIN_MS", "foreign_state", "keep_ms", "pack", "unpack"]
 
 FORMAT = 1
+"""The version of the record that this code writes and reads."""
 
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _decode = json.JSONDecoder().decode

@@ -30,7 +30,10 @@ State = tuple[int, int]
 
 
 class FixedWindow(Stepping):
-    """State: (start, count)."""
+    """Counts, and starts over when the window ends. Made by `fixed_window`.
+
+    The state is (start, count). `anchor` says where windows start.
+    """
 
     name = "fixed_window"
 
@@ -83,5 +86,10 @@ class FixedWindow(Stepping):
 
 
 def fixed_window(limit: int, window_ms: int, anchor: Anchor = "epoch") -> FixedWindow:
-    """`limit` per window. Windows are aligned to the epoch, or open with the first request."""
+    """`limit` per window of `window_ms`, counted from zero in each.
+
+    With `anchor="epoch"` windows are slices of the calendar, the same for every key; with `"first"`
+    a key's window opens with its first request. Either way the end of one window and the start of
+    the next can hold up to twice the limit.
+    """
     return FixedWindow(limit, window_ms, anchor)

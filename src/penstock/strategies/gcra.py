@@ -33,7 +33,10 @@ _MIN_INTERVAL_MS = 2.0**-10
 
 
 class Gcra(Stepping):
-    """State: the TAT, a float in epoch ms."""
+    """Paces evenly after a burst. Made by `gcra`.
+
+    The state is the theoretical arrival time (TAT), a float in epoch ms.
+    """
 
     name = "gcra"
 
@@ -120,5 +123,9 @@ class Gcra(Stepping):
 
 
 def gcra(limit: int, period_ms: int, burst: int | None = None) -> Gcra:
-    """`limit` per `period_ms`, evenly paced, with up to `burst` (by default `limit`) at once."""
+    """`limit` per `period_ms`, evenly paced, with up to `burst` (by default `limit`) at once.
+
+    A rested key may spend the burst and goes on at the rate, so the worst placed period holds
+    `burst + limit - 1`.
+    """
     return Gcra(limit, period_ms, burst)

@@ -33,7 +33,10 @@ State = tuple[tuple[int, int], ...]
 
 
 class SlidingWindow(Stepping):
-    """State: ((tick, count), ...), ascending, without empty ticks."""
+    """Estimates a sliding window from counts. Made by `sliding_window`.
+
+    The state is ((tick, count), ...), ascending, without empty ticks.
+    """
 
     name = "sliding_window"
 
@@ -156,5 +159,9 @@ class SlidingWindow(Stepping):
 
 
 def sliding_window(limit: int, window_ms: int, buckets: int = 10) -> SlidingWindow:
-    """`limit` in any `window_ms`, estimated from `buckets` counts: little memory, no edges."""
+    """`limit` in any `window_ms`, estimated from `buckets` counts: little memory, no edges.
+
+    What falls into the oldest bucket counts in proportion, as if it had come evenly; more buckets
+    narrow that guess. `buckets=1` is the classic estimate from two windows.
+    """
     return SlidingWindow(limit, window_ms, buckets)

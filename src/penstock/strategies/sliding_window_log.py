@@ -28,7 +28,10 @@ State = tuple[tuple[int, int], ...]
 
 
 class SlidingWindowLog(Stepping):
-    """State: ((stamp, count), ...), ascending."""
+    """Remembers when each unit came. Made by `sliding_window_log`.
+
+    The state is ((stamp, count), ...), ascending.
+    """
 
     name = "sliding_window_log"
 
@@ -92,5 +95,8 @@ class SlidingWindowLog(Stepping):
 
 
 def sliding_window_log(limit: int, window_ms: int) -> SlidingWindowLog:
-    """`limit` in any `window_ms`, to the millisecond."""
+    """`limit` in any `window_ms`, wherever it starts, to the millisecond.
+
+    Exact, at the price of memory for every millisecond that admitted something.
+    """
     return SlidingWindowLog(limit, window_ms)

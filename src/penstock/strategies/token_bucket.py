@@ -30,7 +30,10 @@ State = tuple[float, int]
 
 
 class TokenBucket(Stepping):
-    """State: (tokens, last): a float, and the epoch ms up to which it was credited."""
+    """Holds tokens, and refills. Made by `token_bucket`.
+
+    The state is (tokens, last): a float, and the epoch ms up to which it was credited.
+    """
 
     name = "token_bucket"
 
@@ -109,5 +112,8 @@ class TokenBucket(Stepping):
 
 
 def token_bucket(capacity: int, refill_per_sec: float) -> TokenBucket:
-    """Up to `capacity` at once, refilled at `refill_per_sec`, fractions included."""
+    """Up to `capacity` at once, refilled at `refill_per_sec`, fractions included.
+
+    A key that nobody has touched is full.
+    """
     return TokenBucket(capacity, refill_per_sec)

@@ -45,6 +45,7 @@ from ...core.strategy import LuaRider, LuaScript
 __all__ = ["MARGIN_MS", "NOW_ARGV", "REPLY", "LuaProgram"]
 
 MARGIN_MS = 60_000
+"""How much longer than it matters a state is kept, at least."""
 NOW_ARGV = 1
 REPLY = ("allowed", "limit", "remaining", "resetAt", "retryAfterMs")
 

@@ -1,0 +1,1 @@
+"""What the project makes, and the package does not need: its documentation."""
