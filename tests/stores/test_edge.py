@@ -248,9 +248,22 @@ def test_a_token_in_a_url_is_refused_unseen(name: str, monkeypatch: pytest.Monke
     open_store(f"{scheme}://account/place?token_env=OTHER_TOKEN").close()
 
 
+@pytest.mark.parametrize("scheme", ["durable-object+https", "deno-kv+https"])
+def test_a_record_server_takes_its_token_from_its_own_variable_by_default(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that the program it talks to has its token in."""
+    monkeypatch.delenv("PENSTOCK_TOKEN", raising=False)
+    with pytest.raises(ConfigInvalidError, match="variable PENSTOCK_TOKEN is not set"):
+        open_store(f"{scheme}://records.example.com")
+    monkeypatch.setenv("PENSTOCK_TOKEN", "t")
+    open_store(f"{scheme}://records.example.com").close()
+
+
 @pytest.mark.parametrize("name", ["durable-object", "deno-kv"])
-def test_plain_http_is_for_this_machine(name: str) -> None:
+def test_plain_http_is_for_this_machine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token does not travel in the clear."""
+    monkeypatch.setenv("PENSTOCK_TOKEN", edge.TOKEN)
     open_store(f"{name}+http://127.0.0.1:1/").close()
     open_store(f"{name}+http://localhost:1/").close()
     with pytest.raises(ConfigInvalidError, match="in the clear to example"):
@@ -278,10 +291,14 @@ def test_plain_http_is_for_this_machine(name: str) -> None:
         "deno-kv+https://host/?timeout_ms=soon",
     ],
 )
-def test_a_bad_url_is_refused_before_anything_is_asked(url: str) -> None:
+def test_a_bad_url_is_refused_before_anything_is_asked(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Names that become part of a path or a statement are validated."""
-    with pytest.raises(ConfigInvalidError):
+    monkeypatch.setenv("PENSTOCK_TOKEN", edge.TOKEN)
+    with pytest.raises(ConfigInvalidError) as refused:
         open_store(url)
+    assert "is not set" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("name", "extra"), [("d1", "edge"), ("dynamodb", "dynamodb")])

@@ -18,6 +18,7 @@ from ..service.greeting import shown_store
 from ..service.health import PING, PING_KEY, ask_store
 from ..stores.opening import open_store
 from .colours import call_and_close
+from .settings import Settings, add_store, store_url
 from .version import describe
 
 __all__ = ["SUMMARY", "configure", "run"]
@@ -29,7 +30,8 @@ examples:
   penstock doctor
   penstock doctor --store redis://localhost:6379 --config penstock.yaml
 
-The store is asked something that writes nothing. Ends with 0 when all is well, 1 when the store
+A service's own settings, such as PENSTOCK_STORE, are looked at too. The store is asked something
+that writes nothing. Ends with 0 when all is well, 1 when the store
 does not answer, 2 when the store's URL or the policy file is wrong.
 """
 
@@ -38,8 +40,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--store", metavar="URL", help="a store to reach")
-    parser.add_argument("--config", metavar="FILE", help="a policy file to read")
+    settings = Settings(parser)
+    add_store(settings, help="a store to reach")
+    settings.add("--config", metavar="FILE", help="a policy file to read")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,9 +51,10 @@ def run(args: argparse.Namespace) -> int:
     print(f"  {_path()}")
     for line in _extras():
         print(f"  {line}")
-    codes = [0]
-    if args.store is not None:
-        codes.append(_report("store", lambda: _reach(args.store)))
+    args.settings.resolve(args)
+    codes, url = [0], store_url(args)
+    if url is not None:
+        codes.append(_report("store", lambda: _reach(url)))
     if args.config is not None:
         codes.append(_report("policies", lambda: _read(args.config)))
     return max(codes)

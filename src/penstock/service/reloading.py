@@ -14,14 +14,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import PolicyFile, load_policy_file
 from ..core.errors import PenstockError
+from .hangups import heard
 
 if TYPE_CHECKING:
     from .core import Service
@@ -56,17 +55,13 @@ class Reloader:
 
     async def run(self) -> None:
         """Look, until cancelled. Nothing else ends it."""
-        catches = self._catch_sighup()
-        try:
+        with heard(self._asked.set):
             while True:
                 await self._wait()
                 try:
                     await self._turn()
                 except Exception as error:
                     self._report(error)
-        finally:
-            if catches:
-                asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
 
     async def _turn(self) -> None:
         if self._asked.is_set():
@@ -122,16 +117,6 @@ class Reloader:
             await asyncio.wait_for(self._asked.wait(), self._every_s)
         except asyncio.TimeoutError:
             return
-
-    def _catch_sighup(self) -> bool:
-        """Signals reach the main thread only, and some systems have no SIGHUP."""
-        if threading.current_thread() is not threading.main_thread():
-            return False
-        try:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._asked.set)
-        except (AttributeError, NotImplementedError):
-            return False
-        return True
 
 
 def _digest(path: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import signal
@@ -13,11 +14,12 @@ from ..core.errors import ConfigInvalidError
 from ..core.validation import reject
 from .core import Service, build_service
 from .files import connections
+from .hangups import heard
 from .health import ask_store
 from .http import Bounds, HttpDoor, Pool
 from .options import ServeOptions
 from .ports import require_free_ports
-from .tls import server_context
+from .tls import Certificates
 
 if TYPE_CHECKING:
     from ..config import PolicyFile
@@ -50,6 +52,8 @@ class Running:
             told=told,
         )
         self._connections = connections(http=options.http_port > 0, grpc=options.grpc_port > 0)
+        self._certificates = None if options.tls is None else Certificates(options.tls)
+        self._background = contextlib.ExitStack()
         self._http: HttpDoor | None = None
         self._grpc: GrpcDoor | None = None
 
@@ -64,6 +68,8 @@ class Running:
                 await self._open_http()
             if self._options.grpc_port:
                 await self._open_grpc()
+            if self._certificates is not None:
+                self._background.enter_context(heard(self._read_certificates))
         except BaseException:
             await self.close()
             raise
@@ -83,6 +89,7 @@ class Running:
 
     async def close(self) -> None:
         """Answer what is being asked, within the deadline, and let go of the store."""
+        self._background.close()
         doors: list[Coroutine[Any, Any, None]] = []
         if self._http is not None:
             doors.append(self._http.stop())
@@ -90,6 +97,16 @@ class Running:
             doors.append(self._grpc.drain(self._options.drain_s))
         await asyncio.gather(*doors)
         await self.service.aclose()
+
+    def _read_certificates(self) -> None:
+        """On a hangup; also for clients that connect from now on."""
+        assert self._certificates is not None
+        try:
+            self._certificates.reload()
+        except (ConfigInvalidError, OSError) as error:
+            _log.error("the certificates before are shown on: %s", error)
+        else:
+            _log.info("showing the certificates of %s", self._options.tls_cert)
 
     async def _open_http(self) -> None:
         options = self._options
@@ -101,7 +118,7 @@ class Running:
             legacy_headers=options.legacy_headers,
             pool=self._pool,
         )
-        tls = None if options.tls is None else server_context(options.tls)
+        tls = None if self._certificates is None else self._certificates.context
         try:
             await door.start(options.host, options.http_port, tls=tls, shared=options.workers > 1)
         except OSError as error:
@@ -117,7 +134,7 @@ class Running:
             self.service,
             host=options.host,
             port=options.grpc_port,
-            tls=options.tls,
+            tls=self._certificates,
             token=options.token(),
             fleet_secret=options.fleet_secret(),
             max_connections=self._connections[1],
@@ -126,8 +143,9 @@ class Running:
 
 
 def ignore_hangup(options: ServeOptions) -> None:
-    """A hangup means: read the policies again. Without a file there is nothing to read."""
-    if options.config is None and hasattr(signal, "SIGHUP"):
+    """A hangup means: read policies and certificates again. Without files, there is nothing to
+    read."""
+    if options.config is None and options.tls is None and hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 

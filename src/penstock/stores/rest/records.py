@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
+from urllib.parse import parse_qsl, urlsplit
 
 from ...core.validation import reject
 from ..cas import Conflict, Drop, Held, LinkError, Read, Request
@@ -31,9 +32,17 @@ from .faults import refused
 from .store import RestStore
 from .urls import read_url
 
-__all__ = ["TOKEN_ENV", "RecordServerStore"]
+__all__ = ["TOKEN_ENV", "RecordServerStore", "token_variable"]
 
 TOKEN_ENV = "PENSTOCK_TOKEN"
+
+
+def token_variable(url: str) -> str | None:
+    """The variable from which the store behind `url` takes a token; None if it takes none, or one
+    that only its own kind of store uses."""
+    parts = urlsplit(url)
+    is_record_server = parts.scheme.rpartition("+")[2] in ("http", "https")
+    return dict(parse_qsl(parts.query)).get("token_env", TOKEN_ENV if is_record_server else None)
 
 
 class RecordServerStore(RestStore):
