@@ -46,7 +46,7 @@ SAY_PATH = $(BIN)/python -c 'import penstock; print("    native path:", "on" if 
 .tools/.servers: $(VENV)/.packages tests/servers/node/package.json tools/actionlint.py
 	@echo "==> test servers that come from npm, and a checker of workflows"
 	@$(BIN)/python -m tests.servers.setup
-	@$(BIN)/python -m tools.actionlint
+	@$(BIN)/python -m tools.actionlint || echo "    the workflows go unchecked: their test says how to get it"
 	@touch $@
 
 serve: $(VENV)/.service  ## run the service on its embedded store: make serve ARGS="--config penstock.yaml"

@@ -53,9 +53,9 @@ _ATTEMPTS = 8
 class LeasedLimiter(TwoTierLimiter):
     """`check()` spends from the budget of `domain`, `check(key)` from that of another key.
 
-    `target` is the gRPC door, such as "limits.internal:50051". An empty `domain` is the policy's
+    `target` is the gRPC server, such as "limits.internal:50051". An empty `domain` is the policy's
     own budget. `batch` credits are leased at once, the next ones when `low_water` is reached, by
-    default a quarter of the batch. `secret` is the fleet's, `token` the door's; `credentials` are
+    default a quarter of the batch. `secret` is the fleet's, `token` the server's; `credentials` are
     gRPC's, for TLS. A call may take `timeout_ms`.
     """
 

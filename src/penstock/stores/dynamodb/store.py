@@ -32,7 +32,7 @@ class DynamoDBStore(CasStore):
 
     Region and credentials are found as boto3 finds them; `region` and `endpoint` override that.
     `client` (boto3) and `async_client` (aiobotocore) may be passed instead; the store then serves
-    the colours of those it was given, and does not close them.
+    sync or async callers, or both, by those it was given, and does not close them.
 
     A check is a strongly consistent read and a conditional put. Keys of 2,048 bytes and more are
     stored under their SHA-256, see `cas/names.py`.

@@ -37,8 +37,8 @@ class PostgresStore(Store):
     """Keeps states in a table of PostgreSQL: one limit for everyone who uses the same database.
 
     `pool` is a `psycopg_pool.ConnectionPool`, a `psycopg_pool.AsyncConnectionPool` or an
-    `asyncpg.Pool`; the store then serves the colour of the pool. With `from_url` it opens one
-    connection of its own per process, and one per event loop.
+    `asyncpg.Pool`; the store then serves sync or async callers, as the pool does. With `from_url`
+    it opens one connection of its own per process, and one per event loop.
 
     `use_server_time` makes the server's clock decide, for one round trip more. `timeout_ms` is how
     long a call may take, connecting included; past it the call raises `store_unavailable`.
@@ -82,7 +82,7 @@ class PostgresStore(Store):
         """`postgresql://user:password@host:5432/database`, with the driver's own parameters, and
         `?schema=`, `?table=`, `?driver=psycopg|asyncpg`, `?timeout_ms=`, `?use_server_time=`.
 
-        psycopg serves both colours, asyncpg the async one.
+        psycopg serves sync and async callers, asyncpg async ones.
         """
         target, settings = parse_url(url)
         options = {**settings, **options}
