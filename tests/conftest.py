@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.servers.process import is_setting
+
 # What a developer's own shell says to `penstock serve` is not meant for the services of the tests.
-for _name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
-    if _name not in ("PENSTOCK_NO_NATIVE", "PENSTOCK_PURE"):
-        del os.environ[_name]
+for _name in filter(is_setting, list(os.environ)):
+    del os.environ[_name]
 
 # Deterministic, and patient with slow machines.
 settings.register_profile(
@@ -26,10 +27,9 @@ settings.load_profile("penstock")
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_settings_left_behind() -> Iterator[None]:
-    """A setting of the service in this process would reach every service that a test starts."""
+    """A setting of the service in this process would reach every command that a test runs."""
     yield
-    left = [name for name in os.environ if name.startswith("PENSTOCK_")]
-    assert set(left) <= {"PENSTOCK_NO_NATIVE", "PENSTOCK_PURE"}
+    assert list(filter(is_setting, os.environ)) == []
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,7 +15,7 @@ from penstock import ConfigInvalidError
 from penstock.cli.serve import configure
 from penstock.cli.settings import PREFIX, Settings, add_store, store_url
 from tests.cli.shell import Run
-from tests.servers.process import REPO, NotReady, eventually
+from tests.servers.process import REPO, NotReady, environment, eventually
 from tests.service.http.serving import PENSTOCK, Client, Penstock
 from tests.stores.redis.live import url_of
 
@@ -107,8 +106,12 @@ def test_a_stores_url_may_lie_in_a_file(tmp_path: Path) -> None:
         with pytest.raises(ConfigInvalidError, match="must hold one URL") as refused:
             store_url(resolved("--store-file", str(file)))
         assert "secret" not in str(refused.value)
-    with pytest.raises(ConfigInvalidError, match="cannot be read"):
-        store_url(resolved("--store-file", str(tmp_path / "none")))
+    for path in (tmp_path / "none", tmp_path, Path("/dev/zero")):
+        with pytest.raises(ConfigInvalidError, match="cannot be read"):
+            store_url(resolved("--store-file", str(path)))
+    file.write_bytes(b"redis://\xff")
+    with pytest.raises(ConfigInvalidError, match="not a text in UTF-8"):
+        store_url(resolved("--store-file", str(file)))
 
 
 def test_the_help_of_serve_shows_its_defaults() -> None:
@@ -148,7 +151,7 @@ def refused(*flags: str, **environ: str) -> str:
     named = {PREFIX + name.upper(): text for name, text in environ.items()}
     done = subprocess.run(
         [*PENSTOCK, "serve", "--no-grpc", *flags],
-        env={**os.environ, "PYTHONPATH": str(REPO / "src"), **named},
+        env=environment(PYTHONPATH=str(REPO / "src"), **named),
         capture_output=True,
         text=True,
         timeout=20,
@@ -176,7 +179,7 @@ def test_serve_takes_its_secrets_from_the_environment(workers: str) -> None:
         client.close()
         line = said.partition("try:")[2].splitlines()[0]
         assert '"Authorization: Bearer $PENSTOCK_TOKEN"' in line
-        env = {**os.environ, **server.environ}
+        env = environment(**server.environ)
         done = subprocess.run(line, shell=True, env=env, capture_output=True, text=True, check=True)
         assert json.loads(done.stdout)["allowed"] is not None
 

@@ -15,10 +15,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 from ..core.errors import ConfigInvalidError
+from ..core.files import read_regular
 from ..core.validation import reject, shown
 
 __all__ = ["PREFIX", "Settings", "add_store", "store_url"]
@@ -28,6 +28,7 @@ PREFIX = "PENSTOCK_"
 # Variables that are no settings of a command.
 _OTHERS = frozenset({"KV_PATH", "NO_NATIVE", "PURE"})
 _NEAR = 0.75
+_LONGEST_STORE_FILE = 1 << 16
 _KINDS = {int: "a whole number", float: "a number"}
 
 
@@ -152,9 +153,11 @@ def store_url(args: argparse.Namespace) -> str | None:
     if args.store_file is None:
         return None if args.store is None else str(args.store)
     try:
-        url = Path(args.store_file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeError) as error:
-        reject(f"the store file {args.store_file!r} cannot be read: {error}")
+        url = read_regular(args.store_file, _LONGEST_STORE_FILE).decode().strip()
+    except OSError as error:
+        reject(f"the store file {args.store_file!r} cannot be read: {error.strerror or error}")
+    except UnicodeDecodeError:
+        reject(f"the store file {args.store_file!r} is not a text in UTF-8")
     if len(url.split()) != 1:
         reject(f"the store file {args.store_file!r} must hold one URL, such as redis://HOST:6379")
     return url

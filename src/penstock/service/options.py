@@ -7,9 +7,9 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from ..config import DEFAULT_FILE, PolicyFile, load_policy_file
+from ..config import DEFAULT_FILE, PolicyFile, load_policy_file, names_with
+from ..core.files import read_ascii
 from ..core.validation import reject, require_choice, require_int
 from ..stores.rest.records import token_variable
 
@@ -17,6 +17,7 @@ __all__ = ["ServeOptions", "TlsFiles"]
 
 LOG_FORMATS = ("text", "json")
 _SHORTEST_TOKEN = 16
+_LONGEST_TOKEN_FILE = 1 << 16
 _LONGEST_DRAIN_S = 3_600
 
 
@@ -121,7 +122,7 @@ class ServeOptions:
                 f"{self.workers} workers on memory:// would each keep their own counts; share "
                 "them with --store redis://HOST:6379, or use --workers 1"
             )
-        slots = [name for name, spec in file.policies.items() if spec.concurrency is not None]
+        slots = names_with(file.policies, "concurrency")
         if slots:
             reject(
                 f"policy {slots[0]!r} holds slots, which live in one process: a slot taken from "
@@ -140,9 +141,9 @@ def _secret(what: str, file: str | None, variable: str | None) -> str | None:
 
 def _token_in(kind: str, file: str) -> str:
     try:
-        text = Path(file).read_text(encoding="ascii")
-    except (OSError, UnicodeError) as error:
-        reject(f"the {kind} {file!r} cannot be read: {error}")
+        text = read_ascii(file, _LONGEST_TOKEN_FILE)
+    except OSError as error:
+        reject(f"the {kind} {file!r} cannot be read: {error.strerror or error}")
     return _one_token(f"the {kind} {file!r}", text)
 
 

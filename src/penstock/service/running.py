@@ -19,6 +19,7 @@ from .health import ask_store
 from .http import Bounds, HttpDoor, Pool
 from .options import ServeOptions
 from .ports import require_free_ports
+from .reloading import on_thread
 from .tls import Certificates
 
 if TYPE_CHECKING:
@@ -31,15 +32,10 @@ _log = logging.getLogger("penstock.serve")
 
 
 class Running:
-    """A service with its doors open. `told` hears of policies that replace those of `file`."""
+    """A service with its servers open. One of several workers is given a `pool`, and its policies
+    by the supervisor; one alone follows the policy file itself."""
 
-    def __init__(
-        self,
-        options: ServeOptions,
-        file: PolicyFile,
-        pool: Pool | None = None,
-        told: Callable[[PolicyFile], None] | None = None,
-    ) -> None:
+    def __init__(self, options: ServeOptions, file: PolicyFile, pool: Pool | None = None) -> None:
         self._options = options
         self._pool = pool
         self.service: Service = build_service(
@@ -47,13 +43,15 @@ class Running:
             options.store,
             fail=options.fail,
             inline=options.inline,
-            watch=options.config,
+            watch=options.config if pool is None else None,
             accept=options.check_policies,
-            told=told,
+            grown=_leave_alone,
         )
         self._connections = connections(http=options.http_port > 0, grpc=options.grpc_port > 0)
         self._certificates = None if options.tls is None else Certificates(options.tls)
-        self._background = contextlib.ExitStack()
+        self._hangups = contextlib.ExitStack()
+        self._reading: set[asyncio.Future[None]] = set()
+        self._one_at_a_time = asyncio.Lock()
         self._http: HttpDoor | None = None
         self._grpc: GrpcDoor | None = None
 
@@ -68,12 +66,11 @@ class Running:
                 await self._open_http()
             if self._options.grpc_port:
                 await self._open_grpc()
-            if self._certificates is not None:
-                self._background.enter_context(heard(self._read_certificates))
+            if self._certificates is not None and self._pool is None:
+                self._hangups.enter_context(heard(self.read_certificates))
         except BaseException:
             await self.close()
             raise
-        # What is there now stays: the collector need not look at it again and again.
         gc.collect()
         gc.freeze()
 
@@ -89,7 +86,9 @@ class Running:
 
     async def close(self) -> None:
         """Answer what is being asked, within the deadline, and let go of the store."""
-        self._background.close()
+        self._hangups.close()
+        for task in self._reading:
+            task.cancel()
         doors: list[Coroutine[Any, Any, None]] = []
         if self._http is not None:
             doors.append(self._http.stop())
@@ -98,15 +97,28 @@ class Running:
         await asyncio.gather(*doors)
         await self.service.aclose()
 
-    def _read_certificates(self) -> None:
-        """On a hangup; also for clients that connect from now on."""
-        assert self._certificates is not None
-        try:
-            self._certificates.reload()
-        except (ConfigInvalidError, OSError) as error:
-            _log.error("the certificates before are shown on: %s", error)
-        else:
-            _log.info("showing the certificates of %s", self._options.tls_cert)
+    def read_certificates(self) -> None:
+        """Have the files of TLS read again, for clients that connect from then on."""
+        task = asyncio.ensure_future(self._read_certificates())
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
+
+    async def _read_certificates(self) -> None:
+        if self._certificates is None:
+            return
+        # On a thread, since a file system may be stuck; one at a time, or the older could win.
+        async with self._one_at_a_time:
+            try:
+                await on_thread(self._certificates.reload)
+            except (ConfigInvalidError, OSError) as error:
+                _log.error("the certificates before are shown on: %s", error)
+            else:
+                _log.info("showing the certificates of %s", self._options.tls_cert)
+
+    def counts(self) -> str:
+        """What was counted here, but for policies, as `/metrics` shows it; without that page
+        nobody will ask."""
+        return "" if self._http is None else self._http.counts()
 
     async def _open_http(self) -> None:
         options = self._options
@@ -142,10 +154,17 @@ class Running:
         )
 
 
-def ignore_hangup(options: ServeOptions) -> None:
-    """A hangup means: read policies and certificates again. Without files, there is nothing to
-    read."""
-    if options.config is None and options.tls is None and hasattr(signal, "SIGHUP"):
+def _leave_alone() -> None:
+    """What is there now stays. The garbage collector need not look at it again and again, with
+    every request waiting: at twenty thousand policies, for half a second."""
+    gc.collect(1)
+    gc.freeze()
+
+
+def ignore_hangup() -> None:
+    """A hangup means: read the files again. Without any, or before they are followed, there is
+    nothing to do; the system would end the process."""
+    if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 

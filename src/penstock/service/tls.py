@@ -7,13 +7,15 @@ keep theirs; a file that is bad changes nothing.
 from __future__ import annotations
 
 import ssl
-from pathlib import Path
 from typing import Any, TypeAlias
 
+from ..core.files import read_regular
 from ..core.validation import reject
 from .options import TlsFiles
 
-__all__ = ["Certificates", "server_context"]
+__all__ = ["Certificates", "read_pem", "server_context"]
+
+_MAX_BYTES = 1 << 20
 
 Pem: TypeAlias = "tuple[bytes, bytes, bytes | None]"
 """The key, the certificate chain and the authority, if there is one."""
@@ -61,12 +63,15 @@ def _read(files: TlsFiles) -> tuple[ssl.SSLContext, Pem]:
 
 
 def _bytes(files: TlsFiles) -> Pem:
-    ca = None if files.ca is None else Path(files.ca).read_bytes()
-    return Path(files.key).read_bytes(), Path(files.cert).read_bytes(), ca
+    ca = None if files.ca is None else read_pem(files.ca)
+    return read_pem(files.key), read_pem(files.cert), ca
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
     """TLS 1.2 or later; with a CA, no client without a certificate of it."""
+    for path in (files.cert, files.key, files.ca):
+        if path is not None:
+            read_pem(path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -82,3 +87,12 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
             reject(f"no certificate of an authority in PEM form in {files.ca}: {error}")
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def read_pem(path: str) -> bytes:
+    """The content of a file with a certificate or a key. The library would open anything, and wait
+    for a FIFO for ever."""
+    try:
+        return read_regular(path, _MAX_BYTES)
+    except OSError as error:
+        reject(f"the file {path!r} cannot be read: {error.strerror or error}")

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from .bounds import Bounds
 from .door import HttpDoor
-from .pool import Pool
+from .pages import Pool
 
 __all__ = ["Bounds", "HttpDoor", "Pool"]

@@ -18,17 +18,15 @@ from .bounds import Bounds
 from .calls import Calls
 from .connection import Connection
 from .faults import SOON, problem_of
-from .pages import Pages
+from .pages import Pages, Pool
 from .plan import Plans
 from .planner import Planner
-from .pool import Pool
 from .problem import Problem, ProblemError
 
 __all__ = ["HttpDoor"]
 
 _TICK_S = 0.25
 _EXPIRED_AT_ONCE = 128
-_TICKS_PER_PUBLISH = 4
 _BACKLOG = 2_048
 
 
@@ -64,8 +62,8 @@ class HttpDoor:
         )
         self.plans: Plans = Plans(self._planner.plan)
         self.problem: Callable[[Problem], bytes] = self.answers.problem
+        self.counts: Callable[[], str] = self._pages.counts
         self.now: float = 0.0
-        self._ticks = 0
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.TimerHandle | None = None
 
@@ -156,9 +154,6 @@ class HttpDoor:
     def _tick(self) -> None:
         self.now = self.loop.time()
         self.answers.tick()
-        self._ticks += 1
-        if self._ticks % _TICKS_PER_PUBLISH == 0:
-            self._pages.publish()
         self._expire(list(self._connections), 0)
         self._ticker = self.loop.call_later(_TICK_S, self._tick)
 
