@@ -78,6 +78,7 @@ def test_of_the_ways_to_give_one_setting_a_flag_beats_all_variables() -> None:
         ([], {"fail": "ajar"}, "PENSTOCK_FAIL must be open or closed, not 'ajar'"),
         ([], {"stroe": "a://"}, "PENSTOCK_STROE is not known here; did you mean PENSTOCK_STORE?"),
         ([], {"tokens": TOKEN}, "did you mean PENSTOCK_TOKEN?"),
+        ([], {"quiet": "1"}, "PENSTOCK_QUIET has no effect; say --quiet on the command line"),
     ],
 )
 def test_what_is_ambiguous_or_misspelt_is_refused(

@@ -71,6 +71,7 @@ class Settings:
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self._parser = parser
         self._groups: list[list[_Setting]] = []
+        self._switches: dict[str, str] = {}
         self._sources: dict[str, str] = {}
         parser.set_defaults(settings=self)
 
@@ -78,6 +79,7 @@ class Settings:
         """As `add_argument`. What takes a value may come from the environment, too."""
         action = self._parser.add_argument(*names, **options)
         if action.nargs == 0:
+            self._switches[PREFIX + action.dest.upper()] = names[-1]
             return
         choices = None if action.choices is None else tuple(action.choices)
         kind = action.type if callable(action.type) else None
@@ -131,9 +133,12 @@ class Settings:
         return ConfigInvalidError(f"{error} ({', '.join(stood)})") if stood else error
 
     def refuse_near_misses(self, environ: Mapping[str, str] = os.environ) -> None:
-        """For a command that has all settings: a variable that is misspelt would be ignored."""
+        """For a command that has all settings: a variable that is misspelt would be ignored, and so
+        would one that stands for a switch."""
         known = {variable.removeprefix(PREFIX) for variable in self.variables}
         for name in environ:
+            if name in self._switches:
+                reject(f"{name} has no effect; say {self._switches[name]} on the command line")
             tail = name.removeprefix(PREFIX)
             if name.startswith(PREFIX) and tail not in known | _OTHERS:
                 near = get_close_matches(tail, known, n=1, cutoff=_NEAR)
