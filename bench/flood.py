@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from penstock import Limiter, ManualClock, MemoryStore, fixed_window, rate_limit
 
@@ -42,7 +43,7 @@ def _keys(each: int) -> Iterator[str]:
         number += 1
 
 
-def run_flood(overflow: str, each: int) -> Damage:
+def run_flood(overflow: Literal["evict", "deny"], each: int) -> Damage:
     """A flood that asks `each` times for every key it makes up."""
     requests = MADE_UP * each
     store = MemoryStore(MAX_KEYS, overflow, max_bytes=MAX_BYTES)

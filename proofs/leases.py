@@ -45,7 +45,7 @@ def refute(cases: Sequence[Rules] = REFUTED) -> list[Explored]:
 
 
 def table(results: Sequence[Explored]) -> str:
-    """As it stands in docs/leases.md."""
+    """As it stands in proofs/README.md."""
     rows = [
         "| credits | leases | nodes | limit | batch | states | transitions | most admitted |",
         "|---|---|--:|--:|--:|--:|--:|--:|",

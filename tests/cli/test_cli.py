@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from penstock import ManualClock, gcra, rate_limit
 from penstock.cli import COMMANDS
 from penstock.stores.sqlite import SqliteStore
 from tests.cli.shell import Run
-from tests.servers.process import REPO
+from tests.servers.process import REPO, environment
 from tests.stores.postgres.live import running
 
 NOW = 1_700_000_000_000
@@ -167,7 +166,7 @@ def test_the_command_runs_as_a_module(module: str) -> None:
         capture_output=True,
         text=True,
         check=True,
-        env={**os.environ, "PYTHONPATH": str(REPO / "src")},
+        env=environment(PYTHONPATH=str(REPO / "src")),
     )
     assert done.stdout.startswith("penstock ")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.doctor import EXTRAS
+from penstock.core.extras import EXTRAS
 from tests.cli.shell import Run
 from tests.servers.process import REPO
 from tests.stores.redis.live import url_of
@@ -33,23 +33,6 @@ def test_it_says_why_the_native_path_is_off() -> None:
         env={"PENSTOCK_PURE": "1", "PYTHONPATH": str(REPO / "src")},
     )
     assert "not accelerated: PENSTOCK_PURE is set" in done.stdout
-
-
-def test_what_an_extra_brings_is_what_the_project_says() -> None:
-    """Two places that must agree."""
-    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has none")
-    with (REPO / "pyproject.toml").open("rb") as file:
-        extras = tomllib.load(file)["project"]["optional-dependencies"]
-    extras.pop("all")
-    names = {extra: tuple(map(_name, needs)) for extra, needs in extras.items()}
-    assert names == EXTRAS
-
-
-def _name(requirement: str) -> str:
-    for end, character in enumerate(requirement):
-        if character in "[<>=; ":
-            return requirement[:end]
-    return requirement
 
 
 def test_a_store_that_answers_is_timed(run: Run) -> None:

@@ -24,6 +24,7 @@ from penstock import (
     fixed_window,
     rate_limit,
 )
+from penstock.core.extras import install_line
 from penstock.leasing import LeasedLimiter
 from tests.helpers import run
 from tests.leasing.door import START, Door, opened
@@ -513,4 +514,5 @@ except ConfigInvalidError as error:
 """
     command = [sys.executable, "-c", story]
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert shown.strip() == f"LeasedLimiter needs {package}: pip install 'penstock[server]'"
+    wanted = f"LeasedLimiter needs {package}, which the extra 'server' brings: "
+    assert shown.strip() == wanted + install_line("server")

@@ -19,7 +19,7 @@ from proofs.explore import explore
 from proofs.leases import CASES, REFUTED, table, tell
 from proofs.model import Rules, State, Step, start, successors
 
-DOCS = Path(__file__).parents[2] / "docs" / "leases.md"
+DOCS = Path(__file__).parents[2] / "proofs" / "README.md"
 
 
 def named(rules: Rules) -> str:

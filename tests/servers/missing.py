@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tools import actionlint
+
 from .deno import Deno
 from .node import node_binary, npm_package
 from .postgres import Postgres
@@ -27,12 +29,20 @@ def _on_node(package: str) -> Callable[[], Path]:
     return locate
 
 
+def _actionlint() -> Path:
+    if not actionlint.installed():
+        raise MissingError(f"actionlint {actionlint.VERSION}", "python -m tools.actionlint")
+    return actionlint.BINARY
+
+
 LOCATE: dict[str, Callable[[], Path]] = {
+    "actionlint": _actionlint,
     "deno": Deno.locate,
     "dynalite": _on_node("dynalite"),
     "miniflare": _on_node("miniflare"),
     "node": node_binary,
     "postgres": Postgres.locate,
+    "pyright": _on_node("pyright"),
     "redis7": Redis7.locate,
     "redis8": Redis8.locate,
     "valkey": Valkey.locate,

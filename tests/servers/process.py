@@ -27,6 +27,8 @@ from .keeper import keeper, kill_family, signal_family, wait_gone
 HOST = "127.0.0.1"
 REPO = Path(__file__).resolve().parents[2]
 TOOLS = REPO / ".tools"
+# They choose the path, and the tests run on both.
+_NO_SETTINGS = ("PENSTOCK_NO_NATIVE", "PENSTOCK_PURE")
 
 T = TypeVar("T")
 AnyServer = TypeVar("AnyServer", bound="Server")
@@ -144,7 +146,7 @@ class Server(ABC):
                 stderr=log,
                 cwd=self.data_dir,
                 start_new_session=True,
-                **self.popen_options(),
+                **{"env": environment(), **self.popen_options()},
             )
         keeper().watch(self._process.pid)
         self._await_ready()
@@ -230,5 +232,13 @@ class Server(ABC):
         self.ping()
 
 
+def is_setting(variable: str) -> bool:
+    """Whether a command of Penstock would take it for one of its flags."""
+    return variable.startswith("PENSTOCK_") and variable not in _NO_SETTINGS
+
+
 def environment(**extra: str) -> dict[str, str]:
-    return {**os.environ, **extra}
+    """The variables of this process, but for settings of Penstock: they come from a developer's own
+    shell or from another test, and a token among them would be asked for by every service."""
+    kept = {name: value for name, value in os.environ.items() if not is_setting(name)}
+    return {**kept, **extra}

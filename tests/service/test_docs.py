@@ -9,6 +9,7 @@ from pathlib import Path
 
 from penstock.cli import COMMANDS
 from penstock.cli.serve import configure
+from penstock.cli.settings import Settings
 from penstock.service.http.exposition import exposition
 from penstock.service.http.openapi import openapi
 from tests.service.worlds import service_on
@@ -37,6 +38,16 @@ def test_every_flag_of_serve_is_there() -> None:
     assert flags - listed == {"--no-http", "--no-grpc"}
     assert listed <= flags
     assert {"--no-http", "--no-grpc"} <= set(re.findall(r"--[a-z-]+", section("Flags")))
+
+
+def test_every_variable_of_serve_is_there() -> None:
+    """And none that it does not look at."""
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    settings: Settings = parser.get_default("settings")
+    assert sorted(re.findall(r"PENSTOCK_\w+", first_cells("Environment"))) == sorted(
+        settings.variables
+    )
 
 
 def test_every_metric_is_there() -> None:

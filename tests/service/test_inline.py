@@ -137,7 +137,7 @@ def test_what_a_request_may_leave_in_a_store_is_bounded_in_size_and_time() -> No
             "k",
             most_units(SlidingWindowLog),
             MAX_WINDOW_MS,
-            MAX_LOG_LIMIT,
+            most_units(SlidingWindowLog),
             "sliding_window_log",
         )
         assert await service.check_inline(*log)

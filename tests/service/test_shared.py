@@ -11,8 +11,9 @@ import pytest
 from penstock import ConfigInvalidError, Decision
 from penstock.config import parse_policies
 from penstock.service import Service, build_service
-from penstock.service.inline import MAX_LOG_LIMIT, MAX_WINDOW_MS, MOST_BYTES
+from penstock.service.inline import MAX_WINDOW_MS, MOST_BYTES, most_units
 from penstock.stores.redis import RedisStore
+from penstock.strategies import SlidingWindowLog
 from tests.servers import Valkey, require
 from tests.service.test_inline import STRATEGIES
 
@@ -75,7 +76,7 @@ def test_what_an_inline_request_leaves_is_a_kilobyte_for_a_window(
 ) -> None:
     """Of the largest that it may ask for, until nothing more is admitted: name and state as the
     server counts them, and its time to live."""
-    limit = MAX_LOG_LIMIT if strategy == "sliding_window_log" else 2**53 - 1
+    limit = most_units(SlidingWindowLog) if strategy == "sliding_window_log" else 2**53 - 1
     limit = {"gcra": 10_000_000, "token_bucket": 10_000_000}.get(strategy, limit)
 
     async def main() -> None:

@@ -6,12 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.servers import Postgres, require
+from tests.servers.process import environment
+
+from .http.serving import Client, Penstock
 
 
 def _serve(store: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "penstock.cli", "serve", "--no-grpc", "--store", store],
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=60,
@@ -35,3 +41,16 @@ def test_a_folder_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stderr
     assert f"there is no folder {tmp_path}/missing" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_services_of_tests_start_without_the_settings_of_a_shell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A token there would be asked for by every service; `environment` leaves them out."""
+    monkeypatch.setenv("PENSTOCK_TOKEN", "a-token-of-somebody-else")
+    monkeypatch.setenv("PENSTOCK_PURE", "1")
+    with Penstock() as server:
+        client = Client(server.port)
+        assert client.get("/check/alice").status == 200
+        client.close()
+    assert {"PENSTOCK_TOKEN", "PENSTOCK_PURE"} & environment().keys() == {"PENSTOCK_PURE"}

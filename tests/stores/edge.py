@@ -26,11 +26,13 @@ EXACT = ("dynamodb", "d1", "durable-object", "deno-kv")
 ALL = (*EXACT, "workers-kv")
 HTTP = ("d1", "durable-object", "deno-kv", "workers-kv")
 
+# Not the default of the record servers, PENSTOCK_TOKEN: to a service that a later test starts, that
+# would be the token to ask its clients for.
 os.environ.update(
     AWS_ACCESS_KEY_ID="test",
     AWS_SECRET_ACCESS_KEY="test",
     CLOUDFLARE_API_TOKEN=TOKEN,
-    PENSTOCK_TOKEN=TOKEN,
+    RECORD_SERVER_TOKEN=TOKEN,
 )
 
 _numbers = itertools.count(int.from_bytes(os.urandom(4), "big"))
@@ -95,7 +97,7 @@ def url_of(name: str, port: int | None = None, timeout_ms: int = PATIENT_MS, **m
     if name == "workers-kv":
         namespace = f"states{next(_namespaces) % KV_NAMESPACES}"
         return f"workers-kv://test-account/{namespace}?base_url={base}/client/v4&{query}"
-    return f"{name}+{base}?namespace=n{number}&{query}"
+    return f"{name}+{base}?namespace=n{number}&token_env=RECORD_SERVER_TOKEN&{query}"
 
 
 def opened(url: str) -> CasStore:

@@ -92,6 +92,16 @@ gcra("100", 60_000)  # type: ignore[arg-type]
 gcra(100, "1m")  # type: ignore[arg-type]
 fixed_window(10, 1_000, anchor="last")  # type: ignore[arg-type]
 
+gcra("100", 60_000)  # type: ignore[arg-type]
+gcra(100, 60_000, burst=1.5)  # type: ignore[arg-type]
+token_bucket(1.5, 1)  # type: ignore[arg-type]
+token_bucket(10, "1")  # type: ignore[arg-type]
+fixed_window(10, 1_000, anchor="last")  # type: ignore[arg-type]
+sliding_window(10, 1_000, buckets=None)  # type: ignore[arg-type]
+sliding_window_log(10, "1s")  # type: ignore[arg-type]
+unlimited(10)  # type: ignore[call-arg]
+MemoryStore(overflow="drop")  # type: ignore[arg-type]
+
 clocks: list[Clock] = [SystemClock(), ManualClock(), ManualClock(5)]
 stores: list[Store] = [MemoryStore(), MemoryStore(max_keys=10, overflow="deny", sweep_every_ms=5)]
 assert_type(MemoryStore().sweep(), int)

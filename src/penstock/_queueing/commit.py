@@ -46,11 +46,11 @@ class QueuedCall:
     __slots__ = ("deadline", "done", "error", "has_left", "in_flight", "waiter")
 
     def __init__(self, deadline: float) -> None:
-        self.deadline = deadline
+        self.deadline: float = deadline
         self.error: BaseException | None = None
-        self.in_flight = False
-        self.has_left = False
-        self.done = False
+        self.in_flight: bool = False
+        self.has_left: bool = False
+        self.done: bool = False
         self.waiter: Waiter | None = None
 
     def is_answered(self) -> bool:
@@ -74,7 +74,7 @@ class Batch(Generic[C]):
     __slots__ = ("_noted", "_pending", "calls", "leader")
 
     def __init__(self, pending: deque[C], leader: Waiter | None = None) -> None:
-        self.leader = leader
+        self.leader: Waiter | None = leader
         self._pending = pending
         self._noted: list[C] = []
         self.calls: list[C] = []

@@ -100,6 +100,7 @@ class Mutex:
         self._queue = Queue()
 
     def hold(self) -> _Hold:
+        """For a `with`: the mutex, held."""
         return _Hold(self._queue)
 
 
@@ -153,6 +154,7 @@ class Queues(Generic[Q]):
         return self._by_key.get(key)
 
     def values(self) -> list[Q]:
+        """The queues that somebody is in."""
         return list(self._by_key.values())
 
     def join(self, key: str, waiter: Waiter, admit: Callable[[Q], Any] | None = None) -> Q | None:
@@ -192,8 +194,8 @@ class Place(Generic[Q]):
     def __init__(self, queues: Queues[Q], key: str, queue: Q, waiter: Waiter) -> None:
         self._queues = queues
         self._key = key
-        self.queue = queue
-        self.waiter = waiter
+        self.queue: Q = queue
+        self.waiter: Waiter = waiter
 
     @classmethod
     def of_thread(

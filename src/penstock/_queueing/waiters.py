@@ -57,9 +57,9 @@ class ThreadWaiter(Waiter):
     __slots__ = ("_bell", "_frame", "_generation", "_look_s", "thread")
 
     def __init__(self, frame: FrameType) -> None:
-        self.failure = None
-        self.passed_over_at = None
-        self.thread = threading.get_ident()
+        self.failure: Exception | None = None
+        self.passed_over_at: float | None = None
+        self.thread: int = threading.get_ident()
         self._frame: FrameType | None = frame
         self._generation = fork._generation
         self._bell: threading.Lock | None = None

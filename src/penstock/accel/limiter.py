@@ -27,7 +27,7 @@ def limiter_class(strategy: Strategy, store: Store) -> type[Limiter]:
     fits = native is not None and isinstance(table, native.Table)
     if not fits or not isinstance(strategy, Strategy):
         return Limiter
-    return AcceleratedLimiter if strategy.native is not None else Limiter
+    return _AcceleratedLimiter if strategy.native is not None else Limiter
 
 
 def spending(
@@ -43,7 +43,7 @@ def spending(
 
 if native is not None:
 
-    class AcceleratedLimiter(native.Gate, Limiter):  # type: ignore[misc]
+    class _AcceleratedLimiter(native.Gate, Limiter):  # type: ignore[misc]
         """A Limiter over a native table."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:

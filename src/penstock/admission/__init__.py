@@ -1,14 +1,16 @@
 """One question for all limits: may this request begin?
 
-admission = AdmissionControl(
-    concurrency=ConcurrencyLimiter(), rate=rate_limit("100/minute"), budget=None
-)
-admitted = admission.admit("alice")
-if admitted:
-    try:
-        serve()
-    finally:
-        admission.release(admitted.lease_id)
+For example::
+
+    admission = AdmissionControl(
+        concurrency=ConcurrencyLimiter(), rate=rate_limit("100/minute"), budget=None
+    )
+    admitted = admission.admit("alice")
+    if admitted:
+        try:
+            serve()
+        finally:
+            admission.release(admitted.lease_id)
 """
 
 from __future__ import annotations

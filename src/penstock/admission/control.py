@@ -53,6 +53,7 @@ class Admission:
 
     @property
     def policy_denied(self) -> bool:
+        """True if rate or cost denied; False if all slots were taken."""
         return self.binding_axis in ("rate", "cost")
 
     def __bool__(self) -> bool:
@@ -61,7 +62,8 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask `limiter` for `amount`; an amount of 0 asks how it stands and spends nothing."""
+    """A question to one axis: ask `limiter` for `amount` of `key`; an amount of 0 asks how it
+    stands and spends nothing. `axis` is one of `AXES`."""
 
     axis: str
     limiter: Limiter
@@ -69,11 +71,13 @@ class Ask:
     amount: int
 
     def now(self) -> Decision:
+        """Ask by a plain call."""
         if self.amount:
             return self.limiter.check(self.key, self.amount)
         return self.limiter.peek(self.key)
 
     async def later(self) -> Decision:
+        """The awaitable twin of `now`."""
         if self.amount:
             return await self.limiter.acheck(self.key, self.amount)
         return await self.limiter.apeek(self.key)

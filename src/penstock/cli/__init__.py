@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from ..core.errors import ConfigInvalidError, PenstockError, UnsupportedError
+from ..core.extras import missing
 from .version import describe
 
 __all__ = ["COMMANDS", "main"]
@@ -89,6 +90,4 @@ def _load(name: str, *, required: bool) -> ModuleType | None:
     except ImportError as error:
         if not required:
             return None
-        raise ConfigInvalidError(
-            f"`penstock {name}` needs {error.name}: pip install 'penstock[all]'"
-        ) from error
+        raise ConfigInvalidError(missing(f"`penstock {name}`", error.name or name)) from error

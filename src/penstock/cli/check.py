@@ -19,6 +19,7 @@ from ..service.registry import joined, limiter_on, unknown_policy
 from ..stores.opening import open_store
 from ..strategies import strategy_of_rate
 from .colours import call_and_close
+from .settings import Settings, add_store, store_url
 
 __all__ = ["SUMMARY", "configure", "run"]
 
@@ -53,17 +54,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
+    settings = Settings(parser)
     add("key", metavar="KEY", help="who asks: a client, a tenant, a job")
     limits = parser.add_mutually_exclusive_group(required=True)
     limits.add_argument("--rate", metavar="RATE", help="the limit, such as 100/minute or 5/30s")
     limits.add_argument("--policy", metavar="NAME", help="a policy of the file in --config")
     add("--config", metavar="FILE", help="the policy file")
-    add(
-        "--store",
-        metavar="URL",
-        required=True,
-        help="where counts live, such as redis://HOST:6379 or sqlite:///limits.db",
-    )
+    add_store(settings, help="where counts live, such as redis://HOST:6379 or sqlite:///limits.db")
     add("--cost", type=int, metavar="N", default=1, help="what the request counts (%(default)s)")
     add("--prefix", metavar="TEXT", default="", help="in front of the key, with --rate")
     add("--peek", action="store_true", help="look, and spend nothing")
@@ -72,10 +69,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decide, say so, and end with a code that says it too."""
+    args.settings.resolve(args)
     counted = _by_rate(args) if args.rate is not None else _by_policy(args)
-    if args.store.partition("://")[0].lower() == "memory":
+    url = store_url(args)
+    if url is None:
+        reject("say where counts live: --store URL, --store-file FILE or PENSTOCK_STORE")
+    if url.partition("://")[0].lower() == "memory":
         reject("memory:// forgets when this command ends; use sqlite:///limits.db or redis://HOST")
-    store = open_store(args.store)
+    store = open_store(url)
     limiter = limiter_on(store, counted.strategy, SystemClock(), counted.prefix)
     decision = _decide(limiter, store, args)
     print(_as_json(decision) if args.json else _in_words(decision, limiter.clock.now()))

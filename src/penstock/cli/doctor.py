@@ -12,11 +12,13 @@ from importlib import metadata
 from ..config import load_policy_file
 from ..core.clock import SystemClock
 from ..core.errors import ConfigInvalidError, PenstockError, UnsupportedError
+from ..core.extras import EXTRAS, distribution_of, install_line
 from ..core.native import native
 from ..service.greeting import shown_store
 from ..service.health import PING, PING_KEY, ask_store
 from ..stores.opening import open_store
 from .colours import call_and_close
+from .settings import Settings, add_store, store_url
 from .version import describe
 
 __all__ = ["SUMMARY", "configure", "run"]
@@ -28,33 +30,19 @@ examples:
   penstock doctor
   penstock doctor --store redis://localhost:6379 --config penstock.yaml
 
-The store is asked something that writes nothing. Ends with 0 when all is well, 1 when the store
+A service's own settings, such as PENSTOCK_STORE, are looked at too. The store is asked something
+that writes nothing. Ends with 0 when all is well, 1 when the store
 does not answer, 2 when the store's URL or the policy file is wrong.
 """
-
-# Extra to the distributions that it brings, as in pyproject.toml; a test compares them.
-EXTRAS = {
-    "redis": ("redis", "hiredis"),
-    "postgres": ("psycopg", "asyncpg"),
-    "dynamodb": ("boto3", "aiobotocore"),
-    "edge": ("httpx",),
-    "server": (
-        "grpcio",
-        "grpcio-health-checking",
-        "grpcio-reflection",
-        "protobuf",
-        "pyyaml",
-        "uvloop",
-    ),
-}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--store", metavar="URL", help="a store to reach")
-    parser.add_argument("--config", metavar="FILE", help="a policy file to read")
+    settings = Settings(parser)
+    add_store(settings, help="a store to reach")
+    settings.add("--config", metavar="FILE", help="a policy file to read")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,9 +51,10 @@ def run(args: argparse.Namespace) -> int:
     print(f"  {_path()}")
     for line in _extras():
         print(f"  {line}")
-    codes = [0]
-    if args.store is not None:
-        codes.append(_report("store", lambda: _reach(args.store)))
+    args.settings.resolve(args)
+    codes, url = [0], store_url(args)
+    if url is not None:
+        codes.append(_report("store", lambda: _reach(url)))
     if args.config is not None:
         codes.append(_report("policies", lambda: _read(args.config)))
     return max(codes)
@@ -80,10 +69,10 @@ def _path() -> str:
 
 
 def _extras() -> Iterator[str]:
-    for extra, names in EXTRAS.items():
-        found = {name: _version(name) for name in names}
+    for extra, requirements in EXTRAS.items():
+        found = {name: _version(name) for name in map(distribution_of, requirements)}
         listed = ", ".join(f"{name} {version or 'missing'}" for name, version in found.items())
-        fix = "" if all(found.values()) else f" (pip install 'penstock[{extra}]')"
+        fix = "" if all(found.values()) else f" ({install_line(extra)})"
         yield f"{extra}: {listed}{fix}"
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from ..core.errors import ConfigInvalidError
 from ..service.options import LOG_FORMATS, ServeOptions
 from ..service.serving import serve
+from .settings import Settings, add_store, store_url
 
 __all__ = ["SUMMARY", "configure", "run"]
 
@@ -16,10 +18,15 @@ examples:
   penstock serve                                    10 per minute and client, in memory
   penstock serve --config penstock.yaml --store redis://localhost:6379
   penstock serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --token-file token
+  PENSTOCK_STORE=redis://:secret@HOST:6379 penstock serve --config penstock.yaml
+
+Each flag that takes a value may come from the environment instead: PENSTOCK_HTTP_PORT stands for
+--http-port. Secrets need not stand on the command line: PENSTOCK_STORE or --store-file,
+PENSTOCK_TOKEN or --token-file, PENSTOCK_FLEET_SECRET or --fleet-secret-file.
 
 Ends with 0 when it was told to stop, 2 when it was told something impossible, 1 when the world is
-at fault. SIGTERM stops it once what is being asked is answered, a second one at once; SIGHUP, or a
-change of the file, reads the policies again.
+at fault. SIGTERM stops it once what is being asked is answered, a second one at once; SIGHUP reads
+the policies and the certificates again, as a change of the file does the policies.
 """
 
 
@@ -28,11 +35,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     preset = ServeOptions()
-    add = parser.add_argument
+    settings = Settings(parser)
+    add = settings.add
     add("--config", metavar="FILE", help="the policy file; without it one policy, `default`")
-    add(
-        "--store",
-        metavar="URL",
+    add_store(
+        settings,
         default=preset.store,
         help="where counts live, such as redis://HOST:6379 (%(default)s)",
     )
@@ -66,7 +73,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=preset.workers,
         help="processes; more than one needs a shared store (%(default)s)",
     )
-    _configure_safety(parser)
+    _configure_safety(settings)
     add(
         "--log-format",
         choices=LOG_FORMATS,
@@ -76,8 +83,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--legacy-headers", action="store_true", help="always send X-RateLimit-* as well")
 
 
-def _configure_safety(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def _configure_safety(settings: Settings) -> None:
+    add = settings.add
     add("--tls-cert", metavar="FILE", help="serve with TLS: the certificate chain, in PEM form")
     add("--tls-key", metavar="FILE", help="its key")
     add("--tls-ca", metavar="FILE", help="ask clients for certificates signed by this authority")
@@ -87,6 +94,8 @@ def _configure_safety(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="hand out budget to remote clients that present the secret in this file",
     )
+    settings.exclude("token_file", variables=("token",))
+    settings.exclude("fleet_secret_file", variables=("fleet_secret",))
     add("--no-inline", action="store_true", help="refuse limits that requests bring along")
     add(
         "--insecure",
@@ -104,24 +113,45 @@ def _configure_safety(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop."""
-    return serve(
-        ServeOptions(
-            config=args.config,
-            store=args.store,
-            host=args.host,
-            http_port=0 if args.no_http else args.http_port,
-            grpc_port=0 if args.no_grpc else args.grpc_port,
-            fail=args.fail,
-            workers=args.workers,
-            tls_cert=args.tls_cert,
-            tls_key=args.tls_key,
-            tls_ca=args.tls_ca,
-            token_file=args.token_file,
-            log_format=args.log_format,
-            inline=not args.no_inline,
-            insecure=args.insecure,
-            legacy_headers=args.legacy_headers,
-            drain_s=args.drain,
-            fleet_secret_file=args.fleet_secret_file,
-        )
+    settings: Settings = args.settings
+    settings.refuse_near_misses()
+    settings.resolve(args)
+    try:
+        return serve(_options(args, settings))
+    except ConfigInvalidError as error:
+        raise settings.explained(error) from error
+
+
+def _options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
+    return ServeOptions(
+        config=args.config,
+        store=str(store_url(args)),
+        host=args.host,
+        http_port=0 if args.no_http else args.http_port,
+        grpc_port=0 if args.no_grpc else args.grpc_port,
+        fail=args.fail,
+        workers=args.workers,
+        tls_cert=args.tls_cert,
+        tls_key=args.tls_key,
+        tls_ca=args.tls_ca,
+        token_file=args.token_file,
+        log_format=args.log_format,
+        inline=not args.no_inline,
+        insecure=args.insecure,
+        legacy_headers=args.legacy_headers,
+        drain_s=args.drain,
+        fleet_secret_file=args.fleet_secret_file,
+        token_variable=settings.sources.get("token"),
+        fleet_secret_variable=settings.sources.get("fleet_secret"),
+        sources=_sources(args, settings),
     )
+
+
+def _sources(args: argparse.Namespace, settings: Settings) -> dict[str, str]:
+    """For the banner: what came from the environment or from a file, and from which."""
+    sources = dict(settings.sources)
+    for dest in ("store_file", "token_file", "fleet_secret_file"):
+        if getattr(args, dest) is not None:
+            sources.pop(dest, None)
+            sources[dest.removesuffix("_file")] = getattr(args, dest)
+    return sources

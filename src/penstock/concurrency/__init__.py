@@ -1,8 +1,10 @@
 """Limits on what is in flight, with a ceiling that follows the latency.
 
-limiter = ConcurrencyLimiter(Gradient(min_limit=4, max_limit=200))
-with limiter.slot():
-    call_the_backend()
+For example::
+
+    limiter = ConcurrencyLimiter(Gradient(min_limit=4, max_limit=200))
+    with limiter.slot():
+        call_the_backend()
 """
 
 from __future__ import annotations

@@ -44,16 +44,24 @@ class Law(Protocol):
     """What moves a ceiling. Limits are real numbers here; slots are counted by their floor."""
 
     @property
-    def min_limit(self) -> int: ...
+    def min_limit(self) -> int:
+        """The lowest that the ceiling may become."""
+        ...
 
     @property
-    def max_limit(self) -> int: ...
+    def max_limit(self) -> int:
+        """The highest that the ceiling may become."""
+        ...
 
     @property
-    def initial_limit(self) -> int | None: ...
+    def initial_limit(self) -> int | None:
+        """Where the ceiling starts; None leaves that to the limiter."""
+        ...
 
     @property
-    def samples(self) -> int: ...
+    def samples(self) -> int:
+        """Of how many round trips the shortest is taken for that of an idle system."""
+        ...
 
     def sampled(self, limit: float, rtt_ms: int, rtt_noload_ms: int, pressed: bool) -> float:
         """The limit after a request that took `rtt_ms`."""
@@ -66,7 +74,13 @@ class Law(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """The gradient law. `samples` is the length of the window of which rtt_noload is the least."""
+    """The gradient law: the ceiling follows how much longer than idle requests take.
+
+    It stays between `min_limit` and `max_limit` and starts at `initial_limit`. A round trip may be
+    `tolerance` times the shortest of the last `samples` before the ceiling shrinks; `smoothing` is
+    the share of the way that one sample moves it, and `backoff` what a dropped request multiplies
+    it by.
+    """
 
     min_limit: int = 1
     max_limit: int = 1_000
@@ -84,6 +98,7 @@ class Gradient:
         require_int("samples", self.samples, high=MAX_SAMPLES)
 
     def sampled(self, limit: float, rtt_ms: int, rtt_noload_ms: int, pressed: bool) -> float:
+        """The ceiling after a request that took `rtt_ms`."""
         gradient = max(0.5, min(1.0, self.tolerance * rtt_noload_ms / rtt_ms))
         target = limit * gradient + sqrt(limit)
         if target > limit and not pressed:
@@ -91,12 +106,18 @@ class Gradient:
         return _clamp(self, limit + self.smoothing * (target - limit))
 
     def dropped(self, limit: float) -> float:
+        """The ceiling after a request that was lost."""
         return _clamp(self, limit * self.backoff)
 
 
 @dataclass(frozen=True, slots=True)
 class Aimd:
-    """Additive increase, multiplicative decrease."""
+    """Additive increase, multiplicative decrease.
+
+    The ceiling stays between `min_limit` and `max_limit` and starts at `initial_limit`. It grows by
+    `increase` after a round trip within `timeout_ms`, and is multiplied by `backoff` after a longer
+    one or a dropped request.
+    """
 
     min_limit: int = 1
     max_limit: int = 1_000
@@ -113,14 +134,17 @@ class Aimd:
 
     @property
     def samples(self) -> int:
+        """1: this law does not ask what idle was."""
         return 1
 
     def sampled(self, limit: float, rtt_ms: int, _rtt_noload_ms: int, pressed: bool) -> float:
+        """The ceiling after a request that took `rtt_ms`."""
         if rtt_ms > self.timeout_ms:
             return self.dropped(limit)
         return _clamp(self, limit + self.increase) if pressed else limit
 
     def dropped(self, limit: float) -> float:
+        """The ceiling after a request that was lost."""
         return _clamp(self, limit * self.backoff)
 
 
@@ -160,7 +184,7 @@ class Ceiling:
             min(max(_START, law.min_limit), law.max_limit) if first is None else first
         )
         self._noload = SlidingMinimum(law.samples)
-        self.limit = int(self._exact)
+        self.limit: int = int(self._exact)
 
     def sample(self, rtt_ms: int, in_flight: int) -> None:
         """A request came back after `rtt_ms`, one of `in_flight`."""

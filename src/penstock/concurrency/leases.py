@@ -40,8 +40,11 @@ class Holder(Protocol):
 
 @dataclass(slots=True)
 class Lease:
-    """`hold` slots of `holder`, taken at `granted_at`. Without a `ttl_ms` it has no deadline.
-    `key` is what the holder remembers the key by."""
+    """`hold` slots of `holder`, taken at `granted_at` and known by `id`.
+
+    `key` is what the holder remembers the key by. It runs out at `expires_at`, which each heartbeat
+    moves to `ttl_ms` from then; without a `ttl_ms` it has no deadline.
+    """
 
     id: str
     holder: Holder
@@ -54,8 +57,9 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Which leases are held on, which are gone, and the instant by which the next heartbeat has
-    to arrive; 0 if no lease is live."""
+    """The answer to a heartbeat: `live_ids` are held on, `reclaimed_ids` are gone, and
+    `next_deadline` is the instant by which the next heartbeat has to arrive; 0 if no lease is
+    live."""
 
     live_ids: list[str]
     reclaimed_ids: list[str]
@@ -66,7 +70,7 @@ class Leases:
     """All leases that are held, by id and by deadline."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         self._held: dict[str, Lease] = {}
         # Deadlines, some of them stale: a lease that was renewed or ended is noticed when its old
         # deadline comes up.
@@ -75,6 +79,7 @@ class Leases:
     def grant(
         self, holder: Holder, key: str | bytes, hold: int, now: int, ttl_ms: int | None
     ) -> Lease:
+        """A new lease, under an id that cannot be guessed."""
         with self.lock:
             # Who knows the id can end the lease, so it must not be guessed.
             lease_id = secrets.token_urlsafe(16)

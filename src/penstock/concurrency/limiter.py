@@ -29,7 +29,7 @@ LEASE_TTL_MS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The answer to a request for slots: a lease exactly when the decision allows it."""
+    """The answer to a request for slots: a `lease` exactly when the `decision` allows it."""
 
     decision: Decision
     lease: Lease | None
@@ -65,11 +65,11 @@ class ConcurrencyLimiter:
         leases: Leases | None = None,
     ) -> None:
         self.law: Law = Gradient() if law is None else law
-        self.lease_ttl_ms = require_int("lease_ttl_ms", lease_ttl_ms, high=MAX_SPAN_MS)
+        self.lease_ttl_ms: int = require_int("lease_ttl_ms", lease_ttl_ms, high=MAX_SPAN_MS)
         self.per_key = per_key
-        self.max_keys = require_int("max_keys", max_keys, high=2**31 - 1)
+        self.max_keys: int = require_int("max_keys", max_keys, high=2**31 - 1)
         self.clock: Clock = SystemClock() if clock is None else clock
-        self.leases = Leases() if leases is None else leases
+        self.leases: Leases = Leases() if leases is None else leases
         self._lock = self.leases.lock
         self._busy: dict[str | bytes, _Pool] = {}
         self._idle: OrderedDict[str | bytes, _Pool] = OrderedDict()

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from ..budget import TokenBudget
 from ..concurrency import Gradient, Law
@@ -35,7 +35,9 @@ DEFAULT_PREFIX = "penstock"
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencySpec:
-    """The slots of a policy."""
+    """The slots of a policy: the `law` of their ceiling, after how long a silent holder loses its
+    own (`lease_ttl_ms`), and whether each key has slots of its own (`per_key`, for at most
+    `max_keys`)."""
 
     law: Law = field(default_factory=Gradient)
     lease_ttl_ms: int = LEASE_TTL_MS
@@ -45,9 +47,10 @@ class ConcurrencySpec:
 
 @dataclass(frozen=True)
 class TwoTierSpec:
-    """How a strategy is spent on this node; see `penstock.leasing.two_tier`."""
+    """How a strategy is spent on this node: `mode`, `batch`, `low_water`, `window_coupled` and
+    `return_idle_after_ms` are those of `two_tier`."""
 
-    mode: str = "leased"
+    mode: Literal["strict", "cached-deny", "leased"] = "leased"
     batch: int = 100
     low_water: int = 0
     window_coupled: bool | None = None
@@ -56,10 +59,12 @@ class TwoTierSpec:
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """One policy: a strategy, a budget, or slots, with either or both beside them.
+    """One policy, by `name`: a `strategy`, a `budget`, or slots (`concurrency`) with either or both
+    beside them.
 
-    `max_keys` bounds the keys of a budget that is kept in this process. `federated` is the most
-    that is handed out to a remote client at once.
+    `max_keys` bounds the keys of a budget that is kept in this process. `fail` says what to answer
+    while the store is away, and None leaves that to the service. `two_tier` says how the strategy
+    is spent on each node. `federated` is the most that is handed out to a remote client at once.
     """
 
     name: str
@@ -109,8 +114,8 @@ def meaning(strategy: Strategy) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PolicyFile:
-    """All policies of a service. `source` is where they were read, for messages, and `digest`
-    tells one text of it from another."""
+    """All `policies` of a service, by name. `prefix` stands before every key in the store, `source`
+    is where they were read, for messages, and `digest` tells one text of it from another."""
 
     policies: Mapping[str, PolicySpec]
     prefix: str = DEFAULT_PREFIX

@@ -230,7 +230,7 @@ def _known(tree: Tree, path: Path, held: Any) -> tuple[str, ...]:
     cls = find_strategy(chosen) if isinstance(chosen, str) else None
     if cls is None:
         spellings = dict.fromkeys(s for cls in registered() for s in (cls.wire_name, cls.name))
-        Fields(tree, path, {"strategy": chosen}, ("strategy",)).choice("strategy", spellings)
+        Fields(tree, path, {"strategy": chosen}, ("strategy",)).choice("strategy", tuple(spellings))
     assert cls is not None
     return (*RESERVED_NAMES, *_parameters_of(cls))
 

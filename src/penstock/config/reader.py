@@ -7,10 +7,10 @@ spelling that the file uses.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from ..core.durations import parse_duration_ms
 from ..core.errors import ConfigInvalidError
@@ -18,6 +18,8 @@ from ..core.validation import MAX_SAFE, MAX_SPAN_MS
 from .tree import Path, Tree
 
 __all__ = ["Fields", "camel", "snake"]
+
+Choice = TypeVar("Choice", bound=str)
 
 _HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])")
 
@@ -114,13 +116,14 @@ class Fields:
             self.fail(name, f"must be text, not {shown(value)}")
         return value
 
-    def choice(self, name: str, choices: Iterable[str]) -> str:
-        value = self.need(name, next(iter(choices)))
-        if not isinstance(value, str) or value not in choices:
-            near = get_close_matches(str(value), list(choices), n=1, cutoff=0.5)
+    def choice(self, name: str, choices: Sequence[Choice]) -> Choice:
+        value = self.need(name, choices[0])
+        chosen = next((choice for choice in choices if choice == value), None)
+        if chosen is None:
+            near = get_close_matches(str(value), choices, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]}?" if near else ""
             self.fail(name, f"must be one of {', '.join(choices)}, not {shown(value)}{hint}")
-        return value
+        return chosen
 
     def span_ms(self, name: str, example: str) -> int:
         """A duration: `name` as text such as "1m", or `name_ms` as a number."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import ConfigInvalidError, UnsupportedError
+from ..core.extras import missing
 
 __all__ = ["Path", "PolicyFileError", "Tree", "read_json", "read_yaml"]
 
@@ -97,8 +98,7 @@ def read_yaml(text: str, source: str) -> Tree:
         import yaml
     except ImportError:
         raise UnsupportedError(
-            "reading YAML needs PyYAML: install it with pip install 'penstock[server]', "
-            "or write the policies as JSON"
+            f"{missing('reading YAML', 'yaml')}; or write the policies as JSON"
         ) from None
     try:
         return _read_yaml(yaml, text, source)

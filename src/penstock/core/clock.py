@@ -30,7 +30,9 @@ ANCHOR_NS = time_ns() - monotonic_ns()
 class Clock(Protocol):
     """Anything with a `now()` in epoch milliseconds. It may go back; limits hold all the same."""
 
-    def now(self) -> int: ...
+    def now(self) -> int:
+        """The present instant, in epoch milliseconds."""
+        ...
 
 
 def require_clock(clock: Any) -> Clock:
@@ -42,11 +44,13 @@ def require_clock(clock: Any) -> Clock:
 
 
 class SystemClock:
-    """Steady time: monotonic, anchored to the epoch once per process."""
+    """Steady time: monotonic, anchored to the epoch once per process, so that a step of the
+    system's time does not move it."""
 
     __slots__ = ()
 
     def now(self) -> int:
+        """The present instant, in epoch milliseconds."""
         return (ANCHOR_NS + monotonic_ns()) // _NS_PER_MS
 
     def __repr__(self) -> str:
@@ -62,6 +66,7 @@ class ManualClock:
         self._listeners: dict[object, Callable[[], None]] = {}
 
     def now(self) -> int:
+        """The instant at which the clock was put last."""
         return self._now
 
     def advance(self, ms: int) -> None:

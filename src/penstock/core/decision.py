@@ -22,10 +22,10 @@ _MAX_WORD = 2**63 - 1
 class Decision:
     """The answer to one request. `bool(decision)` is `decision.allowed`.
 
-    `limit` is the ceiling (burst, capacity or window quota), `remaining` what is left of it,
-    `reset_at` the instant (epoch ms) from which nothing of this is remembered, and
-    `retry_after_ms` how long to wait before the same request is worth repeating: 0 exactly when
-    allowed.
+    `allowed` says whether it may go on, `limit` is the ceiling (burst, capacity or window quota),
+    `remaining` what is left of it, `reset_at` the instant (epoch ms) from which nothing of this is
+    remembered, and `retry_after_ms` how long to wait before the same request is worth repeating: 0
+    exactly when allowed.
     """
 
     __slots__ = __match_args__ = ("allowed", "limit", "remaining", "reset_at", "retry_after_ms")
@@ -83,7 +83,12 @@ class Decision:
 
 
 class Forecast:
-    """What a key can still spend, and when it gets more. Instants are epoch ms."""
+    """What a key can still spend, and when it gets more.
+
+    `spendable_now` requests of the cost that was asked about fit at once. `next_replenish_at` is
+    the instant (epoch ms) at which one more unit becomes available, now if nothing is missing, and
+    `full_at` the one from which nothing is.
+    """
 
     __slots__ = __match_args__ = ("spendable_now", "next_replenish_at", "full_at")
 
@@ -134,10 +139,10 @@ class Outcome(Generic[R_co]):
     __slots__ = __match_args__ = ("state", "result", "ttl_ms", "persist")
 
     def __init__(self, state: Any, result: R_co, ttl_ms: int, persist: bool) -> None:
-        self.state = state
-        self.result = result
-        self.ttl_ms = ttl_ms
-        self.persist = persist
+        self.state: Any = state
+        self.result: R_co = result
+        self.ttl_ms: int = ttl_ms
+        self.persist: bool = persist
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not Outcome:

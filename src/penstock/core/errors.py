@@ -26,7 +26,7 @@ Reason: TypeAlias = Literal["away", "full"]
 
 
 class PenstockError(Exception):
-    """The root of them all."""
+    """The root of all exceptions that Penstock raises. `code` is a stable text to branch on."""
 
     code: ClassVar[str] = "penstock_error"
 

@@ -1,4 +1,4 @@
-"""A procedure, written once for both colours.
+"""A procedure, written once for sync and async callers.
 
 A flow is a generator: it yields a request, is sent the answer, and returns the result. It holds
 all the decisions (what to ask next, what to retry, what to give up on) and does no I/O, so it can
@@ -18,6 +18,7 @@ Req = TypeVar("Req")
 R = TypeVar("R")
 
 Flow = Generator[Req, Any, R]
+"""A generator that yields requests, is sent their answers, and returns the result."""
 
 
 def drive(flow: Flow[Req, R], serve: Callable[[Req], Any]) -> R:

@@ -41,7 +41,7 @@ class ForeignClocks:
     """`met` counts how often a request was denied for the sake of an instant too far ahead."""
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self.met = 0
+        self.met: int = 0
         self._lock = threading.Lock()
         self._now = (clock or SystemClock()).now
         self._quiet_until = 0

@@ -71,9 +71,13 @@ __all__ = [
 ]
 
 MARGIN_MS = 60_000
+"""How much longer than it matters a state is kept, at least."""
 MAX_MARGIN_MS = 86_400_000
+"""And at most."""
 NOW_ARGV = 1
+"""Where `now` stands among the arguments of a script."""
 REPLY = ("allowed", "limit", "remaining", "resetAt", "retryAfterMs")
+"""The five integers that a check replies with."""
 
 _CONSTANTS = {
     "MARGIN_MS": MARGIN_MS,
@@ -92,8 +96,8 @@ class LuaScript:
     __slots__ = ("_sha1", "name", "source")
 
     def __init__(self, name: str, source: str) -> None:
-        self.name = name
-        self.source = source
+        self.name: str = name
+        self.source: str = source
         self._sha1 = b""
 
     @property
@@ -137,7 +141,7 @@ class LuaSource:
     ) -> None:
         self.name = name
         self.file = file
-        self.strategy = strategy or name
+        self.strategy: str = strategy or name
         self.argv = argv
         self.state = state
         self.raw = raw
@@ -224,10 +228,10 @@ class LuaAccelerator:
     def __init__(
         self, source: LuaSource, before: tuple[bytes, ...], after: tuple[bytes, ...]
     ) -> None:
-        self.check = source.check
-        self.many = source.many
-        self.read = source.read
-        self.decode = source.decode
+        self.check: LuaScript = source.check
+        self.many: LuaScript = source.many
+        self.read: LuaScript = source.read
+        self.decode: Callable[[Any], Any] = source.decode
         self._before = before
         self._after = after
         # One unit by the server's clock: what nearly every check asks for.

@@ -25,4 +25,5 @@ def _load() -> Any:
 
 
 native: Any = _load()
-accelerated = native is not None
+accelerated: bool = native is not None
+"""True when checks in memory take the native path; `PENSTOCK_PURE=1` turns that off."""

@@ -22,10 +22,10 @@ class LeaseSpender:
     """The credits of one key on one node."""
 
     def __init__(self, limit: int, ttl_ms: int, window_coupled: bool) -> None:
-        self.limit = require_int("limit", limit)
-        self.ttl_ms = require_int("ttl_ms", ttl_ms, low=0)
+        self.limit: int = require_int("limit", limit)
+        self.ttl_ms: int = require_int("ttl_ms", ttl_ms, low=0)
         self.window_coupled = window_coupled
-        self.credits = 0
+        self.credits: int = 0
         self.expires_at: int | None = None
 
     def apply_lease(self, capacity: int, expires_at: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from .decision import Decision, Forecast, Outcome
 from .errors import UnsupportedError
+from .lua import LuaAccelerator
 from .pickling import MadeBy
 from .strategy import Strategy
 
@@ -66,16 +67,16 @@ class Transform(Generic[R]):
         run: Callable[[Any, int, int], Outcome[R]],
         refuse: Callable[[int, int], R],
     ) -> None:
-        self.strategy = strategy
-        self.kind = "" if strategy is None else strategy.name
-        self.role = role
-        self.run = run
-        self.refuse = refuse
-        self.lua = None if strategy is None else strategy.lua
-        self.native = None if strategy is None else strategy.native
+        self.strategy: Strategy | None = strategy
+        self.kind: str = "" if strategy is None else strategy.name
+        self.role: str = role
+        self.run: Callable[[Any, int, int], Outcome[R]] = run
+        self.refuse: Callable[[int, int], R] = refuse
+        self.lua: LuaAccelerator | None = None if strategy is None else strategy.lua
+        self.native: tuple[Any, ...] | None = None if strategy is None else strategy.native
         self.decision_in: Callable[[R], Any] = _none
         # For the role "lease": the least that helps, where `cost` is what is wanted.
-        self.need = 1
+        self.need: int = 1
         # What the compiled path made of `native`, once it has seen this transform.
         self.kernel: Any = None
 
@@ -151,7 +152,8 @@ COUNTED = frozenset({"evictions", "refusals"})
 
 
 class Store:
-    """Where states live. A subclass has `apply`, `aapply` or both."""
+    """Where states live: the base class of all stores. A subclass has `apply`, `aapply` or both,
+    and everything else follows from them."""
 
     reads_own_clock: bool = False
     """True when the backend's clock decides and the `now` that callers pass is not used."""

@@ -89,18 +89,19 @@ class Parameter:
         require_choice("kind", kind, _KINDS)
         if kind == "span" and not name.endswith("_ms"):
             reject(f"the name of the span {name!r} must end in _ms, which is its unit")
-        self.name = name
-        self.wire_name = camel_case(name)
-        self.kind = kind
-        self.doc = doc
-        self.default = default
-        self.low = low
-        self.high = high
-        self.choices = choices
+        self.name: str = name
+        self.wire_name: str = camel_case(name)
+        self.kind: str = kind
+        self.doc: str = doc
+        self.default: Any = default
+        self.low: int = low
+        self.high: int = high
+        self.choices: tuple[str, ...] = choices
         self.example: Any = _EXAMPLES.get(kind) if example is None else example
 
     @property
     def is_required(self) -> bool:
+        """Whether it has no default."""
         return self.default is _REQUIRED
 
     def require(self, value: Any) -> Any:
@@ -123,7 +124,11 @@ _EXAMPLES = {"count": 100, "rate": 10.0, "span": "1m"}
 
 
 class Strategy(ABC):
-    """One algorithm with its parameters. Immutable once made."""
+    """One algorithm with its parameters: the base class of all strategies. Immutable once made.
+
+    A subclass has a `check`, and it works on every store. `peek` has a default; `forecast` is
+    optional.
+    """
 
     name: str = ""
     """Names the form of the state: two strategies that cannot read each other's state differ."""

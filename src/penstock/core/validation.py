@@ -7,8 +7,8 @@ Each function returns the value it was given, so that it can stand in an assignm
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any, NoReturn
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from .errors import ConfigInvalidError
 
@@ -34,6 +34,8 @@ __all__ = [
     "stored_runs",
     "stored_whole",
 ]
+
+Choice = TypeVar("Choice", bound=str)
 
 # The largest integer that a double, and so Lua and JavaScript, represents without a gap.
 MAX_SAFE = 2**53 - 1
@@ -96,11 +98,11 @@ def require_span_ms(name: str, value: Any) -> int:
     return require_int(name, value, high=MAX_SPAN_MS)
 
 
-def require_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
-    if not isinstance(value, str) or value not in choices:
-        options = " or ".join(repr(choice) for choice in choices)
-        reject(f"{name} must be {options}, not {shown(value)}")
-    return value
+def require_choice(name: str, value: Any, choices: Sequence[Choice]) -> Choice:
+    for choice in choices:
+        if isinstance(value, str) and value == choice:
+            return choice
+    reject(f"{name} must be {' or '.join(map(repr, choices))}, not {shown(value)}")
 
 
 def require_cost(cost: Any) -> int:

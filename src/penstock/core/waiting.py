@@ -38,8 +38,8 @@ class Nap:
     __slots__ = ("leads", "ms")
 
     def __init__(self, ms: int | None, *, leads: bool) -> None:
-        self.ms = ms
-        self.leads = leads
+        self.ms: int | None = ms
+        self.leads: bool = leads
 
 
 # Platforms differ in how long a thread may sleep; whoever wakes early just sleeps again.
@@ -77,7 +77,7 @@ class _KeyQueue(Queue):
     def __init__(self) -> None:
         super().__init__()
         self.last_denial: Decision | None = None
-        self.is_void = False
+        self.is_void: bool = False
 
 
 class KeyQueues:
@@ -86,7 +86,7 @@ class KeyQueues:
     def __init__(self, max_waiters: int | None) -> None:
         self._max_waiters = max_waiters
         self._queues: Queues[_KeyQueue] = Queues(_KeyQueue)
-        self.resets = 0
+        self.resets: int = 0
         """Changes with every reset of a key, so that a denial from before is known as void."""
 
     def is_free(self, key: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigInvalidError
+from ..core.extras import missing
 from ..core.spender import LeaseSpender
 from .batch import AdaptiveBatch
 from .two_tier import TwoTierLimiter, two_tier
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AdaptiveBatch", "LeaseSpender", "LeasedLimiter", "TwoTierLimiter", "two_tier"]
 
-# What a module is called where it is installed from.
-_PACKAGES = {"google": "protobuf", "grpc": "grpcio"}
-
 
 def __getattr__(name: str) -> Any:
     """The client needs gRPC, and is loaded by those who use it."""
@@ -25,8 +23,5 @@ def __getattr__(name: str) -> Any:
     try:
         from .client import LeasedLimiter
     except ImportError as error:
-        module = (error.name or "grpc").partition(".")[0]
-        raise ConfigInvalidError(
-            f"LeasedLimiter needs {_PACKAGES.get(module, module)}: pip install 'penstock[server]'"
-        ) from error
+        raise ConfigInvalidError(missing("LeasedLimiter", error.name or "grpc")) from error
     return LeasedLimiter

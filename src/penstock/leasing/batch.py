@@ -41,14 +41,14 @@ class AdaptiveBatch:
         most: int = 10_000,
         max_keys: int = 100_000,
     ) -> None:
-        self.order_cost = require_rate("order_cost", order_cost)
-        self.strand_penalty = require_rate("strand_penalty", strand_penalty)
-        self.period_ms = require_int("period_ms", period_ms)
-        self.smoothing = require_rate("smoothing", smoothing)
+        self.order_cost: float = require_rate("order_cost", order_cost)
+        self.strand_penalty: float = require_rate("strand_penalty", strand_penalty)
+        self.period_ms: int = require_int("period_ms", period_ms)
+        self.smoothing: float = require_rate("smoothing", smoothing)
         if self.smoothing > 1:
             reject(f"smoothing must lie between 0 and 1, not {smoothing!r}")
-        self.least = require_int("least", least)
-        self.most = require_int("most", most, low=least)
+        self.least: int = require_int("least", least)
+        self.most: int = require_int("most", most, low=least)
         self._max_keys = require_int("max_keys", max_keys)
         # key: (mean logarithm of the demand per period, when last leased)
         self._learned: OrderedDict[str | bytes, tuple[float, int]] = OrderedDict()

@@ -15,7 +15,7 @@ A `peek` or `forecast` of a key without credits is answered the same way.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 from ..core.clock import Clock
 from ..core.decision import Decision, Forecast
@@ -38,8 +38,13 @@ from .two_tier import TwoTierLimiter, require_batch
 
 __all__ = ["LeasedLimiter"]
 
-_FAIL_MODES = ("open", "closed", "error")
-_AXES = {"rate": fleet_pb2.AXIS_RATE, "token_budget": fleet_pb2.AXIS_TOKEN_BUDGET}
+FailMode = Literal["open", "closed", "error"]
+Axis = Literal["rate", "token_budget"]
+
+_AXES: dict[Axis, int] = {
+    "rate": fleet_pb2.AXIS_RATE,
+    "token_budget": fleet_pb2.AXIS_TOKEN_BUDGET,
+}
 _RETRY_MS = 1_000
 # How many more times a request asks that needs more than the service hands out at once.
 _ATTEMPTS = 8
@@ -48,9 +53,9 @@ _ATTEMPTS = 8
 class LeasedLimiter(TwoTierLimiter):
     """`check()` spends from the budget of `domain`, `check(key)` from that of another key.
 
-    `target` is the gRPC door, such as "limits.internal:50051". An empty `domain` is the policy's
+    `target` is the gRPC server, such as "limits.internal:50051". An empty `domain` is the policy's
     own budget. `batch` credits are leased at once, the next ones when `low_water` is reached, by
-    default a quarter of the batch. `secret` is the fleet's, `token` the door's; `credentials` are
+    default a quarter of the batch. `secret` is the fleet's, `token` the server's; `credentials` are
     gRPC's, for TLS. A call may take `timeout_ms`.
     """
 
@@ -62,8 +67,8 @@ class LeasedLimiter(TwoTierLimiter):
         batch: int = 100,
         *,
         low_water: int | None = None,
-        fail: str = "open",
-        axis: str = "rate",
+        fail: FailMode = "open",
+        axis: Axis = "rate",
         secret: str | None = None,
         token: str | None = None,
         credentials: Any = None,
@@ -75,9 +80,9 @@ class LeasedLimiter(TwoTierLimiter):
         require_batch(batch, low)
         if not isinstance(target, str) or not target:
             reject(f"target must be where the door is, such as 'localhost:50051', not {target!r}")
-        self.policy = require_key(policy)
-        self.domain = require_prefix(domain) or self.policy
-        self.fail = require_choice("fail", fail, _FAIL_MODES)
+        self.policy: str = require_key(policy)
+        self.domain: str = require_prefix(domain) or self.policy
+        self.fail: FailMode = require_choice("fail", fail, get_args(FailMode))
         require_choice("axis", axis, tuple(_AXES))
         store = FleetStore(
             target,

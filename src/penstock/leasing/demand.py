@@ -19,8 +19,8 @@ class Demand:
     """The batch of each key, and what it is learned from."""
 
     def __init__(self, batch: int | AdaptiveBatch, max_keys: int) -> None:
-        self.fixed = batch if isinstance(batch, int) else 0
-        self.learns = not self.fixed
+        self.fixed: int = batch if isinstance(batch, int) else 0
+        self.learns: bool = not self.fixed
         self._adaptive = None if isinstance(batch, int) else batch
         self._max_keys = max_keys
         self._begin()

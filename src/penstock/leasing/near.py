@@ -13,6 +13,7 @@ it at once, and a lease ahead of need only tops up to there. That is what the bo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .._queueing import Place, Queue, Queues
@@ -53,6 +54,8 @@ class Errand(NamedTuple):
 class NearTier:
     """Credits, remembered denials and queues, by key."""
 
+    store: MemoryStore
+
     def __init__(
         self,
         *,
@@ -64,9 +67,9 @@ class NearTier:
         clock: Clock | None,
         foreign_clock: bool = False,
     ) -> None:
-        self.limit = limit
+        self.limit: int = limit
         self._foreign = foreign_clock and term.coupled
-        self.demand = Demand(batch, max_keys)
+        self.demand: Demand = Demand(batch, max_keys)
         self._term = term
         self._idle_ms = idle_ms
         self._max_keys = max_keys
@@ -78,7 +81,7 @@ class NearTier:
         self.queues: Queues[Queue] = Queues(Queue)
         self._rest_until = 0
         # Denied without a round trip only where the far tier denied before.
-        self.denials = Denials(self._max_keys)
+        self.denials: Denials = Denials(self._max_keys)
 
     def after_fork(self) -> None:
         """Hold nothing in the child: its parent spends what was leased. Whoever has a method of
@@ -98,7 +101,7 @@ class NearTier:
         # Nobody gets more than the limit at once, and asking would only cost a second attempt.
         self._ceiling = limit or MAX_SAFE
         self.local: Limiter = rate_limit(self._credits, store=self.store, clock=self._clock)
-        self.now = self.local.clock.now
+        self.now: Callable[[], int] = self.local.clock.now
 
     # `now` is the instant of a call that decides many keys; alone, a request reads the clock when
     # it gets there, which may be long after it began to wait.

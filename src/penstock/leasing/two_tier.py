@@ -21,6 +21,7 @@ import asyncio
 import sys
 from collections.abc import Iterable
 from contextlib import nullcontext
+from typing import Literal, get_args
 
 from .._queueing.tasks import TaskPlace
 from ..core.clock import Clock, SystemClock
@@ -49,7 +50,8 @@ from .timing import clocks_for
 
 __all__ = ["MODES", "TwoTierLimiter", "require_batch", "two_tier"]
 
-MODES = ("strict", "cached-deny", "leased")
+Mode = Literal["strict", "cached-deny", "leased"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 # Transforms for as many different costs are kept; more would be somebody's data, not a habit.
 _KEPT = 64
@@ -58,7 +60,7 @@ _KEPT = 64
 def two_tier(
     strategy: Strategy | str,
     l2: Store,
-    mode: str = "leased",
+    mode: Mode = "leased",
     batch: int | AdaptiveBatch = 100,
     low_water: int = 0,
     window_coupled: bool | None = None,
@@ -155,7 +157,7 @@ class TwoTierLimiter(Refilling, Limiter):
             foreign_clock=store.reads_own_clock and isinstance(here, SystemClock),
         )
         Refilling.__init__(self, near, low_water)
-        self.window_coupled = term.coupled
+        self.window_coupled: bool = term.coupled
         self._leases: dict[int, Transform[Grant]] = {}
 
     def _bind(self) -> None:

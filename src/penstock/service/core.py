@@ -63,6 +63,8 @@ _MAX_LEASE_ID = 64
 class Service:
     """Policies on one store. Made by `build_service`."""
 
+    reload_error: str
+
     def __init__(
         self,
         file: PolicyFile,
@@ -80,7 +82,7 @@ class Service:
         self.fail = require_choice("fail", fail, FAIL_MODES)
         self.store = store
         self.clock: Clock = SystemClock() if clock is None else clock
-        self.metrics = Metrics()
+        self.metrics: Metrics = Metrics()
         self.reload_error = ""
         self._full_before = 0
         self._site = Site(store, self.clock, self.fail, self.metrics, grown=grown)

@@ -49,7 +49,7 @@ class Outages:
     __slots__ = ("full",)
 
     def __init__(self) -> None:
-        self.full = 0
+        self.full: int = 0
 
 
 class Guard:

@@ -43,6 +43,9 @@ def greeting(options: ServeOptions, policies: Mapping[str, Policy]) -> list[str]
     lines += [f"  {_described(policy)}" for policy in shown]
     if len(policies) > len(shown):
         lines.append(f"  and {len(policies) - len(shown)} more")
+    if options.sources:
+        told = (f"{name.replace('_', ' ')} from {place}" for name, place in options.sources.items())
+        lines.append(f"  with  {', '.join(told)}")
     if options.http_port:
         lines.append(f"  HTTP  {_base(options)}  (described at {_base(options)}/docs)")
     if options.grpc_port:
@@ -92,10 +95,17 @@ def _try(options: ServeOptions, policies: Mapping[str, Policy]) -> list[str]:
     if options.tls_ca is not None:
         words += ["--cert", "CLIENT.pem", "--key", "CLIENT-KEY.pem"]
         notes.append("put the files of a client's certificate for CLIENT.pem and CLIENT-KEY.pem")
-    if options.token_file is not None:
-        words += ["-H", f'"Authorization: Bearer $(cat {shlex.quote(options.token_file)})"']
+    if options.asks_token:
+        words += ["-H", f'"Authorization: Bearer {_shell_token(options)}"']
     line = " ".join([*words, *_request(base, options, policies)])
     return [f"try:  {line}", *(f"      ({note})" for note in notes)]
+
+
+def _shell_token(options: ServeOptions) -> str:
+    """How a shell finds the token, without its being shown."""
+    if options.token_file is not None:
+        return f"$(cat {shlex.quote(options.token_file)})"
+    return f"${options.token_variable}"
 
 
 def _request(base: str, options: ServeOptions, policies: Mapping[str, Policy]) -> list[str]:

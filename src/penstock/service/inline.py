@@ -70,9 +70,9 @@ class Inline:
     __slots__ = ("checker", "guard", "limiter")
 
     def __init__(self, limiter: Limiter, guard: Guard, checker: Checker | None) -> None:
-        self.limiter = limiter
-        self.guard = guard
-        self.checker = checker
+        self.limiter: Limiter = limiter
+        self.guard: Guard = guard
+        self.checker: Checker | None = checker
 
     async def check(self, key: str, cost: int) -> Decision:
         """Decide in the store; raises what it failed with."""

@@ -50,15 +50,15 @@ class Tally:
     )
 
     def __init__(self) -> None:
-        self.allowed = 0
-        self.denied = 0
+        self.allowed: int = 0
+        self.denied: int = 0
         # Calls that the store failed: for want of room, and otherwise.
-        self.store_away = 0
-        self.store_full = 0
-        self.failed_open = 0
-        self.failed_closed = 0
-        self.failed_error = 0
-        self.reclaimed = 0
+        self.store_away: int = 0
+        self.store_full: int = 0
+        self.failed_open: int = 0
+        self.failed_closed: int = 0
+        self.failed_error: int = 0
+        self.reclaimed: int = 0
 
     def count(self, allowed: bool) -> None:
         if allowed:
@@ -190,8 +190,8 @@ class Metrics:
         self._gone: dict[str, None] = {}
         self._latency: dict[str, Histogram] = {}
         self._stores = _Stores()
-        self.reloads = {"ok": 0, "failed": 0}
-        self.grpc = Replies()
+        self.reloads: dict[str, int] = {"ok": 0, "failed": 0}
+        self.grpc: Replies = Replies()
 
     def tally(self, policy: str) -> Tally:
         """The counts of a policy, made on first use."""

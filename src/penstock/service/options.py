@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ..config import DEFAULT_FILE, PolicyFile, load_policy_file, names_with
 from ..core.files import read_ascii
 from ..core.validation import reject, require_choice, require_int
+from ..stores.rest.records import token_variable
 
 __all__ = ["ServeOptions", "TlsFiles"]
 
@@ -48,6 +51,15 @@ class ServeOptions:
     legacy_headers: bool = False
     drain_s: float = 10.0
     fleet_secret_file: str | None = None
+    token_variable: str | None = None
+    fleet_secret_variable: str | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Setting to the variable or file that it came from, for the banner."""
+
+    @property
+    def asks_token(self) -> bool:
+        """Whether clients have to present a token."""
+        return self.token_file is not None or self.token_variable is not None
 
     @property
     def tls(self) -> TlsFiles | None:
@@ -67,18 +79,18 @@ class ServeOptions:
             reject("both doors are closed; leave out --no-http or --no-grpc")
         self._check_tls()
         self._check_exposure()
+        self._check_token()
         file = DEFAULT_FILE if self.config is None else load_policy_file(self.config)
         self.check_policies(file)
         return file
 
     def token(self) -> str | None:
-        """The token in the token file, if there is one."""
-        return None if self.token_file is None else _token_in("token file", self.token_file)
+        """The token that clients have to present, if there is one."""
+        return _secret("token", self.token_file, self.token_variable)
 
     def fleet_secret(self) -> str | None:
-        """The secret in the file of the fleet's secret, if there is one."""
-        file = self.fleet_secret_file
-        return None if file is None else _token_in("fleet secret file", file)
+        """The secret of the fleet, if there is one."""
+        return _secret("fleet secret", self.fleet_secret_file, self.fleet_secret_variable)
 
     def _check_tls(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -87,11 +99,18 @@ class ServeOptions:
             reject("--tls-ca asks clients for certificates; give --tls-cert and --tls-key too")
 
     def _check_exposure(self) -> None:
-        guarded = self.tls is not None or self.token_file is not None
+        guarded = self.tls is not None or self.asks_token
         if not guarded and not self.insecure and not is_loopback(self.host):
             reject(
                 f"--host {self.host} is open to the network, where anyone could spend the limits "
                 "of others: give --tls-cert and --tls-key, or --token-file, or say --insecure"
+            )
+
+    def _check_token(self) -> None:
+        if self.token_variable is not None and self.token_variable == token_variable(self.store):
+            reject(
+                f"{self.token_variable} would be the token of the service and that of its store: "
+                "name another variable for the store with ?token_env=, or give --token-file"
             )
 
     def check_policies(self, file: PolicyFile) -> None:
@@ -111,14 +130,28 @@ class ServeOptions:
             )
 
 
+def _secret(what: str, file: str | None, variable: str | None) -> str | None:
+    """A secret from whichever place it is in; None if it is in neither."""
+    if file is not None:
+        return _token_in(f"{what} file", file)
+    if variable is None:
+        return None
+    return _one_token(f"the variable {variable}", os.environ.get(variable, ""))
+
+
 def _token_in(kind: str, file: str) -> str:
     try:
-        token = read_ascii(file, _LONGEST_TOKEN_FILE).strip()
+        text = read_ascii(file, _LONGEST_TOKEN_FILE)
     except OSError as error:
         reject(f"the {kind} {file!r} cannot be read: {error.strerror or error}")
-    if len(token) < _SHORTEST_TOKEN or len(token.split()) != 1:
+    return _one_token(f"the {kind} {file!r}", text)
+
+
+def _one_token(place: str, text: str) -> str:
+    token = text.strip()
+    if len(token) < _SHORTEST_TOKEN or len(token.split()) != 1 or not token.isascii():
         reject(
-            f"the {kind} {file!r} must hold one token of at least {_SHORTEST_TOKEN} characters, "
+            f"{place} must hold one token of at least {_SHORTEST_TOKEN} ASCII characters, "
             "such as `openssl rand -hex 32` makes"
         )
     return token

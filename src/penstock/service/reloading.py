@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,8 +28,9 @@ from ..config import PolicyFile
 from ..config.apart import parse_apart
 from ..config.loading import read_policy_file
 from ..core.errors import PenstockError
+from .hangups import heard
 
-__all__ = ["Reloader"]
+__all__ = ["Reloader", "on_thread"]
 
 T = TypeVar("T")
 
@@ -86,17 +86,13 @@ class Reloader:
 
     async def run(self) -> None:
         """Look, until cancelled. Nothing else ends it."""
-        catches = self._catch_sighup()
-        try:
+        with heard(self._asked.set):
             while True:
                 await self._wait()
                 try:
                     await self._turn()
                 except Exception as error:
                     self._report(error)
-        finally:
-            if catches:
-                asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
 
     async def _turn(self) -> None:
         if self._asked.is_set():
@@ -123,7 +119,7 @@ class Reloader:
     async def _read(self) -> _Found:
         """What the file holds; if no word comes from the disk, that."""
         if self._reading is None:
-            self._reading = asyncio.ensure_future(_on_thread(_find, self._path))
+            self._reading = asyncio.ensure_future(on_thread(_find, self._path))
         done, _ = await asyncio.wait((self._reading,), timeout=_READ_S)
         if not done:
             problem = (
@@ -149,7 +145,7 @@ class Reloader:
     async def _parse(self, found: _Found) -> PolicyFile:
         if found.problem:
             raise PenstockError(found.problem)
-        file = await _on_thread(parse_apart, found.raw, self._path)
+        file = await on_thread(parse_apart, found.raw, self._path)
         if self._accept is not None:
             self._accept(file)
         return file
@@ -171,16 +167,6 @@ class Reloader:
         except asyncio.TimeoutError:
             return
 
-    def _catch_sighup(self) -> bool:
-        """Signals reach the main thread only, and some systems have no SIGHUP."""
-        if threading.current_thread() is not threading.main_thread():
-            return False
-        try:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._asked.set)
-        except (AttributeError, NotImplementedError):
-            return False
-        return True
-
 
 def _find(path: str) -> _Found:
     try:
@@ -190,7 +176,7 @@ def _find(path: str) -> _Found:
     return _Found(hashlib.sha256(raw).hexdigest(), raw)
 
 
-async def _on_thread(work: Callable[..., T], *args: Any) -> T:
+async def on_thread(work: Callable[..., T], *args: Any) -> T:
     """Wait for `work` on a thread of its own. Unlike those of an executor it may be stuck for ever
     and the process ends all the same."""
     loop = asyncio.get_running_loop()

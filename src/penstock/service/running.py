@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import signal
@@ -13,11 +14,13 @@ from ..core.errors import ConfigInvalidError
 from ..core.validation import reject
 from .core import Service, build_service
 from .files import connections
+from .hangups import heard
 from .health import ask_store
 from .http import Bounds, HttpDoor, Pool
 from .options import ServeOptions
 from .ports import require_free_ports
-from .tls import server_context
+from .reloading import on_thread
+from .tls import Certificates
 
 if TYPE_CHECKING:
     from ..config import PolicyFile
@@ -45,6 +48,10 @@ class Running:
             grown=_leave_alone,
         )
         self._connections = connections(http=options.http_port > 0, grpc=options.grpc_port > 0)
+        self._certificates = None if options.tls is None else Certificates(options.tls)
+        self._hangups = contextlib.ExitStack()
+        self._reading: set[asyncio.Future[None]] = set()
+        self._one_at_a_time = asyncio.Lock()
         self._http: HttpDoor | None = None
         self._grpc: GrpcDoor | None = None
 
@@ -59,6 +66,8 @@ class Running:
                 await self._open_http()
             if self._options.grpc_port:
                 await self._open_grpc()
+            if self._certificates is not None and self._pool is None:
+                self._hangups.enter_context(heard(self.read_certificates))
         except BaseException:
             await self.close()
             raise
@@ -77,6 +86,9 @@ class Running:
 
     async def close(self) -> None:
         """Answer what is being asked, within the deadline, and let go of the store."""
+        self._hangups.close()
+        for task in self._reading:
+            task.cancel()
         doors: list[Coroutine[Any, Any, None]] = []
         if self._http is not None:
             doors.append(self._http.stop())
@@ -84,6 +96,24 @@ class Running:
             doors.append(self._grpc.drain(self._options.drain_s))
         await asyncio.gather(*doors)
         await self.service.aclose()
+
+    def read_certificates(self) -> None:
+        """Have the files of TLS read again, for clients that connect from then on."""
+        task = asyncio.ensure_future(self._read_certificates())
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
+
+    async def _read_certificates(self) -> None:
+        if self._certificates is None:
+            return
+        # On a thread, since a file system may be stuck; one at a time, or the older could win.
+        async with self._one_at_a_time:
+            try:
+                await on_thread(self._certificates.reload)
+            except (ConfigInvalidError, OSError) as error:
+                _log.error("the certificates before are shown on: %s", error)
+            else:
+                _log.info("showing the certificates of %s", self._options.tls_cert)
 
     def counts(self) -> str:
         """What was counted here, but for policies, as `/metrics` shows it; without that page
@@ -100,7 +130,7 @@ class Running:
             legacy_headers=options.legacy_headers,
             pool=self._pool,
         )
-        tls = None if options.tls is None else server_context(options.tls)
+        tls = None if self._certificates is None else self._certificates.context
         try:
             await door.start(options.host, options.http_port, tls=tls, shared=options.workers > 1)
         except OSError as error:
@@ -116,7 +146,7 @@ class Running:
             self.service,
             host=options.host,
             port=options.grpc_port,
-            tls=options.tls,
+            tls=self._certificates,
             token=options.token(),
             fleet_secret=options.fleet_secret(),
             max_connections=self._connections[1],
@@ -132,7 +162,7 @@ def _leave_alone() -> None:
 
 
 def ignore_hangup() -> None:
-    """A hangup means: read the policies again. Without a file, or before it is followed, there is
+    """A hangup means: read the files again. Without any, or before they are followed, there is
     nothing to do; the system would end the process."""
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -23,6 +23,7 @@ def serve(options: ServeOptions) -> int:
     """Serve until told to stop. Returns the exit code; raises `config_invalid` if it cannot."""
     file = options.check()
     options.token()
+    options.fleet_secret()
     set_up_logs(options.log_format)
     if options.workers == 1:
         return run_loop(lambda: _serve_here(options, file))

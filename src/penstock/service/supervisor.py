@@ -31,11 +31,12 @@ from ..config import PolicyFile
 from ..core.errors import ConfigInvalidError, PenstockError
 from .channel import Channel
 from .greeting import greet
+from .hangups import heard
 from .options import ServeOptions
 from .reloading import Reloader
 from .running import ignore_hangup, until_told
 from .totals import Totals
-from .worker import Failed, Report, Started, TakenUp, Totalled, Unreadable, work
+from .worker import Failed, Hangup, Report, Started, TakenUp, Totalled, Unreadable, work
 
 __all__ = ["SILENT_S", "Supervisor"]
 
@@ -69,7 +70,7 @@ class Supervisor:
 
     def __init__(self, options: ServeOptions, file: PolicyFile) -> None:
         self._options = options
-        self.file = file
+        self.file: PolicyFile = file
         self._fresh: PolicyFile | None = None
         self._problem = ""
         self._totals = Totals()
@@ -83,16 +84,20 @@ class Supervisor:
         await asyncio.sleep(0)
         ignore_hangup()
         chores: list[asyncio.Future[None]] = []
+        hangups = contextlib.ExitStack()
         try:
             lines = await self._start_all()
             if not self._stopping.is_set():
                 greet(self._options, lines)
             chores = [asyncio.ensure_future(self._keep(i)) for i in range(len(self._workers))]
+            if self._options.tls is not None:
+                hangups.enter_context(heard(lambda: self._tell_all(Hangup())))
             if self._options.config is not None:
                 reloader = Reloader(self, self._options.config, accept=self._options.check_policies)
                 chores.append(asyncio.ensure_future(reloader.run()))
             await told
         finally:
+            hangups.close()
             for chore in (told, *chores):
                 chore.cancel()
             await self._stop_all()

@@ -1,16 +1,70 @@
-"""From certificate files to a context, or to a word on what is wrong with them. For both doors."""
+"""From certificate files to a context, or to a word on what is wrong with them. For both servers.
+
+Certificates run out, so they can be read again while the service listens. Connections that are open
+keep theirs; a file that is bad changes nothing.
+"""
 
 from __future__ import annotations
 
 import ssl
+from typing import Any, TypeAlias
 
 from ..core.files import read_regular
 from ..core.validation import reject
 from .options import TlsFiles
 
-__all__ = ["read_pem", "server_context"]
+__all__ = ["Certificates", "read_pem", "server_context"]
 
 _MAX_BYTES = 1 << 20
+
+Pem: TypeAlias = "tuple[bytes, bytes, bytes | None]"
+"""The key, the certificate chain and the authority, if there is one."""
+
+
+class Certificates:
+    """What is shown to clients, and by which authority they are known: as the files were when they
+    were last read and found good.
+
+    `context` is for the HTTP server, which keeps the one that it was given; `pem()` is for the gRPC
+    server, which asks.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._pem: Pem
+        self.context: _NewestContext = _NewestContext(ssl.PROTOCOL_TLS_SERVER)
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the files again; `config_invalid` if they are bad, and nothing has changed then."""
+        self.context.newest, self._pem = _read(self._files)
+
+    def pem(self) -> Pem:
+        """The newest of them."""
+        return self._pem
+
+
+class _NewestContext(ssl.SSLContext):
+    """Has each connection begin under the newest context. To change one context in place would let
+    clients in by sessions that they began under an authority which is not known any more."""
+
+    newest: ssl.SSLContext
+
+    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        return self.newest.wrap_bio(*args, **kwargs)
+
+
+def _read(files: TlsFiles) -> tuple[ssl.SSLContext, Pem]:
+    """A context, and the same as bytes: those that were tried, also while somebody writes them."""
+    context, tried = server_context(files), None
+    while tried != (tried := _bytes(files)):
+        context = server_context(files)
+    return context, tried
+
+
+def _bytes(files: TlsFiles) -> Pem:
+    ca = None if files.ca is None else read_pem(files.ca)
+    return read_pem(files.key), read_pem(files.cert), ca
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:

@@ -24,7 +24,17 @@ from .running import Running, ignore_hangup, run_loop, until_told
 from .slices import in_slices
 from .totals import Counted
 
-__all__ = ["REPORT_S", "Failed", "Report", "Started", "TakenUp", "Totalled", "Unreadable", "work"]
+__all__ = [
+    "REPORT_S",
+    "Failed",
+    "Hangup",
+    "Report",
+    "Started",
+    "TakenUp",
+    "Totalled",
+    "Unreadable",
+    "work",
+]
 
 REPORT_S = 1.0
 """How often a worker tells what it has counted."""
@@ -73,6 +83,11 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True)
+class Hangup:
+    """From the supervisor: read the certificates again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Totalled:
     """From the supervisor: what all workers have counted."""
 
@@ -81,7 +96,7 @@ class Totalled:
 
 def work(options: ServeOptions, end: socket.socket) -> None:
     """The life of a worker. `end` leads to the supervisor."""
-    # To read the policies again is the supervisor's business.
+    # To hear of it, and to read the policies again, is the supervisor's business.
     ignore_hangup()
     set_up_logs(options.log_format)
     sys.exit(run_loop(lambda: _serve(options, end)))
@@ -144,6 +159,8 @@ class _Worker:
             await self._take_up(message)
         elif isinstance(message, Unreadable):
             self._running.service.reload_failed(message.problem)
+        elif isinstance(message, Hangup):
+            self._running.read_certificates()
         elif isinstance(message, Totalled):
             # In the order in which they were asked for. Who waits no more is cancelled.
             wanted = self._wanted.popleft()

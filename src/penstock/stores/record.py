@@ -25,6 +25,7 @@ from ..core.validation import reject
 __all__ = ["FORMAT", "MARGIN_MS", "foreign_state", "keep_ms", "pack", "restore", "unpack"]
 
 FORMAT = 1
+"""The version of the record that this code writes and reads."""
 
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 

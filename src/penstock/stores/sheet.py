@@ -37,10 +37,10 @@ class Call(QueuedCall):
         self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int, deadline: float
     ) -> None:
         super().__init__(deadline)
-        self.keys = keys
-        self.transform = transform
-        self.now = now
-        self.cost = cost
+        self.keys: Sequence[str] = keys
+        self.transform: Transform[Any] = transform
+        self.now: int = now
+        self.cost: int = cost
         self.open: Sequence[int] = range(len(keys))
         self.results: list[Any] = [None] * len(keys)
         self.writing: Collection[str] = ()
@@ -50,7 +50,7 @@ class Call(QueuedCall):
         return not self.open
 
     def fail(self, error: BaseException) -> None:
-        self.error = error
+        self.error: BaseException | None = error
         self.open = ()
 
     def answer(self) -> list[Any]:

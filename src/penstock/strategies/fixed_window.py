@@ -29,7 +29,10 @@ from ..core.validation import (
 if TYPE_CHECKING:
     from datetime import timedelta
 
-__all__ = ["FixedWindow", "fixed_window"]
+__all__ = ["Anchor", "FixedWindow", "fixed_window"]
+
+Anchor = Literal["epoch", "first"]
+"""Where windows start: on multiples of their length, or with a key's first request."""
 
 State = tuple[int, int]
 
@@ -56,7 +59,7 @@ class FixedWindow(Strategy):
     """State: (start, count)."""
 
     name = "fixed_window"
-    parameters = (
+    parameters: tuple[Parameter, ...] = (
         Parameter("limit", "count", "units per window"),
         Parameter("window_ms", "span", "the length of a window"),
         Parameter(
@@ -67,9 +70,9 @@ class FixedWindow(Strategy):
             default="epoch",
         ),
     )
-    window_kind = "fixed"
-    kernel = "fixed_window"
-    lua_sources = (
+    window_kind: str | None = "fixed"
+    kernel: str | None = "fixed_window"
+    lua_sources: tuple[LuaSource, ...] = (
         _lua_source("fixedWindow", "epoch"),
         _lua_source("fixedWindowFirst", "first"),
     )
@@ -79,7 +82,7 @@ class FixedWindow(Strategy):
         self.limit = limit
         self.window_ms: int = self.values["window_ms"]
         self.anchor = anchor
-        self.ttl_ms = self.window_ms
+        self.ttl_ms: int = self.window_ms
         self._aligned = anchor == "epoch"
 
     @classmethod

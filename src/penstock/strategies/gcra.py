@@ -30,6 +30,7 @@ The order of the floating-point operations is fixed: every accelerator repeats i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -63,7 +64,7 @@ class Gcra(Strategy):
     """State: the TAT, a float in epoch ms."""
 
     name = "gcra"
-    parameters = (
+    parameters: tuple[Parameter, ...] = (
         Parameter("limit", "count", "units per period"),
         Parameter("period_ms", "span", "the period of the rate"),
         Parameter(
@@ -74,8 +75,8 @@ class Gcra(Strategy):
             example=10,
         ),
     )
-    kernel = "gcra"
-    lua_sources = (
+    kernel: str | None = "gcra"
+    lua_sources: tuple[LuaSource, ...] = (
         LuaSource(
             "gcra",
             beside(__file__),
@@ -89,17 +90,18 @@ class Gcra(Strategy):
     def __init__(self, limit: int, period_ms: int | timedelta, burst: int | None = None) -> None:
         super().__init__(limit=limit, period_ms=period_ms, burst=burst)
         burst = limit if burst is None else burst
-        self.values = {**self.values, "burst": burst}
+        self.values: Mapping[str, Any] = {**self.values, "burst": burst}
         self.rate_limit = limit
         self.period_ms: int = self.values["period_ms"]
-        self.burst = self.limit = burst
+        self.burst: int = burst
+        self.limit: int = burst
         if not is_coarse_enough(limit, self.period_ms):
             _refuse(limit, self.period_ms, burst)
-        self.interval_ms = _steps(limit, self.period_ms) / _GRID
-        self.tolerance_ms = self.interval_ms * self.burst
+        self.interval_ms: float = _steps(limit, self.period_ms) / _GRID
+        self.tolerance_ms: float = self.interval_ms * self.burst
         if self.tolerance_ms > MAX_SPAN_MS:
             reject(f"burst {self.burst} at this rate takes over {MAX_SPAN_MS} ms; lower it")
-        self.ttl_ms = max(1, ceil(self.tolerance_ms))
+        self.ttl_ms: int = max(1, ceil(self.tolerance_ms))
 
     def kernel_arguments(self) -> tuple[Any, ...]:
         return self.interval_ms, self.tolerance_ms, self.burst

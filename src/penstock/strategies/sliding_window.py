@@ -50,7 +50,7 @@ class SlidingWindow(Strategy):
     """State: ((tick, count), ...), ascending, without empty ticks."""
 
     name = "sliding_window"
-    parameters = (
+    parameters: tuple[Parameter, ...] = (
         Parameter("limit", "count", "units in any window"),
         Parameter("window_ms", "span", "the length of the window"),
         Parameter(
@@ -62,9 +62,9 @@ class SlidingWindow(Strategy):
             example=10,
         ),
     )
-    window_kind = "sliding"
-    kernel = "sliding_window"
-    lua_sources = (
+    window_kind: str | None = "sliding"
+    kernel: str | None = "sliding_window"
+    lua_sources: tuple[LuaSource, ...] = (
         LuaSource(
             "slidingWindow",
             beside(__file__),
@@ -86,8 +86,8 @@ class SlidingWindow(Strategy):
             reject(f"{buckets} buckets in {self.window_ms} ms are too fine; use fewer buckets")
         # A later one was counted in shorter ticks, by another window that was given the same key:
         # taken at its word it would lie so far ahead that no arithmetic holds there.
-        self.last_tick = floor(MAX_INSTANT_MS / self.tick_ms)
-        self.ttl_ms = ceil(self.tick_ms + self.window_ms) + 1
+        self.last_tick: int = floor(MAX_INSTANT_MS / self.tick_ms)
+        self.ttl_ms: int = ceil(self.tick_ms + self.window_ms) + 1
 
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         w = self.tick_ms

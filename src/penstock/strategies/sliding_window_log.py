@@ -39,13 +39,13 @@ class SlidingWindowLog(Strategy):
     """State: ((stamp, count), ...), ascending."""
 
     name = "sliding_window_log"
-    parameters = (
+    parameters: tuple[Parameter, ...] = (
         Parameter("limit", "count", "units in any window", high=MAX_LOG_LIMIT),
         Parameter("window_ms", "span", "the length of the window"),
     )
-    window_kind = "sliding"
-    kernel = "sliding_window_log"
-    lua_sources = (
+    window_kind: str | None = "sliding"
+    kernel: str | None = "sliding_window_log"
+    lua_sources: tuple[LuaSource, ...] = (
         LuaSource(
             "slidingWindowLog",
             beside(__file__),
@@ -61,7 +61,7 @@ class SlidingWindowLog(Strategy):
         super().__init__(limit=limit, window_ms=window_ms)
         self.limit = limit
         self.window_ms: int = self.values["window_ms"]
-        self.ttl_ms = self.window_ms
+        self.ttl_ms: int = self.window_ms
 
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         log, count = self._live(state, now)

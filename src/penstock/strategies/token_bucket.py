@@ -48,12 +48,12 @@ class TokenBucket(Strategy):
     """State: (tokens, last): a float, and the epoch ms up to which it was credited."""
 
     name = "token_bucket"
-    parameters = (
+    parameters: tuple[Parameter, ...] = (
         Parameter("capacity", "count", "tokens that the bucket holds"),
         Parameter("refill_per_sec", "rate", "tokens that come back each second"),
     )
-    kernel = "token_bucket"
-    lua_sources = (
+    kernel: str | None = "token_bucket"
+    lua_sources: tuple[LuaSource, ...] = (
         LuaSource(
             "tokenBucket",
             beside(__file__),
@@ -68,7 +68,7 @@ class TokenBucket(Strategy):
         super().__init__(capacity=capacity, refill_per_sec=refill_per_sec)
         self.limit = capacity
         self.refill_per_sec: float = self.values["refill_per_sec"]
-        self.capacity = float(capacity)
+        self.capacity: float = float(capacity)
         self.refill_per_ms: float = self.refill_per_sec / 1000
         # A rate as small as 1e-308 divides down to zero here.
         if self.refill_per_ms <= 0 or self.capacity / self.refill_per_ms > MAX_SPAN_MS:
@@ -76,7 +76,7 @@ class TokenBucket(Strategy):
                 f"a bucket of {capacity} at {refill_per_sec} per second takes over {MAX_SPAN_MS} "
                 "ms to fill; lower the capacity or raise the refill"
             )
-        self.ttl_ms = max(1, ceil(self.capacity / self.refill_per_ms))
+        self.ttl_ms: int = max(1, ceil(self.capacity / self.refill_per_ms))
         while self.ttl_ms * self.refill_per_ms < self.capacity:
             self.ttl_ms += 1
 

@@ -13,7 +13,7 @@ __all__ = ["Unlimited", "unlimited"]
 
 
 class Unlimited(Strategy):
-    """Keeps no state."""
+    """Allows everything and keeps no state. Made by `unlimited`."""
 
     name = "unlimited"
     limit = MAX_SAFE
@@ -29,5 +29,6 @@ class Unlimited(Strategy):
 
 
 def unlimited() -> Unlimited:
-    """Always allows."""
+    """Allows every request and reports the largest limit there is: for tests, and to switch a
+    limit off without changing the code that asks."""
     return Unlimited()

@@ -27,7 +27,8 @@ CALLERS = 200
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One promise of the store contract: its name, and the procedure that tests it."""
+    """One promise of the store contract: its `name`, and the `flow` that tests it.
+    `needs_atomicity` is whether an approximate store may break it."""
 
     name: str
     flow: Callable[[], Flow]

@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2
 
 from penstock import ConfigInvalidError
 from penstock.service.options import TlsFiles
+from penstock.service.tls import Certificates
 from penstock.wire.proto import rate_limiter_pb2 as pb
 from penstock.wire.proto.rate_limiter_pb2_grpc import RateLimiterAsyncStub
 from tests.service.grpc.certificates import Pair, authority, signed
@@ -109,7 +110,7 @@ def test_over_tls_only_those_who_speak_it_are_answered(certificates: dict[str, P
 
     async def scenario() -> None:
         server, ca = certificates["server"], certificates["ca"]
-        tls = TlsFiles(server.cert, server.key)
+        tls = Certificates(TlsFiles(server.cert, server.key))
         async with visiting(door={"tls": tls}) as visit:
             assert await asked_over_tls(visit, ca) is grpc.StatusCode.OK
             stranger = certificates["stranger"]
@@ -126,7 +127,7 @@ def test_with_an_authority_for_clients_only_its_clients_are_answered(
 
     async def scenario() -> None:
         server, ca = certificates["server"], certificates["ca"]
-        tls = TlsFiles(server.cert, server.key, ca.cert)
+        tls = Certificates(TlsFiles(server.cert, server.key, ca.cert))
         async with visiting(door={"tls": tls}) as visit:
             good = await asked_over_tls(visit, ca, certificates["client"])
             assert good is grpc.StatusCode.OK
@@ -149,7 +150,7 @@ def test_certificates_that_cannot_work_are_refused_at_the_start(
     files |= {"key": ca.key} if broken == "pair" else {broken: str(junk)}
 
     async def scenario() -> None:
-        async with visiting(door={"tls": TlsFiles(**files)}):
+        async with visiting(door={"tls": Certificates(TlsFiles(**files))}):
             raise AssertionError("it opened")
 
     with pytest.raises(ConfigInvalidError, match="PEM"):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import os
 import socket
 import sys
 import threading
@@ -19,7 +18,7 @@ from penstock import Clock, Store
 from penstock.config import PolicyFile, PolicySpec
 from penstock.service import build_service
 from penstock.service.http import Bounds, HttpDoor
-from tests.servers.process import REPO, NotReady, Port, Server
+from tests.servers.process import REPO, NotReady, Port, Server, environment
 
 PENSTOCK = [sys.executable, "-m", "penstock.cli"]
 
@@ -159,7 +158,7 @@ class Penstock(Server):
         return [*PENSTOCK, "serve", *doors, *self._flags]
 
     def popen_options(self) -> dict[str, Any]:
-        return {"env": {**os.environ, "PYTHONPATH": str(REPO / "src")}}
+        return {"env": environment(PYTHONPATH=str(REPO / "src"))}
 
     def ping(self) -> None:
         client = Client(self.port, timeout=1)

@@ -22,7 +22,7 @@ from penstock.service.certificates import names_in
 from penstock.service.greeting import greeting, shown_store
 from penstock.service.options import ServeOptions, TlsFiles, is_loopback
 from penstock.service.tls import server_context
-from tests.servers.process import REPO, NotReady, eventually
+from tests.servers.process import REPO, NotReady, environment, eventually
 from tests.special import KINDS, replace
 
 from .serving import PENSTOCK, Client, Penstock
@@ -31,7 +31,7 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(REPO / "src")}
+    env = environment(PYTHONPATH=str(REPO / "src"))
     return subprocess.run(
         [*PENSTOCK, *words], env=env, capture_output=True, text=True, timeout=20, check=False
     )

@@ -140,6 +140,24 @@ def test_the_second_signal_ends_all_of_them_at_once(tmp_path: Path) -> None:
         assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
 
 
+def test_a_hangup_does_not_end_a_service_that_is_answering_its_last_calls(tmp_path: Path) -> None:
+    """The policy file is no longer followed then; the signal is ignored."""
+    config = tmp_path / "penstock.yaml"
+    config.write_text(ONE % 5)
+    with Penstock("--config", str(config), *sqlite(tmp_path), "--drain", "60") as server:
+        eventually(lambda: _says(server, "try:"), within=20, what="all workers")
+        process = server._running()
+        with socket.create_connection(("127.0.0.1", server.port), 10) as line:
+            line.sendall(b"GET /health HTTP/1.1\r\nHost: half")
+            eventually(lambda: _connected(server, 2), within=5, what="the connection")
+            process.send_signal(signal.SIGTERM)
+            eventually(lambda: _says(server, "stopping"), within=5, what="the stop")
+            process.send_signal(signal.SIGHUP)
+            line.sendall(b"\r\n\r\n")
+            assert line.recv(9_999).startswith(b"HTTP/1.1 200")
+        assert process.wait(15) == 0
+
+
 def _connected(server: Penstock, wanted: int) -> None:
     text = ask(server.port, "/metrics").body.decode()
     if f"penstock_http_connections {wanted}" not in text:

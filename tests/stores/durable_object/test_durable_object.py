@@ -119,7 +119,8 @@ def test_an_object_gives_its_space_back() -> None:
 def test_a_place_that_is_no_record_server_is_told_apart() -> None:
     """A wrong path, another program: an error that says what answered."""
     port = edge.running("d1").port
-    store = open_store(f"deno-kv+http://127.0.0.1:{port}/client/v4/user/tokens/verify")
+    place = f"127.0.0.1:{port}/client/v4/user/tokens/verify"
+    store = open_store(f"deno-kv+http://{place}?token_env=RECORD_SERVER_TOKEN")
     with pytest.raises(Exception, match="does not answer as a record server"):
         store.apply("k", CHECK, NOW, 1)
     store.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import valkey
 import valkey.asyncio
 
 from penstock import ConfigInvalidError, UnsupportedError, gcra, rate_limit
+from penstock.core.extras import install_line
 from penstock.stores import open_store
 from penstock.stores.redis import RedisStore
 from penstock.stores.redis.requests import Address
@@ -166,16 +167,10 @@ def test_a_timeout_is_a_number_of_milliseconds(timeout_ms: Any) -> None:
 @pytest.mark.parametrize("missing", ["redis", "hiredis"])
 def test_a_missing_driver_names_the_extra(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message is the command that installs it."""
-    import penstock.stores.redis.recipe as recipe
-
-    def import_module(name: str) -> Any:
-        if name.partition(".")[0] == missing:
-            raise ImportError(name)
-        return builtins.__import__(name)
-
-    monkeypatch.setattr(recipe, "import_module", import_module)
-    with pytest.raises(ConfigInvalidError, match=r"pip install 'penstock\[redis\]'"):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ConfigInvalidError, match=f"needs {missing}, which the extra 'redis'") as it:
         RedisStore.from_url("redis://localhost")
+    assert str(it.value).endswith(install_line("redis"))
 
 
 def test_a_sentinel_url_names_hosts_service_and_database() -> None:

@@ -25,7 +25,7 @@ class Client(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._data = b""
         self._busy = False
-        self.since = 0.0
+        self.since: float = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)

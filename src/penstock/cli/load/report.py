@@ -19,9 +19,9 @@ class Report:
     """Filled in while it runs."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
-        self.allowed = 0
-        self.denied = 0
+        self.seconds: float = 0.0
+        self.allowed: int = 0
+        self.denied: int = 0
         self.troubles: Counter[str] = Counter()
         self._buckets: Counter[int] = Counter()
         self._longest_s = 0.0

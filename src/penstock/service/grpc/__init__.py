@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from ...core.errors import ConfigInvalidError
+from ...core.extras import missing
 
 _PACKAGES = {"google", "grpc", "grpc_health", "grpc_reflection"}
 
 try:
     from .server import GrpcDoor, open_grpc
-except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] not in _PACKAGES:
+except ModuleNotFoundError as _error:
+    if (_error.name or "").partition(".")[0] not in _PACKAGES:
         raise
-    raise ConfigInvalidError(
-        f"the gRPC door needs {error.name}: pip install 'penstock[server]', or turn the door off"
-    ) from error
+    _needs = missing("the gRPC server", _error.name or "grpc")
+    raise ConfigInvalidError(f"{_needs}; or go without it: --no-grpc") from _error
 
 __all__ = ["GrpcDoor", "open_grpc"]

@@ -52,7 +52,7 @@ class Access(_Handler):
         self._stranger, self._too_late, self._full = (
             _refusal(status, text, replies.codes) for status, text in _REFUSALS
         )
-        self.turned_away = 0
+        self.turned_away: int = 0
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         found = self._methods.get(handler_call_details.method)

@@ -58,7 +58,7 @@ class Places:
         self.limit = limit
         self.arrival_s = arrival_s
         self.taking_s = taking_s
-        self.taken = 0
+        self.taken: int = 0
         self.waiting: dict[Task | None, float] = {}
         self.answering: dict[Task | None, tuple[float, Context]] = {}
         self.cut: Callable[[set[str]], object] = _keep

@@ -11,7 +11,7 @@ import grpc
 from ...core.validation import reject
 from ..core import Service
 from ..files import GRPC_CONNECTIONS
-from ..options import TlsFiles
+from ..tls import Certificates
 from .access import Access
 from .calls import handlers
 from .fleet import fleet_handlers
@@ -92,7 +92,7 @@ async def open_grpc(
     *,
     host: str = "127.0.0.1",
     port: int = 50051,
-    tls: TlsFiles | None = None,
+    tls: Certificates | None = None,
     token: str | None = None,
     fleet_secret: str | None = None,
     max_concurrent: int = MAX_CONCURRENT,
@@ -142,7 +142,7 @@ async def open_grpc(
     return GrpcDoor(server, bound, access, every, leaving)
 
 
-def _listen(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None) -> int:
+def _listen(server: grpc.aio.Server, host: str, port: int, tls: Certificates | None) -> int:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     secure = None if tls is None else credentials(tls)
     try:

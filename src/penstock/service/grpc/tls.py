@@ -1,18 +1,29 @@
-"""From certificate files to what the library wants."""
+"""From certificates to what the library wants."""
 
 from __future__ import annotations
 
 import grpc
 
-from ..options import TlsFiles
-from ..tls import read_pem, server_context
+from ..tls import Certificates
 
 __all__ = ["credentials"]
 
 
-def credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """The library takes any bytes and then fails each handshake; so they are tried first."""
-    server_context(files)
-    pair = read_pem(files.key), read_pem(files.cert)
-    ca = None if files.ca is None else read_pem(files.ca)
-    return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
+def credentials(certificates: Certificates) -> grpc.ServerCredentials:
+    """Asked anew for every handshake, so that it shows certificates which were read again."""
+    shown = certificates.pem()
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        key, chain, ca = shown
+        return grpc.ssl_server_certificate_configuration([(key, chain)], ca)
+
+    def newest() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal shown
+        if certificates.pem() is shown:
+            return None
+        shown = certificates.pem()
+        return configuration()
+
+    asks = shown[2] is not None
+    # None, for "as before", is not in the library's stubs.
+    return grpc.dynamic_ssl_server_credentials(configuration(), newest, asks)  # type: ignore[arg-type]

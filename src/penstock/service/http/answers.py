@@ -49,7 +49,7 @@ class Answers:
 
     def tick(self) -> None:
         """Look at the calendar."""
-        self.stamp = f"Date: {formatdate(self._now() / 1000, usegmt=True)}\r\n"
+        self.stamp: str = f"Date: {formatdate(self._now() / 1000, usegmt=True)}\r\n"
 
     def label(self, name: str, limit: int, window_ms: int | None) -> Label:
         wanted = (name, limit, window_ms)

@@ -53,7 +53,7 @@ class Connection(asyncio.Protocol):
         self._ending = False
         # Whether the client has said all that it wants.
         self._heard_all = False
-        self.since = door.now
+        self.since: float = door.now
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+from collections.abc import Callable
 
 from ..core import Service
 from .access import Token
@@ -41,9 +42,9 @@ class HttpDoor:
         legacy_headers: bool = False,
         pool: Pool | None = None,
     ) -> None:
-        self.bounds = bounds or Bounds()
-        self.answers = Answers(service.clock)
-        self.observe = service.metrics.latency("http").observe
+        self.bounds: Bounds = bounds or Bounds()
+        self.answers: Answers = Answers(service.clock)
+        self.observe: Callable[[float], None] = service.metrics.latency("http").observe
         self._connections: set[Connection] = set()
         self._held = 0
         self._in_flight = 0
@@ -59,10 +60,10 @@ class HttpDoor:
             Token(token),
             legacy_headers,
         )
-        self.plans = Plans(self._planner.plan)
-        self.problem = self.answers.problem
-        self.counts = self._pages.counts
-        self.now = 0.0
+        self.plans: Plans = Plans(self._planner.plan)
+        self.problem: Callable[[Problem], bytes] = self.answers.problem
+        self.counts: Callable[[], str] = self._pages.counts
+        self.now: float = 0.0
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.TimerHandle | None = None
 
@@ -76,7 +77,7 @@ class HttpDoor:
     ) -> int:
         """Listen. Returns the port, which the system chooses if it is 0. With `shared` other
         processes may listen on the same port."""
-        self.loop = asyncio.get_running_loop()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self._tick()
         self._server = await self.loop.create_server(
             lambda: Connection(self),

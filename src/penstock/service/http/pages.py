@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from ..core import Service
 from ..registry import SHOWN
@@ -30,7 +30,7 @@ class Pool(Protocol):
 class Pages:
     """`open` are the paths that need no token: probes have none."""
 
-    open = frozenset({"/health", "/ready"})
+    open: ClassVar[frozenset[str]] = frozenset({"/health", "/ready"})
 
     def __init__(
         self,

@@ -67,4 +67,4 @@ class ProblemError(Exception):
 
     def __init__(self, code: str, detail: str, headers: tuple[str, ...] = ()) -> None:
         super().__init__(detail)
-        self.problem = Problem(code, detail, headers)
+        self.problem: Problem = Problem(code, detail, headers)

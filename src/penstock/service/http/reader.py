@@ -62,7 +62,7 @@ class Reader:
         self._chunks: ChunkReader | None = None
         self._held = 0
         # Whether there are bytes behind the request that was taken last.
-        self.more = False
+        self.more: bool = False
 
     @property
     def buffered(self) -> int:

@@ -39,13 +39,13 @@ class CasStore(Store, ForkAware):
     remembered."""
 
     def __init__(self, timeout_ms: int) -> None:
-        self.timeout_ms = require_int("timeout_ms", timeout_ms, high=3_600_000)
+        self.timeout_ms: int = require_int("timeout_ms", timeout_ms, high=3_600_000)
         self._begin()
         watch_forks(self)
 
     def _begin(self) -> None:
         self.queues: Queues[KeyQueue] = Queues(KeyQueue)
-        self.memory = Memory() if self.compares else Memory(0)
+        self.memory: Memory = Memory() if self.compares else Memory(0)
 
     @abstractmethod
     def serve(self, requests: Sequence[Request], deadline: float) -> list[Any]:

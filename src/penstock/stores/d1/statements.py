@@ -26,7 +26,7 @@ class Statements:
 
     def __init__(self, table: str) -> None:
         self.table = table
-        self.versions = f"{table}_schema"
+        self.versions: str = f"{table}_schema"
 
     def of(self, request: Request) -> list[Statement]:
         """One statement; after a conditional one, another that shows what stood in its way."""

@@ -51,7 +51,8 @@ class D1Store(RestStore):
         timeout_ms: int = 2_000,
     ) -> None:
         super().__init__(base_url, token, timeout_ms)
-        account, self.database = require_id("account", account), require_id("database", database)
+        account = require_id("account", account)
+        self.database: str = require_id("database", database)
         self._path = f"/accounts/{account}/d1/database/{self.database}/query"
         self._statements = Statements(require_name("table", table, r"[A-Za-z_][A-Za-z0-9_]{0,47}"))
 

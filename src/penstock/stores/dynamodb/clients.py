@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from functools import partial
 from typing import Any
 
 from ..._queueing import Mutex
-from ...core.errors import ConfigInvalidError
+from ...core.extras import require_module
 from ..cas.perloop import PerLoop
 
 __all__ = ["Clients"]
 
 _CONNECTIONS = 64
 
-
-def _require_module(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise ConfigInvalidError(
-            f"DynamoDBStore needs {name.partition('.')[0]}: pip install 'penstock[dynamodb]'"
-        ) from error
+_require_module = partial(require_module, "DynamoDBStore")
 
 
 class Clients:

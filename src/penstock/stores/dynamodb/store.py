@@ -33,7 +33,7 @@ class DynamoDBStore(CasStore):
 
     Region and credentials are found as boto3 finds them; `region` and `endpoint` override that.
     `client` (boto3) and `async_client` (aiobotocore) may be passed instead; the store then serves
-    the colours of those it was given, and does not close them.
+    sync or async callers, or both, by those it was given, and does not close them.
 
     A check is a strongly consistent read and a conditional put. Keys of 2,048 bytes and more are
     stored under their SHA-256, see `cas/names.py`.
@@ -53,7 +53,7 @@ class DynamoDBStore(CasStore):
         timeout_ms: int = 1000,
     ) -> None:
         super().__init__(timeout_ms)
-        self.table = require_name("table", table, _TABLE)
+        self.table: str = require_name("table", table, _TABLE)
         self._serves_sync = client is not None or async_client is None
         self._serves_async = async_client is not None or client is None
         self._clients = Clients(self.timeout_ms, region, endpoint, client, async_client)

@@ -52,9 +52,9 @@ class Record:
     __slots__ = ("expires", "kind", "slot", "state")
 
     def __init__(self, kind: str, state: Any, expires: int) -> None:
-        self.kind = kind
-        self.state = state
-        self.expires = expires
+        self.kind: str = kind
+        self.state: Any = state
+        self.expires: int = expires
         self.slot: dict[Any, Timed] = {}
 
 
@@ -71,7 +71,7 @@ class RankedRecord(Record):
 
     def __init__(self, key: str | bytes, kind: str, state: Any, expires: int) -> None:
         super().__init__(kind, state, expires)
-        self.key = key
+        self.key: str | bytes = key
 
 
 class _Queue:
@@ -101,7 +101,7 @@ class Order:
     def __init__(self, max_keys: int | None, max_bytes: int | None) -> None:
         self.max_keys = max_keys
         self.max_bytes = max_bytes
-        self.bytes = 0
+        self.bytes: int = 0
         self._count = 0
         self._queues = (_Queue(), _Queue(), _Queue())
 

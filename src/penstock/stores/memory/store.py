@@ -7,7 +7,7 @@ possible (see `accel`) and interpreted where it is not; both keep the same promi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ..._queueing.fork import ForkAware, watch_forks
 from ...core.clock import Clock, SystemClock, require_clock
@@ -27,6 +27,8 @@ _LEAST_BYTES = 4_096
 _DECIDING = ("apply", "aapply", "apply_many", "aapply_many")
 
 R = TypeVar("R")
+
+Overflow = Literal["evict", "deny"]
 
 
 class MemoryStore(Store, ForkAware):
@@ -50,7 +52,7 @@ class MemoryStore(Store, ForkAware):
     def __init__(
         self,
         max_keys: int | None = None,
-        overflow: str = "evict",
+        overflow: Overflow = "evict",
         *,
         max_bytes: int | None = None,
         sweep_every_ms: int | None = None,
@@ -60,10 +62,9 @@ class MemoryStore(Store, ForkAware):
             require_int("max_keys", max_keys, high=2**31 - 1)
         if max_bytes is not None:
             require_int("max_bytes", max_bytes, low=_LEAST_BYTES)
-        require_choice("overflow", overflow, ("evict", "deny"))
         self.max_keys = max_keys
         self.max_bytes = max_bytes
-        self.overflow = overflow
+        self.overflow: Overflow = require_choice("overflow", overflow, ("evict", "deny"))
         self.clock: Clock = SystemClock() if clock is None else require_clock(clock)
         self.table: Any = _make_table(max_keys, max_bytes, overflow == "evict")
         watch_forks(self)

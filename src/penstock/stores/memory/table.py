@@ -97,8 +97,8 @@ class Table:
         self._seen = 0
         self._horizon = 0
         self._weigh_at = 0
-        self.evictions = 0
-        self.refusals = 0
+        self.evictions: int = 0
+        self.refusals: int = 0
 
     def apply(self, key: str | bytes, transform: Transform[R], now: int, cost: int) -> R:
         # Half the price of a `with` on 3.11, and this is the hot path. The lock is taken inside, or

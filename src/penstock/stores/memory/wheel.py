@@ -35,7 +35,7 @@ class Wheel:
     """Keys by expiry."""
 
     def __init__(self) -> None:
-        self.now = 0
+        self.now: int = 0
         self._soonest = 0
         self._slots: list[list[dict[Any, Timed]]] = [
             [{} for _ in range(_SLOTS)] for _ in range(_LEVELS)

@@ -89,7 +89,7 @@ class AsyncOwnConnection:
         self._target = target
         self._greet = greet
         self._kept: AsyncConnection | None = None
-        self.where = target.where
+        self.where: str = target.where
 
     async def borrow(self, deadline: float) -> AsyncConnection:
         kept = self._kept

@@ -105,7 +105,7 @@ class AsyncpgOwnConnection:
         self._target = target
         self._greet = greet
         self._kept: AsyncpgConnection | None = None
-        self.where = target.where
+        self.where: str = target.where
 
     async def borrow(self, deadline: float) -> AsyncpgConnection:
         kept = self._kept

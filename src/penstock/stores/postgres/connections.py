@@ -79,7 +79,7 @@ class OwnConnection:
         self._target = target
         self._greet = greet
         self._kept: Connection | None = None
-        self.where = target.where
+        self.where: str = target.where
 
     def borrow(self, deadline: float) -> Connection:
         connection = self._kept

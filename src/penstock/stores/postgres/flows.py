@@ -98,7 +98,7 @@ class Flows:
         bounds_late: bool = False,
     ) -> None:
         self.schema = schema
-        self.memory = Memory()
+        self.memory: Memory = Memory()
         self._server_time = use_server_time
         self._timeout_s = timeout_ms / 1000
         self._is_bounded = is_bounded

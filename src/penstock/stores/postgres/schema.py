@@ -107,33 +107,33 @@ class Schema:
 
     def __init__(self, schema: str, table: str) -> None:
         self._schema = _require_name("schema", schema)
-        self.table = f'"{schema}"."{_require_name("table", table)}"'
-        self.swap_function = f'"{schema}"."{table}_swap"'
+        self.table: str = f'"{schema}"."{_require_name("table", table)}"'
+        self.swap_function: str = f'"{schema}"."{table}_swap"'
         # A prepared statement has a name of its own per table, as a connection may serve several.
         label = f"penstock_{sha256(self.table.encode()).hexdigest()[:12]}"
-        self.swap = Statement(
+        self.swap: Statement = Statement(
             f"SELECT place, held FROM {self.swap_function}($1, $2, $3, $4)",
             ("bytea[]", "text[]", "text[]", "int8[]"),
             ("int4", "text"),
             f"{label}_swap",
         )
-        self.look = Statement(
+        self.look: Statement = Statement(
             f"SELECT asked.place::int4, t.record, {_NOW_MS} FROM unnest($1::bytea[]) "
             f"WITH ORDINALITY AS asked (key, place) LEFT JOIN {self.table} AS t USING (key)",
             ("bytea[]",),
             ("int4", "text", "int8"),
             f"{label}_look",
         )
-        self.hold = Statement(
+        self.hold: Statement = Statement(
             f"SELECT key, record FROM {self.table} WHERE key = ANY ($1::bytea[]) "
             "ORDER BY key FOR UPDATE",
             ("bytea[]",),
             ("bytea", "text"),
         )
-        self.sweep = Statement(
+        self.sweep: Statement = Statement(
             _SWEEP.format(table=self.table), ("bytea", "int8", "int8"), ("bytea", "int4")
         )
-        self.now = Statement(f"SELECT {_NOW_MS}", (), ("int8",))
+        self.now: Statement = Statement(f"SELECT {_NOW_MS}", (), ("int8",))
 
     def greet(self, timeout_ms: int | None) -> PostgresFlow:
         """For a new connection: bound what the server may take, and see whose table it is."""

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from ..._queueing.fork import ForkAware, watch_forks
 from ...core.clock import SystemClock
 from ...core.errors import ConfigInvalidError, UnsupportedError
+from ...core.extras import missing
 from ...core.store import Store, Transform, from_its_url
 from ...core.validation import reject, require_choice, require_instant, require_int
 from .async_connections import AsyncOwnConnection, AsyncPooledConnections
@@ -86,7 +87,7 @@ class PostgresStore(Store, ForkAware):
         """`postgresql://user:password@host:5432/database`, with the driver's own parameters, and
         `?schema=`, `?table=`, `?driver=psycopg|asyncpg`, `?timeout_ms=`, `?use_server_time=`.
 
-        psycopg serves both colours, asyncpg the async one.
+        psycopg serves sync and async callers, asyncpg async ones.
         """
         target, settings = parse_url(url)
         options = {**settings, **options}
@@ -112,7 +113,7 @@ class PostgresStore(Store, ForkAware):
     def _prepare(self, schema: str, table: str, use_server_time: bool, timeout_ms: int) -> None:
         if not isinstance(use_server_time, bool):
             reject(f"use_server_time must be True or False, not {use_server_time!r}")
-        self.timeout_ms = require_int("timeout_ms", timeout_ms, high=3_600_000)
+        self.timeout_ms: int = require_int("timeout_ms", timeout_ms, high=3_600_000)
         self.reads_own_clock = use_server_time
         self._schema = Schema(schema, table)
         self._sync = None
@@ -243,6 +244,4 @@ _DEFAULTS: dict[str, Any] = {
 
 def _require_driver(driver: str) -> None:
     if importlib.util.find_spec(driver) is None:
-        raise ConfigInvalidError(
-            f"this PostgresStore needs {driver}: pip install 'penstock[postgres]'"
-        )
+        raise ConfigInvalidError(missing("this PostgresStore", driver))

@@ -47,8 +47,8 @@ class _Connection:
     __slots__ = ("_driver", "_poll", "_reader", "_sock", "address", "era")
 
     def __init__(self, driver: Any, address: Address, era: object) -> None:
-        self.address = address
-        self.era = era
+        self.address: Address = address
+        self.era: object = era
         self._driver = driver
         self._sock = driver._sock
         self._reader = new_reader()

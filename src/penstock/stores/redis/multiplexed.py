@@ -51,7 +51,7 @@ class Link(asyncio.Protocol):
 
     def __init__(self, connection: Any, address: Address) -> None:
         self.address = address
-        self.takes_requests = True
+        self.takes_requests: bool = True
         self._loop = asyncio.get_running_loop()
         # The writer is kept: it closes its transport when it is collected.
         self._writer = connection._writer

@@ -18,9 +18,9 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib import import_module
 from typing import Any
 
+from ...core import extras
 from ...core.errors import ConfigInvalidError
 from ...core.validation import reject
 from .requests import Address
@@ -47,12 +47,7 @@ _DRIVERS = ("redis", "valkey")
 
 def require_module(name: str) -> Any:
     """A driver's module, or an error that says how to get it."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise ConfigInvalidError(
-            f"a Redis store needs {name.partition('.')[0]}: pip install 'penstock[redis]'"
-        ) from error
+    return extras.require_module("a Redis store", name)
 
 
 class Recipe:

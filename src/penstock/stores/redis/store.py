@@ -25,9 +25,9 @@ class RedisStore(Store, ForkAware):
     """Keeps states in Redis, Valkey or Upstash: one limit for everyone who uses the same server.
 
     `client` is a redis-py or valkey-py client, sync or asyncio, standalone, of a Sentinel or of a
-    Cluster, or an upstash-redis client; the store then serves the colour of the client. With
-    `from_url` it serves both. Of a redis-py or valkey-py client the store takes the address, the
-    credentials and the TLS settings, and opens connections of its own.
+    Cluster, or an upstash-redis client; the store then serves sync or async callers, as the client
+    does. With `from_url` it serves both. Of a redis-py or valkey-py client the store takes the
+    address, the credentials and the TLS settings, and opens connections of its own.
 
     `use_server_time` makes the server's clock decide, so that the clocks of a fleet do not matter.
     `timeout_ms` is how long a call may take, connecting included; past it the call raises
@@ -48,8 +48,9 @@ class RedisStore(Store, ForkAware):
     def from_url(
         cls, url: str, *, use_server_time: bool = True, timeout_ms: int = 100
     ) -> RedisStore:
-        """A store for both colours. The forms of the URL are in `urls.py`; what the URL itself
-        says of these options counts."""
+        """A store for sync and async callers, by a URL such as `redis://host:6379/0`,
+        `rediss://`, `unix://`, `redis+sentinel://` or `redis+cluster://`. What the URL itself says
+        of these options counts."""
         url, said = split_options(url)
         store = cls.__new__(cls)
         store._prepare(**{"use_server_time": use_server_time, "timeout_ms": timeout_ms, **said})
@@ -59,7 +60,7 @@ class RedisStore(Store, ForkAware):
     def _prepare(self, use_server_time: bool, timeout_ms: int) -> None:
         if not isinstance(use_server_time, bool):
             reject(f"use_server_time must be True or False, not {use_server_time!r}")
-        self.timeout_ms = require_int("timeout_ms", timeout_ms, high=3_600_000)
+        self.timeout_ms: int = require_int("timeout_ms", timeout_ms, high=3_600_000)
         self.reads_own_clock = use_server_time
         self._blocking: Any = None
         self._asynchronous: Any = None

@@ -116,7 +116,7 @@ class Sentinels(Fixed):
     """The master of `service`, as the sentinels see it and as it sees itself."""
 
     def __init__(self, sentinels: Sequence[Address], service: str) -> None:
-        self.sentinels = list(sentinels)
+        self.sentinels: list[Address] = list(sentinels)
         self.service = service
         self.master: Address | None = None
         self._council = _Council()
@@ -157,7 +157,7 @@ class Cluster:
         seeds: Sequence[Address],
         remap: Callable[[tuple[str, int]], tuple[str, int]] | None = None,
     ) -> None:
-        self.seeds = list(seeds)
+        self.seeds: list[Address] = list(seeds)
         self._remap = remap
         self._owners: list[Address | None] = [None] * SLOTS
         self._suspect = True

@@ -8,11 +8,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 from ..._queueing import Mutex
-from ...core.errors import ConfigInvalidError
+from ...core.extras import require_module
 from ..cas.perloop import PerLoop
 from ..cas.workers import Workers
 from ..failure import ConnectionFailedError
@@ -53,7 +52,7 @@ class RestClient:
     """
 
     def __init__(self, base_url: str, token: str, timeout_ms: int) -> None:
-        self.base_url = require_base_url(base_url)
+        self.base_url: str = require_base_url(base_url)
         self._timeout_s = timeout_ms / 1000
         self._make = partial(_make, self.base_url, Token(token), self._timeout_s)
         self._forget()
@@ -133,12 +132,7 @@ class RestClient:
 
 
 def _make(base_url: str, token: Token, timeout_s: float, kind: str) -> Any:
-    try:
-        httpx = import_module("httpx")
-    except ImportError as error:
-        raise ConfigInvalidError(
-            "stores behind an HTTP API need httpx: pip install 'penstock[edge]'"
-        ) from error
+    httpx = require_module("a store behind an HTTP API", "httpx")
     limits = httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS)
     return getattr(httpx, kind)(
         headers={"Authorization": token.header()},

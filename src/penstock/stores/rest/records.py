@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
+from urllib.parse import parse_qsl, urlsplit
 
 from ...core.store import from_its_url
 from ...core.validation import reject
@@ -32,9 +33,17 @@ from .faults import refused
 from .store import RestStore
 from .urls import read_url
 
-__all__ = ["TOKEN_ENV", "RecordServerStore"]
+__all__ = ["TOKEN_ENV", "RecordServerStore", "token_variable"]
 
 TOKEN_ENV = "PENSTOCK_TOKEN"
+
+
+def token_variable(url: str) -> str | None:
+    """The variable from which the store behind `url` takes a token; None if it takes none, or one
+    that only its own kind of store uses."""
+    parts = urlsplit(url)
+    is_record_server = parts.scheme.rpartition("+")[2] in ("http", "https")
+    return dict(parse_qsl(parts.query)).get("token_env", TOKEN_ENV if is_record_server else None)
 
 
 class RecordServerStore(RestStore):
@@ -46,7 +55,7 @@ class RecordServerStore(RestStore):
         self, base_url: str, *, token: str, namespace: str = "default", timeout_ms: int = 1_000
     ) -> None:
         super().__init__(base_url, token, timeout_ms)
-        self.namespace = require_name("namespace", namespace, r"[A-Za-z0-9_.-]{1,64}")
+        self.namespace: str = require_name("namespace", namespace, r"[A-Za-z0-9_.-]{1,64}")
 
     @classmethod
     @from_its_url

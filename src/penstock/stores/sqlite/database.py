@@ -13,14 +13,16 @@ from __future__ import annotations
 import random
 import sqlite3
 import time
+from typing import Literal, get_args
 
 from .faults import is_busy, locked, mapped, not_ours
 
-__all__ = ["SYNCHRONOUS", "Database"]
+__all__ = ["SYNCHRONOUS", "Database", "Synchronous"]
 
 APPLICATION_ID = 0x50454E53  # "PENS"
 SCHEMA = 1
-SYNCHRONOUS = ("off", "normal", "full", "extra")
+Synchronous = Literal["off", "normal", "full", "extra"]
+SYNCHRONOUS: tuple[Synchronous, ...] = get_args(Synchronous)
 
 _CREATE = """
 CREATE TABLE penstock (

@@ -19,7 +19,7 @@ from ...core.errors import PenstockError
 from ...core.store import Store, Transform, from_its_url
 from ...core.validation import require_choice, require_instant, require_int
 from ..sheet import Call, Sheet
-from .database import SYNCHRONOUS, Database
+from .database import SYNCHRONOUS, Database, Synchronous
 from .faults import LockedError, interrupted, late
 from .urls import parse_url, require_path
 from .worker import Worker
@@ -49,12 +49,12 @@ class SqliteStore(Store, ForkAware):
         self,
         path: str | os.PathLike[str],
         *,
-        synchronous: str = "normal",
+        synchronous: Synchronous = "normal",
         timeout_ms: int = 1_000,
     ) -> None:
-        self.path = require_path(path)
-        self.synchronous = require_choice("synchronous", synchronous, SYNCHRONOUS)
-        self.timeout_ms = require_int("timeout_ms", timeout_ms, high=3_600_000)
+        self.path: str = require_path(path)
+        self.synchronous: Synchronous = require_choice("synchronous", synchronous, SYNCHRONOUS)
+        self.timeout_ms: int = require_int("timeout_ms", timeout_ms, high=3_600_000)
         self._database = Database(self.path, synchronous, timeout_ms)
         self._forking: Waiter | None = None
         self._begin()

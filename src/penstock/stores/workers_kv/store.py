@@ -49,7 +49,8 @@ class WorkersKVStore(RestStore):
         timeout_ms: int = 2_000,
     ) -> None:
         super().__init__(base_url, token, timeout_ms)
-        account, self.namespace = require_id("account", account), require_id("namespace", namespace)
+        account = require_id("account", account)
+        self.namespace: str = require_id("namespace", namespace)
         self._path = f"/accounts/{account}/storage/kv/namespaces/{self.namespace}/values"
 
     @classmethod
