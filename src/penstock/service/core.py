@@ -82,6 +82,7 @@ class Service:
         self._accept = accept
         self._told = told
         self._tasks: list[asyncio.Task[None]] = []
+        self._probe: asyncio.Task[str] | None = None
 
     @property
     def policies(self) -> Mapping[str, Policy]:
@@ -208,8 +209,12 @@ class Service:
         return self._made_inline(limit, window_ms, strategy).checker
 
     async def ready(self) -> Readiness:
-        """Whether the store answers and policies are loaded. Never raises."""
-        trouble = await trouble_of(self.store, self.clock.now())
+        """Whether the store answers and policies are loaded. Never raises. The store is asked once
+        for all who want to know while it is being asked."""
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(trouble_of(self.store, self.clock.now()))
+        # Who gives up waiting does not end it for the others.
+        trouble = await asyncio.shield(self._probe)
         served = len(self.policies)
         return Readiness(
             not trouble and served > 0, not trouble, trouble, served, self.reload_error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ __all__ = ["ServeOptions", "TlsFiles"]
 LOG_FORMATS = ("text", "json")
 _SHORTEST_TOKEN = 16
 _LONGEST_DRAIN_S = 3_600
+_TOKEN = re.compile(r"[!-~]+")
+_HOST_NAME = re.compile(r"(?:\*\.)?[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """A port of 0 leaves that door closed."""
+    """A port of 0 leaves that server out."""
 
     config: str | None = None
     store: str = "memory://"
@@ -43,7 +46,8 @@ class ServeOptions:
     token_file: str | None = None
     log_format: str = "text"
     inline: bool = True
-    insecure: bool = False
+    open: bool = False
+    allowed_hosts: tuple[str, ...] = ()
     legacy_headers: bool = False
     drain_s: float = 10.0
     fleet_secret_file: str | None = None
@@ -63,9 +67,10 @@ class ServeOptions:
         if not 0 <= self.drain_s <= _LONGEST_DRAIN_S:  # which also refuses what is no number
             reject(f"--drain must be 0 to {_LONGEST_DRAIN_S} seconds, not {self.drain_s:g}")
         if not self.http_port and not self.grpc_port:
-            reject("both doors are closed; leave out --no-http or --no-grpc")
+            reject("neither HTTP nor gRPC is left; leave out --no-http or --no-grpc")
         self._check_tls()
         self._check_exposure()
+        self._check_hosts()
         file = DEFAULT_FILE if self.config is None else load_policy_file(self.config)
         self.check_policies(file)
         return file
@@ -86,12 +91,31 @@ class ServeOptions:
             reject("--tls-ca asks clients for certificates; give --tls-cert and --tls-key too")
 
     def _check_exposure(self) -> None:
-        guarded = self.tls is not None or self.token_file is not None
-        if not guarded and not self.insecure and not is_loopback(self.host):
+        asks = {"--token-file": self.token_file, "--tls-ca": self.tls_ca}
+        asked = [flag for flag, value in asks.items() if value is not None]
+        if self.open and asked:
+            reject(f"--open lets anyone ask, and {asked[0]} does not: leave one of them out")
+        if not self.open and not asked and not is_loopback(self.host):
             reject(
                 f"--host {self.host} is open to the network, where anyone could spend the limits "
-                "of others: give --tls-cert and --tls-key, or --token-file, or say --insecure"
+                "of others: say who may ask with --token-file or --tls-ca, or that anyone may "
+                "with --open"
             )
+
+    def _check_hosts(self) -> None:
+        for name in self.allowed_hosts:
+            if name != "*" and not _HOST_NAME.fullmatch(name) and not _is_address(name):
+                reject(
+                    f"--allowed-hosts {name!r} must be a name such as limits.example.com, "
+                    "*.example.com for all names under it, an address, or * for any; no port"
+                )
+
+    def must_know_host(self) -> bool:
+        """Whether HTTP requests must name a host that is served: where a token is asked for, no
+        page of another site can have it, and beyond this machine the names are not known."""
+        if self.allowed_hosts:
+            return "*" not in self.allowed_hosts
+        return self.token_file is None and is_loopback(self.host)
 
     def check_policies(self, file: PolicyFile) -> None:
         """Refuse policies that so many workers cannot serve, at the start and on a reload."""
@@ -115,7 +139,7 @@ def _token_in(kind: str, file: str) -> str:
         token = Path(file).read_text(encoding="ascii").strip()
     except (OSError, UnicodeError) as error:
         reject(f"the {kind} {file!r} cannot be read: {error}")
-    if len(token) < _SHORTEST_TOKEN or len(token.split()) != 1:
+    if len(token) < _SHORTEST_TOKEN or not _TOKEN.fullmatch(token):
         reject(
             f"the {kind} {file!r} must hold one token of at least {_SHORTEST_TOKEN} characters, "
             "such as `openssl rand -hex 32` makes"
@@ -133,3 +157,11 @@ def is_loopback(host: str) -> bool:
         reject(f"--host {host!r} is not an address of this machine: {error}")
     addresses = [str(address[4][0]).partition("%")[0] for address in found]
     return all(ipaddress.ip_address(address).is_loopback for address in addresses)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True

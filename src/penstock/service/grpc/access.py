@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from ..http.access import Token
+from ..access import Token
 from ..metrics import Replies
 from .places import Places
 

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from ..core import Service
-from .answers import Answers
+from .answers import Answer, Answers
 from .exposition import TEXT, exposition
 from .openapi import openapi_json
 from .page import HTML, page
-from .plan import Answer
 from .pool import Pool
 
 __all__ = ["Pages"]
@@ -19,9 +18,9 @@ Page: TypeAlias = "Callable[[bool, bytes], Answer]"
 
 
 class Pages:
-    """`open` are the paths that need no token: probes have none."""
+    """`probes` are the paths that need no token."""
 
-    open = frozenset({"/health", "/ready"})
+    probes = frozenset({"/health", "/ready"})
 
     def __init__(
         self,
