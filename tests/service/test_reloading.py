@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,12 @@ import pytest
 
 from penstock import ManualClock
 from penstock.config import load_policy_file, parse_policies
-from penstock.service import Service, build_service
+from penstock.service import Service, build_service, reloading
 from penstock.service.core import UnknownPolicyError
+from penstock.service.metrics import MAX_GONE
 from penstock.service.reloading import Reloader
 from tests.service.worlds import NOW
+from tests.special import KINDS, replace
 
 
 def text(limit: int = 3, more: str = "") -> str:
@@ -28,8 +33,9 @@ class World:
     def __init__(self, folder: Path, **options: Any) -> None:
         self.path = folder / "penstock.yaml"
         self.path.write_text(text())
+        self.clock = ManualClock(NOW)
         self.service: Service = build_service(
-            load_policy_file(self.path), clock=ManualClock(NOW), **options
+            load_policy_file(self.path), clock=self.clock, **options
         )
         self.reloader = Reloader(self.service, str(self.path), every_s=0.01)
 
@@ -117,16 +123,162 @@ def test_a_bad_file_leaves_the_old_one_at_work_and_is_told(world: World, bad: st
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_regular_file_is_told_and_looked_at_again(world: World, kind: str) -> None:
+    """Nothing waits for it, and what follows it is served, were it the same as before."""
+
+    async def main() -> None:
+        told = replace(world.path, kind)
+        assert await asyncio.wait_for(looks(world, 4), 20) == 1
+        assert told in world.service.reload_error
+        assert world.service.snapshot().reloads == {"ok": 0, "failed": 1}
+        assert await world.service.check("api", "k")
+        replace(world.path, "nothing")
+        world.path.write_text(text())
+        assert await looks(world) == 1
+        assert world.service.reload_error == ""
+
+    asyncio.run(main())
+
+
+def test_a_file_system_that_does_not_answer_holds_up_neither_requests_nor_the_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told once, one thread waits for it, and when it is back the file is followed on."""
+    stuck, waiting = threading.Event(), []
+
+    def hang(path: str) -> Any:
+        waiting.append(threading.current_thread())
+        stuck.wait()
+        return find(path)
+
+    find = reloading._find
+    monkeypatch.setattr(reloading, "_find", hang)
+    monkeypatch.setattr(reloading, "_READ_S", 0.05)
+
+    async def main() -> None:
+        assert await looks(world, 4) == 1
+        assert "no answer from its file system" in world.service.reload_error
+        assert await world.service.check("api", "k")
+        assert len(waiting) == 1
+        assert waiting[0].daemon
+
+    asyncio.run(main())
+    assert waiting[0].is_alive()
+    stuck.set()
+    waiting[0].join(10)
+
+    async def afterwards() -> None:
+        monkeypatch.setattr(reloading, "_READ_S", 20)
+        world.path.write_text(text(7))
+        world.reloader = Reloader(world.service, str(world.path))
+        await looks(world, 3)
+        assert world.limit() == 7
+
+    asyncio.run(afterwards())
+
+
+def test_what_is_no_fault_of_the_file_is_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a machine that has no process to spare; a bad file is not read again and again."""
+    tries = 0
+
+    def starved(raw: bytes, source: str) -> Any:
+        nonlocal tries
+        tries += 1
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    async def main() -> None:
+        monkeypatch.setattr(reloading, "_RETRY_S", 0.0)
+        monkeypatch.setattr(reloading, "parse_apart", starved)
+        world.path.write_text(text(7))
+        assert await looks(world, 4) == 3
+        assert tries == 3
+        monkeypatch.undo()
+        assert await looks(world, 3) == 1
+        assert world.limit() == 7
+        world.path.write_text("{")
+        assert await looks(world, 4) == 1
+
+    asyncio.run(main())
+
+
+MANY = 20_000
+
+
+def many(limit: int) -> str:
+    lines = (f"  p{n:05d}: {{strategy: gcra, limit: {limit}, period: 1m}}\n" for n in range(MANY))
+    return f"version: 1\nlimiters:\n{''.join(lines)}"
+
+
+def test_no_request_waits_for_a_file_with_many_policies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the processor time of the longest step on the event loop, which a busy machine does not
+    stretch; that of another process is the time that the file takes."""
+    world = World(tmp_path)
+    longest = 0.0
+    run_handle = asyncio.events.Handle._run  # type: ignore[attr-defined]
+
+    def timed(handle: Any) -> None:
+        nonlocal longest
+        began = time.thread_time()
+        run_handle(handle)
+        longest = max(longest, time.thread_time() - began)
+
+    async def take_up(content: str) -> None:
+        nonlocal longest
+        world.path.write_text(content)
+        await asyncio.sleep(0)
+        longest = 0.0
+        assert await world.reloader.reload()
+        # The step that this is part of has to end before it is measured.
+        await asyncio.sleep(0)
+        assert longest < 0.1
+
+    async def main() -> None:
+        await take_up(few)
+        await take_up(first)
+        assert world.service.policies["p00000"].limit == 3
+        assert len(world.service.policies) == MANY
+        for number in range(0, MANY, 10):
+            await world.service.check(f"p{number:05d}", "k")
+        # Some are the same, some are not, and then most are gone.
+        await take_up(second)
+        assert world.service.policies["p00000"].limit == 4
+        await take_up(few)
+
+    few, first, second = text(), many(3), many(3).replace("limit: 3", "limit: 4", MANY // 2)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    monkeypatch.setattr(asyncio.events.Handle, "_run", timed)  # type: ignore[attr-defined]
+    asyncio.run(main())
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2 * 5
+
+
+def test_a_name_that_is_not_among_many_is_refused_without_a_guess(tmp_path: Path) -> None:
+    """To compare it with all of them would make others wait."""
+    names = [f"policy-{number}" for number in range(101)]
+    lines = "".join(f"  {name}: {{strategy: gcra, limit: 3, period: 1h}}\n" for name in names)
+    service = build_service(parse_policies(f"version: 1\nlimiters:\n{lines}"))
+    with pytest.raises(UnknownPolicyError, match="name one that the policy file has"):
+        asyncio.run(service.check("policy-1x", "k"))
+    few = build_service(parse_policies(text()))
+    with pytest.raises(UnknownPolicyError, match="did you mean 'api'"):
+        asyncio.run(few.check("apis", "k"))
+
+
 def test_a_fault_of_the_reader_is_told_like_a_bad_file(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What nobody foresaw is reported too, and the next good file is served."""
 
-    def broken(path: str) -> None:
+    def broken(raw: bytes, source: str) -> None:
         raise KeyError("what nobody foresaw")
 
     async def main() -> None:
-        monkeypatch.setattr("penstock.service.reloading.load_policy_file", broken)
+        monkeypatch.setattr("penstock.service.reloading.parse_apart", broken)
         assert not await world.reloader.reload()
         assert "KeyError" in (await world.service.ready()).reload_error
         assert world.service.snapshot().reloads == {"ok": 0, "failed": 1}
@@ -147,7 +299,7 @@ def test_following_ends_only_when_it_is_cancelled(
         raise MemoryError("for a moment")
 
     async def main() -> None:
-        monkeypatch.setattr("penstock.service.reloading._digest", broken)
+        monkeypatch.setattr("penstock.service.reloading._find", broken)
         following = asyncio.ensure_future(world.reloader.run())
         await until(lambda: world.service.snapshot().reloads["failed"] > 0)
         monkeypatch.undo()
@@ -200,6 +352,61 @@ def test_a_policy_that_is_gone_is_unknown_and_uncounted(world: World) -> None:
         with pytest.raises(UnknownPolicyError, match="no policy 'api'"):
             await world.service.check("api", "k")
         assert set(world.service.snapshot().policies) == {"web", "inline"}
+
+    asyncio.run(main())
+
+
+def test_the_counts_of_a_policy_that_was_away_go_on(world: World) -> None:
+    """A counter never goes back, and those who are gone for good are counted together."""
+
+    async def main() -> None:
+        for number in range(3):
+            await world.service.check("api", "k")
+            world.path.write_text(text().replace("api:", f"web{number}:"))
+            assert await world.reloader.reload()
+            await world.service.check(f"web{number}", "k")
+            world.path.write_text(text())
+            assert await world.reloader.reload()
+        await world.service.check("api", "k")
+        counted = world.service.snapshot().policies
+        assert counted["api"] == {**counted["api"], "allowed": 3, "denied": 1}
+        assert [counted[f"web{number}"]["allowed"] for number in range(3)] == [1, 1, 1]
+
+    asyncio.run(main())
+
+
+def test_slots_that_were_taken_back_stay_counted_when_the_slots_change(world: World) -> None:
+    """Also those that are taken back from holders of the old ones."""
+
+    async def main() -> None:
+        for limit in (2, 3):
+            slots = f"  jobs: {{concurrency: {{minLimit: {limit}, maxLimit: {limit}}}}}\n"
+            world.service.apply(parse_policies(text(more=slots)))
+            assert (await world.service.admit("jobs", "k")).decision
+        for _ in range(2):
+            world.clock.advance(5_000)
+            await world.service.heartbeat([])
+            assert world.service.snapshot().slots["jobs"]["reclaimed"] == 2
+            slots = "  jobs: {concurrency: {minLimit: 4, maxLimit: 4}}\n"
+            world.service.apply(parse_policies(text(more=slots)))
+
+    asyncio.run(main())
+
+
+def test_policies_that_are_gone_for_good_are_counted_together(world: World) -> None:
+    """Names without end do not add up, and their counts are not lost."""
+
+    async def main() -> None:
+        for number in range(MAX_GONE + 50):
+            name = f"web{number}"
+            world.service.apply(parse_policies(text().replace("api:", f"{name}:")))
+            await world.service.check(name, "k")
+        world.service.apply(parse_policies(text()))
+        counted = world.service.snapshot().policies
+        assert len(counted) == MAX_GONE + 3
+        assert counted["(removed)"]["allowed"] == 50
+        assert "web49" not in counted
+        assert sum(counts["allowed"] for counts in counted.values()) == MAX_GONE + 50
 
     asyncio.run(main())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .loading import load_policy_file, parse_policies
 from .model import DEFAULT_FILE, ConcurrencySpec, PolicyFile, PolicySpec, TwoTierSpec
+from .policies import names_with
 from .words import in_words
 
 __all__ = [
@@ -14,5 +15,6 @@ __all__ = [
     "TwoTierSpec",
     "in_words",
     "load_policy_file",
+    "names_with",
     "parse_policies",
 ]

@@ -5,13 +5,21 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from ..core.files import read_regular
 from .model import PolicyFile
 from .policies import policies_of
 from .tree import PolicyFileError, read_json, read_yaml
 
-__all__ = ["load_policy_file", "parse_policies"]
+__all__ = [
+    "MAX_BYTES",
+    "load_policy_file",
+    "parse_policies",
+    "parse_policy_file",
+    "read_policy_file",
+]
 
-_MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
+"""Of a policy file."""
 
 
 def load_policy_file(path: str | Path) -> PolicyFile:
@@ -19,14 +27,19 @@ def load_policy_file(path: str | Path) -> PolicyFile:
 
     Raises `config_invalid` with the file, the path inside it and what would be right.
     """
-    source = str(path)
+    return parse_policy_file(read_policy_file(path), str(path))
+
+
+def read_policy_file(path: str | Path) -> bytes:
+    """The bytes of a policy file; raises `config_invalid` if they cannot be had."""
     try:
-        with Path(path).open("rb") as file:
-            raw = file.read(_MAX_BYTES + 1)
+        return read_regular(path, MAX_BYTES)
     except OSError as error:
-        raise PolicyFileError(f"{source}: cannot be read: {error.strerror or error}") from None
-    if len(raw) > _MAX_BYTES:
-        raise PolicyFileError(f"{source}: is larger than {_MAX_BYTES} bytes")
+        raise PolicyFileError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def parse_policy_file(raw: bytes, source: str) -> PolicyFile:
+    """The policies in the bytes of a file."""
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from ..budget import TokenBudget
 from ..concurrency import Gradient, Law
@@ -118,6 +119,12 @@ class PolicyFile:
     prefix: str = DEFAULT_PREFIX
     source: str = field(default="built-in defaults", compare=False)
     digest: str = field(default="", compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A read-only view of a dictionary cannot be pickled, and need not be.
+        policies = self.policies
+        held = dict(policies) if isinstance(policies, MappingProxyType) else policies
+        return PolicyFile, (held, self.prefix, self.source, self.digest)
 
 
 DEFAULT_FILE = PolicyFile(

@@ -12,9 +12,9 @@ A strategy and a budget without slots between them are two policies, and refused
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from ..budget import TokenBudget, token_budget
@@ -29,7 +29,7 @@ from .model import DEFAULT_PREFIX, FAIL_MODES, ConcurrencySpec, PolicyFile, Poli
 from .reader import Fields, camel, snake
 from .tree import Path, PolicyFileError, Tree
 
-__all__ = ["RESERVED", "policies_of"]
+__all__ = ["RESERVED", "Policies", "names_with", "policies_of"]
 
 RESERVED = ("inline",)
 """Names that the service uses itself."""
@@ -84,8 +84,95 @@ def policies_of(tree: Tree, digest: str = "") -> PolicyFile:
     named = top.need("limiters", "{api: {strategy: gcra, limit: 100, period: 1m}}")
     if not isinstance(named, dict) or not named:
         top.fail("limiters", "must be a mapping with at least one policy, by name")
-    policies = {name: _policy(tree, name, held) for name, held in named.items()}
-    return PolicyFile(MappingProxyType(policies), _prefix(top), tree.source, digest)
+    return PolicyFile(Policies.of(tree, named), _prefix(top), tree.source, digest)
+
+
+class Policies(Mapping[str, PolicySpec]):
+    """The policies of a file that was found good, each kept as the text of its definition and
+    built whenever it is asked for.
+
+    A file may have tens of thousands of them. As texts they are cheap to hold, to compare and to
+    hand to another process; all of them built are a million objects, at which the interpreter's
+    garbage collector would stop for most of a second to look, with every request waiting.
+    """
+
+    __slots__ = ("_texts",)
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self._texts = texts
+
+    @classmethod
+    def of(cls, tree: Tree, named: dict[Any, Any]) -> Policies:
+        """Those of a file; raises at the first that is wrong."""
+        texts: dict[str, str] = {}
+        good = set()
+        for name, held in named.items():
+            _require_name(tree, name)
+            text = _text_of(held)
+            # Long files repeat themselves.
+            if text not in good:
+                _policy(tree, name, held)
+                good.add(text)
+            texts[name] = text
+        return cls(texts)
+
+    def __getitem__(self, name: str) -> PolicySpec:
+        return _policy(_FOUND_GOOD, name, json.loads(self._texts[name]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._texts
+
+    def __eq__(self, other: object) -> bool:
+        return self._texts == other._texts if isinstance(other, Policies) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Policies({self._texts!r})"
+
+    def __reduce__(self) -> tuple[type[Policies], tuple[dict[str, str]]]:
+        return Policies, (self._texts,)
+
+    def same(self, name: str, other: Policies) -> bool:
+        """Whether both define a policy in the same words."""
+        return self._texts.get(name) == other._texts.get(name)
+
+    def having(self, field: str) -> list[str]:
+        """The names of those with a field such as `concurrency`."""
+        spellings = (field, camel(field))
+        # Few have it, and of a text that does not mention it nothing else has to be known.
+        mentioned = [
+            (name, text)
+            for name, text in self._texts.items()
+            if spellings[0] in text or spellings[1] in text
+        ]
+        return [
+            name for name, text in mentioned if not json.loads(text).keys().isdisjoint(spellings)
+        ]
+
+
+def _text_of(held: Any) -> str:
+    """A definition as text; "" for what is no plain data and so no definition of a policy."""
+    try:
+        return json.dumps(held)
+    except (TypeError, ValueError, RecursionError):
+        return ""
+
+
+_FOUND_GOOD = Tree("a policy that was found good")
+
+
+def names_with(policies: Mapping[str, PolicySpec], field: str) -> list[str]:
+    """The names of the policies with a field such as `concurrency`."""
+    if isinstance(policies, Policies):
+        return policies.having(field)
+    return [name for name, spec in policies.items() if getattr(spec, field) is not None]
 
 
 def _prefix(top: Fields) -> str:
@@ -97,7 +184,7 @@ def _prefix(top: Fields) -> str:
     return _guarded(defaults, lambda fields: require_prefix(fields.text("prefix")))
 
 
-def _policy(tree: Tree, name: Any, held: Any) -> PolicySpec:
+def _require_name(tree: Tree, name: Any) -> None:
     path = ("limiters", str(name))
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise tree.error(
@@ -107,6 +194,10 @@ def _policy(tree: Tree, name: Any, held: Any) -> PolicySpec:
         )
     if name in RESERVED:
         raise tree.error(path, "is a name that the service uses itself; choose another")
+
+
+def _policy(tree: Tree, name: str, held: Any) -> PolicySpec:
+    path = ("limiters", name)
     fields = Fields(tree, path, held, _known(tree, path, held))
     has_budget, has_slots = fields.has("token_budget"), fields.has("concurrency")
     if fields.has("strategy") and has_budget and not has_slots:

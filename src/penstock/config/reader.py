@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from ..core.durations import parse_duration_ms
@@ -21,11 +22,13 @@ __all__ = ["Fields", "camel", "snake"]
 _HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])")
 
 
+@lru_cache(maxsize=256)
 def snake(name: str) -> str:
     """`windowMs` and `window_ms` are both `window_ms`."""
     return _HUMP.sub(lambda match: "_" + match[1].lower(), name)
 
 
+@lru_cache(maxsize=256)
 def camel(name: str) -> str:
     """`window_ms` is `windowMs`."""
     first, *rest = name.split("_")

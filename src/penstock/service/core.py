@@ -8,7 +8,8 @@ to one event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ..admission import Admission, Ask
 from ..concurrency import Heartbeat
@@ -31,6 +32,7 @@ from .inline import INLINE, Inline, InlinePolicies
 from .metrics import Metrics, MetricsSnapshot
 from .registry import Checker, Policy, Site, Table, UnknownPolicyError
 from .reloading import Reloader
+from .slices import in_slices
 
 __all__ = [
     "MAX_BATCH",
@@ -49,6 +51,8 @@ MAX_BATCH = 1_000
 MAX_KEYS = 1_000_000
 """How many keys a service on memory:// remembers, unless its URL says otherwise."""
 
+_log = logging.getLogger("penstock.service")
+
 _SWEEP_EVERY_S = 0.25
 _MAX_LEASE_ID = 64
 
@@ -66,7 +70,7 @@ class Service:
         clock: Clock | None = None,
         watch: str | None = None,
         accept: Callable[[PolicyFile], None] | None = None,
-        told: Callable[[PolicyFile], None] | None = None,
+        grown: Callable[[], None] = lambda: None,
     ) -> None:
         if type(store).aapply is Store.aapply:
             reject(f"a service awaits its store, and {type(store).__name__} has no aapply()")
@@ -75,12 +79,13 @@ class Service:
         self.clock: Clock = SystemClock() if clock is None else clock
         self.metrics = Metrics()
         self.reload_error = ""
-        self._site = Site(store, self.clock, self.fail, self.metrics)
+        self._site = Site(store, self.clock, self.fail, self.metrics, grown=grown)
         self._table = Table(file, self._site)
+        for _ in self._table.taking_over():
+            pass
         self._inline = self._inline_policies(file.prefix) if inline else None
         self._watch = watch
         self._accept = accept
-        self._told = told
         self._tasks: list[asyncio.Task[None]] = []
         self._probe: asyncio.Task[str] | None = None
 
@@ -220,26 +225,46 @@ class Service:
             not trouble and served > 0, not trouble, trouble, served, self.reload_error
         )
 
-    def snapshot(self) -> MetricsSnapshot:
-        """Everything that was counted so far."""
-        return self.metrics.snapshot(
-            self._table.slots(), 0 if self._inline is None else len(self._inline)
-        )
+    def snapshot(self, policies: bool = True) -> MetricsSnapshot:
+        """Everything that was counted so far; without the policies, of which there may be many,
+        if so told."""
+        inline = 0 if self._inline is None else len(self._inline)
+        return self.metrics.snapshot(self._table.slots(), inline, policies)
 
     def apply(self, file: PolicyFile) -> None:
         """Serve the policies of `file` from now on. Either all of it is served or, if it raises,
         what was served before; a request sees one of the two, never a mixture."""
-        table = Table(file, self._site, self._table)
-        if self._inline is not None and file.prefix != self._table.file.prefix:
+        for _ in self._replacing(file):
+            pass
+
+    async def take_up(self, file: PolicyFile) -> None:
+        """As `apply`, with requests answered in between, and counted as a reload."""
+        await in_slices(self._replacing(file))
+        self.metrics.reloads["ok"] += 1
+        self.reload_error = ""
+        _log.info("serving %d policies from %s", len(file.policies), file.source)
+
+    def reload_failed(self, problem: str) -> None:
+        """Policies could not be had, and those before them are served on."""
+        self.metrics.reloads["failed"] += 1
+        self.reload_error = problem
+
+    def _replacing(self, file: PolicyFile) -> Iterator[None]:
+        """Make another table, put it in the place of this one, and tidy up. In small steps."""
+        before = self._table
+        table = Table(file, self._site, before)
+        yield from table.taking_over()
+        if self._inline is not None and file.prefix != before.file.prefix:
             self._inline = self._inline_policies(file.prefix)
         self._table = table
-        self.metrics.keep({*file.policies, INLINE})
+        yield from self.metrics.keeping({*file.policies, INLINE})
+        yield from before.letting_go()
 
     async def start(self) -> None:
         """Begin what runs in the background."""
         self._tasks = [asyncio.create_task(self._sweep(), name="penstock-leases")]
         if self._watch is not None:
-            reloader = Reloader(self, self._watch, accept=self._accept, told=self._told)
+            reloader = Reloader(self, self._watch, accept=self._accept)
             self._tasks.append(asyncio.create_task(reloader.run(), name="penstock-reload"))
 
     async def aclose(self) -> None:
@@ -297,14 +322,15 @@ def build_service(
     store: Store | None = None,
     watch: str | None = None,
     accept: Callable[[PolicyFile], None] | None = None,
-    told: Callable[[PolicyFile], None] | None = None,
+    grown: Callable[[], None] = lambda: None,
 ) -> Service:
     """A service for the policies of `config` (by default, one named `default`) on the store behind
     `store_url`, or on `store` if one is given. It closes the store when it is closed.
 
     `watch` is the policy file to follow: once started, the service reads it again when it changes
-    and on SIGHUP. `accept` may refuse what it reads by raising, beyond what is wrong by itself;
-    `told` hears of what is served then.
+    and on SIGHUP. `accept` may refuse what it reads by raising, beyond what is wrong by itself.
+    `grown` is called now and then, when much has been made that stays: a process that does nothing
+    else may tell its garbage collector.
 
     With a `clock` decisions are made by it and not by the store's: for tests and replays.
     """
@@ -319,7 +345,7 @@ def build_service(
         clock=clock,
         watch=watch,
         accept=accept,
-        told=told,
+        grown=grown,
     )
 
 

@@ -9,7 +9,7 @@ from .http import Bounds
 
 __all__ = ["GRPC_CONNECTIONS", "connections", "shares"]
 
-GRPC_CONNECTIONS = 4_096
+GRPC_CONNECTIONS = 2_048
 """As many as the gRPC server is made for; those of the HTTP server are in its bounds."""
 
 # Files that are not clients: the store, logs, ports, connections that are just being turned away.

@@ -7,6 +7,7 @@ import json
 import logging
 import shlex
 from collections.abc import Mapping
+from itertools import islice
 from urllib.parse import urlsplit
 
 from .certificates import is_for, names_in
@@ -17,10 +18,11 @@ __all__ = ["greet", "greeting", "shown_store"]
 
 _log = logging.getLogger("penstock.serve")
 
+_SHOWN = 20
 
-def greet(options: ServeOptions, policies: Mapping[str, Policy]) -> None:
+
+def greet(options: ServeOptions, lines: list[str]) -> None:
     """Say it on standard output, or as one event where the log is for programs."""
-    lines = greeting(options, policies)
     if options.log_format == "json":
         _log.info("%s", lines[0], extra={"fields": {"serving": lines[1:]}})
         return
@@ -37,9 +39,10 @@ def greeting(options: ServeOptions, policies: Mapping[str, Policy]) -> list[str]
         f"penstock serves {len(policies)} {plural} ({source}) on {shown_store(options.store)}, "
         f"fail {options.fail}, {options.workers} worker{'s' * (options.workers > 1)}"
     ]
-    lines += [f"  {_described(policy)}" for policy in list(policies.values())[:20]]
-    if len(policies) > 20:
-        lines.append(f"  and {len(policies) - 20} more")
+    shown = list(islice(policies.values(), _SHOWN))
+    lines += [f"  {_described(policy)}" for policy in shown]
+    if len(policies) > len(shown):
+        lines.append(f"  and {len(policies) - len(shown)} more")
     if options.http_port:
         lines.append(f"  HTTP  {_base(options)}  (described at {_base(options)}/docs)")
     if options.grpc_port:
@@ -96,9 +99,11 @@ def _try(options: ServeOptions, policies: Mapping[str, Policy]) -> list[str]:
 
 
 def _request(base: str, options: ServeOptions, policies: Mapping[str, Policy]) -> list[str]:
-    limiters = [policy.name for policy in policies.values() if policy.kind == "limiter"]
-    if "default" in limiters:
+    default = policies.get("default")
+    if default is not None and default.kind == "limiter":
         return [f"{base}/check/alice"]
+    shown = islice(policies.values(), _SHOWN)
+    limiters = [policy.name for policy in shown if policy.kind == "limiter"]
     if not limiters and not options.inline:
         return [f"{base}/ready"]
     body = (

@@ -6,15 +6,16 @@ import ipaddress
 import re
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 
-from ..config import DEFAULT_FILE, PolicyFile, load_policy_file
+from ..config import DEFAULT_FILE, PolicyFile, load_policy_file, names_with
+from ..core.files import read_ascii
 from ..core.validation import reject, require_choice, require_int
 
 __all__ = ["ServeOptions", "TlsFiles"]
 
 LOG_FORMATS = ("text", "json")
 _SHORTEST_TOKEN = 16
+_LONGEST_TOKEN_FILE = 1 << 16
 _LONGEST_DRAIN_S = 3_600
 _TOKEN = re.compile(r"[!-~]+")
 _HOST_NAME = re.compile(r"(?:\*\.)?[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?")
@@ -126,7 +127,7 @@ class ServeOptions:
                 f"{self.workers} workers on memory:// would each keep their own counts; share "
                 "them with --store redis://HOST:6379, or use --workers 1"
             )
-        slots = [name for name, spec in file.policies.items() if spec.concurrency is not None]
+        slots = names_with(file.policies, "concurrency")
         if slots:
             reject(
                 f"policy {slots[0]!r} holds slots, which live in one process: a slot taken from "
@@ -136,9 +137,9 @@ class ServeOptions:
 
 def _token_in(kind: str, file: str) -> str:
     try:
-        token = Path(file).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeError) as error:
-        reject(f"the {kind} {file!r} cannot be read: {error}")
+        token = read_ascii(file, _LONGEST_TOKEN_FILE).strip()
+    except OSError as error:
+        reject(f"the {kind} {file!r} cannot be read: {error.strerror or error}")
     if len(token) < _SHORTEST_TOKEN or not _TOKEN.fullmatch(token):
         reject(
             f"the {kind} {file!r} must hold one token of at least {_SHORTEST_TOKEN} characters, "

@@ -1,7 +1,10 @@
 """Named policies, built and ready to be asked.
 
-A table of them is made whole from a policy file and never changed; a reload makes another and the
-service swaps the two in one assignment. Counts are kept in the store under
+A table belongs to one policy file; a reload makes another and the service swaps the two in one
+assignment. What answers for a policy is made when it is first asked for: a file may have tens of
+thousands, of which most are asked for seldom, and no request should wait until all are made. That
+cannot fail, since a file is found good, down to the last of its policies, before it gets here.
+Counts are kept in the store under
 
     <the file's prefix>:<name>:<meaning>:<key>
 
@@ -11,15 +14,19 @@ other one that reads the same file, and one that means something else starts afr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
-from types import MappingProxyType
+from itertools import islice
+from typing import Any
 
 from ..admission import AdmissionControl
-from ..concurrency import ConcurrencyLimiter, Leases
-from ..config import in_words
+from ..concurrency import ConcurrencyLimiter, Law, Leases
+from ..concurrency.leases import End
+from ..concurrency.leases import Lease as SlotLease
+from ..config import in_words, names_with
 from ..config.model import ConcurrencySpec, PolicyFile, PolicySpec, meaning
+from ..config.policies import Policies
 from ..core.clock import Clock
 from ..core.decision import Decision
 from ..core.errors import ConfigInvalidError, UnsupportedError
@@ -34,6 +41,7 @@ from .fleet import Lessor
 from .metrics import Metrics, Tally
 
 __all__ = [
+    "SHOWN",
     "Checker",
     "Entry",
     "Policy",
@@ -47,6 +55,16 @@ __all__ = [
 ]
 
 Checker = Callable[[str, int], Decision]
+
+SHOWN = 1_000
+"""Policies of a file of at most so many are in the metrics from the start, those of a longer one
+from their first request on."""
+
+# Comparing a name with so many takes about a millisecond.
+_GUESSED = 100
+
+# So many policies at work are some ten thousand objects.
+_GROWTH = 256
 
 
 class UnknownPolicyError(ConfigInvalidError):
@@ -113,6 +131,12 @@ class Entry:
             )
         return found
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether some of what it knows is in this process alone."""
+        spec = self.spec
+        return not (spec.two_tier is None and spec.concurrency is None and spec.max_keys is None)
+
     def _lacks(self, operation: str) -> UnsupportedError:
         kind = self.policy.kind
         return UnsupportedError(
@@ -123,47 +147,94 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What all policies of a service stand on."""
+    """What all policies of a service stand on. `grown` is called now and then, when much has been
+    made that stays."""
 
     store: Store
     clock: Clock
     fail: str
     metrics: Metrics
     leases: Leases = field(default_factory=Leases)
+    grown: Callable[[], None] = lambda: None
 
 
 class Table:
-    """The policies of one file, by name. `before` is the table that this one will replace."""
+    """The policies of one file, by name. `before` is the table that this one will replace; what
+    that keeps in this process is taken over by running through `taking_over`."""
 
     def __init__(self, file: PolicyFile, site: Site, before: Table | None = None) -> None:
         self.file = file
-        old: Mapping[str, Entry] = {} if before is None else before.entries
-        build = _Builder(file.prefix, site, old).entry
-        self.entries: dict[str, Entry] = {name: build(spec) for name, spec in file.policies.items()}
-        self.policies: Mapping[str, Policy] = MappingProxyType(
-            {name: entry.policy for name, entry in self.entries.items()}
-        )
+        self.entries: dict[str, Entry] = {}
+        self.policies: Mapping[str, Policy] = _Served(self)
+        self._site = site
+        self._before = before
+        self._build = _Builder(file.prefix, site, {} if before is None else before.entries)
+        if len(file.policies) <= SHOWN:
+            for name in file.policies:
+                site.metrics.tally(name)
+        # What is wrong with a prefix or a store is wrong for all: one stands for the others.
+        for name in islice(file.policies, 1):
+            self[name]
 
     def __getitem__(self, name: str) -> Entry:
         try:
             return self.entries[name]
         except (KeyError, TypeError):
-            raise unknown_policy(name, self.entries) from None
+            return self._made(name)
+
+    def _made(self, name: str) -> Entry:
+        spec = self.file.policies.get(name) if isinstance(name, str) else None
+        if spec is None:
+            raise unknown_policy(name, self.file.policies)
+        entry = self.entries[name] = self._build.entry(spec)
+        if len(self.entries) % _GROWTH == 0:
+            self._site.grown()
+        return entry
+
+    def taking_over(self) -> Iterator[None]:
+        """Take over from the table before, and make what has to be there before it is asked for;
+        in small steps, between which requests may be answered by the table before."""
+        if len(self.file.policies) <= SHOWN:
+            for name in names_with(self.file.policies, "concurrency"):
+                yield
+                self[name]
+        before, looked_at = self._before, set[str]()
+        while before is not None and (made := before.entries.keys() - looked_at):
+            for name in made:
+                yield
+                self._take_over(name, before)
+            looked_at |= made
+        self._before = None
+        self._build = _Builder(self.file.prefix, self._site, {})
+
+    def _take_over(self, name: str, before: Table) -> None:
+        """A policy that is defined as before is the same one; what any other keeps in this
+        process is looked for while it is there to be found."""
+        if name not in self.file.policies or name in self.entries:
+            return
+        entry = before.entries[name]
+        if self.file.prefix == before.file.prefix and _defined_alike(name, self.file, before.file):
+            self.entries[name] = entry
+        elif entry.keeps_state:
+            self[name]
+
+    def letting_go(self) -> Iterator[None]:
+        """Forget what is not needed any more, in small steps: to free a million objects at once
+        takes a while too."""
+        while self.entries:
+            self.entries.popitem()
+            yield
 
     def slots(self) -> dict[str, dict[str, int]]:
         """How the slots of each policy that has some stand."""
-        pools = {
-            name: entry.control.concurrency
-            for name, entry in self.entries.items()
-            if entry.control is not None
-        }
+        held = {name: entry for name, entry in self.entries.items() if entry.control is not None}
         return {
             name: {
-                "limit": pool.limit,
-                "in_flight": pool.in_flight,
-                "reclaimed": pool.reclaimed,
+                "limit": entry.admission().concurrency.limit,
+                "in_flight": entry.admission().concurrency.in_flight,
+                "reclaimed": entry.tally.reclaimed,
             }
-            for name, pool in pools.items()
+            for name, entry in held.items()
         }
 
     async def aclose(self) -> None:
@@ -173,9 +244,43 @@ class Table:
                 await entry.limiter.aclose()
 
 
-def unknown_policy(name: object, known: Iterable[str]) -> UnknownPolicyError:
-    """With the name that was probably meant."""
-    near = get_close_matches(str(name)[:80], list(known), n=1)
+class _Served(Mapping[str, Policy]):
+    """The policies of a table as the servers show them."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def get(self, name: str, default: Any = None) -> Any:
+        # Asked for with every reply, of a policy that has just been at work.
+        entry = self._table.entries.get(name)
+        return super().get(name, default) if entry is None else entry.policy
+
+    def __getitem__(self, name: str) -> Policy:
+        if name not in self._table.file.policies:
+            raise KeyError(name)
+        return self._table[name].policy
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._table.file.policies
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table.file.policies)
+
+    def __len__(self) -> int:
+        return len(self._table.file.policies)
+
+
+def _defined_alike(name: str, one: PolicyFile, other: PolicyFile) -> bool:
+    if isinstance(one.policies, Policies) and isinstance(other.policies, Policies):
+        return one.policies.same(name, other.policies)
+    return one.policies[name] == other.policies.get(name)
+
+
+def unknown_policy(name: object, known: Collection[str]) -> UnknownPolicyError:
+    """With the name that was probably meant, unless there are too many to look through."""
+    near = get_close_matches(str(name)[:80], known, n=1) if len(known) <= _GUESSED else []
     hint = f"did you mean {near[0]!r}?" if near else "name one that the policy file has"
     return UnknownPolicyError(f"there is no policy {str(name)[:80]!r}; {hint}")
 
@@ -200,7 +305,8 @@ class _Builder:
         budget = self._budget(spec)
         control = None
         if spec.concurrency is not None:
-            control = AdmissionControl(self._slots(spec, spec.concurrency), limiter, budget)
+            slots = self._slots(spec, spec.concurrency, tally)
+            control = AdmissionControl(slots, limiter, budget)
         checker = checker_of(limiter, tally) if spec.kind == "limiter" else None
         lessors = _lessors(spec, limiter, budget, guard)
         return Entry(spec, policy, tally, guard, limiter, budget, control, checker, lessors)
@@ -243,11 +349,12 @@ class _Builder:
             return old.budget if same else made
         return made
 
-    def _slots(self, spec: PolicySpec, slots: ConcurrencySpec) -> ConcurrencyLimiter:
+    def _slots(self, spec: PolicySpec, slots: ConcurrencySpec, tally: Tally) -> ConcurrencyLimiter:
         old = self.before.get(spec.name)
         if old is not None and old.control is not None and old.spec.concurrency == slots:
             return old.control.concurrency
-        return ConcurrencyLimiter(
+        return _Slots(
+            tally,
             slots.law,
             lease_ttl_ms=slots.lease_ttl_ms,
             per_key=slots.per_key,
@@ -255,6 +362,19 @@ class _Builder:
             clock=self.site.clock,
             leases=self.site.leases,
         )
+
+
+class _Slots(ConcurrencyLimiter):
+    """Slots whose losses are counted with the policy, which may outlive them."""
+
+    def __init__(self, tally: Tally, law: Law, **options: Any) -> None:
+        super().__init__(law, **options)
+        self._tally = tally
+
+    def ended(self, lease: SlotLease, now: int, how: End) -> None:
+        super().ended(lease, now, how)
+        if how is End.RECLAIMED:
+            self._tally.reclaimed += lease.hold
 
 
 def _lessors(

@@ -30,15 +30,10 @@ _log = logging.getLogger("penstock.serve")
 
 
 class Running:
-    """A service with its doors open. `told` hears of policies that replace those of `file`."""
+    """A service with its servers open. One of several workers is given a `pool`, and its policies
+    by the supervisor; one alone follows the policy file itself."""
 
-    def __init__(
-        self,
-        options: ServeOptions,
-        file: PolicyFile,
-        pool: Pool | None = None,
-        told: Callable[[PolicyFile], None] | None = None,
-    ) -> None:
+    def __init__(self, options: ServeOptions, file: PolicyFile, pool: Pool | None = None) -> None:
         self._options = options
         self._pool = pool
         self.service: Service = build_service(
@@ -46,9 +41,9 @@ class Running:
             options.store,
             fail=options.fail,
             inline=options.inline,
-            watch=options.config,
+            watch=options.config if pool is None else None,
             accept=options.check_policies,
-            told=told,
+            grown=_leave_alone,
         )
         self._connections = connections(http=options.http_port > 0, grpc=options.grpc_port > 0)
         self._http: HttpServer | None = None
@@ -68,7 +63,6 @@ class Running:
         except BaseException:
             await self.close()
             raise
-        # What is there now stays: the collector need not look at it again and again.
         gc.collect()
         gc.freeze()
 
@@ -91,6 +85,11 @@ class Running:
             doors.append(self._grpc.drain(self._options.drain_s))
         await asyncio.gather(*doors)
         await self.service.aclose()
+
+    def counts(self) -> str:
+        """What was counted here, but for policies, as `/metrics` shows it; without that page
+        nobody will ask."""
+        return "" if self._http is None else self._http.counts()
 
     async def _open_http(self) -> None:
         options = self._options
@@ -132,9 +131,17 @@ def _hosts(options: ServeOptions) -> list[str]:
     return [options.host, *options.allowed_hosts, *certified]
 
 
-def ignore_hangup(options: ServeOptions) -> None:
-    """A hangup means: read the policies again. Without a file there is nothing to read."""
-    if options.config is None and hasattr(signal, "SIGHUP"):
+def _leave_alone() -> None:
+    """What is there now stays. The garbage collector need not look at it again and again, with
+    every request waiting: at twenty thousand policies, for half a second."""
+    gc.collect(1)
+    gc.freeze()
+
+
+def ignore_hangup() -> None:
+    """A hangup means: read the policies again. Without a file, or before it is followed, there is
+    nothing to do; the system would end the process."""
+    if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 

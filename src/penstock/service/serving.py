@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 
 from ..config import PolicyFile
-from .greeting import greet
+from .greeting import greet, greeting
 from .logs import set_up_logs
 from .options import ServeOptions
 from .ports import require_free_ports
@@ -28,16 +27,15 @@ def serve(options: ServeOptions) -> int:
     if options.workers == 1:
         return run_loop(lambda: _serve_here(options, file))
     require_free_ports(options)
-    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-        return run_loop(Supervisor(options, file, folder).run)
+    return run_loop(Supervisor(options, file).run)
 
 
 async def _serve_here(options: ServeOptions, file: PolicyFile) -> int:
     stop = asyncio.Event()
+    ignore_hangup()
     running = Running(options, file)
     await running.open()
-    ignore_hangup(options)
-    greet(options, dict(running.service.policies))
+    greet(options, greeting(options, running.service.policies))
     await until_told(stop)
     await running.close()
     _log.info("stopped")

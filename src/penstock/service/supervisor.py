@@ -1,13 +1,19 @@
 """Several workers, which share the ports, and the process that keeps them.
 
-It serves nothing itself: it starts the workers, passes a hangup on, and replaces one that dies. A
-line leads from it to each of them. A worker stops when its line is closed, by the supervisor or by
-its end; so a signal that reaches the whole process group, as Ctrl-C and service managers send it,
-is the same to a worker as one that reaches the supervisor alone, and is never taken for a second
-one. The second signal is the supervisor's to obey: it ends the workers at once.
+It serves nothing itself. It starts the workers, replaces one that dies or falls silent, follows the
+policy file for all of them, and keeps what they have counted. A channel leads from it to each of
+them. A worker stops when its channel is closed, by the supervisor or by its end; so a signal that
+reaches the whole process group, as Ctrl-C and service managers send it, is the same to a worker as
+one that reaches the supervisor alone, and is never taken for a second one. The second signal is the
+supervisor's to obey: it ends the workers at once.
 
-A worker is given its policies and tells of those that it serves after a reload, so one that dies
-while a bad file lies on the disk is replaced like any other, by one that serves the last good file.
+A worker tells once a second what it has counted. One that does not for SILENT_S is stopped, or
+stuck, and no use to the clients whose connections the system goes on handing to it: it is killed,
+and with it its share of the ports. Only time in which the supervisor itself could listen counts, so
+a machine that slept, or a whole group that was stopped, is none the worse for it.
+
+A worker is given its policies, so one that dies while a bad file lies on the disk is replaced like
+any other, by one that serves the last good file.
 """
 
 from __future__ import annotations
@@ -16,77 +22,75 @@ import asyncio
 import contextlib
 import logging
 import multiprocessing
-import os
-import signal
-import sys
-import threading
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
+import pickle
+import socket
+from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 
 from ..config import PolicyFile
-from ..core.errors import ConfigInvalidError, PenstockError, UnsupportedError
+from ..core.errors import ConfigInvalidError, PenstockError
+from .channel import Channel
 from .greeting import greet
-from .http import Pool
-from .logs import set_up_logs
 from .options import ServeOptions
-from .registry import Policy
-from .running import Running, ignore_hangup, run_loop, until_told
+from .reloading import Reloader
+from .running import ignore_hangup, until_told
+from .totals import Totals
+from .worker import Failed, Report, Started, TakenUp, Totalled, Unreadable, work
 
-__all__ = ["Supervisor"]
+__all__ = ["SILENT_S", "Supervisor"]
+
+SILENT_S = 5.0
+"""How long a worker may say nothing before it is replaced."""
 
 _START_S = 30.0
 _RESTART_S = 1.0
 _KILL_AFTER_S = 5.0
 _SIGNAL_S = 0.1
+_LOOK_S = 0.1
+_LAST_WORDS_S = 1.0
 
 _log = logging.getLogger("penstock.serve")
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """Why a worker does not serve; `mistake`: no waiting will mend it."""
-
-    text: str
-    mistake: bool = False
-
-
-_Report = dict[str, Policy] | _Failure
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Worker:
-    """`report` is what it said when it had started: its policies, or why it does not serve."""
+    """`start` is what it said when it had started, or could not. `silent_s` is for how long it has
+    said nothing since."""
 
     process: BaseProcess
-    line: Connection
-    report: asyncio.Future[_Report]
+    channel: Channel
+    start: asyncio.Future[Started | Failed]
+    listening: asyncio.Future[None] = field(init=False)
+    silent_s: float = 0.0
 
 
 class Supervisor:
     """Keeps as many workers as were asked for."""
 
-    def __init__(self, options: ServeOptions, file: PolicyFile, folder: str) -> None:
+    def __init__(self, options: ServeOptions, file: PolicyFile) -> None:
         self._options = options
-        self._file = file
-        self._folder = folder
+        self.file = file
+        self._fresh: PolicyFile | None = None
+        self._problem = ""
+        self._totals = Totals()
         self._spawn = multiprocessing.get_context("spawn")
         self._workers: list[_Worker] = []
         self._stopping = asyncio.Event()
 
     async def run(self) -> int:
-        loop = asyncio.get_running_loop()
         told = asyncio.ensure_future(until_told(self._stopping, self._end_at_once))
         # Set up with the loop at work, so that the handlers are there before the first worker.
         await asyncio.sleep(0)
-        if hasattr(signal, "SIGHUP"):
-            loop.add_signal_handler(signal.SIGHUP, self._pass_on_hangup)
+        ignore_hangup()
         chores: list[asyncio.Future[None]] = []
         try:
-            policies = await self._start_all()
+            lines = await self._start_all()
             if not self._stopping.is_set():
-                greet(self._options, policies)
+                greet(self._options, lines)
             chores = [asyncio.ensure_future(self._keep(i)) for i in range(len(self._workers))]
+            if self._options.config is not None:
+                reloader = Reloader(self, self._options.config, accept=self._options.check_policies)
+                chores.append(asyncio.ensure_future(reloader.run()))
             await told
         finally:
             for chore in (told, *chores):
@@ -95,14 +99,30 @@ class Supervisor:
         _log.info("stopped")
         return 0
 
-    async def _start_all(self) -> dict[str, Policy]:
-        self._workers = [self._start(index) for index in range(self._options.workers)]
-        reports = [await _reported(worker) for worker in self._workers]
-        served = [report for report in reports if isinstance(report, dict)]
-        failures = [report for report in reports if isinstance(report, _Failure)]
+    async def take_up(self, file: PolicyFile) -> None:
+        """Pass policies on to all workers; they are those to start with once one serves them."""
+        self._fresh, self._problem = file, ""
+        self._tell_all(file)
+
+    def reload_failed(self, problem: str) -> None:
+        """Let all workers tell their callers what is wrong with the policies on the disk."""
+        self._problem = problem
+        self._tell_all(Unreadable(problem))
+
+    def _tell_all(self, message: object) -> None:
+        packed = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        for worker in self._workers:
+            worker.channel.send_packed(packed)
+
+    async def _start_all(self) -> list[str]:
+        """What the workers serve, in lines."""
+        for _ in range(self._options.workers):
+            self._workers.append(await self._start())
+        starts = [await _started(worker) for worker in self._workers]
+        failures = [start for start in starts if isinstance(start, Failed)]
         if failures and not await self._is_told():
             raise _error_of(failures[0])
-        return served[0] if served else {}
+        return next((start.lines for start in starts if isinstance(start, Started)), [])
 
     async def _is_told(self) -> bool:
         """Whether it is to stop, which a worker may have heard a moment before: the signal to a
@@ -110,56 +130,82 @@ class Supervisor:
         await asyncio.sleep(_SIGNAL_S)
         return self._stopping.is_set()
 
-    def _start(self, index: int) -> _Worker:
-        ours, theirs = self._spawn.Pipe()
-        pool = Pool(self._folder, str(index))
-        args = (self._options, _portable(self._file), pool, theirs)
-        process = self._spawn.Process(target=_work, args=args, daemon=True)
-        process.start()
-        theirs.close()
-        loop = asyncio.get_running_loop()
-        worker = _Worker(process, ours, loop.create_future())
-        loop.add_reader(ours.fileno(), self._hear, worker)
+    async def _start(self) -> _Worker:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = self._spawn.Process(target=work, args=(self._options, theirs), daemon=True)
+            process.start()
+        channel = await Channel.over(ours)
+        worker = _Worker(process, channel, asyncio.get_running_loop().create_future())
+        worker.listening = asyncio.ensure_future(self._listen(worker))
+        channel.send(self.file)
+        if self._fresh is not None:
+            channel.send(self._fresh)
+        if self._problem:
+            channel.send(Unreadable(self._problem))
         return worker
 
-    def _hear(self, worker: _Worker) -> None:
-        """A worker tells how its start went, that it serves other policies than before, or, by the
-        end of its line, that it is gone."""
-        try:
-            told = worker.line.recv()
-        except (EOFError, OSError):
-            told = _Failure("it ended before it could say why")
-            asyncio.get_running_loop().remove_reader(worker.line.fileno())
-        if isinstance(told, PolicyFile):
-            self._file = told
-        elif not worker.report.done():
-            worker.report.set_result(told)
+    async def _listen(self, worker: _Worker) -> None:
+        """Hear what a worker says, until it is gone."""
+        with contextlib.suppress(EOFError):
+            while True:
+                message = await worker.channel.receive()
+                worker.silent_s = 0.0
+                self._hear(worker, message)
+        if not worker.start.done():
+            worker.start.set_result(Failed("it ended before it could say why"))
 
-    def _part_with(self, worker: _Worker) -> None:
-        if not worker.line.closed:
-            asyncio.get_running_loop().remove_reader(worker.line.fileno())
-            worker.line.close()
+    def _hear(self, worker: _Worker, message: object) -> None:
+        if isinstance(message, Report):
+            self._totals.take(worker, message.counted)
+            if message.wants_total:
+                worker.channel.send(Totalled(self._totals.text().encode()))
+        elif isinstance(message, TakenUp):
+            if self._fresh is not None and self._fresh.digest == message.digest:
+                self.file, self._fresh = self._fresh, None
+        elif isinstance(message, (Started, Failed)):
+            worker.start.set_result(message)
 
     async def _keep(self, index: int) -> None:
-        """Replace the worker whenever it dies, after a pause, so that a fault does not spin."""
+        """Replace the worker whenever it dies or falls silent, after a pause, so that a fault does
+        not spin."""
         while True:
             worker = self._workers[index]
-            await _ended(worker.process)
-            self._part_with(worker)
+            await self._over(worker)
+            await self._part_with(worker)
             _log.error(
                 "worker %s ended with %s and is replaced",
                 worker.process.pid,
                 worker.process.exitcode,
             )
             await asyncio.sleep(_RESTART_S)
-            self._workers[index] = self._start(index)
-            report = await _reported(self._workers[index])
-            if isinstance(report, _Failure):
-                _log.error("its successor could not start: %s", report.text)
+            self._workers[index] = await self._start()
+            start = await _started(self._workers[index])
+            if isinstance(start, Failed):
+                _log.error("its successor could not start: %s", start.problem)
+                self._workers[index].process.kill()
+
+    async def _over(self, worker: _Worker) -> None:
+        """Wait for the worker's end, and bring it about if it is silent for too long."""
+        process = worker.process
+        while process.is_alive():
+            await asyncio.sleep(_LOOK_S)
+            worker.silent_s += _LOOK_S
+            if worker.silent_s >= SILENT_S:
+                _log.error("worker %s has been silent for %g s", process.pid, SILENT_S)
+                process.kill()
+                await _ended(process)
+
+    async def _part_with(self, worker: _Worker) -> None:
+        """Hear the last that it had to say. Of one that is gone the counters stay."""
+        await asyncio.wait((worker.listening,), timeout=_LAST_WORDS_S)
+        worker.listening.cancel()
+        worker.channel.close()
+        self._totals.retire(worker, self.file.policies)
 
     async def _stop_all(self) -> None:
         for worker in self._workers:
-            self._part_with(worker)
+            worker.channel.close()
         wait_s = self._options.drain_s + _KILL_AFTER_S
         waits = [_ended(worker.process) for worker in self._workers]
         with contextlib.suppress(asyncio.TimeoutError):
@@ -175,84 +221,19 @@ class Supervisor:
             if worker.process.is_alive():
                 worker.process.kill()
 
-    def _pass_on_hangup(self) -> None:
-        for worker in self._workers:
-            if worker.process.is_alive() and worker.process.pid is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(worker.process.pid, signal.SIGHUP)
 
-
-def _portable(file: PolicyFile) -> PolicyFile:
-    """As it can be sent to another process."""
-    return replace(file, policies=dict(file.policies))
-
-
-def _error_of(failure: _Failure) -> PenstockError:
+def _error_of(failure: Failed) -> PenstockError:
     kind = ConfigInvalidError if failure.mistake else PenstockError
-    return kind(f"a worker could not start: {failure.text}")
+    return kind(f"a worker could not start: {failure.problem}")
 
 
-async def _reported(worker: _Worker) -> _Report:
+async def _started(worker: _Worker) -> Started | Failed:
     try:
-        return await asyncio.wait_for(asyncio.shield(worker.report), _START_S)
+        return await asyncio.wait_for(asyncio.shield(worker.start), _START_S)
     except asyncio.TimeoutError:
-        return _Failure(f"not within {_START_S:g} s")
+        return Failed(f"not within {_START_S:g} s")
 
 
 async def _ended(process: BaseProcess) -> None:
     while process.is_alive():
-        await asyncio.sleep(0.05)
-
-
-def _work(options: ServeOptions, file: PolicyFile, pool: Pool, line: Connection) -> None:
-    """The life of a worker. `line` leads to the supervisor."""
-    set_up_logs(options.log_format)
-    sys.exit(run_loop(lambda: _serve_there(options, file, pool, line)))
-
-
-async def _serve_there(
-    options: ServeOptions, file: PolicyFile, pool: Pool, line: Connection
-) -> int:
-    stop = asyncio.Event()
-    # A signal stops it, however often it comes: how long that may take is the supervisor's to say.
-    told = asyncio.ensure_future(until_told(stop, lambda: None))
-    await asyncio.sleep(0)
-    loop = asyncio.get_running_loop()
-
-    def tell(fresh: PolicyFile) -> None:
-        # A long file fills the line: not a reason for requests to wait.
-        loop.run_in_executor(None, _send, line, _portable(fresh))
-
-    try:
-        running = Running(options, file, pool, tell)
-        await running.open()
-    except PenstockError as error:
-        mistake = isinstance(error, (ConfigInvalidError, UnsupportedError))
-        _send(line, _Failure(str(error), mistake))
-        return 1
-    ignore_hangup(options)
-    _send(line, dict(running.service.policies))
-    _stop_with(line, stop)
-    await told
-    await running.close()
-    return 0
-
-
-_sending = threading.Lock()
-
-
-def _send(line: Connection, report: _Report | PolicyFile) -> None:
-    # A supervisor that is gone needs none.
-    with _sending, contextlib.suppress(OSError):
-        line.send(report)
-
-
-def _stop_with(line: Connection, stop: asyncio.Event) -> None:
-    """The supervisor never writes: the line becomes readable when its other end is closed."""
-    loop, number = asyncio.get_running_loop(), line.fileno()
-
-    def closed() -> None:
-        loop.remove_reader(number)
-        stop.set()
-
-    loop.add_reader(number, closed)
+        await asyncio.sleep(_LOOK_S / 2)

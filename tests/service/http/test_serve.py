@@ -10,15 +10,20 @@ import signal
 import socket
 import ssl
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock import ConfigInvalidError
 from penstock.service.certificates import names_in
 from penstock.service.greeting import greeting, shown_store
 from penstock.service.options import ServeOptions, TlsFiles, is_loopback
+from penstock.service.tls import server_context
 from tests.servers.process import REPO, NotReady, eventually
+from tests.special import KINDS, replace
 
 from .serving import PENSTOCK, Client, Penstock
 
@@ -67,6 +72,51 @@ def test_what_cannot_be_served_is_refused_with_its_fix(flags: list[str], fix: st
     assert fix in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "flag",
+    ["--config", "--token-file", "--fleet-secret-file", "--tls-cert", "--tls-key", "--tls-ca"],
+)
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, flag: str, kind: str) -> None:
+    """Whatever it was named for: nobody waits for the other end of a FIFO."""
+    path = tmp_path / "odd"
+    told = replace(path, kind)
+    flags = {"--tls-cert": "cert.pem", "--tls-key": "key.pem"} if "tls" in flag else {}
+    for name in flags.values():
+        (tmp_path / name).write_text("")
+    files = {name: str(tmp_path / file) for name, file in flags.items()}
+    given = [word for pair in {**files, flag: str(path)}.items() for word in pair]
+    with pytest.raises(ConfigInvalidError, match=told) as caught:
+        _read_all(ServeOptions(**_fields(given)))
+    assert str(path) in str(caught.value)
+
+
+def _fields(words: list[str]) -> dict[str, Any]:
+    """Flags as the fields of ServeOptions."""
+    names = (word.removeprefix("--").replace("-", "_") for word in words[::2])
+    return dict(zip(names, words[1::2], strict=True))
+
+
+def _read_all(options: ServeOptions) -> None:
+    """What is read before a port is opened, and when it is."""
+    options.check()
+    options.token()
+    options.fleet_secret()
+    if options.tls is not None:
+        server_context(options.tls)
+
+
+def test_a_fifo_as_token_file_ends_the_start() -> None:
+    """The whole of it, from the command line."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "token"
+        replace(path, "FIFO")
+        done = run("serve", "--token-file", str(path))
+        assert done.returncode == 2
+        assert "it is a FIFO; a regular file is needed" in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_a_port_that_is_taken_is_named() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +194,132 @@ def _limits(server: Penstock, wanted: dict[int, int]) -> None:
         told[int(policy.partition("q=")[2].partition(";")[0])] += 1
     if told != wanted:
         raise NotReady(str(told))
+
+
+def counters(server: Penstock) -> dict[str, float]:
+    """Every counter that a scrape shows, the parts of histograms included."""
+    text = ask(server.port, "/metrics").body.decode()
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    samples = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    gauges = {family for family, kind in kinds.items() if kind == "gauge"}
+    return {name: float(value) for name, _, value in samples if name not in gauges}
+
+
+DECIDED = 'penstock_decisions_total{policy="default",outcome="allowed"}'
+
+
+def test_counters_never_go_back_though_all_workers_are_killed(tmp_path: Path) -> None:
+    """What was shown, and what a worker had told, outlives it; its successor's counts are added."""
+    config = tmp_path / "penstock.yaml"
+    config.write_text(ONE % 10_000)
+    flags = ("--config", str(config), *sqlite(tmp_path))
+    with Penstock(*flags) as server:
+        eventually(lambda: _says(server, "try:"), within=20, what="all workers")
+        seen: dict[str, float] = {}
+
+        def grows() -> dict[str, float]:
+            shown = counters(server)
+            back = {name for name, value in seen.items() if shown.get(name, -1) < value}
+            assert not back, {name: (seen[name], shown.get(name)) for name in back}
+            seen.update(shown)
+            return shown
+
+        def shows(wanted: int) -> None:
+            if grows()[DECIDED] != wanted:
+                raise NotReady(str(seen[DECIDED]))
+
+        for decided in (40, 80):
+            for _ in range(40):
+                assert ask(server.port, "/check/alice").status == 200
+                grows()
+            eventually(partial(shows, decided), within=10, what="all that was decided")
+            before = workers_of(server.pid)
+            for pid in before:
+                os.kill(pid, signal.SIGKILL)
+            eventually(partial(_replaced, server, before), within=20, what="two successors")
+            shows(decided)
+        config.write_text((ONE % 10_000).replace("default", "other"))
+        eventually(lambda: _serves(server, 404), within=10, what="the policy's end")
+        grows()
+        config.write_text(ONE % 10_000)
+        eventually(lambda: _serves(server, 200), within=10, what="its return")
+        grows()
+
+
+def _replaced(server: Penstock, before: list[int]) -> None:
+    fresh = set(workers_of(server.pid)) - set(before)
+    if len(fresh) < 2 or ask(server.port, "/health").status != 200:
+        raise NotReady(str(fresh))
+
+
+def _serves(server: Penstock, status: int) -> None:
+    """What eight clients on eight connections are told."""
+    told = {ask(server.port, "/check/alice").status for _ in range(8)}
+    if told != {status}:
+        raise NotReady(str(told))
+
+
+def test_a_scrape_counts_what_its_worker_has_just_decided(tmp_path: Path) -> None:
+    """It need not wait until the worker tells by itself."""
+    with Penstock(*sqlite(tmp_path)) as server:
+        eventually(lambda: _says(server, "try:"), within=20, what="all workers")
+        client = Client(server.port)
+        for number in range(1, 6):
+            assert client.get("/check/alice").status == 200
+            shown = client.get("/metrics").body.decode()
+            assert f"{DECIDED} {number}\n" in shown
+        client.close()
+
+
+def test_a_worker_that_is_stopped_is_replaced(tmp_path: Path) -> None:
+    """The system would go on handing it connections, which nobody answers."""
+    with Penstock(*sqlite(tmp_path)) as server:
+        eventually(lambda: _says(server, "try:"), within=20, what="all workers")
+        frozen, other = before = workers_of(server.pid)
+        os.kill(frozen, signal.SIGSTOP)
+
+        def replaced() -> None:
+            now = workers_of(server.pid)
+            if frozen in now or len(now) < 2:
+                raise NotReady(str(now))
+
+        eventually(replaced, within=30, what="a successor")
+        assert other in workers_of(server.pid)
+        assert f"worker {frozen} has been silent" in server.log_path.read_text()
+        eventually(lambda: _serves(server, 200), within=20, what="answers to all")
+        assert set(before) != set(workers_of(server.pid))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_fifo_in_place_of_the_policy_file_ends_neither_reloads_nor_the_obedience_to_signals(
+    tmp_path: Path, workers: int
+) -> None:
+    """It is told, the policies before it are served on, and what follows it is served."""
+    config = tmp_path / "penstock.yaml"
+    config.write_text(ONE % 5)
+    flags = sqlite(tmp_path) if workers == 2 else []
+    with Penstock("--config", str(config), *flags) as server:
+        eventually(lambda: _says(server, "try:"), within=20, what="all workers")
+        for limit in (6, 7):
+            config.unlink()
+            os.mkfifo(config)
+            eventually(lambda: _tells(server, "it is a FIFO"), within=20, what="the refusal")
+            os.kill(server.pid, signal.SIGHUP)
+            assert ask(server.port, "/ready").status == 200
+            config.unlink()
+            config.write_text(ONE % limit)
+            eventually(partial(_limits, server, {limit: 8}), within=20, what="the good file")
+        config.unlink()
+        os.mkfifo(config)
+        eventually(lambda: _tells(server, "it is a FIFO"), within=20, what="the refusal")
+        server._running().send_signal(signal.SIGTERM)
+        assert server._running().wait(20) == 0
+
+
+def _tells(server: Penstock, problem: str) -> None:
+    told = ask(server.port, "/ready").json["reload_error"]
+    if problem not in told:
+        raise NotReady(told)
 
 
 @pytest.mark.parametrize("door", ["http", "grpc"])

@@ -6,10 +6,11 @@ import argparse
 import json
 import ssl
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
+from ...core.files import read_ascii
 from ...core.validation import reject, require_cost, require_int
+from ...service.tls import read_pem
 
 __all__ = ["Target", "target_of"]
 
@@ -69,6 +70,9 @@ def _address(url: str) -> SplitResult:
 def _tls(args: argparse.Namespace) -> ssl.SSLContext:
     if (args.cert is None) != (args.key is None):
         reject("--cert and --key belong together: give both or neither")
+    for path in (args.ca, args.cert, args.key):
+        if path is not None:
+            read_pem(path)
     try:
         context = ssl.create_default_context(cafile=args.ca)
         if args.cert is not None:
@@ -83,8 +87,8 @@ def _head(host: str, token_file: str | None) -> bytes:
     lines = ["POST /check HTTP/1.1", f"Host: {host}", "Content-Type: application/json"]
     if token_file is not None:
         try:
-            token = Path(token_file).read_text(encoding="ascii").strip()
-        except (OSError, UnicodeError) as error:
-            reject(f"the token file {token_file!r} cannot be read: {error}")
+            token = read_ascii(token_file, 1 << 16).strip()
+        except OSError as error:
+            reject(f"the token file {token_file!r} cannot be read: {error.strerror or error}")
         lines.append(f"Authorization: Bearer {token}")
     return "".join(f"{line}\r\n" for line in lines).encode()

@@ -9,6 +9,7 @@ that it has not looked at yet.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import grpc
 
 from ..access import Token
 from ..metrics import Replies
+from .errors import refuse_with
 from .places import Places
 
 __all__ = ["Access"]
@@ -47,6 +49,9 @@ class Access(_Handler):
         self._token = None if token is None else Token(token)
         self._leaving = leaving
         self._replies = replies
+        self._stranger, self._too_late, self._full = (
+            _refusal(status, text, replies.codes) for status, text in _REFUSALS
+        )
         self.turned_away = 0
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
@@ -59,18 +64,14 @@ class Access(_Handler):
             if self._token is not None:
                 metadata = handler_call_details.invocation_metadata
                 if not self._token.accept(_authorization(metadata)):
-                    return self._refused(_UNKNOWN)
+                    return self._stranger
             if self._leaving.is_set():
                 self.turned_away += 1
-                return self._refused(_TOO_LATE)
+                return self._too_late
         if pool is not None and pool.taken >= pool.limit:
             self._replies.shed += 1
-            return self._refused(_FULL)
+            return self._full
         return handler
-
-    def _refused(self, refusal: _Refusal) -> Any:
-        self._replies.codes[refusal.status.name] += 1
-        return refusal.handler
 
 
 def _authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
@@ -80,22 +81,23 @@ def _authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
     return None
 
 
-class _Refusal:
+def _refusal(status: grpc.StatusCode, text: str, codes: Counter[str]) -> Any:
     """A method that refuses. It is a stream on both sides, since that kind waits for no message."""
 
-    def __init__(self, status: grpc.StatusCode, text: str) -> None:
-        async def refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            await context.abort(status, text)
+    async def refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await refuse_with(context, status, text, codes)
 
-        self.status = status
-        self.handler: Any = grpc.stream_stream_rpc_method_handler(refuse)
+    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-_UNKNOWN = _Refusal(
-    grpc.StatusCode.UNAUTHENTICATED,
-    "this service wants a token, as metadata 'authorization: Bearer <token>'",
-)
-_TOO_LATE = _Refusal(grpc.StatusCode.UNAVAILABLE, "this service is stopping; ask another one")
-_FULL = _Refusal(
-    grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls are at work here; ask again in a moment"
+_REFUSALS = (
+    (
+        grpc.StatusCode.UNAUTHENTICATED,
+        "this service wants a token, as metadata 'authorization: Bearer <token>'",
+    ),
+    (grpc.StatusCode.UNAVAILABLE, "this service is stopping; ask another one"),
+    (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "too many calls are at work here; ask again in a moment",
+    ),
 )

@@ -20,6 +20,7 @@ from ...wire.proto.fleet_pb2_grpc import FLEET, FLEET_METHODS
 from ..access import Token
 from ..core import Service
 from .calls import Context, Method, never_now, unary
+from .errors import refuse_with
 from .places import Places
 
 __all__ = ["FLEET", "fleet_handlers"]
@@ -48,9 +49,8 @@ def _guarded(method: Method, secret: Token | None, codes: Counter[str]) -> Metho
     async def guarded(requests: object, context: Context) -> bytes:
         known = _is_local(context.peer()) if secret is None else _presents(context, secret)
         if not known:
-            codes[grpc.StatusCode.UNAUTHENTICATED.name] += 1
             text = _LOCAL_ONLY if secret is None else _NO_SECRET
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
+            await refuse_with(context, grpc.StatusCode.UNAUTHENTICATED, text, codes)
         return await method(requests, context)
 
     return guarded

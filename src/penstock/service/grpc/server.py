@@ -20,12 +20,19 @@ from .places import ARRIVAL_S, MAX_CONCURRENT, MAX_STREAMS, TAKING_S, Places
 from .standard import HEALTH_WATCH, REFLECTION_INFO, Health, Reflection
 from .tls import credentials
 
-__all__ = ["MAX_MESSAGE_BYTES", "GrpcDoor", "open_grpc"]
+__all__ = ["CALLS_PER_CONNECTION", "MAX_MESSAGE_BYTES", "GrpcDoor", "open_grpc"]
 
 MAX_MESSAGE_BYTES = 5 * 1024 * 1024
 """A batch of 1,000 keys of 4,096 bytes, and some air."""
 
-_MAX_STREAMS_PER_CONNECTION = 256
+CALLS_PER_CONNECTION = 32
+"""Calls that one connection may have open; a client's library lets further ones wait. A call that
+has arrived costs the library 16 KB before this service has seen it, and no call may be cut off for
+that, so this times the number of connections bounds the memory."""
+
+# How long a call may wait to be looked at. The library's own 30 s would end calls on a machine that
+# is merely slow; callers have deadlines of their own.
+_UNSEEN_S = 600
 _IDLE_MS = 300_000
 _MAX_METADATA_BYTES = 16 * 1024
 _PING_EVERY_MS = 60_000
@@ -150,7 +157,17 @@ def _listen(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None)
 def _options(reuse_port: bool, max_connections: int) -> list[tuple[str, int]]:
     return [
         ("grpc.max_allowed_incoming_connections", max_connections),
-        ("grpc.max_concurrent_streams", _MAX_STREAMS_PER_CONNECTION),
+        ("grpc.max_concurrent_streams", CALLS_PER_CONNECTION),
+        # The library counts a call until its memory is freed, which a client that has its answer
+        # does not wait for. As many again may be on their way out, or their successors would be
+        # refused (UNAVAILABLE); more than that are streams that were opened only to be reset.
+        ("grpc.http2.max_deallocating_streams", CALLS_PER_CONNECTION),
+        # By default the library cuts off (CANCELLED) calls that it could not hand over yet, at
+        # random from 1,000 on. All that the connections may bring must find room: those that are
+        # too many are refused by this service, which says when to come back, and counts them.
+        ("grpc.server.max_pending_requests", max_connections * CALLS_PER_CONNECTION),
+        ("grpc.server.max_pending_requests_hard_limit", max_connections * CALLS_PER_CONNECTION),
+        ("grpc.server_max_unrequested_time_in_server", _UNSEEN_S),
         # Clients connect again by themselves when they have something to ask.
         ("grpc.max_connection_idle_ms", _IDLE_MS),
         ("grpc.so_reuseport", int(reuse_port)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .bounds import Bounds
-from .pool import Pool
+from .pages import Pool
 from .server import HttpServer
 
 __all__ = ["Bounds", "HttpServer", "Pool"]

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from ..metrics import HistogramSnapshot, MetricsSnapshot
+from ..metrics import HistogramSnapshot, MetricsSnapshot, Tally
 
-__all__ = ["TEXT", "exposition"]
+__all__ = ["TEXT", "exposition", "policy_lines"]
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
-
-_FAILURES = (("open", "failed_open"), ("closed", "failed_closed"), ("error", "failed_error"))
 
 
 def exposition(
     counted: MetricsSnapshot, statuses: Mapping[int, int], gauges: Mapping[str, int]
 ) -> str:
     """Everything that `/metrics` shows."""
-    lines = [*_policies(counted.policies), *_slots(counted.slots)]
+    policies = {
+        name: tuple(counts[field] for field in Tally.__slots__)
+        for name, counts in counted.policies.items()
+    }
+    lines = [*policy_lines(policies), *_slots(counted.slots)]
     lines += _latency(counted.latency)
     lines += _family(
         "penstock_reloads_total",
@@ -64,25 +66,36 @@ _GAUGES = {
 }
 
 
-def _policies(policies: Mapping[str, Mapping[str, int]]) -> Iterable[str]:
-    decisions = [
-        (f'policy="{_escaped(name)}",outcome="{outcome}"', tally[outcome])
-        for name, tally in policies.items()
-        for outcome in ("allowed", "denied")
-    ]
-    errors = [(f'policy="{_escaped(name)}"', t["store_errors"]) for name, t in policies.items()]
-    failures = [
-        (f'policy="{_escaped(name)}",mode="{mode}"', tally[field])
-        for name, tally in policies.items()
-        for mode, field in _FAILURES
-    ]
-    yield from _family("penstock_decisions_total", "counter", "Decisions.", decisions)
-    yield from _family(
-        "penstock_store_errors_total", "counter", "Calls that the store failed.", errors
-    )
-    yield from _family(
-        "penstock_failed_total", "counter", "Answers given in place of the store's.", failures
-    )
+def policy_lines(counted: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    """What was counted for each policy, as `Tally.counts` gives it: by far the longest part where
+    there are many."""
+    labels = {name: f'policy="{_escaped(name)}"' for name in counted}
+    for name, text, each in _PER_POLICY:
+        samples = (
+            (labels[policy] + more, counts[at])
+            for policy, counts in counted.items()
+            for more, at in each
+        )
+        yield from _family(name, "counter", text, samples)
+
+
+def _at(field: str) -> int:
+    return Tally.__slots__.index(field)
+
+
+_PER_POLICY = (
+    (
+        "penstock_decisions_total",
+        "Decisions.",
+        [(f',outcome="{outcome}"', _at(outcome)) for outcome in ("allowed", "denied")],
+    ),
+    ("penstock_store_errors_total", "Calls that the store failed.", [("", _at("store_errors"))]),
+    (
+        "penstock_failed_total",
+        "Answers given in place of the store's.",
+        [(f',mode="{mode}"', _at(f"failed_{mode}")) for mode in ("open", "closed", "error")],
+    ),
+)
 
 
 _RECLAIMED = "Slots taken back from holders that fell silent."
@@ -115,13 +128,13 @@ def _latency(latency: Mapping[str, HistogramSnapshot]) -> Iterable[str]:
 
 
 def _family(name: str, kind: str, text: str, samples: Iterable[tuple[str, int]]) -> Iterable[str]:
-    listed = [
-        f"{name}{{{labels}}} {value}" if labels else f"{name} {value}" for labels, value in samples
-    ]
-    if listed:
-        yield f"# HELP {name} {text}"
-        yield f"# TYPE {name} {kind}"
-        yield from listed
+    described = False
+    for labels, value in samples:
+        if not described:
+            described = True
+            yield f"# HELP {name} {text}"
+            yield f"# TYPE {name} {kind}"
+        yield f"{name}{{{labels}}} {value}" if labels else f"{name} {value}"
 
 
 def _escaped(label: str) -> str:

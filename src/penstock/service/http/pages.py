@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, Protocol, TypeAlias
 
 from ..core import Service
+from ..registry import SHOWN
+from ..slices import in_slices
 from .answers import Answer, Answers
-from .exposition import TEXT, exposition
+from .exposition import TEXT, exposition, policy_lines
 from .openapi import openapi_json
 from .page import HTML, page
-from .pool import Pool
 
-__all__ = ["Pages"]
+__all__ = ["Pages", "Pool"]
 
 Page: TypeAlias = "Callable[[bool, bytes], Answer]"
+
+
+class Pool(Protocol):
+    """Who knows what the other workers have counted: a scrape reaches any of them."""
+
+    async def total(self) -> bytes:
+        """The counts of all workers, of this one as of now, as `/metrics` shows them."""
 
 
 class Pages:
@@ -35,6 +44,7 @@ class Pages:
         self._gauges = gauges
         self._stopping = stopping
         self._pool = pool
+        self._scrapes = 0
         self._pages: dict[str, Page] = {
             "/health": self._health,
             "/ready": self._ready,
@@ -46,13 +56,13 @@ class Pages:
     def get(self, path: str) -> Page | None:
         return self._pages.get(path)
 
-    def publish(self) -> None:
-        """Let the other workers know what was counted here."""
-        if self._pool is not None:
-            self._pool.publish(self._counts())
-
-    def _counts(self) -> str:
-        return exposition(self._service.snapshot(), self._answers.statuses, self._gauges())
+    def counts(self) -> str:
+        """Everything that was counted here, but for policies, of which there may be many."""
+        counted = self._service.snapshot(policies=False)
+        gauges = self._gauges()
+        # They wait as requests for the store do, but not for the store.
+        gauges["in_flight"] -= self._scrapes
+        return exposition(counted, self._answers.statuses, gauges)
 
     def _health(self, _trusted: bool, _body: bytes) -> Answer:
         return self._answers.document(200, {"status": "alive"})
@@ -76,10 +86,23 @@ class Pages:
         return self._readiness(trusted)
 
     def _metrics(self, _trusted: bool, _body: bytes) -> Answer:
-        text = self._counts()
-        if self._pool is not None:
-            text = self._pool.total(text)
+        if self._pool is not None or self._service.metrics.policy_count > SHOWN:
+            return self._scrape()
+        # At once, whatever else waits: a scrape matters most when nothing else is answered.
+        text = "\n".join([*policy_lines(self._service.metrics.counted()), self.counts()])
         return self._answers.plain(200, text.encode(), TEXT)
+
+    async def _scrape(self) -> bytes:
+        self._scrapes += 1
+        try:
+            body = await (self._counted_here() if self._pool is None else self._pool.total())
+        finally:
+            self._scrapes -= 1
+        return self._answers.plain(200, body, TEXT)
+
+    async def _counted_here(self) -> bytes:
+        chunks = _chunks(policy_lines(self._service.metrics.counted()))
+        return b"".join([*await in_slices(chunks), self.counts().encode()])
 
     def _openapi(self, _trusted: bool, _body: bytes) -> Answer:
         return self._answers.plain(200, openapi_json())
@@ -89,3 +112,9 @@ class Pages:
 
 
 _POLICY = ("Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'",)
+
+
+def _chunks(lines: Iterator[str]) -> Iterator[bytes]:
+    """Some lines at a time."""
+    while chunk := "".join(f"{line}\n" for line in islice(lines, 250)):
+        yield chunk.encode()

@@ -15,14 +15,11 @@ from .bounds import Bounds
 from .calls import Calls
 from .connection import HttpConnection
 from .faults import SOON, problem_of
-from .pages import Pages
-from .pool import Pool
+from .pages import Pages, Pool
 from .problem import Problem
 from .router import Router, Routes
 
 __all__ = ["HttpServer"]
-
-_TICKS_PER_PUBLISH = 4
 
 
 class HttpServer(Listener):
@@ -57,7 +54,7 @@ class HttpServer(Listener):
         )
         self.routes = Routes(self._router.route)
         self.problem = self.answers.problem
-        self._ticks = 0
+        self.counts = self._pages.counts
 
     def connection(self, tls: ssl.SSLContext | None) -> HttpConnection:
         return HttpConnection(self, tls)
@@ -80,9 +77,6 @@ class HttpServer(Listener):
 
     def tick(self) -> None:
         self.answers.tick()
-        self._ticks += 1
-        if self._ticks % _TICKS_PER_PUBLISH == 0:
-            self._pages.publish()
 
     def _gauges(self) -> dict[str, int]:
         return {

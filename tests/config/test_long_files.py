@@ -1,0 +1,151 @@
+"""Policy files with thousands of policies: read by the compiled reader, parsed by another process,
+kept as texts."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from penstock import ConfigInvalidError
+from penstock.config import PolicyFile, apart, names_with, parse_policies
+from penstock.config.apart import parse_apart
+from penstock.config.loading import parse_policy_file
+from tests.service.worlds import FILE
+
+KINDS = (
+    "{strategy: gcra, limit: 5, period: 1m}",
+    "{strategy: tokenBucket, capacity: 5, refillPerSec: 0.5, fail: closed}",
+    "{tokenBudget: {budget: 100, window: 1m, maxKeys: 7}}",
+    "{concurrency: {minLimit: 2, maxLimit: 9, law: aimd, timeoutMs: 20}}",
+    "{strategy: fixed_window, limit: 5, window_ms: 60000, two_tier: {batch: 3}}",
+)
+
+
+def long_file(more: str = "") -> bytes:
+    lines = (f"  p{number}: {KINDS[number % len(KINDS)]}\n" for number in range(1_000))
+    return f"version: 1\ndefaults: {{prefix: long}}\nlimiters:\n{''.join(lines)}{more}".encode()
+
+
+def test_another_process_parses_as_this_one_does() -> None:
+    """Down to the digest."""
+    raw = long_file()
+    file = parse_apart(raw, "p.yaml")
+    here = parse_policy_file(raw, "p.yaml")
+    assert (file.prefix, file.source, file.digest) == ("long", "p.yaml", here.digest)
+    assert repr(list(file.policies.items())) == repr(list(here.policies.items()))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "  bad: {strategy: gkra, limit: 5, period: 1m}\n",
+        "  p7: {strategy: gcra, limit: 5, period: 1m}\n",
+        "  bad: [1\n",
+        "  bad: {strategy: gcra, limit: 5, period: 2024-01-01}\n",
+    ],
+)
+def test_what_another_process_refuses_is_told_in_the_same_words(more: str) -> None:
+    """File, line, path inside the file and what would be right."""
+    raw = long_file(more)
+    with pytest.raises(ConfigInvalidError) as here:
+        parse_policy_file(raw, "p.yaml")
+    with pytest.raises(ConfigInvalidError) as there:
+        parse_apart(raw, "p.yaml")
+    assert str(there.value) == str(here.value)
+    assert "p.yaml, line 100" in str(there.value)
+
+
+def test_a_process_that_does_not_come_back_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it ends too early or not at all; without one the file is parsed here."""
+    program = tmp_path / "python"
+    monkeypatch.setattr(sys, "executable", str(program))
+    for text, told in (("exit 3", "ended with 3"), ("exec sleep 60", "not parsed within 0.1 s")):
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o700)
+        monkeypatch.setattr(apart, "_PARSE_S", 20 if "exit" in text else 0.1)
+        with pytest.raises(OSError, match=told):
+            parse_apart(long_file(), "p.yaml")
+    monkeypatch.setattr(sys, "executable", "")
+    assert len(parse_apart(long_file(), "p.yaml").policies) == 1_000
+
+
+def both_readers(text: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the compiled reader and the other one make of a text."""
+    assert hasattr(yaml, "CSafeLoader")
+    found = []
+    for _ in range(2):
+        try:
+            found.append(repr(parse_policies(text, "p.yaml")))
+        except ConfigInvalidError as error:
+            found.append(str(error))
+        monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FILE,
+        "version: 1\nlimiters: &all\n  a: &a {strategy: gcra, limit: 5, period: 1m}\n  b: *a\n",
+        "version: 1\nlimiters:\n"
+        "  a: &a {strategy: gcra, limit: 5, period: 1m}\n  b: {<<: *a, limit: 6}\n",
+        "version: 1\nlimiters:\n"
+        "  a: &a {strategy: gcra, limit: 5, period: 1m}\n  b: {<<: *a, limit: 6, limit: 7}\n",
+        "version: 1\nlimiters:\n  a: {strategy: gcra, limit: 5, limit: 6, period: 1m}\n",
+        "version: 1\nlimiters:\n  a: {strategy: gcra, limit: '5', period: 1m}\n",
+        "version: 1\nlimiters:\n  a: [strategy\n",
+        "[" * 100_000,
+        "{a: " * 100_000 + "1" + "}" * 100_000,
+        "- " * 100_000 + "a",
+        "? " * 100_000 + "a",
+    ],
+    ids=range(11),
+)
+def test_the_compiled_reader_says_what_the_other_says(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what is good and of what is not, however deep it is nested."""
+    compiled, other = both_readers(text, monkeypatch)
+    if "nested too deeply" in other:
+        assert "nested too deeply" in compiled
+    else:
+        assert compiled == other
+
+
+@pytest.fixture
+def lazy() -> PolicyFile:
+    return parse_policy_file(long_file(), "p.yaml")
+
+
+def test_policies_are_a_mapping_like_any_other(lazy: PolicyFile) -> None:
+    """Also on the way to another process, where they take little room."""
+    packed = pickle.dumps(lazy)
+    assert len(packed) < 200_000
+    assert pickle.loads(packed) == lazy
+    for file in (lazy, pickle.loads(packed)):
+        assert len(file.policies) == 1_000
+        assert list(file.policies)[:2] == ["p0", "p1"]
+        assert "p0" in file.policies
+        assert "nope" not in file.policies
+        assert file.policies.get("nope") is None
+        assert file.policies["p0"].limit == 5
+        with pytest.raises(KeyError):
+            file.policies["nope"]
+
+
+def test_policies_are_found_by_what_they_have(lazy: PolicyFile) -> None:
+    """In either spelling, and whether they are kept as texts or not."""
+    built = dict(lazy.policies)
+    for field, first in (("concurrency", "p3"), ("two_tier", "p4"), ("fail", "p1")):
+        names = names_with(lazy.policies, field)
+        assert names[0] == first
+        assert len(names) == 200
+        assert names_with(built, field) == names
+    named = "version: 1\nlimiters: {concurrency: {strategy: gcra, limit: 5, period: 1m}}"
+    assert names_with(parse_policies(named).policies, "concurrency") == []
