@@ -32,6 +32,7 @@ from .inline import INLINE, Inline, InlinePolicies
 from .metrics import Metrics, MetricsSnapshot
 from .registry import Checker, Policy, Site, Table, UnknownPolicyError
 from .reloading import Reloader
+from .shared_call import SharedCall
 from .slices import in_slices
 
 __all__ = [
@@ -87,7 +88,7 @@ class Service:
         self._watch = watch
         self._accept = accept
         self._tasks: list[asyncio.Task[None]] = []
-        self._probe: asyncio.Task[str] | None = None
+        self._trouble = SharedCall(lambda: trouble_of(self.store, self.clock.now()))
 
     @property
     def policies(self) -> Mapping[str, Policy]:
@@ -215,11 +216,8 @@ class Service:
 
     async def ready(self) -> Readiness:
         """Whether the store answers and policies are loaded. Never raises. The store is asked once
-        for all who want to know while it is being asked."""
-        if self._probe is None or self._probe.done():
-            self._probe = asyncio.create_task(trouble_of(self.store, self.clock.now()))
-        # Who gives up waiting does not end it for the others.
-        trouble = await asyncio.shield(self._probe)
+        for all who want to know at the same time."""
+        trouble = await self._trouble()
         served = len(self.policies)
         return Readiness(
             not trouble and served > 0, not trouble, trouble, served, self.reload_error

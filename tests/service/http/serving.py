@@ -19,7 +19,7 @@ from typing import Any
 from penstock import Clock, Store
 from penstock.config import PolicyFile, PolicySpec
 from penstock.service import build_service
-from penstock.service.http import Bounds, HttpServer
+from penstock.service.http import Bounds, HttpServer, Pool
 from tests.servers.process import REPO, NotReady, Port, Server
 
 PENSTOCK = [sys.executable, "-m", "penstock.cli"]
@@ -104,12 +104,14 @@ class Door:
         tls: ssl.SSLContext | None = None,
         inline: bool = True,
         fail: str = "open",
+        pool: Pool | None = None,
     ) -> None:
         config = PolicyFile({spec.name: spec for spec in policies}) if policies else None
         self._make = lambda: build_service(
             config, clock=clock, store=store, inline=inline, fail=fail
         )
-        self._options = {"bounds": bounds or Bounds(linger_s=0.3), "token": token, "hosts": hosts}
+        bounds = bounds or Bounds(linger_s=0.3)
+        self._options = {"bounds": bounds, "token": token, "hosts": hosts, "pool": pool}
         self._tls = tls
         self._up = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))

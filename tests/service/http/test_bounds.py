@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +31,14 @@ ASK = post_bytes("/check", BODY)
 def line_to(port: int) -> Iterator[socket.socket]:
     with socket.create_connection(("127.0.0.1", port), 5) as line:
         yield line
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    def probe() -> None:
+        if not condition():
+            raise NotReady
+
+    eventually(probe, within=20, what="the request")
 
 
 def drip(line: socket.socket, data: bytes) -> bytes:
@@ -153,7 +161,7 @@ def test_requests_beyond_what_the_store_can_take_are_shed() -> None:
 
 
 def test_probes_ask_the_store_once_for_all_and_take_nobodys_place() -> None:
-    """However many they are while it is being asked."""
+    """However many they are: one is answered, and then all who came meanwhile."""
     store = StuckStore()
     probe = b"GET /ready HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
     with (
@@ -171,6 +179,51 @@ def test_probes_ask_the_store_once_for_all_and_take_nobodys_place() -> None:
         store.go_on.set()
         assert read_all(other).startswith(b"HTTP/1.1 200 ")
         assert all(read_all(line).startswith(b"HTTP/1.1 200 ") for line in waiting)
+        assert store.asked < 5
+
+
+class StuckPool:
+    """Other workers, whose counts come when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.go_on = threading.Event()
+
+    async def total(self) -> bytes:
+        self.asked += 1
+        while not self.go_on.is_set():
+            await asyncio.sleep(0.01)
+        return b"counted 1\n"
+
+
+@pytest.mark.parametrize("token", [None, "a-token-of-enough-characters"])
+def test_scrapes_that_wait_for_the_other_workers_take_no_place_of_a_check(
+    token: str | None,
+) -> None:
+    """However many they are; the others are asked once for all of them. And the other way round: a
+    scrape is answered though a check has the only place."""
+    pool, store = StuckPool(), StuckStore()
+    lines = [] if token is None else [f"Authorization: Bearer {token}"]
+    scrape = "\r\n".join(
+        ["GET /metrics HTTP/1.1", "Host: localhost", "Connection: close", *lines, "", ""]
+    ).encode()
+    bounds = Bounds(in_flight=1, linger_s=0.2)
+    with (
+        Door(store=store, bounds=bounds, token=token, pool=pool) as door,
+        contextlib.ExitStack() as stack,
+    ):
+        waiting = [stack.enter_context(line_to(door.port)) for _ in range(50)]
+        for line in waiting:
+            line.sendall(scrape)
+        wait_for(lambda: pool.asked == 1)
+        check = stack.enter_context(line_to(door.port))
+        check.sendall(post_bytes("/check", BODY, *lines, close=True))
+        wait_for(lambda: store.asked == 1)
+        pool.go_on.set()
+        assert all(read_all(line).endswith(b"counted 1\n") for line in waiting)
+        assert pool.asked < 5
+        store.go_on.set()
+        assert read_all(check).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_long_request_is_counted_until_it_is_answered() -> None:

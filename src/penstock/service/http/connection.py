@@ -101,8 +101,7 @@ class HttpConnection(Connection):
     def _begin(self, route: Route, work: Coroutine[Any, Any, bytes]) -> bytes | None:
         """Let the store be asked. Returns a reply only if there is too much of that already."""
         server = self._server
-        # A probe waits for an answer that is shared by all of them, and takes nobody's place.
-        if route.is_known and not server.enter():
+        if route.needs_place and not server.enter():
             work.close()
             return server.problem(Problem("overloaded", "try again soon", SOON))
         self.wait()
@@ -110,7 +109,7 @@ class HttpConnection(Connection):
         task = server.loop.create_task(work)
 
         def done(task: asyncio.Task[bytes]) -> None:
-            if route.is_known:
+            if route.needs_place:
                 server.leave()
             reply = server.result(task)
             server.observe(perf_counter() - began)

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 from ..core import Service
 from ..registry import SHOWN
+from ..shared_call import SharedCall
 from ..slices import in_slices
 from .answers import Answer, Answers
 from .exposition import TEXT, exposition, policy_lines
@@ -44,7 +45,7 @@ class Pages:
         self._gauges = gauges
         self._stopping = stopping
         self._pool = pool
-        self._scrapes = 0
+        self._scrape = SharedCall(self._counted_here if pool is None else pool.total)
         self._pages: dict[str, Page] = {
             "/health": self._health,
             "/ready": self._ready,
@@ -59,10 +60,7 @@ class Pages:
     def counts(self) -> str:
         """Everything that was counted here, but for policies, of which there may be many."""
         counted = self._service.snapshot(policies=False)
-        gauges = self._gauges()
-        # They wait as requests for the store do, but not for the store.
-        gauges["in_flight"] -= self._scrapes
-        return exposition(counted, self._answers.statuses, gauges)
+        return exposition(counted, self._answers.statuses, self._gauges())
 
     def _health(self, _trusted: bool, _body: bytes) -> Answer:
         return self._answers.document(200, {"status": "alive"})
@@ -87,18 +85,13 @@ class Pages:
 
     def _metrics(self, _trusted: bool, _body: bytes) -> Answer:
         if self._pool is not None or self._service.metrics.policy_count > SHOWN:
-            return self._scrape()
+            return self._scraped()
         # At once, whatever else waits: a scrape matters most when nothing else is answered.
         text = "\n".join([*policy_lines(self._service.metrics.counted()), self.counts()])
         return self._answers.plain(200, text.encode(), TEXT)
 
-    async def _scrape(self) -> bytes:
-        self._scrapes += 1
-        try:
-            body = await (self._counted_here() if self._pool is None else self._pool.total())
-        finally:
-            self._scrapes -= 1
-        return self._answers.plain(200, body, TEXT)
+    async def _scraped(self) -> bytes:
+        return self._answers.plain(200, await self._scrape(), TEXT)
 
     async def _counted_here(self) -> bytes:
         chunks = _chunks(policy_lines(self._service.metrics.counted()))

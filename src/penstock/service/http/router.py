@@ -33,7 +33,8 @@ _LEGACY_QUERY = "headers=x"
 @dataclass(slots=True)
 class Route:
     """`answer` takes the body. `is_known`: the client has shown who it is, and asks for more than
-    whether the service lives. `last` means that the connection ends with this reply, and `bare`
+    whether the service lives. `needs_place`: where the answer has to be waited for, it is the store
+    that is waited for. `last` means that the connection ends with this reply, and `bare`
     that the reply goes without its body, as for HEAD. `expects`: the client waits to be told to go
     on. `problem` is why the request is refused, whatever its body."""
 
@@ -41,6 +42,7 @@ class Route:
     length: int
     max_bytes: int
     is_known: bool = True
+    needs_place: bool = True
     last: bool = False
     bare: bool = False
     expects: bool = False
@@ -126,6 +128,7 @@ class Router:
             head.length,
             max_bytes,
             is_known=trusted and head.path not in self._pages.probes,
+            needs_place=self._pages.get(head.path) is None,
             last=self.is_stopping or not head.keep_alive,
             bare=head.method == "HEAD",
             expects=head.is_modern and "expect" in head.headers,
