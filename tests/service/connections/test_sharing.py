@@ -244,6 +244,44 @@ def test_strangers_do_not_use_up_the_work_of_others() -> None:
         assert sorted(positions)[25] < 5 * ConnectionBounds().stranger_turn_units
 
 
+@pytest.mark.parametrize("word", [b"echo stranger", b"wait"])
+def test_strangers_leave_most_of_the_loop_to_others(word: bytes) -> None:
+    """The loop comes round without them more often than with them, however many are queued: what
+    lives on it, such as the gRPC server, goes on with each round."""
+    with (
+        Lines(ConnectionBounds(drain_s=1.0), asks_token=True) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        lines = [stack.enter_context(client(server)) for _ in range(50)]
+        for line in lines:
+            assert asked(line, b"echo hello") == b"echo hello"
+        rounds: list[int] = []
+
+        def look() -> None:
+            server.server.answer_all()
+            rounds.append(len(server.server.served))
+            if rounds[-1] < 50 + 50 * 100:
+                server.loop.call_soon(look)
+
+        go_on = server.hold_up()
+        for line in lines:
+            line.sendall((word + b"\n") * 100)
+        server.loop.call_soon_threadsafe(look)
+        go_on.set()
+        wait_until(server, "len(server.served) == 50 + 50 * 100")
+        without = sum(now == before for before, now in pairwise(rounds))
+        assert without > len(rounds) / 2
+
+
+def test_newcomers_that_show_who_they_are_use_up_nothing_of_strangers() -> None:
+    """Though they arrive as strangers: however many there are, each is served where it arrives."""
+    bounds = ConnectionBounds(stranger_turn_units=2, drain_s=1.0)
+    with Lines(bounds, asks_token=True) as server, contextlib.ExitStack() as stack:
+        for _ in range(20):
+            assert asked(stack.enter_context(client(server)), b"known") == b"known"
+        assert server.inside(lambda: server.server.strangers.units) == 2
+
+
 def test_a_client_that_has_said_all_it_wants_gets_all_its_answers() -> None:
     """Though there are more of them than one slice."""
     with Lines() as server, client(server) as line:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from .bounds import UNIT_BYTES, ConnectionBounds
 from .connection import Connection, Inbox
 from .listener import Listener
-from .sharing import ClientGroup, LoopShare
+from .sharing import ClientGroup
 
 __all__ = [
     "UNIT_BYTES",
@@ -19,5 +19,4 @@ __all__ = [
     "ConnectionBounds",
     "Inbox",
     "Listener",
-    "LoopShare",
 ]

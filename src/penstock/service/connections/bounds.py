@@ -49,7 +49,10 @@ class ConnectionBounds:
     """What all may do before the event loop goes on with other things, such as the gRPC server;
     those who bring more than a little, half of it."""
 
-    stranger_turn_units: int = 32
+    stranger_turn_units: int = 16
+
+    stranger_loop_share: float = 0.25
+    """The part of the event loop's time in which strangers are served, however many there are."""
 
     in_flight: int = 1_024
     """Requests that wait for the store. More are shed, not queued."""

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 
 from .bounds import ConnectionBounds
 from .connection import Connection
-from .sharing import ClientGroup, LoopShare
+from .sharing import ClientGroup
 
 __all__ = ["Listener"]
 
@@ -44,6 +44,7 @@ class Listener(ABC):
             buffered_bytes=bounds.stranger_buffered_bytes,
             slice_units=1,
             turn_units=bounds.stranger_turn_units,
+            loop_share=bounds.stranger_loop_share,
         )
         self.in_flight = 0
         self.shed = 0
@@ -72,7 +73,8 @@ class Listener(ABC):
         """Listen. Returns the port, which the system chooses if it is 0. With `shared` other
         processes may listen on the same port."""
         self.loop = asyncio.get_running_loop()
-        self.share = LoopShare(self.loop, self.known, self.strangers)
+        for group in (self.known, self.strangers):
+            group.live_on(self.loop)
         self._tls = tls
         self._tick()
         self._server = await self.loop.create_server(

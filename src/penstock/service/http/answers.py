@@ -18,7 +18,7 @@ from ...core.clock import Clock
 from ...core.decision import Decision
 from .problem import Problem
 
-__all__ = ["JSON", "Answer", "Answers", "Label"]
+__all__ = ["JSON", "Answer", "Answers", "Label", "json_bytes"]
 
 Answer: TypeAlias = "bytes | Coroutine[Any, Any, bytes]"
 """A whole reply, or what will make one when the store has spoken."""
@@ -130,8 +130,7 @@ class Answers:
         return b"%b%b%b" % (self._head_of(status, kind), rest.encode("ascii"), body)
 
     def document(self, status: int, value: Any, headers: tuple[str, ...] = ()) -> bytes:
-        body = json.dumps(value, separators=(",", ":")).encode()
-        return self.plain(status, body, headers=headers)
+        return self.plain(status, json_bytes(value), headers=headers)
 
     def problem(self, problem: Problem) -> bytes:
         return self.plain(problem.status, problem.body(), _PROBLEM, problem.headers)
@@ -140,6 +139,10 @@ class Answers:
         """The lines that every reply begins with."""
         lines = f"{_LINES[status]}{self.stamp}Content-Type: {kind}\r\nCache-Control: no-store\r\n"
         return lines.encode("ascii")
+
+
+def json_bytes(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def decision_json(decision: Decision) -> str:

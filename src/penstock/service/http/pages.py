@@ -10,7 +10,7 @@ from ..core import Service
 from ..registry import SHOWN
 from ..shared_call import SharedCall
 from ..slices import in_slices
-from .answers import Answer, Answers
+from .answers import Answer, Answers, json_bytes
 from .exposition import TEXT, exposition, policy_lines
 from .openapi import openapi_json
 from .page import HTML, page
@@ -45,6 +45,7 @@ class Pages:
         self._gauges = gauges
         self._stopping = stopping
         self._pool = pool
+        self._look = SharedCall(self._looked)
         self._scrape = SharedCall(self._counted_here if pool is None else pool.total)
         self._pages: dict[str, Page] = {
             "/health": self._health,
@@ -66,6 +67,11 @@ class Pages:
         return self._answers.document(200, {"status": "alive"})
 
     async def _readiness(self, trusted: bool) -> bytes:
+        status, *bodies = await self._look()
+        return self._answers.plain(status, bodies[trusted])
+
+    async def _looked(self) -> tuple[int, bytes, bytes]:
+        """The status, and what strangers and others are told."""
         ready = await self._service.ready()
         ok = ready.ok and not self._stopping()
         fields: dict[str, Any] = {
@@ -75,10 +81,8 @@ class Pages:
             "policies": ready.policies,
             "reloaded": not ready.reload_error,
         }
-        if trusted:
-            fields["store_error"] = ready.store_error
-            fields["reload_error"] = ready.reload_error
-        return self._answers.document(200 if ok else 503, fields)
+        reasons = {"store_error": ready.store_error, "reload_error": ready.reload_error}
+        return 200 if ok else 503, json_bytes(fields), json_bytes({**fields, **reasons})
 
     def _ready(self, trusted: bool, _body: bytes) -> Answer:
         return self._readiness(trusted)
