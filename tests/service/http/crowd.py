@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import select
 import socket
@@ -39,38 +40,53 @@ class Flood:
 def _flood(port: int, request: bytes, connections: int, in_turn: bool, up: object) -> None:
     poll = select.epoll()
     lines: dict[int, socket.socket] = {}
+    # What is left to send. Requests are whole, wherever a send has ended.
+    rests: dict[int, bytes] = {}
     data = request if in_turn else request * (65_536 // len(request))
-    events = select.EPOLLIN if in_turn else select.EPOLLIN | select.EPOLLOUT
 
-    def connect() -> None:
-        line = socket.create_connection(("127.0.0.1", port), 30)
+    def add(line: socket.socket) -> None:
         line.setblocking(False)
         lines[line.fileno()] = line
-        poll.register(line.fileno(), events)
-        if in_turn:
-            line.send(data)
+        rests[line.fileno()] = data
+        poll.register(line.fileno(), select.EPOLLIN | select.EPOLLOUT)
+
+    def again(file: int) -> None:
+        poll.unregister(file)
+        lines.pop(file).close()
+        del rests[file]
+        time.sleep(0.01)
+        line = socket.socket()
+        add(line)
+        # Not waited for: the other side may be stopped, or dead.
+        line.connect_ex(("127.0.0.1", port))
+
+    def go_on(file: int, event: int) -> None:
+        line = lines[file]
+        if event & select.EPOLLIN:
+            if not line.recv(262_144):
+                raise ConnectionResetError
+            if in_turn:
+                rests[file] = data
+                event |= select.EPOLLOUT
+        if event & select.EPOLLOUT:
+            rests[file] = rests[file][line.send(rests[file]) :] or (b"" if in_turn else data)
+            if in_turn:
+                poll.modify(file, select.EPOLLIN)
+        elif event & (select.EPOLLERR | select.EPOLLHUP):
+            raise ConnectionResetError
+
+    def lives_on(file: int, event: int) -> bool:
+        try:
+            with contextlib.suppress(BlockingIOError):
+                go_on(file, event)
+        except OSError:
+            return False
+        return True
 
     for _ in range(connections):
-        connect()
+        add(socket.create_connection(("127.0.0.1", port), 30))
     up.set()  # type: ignore[attr-defined]
-    rests: dict[int, bytes] = {}
     while True:
         for file, event in poll.poll(1.0):
-            line = lines[file]
-            try:
-                if event & select.EPOLLIN and not line.recv(262_144):
-                    raise ConnectionResetError
-                if in_turn:
-                    line.send(data)
-                elif event & select.EPOLLOUT:
-                    # Requests are whole, wherever a send has ended.
-                    rest = rests.get(file) or data
-                    rests[file] = rest[line.send(rest) :]
-            except BlockingIOError:
-                continue
-            except OSError:
-                poll.unregister(file)
-                lines.pop(file).close()
-                rests.pop(file, None)
-                time.sleep(0.01)
-                connect()
+            if not lives_on(file, event):
+                again(file)

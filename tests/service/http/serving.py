@@ -11,14 +11,14 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from penstock import Clock, Store
 from penstock.config import PolicyFile, PolicySpec
-from penstock.service import build_service
+from penstock.service import Service, build_service
 from penstock.service.http import Bounds, HttpServer, Pool
 from tests.servers.process import REPO, NotReady, Port, Server
 
@@ -107,7 +107,7 @@ class Door:
         pool: Pool | None = None,
     ) -> None:
         config = PolicyFile({spec.name: spec for spec in policies}) if policies else None
-        self._make = lambda: build_service(
+        self._make: Callable[[], Service] = lambda: build_service(
             config, clock=clock, store=store, inline=inline, fail=fail
         )
         bounds = bounds or Bounds(linger_s=0.3)
