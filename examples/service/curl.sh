@@ -1,5 +1,5 @@
 #!/bin/sh
-# The HTTP door, call by call. Start the service first:
+# The service over HTTP, call by call. Start the service first:
 #
 #   penstock serve --config examples/service/penstock.yaml
 #

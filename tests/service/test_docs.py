@@ -56,7 +56,8 @@ def test_every_metric_is_there() -> None:
     asyncio.run(service.check("api", "k"))
     service.metrics.latency("http").observe(0.1)
     service.metrics.grpc.codes["OK"] += 1
-    gauges = {"connections": 0, "in_flight": 0, "shed_total": 0}
+    names = ("connections", "strangers", "buffered_bytes", "in_flight", "shed_total")
+    gauges = dict.fromkeys(names, 0)
     text = exposition(service.snapshot(), {200: 1}, gauges)
     told = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
     assert set(re.findall(r"penstock_\w+", first_cells("Watching it"))) == told

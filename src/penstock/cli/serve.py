@@ -49,17 +49,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="PORT",
         default=preset.http_port,
-        help="the HTTP door; 0 closes it (%(default)s)",
+        help="of the HTTP server; 0 leaves it out (%(default)s)",
     )
     add(
         "--grpc-port",
         type=int,
         metavar="PORT",
         default=preset.grpc_port,
-        help="the gRPC door; 0 closes it (%(default)s)",
+        help="of the gRPC server; 0 leaves it out (%(default)s)",
     )
-    add("--no-http", action="store_true", help="without the HTTP door")
-    add("--no-grpc", action="store_true", help="without the gRPC door")
+    add("--no-http", action="store_true", help="without the HTTP server")
+    add("--no-grpc", action="store_true", help="without the gRPC server")
     add(
         "--fail",
         choices=("open", "closed"),
@@ -98,9 +98,17 @@ def _configure_safety(settings: Settings) -> None:
     settings.exclude("fleet_secret_file", variables=("fleet_secret",))
     add("--no-inline", action="store_true", help="refuse limits that requests bring along")
     add(
-        "--insecure",
+        "--open",
         action="store_true",
-        help="listen beyond this machine with neither TLS nor a token",
+        help="let anyone ask who can connect, also from beyond this machine",
+    )
+    add(
+        "--allowed-hosts",
+        metavar="NAMES",
+        type=lambda names: tuple(name.strip() for name in names.split(",")),
+        default=(),
+        help="answer over HTTP under these names only, separated by commas; on this machine and "
+        "without a token, its own names are the default",
     )
     add(
         "--drain",
@@ -137,7 +145,8 @@ def _options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
         token_file=args.token_file,
         log_format=args.log_format,
         inline=not args.no_inline,
-        insecure=args.insecure,
+        open=args.open,
+        allowed_hosts=args.allowed_hosts,
         legacy_headers=args.legacy_headers,
         drain_s=args.drain,
         fleet_secret_file=args.fleet_secret_file,

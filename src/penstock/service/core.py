@@ -32,6 +32,7 @@ from .inline import INLINE, Inline, InlinePolicies
 from .metrics import Metrics, MetricsSnapshot
 from .registry import Checker, Policy, Site, Table, UnknownPolicyError
 from .reloading import Reloader
+from .shared_call import SharedCall
 from .slices import in_slices
 
 __all__ = [
@@ -93,6 +94,7 @@ class Service:
         self._watch = watch
         self._accept = accept
         self._tasks: list[asyncio.Task[None]] = []
+        self._trouble = SharedCall(self._find_trouble)
 
     @property
     def policies(self) -> Mapping[str, Policy]:
@@ -218,14 +220,18 @@ class Service:
         """The same for an inline policy."""
         return self._made_inline(limit, window_ms, strategy).checker
 
-    async def ready(self) -> Readiness:
-        """Whether the store answers and policies are loaded. Never raises."""
+    async def _find_trouble(self) -> Exception | None:
         # Since a write last went through, has any been refused for want of room?
         full = self._site.outages.full
         trouble = await trouble_of(self.store, self.clock.now(), writes=full != self._full_before)
         if trouble is None:
             self._full_before = full
-        return readiness(trouble, len(self.policies), self.reload_error)
+        return trouble
+
+    async def ready(self) -> Readiness:
+        """Whether the store answers and policies are loaded. Never raises. The store is asked once
+        for all who want to know at the same time."""
+        return readiness(await self._trouble(), len(self.policies), self.reload_error)
 
     def snapshot(self, policies: bool = True) -> MetricsSnapshot:
         """Everything that was counted so far; without the policies, of which there may be many,

@@ -1,5 +1,5 @@
-"""How many connections each door may have, so that all of them fit into the files that the system
-lets this process open. A door that could take them all would shut the other, and the store out."""
+"""How many connections each server may have, so that all of them fit into the files that the system
+lets this process open. One that could take them all would shut the other, and the store out."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .http import Bounds
 __all__ = ["GRPC_CONNECTIONS", "connections", "shares"]
 
 GRPC_CONNECTIONS = 2_048
-"""As many as the gRPC door is made for; those of the HTTP door are in its bounds."""
+"""As many as the gRPC server is made for; those of the HTTP server are in its bounds."""
 
 # Files that are not clients: the store, logs, ports, connections that are just being turned away.
 _RESERVED = 256
 
 
 def connections(*, http: bool, grpc: bool) -> tuple[int, int]:
-    """For the HTTP door and for the gRPC door: what they are made for, or what the system's limit
-    leaves of it."""
-    wanted = (Bounds().connections if http else 0, GRPC_CONNECTIONS if grpc else 0)
+    """For the HTTP server and for the gRPC server: what they are made for, or what the system's
+    limit leaves of it."""
+    wanted = (Bounds().all_connections if http else 0, GRPC_CONNECTIONS if grpc else 0)
     files = _files(sum(wanted) + _RESERVED)
     return wanted if files is None else shares(wanted, files)
 

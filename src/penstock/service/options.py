@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ LOG_FORMATS = ("text", "json")
 _SHORTEST_TOKEN = 16
 _LONGEST_TOKEN_FILE = 1 << 16
 _LONGEST_DRAIN_S = 3_600
+_TOKEN = re.compile(r"[!-~]+")
+_HOST_NAME = re.compile(r"(?:\*\.)?[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """A port of 0 leaves that door closed."""
+    """A port of 0 leaves that server out."""
 
     config: str | None = None
     store: str = "memory://"
@@ -47,7 +50,8 @@ class ServeOptions:
     token_file: str | None = None
     log_format: str = "text"
     inline: bool = True
-    insecure: bool = False
+    open: bool = False
+    allowed_hosts: tuple[str, ...] = ()
     legacy_headers: bool = False
     drain_s: float = 10.0
     fleet_secret_file: str | None = None
@@ -76,10 +80,11 @@ class ServeOptions:
         if not 0 <= self.drain_s <= _LONGEST_DRAIN_S:  # which also refuses what is no number
             reject(f"--drain must be 0 to {_LONGEST_DRAIN_S} seconds, not {self.drain_s:g}")
         if not self.http_port and not self.grpc_port:
-            reject("both doors are closed; leave out --no-http or --no-grpc")
+            reject("neither HTTP nor gRPC is left; leave out --no-http or --no-grpc")
         self._check_tls()
         self._check_exposure()
         self._check_token()
+        self._check_hosts()
         file = DEFAULT_FILE if self.config is None else load_policy_file(self.config)
         self.check_policies(file)
         return file
@@ -99,12 +104,19 @@ class ServeOptions:
             reject("--tls-ca asks clients for certificates; give --tls-cert and --tls-key too")
 
     def _check_exposure(self) -> None:
-        guarded = self.tls is not None or self.asks_token
-        if not guarded and not self.insecure and not is_loopback(self.host):
+        asked = [flag for flag, is_asked in self._asks().items() if is_asked]
+        if self.open and asked:
+            reject(f"--open lets anyone ask, and {asked[0]} does not: leave one of them out")
+        if not self.open and not asked and not is_loopback(self.host):
             reject(
                 f"--host {self.host} is open to the network, where anyone could spend the limits "
-                "of others: give --tls-cert and --tls-key, or --token-file, or say --insecure"
+                "of others: say who may ask with --token-file or --tls-ca, or that anyone may "
+                "with --open"
             )
+
+    def _asks(self) -> dict[str, bool]:
+        token = self.token_variable or "--token-file"
+        return {token: self.asks_token, "--tls-ca": self.tls_ca is not None}
 
     def _check_token(self) -> None:
         if self.token_variable is not None and self.token_variable == token_variable(self.store):
@@ -112,6 +124,21 @@ class ServeOptions:
                 f"{self.token_variable} would be the token of the service and that of its store: "
                 "name another variable for the store with ?token_env=, or give --token-file"
             )
+
+    def _check_hosts(self) -> None:
+        for name in self.allowed_hosts:
+            if name != "*" and not _HOST_NAME.fullmatch(name) and not _is_address(name):
+                reject(
+                    f"--allowed-hosts {name!r} must be a name such as limits.example.com, "
+                    "*.example.com for all names under it, an address, or * for any; no port"
+                )
+
+    def must_know_host(self) -> bool:
+        """Whether HTTP requests must name a host that is served: where a token is asked for, no
+        page of another site can have it, and beyond this machine the names are not known."""
+        if self.allowed_hosts:
+            return "*" not in self.allowed_hosts
+        return not self.asks_token and is_loopback(self.host)
 
     def check_policies(self, file: PolicyFile) -> None:
         """Refuse policies that so many workers cannot serve, at the start and on a reload."""
@@ -149,7 +176,7 @@ def _token_in(kind: str, file: str) -> str:
 
 def _one_token(place: str, text: str) -> str:
     token = text.strip()
-    if len(token) < _SHORTEST_TOKEN or len(token.split()) != 1 or not token.isascii():
+    if len(token) < _SHORTEST_TOKEN or not _TOKEN.fullmatch(token):
         reject(
             f"{place} must hold one token of at least {_SHORTEST_TOKEN} ASCII characters, "
             "such as `openssl rand -hex 32` makes"
@@ -167,3 +194,11 @@ def is_loopback(host: str) -> bool:
         reject(f"--host {host!r} is not an address of this machine: {error}")
     addresses = [str(address[4][0]).partition("%")[0] for address in found]
     return all(ipaddress.ip_address(address).is_loopback for address in addresses)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True

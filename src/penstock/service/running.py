@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigInvalidError
 from ..core.validation import reject
+from .certificates import names_in
 from .core import Service, build_service
 from .files import connections
 from .hangups import heard
 from .health import ask_store
-from .http import Bounds, HttpDoor, Pool
+from .http import Bounds, HttpServer, Pool
 from .options import ServeOptions
 from .ports import require_free_ports
 from .reloading import on_thread
@@ -52,7 +53,7 @@ class Running:
         self._hangups = contextlib.ExitStack()
         self._reading: set[asyncio.Future[None]] = set()
         self._one_at_a_time = asyncio.Lock()
-        self._http: HttpDoor | None = None
+        self._http: HttpServer | None = None
         self._grpc: GrpcDoor | None = None
 
     async def open(self) -> None:
@@ -122,21 +123,21 @@ class Running:
 
     async def _open_http(self) -> None:
         options = self._options
-        bounds = Bounds(connections=self._connections[0], drain_s=options.drain_s)
-        door = HttpDoor(
+        server = HttpServer(
             self.service,
-            bounds=bounds,
+            bounds=Bounds(drain_s=options.drain_s).within(self._connections[0]),
             token=options.token(),
+            hosts=_hosts(options) if options.must_know_host() else None,
             legacy_headers=options.legacy_headers,
             pool=self._pool,
         )
         tls = None if self._certificates is None else self._certificates.context
         try:
-            await door.start(options.host, options.http_port, tls=tls, shared=options.workers > 1)
+            await server.start(options.host, options.http_port, tls=tls, shared=options.workers > 1)
         except OSError as error:
             place = f"{options.host}:{options.http_port}"
             reject(f"cannot serve HTTP on {place}: {error.strerror}; choose another --http-port")
-        self._http = door
+        self._http = server
 
     async def _open_grpc(self) -> None:
         from .grpc import open_grpc
@@ -152,6 +153,12 @@ class Running:
             max_connections=self._connections[1],
             reuse_port=options.workers > 1,
         )
+
+
+def _hosts(options: ServeOptions) -> list[str]:
+    """The names under which the service may be asked."""
+    certified = [] if options.tls is None else names_in(options.tls)
+    return [options.host, *options.allowed_hosts, *certified]
 
 
 def _leave_alone() -> None:

@@ -74,6 +74,8 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
             read_pem(path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # A client that shakes hands again and again costs much and pays little.
+    context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     try:
         # An empty password: an encrypted key is an error here, not a prompt.

@@ -1,4 +1,4 @@
-"""Servers for these tests: a door inside this process, with its clock and bounds at hand, and
+"""Servers for these tests: one inside this process, with its clock and bounds at hand, and
 `penstock serve` as a process of its own."""
 
 from __future__ import annotations
@@ -7,17 +7,18 @@ import asyncio
 import http.client
 import json
 import socket
+import ssl
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from penstock import Clock, Store
 from penstock.config import PolicyFile, PolicySpec
-from penstock.service import build_service
-from penstock.service.http import Bounds, HttpDoor
+from penstock.service import Service, build_service
+from penstock.service.http import Bounds, HttpServer, Pool
 from tests.servers.process import REPO, NotReady, Port, Server, environment
 
 PENSTOCK = [sys.executable, "-m", "penstock.cli"]
@@ -81,14 +82,14 @@ def read_all(line: socket.socket) -> bytes:
 
 def post_bytes(path: str, body: bytes, *lines: str, close: bool = False) -> bytes:
     """A request as bytes."""
-    head = [f"POST {path} HTTP/1.1", "Host: test", f"Content-Length: {len(body)}", *lines]
+    head = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *lines]
     if close:
         head.append("Connection: close")
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
 class Door:
-    """A door in this process, on a port of its own, in a thread of its own."""
+    """A server in this process, on a port of its own, in a thread of its own."""
 
     def __init__(
         self,
@@ -98,14 +99,19 @@ class Door:
         bounds: Bounds | None = None,
         store: Store | None = None,
         token: str | None = None,
+        hosts: Sequence[str] | None = None,
+        tls: ssl.SSLContext | None = None,
         inline: bool = True,
         fail: str = "open",
+        pool: Pool | None = None,
     ) -> None:
         config = PolicyFile({spec.name: spec for spec in policies}) if policies else None
-        self._make = lambda: build_service(
+        self._make: Callable[[], Service] = lambda: build_service(
             config, clock=clock, store=store, inline=inline, fail=fail
         )
-        self._options = {"bounds": bounds or Bounds(linger_s=0.3), "token": token}
+        bounds = bounds or Bounds(linger_s=0.3)
+        self._options = {"bounds": bounds, "token": token, "hosts": hosts, "pool": pool}
+        self._tls = tls
         self._up = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self.port = 0
@@ -129,8 +135,8 @@ class Door:
         self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         service = self._make()
         await service.start()
-        self.door = HttpDoor(service, **self._options)  # type: ignore[arg-type]
-        self.port = await self.door.start("127.0.0.1", 0)
+        self.door = HttpServer(service, **self._options)  # type: ignore[arg-type]
+        self.port = await self.door.start("127.0.0.1", 0, tls=self._tls)
         self._up.set()
         await self._stop.wait()
         await self.door.stop()
@@ -138,7 +144,7 @@ class Door:
 
 
 class Penstock(Server):
-    """`penstock serve`, with the HTTP door only."""
+    """`penstock serve`, by default with the HTTP server only."""
 
     name = "penstock"
 

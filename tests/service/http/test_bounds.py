@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ import pytest
 from penstock import MemoryStore, Store
 from penstock.core.store import Transform
 from penstock.service.http import Bounds
+from tests.servers import NotReady, eventually
 
 from .serving import Client, Door, Penstock, post_bytes, read_all, talk
 
@@ -30,6 +31,14 @@ ASK = post_bytes("/check", BODY)
 def line_to(port: int) -> Iterator[socket.socket]:
     with socket.create_connection(("127.0.0.1", port), 5) as line:
         yield line
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    def probe() -> None:
+        if not condition():
+            raise NotReady
+
+    eventually(probe, within=20, what="the request")
 
 
 def drip(line: socket.socket, data: bytes) -> bytes:
@@ -95,17 +104,21 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
 
 
 def test_too_many_connections_are_turned_away() -> None:
-    """With a 503 that says when to come back; a place that is free again is given away."""
+    """With a 503 that says when to come back; a probe gets its answer all the same, and a place
+    that is free again is given away."""
     bounds = Bounds(connections=2, linger_s=0.2)
+    asked = post_bytes("/check", BODY, close=True)
     with Door(bounds=bounds) as door:
         with line_to(door.port), line_to(door.port):
             time.sleep(0.1)
-            reply = talk(door.port)
+            reply = talk(door.port, asked)
             assert reply.startswith(b"HTTP/1.1 503 ")
             assert b"Retry-After: 1\r\n" in reply
             assert b'"overloaded"' in reply
+            probe = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            assert talk(door.port, probe).startswith(b"HTTP/1.1 200")
         time.sleep(0.6)
-        assert talk(door.port, post_bytes("/check", BODY, close=True)).startswith(b"HTTP/1.1 200")
+        assert talk(door.port, asked).startswith(b"HTTP/1.1 200")
 
 
 class StuckStore(Store):
@@ -113,9 +126,11 @@ class StuckStore(Store):
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
+        self.asked = 0
         self._inner = MemoryStore()
 
     async def aapply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
+        self.asked += 1
         while not self.go_on.is_set():
             await asyncio.sleep(0.01)
         return await self._inner.aapply(key, transform, now, cost)
@@ -143,6 +158,96 @@ def test_requests_beyond_what_the_store_can_take_are_shed() -> None:
         assert "penstock_http_shed_total 5" in lines
         assert "penstock_http_in_flight 0" in lines
         client.close()
+
+
+def test_probes_ask_the_store_once_for_all_and_take_nobodys_place() -> None:
+    """However many they are: one is answered, and then all who came meanwhile."""
+    store = StuckStore()
+    probe = b"GET /ready HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    with (
+        Door(store=store, bounds=Bounds(in_flight=1, linger_s=0.2)) as door,
+        contextlib.ExitStack() as stack,
+    ):
+        waiting = [stack.enter_context(line_to(door.port)) for _ in range(50)]
+        for line in waiting:
+            line.sendall(probe)
+        time.sleep(0.3)
+        assert store.asked == 1
+        other = stack.enter_context(line_to(door.port))
+        other.sendall(post_bytes("/check", BODY, close=True))
+        time.sleep(0.1)
+        store.go_on.set()
+        assert read_all(other).startswith(b"HTTP/1.1 200 ")
+        assert all(read_all(line).startswith(b"HTTP/1.1 200 ") for line in waiting)
+        assert store.asked < 5
+
+
+class StuckPool:
+    """Other workers, whose counts come when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.go_on = threading.Event()
+
+    async def total(self) -> bytes:
+        self.asked += 1
+        while not self.go_on.is_set():
+            await asyncio.sleep(0.01)
+        return b"counted 1\n"
+
+
+@pytest.mark.parametrize("token", [None, "a-token-of-enough-characters"])
+def test_scrapes_that_wait_for_the_other_workers_take_no_place_of_a_check(
+    token: str | None,
+) -> None:
+    """However many they are; the others are asked once for all of them. And the other way round: a
+    scrape is answered though a check has the only place."""
+    pool, store = StuckPool(), StuckStore()
+    lines = [] if token is None else [f"Authorization: Bearer {token}"]
+    scrape = "\r\n".join(
+        ["GET /metrics HTTP/1.1", "Host: localhost", "Connection: close", *lines, "", ""]
+    ).encode()
+    bounds = Bounds(in_flight=1, linger_s=0.2)
+    with (
+        Door(store=store, bounds=bounds, token=token, pool=pool) as door,
+        contextlib.ExitStack() as stack,
+    ):
+        waiting = [stack.enter_context(line_to(door.port)) for _ in range(50)]
+        for line in waiting:
+            line.sendall(scrape)
+        wait_for(lambda: pool.asked == 1)
+        check = stack.enter_context(line_to(door.port))
+        check.sendall(post_bytes("/check", BODY, *lines, close=True))
+        wait_for(lambda: store.asked == 1)
+        pool.go_on.set()
+        assert all(read_all(line).endswith(b"counted 1\n") for line in waiting)
+        assert pool.asked < 5
+        store.go_on.set()
+        assert read_all(check).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_long_request_is_counted_until_it_is_answered() -> None:
+    """While the store is asked, its keys are still in memory."""
+    store = StuckStore()
+    keys = json.dumps({"policy": "default", "keys": ["k" * 4_000] * 100}).encode()
+    with Door(store=store) as door, line_to(door.port) as line:
+        line.sendall(post_bytes("/v1/check-many", keys, close=True))
+        buffered: list[int] = []
+
+        def reserved() -> None:
+            buffered.append(door.door.known.buffered)
+            if not store.asked or buffered[-1] < len(keys):
+                raise NotReady(str(buffered[-1]))
+
+        eventually(reserved, within=10, what="the request at the store")
+        store.go_on.set()
+        assert read_all(line).startswith(b"HTTP/1.1 200 ")
+        eventually(lambda: _nothing_held(door), within=10, what="the memory")
+
+
+def _nothing_held(door: Door) -> None:
+    if door.door.known.buffered:
+        raise NotReady(str(door.door.known.buffered))
 
 
 def test_requests_behind_one_that_waits_are_answered_after_it_in_order() -> None:
@@ -178,7 +283,7 @@ def test_a_client_that_has_said_all_gets_all_its_answers(behind: bytes) -> None:
 
 def test_long_bodies_share_a_bounded_room() -> None:
     """The one that does not fit is told so; room that was given back can be used."""
-    bounds = Bounds(held_bytes=2 * Bounds().batch_bytes, linger_s=0.2)
+    bounds = Bounds(buffered_bytes=2 * Bounds().batch_bytes, linger_s=0.2)
     begun = b"POST /v1/check-many HTTP/1.1\r\nHost: a\r\nContent-Length: 5242880\r\n\r\n{"
     with Door(bounds=bounds) as door:
         with line_to(door.port) as one, line_to(door.port) as two:
@@ -230,7 +335,7 @@ def test_a_fault_of_the_service_is_a_problem_and_not_a_traceback(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether it comes up before the request is read or after; the client learns nothing of it."""
-    from penstock.service.http import calls, planner
+    from penstock.service.http import calls, router
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError("secret\n")
@@ -238,12 +343,10 @@ def test_a_fault_of_the_service_is_a_problem_and_not_a_traceback(
     with Door() as door:
         monkeypatch.setattr(calls, "decode", fail)
         first = talk(door.port, post_bytes("/check", BODY, close=True))
-        monkeypatch.setattr(planner, "parse_head", fail)
+        monkeypatch.setattr(router, "parse_head", fail)
         second = talk(door.port, post_bytes("/check?headers=x", BODY))
     for reply in (first, second):
         assert reply.startswith(b"HTTP/1.1 500 ")
         assert b'"internal_error"' in reply
         assert b"secret" not in reply
-    assert [record.getMessage() for record in caplog.records] == [
-        "a request failed: ZeroDivisionError: 'secret\\n'"
-    ] * 2
+    assert [record.getMessage() for record in caplog.records] == ["a request failed"] * 2

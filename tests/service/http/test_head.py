@@ -54,6 +54,23 @@ REFUSED = {
     "a target in no known form": head(first=b"GET check HTTP/1.1"),
     "a target outside ASCII": head(first=b"GET /\xff HTTP/1.1"),
     "a leading empty line": b"\r\n" + head(),
+    "a raw hash in the path": head(first=b"GET /check/a#b HTTP/1.1"),
+    "a raw hash in the query": head(first=b"GET /check/a?b#c HTTP/1.1"),
+    "a percent sign before no number": head(first=b"GET /check/a%zz HTTP/1.1"),
+    "a percent sign at the end": head(first=b"GET /check/a%4 HTTP/1.1"),
+    "a percent sign in the query": head(first=b"GET /check/a?b%zz HTTP/1.1"),
+    "quotes in the path": head(first=b'GET /check/"a" HTTP/1.1'),
+    "brackets in the path": head(first=b"GET /check/{a} HTTP/1.1"),
+    "a backslash in the path": head(first=b"GET /check\\a HTTP/1.1"),
+    "another host in the target": head(first=b"GET http://b/check/a HTTP/1.1"),
+    "no host in the target": head(first=b"GET http:///check/a HTTP/1.1"),
+    "a user in the target": head(first=b"GET http://u@a/check/a HTTP/1.1"),
+    "an empty host": b"GET / HTTP/1.1\r\nHost:\r\n\r\n",
+    "a host with a space": b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n",
+    "a list of hosts": b"GET / HTTP/1.1\r\nHost: a, b\r\n\r\n",
+    "a host with a path": b"GET / HTTP/1.1\r\nHost: a/b\r\n\r\n",
+    "a host with a user": b"GET / HTTP/1.1\r\nHost: u@a\r\n\r\n",
+    "a host with a port in words": b"GET / HTTP/1.1\r\nHost: a:http\r\n\r\n",
 }
 
 
@@ -91,8 +108,9 @@ def test_a_connection_ends_when_the_client_says_so(first: bytes, line: bytes, st
 
 def test_a_proxy_may_put_the_host_into_the_target() -> None:
     """The absolute form means the path behind the host."""
-    assert parse_head(head(first=b"GET http://a:1/b?c HTTP/1.1"), BOUNDS).path == "/b"
+    assert parse_head(head(first=b"GET http://A/b?c HTTP/1.1"), BOUNDS).path == "/b"
     assert parse_head(head(first=b"GET http://a HTTP/1.1"), BOUNDS).path == "/"
+    assert parse_head(head(first=b"GET http://a?b HTTP/1.1"), BOUNDS).query == "b"
 
 
 def test_headers_are_bounded_in_number() -> None:

@@ -18,7 +18,7 @@ GOOD: dict[str, Any] = {"key": "k", "limit": 1_000_000, "window_ms": 60_000}
 @pytest.fixture(scope="module")
 def server() -> Iterator[Penstock]:
     """One real process for all of them; it must be the same one at the end, and say nothing."""
-    with Penstock() as server:
+    with Penstock("--allowed-hosts", "a") as server:
         pid = server.pid
         yield server
         assert server.pid == pid
@@ -219,6 +219,46 @@ def test_a_client_may_wait_to_be_told_to_go_on(alive: Penstock) -> None:
         assert received.index(b"alive") < received.index(b"100 Continue")
         line.sendall(body)
         assert b"HTTP/1.1 200 OK" in line.recv(65_536)
+
+
+def test_an_old_client_is_not_told_to_go_on(alive: Penstock) -> None:
+    """HTTP/1.0 does not know that reply, and would take it for the answer."""
+    body = json.dumps(GOOD).encode()
+    head = b"POST /check HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with socket.create_connection(("127.0.0.1", alive.port), 5) as line:
+        line.sendall(head)
+        line.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            line.recv(1)
+        line.settimeout(5)
+        line.sendall(body)
+        assert line.recv(65_536).startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize(
+    ("first", "status"), [(b"POST /nope HTTP/1.1", 404), (b"PUT /check HTTP/1.1", 405)]
+)
+def test_a_client_is_not_told_to_send_what_will_be_refused(
+    alive: Penstock, first: bytes, status: int
+) -> None:
+    """It gets the refusal at once, and keeps its body."""
+    head = first + b"\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 99\r\n\r\n"
+    assert status_of(talk(alive.port, head)) == status
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *(b"/check/a?headers=x&headers=x", b"/check/a?headers=x&", b"/check/a?headers=%78"),
+        *(b"/check/a?headers=x;a=b", b"/check/a?&headers=x", b"/health?x", b"/check/a?headers"),
+    ],
+)
+def test_a_query_is_the_one_that_is_known_or_none(alive: Penstock, target: bytes) -> None:
+    """Not something that comes to the same."""
+    head = b"GET %b HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n" % target
+    reply = talk(alive.port, head)
+    assert status_of(reply) == 400
+    assert b'"config_invalid"' in reply
 
 
 def test_what_a_client_sends_cannot_forge_a_line_of_the_log() -> None:

@@ -42,9 +42,14 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     [
         (["--workers", "2"], "--store redis://"),
         (["--host", "0.0.0.0"], "--token-file"),
-        (["--host", "::"], "--insecure"),
-        (["--no-http", "--no-grpc"], "both doors"),
-        (["--http-port", "0", "--grpc-port", "0"], "both doors"),
+        (["--host", "::"], "--open"),
+        (["--host", "0.0.0.0", "--tls-cert", "c.pem", "--tls-key", "k.pem"], "--tls-ca"),
+        (["--open", "--token-file", "token"], "--open lets anyone ask, and --token-file does not"),
+        (["--open", *(w for f in ("cert", "key", "ca") for w in (f"--tls-{f}", "f"))], "--tls-ca"),
+        (["--allowed-hosts", "limits.example.com:8080"], "no port"),
+        (["--allowed-hosts", "a,,b"], "--allowed-hosts ''"),
+        (["--no-http", "--no-grpc"], "neither HTTP nor gRPC"),
+        (["--http-port", "0", "--grpc-port", "0"], "neither HTTP nor gRPC"),
         (["--tls-cert", "cert.pem"], "--tls-key"),
         (["--tls-ca", "ca.pem"], "--tls-cert"),
         (["--token-file", "no-such-file"], "no-such-file"),
@@ -55,9 +60,9 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
         (["--drain", "nan"], "--drain must be 0 to 3600 seconds"),
         (["--drain", "-5"], "--drain must be 0 to 3600 seconds"),
         (["--drain", "inf"], "--drain must be 0 to 3600 seconds"),
-        (["--host", "nonesuch.invalid", "--insecure"], "--host 'nonesuch.invalid' is not"),
-        (["--host", "192.0.2.1", "--insecure"], "--host 192.0.2.1 is not an address of this"),
-        (["--host", "192.0.2.1", "--insecure", "--no-http"], "--host 192.0.2.1 is not"),
+        (["--host", "nonesuch.invalid", "--open"], "--host 'nonesuch.invalid' is not"),
+        (["--host", "192.0.2.1", "--open"], "--host 192.0.2.1 is not an address of this"),
+        (["--host", "192.0.2.1", "--open", "--no-http"], "--host 192.0.2.1 is not"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_its_fix(flags: list[str], fix: str) -> None:
@@ -352,6 +357,28 @@ def test_what_strangers_send_to_the_grpc_port_adds_no_lines_to_the_log(tmp_path:
         server.stop()
         lines = [json.loads(line) for line in server.log_path.read_text().splitlines()]
     assert {line["logger"] for line in lines} == {"penstock.serve"}
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+@pytest.mark.parametrize("way", ["--open", "--open and TLS", "client certificates"])
+def test_beyond_this_machine_it_listens_where_it_is_said_who_may_ask(
+    tmp_path: Path, way: str
+) -> None:
+    """Anyone, or those with a certificate."""
+    make_certificates(tmp_path)
+    knows = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    knows.load_cert_chain(tmp_path / "client.pem", tmp_path / "client.key")
+    flags = ["--host", "0.0.0.0"]
+    if way.startswith("--open"):
+        flags.append("--open")
+    if way != "--open":
+        flags += files_in(tmp_path, *TLS)
+    if way == "client certificates":
+        flags += files_in(tmp_path, "--tls-ca", "ca.pem")
+    server = Penstock(*flags) if way == "--open" else Guarded(knows, flags)
+    with server:
+        log = server.log_path.read_text()
+    assert "Traceback" not in log
 
 
 def test_a_stores_password_is_not_shown() -> None:

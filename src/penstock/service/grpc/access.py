@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from ..http.access import Token
+from ..access import Token
 from ..metrics import Replies
 from .errors import refuse_with
 from .places import Places

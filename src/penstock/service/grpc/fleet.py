@@ -17,8 +17,8 @@ from ...core.errors import UnsupportedError
 from ...core.validation import reject, require_int
 from ...wire.proto import fleet_pb2 as pb
 from ...wire.proto.fleet_pb2_grpc import FLEET, FLEET_METHODS
+from ..access import Token
 from ..core import Service
-from ..http.access import Token
 from .calls import Context, Method, never_now, unary
 from .errors import refuse_with
 from .places import Places

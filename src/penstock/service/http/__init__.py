@@ -1,9 +1,9 @@
-"""The HTTP door. Read head.py, reader.py, connection.py and door.py in this order."""
+"""The HTTP server. Read head.py, router.py, reader.py, connection.py, server.py in this order."""
 
 from __future__ import annotations
 
 from .bounds import Bounds
-from .door import HttpDoor
 from .pages import Pool
+from .server import HttpServer
 
-__all__ = ["Bounds", "HttpDoor", "Pool"]
+__all__ = ["Bounds", "HttpServer", "Pool"]

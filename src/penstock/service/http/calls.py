@@ -15,9 +15,8 @@ from ...core.decision import Decision
 from ...stores.memory import MemoryStore
 from ..core import Service
 from ..inline import INLINE
-from .answers import Answers, Label, decision_json
+from .answers import Answer, Answers, Label, decision_json
 from .fields import decode, require_fields
-from .plan import Answer
 from .problem import ProblemError
 
 __all__ = ["Calls"]
@@ -41,7 +40,9 @@ class Calls:
         if "policy" in fields:
             require_fields(fields, _KEYED, _COST)
             return self._by_policy(fields, legacy)
-        if fields.keys() != _INLINE.keys():
+        if len(fields) != 3 or not (
+            "key" in fields and "limit" in fields and "window_ms" in fields
+        ):
             if not fields.keys() & {"limit", "window_ms"}:
                 raise ProblemError("config_invalid", "name a policy, or give limit and window_ms")
             require_fields(fields, _INLINE, _INLINE_OPTIONAL)

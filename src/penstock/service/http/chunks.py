@@ -15,13 +15,19 @@ _SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})(?:;[\t -~\x80-\xff]*)?")
 _TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*")
 _LINE_BYTES = 1_024
 _TRAILERS = 16
+# Chunks may be as small as a byte, so their number is what takes time: this many in one step.
+_STEPS = 384
 
 
 class ChunkReader:
-    """Feed it bytes until `body` is there; what lies behind the body is returned."""
+    """Feed it bytes until `body` is there; what lies behind the body is returned. `has_more` means
+    that it has bytes that it has not looked at: feed it, be it with nothing. `steps` is how many
+    parts of chunks it has read since it was fed."""
 
     def __init__(self, max_bytes: int) -> None:
         self.body: bytes | None = None
+        self.has_more: bool = False
+        self.steps: int = 0
         self._max_bytes = max_bytes
         self._parts = bytearray()
         self._data = b""
@@ -32,13 +38,25 @@ class ChunkReader:
 
     def feed(self, data: bytes) -> bytes:
         """Take what belongs to the body. Returns the rest, which is empty until the end."""
-        self._data = self._data[self._at :] + data
-        self._at = 0
-        while self._step():
-            pass
+        if data:
+            self._data, self._at = self._data[self._at :] + data, 0
+        self.steps = 1
+        while self._step() and self.steps < _STEPS:
+            self.steps += 1
+        self.has_more = self.steps == _STEPS
         if self.body is None:
             return b""
         return self._data[self._at :]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of the body."""
+        return len(self._parts)
+
+    @property
+    def unread_bytes(self) -> int:
+        """That it has not looked at."""
+        return len(self._data) - self._at
 
     def _read_size(self) -> bool:
         line = self._line()

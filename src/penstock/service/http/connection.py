@@ -1,207 +1,158 @@
-"""One client's connection: requests in, replies out, in order.
+"""HTTP on a connection: requests in, replies out, in order.
 
 A request that can be answered at once is answered where it arrives: no task, no queue, one write
 for all that came in together. One that has to wait for a store holds up those behind it on the
-same connection, so replies never overtake each other; when the bytes behind it become many they
-are left unread, and the client's own flow control does the rest.
+same connection, so replies never overtake each other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Coroutine
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from .faults import problem_of
-from .plan import Plan
-from .problem import Problem
+from ..connections import UNIT_BYTES, Connection
+from .faults import SOON
+from .problem import Problem, ProblemError
 from .reader import Reader
+from .router import Route
 
 if TYPE_CHECKING:
-    from .door import HttpDoor
+    from .server import HttpServer
 
-__all__ = ["Connection"]
+__all__ = ["HttpConnection"]
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _END = b"\r\n\r\n"
 _END_CLOSING = b"\r\nConnection: close\r\n\r\n"
 
 
-class Connection(asyncio.Protocol):
-    """`since` is when it last changed: became idle, began a request, was told to wait."""
+class HttpConnection(Connection):
+    """One client that speaks HTTP/1.1, or 1.0."""
 
-    __slots__ = (
-        "_door",
-        "_ending",
-        "_heard_all",
-        "_out",
-        "_reader",
-        "_stalled",
-        "_task",
-        "_transport",
-        "since",
-    )
+    __slots__ = ("_has_begun", "_out", "_reader", "_server")
 
-    def __init__(self, door: HttpDoor) -> None:
-        self._door = door
-        self._reader = Reader(door.plans, door.bounds, door.hold, self._urge)
-        self._transport: asyncio.Transport
+    def __init__(self, server: HttpServer, tls: ssl.SSLContext | None) -> None:
+        self._reader = Reader(server.routes, server.http_bounds, self._begin_body)
+        super().__init__(server, self._reader, tls)
+        self._server = server
+        # What is to be sent in one piece.
         self._out: list[bytes] = []
-        self._task: asyncio.Task[bytes] | None = None
-        self._stalled = False
-        self._ending = False
-        # Whether the client has said all that it wants.
-        self._heard_all = False
-        self.since: float = door.now
+        # Whether time runs for a request that is not whole.
+        self._has_begun = False
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]
-        if not self._door.admit(self):
-            self._refuse(Problem("overloaded", "too many connections", ("Retry-After: 1",)))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._ending = True
-        self._reader.release()
-        self._door.forget(self)
-
-    def data_received(self, data: bytes) -> None:
-        if self._ending:
-            return
-        if self._reader.feed(data):
-            self.since = self._door.now
-        if self._task is None and not self._stalled:
-            self._pump()
-        elif self._reader.buffered > self._door.bounds.body_bytes:
-            self._transport.pause_reading()
-
-    def eof_received(self) -> bool:
-        """A client that has said all it wants still gets its answers, where the transport can."""
-        self._heard_all = True
-        busy = self._task is not None or self._stalled
-        if not busy or not self._transport.can_write_eof():
-            self._ending = True
-            return False
-        return True
-
-    def pause_writing(self) -> None:
-        self._stalled = True
-        self.since = self._door.now
-
-    def resume_writing(self) -> None:
-        self._stalled = False
-        if self._task is None:
-            self._go_on()
-
-    def expire(self, now: float, stopping: bool) -> None:
-        """Part with a client that is too slow, or has been quiet for too long."""
-        bounds, age_s = self._door.bounds, now - self.since
-        if self._stalled:
-            if age_s > bounds.write_s:
-                self._transport.abort()
-        elif self._task is not None:
-            return
-        elif self._ending:
-            unread = self._transport.get_write_buffer_size() > 0
-            if age_s > (bounds.write_s if unread else bounds.linger_s):
-                self._transport.abort()
-        elif phase := self._reader.phase:
-            if age_s > (bounds.head_s if phase == "head" else bounds.request_s):
-                self._refuse(Problem("request_timeout", f"the {phase} did not arrive in time"))
-        elif age_s > (bounds.linger_s if stopping else bounds.idle_s):
-            self._transport.close()
-
-    def abort(self) -> None:
-        self._transport.abort()
-
-    def _pump(self) -> None:
+    def serve(self, units: int) -> int:
         """Answer what is there, up to the first request that has to wait."""
-        began = perf_counter()
-        out, reader, door = self._out, self._reader, self._door
+        out, reader, server, left = self._out, self._reader, self._server, units
         try:
             while (request := reader.take()) is not None:
-                plan, body = request
+                route, body = request
+                if route.is_known is not self.is_known:
+                    self._regroup(route)
                 try:
-                    answer = plan.answer(body)
-                    reply = answer if isinstance(answer, bytes) else self._begin(plan, answer)
+                    answer = route.answer(body)
+                    reply = answer if isinstance(answer, bytes) else self._begin(route, answer)
                 except Exception as error:
-                    reply = door.failure(error)
+                    reply = server.failure(error)
+                self._has_begun = False
                 if reply is None:
+                    left -= 1
                     break
-                out.append(self._shape(plan, reply) if plan.shaped else reply)
-                if not reader.more or self._ending:
+                left -= 1 + (len(body) + len(reply)) // UNIT_BYTES + reader.effort
+                reader.effort = 0
+                if self._reserved:
+                    self.reserve(0)
+                out.append(self._shape(route, reply) if route.shaped else reply)
+                if left <= 0 or not reader.unread or self.is_blocked:
                     break
+            else:
+                left, reader.effort = left - reader.effort, 0
+                self._await_rest()
         except Exception as error:
             # Where the request ends is not known, so there is no next one.
-            self._refuse(problem_of(error))
-            return
+            self._refuse(error)
+            return units
         if out:
-            self._send(b"".join(out))
-            spent = perf_counter() - began
+            self._out = []
+            spent_s = perf_counter() - self.arrived
             for _ in out:
-                door.observe(spent)
-            out.clear()
+                server.observe(spent_s)
+            self.send(out[0] if len(out) == 1 else b"".join(out))
+        return units - left
 
-    def _begin(self, plan: Plan, work: Coroutine[Any, Any, bytes]) -> bytes | None:
+    def patience_s(self, stopping: bool) -> float:
+        bounds, phase = self._server.http_bounds, self._reader.phase
+        if phase:
+            return bounds.head_s if phase == "head" else bounds.request_s
+        return bounds.linger_s if stopping else bounds.idle_s
+
+    def give_up(self) -> None:
+        if phase := self._reader.phase:
+            self._refuse(ProblemError("request_timeout", f"the {phase} did not arrive in time"))
+        else:
+            self.close()
+
+    def overloaded(self, detail: str) -> bytes:
+        reply = self._server.problem(Problem("overloaded", detail, SOON))
+        return reply.replace(_END, _END_CLOSING, 1)
+
+    def _begin(self, route: Route, work: Coroutine[Any, Any, bytes]) -> bytes | None:
         """Let the store be asked. Returns a reply only if there is too much of that already."""
-        door = self._door
-        if not door.enter():
+        server = self._server
+        if route.needs_place and not server.enter():
             work.close()
-            return door.problem(Problem("overloaded", "try again soon", ("Retry-After: 1",)))
-        began = perf_counter()
-        self._task = task = door.loop.create_task(work)
+            return server.problem(Problem("overloaded", "try again soon", SOON))
+        self.wait()
+        began = self.arrived
+        task = server.loop.create_task(work)
 
-        def answered(done: asyncio.Task[bytes]) -> None:
-            door.leave()
-            self._task = None
-            answer = door.result(done)
-            self._send(self._shape(plan, answer) if plan.shaped else answer)
-            door.observe(perf_counter() - began)
-            if not self._stalled and (self._reader.buffered or self._heard_all):
-                self._go_on()
+        def done(task: asyncio.Task[bytes]) -> None:
+            if route.needs_place:
+                server.leave()
+            reply = server.result(task)
+            server.observe(perf_counter() - began)
+            self.answered(self._shape(route, reply) if route.shaped else reply)
 
-        task.add_done_callback(answered)
+        task.add_done_callback(done)
         return None
 
-    def _go_on(self) -> None:
-        if self._ending or self._transport.is_closing():
-            return
-        self._transport.resume_reading()
-        self._pump()
-        if self._heard_all and self._task is None and not self._stalled:
-            # What is left, if anything, is a request that will never be whole.
-            self._ending = True
-            self._transport.close()
+    def _begin_body(self, route: Route, reserved: int, waits: bool) -> None:
+        if route.is_known is not self.is_known:
+            self._regroup(route)
+        if reserved and not self.reserve(reserved):
+            self._server.shed += 1
+            raise ProblemError("overloaded", "too many long bodies at once", SOON)
+        if waits:
+            self._out.append(_CONTINUE)
 
-    def _send(self, reply: bytes) -> None:
-        transport = self._transport
-        if not transport.is_closing():
-            self.since = self._door.now
-            transport.write(reply)
-            if self._ending:
-                transport.close()
+    def _await_rest(self) -> None:
+        """A request is not whole. Its time runs from its first byte."""
+        if not self._has_begun and self._reader.phase:
+            self._has_begun = True
+            self.since: float = self._server.now
 
-    def _shape(self, plan: Plan, reply: bytes) -> bytes:
-        if plan.bare:
+    def _regroup(self, route: Route) -> None:
+        """Let it have the share of those whose request this is. A client that has shown the token
+        stays known, whatever it asks for."""
+        if route.is_known:
+            if not self._server.promote(self):
+                self._server.shed += 1
+                raise ProblemError("overloaded", "too many connections", SOON)
+        elif not self._server.asks_token:
+            self._server.demote(self)
+
+    def _shape(self, route: Route, reply: bytes) -> bytes:
+        if route.bare:
             reply = reply[: reply.index(_END) + 4]
-        if plan.last:
-            self._ending = True
+        if route.last:
+            self.finish()
             reply = reply.replace(_END, _END_CLOSING, 1)
         return reply
 
-    def _refuse(self, problem: Problem) -> None:
-        """The last word. What the client is still sending is read and thrown away for a moment:
-        to close on unread bytes could destroy the reply on its way."""
-        self._ending = True
-        self.since = self._door.now
-        self._reader.release()
-        reply = self._door.problem(problem).replace(_END, _END_CLOSING, 1)
-        self._transport.write(b"".join([*self._out, reply]))
-        self._out.clear()
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
-        else:
-            self._transport.close()
-
-    def _urge(self) -> None:
-        self._out.append(_CONTINUE)
+    def _refuse(self, error: Exception) -> None:
+        """The last word, behind the replies to what came before."""
+        reply = self._server.failure(error).replace(_END, _END_CLOSING, 1)
+        out, self._out = [*self._out, reply], []
+        self.part(b"".join(out))

@@ -37,7 +37,7 @@ def exposition(
     lines += _family(
         "penstock_http_responses_total",
         "counter",
-        "Replies of the HTTP door.",
+        "Replies of the HTTP server.",
         ((f'status="{status}"', count) for status, count in sorted(statuses.items())),
     )
     lines += _family(
@@ -65,7 +65,9 @@ def exposition(
 
 
 _GAUGES = {
-    "connections": "Open connections of the HTTP door.",
+    "connections": "Open connections of the HTTP server.",
+    "strangers": "Of them, those that have not shown who they are, or only probe.",
+    "buffered_bytes": "Requests that are not answered, and replies that are not taken, in bytes.",
     "in_flight": "HTTP requests that wait for the store.",
     "shed_total": "HTTP requests and connections refused because there were too many.",
 }

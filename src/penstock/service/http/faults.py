@@ -35,5 +35,5 @@ def problem_of(error: BaseException) -> Problem:
         return Problem("store_unavailable", detail, SOON, error.reason)
     if isinstance(error, QueueFullError):
         return Problem("overloaded", str(error), SOON)
-    _log.error("a request failed: %s: %r", type(error).__name__, str(error))
+    _log.error("a request failed", exc_info=error)
     return Problem("internal_error", "the service failed; its log says more")

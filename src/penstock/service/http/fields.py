@@ -44,6 +44,9 @@ def decode(body: bytes) -> dict[str, Any]:
         value = _decoder.decode(text)
     except ProblemError:
         raise
+    except StopIteration:
+        # How the engine says that a value was to come: `{"key":}`.
+        raise ProblemError("malformed_json", "not JSON: a value is missing") from None
     except UnicodeDecodeError:
         raise ProblemError("malformed_json", "the body is not UTF-8") from None
     except RecursionError:

@@ -24,18 +24,26 @@ CHUNKED = -1
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,32}) ([!-~]+) HTTP/([0-9])\.([0-9])")
 _FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\t -~\x80-\xff]*)")
 _LENGTH = re.compile(rb"[0-9]{1,15}")
-_ABSOLUTE = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
+_HOST = r"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
+_IS_HOST = re.compile(_HOST)
+_ABSOLUTE = re.compile(rf"https?://({_HOST})(?=[/?]|$)", re.IGNORECASE)
+_TARGET = re.compile(
+    r"((?:/(?:[A-Za-z0-9\-._~!$&'()*+,;=:@]|%[0-9A-Fa-f]{2})*)+)"
+    r"(?:\?((?:[A-Za-z0-9\-._~!$&'()*+,;=:@/?]|%[0-9A-Fa-f]{2})*))?"
+)
 # Headers that decide where a message ends, or for whom it is, may be there once at most.
 _SINGLE = frozenset({"host", "content-length", "transfer-encoding", "authorization", "expect"})
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the first line and the headers say. Names of headers are in lower case."""
+    """What the first line and the headers say. Names of headers are in lower case. `is_modern`
+    means HTTP/1.1, and that the request may be told to go on."""
 
     method: str
     path: str
     query: str
+    is_modern: bool
     keep_alive: bool
     length: int
     headers: dict[str, str] = field(default_factory=dict)
@@ -55,12 +63,15 @@ def parse_head(raw: bytes, bounds: Bounds) -> Head:
     modern = line[4] != b"0"
     if modern and "host" not in headers:
         raise _malformed("HTTP/1.1 asks for a Host header")
+    if "host" in headers and not _IS_HOST.fullmatch(headers["host"]):
+        raise _malformed("Host is not a name or an address, with or without a port")
     options = [word.strip(" \t") for word in headers.get("connection", "").lower().split(",")]
-    path, _, query = _origin_form(line[2].decode("ascii")).partition("?")
+    path, query = _path_and_query(line[2].decode("ascii"), headers.get("host"))
     return Head(
         method=line[1].decode("ascii"),
         path=path,
         query=query,
+        is_modern=modern,
         keep_alive=modern and "close" not in options,
         length=_length(headers, modern),
         headers=headers,
@@ -101,14 +112,20 @@ def _length(headers: dict[str, str], modern: bool) -> int:
     return int(length)
 
 
-def _origin_form(target: str) -> str:
-    """The path and query; a proxy's form of the target carries the host in front of them."""
-    if target.startswith("/"):
-        return target
-    absolute = _ABSOLUTE.match(target)
-    if absolute is None:
-        raise _malformed("the target is neither a path nor an http:// address")
-    return target[absolute.end() :] or "/"
+def _path_and_query(target: str, host: str | None) -> tuple[str, str]:
+    """A proxy's form of the target carries the host in front of the path: the same one as Host."""
+    if not target.startswith("/"):
+        absolute = _ABSOLUTE.match(target)
+        if absolute is None:
+            raise _malformed("the target is neither a path nor an http:// address")
+        if host is not None and host.lower() != absolute[1].lower():
+            raise _malformed("the target names another host than Host does")
+        rest = target[absolute.end() :]
+        target = rest if rest.startswith("/") else f"/{rest}"
+    match = _TARGET.fullmatch(target)
+    if match is None:
+        raise _malformed("the target has characters that must be percent-encoded, or a bad %")
+    return match[1], match[2] or ""
 
 
 def _malformed(detail: str) -> ProblemError:

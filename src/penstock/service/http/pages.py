@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 from ..core import Service
 from ..registry import SHOWN
+from ..shared_call import SharedCall
 from ..slices import in_slices
-from .answers import Answers
+from .answers import Answer, Answers, json_bytes
 from .exposition import TEXT, exposition, policy_lines
 from .openapi import openapi_json
 from .page import HTML, page
-from .plan import Answer
 
 __all__ = ["Pages", "Pool"]
 
@@ -28,9 +28,9 @@ class Pool(Protocol):
 
 
 class Pages:
-    """`open` are the paths that need no token: probes have none."""
+    """`probes` are the paths that need no token."""
 
-    open: ClassVar[frozenset[str]] = frozenset({"/health", "/ready"})
+    probes: ClassVar[frozenset[str]] = frozenset({"/health", "/ready"})
 
     def __init__(
         self,
@@ -45,7 +45,8 @@ class Pages:
         self._gauges = gauges
         self._stopping = stopping
         self._pool = pool
-        self._scrapes = 0
+        self._look = SharedCall(self._looked)
+        self._scrape = SharedCall(self._counted_here if pool is None else pool.total)
         self._pages: dict[str, Page] = {
             "/health": self._health,
             "/ready": self._ready,
@@ -60,15 +61,17 @@ class Pages:
     def counts(self) -> str:
         """Everything that was counted here, but for policies, of which there may be many."""
         counted = self._service.snapshot(policies=False)
-        gauges = self._gauges()
-        # They wait as requests for the store do, but not for the store.
-        gauges["in_flight"] -= self._scrapes
-        return exposition(counted, self._answers.statuses, gauges)
+        return exposition(counted, self._answers.statuses, self._gauges())
 
     def _health(self, _trusted: bool, _body: bytes) -> Answer:
         return self._answers.document(200, {"status": "alive"})
 
     async def _readiness(self, trusted: bool) -> bytes:
+        status, *bodies = await self._look()
+        return self._answers.plain(status, bodies[trusted])
+
+    async def _looked(self) -> tuple[int, bytes, bytes]:
+        """The status, and what strangers and others are told."""
         ready = await self._service.ready()
         ok = ready.ok and not self._stopping()
         fields: dict[str, Any] = {
@@ -79,28 +82,21 @@ class Pages:
             "policies": ready.policies,
             "reloaded": not ready.reload_error,
         }
-        if trusted:
-            fields["store_error"] = ready.store_error
-            fields["reload_error"] = ready.reload_error
-        return self._answers.document(200 if ok else 503, fields)
+        reasons = {"store_error": ready.store_error, "reload_error": ready.reload_error}
+        return 200 if ok else 503, json_bytes(fields), json_bytes({**fields, **reasons})
 
     def _ready(self, trusted: bool, _body: bytes) -> Answer:
         return self._readiness(trusted)
 
     def _metrics(self, _trusted: bool, _body: bytes) -> Answer:
         if self._pool is not None or self._service.metrics.policy_count > SHOWN:
-            return self._scrape()
+            return self._scraped()
         # At once, whatever else waits: a scrape matters most when nothing else is answered.
         text = "\n".join([*policy_lines(self._service.metrics.counted()), self.counts()])
         return self._answers.plain(200, text.encode(), TEXT)
 
-    async def _scrape(self) -> bytes:
-        self._scrapes += 1
-        try:
-            body = await (self._counted_here() if self._pool is None else self._pool.total())
-        finally:
-            self._scrapes -= 1
-        return self._answers.plain(200, body, TEXT)
+    async def _scraped(self) -> bytes:
+        return self._answers.plain(200, await self._scrape(), TEXT)
 
     async def _counted_here(self) -> bytes:
         chunks = _chunks(policy_lines(self._service.metrics.counted()))

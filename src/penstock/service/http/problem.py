@@ -24,15 +24,16 @@ CODES: dict[str, tuple[int, str]] = {
     "request_timeout": (408, "The request did not arrive in time."),
     "body_too_large": (413, "The body is longer than the path takes."),
     "expectation_failed": (417, "`Expect` asks for something other than 100-continue."),
+    "unknown_host": (421, "`Host` is not a name under which this service is asked."),
     "head_too_large": (431, "The request line and headers are too long or too many."),
     "internal_error": (500, "A fault of the service; its log says more."),
-    "not_implemented": (501, "The policy or the door does not have the operation."),
+    "not_implemented": (501, "The policy or the server does not have the operation."),
     "store_unavailable": (503, "The store did not answer, or is full: `reason` says which."),
     "overloaded": (503, "More is asked than can be answered soon; retry later."),
     "stopping": (503, "The service is being stopped."),
-    "version_not_supported": (505, "The door speaks HTTP/1.1 and HTTP/1.0."),
+    "version_not_supported": (505, "The server speaks HTTP/1.1 and HTTP/1.0."),
 }
-"""Code to status and meaning: what the door may answer instead of a decision."""
+"""Code to status and meaning: what the server may answer instead of a decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,5 +67,12 @@ class ProblemError(Exception):
     """Carries a problem from where it is found to where it is answered."""
 
     def __init__(self, code: str, detail: str, headers: tuple[str, ...] = ()) -> None:
-        super().__init__(detail)
+        super().__init__(code, detail, headers)
         self.problem: Problem = Problem(code, detail, headers)
+
+    def __str__(self) -> str:
+        return self.problem.detail
+
+    @classmethod
+    def of(cls, problem: Problem) -> ProblemError:
+        return cls(problem.code, problem.detail, problem.headers)

@@ -13,139 +13,175 @@ from collections.abc import Callable
 from .bounds import Bounds
 from .chunks import ChunkReader
 from .head import CHUNKED
-from .plan import Plan, Plans
 from .problem import ProblemError
+from .router import Route, Routes
 
 __all__ = ["Reader"]
 
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _END = b"\r\n\r\n"
+_STEPS_PER_UNIT = 12
 
 
 class Reader:
     """The incoming half of a connection.
 
-    `hold(bytes)` reserves room for a long body, and raises if there is none; a negative number
-    gives it back. `urge()` is called when the client waits to be told to go on.
+    `begin(route, reserved, waits)` is called when the body of a request is still to come: so many
+    bytes are to be set aside for it, if it may be long, and the client may wait to be told to go
+    on. `unread` is what is kept and not taken, apart from what was set aside; `has_more` tells
+    whether `take` could go on without further bytes. `effort` adds up what reading took beyond the
+    usual, in units of work; whoever counts it sets it back.
     """
 
     __slots__ = (
         "_at",
+        "_begin",
         "_body",
         "_bounds",
         "_chunks",
         "_data",
-        "_held",
-        "_hold",
-        "_plan",
-        "_plans",
-        "_urge",
-        "more",
+        "_reserved",
+        "_route",
+        "_routes",
+        "_searched",
+        "effort",
+        "has_more",
+        "unread",
     )
 
     def __init__(
-        self,
-        plans: Plans,
-        bounds: Bounds,
-        hold: Callable[[int], None],
-        urge: Callable[[], None],
+        self, routes: Routes, bounds: Bounds, begin: Callable[[Route, int, bool], None]
     ) -> None:
-        self._plans = plans
+        self._routes = routes
         self._bounds = bounds
-        self._hold = hold
-        self._urge = urge
+        self._begin = begin
         self._data = b""
         self._at = 0
+        # Up to where an incomplete head has been looked through.
+        self._searched = 0
         # The request whose body is still arriving, and what there is of it.
-        self._plan: Plan | None = None
+        self._route: Route | None = None
         self._body = bytearray()
         self._chunks: ChunkReader | None = None
-        self._held = 0
-        # Whether there are bytes behind the request that was taken last.
-        self.more: bool = False
-
-    @property
-    def buffered(self) -> int:
-        """Bytes that were fed and not yet taken."""
-        return len(self._data) - self._at
+        self._reserved = 0
+        self.has_more: bool = False
+        self.unread: int = 0
+        self.effort: int = 0
 
     @property
     def phase(self) -> str:
         """Which part of a request is incomplete: "head", "body", or "" if none is."""
-        if self._plan is not None:
+        if self._route is not None:
             return "body"
-        return "head" if self._at < len(self._data) else ""
+        return "head" if self.unread else ""
 
-    def feed(self, data: bytes) -> bool:
-        """Returns whether a new request begins with these bytes."""
-        if self._at == len(self._data):
-            self._data, self._at = data, 0
-            return self._plan is None
-        self._data, self._at = self._data[self._at :] + data, 0
-        return False
+    def feed(self, data: bytes) -> None:
+        """Keep what has arrived."""
+        if self._route is not None and self._is_short_of(self._route, len(data)):
+            self._body += data
+            self.unread += 0 if self._reserved else len(data)
+            return
+        if self._data:
+            self._searched -= self._at
+            self._data, self._at = self._data[self._at :] + data, 0
+        else:
+            self._data = data
+        self.unread += len(data)
+        self.has_more = True
 
-    def take(self) -> tuple[Plan, bytes] | None:
+    def take(self) -> tuple[Route, bytes] | None:
         """The next request: what to do, and the body to do it with."""
-        if self._plan is not None:
-            return self._take_body(self._plan)
+        if self._route is not None:
+            return self._take_body(self._route)
         data, start = self._data, self._at
         end = data.find(_END, start)
         if end < 0 or end - start > self._bounds.head_bytes:
             self._await_head()
             return None
         end += 4
-        plan = self._plans[data[start:end]]
-        length = plan.length
+        route = self._routes[data[start:end]]
+        length = route.length
         stop = end + length
-        if 0 <= length <= plan.max_bytes and stop <= len(data):
-            self._at = stop
-            self.more = stop < len(data)
-            return plan, data[end:stop]
-        self._at = end
-        return self._begin_body(plan)
+        if 0 <= length <= route.max_bytes and stop <= len(data):
+            if stop == len(data):
+                self._data, self._at, self._searched = b"", 0, 0
+                self.unread, self.has_more = 0, False
+            else:
+                self._at = self._searched = stop
+                self.unread = len(data) - stop
+            return route, data[end:stop]
+        self._advance(end)
+        return self._begin_body(route)
 
-    def release(self) -> None:
-        """Give back what is reserved; the connection is over."""
-        self._hold(-self._held)
-        self._held = 0
+    def forget(self) -> None:
+        """Drop everything: the connection is over."""
+        self._data, self._at, self._body = b"", 0, bytearray()
+        self._chunks = self._route = None
+        self.unread, self.has_more = 0, False
+
+    def _is_short_of(self, route: Route, more: int) -> bool:
+        """Whether a body would not be whole with so many bytes more."""
+        return self._chunks is None and len(self._body) + more < route.length
+
+    def _advance(self, at: int) -> None:
+        self.unread = unread = len(self._data) - at
+        if unread:
+            self._at = self._searched = at
+        else:
+            self._data, self._at, self._searched, self.has_more = b"", 0, 0, False
 
     def _await_head(self) -> None:
-        if len(self._data) - self._at > self._bounds.head_bytes:
+        self.has_more = False
+        if self.unread > self._bounds.head_bytes:
             limit = self._bounds.head_bytes
             raise ProblemError("head_too_large", f"at most {limit} bytes of headers are read")
-        if _BARE_LF.search(self._data, self._at):
+        if _BARE_LF.search(self._data, max(self._at, self._searched)):
             raise ProblemError("malformed_request", "a line ends with LF instead of CRLF")
+        self._searched = len(self._data)
 
-    def _begin_body(self, plan: Plan) -> tuple[Plan, bytes] | None:
-        if plan.length > plan.max_bytes:
-            raise ProblemError("body_too_large", f"at most {plan.max_bytes} bytes are read here")
-        expected = plan.max_bytes if plan.length == CHUNKED else plan.length
-        if expected > self._bounds.body_bytes:
-            self._hold(expected)
-            self._held = expected
-        if plan.length == CHUNKED:
-            self._chunks = ChunkReader(plan.max_bytes)
-        self._plan = plan
-        if plan.expects and not self.buffered:
-            self._urge()
-        return self._take_body(plan)
+    def _begin_body(self, route: Route) -> tuple[Route, bytes] | None:
+        too_large = route.length > route.max_bytes
+        if route.problem is not None and (too_large or route.expects or not route.is_known):
+            # Its body would change nothing, and is not worth keeping, or being asked for.
+            raise ProblemError.of(route.problem)
+        if too_large:
+            raise ProblemError("body_too_large", f"at most {route.max_bytes} bytes are read here")
+        expected = route.max_bytes if route.length == CHUNKED else route.length
+        reserved = expected if expected > self._bounds.body_bytes else 0
+        self._begin(route, reserved, route.expects and not self.unread)
+        if route.length == CHUNKED:
+            self._chunks = ChunkReader(route.max_bytes)
+        self._route, self._reserved = route, reserved
+        return self._take_body(route)
 
-    def _take_body(self, plan: Plan) -> tuple[Plan, bytes] | None:
-        if self._chunks is not None:
-            rest = self._chunks.feed(self._data[self._at :])
-            self._data, self._at = rest, 0
-            body = self._chunks.body
-            if body is None:
-                return None
-        else:
-            stop = self._at + plan.length - len(self._body)
-            self._body += self._data[self._at : stop]
-            self._at = min(stop, len(self._data))
-            if len(self._body) < plan.length:
-                return None
-            body = bytes(self._body)
-        self._plan = self._chunks = None
-        self._body = bytearray()
-        self.release()
-        self.more = self._at < len(self._data)
-        return plan, body
+    def _take_body(self, route: Route) -> tuple[Route, bytes] | None:
+        body = self._rest_of_body(route) if self._chunks is None else self._rest_of_chunks()
+        if body is not None:
+            self._route = self._chunks = None
+            self._body, self._reserved = bytearray(), 0
+            return route, body
+        return None
+
+    def _rest_of_body(self, route: Route) -> bytes | None:
+        stop = min(self._at + route.length - len(self._body), len(self._data))
+        self._body += self._data[self._at : stop]
+        self._advance(stop)
+        if len(self._body) == route.length:
+            return bytes(self._body)
+        self.has_more = False
+        if not self._reserved:
+            self.unread = len(self._body)
+        return None
+
+    def _rest_of_chunks(self) -> bytes | None:
+        chunks = self._chunks
+        assert chunks is not None
+        rest = chunks.feed(self._data[self._at :])
+        self.effort += chunks.steps // _STEPS_PER_UNIT
+        self._data, self._at, self._searched = rest, 0, 0
+        if chunks.body is not None:
+            self.unread, self.has_more = len(rest), bool(rest)
+            return chunks.body
+        self.has_more = chunks.has_more
+        self.unread = chunks.unread_bytes + (0 if self._reserved else chunks.kept_bytes)
+        return None
