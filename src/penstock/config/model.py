@@ -18,7 +18,6 @@ from ..concurrency import Gradient, Law
 from ..concurrency.limiter import LEASE_TTL_MS
 from ..core.strategy import Strategy
 from ..strategies import fixed_window
-from ..strategies.gcra import Gcra
 
 __all__ = [
     "DEFAULT_FILE",
@@ -94,15 +93,13 @@ class PolicySpec:
     def quota(self) -> int:
         """What is granted per `window_ms`. Where a strategy admits more or less than that at once,
         as `gcra` with a burst, that is its `limit`."""
-        return self.strategy.rate_limit if isinstance(self.strategy, Gcra) else self.limit
+        return self.limit if self.strategy is None else self.strategy.quota_and_window_ms()[0]
 
     @property
     def window_ms(self) -> int | None:
         """The window that belongs to `quota`, if there is one."""
-        if isinstance(self.strategy, Gcra):
-            return self.strategy.period_ms
         axis = self.strategy if self.strategy is not None else self.budget
-        return None if axis is None else axis.window_ms
+        return None if axis is None else axis.quota_and_window_ms()[1]
 
 
 def meaning(strategy: Strategy) -> str:

@@ -155,6 +155,19 @@ class Strategy(ABC):
             decision.retry_after_ms,
         )
 
+    def quota_and_window_ms(self) -> tuple[int, int | None]:
+        """What is granted over time, and in how many ms; None where there is no such span."""
+        return self.limit, self.window_ms
+
+    def more_in_ms(self, decision: Decision, now: int, peeked: bool = False) -> float:
+        """How long after an admission at `now` more than its `remaining` is available: as much as
+        the decision tells, and never too short. By default, until its `reset_at`.
+
+        `peeked` says that it is a decision of `peek`, whose `reset_at` is that of a request of cost
+        1, while its `remaining` is what there is without one.
+        """
+        return decision.reset_at - now
+
     def longest_wait_ms(self, cost: int) -> int | None:
         """The longest `retry_after_ms` that a request of `cost` can be told as long as nobody's
         clock was ahead; None if that is not known. Optional."""

@@ -194,7 +194,7 @@ class Service:
         strategy: str = "fixed_window",
     ) -> Decision:
         """Decide by a limit that the request brings along."""
-        inline = self._made_inline(limit, window_ms, strategy)
+        inline = self.inline(limit, window_ms, strategy)
         try:
             decision = await inline.check(key, cost)
         except Exception as error:
@@ -210,11 +210,13 @@ class Service:
             entry.rate("check")
         return entry.checker
 
-    def inline_checker(
-        self, limit: int, window_ms: int, strategy: str = "fixed_window"
-    ) -> Checker | None:
-        """The same for an inline policy."""
-        return self._made_inline(limit, window_ms, strategy).checker
+    def inline(self, limit: int, window_ms: int, strategy: str = "fixed_window") -> Inline:
+        """An inline policy, with a `checker` of the same kind."""
+        if self._inline is None:
+            raise UnsupportedError(
+                "inline policies are turned off here; name a policy of the policy file instead"
+            )
+        return self._inline.get(limit, window_ms, strategy)
 
     async def ready(self) -> Readiness:
         """Whether the store answers and policies are loaded. Never raises."""
@@ -295,13 +297,6 @@ class Service:
             store = store.another(clock=self.clock)
         tally = self.metrics.tally(INLINE)
         return InlinePolicies(store, self.clock, prefix, self.fail, tally, self._site.outages)
-
-    def _made_inline(self, limit: int, window_ms: int, strategy: str) -> Inline:
-        if self._inline is None:
-            raise UnsupportedError(
-                "inline policies are turned off here; name a policy of the policy file instead"
-            )
-        return self._inline.get(limit, window_ms, strategy)
 
 
 async def _check_each(

@@ -73,8 +73,10 @@ class UnknownPolicyError(ConfigInvalidError):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy as a door shows it. `limit` is what it admits at once, `quota` what it grants per
-    `window_ms`, which is None for strategies without a window, `terms` what it allows, in words."""
+    """A policy as a server shows it. `limit` is what it admits at once, `quota` what it grants per
+    `window_ms`, which is None for strategies without a window, `terms` what it allows, in words.
+    `strategy` is what decides its rate, if it has one, and `axes` what decides on each axis that is
+    kept in a store: "rate" and "cost"."""
 
     name: str
     kind: str
@@ -83,6 +85,8 @@ class Policy:
     window_ms: int | None
     fail: str
     terms: str
+    strategy: Strategy | None
+    axes: Mapping[str, Strategy]
 
 
 _OPERATIONS = {
@@ -305,8 +309,17 @@ class _Builder:
     def entry(self, spec: PolicySpec) -> Entry:
         site = self.site
         fail = spec.fail or site.fail
+        axes = {"rate": spec.strategy, "cost": spec.budget}
         policy = Policy(
-            spec.name, spec.kind, spec.limit, spec.quota, spec.window_ms, fail, in_words(spec)
+            spec.name,
+            spec.kind,
+            spec.limit,
+            spec.quota,
+            spec.window_ms,
+            fail,
+            in_words(spec),
+            spec.strategy,
+            {axis: strategy for axis, strategy in axes.items() if strategy is not None},
         )
         tally = site.metrics.tally(spec.name)
         guard = Guard(spec.name, policy.limit, fail, site.clock, tally, site.outages)

@@ -108,6 +108,15 @@ class Gcra(Stepping):
         ttl_ms = reset_at - now or 1
         return new, decide(True, self.burst, remaining, reset_at, 0), ttl_ms, True
 
+    def quota_and_window_ms(self) -> tuple[int, int]:
+        return self.rate_limit, self.period_ms
+
+    def more_in_ms(self, decision: Decision, now: int, peeked: bool = False) -> float:
+        # `reset_at` is when all of `burst` is there; the units after the next one come later. It
+        # was rounded up, and may be by another clock: the next unit is never more than T away.
+        later = self.burst - decision.remaining - (not peeked)
+        return min(decision.reset_at - now - later * self.interval_ms, self.interval_ms)
+
     def longest_wait_ms(self, cost: int) -> int:
         # The TAT is at most tau ahead. Two roundings up, as in the retry itself.
         return ceil(self.interval_ms * cost) + 1

@@ -12,9 +12,10 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
 
-from ...adapters.headers import field_name, policy_field, retry_after_s
+from ...adapters.headers import LimitHeaders, field_name, seconds_until_more
 from ...core.clock import Clock
 from ...core.decision import Decision
+from ...core.strategy import Strategy
 from .problem import Problem
 
 __all__ = ["JSON", "Answers", "Label"]
@@ -27,15 +28,21 @@ _MAX_LABELS = 1_024
 
 
 class Label(str):
-    """The header lines of one policy, up to where its numbers begin."""
+    """The header lines of one limit, up to where its numbers begin, and `headers`, which makes all
+    of them."""
 
-    __slots__ = ()
+    headers: LimitHeaders
+    strategy: Strategy | None
 
-    def __new__(cls, name: str, limit: int, window_ms: int | None) -> Label:
-        policy = policy_field(name, limit, window_ms)
-        return super().__new__(
-            cls, f"RateLimit-Policy: {policy}\r\nRateLimit: {field_name(name)};r="
-        )
+    def __new__(
+        cls, name: str, quota: int, window_ms: int | None, strategy: Strategy | None
+    ) -> Label:
+        headers = LimitHeaders(name, quota, window_ms, strategy)
+        lines = f"RateLimit-Policy: {headers.policy}\r\nRateLimit: {field_name(name)};r="
+        label = super().__new__(cls, lines)
+        label.headers = headers
+        label.strategy = strategy
+        return label
 
 
 class Answers:
@@ -44,20 +51,23 @@ class Answers:
     def __init__(self, clock: Clock) -> None:
         self.statuses: Counter[int] = Counter()
         self._now = clock.now
-        self._labels: dict[tuple[str, int, int | None], Label] = {}
+        self._labels: dict[tuple[str, int, int | None, Strategy | None], Label] = {}
         self.tick()
 
     def tick(self) -> None:
         """Look at the calendar."""
         self.stamp = f"Date: {formatdate(self._now() / 1000, usegmt=True)}\r\n"
 
-    def label(self, name: str, limit: int, window_ms: int | None) -> Label:
-        wanted = (name, limit, window_ms)
+    def label(
+        self, name: str, quota: int, window_ms: int | None, strategy: Strategy | None
+    ) -> Label:
+        """The label of the limit by `strategy`, None for slots, that grants `quota`."""
+        wanted = (name, quota, window_ms, strategy)
         found = self._labels.get(wanted)
         if found is None:
             if len(self._labels) >= _MAX_LABELS:
                 self._labels.clear()
-            found = self._labels[wanted] = Label(name, limit, window_ms)
+            found = self._labels[wanted] = Label(*wanted)
         return found
 
     def decided(self, label: Label, decision: Decision, legacy: bool) -> bytes:
@@ -66,39 +76,35 @@ class Answers:
             status = 200 if decision.allowed else 429
             return self.with_limits(status, label, decision, decision_json(decision), legacy)
         # The same for the common case, in one piece; a test compares the two.
-        remaining, reset_at = decision.remaining, decision.reset_at
-        left_ms = reset_at - self._now()
+        remaining = decision.remaining
         body = (
             f'{{"allowed":true,"remaining":{remaining},"limit":{decision.limit},'
-            f'"reset_at":{reset_at},"retry_after_ms":0}}'
+            f'"reset_at":{decision.reset_at},"retry_after_ms":0}}'
         )
         self.statuses[200] += 1
         return (
             f"HTTP/1.1 200 OK\r\n{self.stamp}Content-Type: application/json\r\n"
             f"Cache-Control: no-store\r\nContent-Length: {len(body)}\r\n{label}"
             f"{remaining if remaining <= _MAX_INTEGER else _MAX_INTEGER}"
-            f";t={-(-left_ms // 1000) if left_ms > 0 else 0}\r\n\r\n{body}"
+            f";t={seconds_until_more(label.strategy, decision, self._now())}\r\n\r\n{body}"
         ).encode()
 
     def with_limits(
-        self, status: int, label: Label, decision: Decision, body: str, legacy: bool
+        self,
+        status: int,
+        label: Label,
+        decision: Decision,
+        body: str,
+        legacy: bool,
+        peeked: bool = False,
     ) -> bytes:
         """A reply with the headers that belong to a decision. `body` is ASCII."""
-        remaining, reset_at = decision.remaining, decision.reset_at
-        left_ms = reset_at - self._now()
-        shown = remaining if remaining <= _MAX_INTEGER else _MAX_INTEGER
-        lines = "" if decision.allowed else f"Retry-After: {retry_after_s(decision)}\r\n"
-        if legacy:
-            lines += (
-                f"X-RateLimit-Limit: {decision.limit}\r\n"
-                f"X-RateLimit-Remaining: {remaining}\r\n"
-                f"X-RateLimit-Reset: {-(-reset_at // 1000)}\r\n"
-            )
+        headers = label.headers.of(decision, self._now(), peeked=peeked, legacy=legacy)
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         self.statuses[status] += 1
         return (
             f"{_LINES[status]}{self.stamp}Content-Type: application/json\r\n"
-            f"Cache-Control: no-store\r\nContent-Length: {len(body)}\r\n{label}{shown}"
-            f";t={-(-left_ms // 1000) if left_ms > 0 else 0}\r\n{lines}\r\n{body}"
+            f"Cache-Control: no-store\r\nContent-Length: {len(body)}\r\n{lines}\r\n{body}"
         ).encode()
 
     def plain(

@@ -175,7 +175,7 @@ _CALLS: dict[str, tuple[str, Any, Any]] = {
 }
 
 _DECISION_HEADERS = {
-    "RateLimit": 'What is left: `"name";r=9;t=60`.',
+    "RateLimit": 'What is left, and in how many seconds there is more: `"name";r=9;t=60`.',
     "RateLimit-Policy": 'What the policy grants: `"name";q=10;w=60`.',
 }
 # One decision has both; several, and a forecast, have the policy in common.
