@@ -72,14 +72,14 @@ class LimitHeaders:
         self, decision: Decision, now: int, *, peeked: bool = False, legacy: bool = False
     ) -> dict[str, str]:
         """The headers for one decision, made at `now`."""
-        remaining = min(decision.remaining, _MAX_INTEGER)
-        seconds = seconds_until_more(self._strategy, decision, now, peeked=peeked)
+        remaining = decision.remaining if decision.remaining <= _MAX_INTEGER else _MAX_INTEGER
+        seconds = seconds_until_more(self._strategy, decision, now, peeked)
         headers = {
             "RateLimit-Policy": self.policy,
             "RateLimit": f"{self._lead};r={remaining};t={seconds}",
         }
         if not decision.allowed:
-            headers["Retry-After"] = str(retry_after_s(decision))
+            headers["Retry-After"] = str(seconds)
         if legacy:
             headers["X-RateLimit-Limit"] = str(decision.limit)
             headers["X-RateLimit-Remaining"] = str(decision.remaining)
@@ -88,7 +88,7 @@ class LimitHeaders:
 
 
 def seconds_until_more(
-    strategy: Strategy | None, decision: Decision, now: int, *, peeked: bool = False
+    strategy: Strategy | None, decision: Decision, now: int, peeked: bool = False
 ) -> int:
     """Whole seconds until more than `decision.remaining` is available: the `t` of `RateLimit`.
 
@@ -100,8 +100,10 @@ def seconds_until_more(
     if decision.remaining >= decision.limit:
         return 0
     if strategy is None:
-        return max(1, -(-(decision.reset_at - now) // 1000))
-    return max(1, ceil(strategy.more_in_ms(decision, now, peeked) / 1000))
+        ms: float = decision.reset_at - now
+    else:
+        ms = strategy.more_in_ms(decision, now, peeked)
+    return ceil(ms / 1000) if ms > 1000 else 1
 
 
 def retry_after_s(decision: Decision) -> int:

@@ -115,7 +115,9 @@ class Gcra(Stepping):
         # `reset_at` is when all of `burst` is there; the units after the next one come later. It
         # was rounded up, and may be by another clock: the next unit is never more than T away.
         later = self.burst - decision.remaining - (not peeked)
-        return min(decision.reset_at - now - later * self.interval_ms, self.interval_ms)
+        interval = self.interval_ms
+        ms = decision.reset_at - now - later * interval
+        return ms if ms < interval else interval
 
     def longest_wait_ms(self, cost: int) -> int:
         # The TAT is at most tau ahead. Two roundings up, as in the retry itself.
