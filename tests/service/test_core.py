@@ -62,9 +62,9 @@ def test_an_admission_lives_from_admit_to_release() -> None:
 
     async def main() -> None:
         first = await service.admit("slots", "a")
-        await service.admit("slots", "b", hold=0)
+        await service.admit("slots", "b")
         busy = await service.admit("slots", "c")
-        assert (busy.binding_axis, busy.policy_denied, busy.lease_id) == ("concurrency", False, "")
+        assert (busy.binding_axis, busy.lease_id) == ("concurrency", "")
         for _ in range(3):
             await service.release(first.lease_id)
         await service.release("")
@@ -75,17 +75,16 @@ def test_an_admission_lives_from_admit_to_release() -> None:
 
 
 def test_a_unified_policy_asks_all_axes_and_takes_debits() -> None:
-    """Slots by hold, rate by cost, budget by value or afterwards."""
+    """A slot, the rate by cost, the budget afterwards."""
     service, _ = service_on()
 
     async def main() -> None:
-        first = await service.admit("all", "a", cost=2, hold=2, value=60)
-        assert first.decision == Decision(True, 2, 0, NOW + MINUTE, 0)
+        first = await service.admit("all", "a", cost=2)
+        assert first.decision == Decision(True, 2, 1, NOW + MINUTE, 0)
         await service.release(first.lease_id)
         assert (await service.admit("all", "a", cost=2)).binding_axis == "rate"
-        assert await service.debit("all", "a", 60)
-        spent = await service.admit("all", "a")
-        assert (spent.binding_axis, spent.policy_denied) == ("cost", True)
+        assert await service.debit("all", "a", 120)
+        assert (await service.admit("all", "a")).binding_axis == "cost"
         assert service.snapshot().slots["all"]["in_flight"] == 0
 
     asyncio.run(main())
@@ -183,8 +182,7 @@ def test_an_unknown_policy_is_told_apart(call: str) -> None:
         lambda service: service.peek("api", ""),
         lambda service: service.forecast("api", "k", -1),
         lambda service: service.debit("llm", "k", 0),
-        lambda service: service.admit("slots", "k", hold=-1),
-        lambda service: service.admit("slots", "k", value=-1),
+        lambda service: service.admit("slots", "k", cost=0),
         lambda service: service.release(3),
         lambda service: service.release("x" * 65),
         lambda service: service.heartbeat(["x"] * (MAX_BATCH + 1)),

@@ -149,13 +149,10 @@ class Service:
         entry.tally.count(decision.allowed)
         return decision
 
-    async def admit(
-        self, policy: str, key: str, cost: int = 1, hold: int = 1, value: int = 0
-    ) -> Admission:
-        """Ask concurrency for `hold` slots, the rate for `cost` and the budget for `value`, in
-        that order. A `hold` of 0 means 1."""
+    async def admit(self, policy: str, key: str, cost: int = 1) -> Admission:
+        """Take a slot, ask whether the budget is spent, and the rate for `cost`."""
         entry = self._table[policy]
-        flow = entry.admission().flow(key, cost, hold or 1, value)
+        flow = entry.admission().flow(key, cost)
 
         async def serve(ask: Ask) -> Decision:
             try:

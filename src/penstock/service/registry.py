@@ -396,7 +396,7 @@ class _Slots(ConcurrencyLimiter):
     def ended(self, lease: SlotLease, now: int, how: End) -> None:
         super().ended(lease, now, how)
         if how is End.RECLAIMED:
-            self._tally.reclaimed += lease.hold
+            self._tally.reclaimed += 1
 
 
 def _lessors(

@@ -92,6 +92,7 @@ class Calls:
 
     def v1_admit(self, legacy: bool, body: bytes) -> Answer:
         fields = decode(body)
+        # As in gRPC, the terms of a bid are taken and have no effect.
         require_fields(fields, _KEYED, {"cost": int, "hold": int, "value": int})
         return self._run(self._admit(fields, legacy))
 
@@ -205,16 +206,17 @@ class Calls:
         return self._answers.document(200, {"forecast": fields}, self._policy_line(policy))
 
     async def _admit(self, fields: dict[str, Any], legacy: bool) -> bytes:
-        admission = await self._service.admit(**fields)
-        decision = admission.decision
+        policy = fields["policy"]
+        admission = await self._service.admit(policy, fields["key"], fields.get("cost", 1))
         rest = {
             "lease_id": admission.lease_id,
             "lease_expires_at": admission.lease_expires_at,
             "binding_axis": admission.binding_axis,
-            "policy_denied": admission.policy_denied,
+            "policy_denied": False,
         }
-        body = f'{{"decision":{decision_json(decision)},{json.dumps(rest)[1:]}'
-        label = self._label(fields["policy"], decision)
+        body = f'{{"decision":{decision_json(admission.decision)},{json.dumps(rest)[1:]}'
+        axis, decision = admission.tightest()
+        label = self._axis_label(policy, axis, decision)
         return self._answers.with_limits(200, label, decision, body, legacy)
 
     async def _release(self, lease_id: str, dropped: bool) -> bytes:

@@ -9,7 +9,6 @@ import json
 from functools import cache
 from typing import Any
 
-from ...concurrency.laws import MAX_LIMIT
 from ...core.validation import MAX_KEY_BYTES, MAX_SAFE
 from ..core import MAX_BATCH
 from ..inline import MAX_LOG_LIMIT, MAX_WINDOW_MS
@@ -33,13 +32,7 @@ _COST = {
     "default": 1,
     "description": "How many units the request takes.",
 }
-_HOLD = {**_COST, "minimum": 0, "maximum": MAX_LIMIT, "description": "How many slots; 0 means 1."}
-_VALUE = {
-    **_COST,
-    "minimum": 0,
-    "default": 0,
-    "description": "How many tokens to debit; 0 only asks whether the budget is spent.",
-}
+_BID = {"type": "integer", "description": "A term of a bid: without effect here."}
 _TEXTS = {"type": "array", "items": {"type": "string"}}
 _KEYED = {"policy": _POLICY, "key": _KEY}
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": MAX_SAFE}
@@ -132,7 +125,7 @@ _ADMITTED = _object(
         "lease_id": {"type": "string"},
         "lease_expires_at": _INSTANT,
         "binding_axis": {"type": "string", "enum": ["", "concurrency", "rate", "cost"]},
-        "policy_denied": {"type": "boolean"},
+        "policy_denied": {"type": "boolean", "enum": [False]},
     }
 )
 _BATCH = {"type": "array", "items": _KEY, "maxItems": MAX_BATCH}
@@ -158,8 +151,8 @@ _CALLS: dict[str, tuple[str, Any, Any]] = {
         _DECIDED,
     ),
     "admit": (
-        "Take a slot, and spend rate and cost, or nothing of it.",
-        _object(_KEYED, {"cost": _COST, "hold": _HOLD, "value": _VALUE}),
+        "Take a slot and spend the rate, or nothing of it; a budget that is spent denies.",
+        _object(_KEYED, {"cost": _COST, "hold": _BID, "value": _BID}),
         _ADMITTED,
     ),
     "release": (
