@@ -17,6 +17,7 @@ from penstock import (
     Store,
     UnsupportedError,
 )
+from penstock.config import PolicyFile, has_fail_mode
 from penstock.service import Service, build_service
 from penstock.service.core import MAX_BATCH, UnknownPolicyError
 from tests.service.worlds import AWAY, NOW, FragileStore, policies, service_on
@@ -341,6 +342,33 @@ def test_ready_asks_the_store_and_never_raises() -> None:
     assert (ready.ok, ready.store_reachable) == (False, False)
     assert "wires cut" in ready.store_error
     assert len(store.inner) == 0
+
+
+def test_a_service_that_has_nothing_to_serve_is_not_ready() -> None:
+    """Though its store answers."""
+    service, _ = service_on(config=PolicyFile({}))
+    ready = asyncio.run(service.ready())
+    assert (ready.ok, ready.store_ok, ready.policies) == (False, True, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "default", "needs"),
+    [
+        ("a: {strategy: gcra, limit: 1, period: 1s}", "open", False),
+        ("a: {strategy: gcra, limit: 1, period: 1s}", "error", True),
+        ("a: {strategy: gcra, limit: 1, period: 1s, fail: closed}", "error", False),
+        ("a: {tokenBudget: {budget: 1, window: 1m}, fail: error}", "closed", True),
+        ("error: {strategy: gcra, limit: 1, period: 1s}", "open", False),
+        ("a: {concurrency: {minLimit: 1, maxLimit: 1}, fail: error}", "open", False),
+    ],
+)
+def test_it_is_known_whether_some_policy_cannot_do_without_its_store(
+    text: str, default: str, needs: bool
+) -> None:
+    """From the text of a file as from policies that are built."""
+    file = policies(f"version: 1\nlimiters:\n  {text}\n")
+    assert has_fail_mode(file.policies, "error", default) is needs
+    assert has_fail_mode(dict(file.policies), "error", default) is needs
 
 
 def test_a_store_without_async_calls_is_refused() -> None:

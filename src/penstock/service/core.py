@@ -216,13 +216,18 @@ class Service:
         return self._inline.get(limit, window_ms, strategy)
 
     async def ready(self) -> Readiness:
-        """Whether the store answers and policies are loaded. Never raises."""
+        """Whether every request gets a decision, and how the store is. Never raises."""
         # Since a write last went through, has any been refused for want of room?
         full = self._site.outages.full
         trouble = await trouble_of(self.store, self.clock.now(), writes=full != self._full_before)
         if trouble is None:
             self._full_before = full
-        return readiness(trouble, len(self.policies), self.reload_error)
+        return readiness(trouble, len(self.policies), self._needs_store(), self.reload_error)
+
+    def _needs_store(self) -> bool:
+        """Whether some policy answers with an error while the store is away."""
+        inline = self._inline is not None and self.fail == "error"
+        return inline or self._table.needs_store
 
     def snapshot(self, policies: bool = True) -> MetricsSnapshot:
         """Everything that was counted so far; without the policies, of which there may be many,

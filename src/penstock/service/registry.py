@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -24,7 +25,7 @@ from ..admission import AdmissionControl
 from ..concurrency import ConcurrencyLimiter, Law, Leases
 from ..concurrency.leases import End
 from ..concurrency.leases import Lease as SlotLease
-from ..config import in_words, names_with
+from ..config import has_fail_mode, in_words, names_with
 from ..config.model import ConcurrencySpec, PolicyFile, PolicySpec, meaning
 from ..config.policies import Policies
 from ..core.clock import Clock
@@ -180,6 +181,11 @@ class Table:
         # What is wrong with a prefix or a store is wrong for all: one stands for the others.
         for name in islice(file.policies, 1):
             self[name]
+
+    @cached_property
+    def needs_store(self) -> bool:
+        """Whether some policy answers with an error while the store is away."""
+        return has_fail_mode(self.file.policies, "error", self._site.fail)
 
     def __getitem__(self, name: str) -> Entry:
         try:

@@ -279,7 +279,7 @@ def _pages() -> dict[str, Any]:
         "/health": ("health", "Alive.", {"200": _answer("Alive.", alive)}),
         "/ready": (
             "ready",
-            "Whether requests are decided as the policies say.",
+            "Whether every request gets a decision, by its store or else by its fail mode.",
             {"200": _answer("Ready.", ready), "503": _answer("Not ready.", ready)},
         ),
         "/metrics": (
@@ -298,7 +298,16 @@ def _pages() -> dict[str, Any]:
             {"200": {"description": "A page.", **_content(text, "text/html")}},
         ),
     }
-    return {path: {"get": _operation(*described)} for path, described in pages.items()}
+    described = {path: {"get": _operation(*page)} for path, page in pages.items()}
+    described["/ready"]["get"]["parameters"] = [
+        {
+            "name": "store",
+            "in": "query",
+            "schema": {"type": "string", "enum": ["1"]},
+            "description": "`1` asks whether the store answers, too.",
+        }
+    ]
+    return described
 
 
 @cache

@@ -68,9 +68,9 @@ class Pages:
     def _health(self, _trusted: bool, _body: bytes) -> Answer:
         return self._answers.document(200, {"status": "alive"})
 
-    async def _readiness(self, trusted: bool) -> bytes:
+    async def _readiness(self, trusted: bool, strict: bool) -> bytes:
         ready = await self._service.ready()
-        ok = ready.ok and not self._stopping()
+        ok = ready.ok and not self._stopping() and (ready.store_ok or not strict)
         fields: dict[str, Any] = {
             "ready": ok,
             "stopping": self._stopping(),
@@ -85,7 +85,11 @@ class Pages:
         return self._answers.document(200 if ok else 503, fields)
 
     def _ready(self, trusted: bool, _body: bytes) -> Answer:
-        return self._readiness(trusted)
+        return self._readiness(trusted, strict=False)
+
+    def ready_with_store(self, trusted: bool, _body: bytes) -> Answer:
+        """The strict question, `/ready?store=1`: does the store answer, too?"""
+        return self._readiness(trusted, strict=True)
 
     def _metrics(self, _trusted: bool, _body: bytes) -> Answer:
         if self._pool is not None or self._service.metrics.policy_count > SHOWN:

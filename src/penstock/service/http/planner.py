@@ -19,6 +19,7 @@ from .problem import Problem, ProblemError
 __all__ = ["Planner"]
 
 _LEGACY_QUERY = ("headers", "x")
+_PAGE_QUERIES = {"/ready": (("store", "1"),)}
 
 
 class Planner:
@@ -82,7 +83,8 @@ class Planner:
         page = self._pages.get(head.path)
         if page is not None:
             _require_method(head, "GET", "HEAD")
-            _require_query(head)
+            if _require_query(head, *_PAGE_QUERIES.get(head.path, ())):
+                page = self._pages.ready_with_store
             return partial(page, trusted), self._bounds.body_bytes
         if is_cross_site(head.headers):
             raise ProblemError("cross_site", "pages of other sites may not ask")
