@@ -1,4 +1,4 @@
-"""Unified admission: concurrency, then rate, then cost."""
+"""Unified admission: slots, rate and cost behind one question."""
 
 from __future__ import annotations
 
@@ -41,17 +41,18 @@ def control_of(
 
 @pytest.mark.parametrize(
     ("slots", "rate", "budget", "axis"),
-    [(1, 1, 1, "concurrency"), (2, 1, 1, "rate"), (2, 2, 1, "cost"), (2, 2, 3, "")],
+    [(1, 1, 1, "concurrency"), (2, 1, 1, "cost"), (2, 1, 3, "rate"), (2, 2, 3, "")],
 )
 def test_the_first_axis_that_denies_is_named(slots: int, rate: int, budget: int, axis: str) -> None:
-    """And only it, in the order of the axes."""
+    """And only it."""
     control = control_of(ManualClock(START), slots, rate, budget)
-    assert control.admit("k", value=2).binding_axis == ""
+    assert control.admit("k").binding_axis == ""
+    control.debit("k", 2)
     second = control.admit("k")
     assert second.binding_axis == axis
     assert bool(second) == (axis == "")
-    assert second.policy_denied == (axis in ("rate", "cost"))
-    assert AXES == ("concurrency", "rate", "cost")
+    assert set(second.axes) <= set(AXES)
+    assert second.tightest()[0] in (axis, "concurrency", "rate")
 
 
 def test_a_denial_gives_the_slot_back_and_learns_nothing() -> None:
@@ -65,31 +66,37 @@ def test_a_denial_gives_the_slot_back_and_learns_nothing() -> None:
     assert control.concurrency.limit == before
 
 
-def test_what_denies_first_leaves_the_others_unasked() -> None:
-    """No slot, no rate spent; no rate, no tokens spent."""
+def test_a_denial_leaves_nothing_charged() -> None:
+    """Whichever axis it is that denies."""
     control = control_of(ManualClock(START), slots=1, rate=2, budget=100)
     assert control.rate is not None
     assert control.budget is not None
-    held = control.admit("k", value=10)
-    assert not control.admit("k", value=10)
+    held = control.admit("k")
+    assert control.admit("k").binding_axis == "concurrency"
     assert control.rate.peek("k").remaining == 1
     control.release(held.lease_id)
-    control.release(control.admit("k", value=10).lease_id)
-    assert control.admit("k", value=10).binding_axis == "rate"
-    assert control.budget.peek("k").remaining == 80
+    control.debit("k", 100)
+    assert control.admit("k").binding_axis == "cost"
+    assert control.rate.peek("k").remaining == 1
+    assert control.concurrency.in_flight == 0
+    assert control.admit("other", cost=3).binding_axis == "rate"
+    assert control.rate.peek("other").remaining == 2
+    assert control.budget.peek("other").remaining == 100
 
 
 def test_the_decision_combines_those_of_the_axes_asked() -> None:
     """The least of limit and remaining, the latest of reset and retry."""
     control = control_of(ManualClock(START), slots=5, rate=3, budget=100)
-    admitted = control.admit("k", cost=2, hold=3, value=40)
+    admitted = control.admit("k", cost=2)
     assert admitted.decision == Decision(True, 3, 1, START + WINDOW, 0)
     assert admitted.lease_expires_at == START + 2_000
+    assert admitted.tightest() == ("rate", Decision(True, 3, 1, START + WINDOW, 0))
     denied = control.admit("k", cost=2)
     assert denied == Admission(Decision(False, 3, 1, START + WINDOW, WINDOW), binding_axis="rate")
+    assert denied.tightest() == ("rate", Decision(False, 3, 1, START + WINDOW, WINDOW))
 
 
-def test_a_value_of_zero_only_asks_whether_the_budget_is_spent() -> None:
+def test_the_budget_is_only_asked_whether_it_is_spent() -> None:
     """What was used is debited afterwards."""
     control = control_of(ManualClock(START), budget=100)
     assert control.admit("k")
@@ -160,9 +167,7 @@ def test_a_cancelled_admission_gives_the_slot_back() -> None:
     assert slots.in_flight == 0
 
 
-@pytest.mark.parametrize(
-    "options", [{"key": ""}, {"cost": 0}, {"hold": 0}, {"value": -1}, {"value": True}]
-)
+@pytest.mark.parametrize("options", [{"key": ""}, {"cost": 0}, {"cost": True}])
 def test_bad_input_is_refused_before_anything_is_taken(options: dict[str, Any]) -> None:
     """No slot, no unit, no token."""
     control = control_of(ManualClock(START), rate=5)
@@ -171,9 +176,7 @@ def test_bad_input_is_refused_before_anything_is_taken(options: dict[str, Any]) 
     assert control.concurrency.in_flight == 0
 
 
-requests = st.lists(
-    st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(0, 30), st.booleans()), max_size=40
-)
+requests = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 30), st.booleans()), max_size=40)
 
 
 @given(st.integers(1, 6), st.integers(1, 12), st.integers(1, 60), requests)
@@ -186,11 +189,13 @@ def test_both_colours_admit_the_same(slots: int, rate: int, budget: int, plan: l
     async def main() -> None:
         one = control_of(ManualClock(START), slots, rate, budget)
         two = control_of(ManualClock(START), slots, rate, budget)
-        for cost, hold, value, leaves in plan:
-            here = one.admit("k", cost, hold, value)
-            there = await two.aadmit("k", cost, hold, value)
+        for cost, tokens, leaves in plan:
+            here = one.admit("k", cost)
+            there = await two.aadmit("k", cost)
             assert told(here) == told(there)
             assert bool(here) == bool(here.lease_id) == (here.binding_axis == "")
+            if here and tokens:
+                assert one.debit("k", tokens) == await two.adebit("k", tokens)
             if here and leaves:
                 one.release(here.lease_id)
                 two.release(there.lease_id)

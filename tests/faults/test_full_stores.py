@@ -200,18 +200,20 @@ def test_a_service_tells_a_full_store_from_one_that_is_away(server: RedisServer)
         assert await service.check("open", "k")
         assert not await service.check("closed", "k")
         ready = await service.ready()
-        assert (ready.ok, ready.store_reachable, ready.store_full) == (False, True, True)
+        assert (ready.ok, ready.store_ok) == (True, False)
+        assert (ready.store_reachable, ready.store_full) == (True, True)
         assert "OOM" in ready.store_error
         assert (await service.ready()).store_full
         counts = service.snapshot().policies
         assert (counts["open"]["store_away"], counts["open"]["store_full"]) == (0, 1)
         make_room(server)
         ready = await service.ready()
-        assert (ready.ok, ready.store_full, ready.store_error) == (True, False, "")
+        assert (ready.store_ok, ready.store_full, ready.store_error) == (True, False, "")
         server.kill()
         assert await service.check("open", "k")
         ready = await service.ready()
-        assert (ready.ok, ready.store_reachable, ready.store_full) == (False, False, False)
+        assert (ready.ok, ready.store_ok) == (True, False)
+        assert (ready.store_reachable, ready.store_full) == (False, False)
         counts = service.snapshot().policies
         assert (counts["open"]["store_away"], counts["open"]["store_full"]) == (1, 1)
 

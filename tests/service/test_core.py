@@ -17,6 +17,7 @@ from penstock import (
     Store,
     UnsupportedError,
 )
+from penstock.config import PolicyFile, has_fail_mode
 from penstock.service import Service, build_service
 from penstock.service.core import MAX_BATCH, UnknownPolicyError
 from tests.service.worlds import AWAY, NOW, FragileStore, policies, service_on
@@ -62,9 +63,9 @@ def test_an_admission_lives_from_admit_to_release() -> None:
 
     async def main() -> None:
         first = await service.admit("slots", "a")
-        await service.admit("slots", "b", hold=0)
+        await service.admit("slots", "b")
         busy = await service.admit("slots", "c")
-        assert (busy.binding_axis, busy.policy_denied, busy.lease_id) == ("concurrency", False, "")
+        assert (busy.binding_axis, busy.lease_id) == ("concurrency", "")
         for _ in range(3):
             await service.release(first.lease_id)
         await service.release("")
@@ -75,17 +76,16 @@ def test_an_admission_lives_from_admit_to_release() -> None:
 
 
 def test_a_unified_policy_asks_all_axes_and_takes_debits() -> None:
-    """Slots by hold, rate by cost, budget by value or afterwards."""
+    """A slot, the rate by cost, the budget afterwards."""
     service, _ = service_on()
 
     async def main() -> None:
-        first = await service.admit("all", "a", cost=2, hold=2, value=60)
-        assert first.decision == Decision(True, 2, 0, NOW + MINUTE, 0)
+        first = await service.admit("all", "a", cost=2)
+        assert first.decision == Decision(True, 2, 1, NOW + MINUTE, 0)
         await service.release(first.lease_id)
         assert (await service.admit("all", "a", cost=2)).binding_axis == "rate"
-        assert await service.debit("all", "a", 60)
-        spent = await service.admit("all", "a")
-        assert (spent.binding_axis, spent.policy_denied) == ("cost", True)
+        assert await service.debit("all", "a", 120)
+        assert (await service.admit("all", "a")).binding_axis == "cost"
         assert service.snapshot().slots["all"]["in_flight"] == 0
 
     asyncio.run(main())
@@ -183,8 +183,7 @@ def test_an_unknown_policy_is_told_apart(call: str) -> None:
         lambda service: service.peek("api", ""),
         lambda service: service.forecast("api", "k", -1),
         lambda service: service.debit("llm", "k", 0),
-        lambda service: service.admit("slots", "k", hold=-1),
-        lambda service: service.admit("slots", "k", value=-1),
+        lambda service: service.admit("slots", "k", cost=0),
         lambda service: service.release(3),
         lambda service: service.release("x" * 65),
         lambda service: service.heartbeat(["x"] * (MAX_BATCH + 1)),
@@ -343,6 +342,33 @@ def test_ready_asks_the_store_and_never_raises() -> None:
     assert (ready.ok, ready.store_reachable) == (False, False)
     assert "wires cut" in ready.store_error
     assert len(store.inner) == 0
+
+
+def test_a_service_that_has_nothing_to_serve_is_not_ready() -> None:
+    """Though its store answers."""
+    service, _ = service_on(config=PolicyFile({}))
+    ready = asyncio.run(service.ready())
+    assert (ready.ok, ready.store_ok, ready.policies) == (False, True, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "default", "needs"),
+    [
+        ("a: {strategy: gcra, limit: 1, period: 1s}", "open", False),
+        ("a: {strategy: gcra, limit: 1, period: 1s}", "error", True),
+        ("a: {strategy: gcra, limit: 1, period: 1s, fail: closed}", "error", False),
+        ("a: {tokenBudget: {budget: 1, window: 1m}, fail: error}", "closed", True),
+        ("error: {strategy: gcra, limit: 1, period: 1s}", "open", False),
+        ("a: {concurrency: {minLimit: 1, maxLimit: 1}, fail: error}", "open", False),
+    ],
+)
+def test_it_is_known_whether_some_policy_cannot_do_without_its_store(
+    text: str, default: str, needs: bool
+) -> None:
+    """From the text of a file as from policies that are built."""
+    file = policies(f"version: 1\nlimiters:\n  {text}\n")
+    assert has_fail_mode(file.policies, "error", default) is needs
+    assert has_fail_mode(dict(file.policies), "error", default) is needs
 
 
 def test_a_store_without_async_calls_is_refused() -> None:

@@ -38,12 +38,12 @@ def test_the_window_opens_with_the_first_request() -> None:
 def test_limits_that_differ_count_apart_and_equal_ones_together() -> None:
     """The limit is part of the name under which it counts."""
     service, _ = service_on()
-    check, other = service.inline_checker(2, 60_000), service.inline_checker(3, 60_000)
+    check, other = service.inline(2, 60_000).checker, service.inline(3, 60_000).checker
     assert check is not None
     assert other is not None
     assert check("k", 2)
     assert other("k", 3)
-    again = service.inline_checker(2, 60_000)
+    again = service.inline(2, 60_000).checker
     assert again is check
     assert not again("k", 1)
 
@@ -82,7 +82,7 @@ def test_they_can_be_turned_off() -> None:
     with pytest.raises(UnsupportedError, match="name a policy"):
         asyncio.run(service.check_inline("k", 1, 1))
     with pytest.raises(UnsupportedError, match="name a policy"):
-        service.inline_checker(1, 1)
+        service.inline(1, 1)
 
 
 def test_they_are_counted_together() -> None:
@@ -90,7 +90,7 @@ def test_they_are_counted_together() -> None:
     service, _ = service_on(FragileStore())
     asyncio.run(service.check_inline("k", 1, 1_000))
     asyncio.run(service.check_inline("k", 2, 1_000))
-    assert service.inline_checker(1, 1_000) is None
+    assert service.inline(1, 1_000).checker is None
     assert service.snapshot().policies["inline"]["allowed"] == 2
 
 

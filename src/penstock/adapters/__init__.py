@@ -1,1 +1,7 @@
 """Penstock inside other frameworks, and what they share."""
+
+from __future__ import annotations
+
+from .headers import decision_headers
+
+__all__ = ["decision_headers"]

@@ -1,26 +1,17 @@
-"""Unified admission: concurrency, then rate, then cost.
+"""Unified admission: a slot, the budget, the rate.
 
-The axes are asked in that order and the first that denies ends it: nothing after it is asked, and
-the slots are given back as if they had never been taken. What the rate axis admitted before the
-cost axis denied stays spent; that is the price of deciding in several stores without a transaction.
-Each request says three amounts, one per axis:
+A slot is taken first and given back, as if it had never been taken, when another axis denies. The
+budget is a gate: the request is let in while less than the budget was served, and what it turns out
+to use is debited afterwards, by `debit`. So asking it spends nothing, and it is asked before the
+rate: a denial, by whichever axis, leaves nothing charged on any.
 
-| amount | axis | meaning |
-|---|---|---|
-| `hold` | concurrency | slots held until release: 1, or more for a heavy request |
-| `cost` | rate | units spent of the strategy's limit |
-| `value` | cost | tokens debited from the budget at once; 0 only asks whether it is spent |
-
-With a `value` of 0 the budget is a gate: the request is let in while less than the budget was
-served, and what it turns out to use is debited afterwards, by `debit`.
-
-The procedure is a flow, written once for both colours: it yields an `Ask` and is sent a decision.
+The steps are a flow, written once for sync and async: it yields an `Ask` and is sent a decision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from ..concurrency import ConcurrencyLimiter, Heartbeat, Lease
 from ..core.combine import combine
@@ -28,33 +19,33 @@ from ..core.decision import Decision
 from ..core.errors import UnsupportedError
 from ..core.flow import Flow, adrive, drive
 from ..core.limiter import Limiter
-from ..core.validation import MAX_SAFE, require_cost, require_int, require_key
+from ..core.validation import require_cost, require_key
 
 __all__ = ["AXES", "Admission", "AdmissionControl", "Ask"]
 
 AXES = ("concurrency", "rate", "cost")
-"""In the order in which they are asked."""
+"""What can deny."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
     """The answer to `admit`; `bool(admission)` is whether the request may begin.
 
-    `decision` combines those of the axes that were asked. `lease_id` is what to release, "" when
-    denied, and `lease_expires_at` the instant at which the slots are reclaimed without a heartbeat.
-    `binding_axis` is the axis that denied, "" when allowed. `policy_denied` tells a caller who has
-    used up what the policy grants (rate, cost) from one who came when all slots were taken.
+    `decision` combines those of the axes that were asked, which are in `axes`. `lease_id` is what
+    to release, "" when denied, and `lease_expires_at` the instant at which the slot is reclaimed
+    without a heartbeat. `binding_axis` is the axis that denied, "" when allowed.
     """
 
     decision: Decision
     lease_id: str = ""
     lease_expires_at: int = 0
     binding_axis: str = ""
+    axes: Mapping[str, Decision] = field(default_factory=dict, compare=False)
 
-    @property
-    def policy_denied(self) -> bool:
-        """True if rate or cost denied; False if all slots were taken."""
-        return self.binding_axis in ("rate", "cost")
+    def tightest(self) -> tuple[str, Decision]:
+        """The axis that denied or, where none did, the one with the least left."""
+        axis = self.binding_axis or min(self.axes, key=lambda name: self.axes[name].remaining)
+        return axis, self.axes[axis]
 
     def __bool__(self) -> bool:
         return self.decision.allowed
@@ -96,16 +87,16 @@ class AdmissionControl:
         self.rate = rate
         self.budget = budget
 
-    def admit(self, key: str, cost: int = 1, hold: int = 1, value: int = 0) -> Admission:
-        """Take the slots, spend the cost and debit the value, or say which axis denied."""
-        return drive(self.flow(key, cost, hold, value), Ask.now)
+    def admit(self, key: str, cost: int = 1) -> Admission:
+        """Take a slot and spend the cost, or say which axis denied."""
+        return drive(self.flow(key, cost), Ask.now)
 
-    async def aadmit(self, key: str, cost: int = 1, hold: int = 1, value: int = 0) -> Admission:
+    async def aadmit(self, key: str, cost: int = 1) -> Admission:
         """The awaitable twin of `admit`."""
-        return await adrive(self.flow(key, cost, hold, value), Ask.later)
+        return await adrive(self.flow(key, cost), Ask.later)
 
     def release(self, lease_id: str, dropped: bool = False) -> bool:
-        """Give the slots back; see `ConcurrencyLimiter.release`."""
+        """Give the slot back; see `ConcurrencyLimiter.release`."""
         return self.concurrency.release(lease_id, dropped)
 
     def heartbeat(self, lease_ids: Iterable[str]) -> Heartbeat:
@@ -120,17 +111,17 @@ class AdmissionControl:
         """The awaitable twin of `debit`."""
         return await self._budget().acheck(key, tokens)
 
-    def flow(self, key: str, cost: int, hold: int, value: int) -> Flow[Ask, Admission]:
-        """The procedure. Whatever ends it early, an exception included, gives the slots back."""
+    def flow(self, key: str, cost: int) -> Flow[Ask, Admission]:
+        """The steps. Whatever ends them early, an exception included, gives the slot back."""
         require_key(key)
         require_cost(cost)
-        require_int("value", value, low=0, high=MAX_SAFE)
-        grant = self.concurrency.admit(key, hold)
+        grant = self.concurrency.admit(key)
+        axes = {"concurrency": grant.decision}
         if grant.lease is None:
-            return Admission(grant.decision, binding_axis="concurrency")
+            return Admission(grant.decision, binding_axis="concurrency", axes=axes)
         kept = False
         try:
-            admission = yield from self._others(grant.decision, grant.lease, key, cost, value)
+            admission = yield from self._others(axes, grant.lease, key, cost)
             kept = admission.decision.allowed
             return admission
         finally:
@@ -138,16 +129,15 @@ class AdmissionControl:
                 self.concurrency.withdraw(grant.lease.id)
 
     def _others(
-        self, so_far: Decision, lease: Lease, key: str, cost: int, value: int
+        self, axes: dict[str, Decision], lease: Lease, key: str, cost: int
     ) -> Flow[Ask, Admission]:
-        for axis, limiter, amount in (("rate", self.rate, cost), ("cost", self.budget, value)):
+        for axis, limiter, amount in (("cost", self.budget, 0), ("rate", self.rate, cost)):
             if limiter is None:
                 continue
-            decision = yield Ask(axis, limiter, key, amount)
-            so_far = combine(so_far, decision)
+            decision = axes[axis] = yield Ask(axis, limiter, key, amount)
             if not decision.allowed:
-                return Admission(so_far, binding_axis=axis)
-        return Admission(so_far, lease.id, lease.expires_at)
+                return Admission(combine(*axes.values()), binding_axis=axis, axes=axes)
+        return Admission(combine(*axes.values()), lease.id, lease.expires_at, axes=axes)
 
     def _budget(self) -> Limiter:
         if self.budget is None:

@@ -40,7 +40,7 @@ class Holder(Protocol):
 
 @dataclass(slots=True)
 class Lease:
-    """`hold` slots of `holder`, taken at `granted_at` and known by `id`.
+    """A slot of `holder`, taken at `granted_at` and known by `id`.
 
     `key` is what the holder remembers the key by. It runs out at `expires_at`, which each heartbeat
     moves to `ttl_ms` from then; without a `ttl_ms` it has no deadline.
@@ -49,7 +49,6 @@ class Lease:
     id: str
     holder: Holder
     key: str | bytes
-    hold: int
     granted_at: int
     ttl_ms: int | None
     expires_at: int
@@ -76,15 +75,13 @@ class Leases:
         # deadline comes up.
         self._due: list[tuple[int, str]] = []
 
-    def grant(
-        self, holder: Holder, key: str | bytes, hold: int, now: int, ttl_ms: int | None
-    ) -> Lease:
+    def grant(self, holder: Holder, key: str | bytes, now: int, ttl_ms: int | None) -> Lease:
         """A new lease, under an id that cannot be guessed."""
         with self.lock:
             # Who knows the id can end the lease, so it must not be guessed.
             lease_id = secrets.token_urlsafe(16)
             expires_at = 0 if ttl_ms is None else now + ttl_ms
-            lease = Lease(lease_id, holder, key, hold, now, ttl_ms, expires_at)
+            lease = Lease(lease_id, holder, key, now, ttl_ms, expires_at)
             self._held[lease_id] = lease
             if ttl_ms is not None:
                 heappush(self._due, (expires_at, lease_id))

@@ -18,7 +18,7 @@ from ..core.decision import Decision
 from ..core.errors import UnsupportedError
 from ..core.keys import kept_key
 from ..core.validation import MAX_SPAN_MS, require_int, require_key
-from .laws import MAX_LIMIT, Ceiling, Gradient, Law
+from .laws import Ceiling, Gradient, Law
 from .leases import End, Heartbeat, Lease, Leases
 from .slot import Slot
 
@@ -29,7 +29,7 @@ LEASE_TTL_MS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The answer to a request for slots: a `lease` exactly when the `decision` allows it."""
+    """The answer to a request for a slot: a `lease` exactly when the `decision` allows it."""
 
     decision: Decision
     lease: Lease | None
@@ -93,27 +93,27 @@ class ConcurrencyLimiter:
         """How many slots were taken back so far, from holders whose lease had run out."""
         return self._reclaimed
 
-    def admit(self, key: str = "", hold: int = 1) -> Grant:
-        """Take `hold` slots under a lease, if they are free."""
-        return self._take(key, hold, self.lease_ttl_ms)
+    def admit(self, key: str = "") -> Grant:
+        """Take a slot under a lease, if one is free."""
+        return self._take(key, self.lease_ttl_ms)
 
-    def hold(self, key: str = "", hold: int = 1) -> Grant:
+    def hold(self, key: str = "") -> Grant:
         """As `admit`, but without a deadline: for holders within this process."""
-        return self._take(key, hold, None)
+        return self._take(key, None)
 
-    def slot(self, key: str = "", hold: int = 1) -> Slot:
-        """A context manager, for `with` and `async with`, that holds slots while it is open."""
-        return Slot(self, key, hold)
+    def slot(self, key: str = "") -> Slot:
+        """A context manager, for `with` and `async with`, that holds a slot while it is open."""
+        return Slot(self, key)
 
     def release(self, lease_id: str, dropped: bool = False) -> bool:
-        """Give the slots of a lease back. `dropped` says that the request was lost, to a timeout
+        """Give the slot of a lease back. `dropped` says that the request was lost, to a timeout
         or an overload, and contracts the ceiling; else the time it took is a sample. Idempotent:
         False if there was nothing to give back."""
         how = End.DROPPED if dropped else End.RELEASED
         return self.leases.end(lease_id, self.clock.now(), how)
 
     def withdraw(self, lease_id: str) -> bool:
-        """Give the slots back as if they had never been taken: nothing is learned from it."""
+        """Give the slot back as if it had never been taken: nothing is learned from it."""
         return self.leases.end(lease_id, self.clock.now(), End.WITHDRAWN)
 
     def heartbeat(self, lease_ids: Iterable[str]) -> Heartbeat:
@@ -133,8 +133,8 @@ class ConcurrencyLimiter:
         elif how is not End.WITHDRAWN:
             pool.ceiling.drop()
         if how is End.RECLAIMED:
-            self._reclaimed += lease.hold
-        pool.in_flight -= lease.hold
+            self._reclaimed += 1
+        pool.in_flight -= 1
         if not pool.in_flight:
             self._idle[lease.key] = self._busy.pop(lease.key)
 
@@ -147,8 +147,7 @@ class ConcurrencyLimiter:
     def __repr__(self) -> str:
         return f"<ConcurrencyLimiter {self.in_flight}/{self.limit} under {self.law!r}>"
 
-    def _take(self, key: str, hold: int, ttl_ms: int | None) -> Grant:
-        require_int("hold", hold, high=MAX_LIMIT)
+    def _take(self, key: str, ttl_ms: int | None) -> Grant:
         name = kept_key(require_key(key)) if self.per_key else ""
         with self._lock:
             now = self.clock.now()
@@ -159,14 +158,14 @@ class ConcurrencyLimiter:
                 return Grant(Decision(False, self.law.max_limit, 0, now + retry, retry), None)
             limit = pool.ceiling.limit
             free = max(0, limit - pool.in_flight)
-            if hold > free:
+            if not free:
                 retry = self._retry_ms(pool, now)
                 return Grant(Decision(False, limit, free, now + retry, retry), None)
-            lease = self.leases.grant(self, name, hold, now, ttl_ms)
-            pool.in_flight += hold
+            lease = self.leases.grant(self, name, now, ttl_ms)
+            pool.in_flight += 1
             self._idle.pop(name, None)
             self._busy[name] = pool
-            return Grant(Decision(True, limit, free - hold, max(now, lease.expires_at), 0), lease)
+            return Grant(Decision(True, limit, free - 1, max(now, lease.expires_at), 0), lease)
 
     def _pool(self, name: str | bytes) -> _Pool | None:
         """The pool of a key; None if no more can be remembered, because all are in use."""

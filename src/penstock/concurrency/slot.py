@@ -26,14 +26,13 @@ _TIMEOUTS = (TimeoutError, asyncio.TimeoutError, concurrent.futures.TimeoutError
 
 
 class Slot:
-    """Slots held while the block runs. Raises `rate_limit_exceeded` on entry when none is free."""
+    """A slot held while the block runs. Raises `rate_limit_exceeded` on entry when none is free."""
 
-    __slots__ = ("_dropped", "_hold", "_key", "_lease", "_limiter")
+    __slots__ = ("_dropped", "_key", "_lease", "_limiter")
 
-    def __init__(self, limiter: ConcurrencyLimiter, key: str, hold: int) -> None:
+    def __init__(self, limiter: ConcurrencyLimiter, key: str) -> None:
         self._limiter = limiter
         self._key = key
-        self._hold = hold
         self._lease: Lease | None = None
         self._dropped = False
 
@@ -68,7 +67,7 @@ class Slot:
     def _enter(self) -> Decision:
         if self._lease is not None:
             raise RuntimeError("this slot is already open; ask the limiter for another")
-        grant = self._limiter.hold(self._key, self._hold)
+        grant = self._limiter.hold(self._key)
         if grant.lease is None:
             raise RateLimitExceededError(
                 f"no slot is free: {grant.decision.limit} may be in flight; "

@@ -151,6 +151,20 @@ class Policies(Mapping[str, PolicySpec]):
             name for name, text in mentioned if not json.loads(text).keys().isdisjoint(spellings)
         ]
 
+    def has_fail_mode(self, mode: str, default: str) -> bool:
+        """Whether one that asks a store fails so. `default` is for those that say nothing."""
+        for text in set(self._texts.values()):
+            if mode != default and f'"{mode}"' not in text:
+                continue
+            fields = json.loads(text)
+            if fields.get("fail", default) == mode and not fields.keys().isdisjoint(_STORED):
+                return True
+        return False
+
+
+# The axes that are kept in a store: a policy without them has slots alone.
+_STORED = ("strategy", "token_budget", "tokenBudget")
+
 
 def _text_of(held: Any) -> str:
     """A definition as text; "" for what is no plain data and so no definition of a policy."""
@@ -168,6 +182,15 @@ def names_with(policies: Mapping[str, PolicySpec], field: str) -> list[str]:
     if isinstance(policies, Policies):
         return policies.having(field)
     return [name for name, spec in policies.items() if getattr(spec, field) is not None]
+
+
+def has_fail_mode(policies: Mapping[str, PolicySpec], mode: str, default: str) -> bool:
+    """Whether a policy answers by this fail mode while its store is away."""
+    if isinstance(policies, Policies):
+        return policies.has_fail_mode(mode, default)
+    return any(
+        (spec.fail or default) == mode and spec.kind != "admission" for spec in policies.values()
+    )
 
 
 def _prefix(top: Fields) -> str:

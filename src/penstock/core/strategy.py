@@ -226,6 +226,15 @@ class Strategy(ABC):
             f"strategy {self.name!r} has no forecast; give it a forecast(state, now, cost) method"
         )
 
+    def more_in_ms(self, decision: Decision, now: int, peeked: bool = False) -> float:
+        """How long after an admission at `now` more than its `remaining` is available: as much as
+        the decision tells, and never too short. By default, until its `reset_at`.
+
+        `peeked` says that it is a decision of `peek`, whose `reset_at` is that of a request of cost
+        1, while its `remaining` is what there is without one.
+        """
+        return decision.reset_at - now
+
     def longest_wait_ms(self, cost: int) -> int | None:
         """The longest `retry_after_ms` that a request of `cost` can be told as long as nobody's
         clock was ahead; None if that is not known. Optional."""

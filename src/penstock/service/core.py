@@ -153,13 +153,10 @@ class Service:
         entry.tally.count(decision.allowed)
         return decision
 
-    async def admit(
-        self, policy: str, key: str, cost: int = 1, hold: int = 1, value: int = 0
-    ) -> Admission:
-        """Ask concurrency for `hold` slots, the rate for `cost` and the budget for `value`, in
-        that order. A `hold` of 0 means 1."""
+    async def admit(self, policy: str, key: str, cost: int = 1) -> Admission:
+        """Take a slot, ask whether the budget is spent, and the rate for `cost`."""
         entry = self._table[policy]
-        flow = entry.admission().flow(key, cost, hold or 1, value)
+        flow = entry.admission().flow(key, cost)
 
         async def serve(ask: Ask) -> Decision:
             try:
@@ -198,7 +195,7 @@ class Service:
         strategy: str = "fixed_window",
     ) -> Decision:
         """Decide by a limit that the request brings along."""
-        inline = self._made_inline(limit, window_ms, strategy)
+        inline = self.inline(limit, window_ms, strategy)
         try:
             decision = await inline.check(key, cost)
         except Exception as error:
@@ -214,11 +211,13 @@ class Service:
             entry.rate("check")
         return entry.checker
 
-    def inline_checker(
-        self, limit: int, window_ms: int, strategy: str = "fixed_window"
-    ) -> Checker | None:
-        """The same for an inline policy."""
-        return self._made_inline(limit, window_ms, strategy).checker
+    def inline(self, limit: int, window_ms: int, strategy: str = "fixed_window") -> Inline:
+        """An inline policy, with a `checker` of the same kind."""
+        if self._inline is None:
+            raise UnsupportedError(
+                "inline policies are turned off here; name a policy of the policy file instead"
+            )
+        return self._inline.get(limit, window_ms, strategy)
 
     async def _find_trouble(self) -> Exception | None:
         # Since a write last went through, has any been refused for want of room?
@@ -229,9 +228,15 @@ class Service:
         return trouble
 
     async def ready(self) -> Readiness:
-        """Whether the store answers and policies are loaded. Never raises. The store is asked once
-        for all who want to know at the same time."""
-        return readiness(await self._trouble(), len(self.policies), self.reload_error)
+        """Whether every request gets a decision, and how the store is. Never raises. The store is
+        asked once for all who want to know at the same time."""
+        trouble = await self._trouble()
+        return readiness(trouble, len(self.policies), self._needs_store(), self.reload_error)
+
+    def _needs_store(self) -> bool:
+        """Whether some policy answers with an error while the store is away."""
+        inline = self._inline is not None and self.fail == "error"
+        return inline or self._table.needs_store
 
     def snapshot(self, policies: bool = True) -> MetricsSnapshot:
         """Everything that was counted so far; without the policies, of which there may be many,
@@ -303,13 +308,6 @@ class Service:
             store = store.another(clock=self.clock)
         tally = self.metrics.tally(INLINE)
         return InlinePolicies(store, self.clock, prefix, self.fail, tally, self._site.outages)
-
-    def _made_inline(self, limit: int, window_ms: int, strategy: str) -> Inline:
-        if self._inline is None:
-            raise UnsupportedError(
-                "inline policies are turned off here; name a policy of the policy file instead"
-            )
-        return self._inline.get(limit, window_ms, strategy)
 
 
 async def _check_each(

@@ -22,11 +22,17 @@ _ROOM = checking(fixed_window(MAX_SAFE, 1_000))
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """`ok` means that requests are decided as the policies say. A store that is full can be reached
-    and deny, but not admit, which has to be written. A reload that failed leaves the policies
-    before it at work: it is told in `reload_error` and does not make `ok` false."""
+    """`ok` means that every request gets a decision. Without its store, that is up to the fail
+    modes: a policy that fails open or closed decides, one that fails with an error does not. So an
+    outage takes a service out of rotation only where it could not answer, and `store_ok` is the
+    strict question.
+
+    A store that is full can be reached and deny, but not admit, which has to be written. A reload
+    that failed leaves the policies before it at work: it is told in `reload_error` and does not
+    make `ok` false."""
 
     ok: bool
+    store_ok: bool
     store_reachable: bool
     store_full: bool
     store_error: str
@@ -52,11 +58,15 @@ async def trouble_of(store: Store, now: int, writes: bool) -> Exception | None:
     return None
 
 
-def readiness(trouble: Exception | None, policies: int, reload_error: str) -> Readiness:
-    """What that means for the service."""
+def readiness(
+    trouble: Exception | None, policies: int, needs_store: bool, reload_error: str
+) -> Readiness:
+    """What that means for the service. `needs_store` says that some policy answers with an error
+    while it is away."""
     full = trouble is not None and outage_reason(trouble) == "full"
     return Readiness(
-        ok=trouble is None and policies > 0,
+        ok=policies > 0 and (trouble is None or not needs_store),
+        store_ok=trouble is None,
         store_reachable=trouble is None or full,
         store_full=full,
         store_error="" if trouble is None else f"{type(trouble).__name__}: {trouble}",

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -24,7 +25,7 @@ from ..admission import AdmissionControl
 from ..concurrency import ConcurrencyLimiter, Law, Leases
 from ..concurrency.leases import End
 from ..concurrency.leases import Lease as SlotLease
-from ..config import in_words, names_with
+from ..config import has_fail_mode, in_words, names_with
 from ..config.model import ConcurrencySpec, PolicyFile, PolicySpec, meaning
 from ..config.policies import Policies
 from ..core.clock import Clock
@@ -73,8 +74,10 @@ class UnknownPolicyError(ConfigInvalidError):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy as a door shows it. `limit` is what it admits at once, `quota` what it grants per
-    `window_ms`, which is None for strategies without a window, `terms` what it allows, in words."""
+    """A policy as a server shows it. `limit` is what it admits at once, `quota` what it grants per
+    `window_ms`, which is None for strategies without a window, `terms` what it allows, in words.
+    `strategy` is what decides its rate, if it has one, and `axes` what decides on each axis that is
+    kept in a store: "rate" and "cost"."""
 
     name: str
     kind: str
@@ -83,6 +86,8 @@ class Policy:
     window_ms: int | None
     fail: str
     terms: str
+    strategy: Strategy | None
+    axes: Mapping[str, Strategy]
 
 
 _OPERATIONS = {
@@ -176,6 +181,11 @@ class Table:
         # What is wrong with a prefix or a store is wrong for all: one stands for the others.
         for name in islice(file.policies, 1):
             self[name]
+
+    @cached_property
+    def needs_store(self) -> bool:
+        """Whether some policy answers with an error while the store is away."""
+        return has_fail_mode(self.file.policies, "error", self._site.fail)
 
     def __getitem__(self, name: str) -> Entry:
         try:
@@ -305,8 +315,17 @@ class _Builder:
     def entry(self, spec: PolicySpec) -> Entry:
         site = self.site
         fail = spec.fail or site.fail
+        axes = {"rate": spec.strategy, "cost": spec.budget}
         policy = Policy(
-            spec.name, spec.kind, spec.limit, spec.quota, spec.window_ms, fail, in_words(spec)
+            spec.name,
+            spec.kind,
+            spec.limit,
+            spec.quota,
+            spec.window_ms,
+            fail,
+            in_words(spec),
+            spec.strategy,
+            {axis: strategy for axis, strategy in axes.items() if strategy is not None},
         )
         tally = site.metrics.tally(spec.name)
         guard = Guard(spec.name, policy.limit, fail, site.clock, tally, site.outages)
@@ -383,7 +402,7 @@ class _Slots(ConcurrencyLimiter):
     def ended(self, lease: SlotLease, now: int, how: End) -> None:
         super().ended(lease, now, how)
         if how is End.RECLAIMED:
-            self._tally.reclaimed += lease.hold
+            self._tally.reclaimed += 1
 
 
 def _lessors(

@@ -139,6 +139,14 @@ class Gcra(Strategy):
         ttl_ms = reset_at - now or 1
         return Outcome(new, Decision(True, self.burst, remaining, reset_at, 0), ttl_ms, True)
 
+    def more_in_ms(self, decision: Decision, now: int, peeked: bool = False) -> float:
+        # `reset_at` is when all of `burst` is there; the units after the next one come later. It
+        # was rounded up, and may be by another clock: the next unit is never more than T away.
+        later = self.burst - decision.remaining - (not peeked)
+        interval = self.interval_ms
+        ms = decision.reset_at - now - later * interval
+        return ms if ms < interval else interval
+
     def longest_wait_ms(self, cost: int) -> int:
         # The TAT is at most tau ahead. Two roundings up, as in the retry itself.
         return ceil(self.interval_ms * cost) + 1

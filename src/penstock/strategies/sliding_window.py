@@ -112,6 +112,15 @@ class SlidingWindow(Strategy):
         decision = Decision(False, self.limit, remaining, reset_at, max(1, retry))
         return Outcome(state, decision, 0, False)
 
+    def more_in_ms(self, decision: Decision, now: int, peeked: bool = False) -> float:
+        # A decision does not tell the ticks apart. If all that is used came in the newest one, it
+        # fades last, during the tick that ends at `reset_at`; what came earlier fades sooner.
+        w, used = self.tick_ms, self.limit - decision.remaining
+        elapsed = ceil(w / used)
+        if used * ((w - elapsed) / w) > used - 1:
+            elapsed += 1
+        return min(decision.reset_at - w + elapsed, decision.reset_at) - now
+
     def longest_wait_ms(self, cost: int) -> int:
         # A denial never looks further than the end of the current tick.
         return ceil(self.tick_ms) + 1

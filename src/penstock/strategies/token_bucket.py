@@ -104,6 +104,11 @@ class TokenBucket(Strategy):
         retry = min((at - now) + ceil((cost - tokens) / rate), MAX_SAFE)
         return Outcome(state, Decision(False, self.limit, floor(tokens), reset_at, retry), 0, False)
 
+    def more_in_ms(self, decision: Decision, now: int, peeked: bool = False) -> float:
+        # `reset_at` is when the bucket is full; the tokens after the next one come later.
+        later = self.limit - decision.remaining - (not peeked)
+        return decision.reset_at - now - later / self.refill_per_ms
+
     def longest_wait_ms(self, cost: int) -> int:
         # From an empty bucket, credited up to now.
         return ceil(cost / self.refill_per_ms)

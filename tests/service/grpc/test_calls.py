@@ -134,13 +134,32 @@ def test_unified_admission_names_the_axis_that_denied(name: str) -> None:
 
             assert (await admit("a", cost=3)).decision.allowed
             by_rate = await admit("a")
-            assert (by_rate.binding_axis, by_rate.policy_denied) == ("rate", True)
-            assert (await admit("b", value=100)).decision.allowed
-            by_cost = await admit("b", value=1)
-            assert (by_cost.binding_axis, by_cost.policy_denied) == ("cost", True)
-            too_wide = await admit("c", hold=3)
-            assert too_wide.binding_axis == "concurrency"
-            assert (await admit("c", hold=2)).decision.allowed
+            assert (by_rate.binding_axis, by_rate.policy_denied) == ("rate", False)
+            await visit.stub.Debit(visit.pb.DebitRequest(policy="all", key="b", tokens=100))
+            by_cost = await admit("b")
+            assert (by_cost.binding_axis, by_cost.policy_denied) == ("cost", False)
+
+    run(scenario())
+
+
+def test_the_terms_of_a_bid_have_no_effect(name: str) -> None:
+    """A client that sends hold and value is served as if it had not: whatever they are, one
+    admission takes one slot and no tokens."""
+
+    async def scenario() -> None:
+        async with visiting(name) as visit:
+
+            async def admit(policy: str, **fields: int) -> Any:
+                return await visit.stub.Admit(
+                    visit.pb.AdmitRequest(policy=policy, key="a", **fields)
+                )
+
+            for terms in ({"hold": 1_000, "value": 2**62}, {"hold": -1, "value": -1}):
+                assert (await admit("slots", **terms)).decision.allowed
+            assert (await admit("slots", hold=0)).binding_axis == "concurrency"
+            assert (await admit("all", value=2**53)).decision.allowed
+            debit = visit.pb.DebitRequest(policy="all", key="a", tokens=1)
+            assert (await visit.stub.Debit(debit)).decision.remaining == 99
 
     run(scenario())
 

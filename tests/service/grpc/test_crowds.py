@@ -21,7 +21,7 @@ from tests.service.grpc.test_bounds import SlowStore, until
 POLICIES = """
 version: 1
 limiters:
-  plenty: {strategy: fixedWindow, limit: 1000000, window: 1s}
+  plenty: {strategy: tokenBucket, capacity: 1000000, refillPerSec: 1000000}
 """
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 REQUEST = pb.CheckRequest(policy="plenty", key="k").SerializeToString()

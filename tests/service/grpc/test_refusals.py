@@ -78,9 +78,7 @@ def bad_requests(pb: Any) -> list[tuple[str, Any]]:
         ("Forecast", pb.ForecastRequest(policy="api", key="a", cost=-1)),
         ("Debit", pb.DebitRequest(policy="llm", key="a", tokens=-1)),
         ("Debit", pb.DebitRequest(policy="llm")),
-        ("Admit", pb.AdmitRequest(policy="slots", key="a", hold=-1)),
         ("Admit", pb.AdmitRequest(policy="all", key="a", cost=-1)),
-        ("Admit", pb.AdmitRequest(policy="all", key="a", value=-1)),
         ("Admit", pb.AdmitRequest(policy="slots")),
         ("Release", pb.ReleaseRequest(lease_id="x" * 5_000)),
         ("Heartbeat", pb.HeartbeatRequest(lease_ids=["x"] * 1_001)),
@@ -219,7 +217,7 @@ def test_any_field_values_get_a_fitting_status(policy: str, key: str, number: in
                 ("CheckMany", pb.CheckManyRequest(policy=policy, keys=[key, "b"], cost=number)),
                 ("Forecast", pb.ForecastRequest(policy=policy, key=key, cost=number)),
                 ("Debit", pb.DebitRequest(policy=policy, key=key, tokens=number)),
-                ("Admit", pb.AdmitRequest(policy=policy, key=key, hold=number, value=number)),
+                ("Admit", pb.AdmitRequest(policy=policy, key=key, cost=number, hold=number)),
                 ("Heartbeat", pb.HeartbeatRequest(lease_ids=[key])),
             ]
             for call, request in requests:

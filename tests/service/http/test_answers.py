@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from penstock import Decision, ManualClock
+from penstock import Decision, ManualClock, Strategy, fixed_window, gcra
 from penstock.service.http.answers import Answers, decision_json
 
 NOW = 1_700_000_000_000
 
 
+@pytest.mark.parametrize("strategy", [None, fixed_window(10, 60_000), gcra(60, 60_000, 10)])
 @pytest.mark.parametrize("remaining", [0, 9, 2**53 - 1])
-@pytest.mark.parametrize("reset_at", [NOW - 1, NOW, NOW + 1, NOW + 1_000, NOW + 1_001])
-def test_the_short_way_and_the_long_way_make_the_same_reply(remaining: int, reset_at: int) -> None:
+@pytest.mark.parametrize("reset_at", [NOW - 1, NOW, NOW + 1, NOW + 1_000, NOW + 9_001])
+def test_the_short_way_and_the_long_way_make_the_same_reply(
+    strategy: Strategy | None, remaining: int, reset_at: int
+) -> None:
     """An allowed decision without extras is rendered in one piece; to the byte the same."""
     answers = Answers(ManualClock(NOW))
-    label = answers.label('a "b"', 10, 60_000)
+    label = answers.label('a "b"', 10, 60_000, strategy)
     decision = Decision(True, 10, remaining, reset_at, 0)
     long = answers.with_limits(200, label, decision, decision_json(decision), False)
     assert answers.decided(label, decision, False) == long

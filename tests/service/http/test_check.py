@@ -200,8 +200,12 @@ def test_a_budget_counts_what_was_used(named: Client) -> None:
 def test_slots_are_taken_kept_and_given_back(named: Client, clock: ManualClock) -> None:
     """Admit, heartbeat, release; a holder that is silent for too long is reclaimed."""
     asked = {"policy": "slots", "key": "k"}
-    first, second = (named.post("/v1/admit", asked).json for _ in range(2))
+    reply = named.post("/v1/admit", {**asked, "hold": 1_000, "value": -1})
+    assert reply.headers["ratelimit-policy"] == '"slots";q=2'
+    assert reply.headers["ratelimit"] == '"slots";r=1;t=2'
+    first, second = reply.json, named.post("/v1/admit", asked).json
     assert first["decision"]["allowed"]
+    assert first["policy_denied"] is False
     assert first["lease_id"] != second["lease_id"]
     busy = named.post("/v1/admit", asked).json
     assert (busy["lease_id"], busy["binding_axis"]) == ("", "concurrency")

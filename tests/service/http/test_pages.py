@@ -7,7 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from penstock import StoreUnavailableError
+from penstock import StoreUnavailableError, fixed_window
+from penstock.config import PolicySpec
 from penstock.service.http.openapi import openapi
 from tests.service.worlds import FragileStore, policies
 
@@ -31,17 +32,36 @@ def test_it_is_alive_and_ready(client: Client) -> None:
     assert (ready.status, ready.json["ready"], ready.json["policies"]) == (200, True, 1)
 
 
-def test_it_is_not_ready_while_the_store_is_away() -> None:
-    """Alive all the same, and ready again by itself."""
+@pytest.mark.parametrize(
+    ("fail", "own", "inline", "ready"),
+    [
+        ("open", None, True, 200),
+        ("closed", None, True, 200),
+        ("open", "error", True, 503),
+        ("error", None, False, 503),
+        ("error", "open", False, 200),
+        ("error", "open", True, 503),
+    ],
+)
+def test_while_the_store_is_away_readiness_follows_the_fail_modes(
+    fail: str, own: str | None, inline: bool, ready: int
+) -> None:
+    """Ready where every policy decides without it, inline ones included; the strict question is
+    about the store. Alive all the same, and ready again by itself."""
     store = FragileStore()
-    with Door(store=store) as door:
+    spec = PolicySpec("api", fixed_window(3, 60_000), fail=own)
+    with Door(store=store, policies=[spec], fail=fail, inline=inline) as door:
         client = Client(door.port)
         store.error = StoreUnavailableError("gone")
-        reply = client.get("/ready")
-        assert (reply.status, reply.json["store_reachable"]) == (503, False)
+        for path, status in (("/ready", ready), ("/ready?store=1", 503)):
+            reply = client.get(path)
+            assert (reply.status, reply.json["ready"]) == (status, status == 200)
+            assert reply.json["store_reachable"] is False
         assert client.get("/health").status == 200
         store.error = None
-        assert client.get("/ready").status == 200
+        assert client.get("/ready").status == client.get("/ready?store=1").status == 200
+        for wrong in ("/ready?store=0", "/ready?stores=1", "/health?store=1"):
+            assert client.get(wrong).status == 400
         client.close()
 
 

@@ -142,19 +142,14 @@ class Answers:
         return pb.DebitResponse(decision=decision_message(decision))
 
     async def admit(self, request: pb.AdmitRequest) -> pb.AdmitResponse:
-        admission = await self._service.admit(
-            request.policy,
-            request.key,
-            cost=request.cost or 1,
-            hold=request.hold or 1,
-            value=request.value,
-        )
+        # `hold` and `value` are terms of a bidding policy, which other servers of this contract
+        # have: without effect here, as `policy_denied`, which tells of a bid, is never set.
+        admission = await self._service.admit(request.policy, request.key, request.cost or 1)
         return pb.AdmitResponse(
             decision=decision_message(admission.decision),
             lease_id=admission.lease_id,
             lease_expires_at=admission.lease_expires_at,
             binding_axis=admission.binding_axis,
-            policy_denied=admission.policy_denied,
         )
 
     async def release(self, request: pb.ReleaseRequest) -> pb.ReleaseResponse:

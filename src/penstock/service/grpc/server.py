@@ -119,7 +119,7 @@ async def open_grpc(
     replies = service.metrics.grpc
     places, probes = (Places(max_concurrent, arrival_s, taking_s) for _ in range(2))
     watches, reflections = (Places(max_streams, arrival_s, taking_s) for _ in range(2))
-    health = Health(probes, watches, leaving, replies.codes).handlers()
+    health = Health(service, probes, watches, leaving, replies.codes).handlers()
     reflection = Reflection(reflections, leaving, replies.codes).handlers()
     decisions = {
         **handlers(service, places),

@@ -8,6 +8,7 @@ decides something; and they end by themselves when the door drains, so that they
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from typing import Any
 
@@ -19,6 +20,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from ...wire.proto import POOL
 from ...wire.proto.fleet_pb2_grpc import FLEET
 from ...wire.proto.rate_limiter_pb2_grpc import RATE_LIMITER
+from ..core import Readiness, Service
 from .calls import never_now, unary
 from .errors import UnknownServiceError, refuse
 from .places import Places
@@ -35,17 +37,28 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _Status = health_pb2.HealthCheckResponse
 _parse = health_pb2.HealthCheckRequest.FromString
 
+_LOOK_EVERY_S = 1.0
+
 
 class Health:
-    """`grpc.health.v1`: serving until the door drains, as a whole ("") and by name.
+    """`grpc.health.v1`, for the whole ("") and by name: serving while the service is ready, as by
+    `/ready`, and the server does not drain.
 
     `probes` holds Check to its times, and to no number: a probe that is refused when there are many
     would have a service restarted for being asked.
     """
 
     def __init__(
-        self, probes: Places, watches: Places, leaving: asyncio.Event, codes: Counter[str]
+        self,
+        service: Service,
+        probes: Places,
+        watches: Places,
+        leaving: asyncio.Event,
+        codes: Counter[str],
     ) -> None:
+        self._service = service
+        self._look: asyncio.Future[Readiness] | None = None
+        self._look_again_at = 0.0
         self._probes = probes
         self._watches = watches
         self._leaving = leaving
@@ -62,24 +75,40 @@ class Health:
     async def _check(self, request: Any) -> Any:
         if request.service not in self._known:
             raise UnknownServiceError("there is no such service here")
-        return self._message(request.service)
+        return self._message(request.service, (await self._service.ready()).ok)
 
     async def _watch(self, _: object, context: Context) -> None:
         try:
             name = _parse(await self._watches.first_message(context)).service
         except Exception as error:
             await refuse(context, error, self._codes)
-        await context.write(self._message(name).SerializeToString())
-        if not self._leaving.is_set():
-            await self._leaving.wait()
-            await context.write(self._message(name).SerializeToString())
+        told = None
+        while True:
+            leaving = self._leaving.is_set()
+            message = self._message(name, await self._was_ready())
+            if message != told:
+                await context.write(message.SerializeToString())
+                told = message
+            if leaving:
+                break
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), _LOOK_EVERY_S)
         self._codes["OK"] += 1
 
-    def _message(self, name: str) -> Any:
+    async def _was_ready(self) -> bool:
+        """Whether the service is ready, as of a moment ago: one look for all who watch."""
+        now = asyncio.get_running_loop().time()
+        if self._look is None or (self._look.done() and now >= self._look_again_at):
+            self._look = asyncio.ensure_future(self._service.ready())
+            self._look_again_at = now + _LOOK_EVERY_S
+        # Who stops watching does not end it for the others.
+        return (await asyncio.shield(self._look)).ok
+
+    def _message(self, name: str, ready: bool) -> Any:
         if name not in self._known:
             return _Status(status=_Status.SERVICE_UNKNOWN)
-        leaving = self._leaving.is_set()
-        return _Status(status=_Status.NOT_SERVING if leaving else _Status.SERVING)
+        serving = ready and not self._leaving.is_set()
+        return _Status(status=_Status.SERVING if serving else _Status.NOT_SERVING)
 
 
 def _unseen(seconds: float) -> None:

@@ -13,9 +13,10 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
-from ...adapters.headers import field_name, policy_field, retry_after_s, seconds_until
+from ...adapters.headers import LimitHeaders, field_name, seconds_until_more
 from ...core.clock import Clock
 from ...core.decision import Decision
+from ...core.strategy import Strategy
 from .problem import Problem
 
 __all__ = ["JSON", "Answer", "Answers", "Label", "json_bytes"]
@@ -31,14 +32,21 @@ _MAX_LABELS = 1_024
 
 
 class Label(bytes):
-    """The header lines of one policy, up to where its numbers begin."""
+    """The header lines of one limit, up to where its numbers begin, and `headers`, which makes all
+    of them."""
 
-    __slots__ = ()
+    headers: LimitHeaders
+    strategy: Strategy | None
 
-    def __new__(cls, name: str, limit: int, window_ms: int | None) -> Label:
-        policy = policy_field(name, limit, window_ms)
-        lines = f"RateLimit-Policy: {policy}\r\nRateLimit: {field_name(name)};r="
-        return super().__new__(cls, lines.encode("ascii"))
+    def __new__(
+        cls, name: str, quota: int, window_ms: int | None, strategy: Strategy | None
+    ) -> Label:
+        headers = LimitHeaders(name, quota, window_ms, strategy)
+        lines = f"RateLimit-Policy: {headers.policy}\r\nRateLimit: {field_name(name)};r="
+        label = super().__new__(cls, lines.encode("ascii"))
+        label.headers = headers
+        label.strategy = strategy
+        return label
 
 
 class Answers:
@@ -49,7 +57,7 @@ class Answers:
         self._decided = 0
         self._statuses: Counter[int] = Counter()
         self._now = clock.now
-        self._labels: dict[tuple[str, int, int | None], Label] = {}
+        self._labels: dict[tuple[str, int, int | None, Strategy | None], Label] = {}
         self.tick()
 
     @property
@@ -65,13 +73,16 @@ class Answers:
         self.stamp: str = f"Date: {formatdate(self._now() / 1000, usegmt=True)}\r\n"
         self._head = self._head_of(200, JSON)
 
-    def label(self, name: str, limit: int, window_ms: int | None) -> Label:
-        wanted = (name, limit, window_ms)
+    def label(
+        self, name: str, quota: int, window_ms: int | None, strategy: Strategy | None
+    ) -> Label:
+        """The label of the limit by `strategy`, None for slots, that grants `quota`."""
+        wanted = (name, quota, window_ms, strategy)
         found = self._labels.get(wanted)
         if found is None:
             if len(self._labels) >= _MAX_LABELS:
                 self._labels.clear()
-            found = self._labels[wanted] = Label(name, limit, window_ms)
+            found = self._labels[wanted] = Label(*wanted)
         return found
 
     def decided(self, label: Label, decision: Decision, legacy: bool) -> bytes:
@@ -81,7 +92,6 @@ class Answers:
             return self.with_limits(status, label, decision, decision_json(decision), legacy)
         # The same for the common case, in one piece; a test compares the two.
         remaining, reset_at = decision.remaining, decision.reset_at
-        left_ms = reset_at - self._now()
         body = b'{"allowed":true,"remaining":%d,"limit":%d,"reset_at":%d,"retry_after_ms":0}' % (
             remaining,
             decision.limit,
@@ -93,29 +103,26 @@ class Answers:
             len(body),
             label,
             remaining if remaining <= _MAX_INTEGER else _MAX_INTEGER,
-            -(-left_ms // 1000) if left_ms > 0 else 0,
+            seconds_until_more(label.strategy, decision, self._now()),
             body,
         )
 
     def with_limits(
-        self, status: int, label: Label, decision: Decision, body: str, legacy: bool
+        self,
+        status: int,
+        label: Label,
+        decision: Decision,
+        body: str,
+        legacy: bool,
+        peeked: bool = False,
     ) -> bytes:
         """A reply with the headers that belong to a decision. `body` is ASCII."""
-        remaining, reset_at = decision.remaining, decision.reset_at
-        lines = "" if decision.allowed else f"Retry-After: {retry_after_s(decision)}\r\n"
-        if legacy:
-            lines += (
-                f"X-RateLimit-Limit: {decision.limit}\r\n"
-                f"X-RateLimit-Remaining: {remaining}\r\n"
-                f"X-RateLimit-Reset: {-(-reset_at // 1000)}\r\n"
-            )
+        headers = label.headers.of(decision, self._now(), peeked=peeked, legacy=legacy)
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         self._statuses[status] += 1
-        return b"%bContent-Length: %d\r\n%b%d;t=%d\r\n%b\r\n%b" % (
+        return b"%bContent-Length: %d\r\n%b\r\n%b" % (
             self._head_of(status, JSON),
             len(body),
-            label,
-            min(remaining, _MAX_INTEGER),
-            seconds_until(reset_at, self._now()),
             lines.encode("ascii"),
             body.encode("ascii"),
         )

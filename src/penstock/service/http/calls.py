@@ -65,7 +65,7 @@ class Calls:
         fields = decode(body)
         require_fields(fields, _KEYED, _COST)
         policy, key, cost = fields["policy"], fields["key"], fields.get("cost", 1)
-        return self._one(policy, self._service.check(policy, key, cost), legacy)
+        return self._one(policy, "rate", self._service.check(policy, key, cost), legacy)
 
     def v1_check_many(self, _legacy: bool, body: bytes) -> Answer:
         fields = decode(body)
@@ -76,7 +76,8 @@ class Calls:
         fields = decode(body)
         require_fields(fields, _KEYED, {})
         policy = fields["policy"]
-        return self._one(policy, self._service.peek(policy, fields["key"]), legacy)
+        asked = self._service.peek(policy, fields["key"])
+        return self._one(policy, "rate", asked, legacy, peeked=True)
 
     def v1_forecast(self, _legacy: bool, body: bytes) -> Answer:
         fields = decode(body)
@@ -87,10 +88,12 @@ class Calls:
         fields = decode(body)
         require_fields(fields, _KEYED, {"tokens": int})
         policy, tokens = fields["policy"], fields.get("tokens", 1)
-        return self._one(policy, self._service.debit(policy, fields["key"], tokens), legacy)
+        asked = self._service.debit(policy, fields["key"], tokens)
+        return self._one(policy, "cost", asked, legacy)
 
     def v1_admit(self, legacy: bool, body: bytes) -> Answer:
         fields = decode(body)
+        # As in gRPC, the terms of a bid are taken and have no effect.
         require_fields(fields, _KEYED, {"cost": int, "hold": int, "value": int})
         return self._run(self._admit(fields, legacy))
 
@@ -114,23 +117,22 @@ class Calls:
     def _inline(self, fields: dict[str, Any], legacy: bool) -> Answer:
         limit, window_ms = fields["limit"], fields["window_ms"]
         strategy = fields.get("strategy", "fixed_window")
-        check = self._service.inline_checker(limit, window_ms, strategy)
-        cost = fields.get("cost", 1)
+        inline = self._service.inline(limit, window_ms, strategy)
+        check, cost = inline.checker, fields.get("cost", 1)
+        label = self._answers.label(INLINE, limit, window_ms, inline.limiter.strategy)
         if check is None:
-            return self._later_inline(fields["key"], limit, window_ms, cost, strategy, legacy)
-        label = self._answers.label(INLINE, limit, window_ms)
+            terms = (limit, window_ms, cost, strategy)
+            return self._later_inline(label, fields["key"], terms, legacy)
         return self._answers.decided(label, check(fields["key"], cost), legacy)
 
     async def _later(self, name: str, key: str, cost: int, legacy: bool) -> bytes:
         return self._decided(name, await self._service.check(name, key, cost), legacy)
 
     async def _later_inline(
-        self, key: str, limit: int, window_ms: int, cost: int, strategy: str, legacy: bool
+        self, label: Label, key: str, terms: tuple[int, int, int, str], legacy: bool
     ) -> bytes:
-        decision = await self._service.check_inline(key, limit, window_ms, cost, strategy)
-        return self._answers.decided(
-            self._answers.label(INLINE, limit, window_ms), decision, legacy
-        )
+        decision = await self._service.check_inline(key, *terms)
+        return self._answers.decided(label, decision, legacy)
 
     async def _later_client(self, client: str, legacy: bool) -> bytes:
         return self._client_reply(await self._service.check("default", client, 1), legacy)
@@ -153,11 +155,18 @@ class Calls:
 
     def _label(self, name: str, decision: Decision) -> Label:
         policy = self._service.policies.get(name)
-        # A reload may have taken the policy away while the store was asked.
-        limit, window_ms = (
-            (decision.limit, None) if policy is None else (policy.quota, policy.window_ms)
-        )
-        return self._answers.label(name, limit, window_ms)
+        if policy is None:
+            # A reload has taken the policy away while the store was asked.
+            return self._answers.label(name, decision.limit, None, None)
+        return self._answers.label(name, policy.quota, policy.window_ms, policy.strategy)
+
+    def _axis_label(self, name: str, axis: str, decision: Decision) -> Label:
+        """The label of one of several axes: what is said is all about that one."""
+        policy = self._service.policies.get(name)
+        strategy = None if policy is None else policy.axes.get(axis)
+        if strategy is None:
+            return self._answers.label(name, decision.limit, None, None)
+        return self._answers.label(name, *strategy.rate, strategy)
 
     def _policy_line(self, name: str) -> tuple[str, ...]:
         """The header for answers that are about a policy and not about one decision."""
@@ -166,12 +175,19 @@ class Calls:
             return ()
         return (f"RateLimit-Policy: {policy_field(name, policy.quota, policy.window_ms)}",)
 
-    def _one(self, policy: str, asked: Coroutine[Any, Any, Decision], legacy: bool) -> Answer:
+    def _one(
+        self,
+        policy: str,
+        axis: str,
+        asked: Coroutine[Any, Any, Decision],
+        legacy: bool,
+        peeked: bool = False,
+    ) -> Answer:
         async def reply() -> bytes:
             decision = await asked
             body = f'{{"decision":{decision_json(decision)}}}'
-            label = self._label(policy, decision)
-            return self._answers.with_limits(200, label, decision, body, legacy)
+            label = self._axis_label(policy, axis, decision)
+            return self._answers.with_limits(200, label, decision, body, legacy, peeked)
 
         return self._run(reply())
 
@@ -191,16 +207,17 @@ class Calls:
         return self._answers.document(200, {"forecast": fields}, self._policy_line(policy))
 
     async def _admit(self, fields: dict[str, Any], legacy: bool) -> bytes:
-        admission = await self._service.admit(**fields)
-        decision = admission.decision
+        policy = fields["policy"]
+        admission = await self._service.admit(policy, fields["key"], fields.get("cost", 1))
         rest = {
             "lease_id": admission.lease_id,
             "lease_expires_at": admission.lease_expires_at,
             "binding_axis": admission.binding_axis,
-            "policy_denied": admission.policy_denied,
+            "policy_denied": False,
         }
-        body = f'{{"decision":{decision_json(decision)},{json.dumps(rest)[1:]}'
-        label = self._label(fields["policy"], decision)
+        body = f'{{"decision":{decision_json(admission.decision)},{json.dumps(rest)[1:]}'
+        axis, decision = admission.tightest()
+        label = self._axis_label(policy, axis, decision)
         return self._answers.with_limits(200, label, decision, body, legacy)
 
     async def _release(self, lease_id: str, dropped: bool) -> bytes:

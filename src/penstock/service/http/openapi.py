@@ -9,7 +9,6 @@ import json
 from functools import cache
 from typing import Any
 
-from ...concurrency.laws import MAX_LIMIT
 from ...core.strategy import Strategy
 from ...core.validation import MAX_KEY_BYTES, MAX_SAFE
 from ..core import MAX_BATCH
@@ -34,13 +33,7 @@ _COST = {
     "default": 1,
     "description": "How many units the request takes.",
 }
-_HOLD = {**_COST, "minimum": 0, "maximum": MAX_LIMIT, "description": "How many slots; 0 means 1."}
-_VALUE = {
-    **_COST,
-    "minimum": 0,
-    "default": 0,
-    "description": "How many tokens to debit; 0 only asks whether the budget is spent.",
-}
+_BID = {"type": "integer", "description": "A term of a bid: without effect here."}
 _TEXTS = {"type": "array", "items": {"type": "string"}}
 _KEYED = {"policy": _POLICY, "key": _KEY}
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": MAX_SAFE}
@@ -140,7 +133,7 @@ _ADMITTED = _object(
         "lease_id": {"type": "string"},
         "lease_expires_at": _INSTANT,
         "binding_axis": {"type": "string", "enum": ["", "concurrency", "rate", "cost"]},
-        "policy_denied": {"type": "boolean"},
+        "policy_denied": {"type": "boolean", "enum": [False]},
     }
 )
 _BATCH = {"type": "array", "items": _KEY, "maxItems": MAX_BATCH}
@@ -166,8 +159,8 @@ _CALLS: dict[str, tuple[str, Any, Any]] = {
         _DECIDED,
     ),
     "admit": (
-        "Take a slot, and spend rate and cost, or nothing of it.",
-        _object(_KEYED, {"cost": _COST, "hold": _HOLD, "value": _VALUE}),
+        "Take a slot and spend the rate, or nothing of it; a budget that is spent denies.",
+        _object(_KEYED, {"cost": _COST, "hold": _BID, "value": _BID}),
         _ADMITTED,
     ),
     "release": (
@@ -183,7 +176,7 @@ _CALLS: dict[str, tuple[str, Any, Any]] = {
 }
 
 _DECISION_HEADERS = {
-    "RateLimit": 'What is left: `"name";r=9;t=60`.',
+    "RateLimit": 'What is left, and in how many seconds there is more: `"name";r=9;t=60`.',
     "RateLimit-Policy": 'What the policy grants: `"name";q=10;w=60`.',
 }
 # One decision has both; several, and a forecast, have the policy in common.
@@ -294,7 +287,7 @@ def _pages() -> dict[str, Any]:
         "/health": ("health", "Alive.", {"200": _answer("Alive.", alive)}),
         "/ready": (
             "ready",
-            "Whether requests are decided as the policies say.",
+            "Whether every request gets a decision, by its store or else by its fail mode.",
             {"200": _answer("Ready.", ready), "503": _answer("Not ready.", ready)},
         ),
         "/metrics": (
@@ -313,7 +306,16 @@ def _pages() -> dict[str, Any]:
             {"200": {"description": "A page.", **_content(text, "text/html")}},
         ),
     }
-    return {path: {"get": _operation(*described)} for path, described in pages.items()}
+    described = {path: {"get": _operation(*page)} for path, page in pages.items()}
+    described["/ready"]["get"]["parameters"] = [
+        {
+            "name": "store",
+            "in": "query",
+            "schema": {"type": "string", "enum": ["1"]},
+            "description": "`1` asks whether the store answers, too.",
+        }
+    ]
+    return described
 
 
 def openapi() -> dict[str, Any]:

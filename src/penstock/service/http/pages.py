@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 from ..core import Service
+from ..health import Readiness
 from ..registry import SHOWN
 from ..shared_call import SharedCall
 from ..slices import in_slices
@@ -25,6 +26,10 @@ class Pool(Protocol):
 
     async def total(self) -> bytes:
         """The counts of all workers, of this one as of now, as `/metrics` shows them."""
+
+
+Told: TypeAlias = tuple[int, bytes, bytes]
+"""The status, and what strangers and others are told."""
 
 
 class Pages:
@@ -66,14 +71,18 @@ class Pages:
     def _health(self, _trusted: bool, _body: bytes) -> Answer:
         return self._answers.document(200, {"status": "alive"})
 
-    async def _readiness(self, trusted: bool) -> bytes:
-        status, *bodies = await self._look()
+    async def _readiness(self, trusted: bool, strict: bool) -> bytes:
+        looked = await self._look()
+        status, *bodies = looked[strict]
         return self._answers.plain(status, bodies[trusted])
 
-    async def _looked(self) -> tuple[int, bytes, bytes]:
-        """The status, and what strangers and others are told."""
+    async def _looked(self) -> tuple[Told, Told]:
+        """What those are told who ask whether requests are decided, and who ask for the store."""
         ready = await self._service.ready()
         ok = ready.ok and not self._stopping()
+        return self._told(ready, ok), self._told(ready, ok and ready.store_ok)
+
+    def _told(self, ready: Readiness, ok: bool) -> Told:
         fields: dict[str, Any] = {
             "ready": ok,
             "stopping": self._stopping(),
@@ -86,7 +95,11 @@ class Pages:
         return 200 if ok else 503, json_bytes(fields), json_bytes({**fields, **reasons})
 
     def _ready(self, trusted: bool, _body: bytes) -> Answer:
-        return self._readiness(trusted)
+        return self._readiness(trusted, strict=False)
+
+    def ready_with_store(self, trusted: bool, _body: bytes) -> Answer:
+        """The strict question, `/ready?store=1`: does the store answer, too?"""
+        return self._readiness(trusted, strict=True)
 
     def _metrics(self, _trusted: bool, _body: bytes) -> Answer:
         if self._pool is not None or self._service.metrics.policy_count > SHOWN:

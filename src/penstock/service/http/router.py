@@ -28,6 +28,7 @@ __all__ = ["Route", "Router", "Routes"]
 _MAX_ROUTES = 1_024
 _MAX_HEAD_BYTES = 2_048
 _LEGACY_QUERY = "headers=x"
+_PAGE_QUERIES = {"/ready": "store=1"}
 
 
 @dataclass(slots=True)
@@ -148,7 +149,8 @@ class Router:
         page = self._pages.get(head.path)
         if page is not None:
             _require_method(head, "GET", "HEAD")
-            _require_query(head)
+            if _require_query(head, _PAGE_QUERIES.get(head.path, "")):
+                page = self._pages.ready_with_store
             return partial(page, trusted), self._bounds.body_bytes
         # No page of another site can know the token.
         if self._token is None and is_cross_site(head.headers):
