@@ -147,7 +147,7 @@ def test_nothing_is_kept_of_failures() -> None:
         with pytest.raises(StoreUnavailableError):
             limiter.check(f"k{number}")
     near = limiter._near
-    assert (len(near.queues), len(near.denials), len(near._store)) == (0, 0, 0)
+    assert (len(near.queues), len(near.denials), len(near.store)) == (0, 0, 0)
 
 
 def test_a_key_with_credits_does_not_notice_an_outage() -> None:

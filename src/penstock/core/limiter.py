@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from .._queueing import ThreadWaiter
+from .claims import Claim, claim
 from .clock import Clock, ManualClock, SystemClock, require_clock
 from .decision import Decision, Forecast
 from .errors import UnsupportedError
@@ -80,6 +81,7 @@ class Limiter:
 
     def _settle_on(self, store: Store) -> None:
         """Keep states there from now on."""
+        self._claim: Claim | None = claim(store, self._lead, self.strategy)
         self.store = store
         self._apply = store.apply
         self._aapply = store.aapply
@@ -202,11 +204,13 @@ class Limiter:
 
     def close(self) -> None:
         """Close the store, if this limiter made it."""
+        self._claim = None
         if self._owns_store:
             self.store.close()
 
     async def aclose(self) -> None:
         """The awaitable twin of `close`."""
+        self._claim = None
         if self._owns_store:
             await self.store.aclose()
 
