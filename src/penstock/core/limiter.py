@@ -56,7 +56,10 @@ class Limiter:
         if not isinstance(strategy, Strategy):
             reject(f"strategy must be a penstock.Strategy, such as gcra(100, 60_000): {strategy!r}")
         if not isinstance(store, Store):
-            reject(f"store must be a penstock.Store, such as MemoryStore(), not {store!r}")
+            reject(
+                "store must be a penstock.Store, such as MemoryStore(), or for rate_limit a URL, "
+                f"not {store!r}"
+            )
         if clock is not None and store.reads_own_clock:
             reject(
                 f"{type(store).__name__} reads its server's clock, so the one given here would "
@@ -243,11 +246,11 @@ class Limiter:
                 f"this {type(self).__name__} cannot be pickled or copied: only what rate_limit and "
                 "two_tier make can; make it with one of them, or in the other process"
             )
-        if self._owns_store:
+        if self._owns_store and self.store.made_by is None:
             raise UnsupportedError(
                 f"{self!r} cannot be pickled or copied: its counts are in the memory of this "
                 "process; give it a store that others can open too, as in "
-                "rate_limit(..., store=open_store('redis://localhost:6379'))"
+                "rate_limit(..., store='redis://localhost:6379')"
             )
         return self.made_by.reduced()
 
