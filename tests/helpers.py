@@ -56,7 +56,15 @@ def make_limiter(
 ) -> Limiter:
     """A limiter on the named path: on the native one, with the compiled gate where it fits."""
     store = make_store(path) if store is None else store
-    return limiter_class(strategy, store)(strategy, store, clock=clock, **options)
+    limiter = limiter_class(strategy, store)(strategy, store, clock=clock, **options)
+    return sharing(limiter)
+
+
+def sharing(limiter: Limiter) -> Limiter:
+    """The limiter, for a test that gives its keys to another one as well: it lets go of its claim,
+    as one that is closed does, and leaves the store that it was given as it is."""
+    limiter.close()
+    return limiter
 
 
 KINDS = [cls.name for cls in registered()]

@@ -10,6 +10,7 @@ from .core.store import Store
 from .core.strategy import Strategy
 from .core.validation import reject
 from .stores.memory import MemoryStore
+from .stores.opening import open_store
 from .strategies.rates import strategy_of_rate
 
 __all__ = ["rate_limit"]
@@ -18,7 +19,7 @@ __all__ = ["rate_limit"]
 def rate_limit(
     strategy: Strategy | str,
     *,
-    store: Store | None = None,
+    store: Store | str | None = None,
     clock: Clock | None = None,
     prefix: str = "",
     max_waiters: int | None = None,
@@ -32,25 +33,46 @@ def rate_limit(
     admits 109 in the worst minute, and `sliding_window_log(100, 60_000)` never more than 100. Units
     go from ms to weeks: `"5/30s"`, `"1000/week"`.
 
-    Without a `store` it keeps its own MemoryStore, and closes it; a store that was passed in is
-    left to its owner. `max_waiters` bounds how many callers may wait in `acquire` for one key.
+    Without a `store` it keeps its own MemoryStore, and closes it. A URL such as
+    `"redis://localhost:6379"` is opened as by `open_store`, and what was opened is closed with the
+    limiter, by `close`, `aclose`, `with` or `async with`. A store that was passed in is left to its
+    owner. Limiters on one store count apart by their `prefix`, and under the same one they must
+    mean the same. `max_waiters` bounds how many callers may wait in `acquire` for one key.
     """
     chosen = strategy_of_rate(strategy) if isinstance(strategy, str) else strategy
-    home = MemoryStore(clock=clock) if store is None else store
-    if isinstance(home, MemoryStore) and not home.sweeps_by(clock):
-        reject(
-            "the store is swept by another clock than this limiter's, and would forget what still "
-            "counts: give both the same, MemoryStore(sweep_every_ms=..., clock=clock)"
+    home = _opened(store, clock) if store is None or isinstance(store, str) else store
+    owns_store = home is not store
+    try:
+        _require_same_clock(home, clock)
+        limiter = limiter_class(chosen, home)(
+            chosen,
+            home,
+            clock=clock,
+            prefix=prefix,
+            owns_store=owns_store,
+            max_waiters=max_waiters,
         )
-    limiter = limiter_class(chosen, home)(
-        chosen,
-        home,
-        clock=clock,
-        prefix=prefix,
-        owns_store=store is None,
-        max_waiters=max_waiters,
-    )
+    except BaseException:
+        if owns_store:
+            home.close()
+        raise
     limiter.made_by = MadeBy(
         rate_limit, strategy, store=store, clock=clock, prefix=prefix, max_waiters=max_waiters
     )
     return limiter
+
+
+def _opened(url: str | None, clock: Clock | None) -> Store:
+    if url is None:
+        return MemoryStore(clock=clock)
+    # A table in this process is swept by the limiter's clock; servers have none to be told.
+    is_memory = url.partition("://")[0].lower() == "memory"
+    return open_store(url, clock=clock) if is_memory else open_store(url)
+
+
+def _require_same_clock(store: Store, clock: Clock | None) -> None:
+    if isinstance(store, MemoryStore) and not store.sweeps_by(clock):
+        reject(
+            "the store is swept by another clock than this limiter's, and would forget what still "
+            "counts: give both the same, MemoryStore(sweep_every_ms=..., clock=clock)"
+        )

@@ -217,7 +217,7 @@ class Picklable(Bare):
 @pytest.mark.parametrize(
     ("thing", "words"),
     [
-        (lambda: rate_limit("5/minute"), "counts are in the memory of this process.*open_store"),
+        (lambda: rate_limit("5/minute"), "counts are in the memory of this process.*store="),
         (lambda: rate_limit("5/minute", store=MemoryStore()), "not opened from a URL.*open_store"),
         (MemoryStore, "MemoryStore cannot be pickled.*open_store"),
         (lambda: SqliteStore("/tmp/somewhere.db"), "SqliteStore cannot be pickled.*open_store"),

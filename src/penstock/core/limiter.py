@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from .._queueing import ThreadWaiter
+from .claims import Claim, claim
 from .clock import Clock, ManualClock, SystemClock, require_clock
 from .decision import Decision, Forecast
 from .errors import UnsupportedError
@@ -55,7 +56,10 @@ class Limiter:
         if not isinstance(strategy, Strategy):
             reject(f"strategy must be a penstock.Strategy, such as gcra(100, 60_000): {strategy!r}")
         if not isinstance(store, Store):
-            reject(f"store must be a penstock.Store, such as MemoryStore(), not {store!r}")
+            reject(
+                "store must be a penstock.Store, such as MemoryStore(), or for rate_limit a URL, "
+                f"not {store!r}"
+            )
         if clock is not None and store.reads_own_clock:
             reject(
                 f"{type(store).__name__} reads its server's clock, so the one given here would "
@@ -80,6 +84,7 @@ class Limiter:
 
     def _settle_on(self, store: Store) -> None:
         """Keep states there from now on."""
+        self._claim: Claim | None = claim(store, self._lead, self.strategy)
         self.store = store
         self._apply = store.apply
         self._aapply = store.aapply
@@ -202,11 +207,13 @@ class Limiter:
 
     def close(self) -> None:
         """Close the store, if this limiter made it."""
+        self._claim = None
         if self._owns_store:
             self.store.close()
 
     async def aclose(self) -> None:
         """The awaitable twin of `close`."""
+        self._claim = None
         if self._owns_store:
             await self.store.aclose()
 
@@ -239,11 +246,11 @@ class Limiter:
                 f"this {type(self).__name__} cannot be pickled or copied: only what rate_limit and "
                 "two_tier make can; make it with one of them, or in the other process"
             )
-        if self._owns_store:
+        if self._owns_store and self.store.made_by is None:
             raise UnsupportedError(
                 f"{self!r} cannot be pickled or copied: its counts are in the memory of this "
                 "process; give it a store that others can open too, as in "
-                "rate_limit(..., store=open_store('redis://localhost:6379'))"
+                "rate_limit(..., store='redis://localhost:6379')"
             )
         return self.made_by.reduced()
 

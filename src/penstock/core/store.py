@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Generic, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 from .decision import Decision, Forecast, Outcome
 from .errors import UnsupportedError
@@ -160,6 +161,9 @@ class Store:
 
     made_by: MadeBy | None = None
     """How to open it again, if it was opened from a URL; see `from_its_url`."""
+
+    # Who counts under which prefix; see `core/claims.py`.
+    _claims: WeakValueDictionary[str, Any] | None = None
 
     def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
         """Run the transform on the key's state, atomically, and return its result."""

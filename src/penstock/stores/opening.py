@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from ..core.store import Store
 from ..core.validation import reject
@@ -56,10 +56,7 @@ def open_store(url: str, **options: Any) -> Store:
     scheme, separator, _ = url.partition("://")
     loader = SCHEMES.get(scheme.lower()) if separator else None
     if loader is None:
-        known = ", ".join(f"{name}://" for name in sorted(SCHEMES))
-        # Without "://" this is the whole text, in which there may be a password.
-        named = f" {scheme!r}" if separator and re.fullmatch(_SCHEME, scheme) else ""
-        reject(f"no store is known for the URL scheme{named}; use one of {known}")
+        _refuse(scheme, bool(separator))
     module, _, path = loader.partition(":")
     target: Any = import_module(module, __package__)
     for name in path.split("."):
@@ -67,3 +64,20 @@ def open_store(url: str, **options: Any) -> Store:
     store = target(url, **options)
     assert isinstance(store, Store)
     return store
+
+
+def _refuse(scheme: str, is_url: bool) -> NoReturn:
+    """What is no URL of a store is shown up to its scheme: there may be a password in the rest."""
+    from difflib import get_close_matches
+
+    if not is_url:
+        word = scheme.partition(":")[0].lower()
+        hint = f"did you mean '{word}://...'?" if word in SCHEMES else _USE
+        reject(f"a store's URL has a scheme and ://, such as redis://localhost:6379; {hint}")
+    near = get_close_matches(scheme.lower(), SCHEMES, n=1)
+    hint = f"did you mean '{near[0]}://'?" if near else _USE
+    named = f" {scheme!r}" if re.fullmatch(_SCHEME, scheme) else ""
+    reject(f"no store is known for the URL scheme{named}; {hint}")
+
+
+_USE = f"use one of {', '.join(f'{name}://' for name in sorted(SCHEMES))}"
