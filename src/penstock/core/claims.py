@@ -31,8 +31,8 @@ class Claim:
     __slots__ = ("__weakref__", "meaning", "strategy")
 
     def __init__(self, strategy: Strategy) -> None:
-        self.strategy = strategy
-        self.meaning = _meaning(strategy)
+        self.strategy: Strategy = strategy
+        self.meaning: object = _meaning(strategy)
 
 
 def claim(store: Store, lead: str, strategy: Strategy) -> Claim:
@@ -60,9 +60,9 @@ def _taken(store: Store, lead: str, wanted: Claim) -> Claim:
 
 
 def _meaning(strategy: Strategy) -> object:
-    """Equal for strategies that may share their counts. A strategy says its parameters in its
-    `repr`; of one that does not, what all strategies have in common has to do."""
-    if type(strategy).__repr__ is not object.__repr__:
+    """Equal for strategies that may share their counts. A strategy that declares its parameters
+    says them in its `repr`; of one that does not, what all strategies have in common has to do."""
+    if strategy.values or type(strategy).__repr__ is not Strategy.__repr__:
         return repr(strategy)
     return type(strategy), strategy.limit, strategy.window_ms, strategy.ttl_ms
 
