@@ -26,7 +26,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "dynamodb": ("boto3>=1.34", "aiobotocore>=2.13"),
     "edge": ("httpx>=0.27",),
     "server": (
-        "grpcio>=1.66",
+        "grpcio>=1.81",
         "grpcio-health-checking>=1.66",
         "grpcio-reflection>=1.66",
         "protobuf>=5.26",

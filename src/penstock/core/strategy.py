@@ -318,6 +318,8 @@ class Strategy(ABC):
         return {name: value for name, value in vars(self).items() if name not in ("lua", "native")}
 
     def __repr__(self) -> str:
+        if not self.values:
+            return f"<{self.name} limit={self.limit}>"
         values = ", ".join(f"{name}={value!r}" for name, value in self.values.items())
         return f"{self.name}({values})"
 

@@ -27,6 +27,9 @@ class Unlimited(Strategy):
     def forecast(self, _state: None, now: int, cost: int) -> Forecast:
         return Forecast(MAX_SAFE // cost, now, now)
 
+    def __repr__(self) -> str:
+        return "unlimited()"
+
 
 def unlimited() -> Unlimited:
     """Allows every request and reports the largest limit there is: for tests, and to switch a
