@@ -1,14 +1,13 @@
 -- The token budget: a hash of two fields, `s` the window's start and `c` the tokens served in it.
-local function raw(key) return redis.call('HMGET', key, 's', 'c') end
+local function raw(key) return fieldsOf(key, 's', 'c') end
 
 -- Decide.
 local function read(key)
   local stored = raw(key)
-  if stored[1] and stored[2] then
+  if stored[1] then
     local start = number(stored[1], WHOLE, MAX_STORED_MS)
     return {start = start, served = number(stored[2], WHOLE, MAX_SAFE)}
   end
-  if call('HLEN', key) > 0 then foreign() end
 end
 
 local function check(p, stored, now, cost)

@@ -4,6 +4,32 @@
 -- reply s and c, or nil twice
 -- state hash: s start of the window, c count in it, each %.0f
 
+local FOREIGN = 'WRONGTYPE not the state of a fixedWindow'
+local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 70368744177664, 140737488355328
+
+-- What every strategy's file may use.
+local call, format, find, match = redis.call, string.format, string.find, string.match
+local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
+
+-- Raised as text, which servers before Redis 7 can report too.
+local function foreign() error(FOREIGN, 0) end
+
+-- A number from the text of a state: of this form, and no larger than `most`.
+local function number(text, form, most)
+  local value = find(text, form) and tonumber(text)
+  if not value or value > most then foreign() end
+  return value
+end
+
+-- The two fields that a hash consists of, or false twice where there is no hash.
+local function fieldsOf(key, first, second)
+  local stored = call('HMGET', key, first, second)
+  if not (stored[1] and stored[2]) and call('HLEN', key) > 0 then foreign() end
+  return stored
+end
+
+local WHOLE, REAL = '^%d+$', '^%d+%.?%d*e?-?%d*$'
+
 -- The fixed window: a hash of two fields, `s` the window's start and `c` its count.
 --
 -- Both anchors keep the same state and differ in one line, the window that `now` falls into. They
@@ -14,6 +40,6 @@
 --
 -- Whole numbers up to 2^53 divide and multiply exactly here: floor(now / windowMs) is never rounded
 -- up to the next window, and a sum too large to be exact is above every limit anyway.
-local function raw(key) return redis.call('HMGET', key, 's', 'c') end
+local function raw(key) return fieldsOf(key, 's', 'c') end
 
 return raw(KEYS[1])

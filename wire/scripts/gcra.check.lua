@@ -24,6 +24,13 @@ local function number(text, form, most)
   return value
 end
 
+-- The two fields that a hash consists of, or false twice where there is no hash.
+local function fieldsOf(key, first, second)
+  local stored = call('HMGET', key, first, second)
+  if not (stored[1] and stored[2]) and call('HLEN', key) > 0 then foreign() end
+  return stored
+end
+
 local WHOLE, REAL = '^%d+$', '^%d+%.?%d*e?-?%d*$'
 
 -- The server's clock is read once at most, so that all keys of a call are decided at one instant.
@@ -51,7 +58,7 @@ end
 --
 -- A denial reads and answers; an admission is one SET that carries its expiry. A stored TAT before
 -- `now` counts as `now`, so a key that outlives its ttl decides like one that is gone.
-local function raw(key) return redis.call('GET', key) end
+local function raw(key) return call('GET', key) end
 
 -- Decide.
 local function read(key)

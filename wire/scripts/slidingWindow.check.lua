@@ -24,6 +24,13 @@ local function number(text, form, most)
   return value
 end
 
+-- The two fields that a hash consists of, or false twice where there is no hash.
+local function fieldsOf(key, first, second)
+  local stored = call('HMGET', key, first, second)
+  if not (stored[1] and stored[2]) and call('HLEN', key) > 0 then foreign() end
+  return stored
+end
+
 local WHOLE, REAL = '^%d+$', '^%d+%.?%d*e?-?%d*$'
 
 -- The server's clock is read once at most, so that all keys of a call are decided at one instant.
@@ -55,7 +62,7 @@ end
 --
 -- The ring is read whole. It has at most buckets + 1 fields and often far fewer, and naming them all
 -- in one command would overflow Lua's stack for rings of some thousands.
-local function raw(key) return redis.call('HGETALL', key) end
+local function raw(key) return call('HGETALL', key) end
 
 -- Decide.
 local function read(key, p)

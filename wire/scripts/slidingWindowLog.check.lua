@@ -24,6 +24,13 @@ local function number(text, form, most)
   return value
 end
 
+-- The two fields that a hash consists of, or false twice where there is no hash.
+local function fieldsOf(key, first, second)
+  local stored = call('HMGET', key, first, second)
+  if not (stored[1] and stored[2]) and call('HLEN', key) > 0 then foreign() end
+  return stored
+end
+
 local WHOLE, REAL = '^%d+$', '^%d+%.?%d*e?-?%d*$'
 
 -- The server's clock is read once at most, so that all keys of a call are decided at one instant.
@@ -60,7 +67,7 @@ end
 -- a stamp that was in use before. NX and the number that ZADD returns guard against members of other
 -- clients: a name that is taken moves nothing and is made up for with the next one.
 local function raw(key)
-  local units, scores = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES'), {}
+  local units, scores = call('ZRANGE', key, 0, -1, 'WITHSCORES'), {}
   for i = 2, #units, 2 do scores[i / 2] = units[i] end
   return scores
 end

@@ -4,6 +4,32 @@
 -- reply the scores, ascending, one per unit
 -- state sorted set: one member per accepted unit, score its ms
 
+local FOREIGN = 'WRONGTYPE not the state of a slidingWindowLog'
+local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 70368744177664, 140737488355328
+
+-- What every strategy's file may use.
+local call, format, find, match = redis.call, string.format, string.find, string.match
+local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
+
+-- Raised as text, which servers before Redis 7 can report too.
+local function foreign() error(FOREIGN, 0) end
+
+-- A number from the text of a state: of this form, and no larger than `most`.
+local function number(text, form, most)
+  local value = find(text, form) and tonumber(text)
+  if not value or value > most then foreign() end
+  return value
+end
+
+-- The two fields that a hash consists of, or false twice where there is no hash.
+local function fieldsOf(key, first, second)
+  local stored = call('HMGET', key, first, second)
+  if not (stored[1] and stored[2]) and call('HLEN', key) > 0 then foreign() end
+  return stored
+end
+
+local WHOLE, REAL = '^%d+$', '^%d+%.?%d*e?-?%d*$'
+
 -- The sliding window log: a sorted set with one member per admitted unit, scored in ms.
 --
 -- What counts and where the k-th unit stands is asked by score and by rank, in logarithmic time; the
@@ -17,7 +43,7 @@
 -- a stamp that was in use before. NX and the number that ZADD returns guard against members of other
 -- clients: a name that is taken moves nothing and is made up for with the next one.
 local function raw(key)
-  local units, scores = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES'), {}
+  local units, scores = call('ZRANGE', key, 0, -1, 'WITHSCORES'), {}
   for i = 2, #units, 2 do scores[i / 2] = units[i] end
   return scores
 end

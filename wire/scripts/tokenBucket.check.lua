@@ -24,6 +24,13 @@ local function number(text, form, most)
   return value
 end
 
+-- The two fields that a hash consists of, or false twice where there is no hash.
+local function fieldsOf(key, first, second)
+  local stored = call('HMGET', key, first, second)
+  if not (stored[1] and stored[2]) and call('HLEN', key) > 0 then foreign() end
+  return stored
+end
+
 local WHOLE, REAL = '^%d+$', '^%d+%.?%d*e?-?%d*$'
 
 -- The server's clock is read once at most, so that all keys of a call are decided at one instant.
@@ -52,16 +59,15 @@ end
 -- `t` is a double with all its digits; a bucket that was rounded on every visit would leak or gain.
 -- A bucket that outlives its ttl has refilled by the same arithmetic, so it decides like a fresh
 -- one.
-local function raw(key) return redis.call('HMGET', key, 't', 'l') end
+local function raw(key) return fieldsOf(key, 't', 'l') end
 
 -- Decide.
 local function read(key)
   local stored = raw(key)
-  if stored[1] and stored[2] then
+  if stored[1] then
     local last = number(stored[2], WHOLE, MAX_STORED_MS)
     return {tokens = number(stored[1], REAL, MAX_SAFE), last = last}
   end
-  if call('HLEN', key) > 0 then foreign() end
 end
 
 local function check(p, stored, now, cost)

@@ -9,7 +9,8 @@ A strategy has one Lua file, which lies beside its Python file and holds five th
                                   and if allowed the new state and its ttl
     write(key, p, state, px)      keeps a state for `px` ms
 
-`p` holds the parameters by their names on the wire. From the one file come three scripts: `check`
+All of them may use what `scripts/prelude.lua` defines. `p` holds the parameters by their names on
+the wire. From the one file come three scripts: `check`
 decides for one key and writes, `read` returns the raw state and never writes, `many` decides for
 all of its KEYS in order, at one instant. The files in `scripts/` are what they share.
 
@@ -163,7 +164,8 @@ class LuaSource:
     @cached_property
     def read(self) -> LuaScript:
         reading, _, _ = self._text.partition(_DECIDE)
-        return self._script("read", reading, _shared("read"))
+        parts = (self._facts(), _shared("prelude"), reading)
+        return self._script("read", *parts, _shared("read"))
 
     def accelerator(self, parameters: Mapping[str, Any]) -> LuaAccelerator:
         """For a strategy with these parameters, by their names on the wire."""

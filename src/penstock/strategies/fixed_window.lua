@@ -8,16 +8,15 @@
 --
 -- Whole numbers up to 2^53 divide and multiply exactly here: floor(now / windowMs) is never rounded
 -- up to the next window, and a sum too large to be exact is above every limit anyway.
-local function raw(key) return redis.call('HMGET', key, 's', 'c') end
+local function raw(key) return fieldsOf(key, 's', 'c') end
 
 -- Decide.
 local function read(key)
   local stored = raw(key)
-  if stored[1] and stored[2] then
+  if stored[1] then
     local start = number(stored[1], WHOLE, MAX_STORED_MS)
     return {start = start, count = number(stored[2], WHOLE, MAX_SAFE)}
   end
-  if call('HLEN', key) > 0 then foreign() end
 end
 
 local function check(p, stored, now, cost)

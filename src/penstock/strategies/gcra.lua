@@ -2,7 +2,7 @@
 --
 -- A denial reads and answers; an admission is one SET that carries its expiry. A stored TAT before
 -- `now` counts as `now`, so a key that outlives its ttl decides like one that is gone.
-local function raw(key) return redis.call('GET', key) end
+local function raw(key) return call('GET', key) end
 
 -- Decide.
 local function read(key)

@@ -6,7 +6,7 @@
 --
 -- The ring is read whole. It has at most buckets + 1 fields and often far fewer, and naming them all
 -- in one command would overflow Lua's stack for rings of some thousands.
-local function raw(key) return redis.call('HGETALL', key) end
+local function raw(key) return call('HGETALL', key) end
 
 -- Decide.
 local function read(key, p)

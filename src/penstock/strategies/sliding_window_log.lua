@@ -11,7 +11,7 @@
 -- a stamp that was in use before. NX and the number that ZADD returns guard against members of other
 -- clients: a name that is taken moves nothing and is made up for with the next one.
 local function raw(key)
-  local units, scores = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES'), {}
+  local units, scores = call('ZRANGE', key, 0, -1, 'WITHSCORES'), {}
   for i = 2, #units, 2 do scores[i / 2] = units[i] end
   return scores
 end

@@ -131,7 +131,7 @@ def test_the_second_signal_ends_all_of_them_at_once(tmp_path: Path) -> None:
         eventually(lambda: _says(server, "try:"), within=20, what="all workers")
         process, workers = server._running(), workers_of(server.pid)
         with socket.create_connection(("127.0.0.1", server.port), 10) as line:
-            line.sendall(b"GET /health HTTP/1.1\r\nHost: half")
+            line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost")
             eventually(lambda: _connected(server, 2), within=5, what="the connection")
             process.send_signal(signal.SIGTERM)
             eventually(lambda: _says(server, "stopping"), within=5, what="the stop")
@@ -148,7 +148,7 @@ def test_a_hangup_does_not_end_a_service_that_is_answering_its_last_calls(tmp_pa
         eventually(lambda: _says(server, "try:"), within=20, what="all workers")
         process = server._running()
         with socket.create_connection(("127.0.0.1", server.port), 10) as line:
-            line.sendall(b"GET /health HTTP/1.1\r\nHost: half")
+            line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost")
             eventually(lambda: _connected(server, 2), within=5, what="the connection")
             process.send_signal(signal.SIGTERM)
             eventually(lambda: _says(server, "stopping"), within=5, what="the stop")

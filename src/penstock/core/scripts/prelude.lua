@@ -12,4 +12,11 @@ local function number(text, form, most)
   return value
 end
 
+-- The two fields that a hash consists of, or false twice where there is no hash.
+local function fieldsOf(key, first, second)
+  local stored = call('HMGET', key, first, second)
+  if not (stored[1] and stored[2]) and call('HLEN', key) > 0 then foreign() end
+  return stored
+end
+
 local WHOLE, REAL = '^%d+$', '^%d+%.?%d*e?-?%d*$'
