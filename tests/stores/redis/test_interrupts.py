@@ -10,7 +10,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -263,7 +262,7 @@ def test_an_argument_of_a_script_that_is_no_text_or_number_is_refused(argument: 
     """Before anything is sent."""
     strategy = gcra(5, SPAN_MS)
     assert strategy.lua is not None
-    strategy.lua = replace(strategy.lua, argv=lambda now, cost: (now, argument, cost))
+    strategy.lua.argv = lambda now, cost: (now, argument, cost)
     store = RedisStore.from_url(url_of("valkey"))
     with pytest.raises(ConfigInvalidError, match="must be text, bytes or a number"):
         store.apply(new_key(), checking(strategy), 1, 1)
