@@ -44,7 +44,7 @@ CLASHES = [
 ]
 
 
-@pytest.mark.parametrize(("one", "other"), CLASHES, ids=str)
+@pytest.mark.parametrize(("one", "other"), CLASHES)
 def test_another_meaning_under_the_same_prefix_is_refused(one: Any, other: Any) -> None:
     """By an error that names both, and the fix; which works."""
     store = MemoryStore()
@@ -60,7 +60,7 @@ def test_another_meaning_under_the_same_prefix_is_refused(one: Any, other: Any) 
         assert kept.check("k")
 
 
-@pytest.mark.parametrize("strategy", [one for one, _ in CLASHES[1:]], ids=str)
+@pytest.mark.parametrize("strategy", [one for one, _ in CLASHES[1:]])
 def test_the_same_meaning_twice_is_how_limits_are_shared(strategy: Strategy) -> None:
     """Made anew, as by another part of the program."""
     store = MemoryStore()

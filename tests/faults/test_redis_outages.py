@@ -311,7 +311,7 @@ def test_tasks_that_share_a_connection_fail_and_recover_each_on_its_own(proxy: F
 
     async def main() -> None:
         store = RedisStore.from_url(through(proxy), timeout_ms=TIMEOUT_MS)
-        limiters = [rate_limit(gcra(n, LONG_MS), store=store) for n in range(1, 41)]
+        limiters = [rate_limit(gcra(n, LONG_MS), store=store, prefix=str(n)) for n in range(1, 41)]
         key = new_key()
         await limiters[0].acheck(f"{key}-warm")
         proxy.delay(TIMEOUT_MS - 50)

@@ -344,6 +344,20 @@ def test_ready_asks_the_store_and_never_raises() -> None:
     assert len(store.inner) == 0
 
 
+def test_a_probe_does_not_wait_for_a_store_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was written without a deadline, say."""
+    monkeypatch.setattr("penstock.service.health.PATIENCE_S", 0.05)
+
+    class Hanging(FragileStore):
+        async def aapply(self, *_: Any) -> Any:
+            await asyncio.sleep(3_600)
+
+    service, _ = service_on(Hanging())
+    ready = asyncio.run(service.ready())
+    assert (ready.ok, ready.store_ok) == (False, False)
+    assert "no answer within" in ready.store_error
+
+
 def test_a_service_that_has_nothing_to_serve_is_not_ready() -> None:
     """Though its store answers."""
     service, _ = service_on(config=PolicyFile({}))

@@ -133,10 +133,11 @@ def test_a_server_that_dies_and_returns_is_survived(server: Valkey) -> None:
             assert (allowed.allowed, allowed.limit, allowed.remaining) == (True, 5, 0)
             assert (denied.allowed, denied.retry_after_ms) == (False, 1_000)
             assert now <= denied.reset_at - 1_000 <= service.clock.now()
-            assert not (await service.ready()).ok
+            without = await service.ready()
+            assert (without.ok, without.store_ok) == (True, False)
             server.restart()
             assert (await returned(service)).remaining == 4
-            assert (await service.ready()).ok
+            assert (await service.ready()).store_ok
             assert service.snapshot().policies["open"]["failed_open"] == 1
 
     asyncio.run(main())

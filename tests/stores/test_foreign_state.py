@@ -26,7 +26,7 @@ from penstock.core.store import checking
 from penstock.stores.record import pack, restore
 from penstock.stores.redis import RedisStore
 from penstock.stores.sqlite import SqliteStore
-from tests.helpers import NOW
+from tests.helpers import NOW, sharing
 from tests.stores.redis.live import PATIENT_MS, new_key, running
 
 STRATEGIES: dict[str, Strategy] = {
@@ -146,7 +146,7 @@ def test_a_redis_key_that_holds_anything_else_is_refused_and_kept(server: Any) -
         key = new_key()
         put(server, key)
         before = server.call("DUMP", key)
-        limiter = Limiter(STRATEGIES[kind], store, clock=ManualClock(NOW))
+        limiter = sharing(Limiter(STRATEGIES[kind], store, clock=ManualClock(NOW)))
         for ask in asks(limiter, key):
             assert taken(ask) is None, (kind, before)
         assert server.call("DUMP", key) == before

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -110,7 +111,23 @@ def strike_everywhere(
     by_opcode: bool = False,
 ) -> int:
     """Run the scenario once for each place that its work comes by, with an interrupt there. At
-    `least` so many places must be struck, lest nothing be shown. Returns how many were."""
+    `least` so many places must be struck, lest nothing be shown. Returns how many were.
+
+    In a thread of its own: struck at the end of an `except`, the interpreter believes for as long
+    as the thread lives that the exception is still being handled, and keeps all that it refers to.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(_strike_everywhere, parts, scenario, error, least, by_opcode)
+        return run.result()
+
+
+def _strike_everywhere(
+    parts: tuple[str, ...],
+    scenario: Callable[[Strike], None],
+    error: type[BaseException],
+    least: int,
+    by_opcode: bool,
+) -> int:
     seen: dict[Place, None] = {}
     for _ in range(4):
         watcher = Striker(parts, by_opcode=by_opcode)

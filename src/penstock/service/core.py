@@ -233,6 +233,13 @@ class Service:
         trouble = await self._trouble()
         return readiness(trouble, len(self.policies), self._needs_store(), self.reload_error)
 
+    async def decides(self) -> bool:
+        """Whether every request gets a decision: `ready().ok`, without asking a store that does not
+        matter for it."""
+        if not self._needs_store():
+            return len(self.policies) > 0
+        return (await self.ready()).ok
+
     def _needs_store(self) -> bool:
         """Whether some policy answers with an error while the store is away."""
         inline = self._inline is not None and self.fail == "error"

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
-from ..core.errors import outage_reason
+from ..core.errors import StoreUnavailableError, outage_reason
 from ..core.store import Store, checking, peeking
 from ..core.validation import MAX_SAFE
 from ..strategies import fixed_window, unlimited
 
-__all__ = ["PING", "PING_KEY", "Readiness", "ask_store", "readiness", "trouble_of"]
+__all__ = ["PATIENCE_S", "PING", "PING_KEY", "Readiness", "ask_store", "readiness", "trouble_of"]
 
 PING_KEY = "penstock:ready"
 PING = peeking(unlimited())
 """What to ask a store that writes nothing and takes one round trip."""
+
+PATIENCE_S = 2.0
+"""A probe does not wait longer for a store that has no deadline, or a long one."""
 
 # What is always admitted, so that it has to be written, and soon forgotten.
 _ROOM_KEY = "penstock:room"
@@ -48,11 +52,11 @@ async def ask_store(store: Store, now: int) -> None:
 async def trouble_of(store: Store, now: int, writes: bool) -> Exception | None:
     """What the store failed with when it was asked. A store that is full still answers questions:
     where that is to be known it has to write something."""
+    asked = store.aapply(_ROOM_KEY, _ROOM, now, 1) if writes else ask_store(store, now)
     try:
-        if writes:
-            await store.aapply(_ROOM_KEY, _ROOM, now, 1)
-        else:
-            await ask_store(store, now)
+        await asyncio.wait_for(asked, PATIENCE_S)
+    except asyncio.TimeoutError:
+        return StoreUnavailableError(f"no answer within {PATIENCE_S:g} s")
     except Exception as error:
         return error
     return None

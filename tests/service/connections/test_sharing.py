@@ -45,7 +45,7 @@ def wait_until(server: Lines, what: str) -> None:
         if not server.inside(lambda: eval(what, {"server": server.server})):
             raise NotReady(what)
 
-    eventually(holds, within=10, what=what)
+    eventually(holds, within=60, what=what)
 
 
 def test_one_request_does_not_wait_for_those_of_a_client_that_sends_without_end() -> None:

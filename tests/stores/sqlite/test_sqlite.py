@@ -250,8 +250,8 @@ def test_many_keys_are_one_transaction(path: Path) -> None:
     """A batch that fails half way charges nobody."""
     store = SqliteStore(path)
     clock = ManualClock(NOW)
-    limiter = rate_limit(gcra(5, 60_000), store=store, clock=clock)
     rate_limit(token_bucket(5, 1), store=store, clock=clock).check("taken")
+    limiter = rate_limit(gcra(5, 60_000), store=store, clock=clock)
     with pytest.raises(ConfigInvalidError, match="key 'taken' holds the state of something else"):
         limiter.check_many(["a", "b", "taken", "c"])
     assert [decision.remaining for decision in limiter.check_many(["a", "b", "c"])] == [4, 4, 4]
@@ -262,7 +262,8 @@ def test_a_sweep_drops_what_no_clock_can_need(path: Path) -> None:
     """Expired is not enough: a record outlasts its state by as much again, a minute at least."""
     store = SqliteStore(path)
     short = rate_limit(fixed_window(5, 1_000, "first"), store=store, clock=ManualClock(NOW))
-    long = rate_limit(fixed_window(5, 100_000, "first"), store=store, clock=ManualClock(NOW))
+    window = fixed_window(5, 100_000, "first")
+    long = rate_limit(window, store=store, clock=ManualClock(NOW), prefix="long")
     for number in range(2_500):
         short.check(f"short-{number}")
     long.check("long")

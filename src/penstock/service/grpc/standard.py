@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from ...wire.proto import POOL
 from ...wire.proto.fleet_pb2_grpc import FLEET
 from ...wire.proto.rate_limiter_pb2_grpc import RATE_LIMITER
-from ..core import Readiness, Service
+from ..core import Service
 from .calls import never_now, unary
 from .errors import UnknownServiceError, refuse
 from .places import Places
@@ -57,7 +57,7 @@ class Health:
         codes: Counter[str],
     ) -> None:
         self._service = service
-        self._look: asyncio.Future[Readiness] | None = None
+        self._look: asyncio.Future[bool] | None = None
         self._look_again_at = 0.0
         self._probes = probes
         self._watches = watches
@@ -75,7 +75,7 @@ class Health:
     async def _check(self, request: Any) -> Any:
         if request.service not in self._known:
             raise UnknownServiceError("there is no such service here")
-        return self._message(request.service, (await self._service.ready()).ok)
+        return self._message(request.service, await self._service.decides())
 
     async def _watch(self, _: object, context: Context) -> None:
         try:
@@ -99,10 +99,10 @@ class Health:
         """Whether the service is ready, as of a moment ago: one look for all who watch."""
         now = asyncio.get_running_loop().time()
         if self._look is None or (self._look.done() and now >= self._look_again_at):
-            self._look = asyncio.ensure_future(self._service.ready())
+            self._look = asyncio.ensure_future(self._service.decides())
             self._look_again_at = now + _LOOK_EVERY_S
         # Who stops watching does not end it for the others.
-        return (await asyncio.shield(self._look)).ok
+        return await asyncio.shield(self._look)
 
     def _message(self, name: str, ready: bool) -> Any:
         if name not in self._known:
