@@ -7,10 +7,12 @@ charged is what they were told, but for the interrupted call and for those told 
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,16 @@ SPAN_MS = 10**9
 
 each_kind = pytest.mark.parametrize("error", [Interrupt, SoftTimeoutError])
 each_role = pytest.mark.parametrize("role", ["leader", "follower"])
+
+
+@pytest.fixture(autouse=True)
+def _swept() -> Iterator[None]:
+    """A connection that was struck while it was being made is closed by nobody, and the next test
+    is not to blame for it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield
+        gc.collect()
 
 
 def until(condition: Callable[[], Any]) -> None:
