@@ -102,6 +102,7 @@ class LuaScript:
 
     @property
     def sha1(self) -> str:
+        """By which a server knows it, in hexadecimal."""
         return self.sha1_bytes.decode()
 
     @property
@@ -152,16 +153,19 @@ class LuaSource:
 
     @cached_property
     def check(self) -> LuaScript:
+        """Decides for one key and writes."""
         parts = (self._facts(), self._arguments(), _shared("prelude"), _shared("clock"))
         return self._script("check", *parts, self._text, _shared("check"))
 
     @cached_property
     def many(self) -> LuaScript:
+        """Decides for all of its keys, in order, at one instant."""
         parts = (self._facts(), self._arguments(), _shared("prelude"), _shared("clock"))
         return self._script("many", *parts, self._text, _shared("many"))
 
     @cached_property
     def read(self) -> LuaScript:
+        """Returns what a key holds, and never writes."""
         reading, _, _ = self._text.partition(_DECIDE)
         return self._script("read", reading, _shared("read"))
 
