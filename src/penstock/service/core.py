@@ -28,7 +28,7 @@ from ..stores.opening import open_store
 from .failing import Guard
 from .fleet import Lease
 from .health import Readiness, readiness, trouble_of
-from .inline import INLINE, Inline, InlinePolicies
+from .inline import DEFAULT_STRATEGY, INLINE, Inline, InlinePolicies
 from .metrics import Metrics, MetricsSnapshot
 from .registry import Checker, Policy, Site, Table, UnknownPolicyError
 from .reloading import Reloader
@@ -195,7 +195,7 @@ class Service:
         limit: int,
         window_ms: int,
         cost: int = 1,
-        strategy: str = "fixed_window",
+        strategy: str = DEFAULT_STRATEGY,
     ) -> Decision:
         """Decide by a limit that the request brings along."""
         inline = self._made_inline(limit, window_ms, strategy)
@@ -215,7 +215,7 @@ class Service:
         return entry.checker
 
     def inline_checker(
-        self, limit: int, window_ms: int, strategy: str = "fixed_window"
+        self, limit: int, window_ms: int, strategy: str = DEFAULT_STRATEGY
     ) -> Checker | None:
         """The same for an inline policy."""
         return self._made_inline(limit, window_ms, strategy).checker
