@@ -1,6 +1,6 @@
 """A strategy in Lua: the accelerator of Redis, and how its scripts are put together.
 
-A strategy has one Lua file, which lies beside its Python file and holds five things in plain Lua:
+A strategy has one Lua file, which lies beside its Python file and holds five things in plain Lua::
 
     raw(key)                      what the key holds, as Redis returns it
     -- Decide.                    a line of its own: what stands above it is all that reading needs
@@ -21,7 +21,7 @@ text. `..` and `tostring` keep 14 digits, so numbers become text by `%.17g` (dou
 
 Physical expiry only gives memory back. A strategy's `ttl` says for how long, on the clock of
 whoever asks, a state can matter; the key stays longer than that by a margin, in case others ask by
-a slower clock:
+a slower clock::
 
     px = max(0, now - the server's clock) + ttl + min(max(ttl, MARGIN_MS), MAX_MARGIN_MS)
 
