@@ -97,8 +97,9 @@ $(VENV)/.bench: $(VENV)/.packages
 	@$(BIN)/python -m pip install --quiet --group bench
 	@touch $@
 
-wire: $(VENV)/.packages  ## regenerate the scripts, the manifest and the vectors
+wire: $(VENV)/.packages  ## regenerate the scripts, the manifest, the vectors and the tables of the docs
 	@$(BIN)/python -m penstock.wire
+	@$(BIN)/python -m tools.docs.tables
 
 clean:  ## remove everything that can be made again
 	rm -rf $(VENV) .venv-* .tools build dist src/*.egg-info src/penstock/accel/*.so src/penstock/accel/_native.c

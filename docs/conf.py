@@ -23,6 +23,7 @@ include_patterns = [
     "docs/**",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "SECURITY.md",
     "bench/README.md",
     "proofs/README.md",

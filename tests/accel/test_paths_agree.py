@@ -21,10 +21,9 @@ from penstock import (
     fixed_window,
     gcra,
     sliding_window,
-    sliding_window_log,
-    token_bucket,
 )
 from penstock.core.native import native
+from penstock.core.strategy import find_strategy, registered
 from penstock.stores.memory.table import RECLAIM_FLOOR
 from tests.helpers import (
     HUGE,
@@ -153,14 +152,9 @@ def test_all_operations_agree_in_any_order(kind: str) -> None:
 def test_many_keys_expire_alike(kind: str) -> None:
     """Above the floor from which memory is reclaimed, jumps behind the horizon included."""
     rng = random.Random(f"reclaim/{kind}")
-    strategy, pair = draw_strategy(kind, rng), Pair()
-    strategy = {
-        "gcra": gcra(3, 3_000),
-        "token_bucket": token_bucket(3, 1.1),
-        "fixed_window": fixed_window(3, 1_700, "first"),
-        "sliding_window": sliding_window(3, 1_700, 7),
-        "sliding_window_log": sliding_window_log(3, 2_500),
-    }[kind]
+    cls, pair = find_strategy(kind), Pair()
+    assert cls is not None
+    strategy = cls.per(3, 1_700)
     plain, compiled = pair.limiters(strategy)
     now = NOW
     for step in range(12_000):
@@ -247,14 +241,8 @@ def test_an_expiry_that_packs_the_table_keeps_the_order_of_the_rest() -> None:
 @pytest.mark.parametrize("asked", [*KINDS, "custom"])
 def test_a_clash_of_kinds_is_refused_in_the_same_words(held: str, asked: str) -> None:
     """A live state is never read by a strategy of another kind; an expired one is no obstacle."""
-    strategies: dict[str, Strategy] = {
-        "gcra": gcra(5, 1_000),
-        "token_bucket": token_bucket(5, 5),
-        "fixed_window": fixed_window(5, 1_000),
-        "sliding_window": sliding_window(5, 1_000),
-        "sliding_window_log": sliding_window_log(5, 1_000),
-        "custom": Quota(5, 1_000),
-    }
+    strategies: dict[str, Strategy] = {cls.name: cls.per(5, 1_000) for cls in registered()}
+    strategies["custom"] = Quota(5, 1_000)
     pair, texts = Pair(), []
     for first, second in zip(
         pair.limiters(strategies[held]), pair.limiters(strategies[asked]), strict=True

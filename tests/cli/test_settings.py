@@ -94,7 +94,12 @@ def test_what_is_ambiguous_or_misspelt_is_refused(
 def test_variables_of_others_are_left_alone() -> None:
     """Ours that are no settings, and those that Kubernetes makes up for a service of this name."""
     others = {"pure": "1", "service_host": "10.0.0.1", "port": "tcp://10.0.0.1:80", "kv_path": "x"}
-    assert resolved(**others, port_8080_tcp_addr="10.0.0.1").workers == 1
+    others = {**others, "port_8080_tcp_addr": "10.0.0.1", "service_port": "80"}
+    assert resolved(**others).workers == 1
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    settings: Settings = parser.get_default("settings")
+    settings.refuse_near_misses({PREFIX + name.upper(): text for name, text in others.items()})
 
 
 def test_a_stores_url_may_lie_in_a_file(tmp_path: Path) -> None:

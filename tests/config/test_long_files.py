@@ -3,17 +3,23 @@ kept as texts."""
 
 from __future__ import annotations
 
+import importlib
 import pickle
+import shutil
 import sys
+from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
 
-from penstock import ConfigInvalidError
+from penstock import ConfigInvalidError, register
 from penstock.config import PolicyFile, apart, names_with, parse_policies
 from penstock.config.apart import parse_apart
 from penstock.config.loading import parse_policy_file
+from penstock.testkit import temporarily_registered
 from tests.service.worlds import FILE
 
 KINDS = (
@@ -149,3 +155,72 @@ def test_policies_are_found_by_what_they_have(lazy: PolicyFile) -> None:
         assert names_with(built, field) == names
     named = "version: 1\nlimiters: {concurrency: {strategy: gcra, limit: 5, period: 1m}}"
     assert names_with(parse_policies(named).policies, "concurrency") == []
+
+
+TOY = """
+print("hello", flush=True)
+from penstock import Parameter, Strategy
+
+
+class Toy(Strategy):
+    name = "toy_bucket"
+    parameters = (Parameter("size", "count"),)
+
+    def check(self, state, now, cost):
+        raise NotImplementedError
+
+
+class Outer:
+    class Toy(Toy):
+        name = "toy_bucket"
+"""
+OF_THE_TOY = "  toy: {strategy: toyBucket, size: 5}\n"
+
+
+@pytest.fixture
+def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A user's module."""
+    (tmp_path / "toys_of_a_user.py").write_text(TOY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with temporarily_registered():
+        yield importlib.import_module("toys_of_a_user")
+    del sys.modules["toys_of_a_user"]
+
+
+def parsed_elsewhere(raw: bytes, monkeypatch: pytest.MonkeyPatch) -> PolicyFile:
+    def here(_raw: bytes, _source: str) -> PolicyFile:
+        raise AssertionError("it was parsed in this process")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(apart, "parse_policy_file", here)
+        return parse_apart(raw, "p.yaml")
+
+
+@pytest.mark.parametrize("name", ["Toy", "Outer.Toy"])
+def test_another_process_finds_strategies_of_a_user(
+    toys: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the names of their modules and classes, whatever the modules print."""
+    register(attrgetter(name)(toys))
+    file = parsed_elsewhere(long_file(OF_THE_TOY), monkeypatch)
+    assert repr(file.policies["toy"].strategy) == "toy_bucket(size=5)"
+    with pytest.raises(ConfigInvalidError, match=r"limiters.toy.size: must be a whole number"):
+        parsed_elsewhere(long_file(OF_THE_TOY.replace("5", "0")), monkeypatch)
+
+
+def test_a_strategy_that_another_process_cannot_find_is_parsed_here(
+    toys: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has no name by which it could, or whose module is not there any more."""
+    hidden = type("Hidden", (toys.Toy,), {"name": "toy_bucket", "__module__": toys.__name__})
+    raw = long_file(OF_THE_TOY)
+    with temporarily_registered(hidden):
+        assert parse_apart(raw, "p.yaml").policies["toy"].limit == 0
+        with pytest.raises(AssertionError, match="in this process"):
+            parsed_elsewhere(raw, monkeypatch)
+    register(toys.Toy)
+    (tmp_path / "toys_of_a_user.py").write_text("1 / 0\n")
+    shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+    assert len(parse_apart(raw, "p.yaml").policies) == 1_001
+    with pytest.raises(AssertionError, match="in this process"):
+        parsed_elsewhere(raw, monkeypatch)

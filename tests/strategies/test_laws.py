@@ -126,15 +126,13 @@ def test_a_state_past_its_ttl_decides_as_no_state_at_all(kind: str) -> None:
             assert strategy.forecast(key.state, later, 1) == strategy.forecast(None, later, 1)
 
 
-# How many waits an honest retry may take. The sliding window often knows no more than the end of
-# the current tick, and goes by the current weight even while a clock that jumped back makes that
-# stand still. The token bucket's formula may fall one rounding, and so one ms, short.
+# How many waits an honest retry may take, where one is not enough. The sliding window often knows
+# no more than the end of the current tick, and goes by the current weight even while a clock that
+# jumped back makes that stand still. The token bucket's formula may fall one rounding, and so one
+# ms, short.
 WAITS = {
-    "gcra": lambda _strategy: 1,
     "token_bucket": lambda _strategy: 2,
-    "fixed_window": lambda _strategy: 1,
     "sliding_window": lambda strategy: 2 * strategy.buckets + 3,
-    "sliding_window_log": lambda _strategy: 1,
 }
 
 
@@ -142,14 +140,17 @@ WAITS = {
 def test_waiting_as_told_gets_one_in(kind: str) -> None:
     """With nobody else asking, a request that fits the limit is admitted after its retry."""
     honest_clock = kind == "sliding_window"
+    most_waits = WAITS.get(kind, lambda _strategy: 1)
     for strategy, timeline in worlds(kind, 1_500, "retry", huge=False, back=not honest_clock):
+        if most_waits(strategy) > 1_000:
+            continue  # For ever, but for the patience of a test.
         key = Reference(strategy)
         for now, cost in timeline:
             decision, later, waits = key.check(now, cost), now, 0
             while not decision.allowed:
                 later += decision.retry_after_ms
                 waits += 1
-                assert waits <= WAITS[kind](strategy), (strategy, now, cost)
+                assert waits <= most_waits(strategy), (strategy, now, cost)
                 decision = strategy.check(key.at(later), later, cost).result
 
 

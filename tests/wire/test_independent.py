@@ -12,15 +12,20 @@ import redis
 
 from penstock import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
 from penstock.core.store import checking
+from penstock.core.strategy import Strategy
 from penstock.stores.redis import RedisStore
+from penstock.wire.manifest import published
 from tests.wire import independent
 from tests.wire.independent import IndependentClient
 from tests.wire.live import check, fields, read, rider
-from tests.wire.timelines import KINDS, make_timelines
+from tests.wire.timelines import make_timelines
 
 STEPS = 1_500
 PATIENT_MS = 120_000
 LONG_MS = 864_000_000
+
+# Those that the other client knows: by strategy, and by script.
+KINDS = sorted({source.strategy for source in published()})
 
 # Limits of 20 that nothing is replenished of while a test runs.
 SHARED = {
@@ -31,6 +36,12 @@ SHARED = {
     "slidingWindow": sliding_window(20, LONG_MS),
     "slidingWindowLog": sliding_window_log(20, LONG_MS),
 }
+
+
+def script_of(strategy: Strategy) -> str:
+    source = strategy.lua_source()
+    assert source is not None
+    return source.name
 
 
 @pytest.fixture
@@ -54,7 +65,7 @@ def test_two_clients_interleave_on_the_same_keys(
             reply = (
                 check(client, line.strategy, line.key, now, cost)
                 if ours
-                else other.check(kind, line.key, *argv(now, cost))
+                else other.check(script_of(line.strategy), line.key, *argv(now, cost))
             )
             assert reply == fields(decision), (line.strategy, now, cost)
         now = line.requests[-1][0]
@@ -85,23 +96,23 @@ def test_the_store_and_another_client_interleave_on_the_same_keys(
                 beside = f"{line.key}:beside"
                 reply = fields(store.apply_many([beside, line.key], transform, now, cost)[1])
             else:
-                reply = other.check(kind, line.key, *argv(now, cost))
+                reply = other.check(script_of(line.strategy), line.key, *argv(now, cost))
             assert reply == fields(decision), (line.strategy, now, cost)
     store.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("script", [source.name for source in published()])
 def test_the_store_and_another_client_share_a_limit_by_the_servers_clock(
-    url: str, other: IndependentClient, kind: str
+    url: str, other: IndependentClient, script: str
 ) -> None:
     """Both pass 0 for the instant, and together they get exactly the limit."""
-    strategy, key = SHARED[kind], f"shared:{kind}"
+    strategy, key = SHARED[script], f"shared:{script}"
     store = RedisStore.from_url(url, timeout_ms=PATIENT_MS)
     ours, argv = checking(strategy), rider(strategy).argv
     admitted = []
     for _ in range(10):
         admitted.append(store.apply(key, ours, 0, 1).allowed)
-        admitted.append(other.check(kind, key, *argv(0, 1))[0] == 1)
+        admitted.append(other.check(script, key, *argv(0, 1))[0] == 1)
         pair = store.apply_many([key, f"{key}:beside", key], ours, 0, 1)
         admitted += [pair[0].allowed, pair[2].allowed]
     assert admitted == [True] * 20 + [False] * 20

@@ -11,9 +11,9 @@ import redis
 
 from penstock import ManualClock, rate_limit
 from penstock.core.store import checking
-from penstock.core.strategy import registered
 from penstock.stores.memory.table import Table
 from penstock.wire.convert import decision_fields, strategy_of
+from penstock.wire.manifest import published
 from tests.wire.live import check_all
 
 VECTORS = json.loads(
@@ -62,7 +62,7 @@ def test_the_vectors_cover_what_they_promise() -> None:
     """Every kind meets every situation in which executors could part."""
     names = [suite["name"] for suite in SUITES]
     assert len(set(names)) == len(names)
-    for kind in (cls.wire_name for cls in registered()):
+    for kind in {source.strategy for source in published()}:
         of_kind = [suite for suite in SUITES if suite["strategy"]["kind"] == kind]
         ops = [op for suite in of_kind for op in suite["ops"]]
         for situation in ("cold-burst", "cost-above-one", "above-the-ceiling", "rollover"):

@@ -11,22 +11,14 @@ some of them, cold or not, idle or not, and often one of them twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from penstock import (
-    ConfigInvalidError,
-    Decision,
-    fixed_window,
-    gcra,
-    sliding_window,
-    sliding_window_log,
-    token_bucket,
-)
-from penstock.core.strategy import Strategy
-from penstock.core.validation import MAX_INSTANT_MS, MAX_SAFE, MAX_SPAN_MS
+from penstock import Decision, Strategy
+from penstock.core.strategy import find_strategy, registered
+from penstock.core.validation import MAX_INSTANT_MS, MAX_SAFE
+from penstock.testkit import draw_strategy
 
 
 @dataclass
@@ -164,64 +156,17 @@ def _cost(random: Random, strategy: Strategy, last: Decision | None) -> int:
     return min(max(cost, 1), MAX_SAFE)
 
 
+# One member of a set per unit: large limits would only test the server's patience.
+_MOST_REMEMBERED = 1_500
+
+
 def _strategy(random: Random, kind: str) -> Strategy:
-    """Parameters are drawn until the strategy accepts them."""
-    while (strategy := _accepted(_MAKERS[kind], random)) is None:
-        pass
-    return strategy
+    cls = find_strategy(kind)
+    assert cls is not None
+    while True:
+        strategy = draw_strategy(cls, random)
+        if not cls.unit_bytes or strategy.limit <= _MOST_REMEMBERED:
+            return strategy
 
 
-def _accepted(make: Callable[[Random], Strategy], random: Random) -> Strategy | None:
-    try:
-        return make(random)
-    except ConfigInvalidError:
-        return None
-
-
-def _limit(random: Random, high: int = MAX_SAFE) -> int:
-    small = random.choice((1, 2, 3, 5, 7, 10, 60, 100, 999))
-    large = random.choice((random.randint(1, 10**6), 2 ** random.randint(1, 53) - 1))
-    return min(small if random.random() < 0.75 else large, high)
-
-
-def _span(random: Random) -> int:
-    usual = random.choice((1, 2, 3, 7, 10, 100, 333, 1_000, 1_001, 60_000, 86_400_000))
-    rare = random.choice((random.randint(1, 10**7), MAX_SPAN_MS, random.randint(1, MAX_SPAN_MS)))
-    return usual if random.random() < 0.8 else rare
-
-
-def _gcra(random: Random) -> Strategy:
-    limit = _limit(random)
-    return gcra(limit, _span(random), random.choice((None, 1, limit, 2 * limit, _limit(random))))
-
-
-def _token_bucket(random: Random) -> Strategy:
-    usual = random.choice((0.1, 0.3, 0.5, 1, 1 / 3, 2.7, 10, 100, 12_345.678))
-    rate = usual if random.random() < 0.6 else random.random() * 10 ** random.randint(-6, 9)
-    return token_bucket(_limit(random), rate)
-
-
-def _fixed_window(anchor: str) -> Callable[[Random], Strategy]:
-    return lambda random: fixed_window(_limit(random), _span(random), anchor)
-
-
-def _sliding_window(random: Random) -> Strategy:
-    usual = random.choice((1, 1, 2, 3, 7, 10, 10, 60))
-    buckets = usual if random.random() < 0.85 else random.choice((500, 4_097, 100_000))
-    return sliding_window(_limit(random), _span(random), buckets)
-
-
-def _sliding_window_log(random: Random) -> Strategy:
-    # One member per unit: large limits would only test the server's patience.
-    return sliding_window_log(_limit(random, high=random.choice((100, 100, 1_500))), _span(random))
-
-
-_MAKERS: dict[str, Callable[[Random], Strategy]] = {
-    "gcra": _gcra,
-    "tokenBucket": _token_bucket,
-    "fixedWindow": _fixed_window("epoch"),
-    "fixedWindowFirst": _fixed_window("first"),
-    "slidingWindow": _sliding_window,
-    "slidingWindowLog": _sliding_window_log,
-}
-KINDS = tuple(_MAKERS)
+KINDS = tuple(cls.name for cls in registered() if cls.lua_sources)

@@ -43,7 +43,7 @@ INTERNAL = frozenset(
     }
 )
 # Modules inside of packages that the guides send their readers to.
-NAMED_IN_GUIDES = ("adapters.headers", "core.combine", "core.flow", "stores.record")
+NAMED_IN_GUIDES = ("adapters.headers", "core.combine", "core.flow", "core.lua", "stores.record")
 
 _KINDS = ("function", "class", "exception", "data")
 _TITLES = {

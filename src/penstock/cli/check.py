@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..config import load_policy_file
 from ..config.model import meaning
+from ..config.registering import import_modules
 from ..core.clock import SystemClock
 from ..core.decision import Decision
 from ..core.errors import ConfigInvalidError, UnsupportedError
@@ -19,7 +20,7 @@ from ..service.registry import joined, limiter_on, unknown_policy
 from ..stores.opening import open_store
 from ..strategies import strategy_of_rate
 from .colours import call_and_close
-from .settings import Settings, add_store, store_url
+from .settings import Settings, add_import, add_store, imports_of, store_url
 
 __all__ = ["SUMMARY", "configure", "run"]
 
@@ -60,6 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--rate", metavar="RATE", help="the limit, such as 100/minute or 5/30s")
     limits.add_argument("--policy", metavar="NAME", help="a policy of the file in --config")
     add("--config", metavar="FILE", help="the policy file")
+    add_import(settings)
     add_store(settings, help="where counts live, such as redis://HOST:6379 or sqlite:///limits.db")
     add("--cost", type=int, metavar="N", default=1, help="what the request counts (%(default)s)")
     add("--prefix", metavar="TEXT", default="", help="in front of the key, with --rate")
@@ -94,6 +96,7 @@ def _by_policy(args: argparse.Namespace) -> _Counted:
         reject("--policy names a policy of a file: give the file with --config")
     if args.prefix:
         reject("--prefix is for --rate; a policy file has its own")
+    import_modules(imports_of(args))
     file = load_policy_file(args.config)
     spec = file.policies.get(args.policy)
     if spec is None:

@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 
 from ..config import load_policy_file
+from ..config.registering import import_modules
 from ..core.clock import SystemClock
 from ..core.errors import ConfigInvalidError, PenstockError, UnsupportedError
 from ..core.extras import EXTRAS, distribution_of, install_line
 from ..core.native import native
+from ..core.strategy import registered
 from ..service.greeting import shown_store
 from ..service.health import PING, PING_KEY, ask_store
 from ..stores.opening import open_store
 from .colours import call_and_close
-from .settings import Settings, add_store, store_url
+from .settings import Settings, add_import, add_store, imports_of, store_url
 from .version import describe
 
 __all__ = ["SUMMARY", "configure", "run"]
@@ -31,8 +33,8 @@ examples:
   penstock doctor --store redis://localhost:6379 --config penstock.yaml
 
 A service's own settings, such as PENSTOCK_STORE, are looked at too. The store is asked something
-that writes nothing. Ends with 0 when all is well, 1 when the store
-does not answer, 2 when the store's URL or the policy file is wrong.
+that writes nothing. Ends with 0 when all is well, 1 when the store does not answer, 2 when the
+store's URL, the policy file or an imported module is wrong.
 """
 
 
@@ -43,6 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     settings = Settings(parser)
     add_store(settings, help="a store to reach")
     settings.add("--config", metavar="FILE", help="a policy file to read")
+    add_import(settings)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     codes, url = [0], store_url(args)
     if url is not None:
         codes.append(_report("store", lambda: _reach(url)))
+    if imports := imports_of(args):
+        codes.append(_report("strategies", lambda: _known(imports)))
     if args.config is not None:
         codes.append(_report("policies", lambda: _read(args.config)))
     return max(codes)
@@ -118,6 +123,11 @@ def _timed(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return (time.perf_counter() - start) * 1000
+
+
+def _known(imports: tuple[str, ...]) -> str:
+    import_modules(imports)
+    return ", ".join(cls.name for cls in registered())
 
 
 def _read(path: str) -> str:

@@ -7,7 +7,7 @@ import argparse
 from ..core.errors import ConfigInvalidError
 from ..service.options import LOG_FORMATS, ServeOptions
 from ..service.serving import serve
-from .settings import Settings, add_store, store_url
+from .settings import Settings, add_import, add_store, imports_of, store_url
 
 __all__ = ["SUMMARY", "configure", "run"]
 
@@ -18,6 +18,7 @@ examples:
   penstock serve                                    10 per minute and client, in memory
   penstock serve --config penstock.yaml --store redis://localhost:6379
   penstock serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --token-file token
+  penstock serve --config penstock.yaml --import shop.limits
   PENSTOCK_STORE=redis://:secret@HOST:6379 penstock serve --config penstock.yaml
 
 Each flag that takes a value may come from the environment instead: PENSTOCK_HTTP_PORT stands for
@@ -43,6 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=preset.store,
         help="where counts live, such as redis://HOST:6379 (%(default)s)",
     )
+    add_import(settings)
     add("--host", default=preset.host, help="the address to listen on (%(default)s)")
     add(
         "--http-port",
@@ -133,6 +135,7 @@ def run(args: argparse.Namespace) -> int:
 def _options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
     return ServeOptions(
         config=args.config,
+        imports=imports_of(args),
         store=str(store_url(args)),
         host=args.host,
         http_port=0 if args.no_http else args.http_port,

@@ -21,12 +21,12 @@ from ..core.errors import ConfigInvalidError
 from ..core.files import read_regular
 from ..core.validation import reject, shown
 
-__all__ = ["PREFIX", "Settings", "add_store", "store_url"]
+__all__ = ["PREFIX", "Settings", "add_import", "add_store", "imports_of", "store_url"]
 
 PREFIX = "PENSTOCK_"
 
-# Variables that are no settings of a command.
-_OTHERS = frozenset({"KV_PATH", "NO_NATIVE", "PURE"})
+# Variables that are no settings of a command; Kubernetes sets PORT for a service of this name.
+_OTHERS = frozenset({"KV_PATH", "NO_NATIVE", "PORT", "PURE"})
 _NEAR = 0.75
 _LONGEST_STORE_FILE = 1 << 16
 _KINDS = {int: "a whole number", float: "a number"}
@@ -166,3 +166,20 @@ def store_url(args: argparse.Namespace) -> str | None:
     if len(url.split()) != 1:
         reject(f"the store file {args.store_file!r} must hold one URL, such as redis://HOST:6379")
     return url
+
+
+def add_import(settings: Settings) -> None:
+    """`--import`, which may be repeated; the variable separates names by commas."""
+    settings.add(
+        "--import",
+        metavar="MODULE",
+        action="extend",
+        type=lambda names: [name.strip() for name in names.split(",")],
+        default=[],
+        help="a module that registers strategies of your own; may be given several times",
+    )
+
+
+def imports_of(args: argparse.Namespace) -> tuple[str, ...]:
+    """The modules to import, in order."""
+    return tuple(getattr(args, "import"))

@@ -97,7 +97,7 @@ class PolicySpec:
     @property
     def quota(self) -> int:
         """What is granted per `window_ms`. Where a strategy admits more or less than that at once,
-        as `gcra` with a burst, that is its `limit`."""
+        that is its `limit`."""
         return self.limit if self.strategy is None else self.strategy.rate[0]
 
     @property

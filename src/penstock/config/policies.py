@@ -71,12 +71,19 @@ def _read(fields: Fields, parameter: Parameter) -> Any:
     return fields.choice(name, parameter.choices)
 
 
+def _example(cls: type[Strategy]) -> str:
+    """The shortest policy with that strategy."""
+    required = (each for each in cls.parameters if each.is_required)
+    given = (f"{camel(_names_of(each)[0])}: {each.example}" for each in required)
+    return f"{{strategy: {', '.join((cls.wire_name, *given))}}}"
+
+
 def policies_of(tree: Tree, digest: str = "") -> PolicyFile:
     """The policies that a file describes; raises `config_invalid` at the first thing wrong."""
     top = Fields(tree, (), tree.value, ("version", "defaults", "limiters"))
     if top.need("version", "1") != 1 or isinstance(top.raw("version"), bool):
         top.fail("version", f"must be 1, the only version there is, not {top.raw('version')!r}")
-    named = top.need("limiters", "{api: {strategy: gcra, limit: 100, period: 1m}}")
+    named = top.need("limiters", f"{{api: {_example(registered()[0])}}}")
     if not isinstance(named, dict) or not named:
         top.fail("limiters", "must be a mapping with at least one policy, by name")
     return PolicyFile(Policies.of(tree, named), _prefix(top), tree.source, digest)

@@ -1,6 +1,6 @@
 """A strategy in Lua: the accelerator of Redis, and how its scripts are put together.
 
-A strategy has one Lua file, which lies beside its Python file and holds five things in plain Lua:
+A strategy has one Lua file, which lies beside its Python file and holds five things in plain Lua::
 
     raw(key)                      what the key holds, as Redis returns it
     -- Decide.                    a line of its own: what stands above it is all that reading needs
@@ -22,7 +22,7 @@ text. `..` and `tostring` keep 14 digits, so numbers become text by `%.17g` (dou
 
 Physical expiry only gives memory back. A strategy's `ttl` says for how long, on the clock of
 whoever asks, a state can matter; the key stays longer than that by a margin, in case others ask by
-a slower clock:
+a slower clock::
 
     px = max(0, now - the server's clock) + ttl + min(max(ttl, MARGIN_MS), MAX_MARGIN_MS)
 
@@ -103,6 +103,7 @@ class LuaScript:
 
     @property
     def sha1(self) -> str:
+        """By which a server knows it, in hexadecimal."""
         return self.sha1_bytes.decode()
 
     @property
@@ -153,16 +154,19 @@ class LuaSource:
 
     @cached_property
     def check(self) -> LuaScript:
+        """Decides for one key and writes."""
         parts = (self._facts(), self._arguments(), _shared("prelude"), _shared("clock"))
         return self._script("check", *parts, self._text, _shared("check"))
 
     @cached_property
     def many(self) -> LuaScript:
+        """Decides for all of its keys, in order, at one instant."""
         parts = (self._facts(), self._arguments(), _shared("prelude"), _shared("clock"))
         return self._script("many", *parts, self._text, _shared("many"))
 
     @cached_property
     def read(self) -> LuaScript:
+        """Returns what a key holds, and never writes."""
         reading, _, _ = self._text.partition(_DECIDE)
         parts = (self._facts(), _shared("prelude"), reading)
         return self._script("read", *parts, _shared("read"))

@@ -17,9 +17,11 @@ path.
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,6 +48,7 @@ __all__ = [
     "find_strategy",
     "register",
     "registered",
+    "temporarily_registered",
 ]
 
 S = TypeVar("S", bound="type[Strategy]")
@@ -55,6 +58,8 @@ RESERVED_NAMES = ("strategy", "token_budget", "concurrency", "fail", "two_tier",
 
 _REQUIRED: Any = object()
 _KINDS = ("count", "rate", "span", "choice")
+# Each part starts with a letter, so that camelCase leads back to it.
+_NAME = r"[a-z][a-z0-9]*(_[a-z][a-z0-9]*)*"
 
 
 def camel_case(name: str) -> str:
@@ -86,9 +91,13 @@ class Parameter:
         choices: tuple[str, ...] = (),
         example: Any = None,
     ) -> None:
-        require_choice("kind", kind, _KINDS)
-        if kind == "span" and not name.endswith("_ms"):
-            reject(f"the name of the span {name!r} must end in _ms, which is its unit")
+        if not isinstance(name, str) or not re.fullmatch(_NAME, name):
+            reject(f"the name of a parameter must be in snake_case, not {shown(name)}")
+        require_choice(f"the kind of {name}", kind, _KINDS)
+        if (kind == "span") != name.endswith("_ms"):
+            reject(f"{name}: spans have names that end in _ms, which is their unit, and only they")
+        if (kind == "choice") != bool(choices):
+            reject(f"{name}: choices are for the kind 'choice', which needs some")
         self.name: str = name
         self.wire_name: str = camel_case(name)
         self.kind: str = kind
@@ -98,6 +107,8 @@ class Parameter:
         self.high: int = high
         self.choices: tuple[str, ...] = choices
         self.example: Any = _EXAMPLES.get(kind) if example is None else example
+        if default is not _REQUIRED and default is not None:
+            self._checked(default)  # which `require` lets through unseen
 
     @property
     def is_required(self) -> bool:
@@ -106,8 +117,9 @@ class Parameter:
 
     def require(self, value: Any) -> Any:
         """The value, or `config_invalid` with a text that says what would be right."""
-        if value is self.default:
-            return value
+        return value if value is self.default else self._checked(value)
+
+    def _checked(self, value: Any) -> Any:
         if self.kind == "count":
             return require_int(self.name, value, self.low, self.high)
         if self.kind == "rate":
@@ -325,25 +337,27 @@ class Strategy(ABC):
 
 
 _registered: dict[str, type[Strategy]] = {}
-_NAME = r"[a-z][a-z0-9]*(_[a-z0-9]+)*"
 
 
 def register(strategy_class: S) -> S:
     """Make a strategy known by its name, to policy files, inline requests and OpenAPI.
 
     Returns the class, so it may stand as a decorator. To register the same class again does
-    nothing.
+    nothing. Raises `config_invalid` if the class cannot be made from what it declares, or its name
+    is taken.
     """
     cls: Any = strategy_class
     if not isinstance(cls, type) or not issubclass(cls, Strategy):
         reject(f"register takes a subclass of Strategy, not {shown(cls)}")
+    if missing := sorted(cls.__abstractmethods__):
+        reject(f"{cls.__qualname__} cannot be registered without {', '.join(missing)}")
     if not re.fullmatch(_NAME, cls.name):
         reject(f"the name of {cls.__qualname__} must be in snake_case, not {shown(cls.name)}")
-    for parameter in cls.parameters:
-        if not isinstance(parameter, Parameter):
-            reject(f"parameters of {cls.name} must be a tuple of Parameter, not {shown(parameter)}")
-        if not re.fullmatch(_NAME, parameter.name) or parameter.name in RESERVED_NAMES:
-            reject(f"{cls.name} cannot have a parameter called {shown(parameter.name)}")
+    if not re.fullmatch("[a-z][A-Za-z0-9]*", cls.wire_name):
+        reject(f"the wire_name of {cls.name} must be in camelCase, not {shown(cls.wire_name)}")
+    _require_parameters(cls)
+    _require_constructor(cls)
+    _require_lua(cls)
     holder = find_strategy(cls.name) or find_strategy(cls.wire_name)
     if holder is not None and holder is not cls:
         reject(
@@ -365,3 +379,68 @@ def find_strategy(spelling: str) -> type[Strategy] | None:
     if found is not None:
         return found
     return next((cls for cls in _registered.values() if cls.wire_name == spelling), None)
+
+
+@contextmanager
+def temporarily_registered(*classes: type[Strategy]) -> Iterator[None]:
+    """For tests: what is registered within, these classes first, is forgotten afterwards."""
+    before = dict(_registered)
+    try:
+        for cls in classes:
+            register(cls)
+        yield
+    finally:
+        _registered.clear()
+        _registered.update(before)
+
+
+def _require_parameters(cls: type[Strategy]) -> None:
+    given: Any = cls.parameters
+    if not isinstance(given, tuple) or not all(isinstance(each, Parameter) for each in given):
+        reject(f"parameters of {cls.name} must be a tuple of Parameter, not {shown(given)}")
+    taken = set(RESERVED_NAMES)
+    for parameter in cls.parameters:
+        # A span may be given under its name without the unit, too.
+        names = {parameter.name, parameter.name.removesuffix("_ms")}
+        if names & taken:
+            reject(f"{cls.name} cannot have a parameter {parameter.name!r}: the name is taken")
+        taken |= names
+
+
+# `inspect` takes longer to load than all of the core.
+_TAKES_ANY_NAME = 0x08
+
+
+def _require_constructor(cls: type[Strategy]) -> None:
+    """Strategies are made from their parameters by name: the constructor must take these, and need
+    no others."""
+    code = getattr(cls.__init__, "__code__", None)
+    if code is None or cls.__init__ is Strategy.__init__:
+        return
+    positional = code.co_varnames[1 : code.co_argcount]
+    by_name = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
+    optional = len(getattr(cls.__init__, "__defaults__", None) or ())
+    needed = {*positional[: len(positional) - optional], *by_name}
+    needed -= (getattr(cls.__init__, "__kwdefaults__", None) or {}).keys()
+    declared = {parameter.name for parameter in cls.parameters}
+    required = {parameter.name for parameter in cls.parameters if parameter.is_required}
+    takes_all = code.co_flags & _TAKES_ANY_NAME or declared <= {*positional, *by_name}
+    if not takes_all or not needed <= required:
+        names = ", ".join(parameter.name for parameter in cls.parameters) or "nothing"
+        reject(
+            f"the constructor of {cls.__qualname__} must take what its parameters declare, by "
+            f"name, and need no more than those without a default: {names}"
+        )
+
+
+def _require_lua(cls: type[Strategy]) -> None:
+    numbers = {each.wire_name for each in cls.parameters if each.kind != "choice"}
+    for source in cls.lua_sources:
+        if strange := set(source.argv) - numbers - {"now", "cost"}:
+            reject(
+                f"the Lua source {source.name} of {cls.__qualname__} takes "
+                f"{', '.join(sorted(strange))}; it may take now, cost and parameters that are "
+                f"numbers: {', '.join(sorted(numbers)) or 'none'}"
+            )
+        if not os.path.isfile(source.file):
+            reject(f"the Lua source {source.name} of {cls.__qualname__} is no file: {source.file}")

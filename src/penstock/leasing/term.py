@@ -1,10 +1,10 @@
 """How long leased credits last.
 
-| strategy | credits that are coupled last |
+| a strategy with | credits that are coupled last |
 |---|---|
-| fixed window, budget, any other with a window | to the end of the window that granted them |
-| sliding windows | for the length of a window, as long as the store counts them |
-| gcra, token bucket | until all of it is replenished |
+| a window, as a budget has one | to the end of the window that granted them |
+| a sliding window | for the length of a window, as long as the store counts them |
+| no window | until all of it is replenished |
 
 Only the first row has windows that all nodes share, and so a limit that holds exactly per window.
 Credits that are not coupled last until they are spent.

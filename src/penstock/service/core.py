@@ -28,7 +28,7 @@ from ..stores.opening import open_store
 from .failing import Guard
 from .fleet import Lease
 from .health import Readiness, readiness, trouble_of
-from .inline import INLINE, Inline, InlinePolicies
+from .inline import DEFAULT_STRATEGY, INLINE, Inline, InlinePolicies
 from .metrics import Metrics, MetricsSnapshot
 from .registry import Checker, Policy, Site, Table, UnknownPolicyError
 from .reloading import Reloader
@@ -192,7 +192,7 @@ class Service:
         limit: int,
         window_ms: int,
         cost: int = 1,
-        strategy: str = "fixed_window",
+        strategy: str = DEFAULT_STRATEGY,
     ) -> Decision:
         """Decide by a limit that the request brings along."""
         inline = self.inline(limit, window_ms, strategy)
@@ -211,7 +211,7 @@ class Service:
             entry.rate("check")
         return entry.checker
 
-    def inline(self, limit: int, window_ms: int, strategy: str = "fixed_window") -> Inline:
+    def inline(self, limit: int, window_ms: int, strategy: str = DEFAULT_STRATEGY) -> Inline:
         """An inline policy, with a `checker` of the same kind."""
         if self._inline is None:
             raise UnsupportedError(

@@ -22,11 +22,13 @@ from ..core.store import Store
 from ..core.strategy import Strategy, find_strategy, registered
 from ..core.validation import MAX_SAFE, reject, require_choice, require_int, require_key
 from ..stores.cas.names import fit
+from ..strategies import FixedWindow
 from .failing import Guard, Outages
 from .metrics import Tally
 from .registry import Checker, checker_of, joined, limiter_on
 
 __all__ = [
+    "DEFAULT_STRATEGY",
     "INLINE",
     "LONGEST_NAME",
     "MAX_POLICIES",
@@ -39,6 +41,9 @@ __all__ = [
 
 INLINE = "inline"
 """The name under which inline policies are counted, all together."""
+
+DEFAULT_STRATEGY = FixedWindow.name
+"""Of a request that names none."""
 
 MAX_POLICIES = 1_024
 MAX_WINDOW_MS = 30 * 86_400_000
@@ -62,6 +67,12 @@ def inline_strategies() -> tuple[type[Strategy], ...]:
 def most_units(cls: type[Strategy]) -> int:
     """The largest limit that an inline policy of this class may have."""
     return (MOST_BYTES - _BASE_BYTES) // cls.unit_bytes if cls.unit_bytes else MAX_SAFE
+
+
+def _lighter(cls: type[Strategy]) -> str:
+    """What takes any limit, if possible with the same kind of window."""
+    plain = [each for each in inline_strategies() if not each.unit_bytes]
+    return min(plain, key=lambda each: each.window_kind != cls.window_kind).name
 
 
 class Inline:
@@ -133,7 +144,8 @@ class InlinePolicies:
         if require_int("limit", limit) > most_units(cls):
             reject(
                 f"limit must be at most {most_units(cls)} for an inline {cls.name}, which keeps "
-                "something for every unit; use sliding_window, or name a policy of the policy file"
+                f"something for every unit; use {_lighter(cls)}, or name a policy of the policy "
+                "file"
             )
         made = cls.per(limit, window_ms)
         prefix = joined(self._prefix, INLINE, cls.name, str(limit), str(window_ms))

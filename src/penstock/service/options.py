@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..config import DEFAULT_FILE, PolicyFile, load_policy_file, names_with
+from ..config.registering import import_modules
 from ..core.files import read_ascii
 from ..core.validation import reject, require_choice, require_int
 from ..stores.rest.records import token_variable
@@ -38,6 +39,7 @@ class ServeOptions:
     """A port of 0 leaves that server out."""
 
     config: str | None = None
+    imports: tuple[str, ...] = ()
     store: str = "memory://"
     host: str = "127.0.0.1"
     http_port: int = 8080
@@ -85,6 +87,7 @@ class ServeOptions:
         self._check_exposure()
         self._check_token()
         self._check_hosts()
+        import_modules(self.imports)
         file = DEFAULT_FILE if self.config is None else load_policy_file(self.config)
         self.check_policies(file)
         return file

@@ -15,6 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from ..config import PolicyFile
+from ..config.registering import import_modules
 from ..core.errors import ConfigInvalidError, PenstockError, QueueFullError, UnsupportedError
 from .channel import Channel
 from .greeting import greeting
@@ -138,6 +139,7 @@ class _Worker:
 
     async def open(self) -> Running:
         """Serve the policies that the supervisor names first."""
+        import_modules(self._options.imports)
         file: PolicyFile = await self._channel.receive()
         self._running = running = Running(self._options, file, self)
         await running.open()

@@ -1,6 +1,6 @@
 """How a state is kept outside the process: as a JSON text that says what it is.
 
-    {"v":1,"strategy":"token_bucket","expires_at":1700000060000,"state":[3.5,1700000000000]}
+    {"v":1,"strategy":"backoff","expires_at":1700000060000,"state":[1700000000000,2000]}
 
 The text is the same in every store that keeps records. Numbers are written by `repr`, the shortest
 text that reads back as the same double, so what comes out is what went in, to the bit. A tuple

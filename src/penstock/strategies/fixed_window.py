@@ -65,7 +65,7 @@ class FixedWindow(Strategy):
         Parameter(
             "anchor",
             "choice",
-            "where windows start: at multiples since the epoch, or with a first request",
+            "where windows start, on the calendar or with a first request",
             choices=("epoch", "first"),
             default="epoch",
         ),

@@ -70,7 +70,7 @@ class Gcra(Strategy):
         Parameter(
             "burst",
             "count",
-            "units that may come at once; by default `limit`",
+            "units that may come at once; by default the limit",
             default=None,
             example=10,
         ),

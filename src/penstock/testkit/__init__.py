@@ -3,6 +3,7 @@ to try them with."""
 
 from __future__ import annotations
 
+from ..core.strategy import temporarily_registered
 from .conformance import (
     Case,
     ConformanceError,
@@ -20,4 +21,5 @@ __all__ = [
     "draw_strategy",
     "run_store_conformance",
     "sample_strategies",
+    "temporarily_registered",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 from .. import strategies as _built_in  # noqa: F401 - registers them
 from ..core.errors import ConfigInvalidError
 from ..core.strategy import Parameter, Strategy, registered
+from ..core.validation import MAX_SPAN_MS
 
 __all__ = ["draw_strategy", "sample_strategies"]
 
@@ -46,7 +47,7 @@ def draw_strategy(cls: type[Strategy], rng: random.Random) -> Strategy:
         values = {
             each.name: _draw(each, rng)
             for each in cls.parameters
-            if each.is_required or rng.random() < 0.5
+            if each.is_required or rng.random() < 0.7
         }
         try:
             return cls(**values)
@@ -59,11 +60,14 @@ def _draw(parameter: Parameter, rng: random.Random) -> Any:
     if parameter.kind == "choice":
         return rng.choice(parameter.choices)
     if parameter.kind == "span":
-        return rng.choice((1, 7, 1_000, 60_000, rng.randint(1, 100), rng.randint(1, 10**6), 10**10))
+        usual = rng.choice((1, 2, 7, 100, 333, 1_000, 60_000, 86_400_000, rng.randint(1, 10**6)))
+        rare = rng.choice((10**10, MAX_SPAN_MS, rng.randint(1, MAX_SPAN_MS)))
+        return usual if rng.random() < 0.8 else rare
     if parameter.kind == "rate":
-        return rng.choice(
-            (1.0, 10.0, 0.1, 1 / 3, 3.3, rng.uniform(1e-3, 10), rng.uniform(1, 5_000), 1e9)
-        )
+        usual_rate = rng.choice((0.1, 1 / 3, 0.5, 1.0, 3.3, 10.0, 100.0, rng.uniform(1e-3, 10)))
+        rare_rate = rng.random() * 10 ** rng.randint(-6, 9)
+        return usual_rate if rng.random() < 0.6 else rare_rate
     low, high = parameter.low, parameter.high
-    wanted = rng.choice((low, 2, 3, 7, 10, rng.randint(1, 30), rng.randint(1, 5_000), 10**6, high))
-    return min(max(wanted, low), high)
+    usual = rng.choice((low, 2, 3, 5, 7, 10, 60, rng.randint(1, 30), rng.randint(1, 5_000)))
+    rare = rng.choice((rng.randint(1, 10**6), 2 ** rng.randint(1, 53) - 1, 10**6, high))
+    return min(max(usual if rng.random() < 0.75 else rare, low), high)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.lua import REPLY
-from ..core.strategy import Strategy
+from ..core.strategy import Strategy, camel_case, find_strategy
 from ..core.validation import MAX_INSTANT_MS, MAX_SAFE
 from .convert import decision_fields, strategy_of
-from .manifest import CONTRACT_VERSION
+from .manifest import CONTRACT_VERSION, published
 
 __all__ = ["SUITES", "Suite", "golden_vectors"]
 
@@ -222,10 +222,20 @@ def _sliding_window_log() -> Iterator[Suite]:
     )
 
 
-SUITES: tuple[Suite, ...] = (
+def _others(written: set[str]) -> Iterator[Suite]:
+    """The common suites of those that have none of their own above."""
+    for kind in {source.strategy: None for source in published()}:
+        cls = find_strategy(kind)
+        if kind not in written and cls is not None and cls.has_per():
+            values = cls.per(5, 1_000).values
+            yield from _common(kind, 5, {camel_case(name): values[name] for name in values})
+
+
+_WRITTEN: tuple[Suite, ...] = (
     *_gcra(),
     *_token_bucket(),
     *_fixed_window(),
     *_sliding_window(),
     *_sliding_window_log(),
 )
+SUITES: tuple[Suite, ...] = (*_WRITTEN, *_others({suite.kind for suite in _WRITTEN}))

@@ -14,7 +14,7 @@ from ...adapters.headers import policy_field
 from ...core.decision import Decision
 from ...stores.memory import MemoryStore
 from ..core import Service
-from ..inline import INLINE
+from ..inline import DEFAULT_STRATEGY, INLINE
 from .answers import Answer, Answers, Label, decision_json
 from .fields import decode, require_fields
 from .problem import ProblemError
@@ -116,7 +116,7 @@ class Calls:
 
     def _inline(self, fields: dict[str, Any], legacy: bool) -> Answer:
         limit, window_ms = fields["limit"], fields["window_ms"]
-        strategy = fields.get("strategy", "fixed_window")
+        strategy = fields.get("strategy", DEFAULT_STRATEGY)
         inline = self._service.inline(limit, window_ms, strategy)
         check, cost = inline.checker, fields.get("cost", 1)
         label = self._answers.label(INLINE, limit, window_ms, inline.limiter.strategy)

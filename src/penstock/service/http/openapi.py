@@ -12,7 +12,7 @@ from typing import Any
 from ...core.strategy import Strategy
 from ...core.validation import MAX_KEY_BYTES, MAX_SAFE
 from ..core import MAX_BATCH
-from ..inline import MAX_WINDOW_MS, inline_strategies, most_units
+from ..inline import DEFAULT_STRATEGY, MAX_WINDOW_MS, inline_strategies, most_units
 from .problem import CODES
 
 __all__ = ["openapi", "openapi_json"]
@@ -104,10 +104,11 @@ def _inline_schemas() -> dict[str, Any]:
     """One for the strategies that take any limit, and one for each that remembers every unit."""
     inline = inline_strategies()
     plain = [cls.name for cls in inline if not cls.unit_bytes]
+    strategy = {"type": "string", "enum": plain, "default": DEFAULT_STRATEGY}
     schemas = {
         "InlineCheck": _object(
             {"key": _KEY, "limit": _LIMIT, "window_ms": _WINDOW},
-            {"cost": _COST, "strategy": {"type": "string", "enum": plain}},
+            {"cost": _COST, "strategy": strategy},
         )
     }
     for cls in inline:

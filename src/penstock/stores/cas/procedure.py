@@ -307,5 +307,6 @@ def _require_room(write: Any, max_record_bytes: int) -> None:
     if isinstance(write, Swap) and len(write.record) > max_record_bytes:
         raise ConfigInvalidError(
             f"the state of key {write.key!r} takes {len(write.record)} bytes, and this store "
-            f"holds {max_record_bytes} per key: use a strategy with less state, such as gcra"
+            f"holds {max_record_bytes} per key: use a strategy that remembers less, or a smaller "
+            "limit"
         )

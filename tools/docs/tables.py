@@ -1,0 +1,80 @@
+"""The tables of the pages that follow from the code: `python -m tools.docs.tables` writes them.
+
+A table stands between `<!-- derived: NAME -->` and `<!-- end -->`; a test holds that it is up to
+date.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from penstock import strategies as _built_in  # noqa: F401 - registers them
+from penstock.core.strategy import Parameter, registered
+from penstock.core.validation import MAX_SAFE
+
+__all__ = ["PAGES", "derived"]
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (ROOT / "docs" / "policies.md",)
+
+_BLOCK = re.compile(r"(<!-- derived: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def derived(text: str) -> str:
+    """A page with its tables as they should be."""
+    return _BLOCK.sub(lambda block: f"{block[1]}\n{_table(block[2])}\n{block[3]}", text)
+
+
+def _table(name: str) -> str:
+    head, *rows = _TABLES[name]()
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _strategies() -> Iterator[list[str]]:
+    yield ["`strategy`", "takes", "which is", "default"]
+    for cls in registered():
+        named = f"`{cls.wire_name}`"
+        for parameter in cls.parameters:
+            yield [named, f"`{_key(parameter)}`", _meaning(parameter), _default(parameter)]
+            named = ""
+
+
+def _key(parameter: Parameter) -> str:
+    """As the page spells it: spans without their unit, which they may have too."""
+    name = parameter.wire_name
+    return name.removesuffix("Ms") if parameter.kind == "span" else name
+
+
+def _meaning(parameter: Parameter) -> str:
+    if parameter.kind == "choice":
+        return f"{parameter.doc}: {' or '.join(f'`{choice}`' for choice in parameter.choices)}"
+    if parameter.kind == "count" and parameter.high < MAX_SAFE:
+        return f"{parameter.doc}, at most {parameter.high:,}"
+    return parameter.doc
+
+
+def _default(parameter: Parameter) -> str:
+    if parameter.is_required:
+        return "required"
+    return "" if parameter.default is None else f"`{parameter.default}`"
+
+
+_TABLES: dict[str, Callable[[], Iterator[list[str]]]] = {"strategies": _strategies}
+
+
+def main() -> int:
+    """Bring the pages up to date."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if (wanted := derived(text)) != text:
+            page.write_text(wanted, encoding="utf-8")
+            print(f"written: {page.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
