@@ -72,7 +72,7 @@ unit: setup
 	@echo "==> tests"
 	@$(BIN)/python -m pytest
 
-# What depends on the path; the stores and doors behind it are the same code on both.
+# What depends on the path; the stores and servers behind it are the same code on both.
 pure: setup
 	@echo "==> tests of the in-process path, interpreted"
 	@PENSTOCK_PURE=1 $(BIN)/python -m pytest -n 2 tests/core tests/strategies tests/conformance tests/stores/memory tests/leasing
@@ -85,7 +85,7 @@ bench: $(VENV)/.bench  ## measure against the peers
 
 # Each prints what it compares; most need real servers, so they share the tests' ones.
 PATHS := flood redis_paths store_round_trips http_paths grpc_paths leases
-bench-all: bench .tools/.servers  ## and the stores, the doors and the leases
+bench-all: bench .tools/.servers  ## and the stores, the servers and the leases
 	@for path in $(PATHS); do echo "==> bench.$$path"; $(BIN)/python -m bench.$$path || exit 1; done
 
 pictures: $(VENV)/.bench  ## draw what the docs show

@@ -209,9 +209,9 @@ def serve_check(pipe: Connection) -> None:
         plenty = PolicySpec("plenty", gcra(10_000, 1_000, burst=100_000_000))
         service = build_service(PolicyFile({"plenty": plenty}))
         await service.start()
-        door = await open_grpc(service, port=0)
-        await _report(pipe, door.port)
-        await door.drain(1)
+        server = await open_grpc(service, port=0)
+        await _report(pipe, server.port)
+        await server.drain(1)
         await service.aclose()
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""`python -m bench.http_paths`: the HTTP door beside its peers, in one run, as JSON.
+"""`python -m bench.http_paths`: the HTTP server beside its peers, in one run, as JSON.
 
 Ratios are what counts. Contenders take turns, so that whatever else the machine does falls on all
 of them, and a ratio is the median over the rounds. `cpu_us` is the server's own processor time per

@@ -1,4 +1,4 @@
-"""The peers of the HTTP door: the same endpoint with FastAPI and limits, and an ASGI application
+"""The peers of the HTTP server: the same endpoint with FastAPI and limits, and an ASGI application
 that answers with a constant and so shows what the server alone costs."""
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ busy machine slows both:
 - round trips per batch, by the server's own count of the scripts it ran;
 - requests per second at batch 100, against one round trip per request (`strict`);
 - a request that is served from local credits, against `dict.get`;
-- requests per second through the Fleet door at batch 1,000, against one Check call per request,
+- requests per second through the Fleet server at batch 1,000, against one Check call per request,
   leased on demand, and with the low-water mark that the client has by default.
 
 Medians over rounds; the last line is JSON. Without a URL, a Valkey is started. Fails if a ratio
@@ -51,7 +51,7 @@ TARGETS = {
     "round trips per batch": (1.05, False),
     "throughput at batch 100, against strict": (50.0, True),
     "local spend, against dict.get": (6.0, False),
-    "through the Fleet door at batch 1,000, against Check": (300.0, True),
+    "through the Fleet server at batch 1,000, against Check": (300.0, True),
     "the same, leasing ahead of need": (300.0, True),
 }
 
@@ -112,8 +112,8 @@ def measure_door(port: int, samples: Samples) -> None:
         check, request = RateLimiterStub(channel).Check, pb.CheckRequest(policy="api", key="key")
         in_turn(
             {
-                "Check through the door": (lambda _: check(request), 100),
-                "leased through the door": (leased.check, 50 * DOOR_BATCH),
+                "Check through the server": (lambda _: check(request), 100),
+                "leased through the server": (leased.check, 50 * DOOR_BATCH),
                 "leased ahead of need": (ahead.check, 50 * DOOR_BATCH),
             },
             samples,
@@ -154,8 +154,8 @@ def main() -> int:
         trips,
         ratio(samples, "strict", "leased, batch 100"),
         ratio(samples, "local spend", "dict.get"),
-        ratio(samples, "Check through the door", "leased through the door"),
-        ratio(samples, "Check through the door", "leased ahead of need"),
+        ratio(samples, "Check through the server", "leased through the server"),
+        ratio(samples, "Check through the server", "leased ahead of need"),
     )
     us = {name: round(statistics.median(each), 3) for name, each in samples.items()}
     for name, value in us.items():

@@ -1,4 +1,4 @@
-"""The public door: what it lists is what is there, and it needs nothing but Python."""
+"""The public server: what it lists is what is there, and it needs nothing but Python."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_every_listed_name_exists(room: str) -> None:
 
 
 def test_every_public_thing_is_explained() -> None:
-    """Classes and functions behind the door have a docstring."""
+    """Classes and functions behind the server have a docstring."""
     bare = [
         name
         for name in penstock.__all__
@@ -102,7 +102,7 @@ def test_importing_needs_only_the_standard_library() -> None:
 
 
 def test_importing_leaves_the_optional_rooms_closed() -> None:
-    """Backends, doors and the kit are loaded by those who use them."""
+    """Backends, servers and the kit are loaded by those who use them."""
     loaded = run_python(
         "import sys, json, penstock;"
         "inside = [name for name in sys.modules if name.startswith('penstock.')];"

@@ -100,7 +100,7 @@ def test_imports_point_downwards() -> None:
 
 
 def test_nothing_inside_imports_the_root() -> None:
-    """The door is for those outside."""
+    """The server is for those outside."""
     assert [
         module for module, path in MODULES.items() if module and "" in imports(module, path)
     ] == []

@@ -1,4 +1,4 @@
-"""The gRPC door from Python, with the stubs that Penstock brings; `wire/proto` has the source for
+"""The gRPC server from Python, with the stubs that Penstock brings; `wire/proto` has the source for
 every other language. Start the service first, then run this:
 
     penstock serve --config examples/service/penstock.yaml

@@ -27,8 +27,8 @@ from penstock import (
 from penstock.core.extras import install_line
 from penstock.leasing import LeasedLimiter
 from tests.helpers import run
-from tests.leasing.door import START, Door, opened
 from tests.leasing.far import ServerClock
+from tests.leasing.server import START, InProcessServer, opened
 from tests.servers import NotReady, eventually
 from tests.service.worlds import AWAY, FragileStore
 
@@ -65,7 +65,7 @@ def store() -> CountingStore:
 
 
 @pytest.fixture
-def door(store: CountingStore, node: ManualClock) -> Iterator[Door]:
+def server(store: CountingStore, node: ManualClock) -> Iterator[InProcessServer]:
     # The service's clock shows another time of day, and runs with the node's.
     with opened(store, ServerClock(node, 7_777 * MINUTE)) as running:
         yield running
@@ -82,22 +82,22 @@ async def _async(limiter: LeasedLimiter, *args: Any, **kwargs: Any) -> Decision:
 each_colour = pytest.mark.parametrize("check", [_sync, _async], ids=["sync", "async"])
 
 
-def client(door: Door, node: Any, **options: Any) -> LeasedLimiter:
+def client(server: InProcessServer, node: Any, **options: Any) -> LeasedLimiter:
     options = {"policy": "api", "batch": 20, "low_water": 0, "fail": "error", **options}
-    return LeasedLimiter(door.target, clock=node, timeout_ms=5_000, **options)
+    return LeasedLimiter(server.target, clock=node, timeout_ms=5_000, **options)
 
 
 @each_colour
 def test_a_batch_costs_one_call(
-    check: Any, door: Door, node: ManualClock, store: CountingStore
+    check: Any, server: InProcessServer, node: ManualClock, store: CountingStore
 ) -> None:
     """And reads as the policy's own decisions, limit and window included."""
 
     async def story() -> None:
-        limiter = client(door, node)
+        limiter = client(server, node)
         decisions = [await check(limiter) for _ in range(40)]
         assert store.leases == [20, 20]
-        end = door.clock.now() // MINUTE * MINUTE + MINUTE
+        end = server.clock.now() // MINUTE * MINUTE + MINUTE
         assert decisions[0] == Decision(True, 100, 19, end, 0)
         assert decisions[1] == Decision(True, 100, 18, end, 0)
         assert [d.allowed for d in [await check(limiter) for _ in range(70)]] == (
@@ -111,12 +111,12 @@ def test_a_batch_costs_one_call(
 
 @each_colour
 def test_credits_end_with_the_services_window(
-    check: Any, door: Door, node: ManualClock, store: CountingStore
+    check: Any, server: InProcessServer, node: ManualClock, store: CountingStore
 ) -> None:
     """Reckoned from the asking, whatever the two clocks show."""
 
     async def story() -> None:
-        limiter = client(door, node)
+        limiter = client(server, node)
         await check(limiter)
         node.advance(MINUTE - 1)
         assert (await check(limiter)).remaining == 18
@@ -129,24 +129,28 @@ def test_credits_end_with_the_services_window(
 
 
 @each_colour
-def test_each_key_has_a_budget_of_its_own(check: Any, door: Door, node: ManualClock) -> None:
+def test_each_key_has_a_budget_of_its_own(
+    check: Any, server: InProcessServer, node: ManualClock
+) -> None:
     """The domain is the one that is meant when none is named."""
 
     async def story() -> None:
-        limiter = client(door, node, domain="eu")
+        limiter = client(server, node, domain="eu")
         assert (await check(limiter)).remaining == 19
         assert (await check(limiter, "eu")).remaining == 18
         assert (await check(limiter, cost=3)).remaining == 15
         assert (await check(limiter, "us", 2)).remaining == 18
-        assert (await check(client(door, node))).remaining == 19
+        assert (await check(client(server, node))).remaining == 19
         await limiter.aclose()
 
     run(story())
 
 
-def test_refreshes_run_ahead_of_need(door: Door, node: ManualClock, store: CountingStore) -> None:
+def test_refreshes_run_ahead_of_need(
+    server: InProcessServer, node: ManualClock, store: CountingStore
+) -> None:
     """By default at a quarter of the batch: callers never wait after the first."""
-    limiter = client(door, node, low_water=None)
+    limiter = client(server, node, low_water=None)
     for _ in range(15):
         limiter.check()
     limiter._finish()
@@ -155,18 +159,20 @@ def test_refreshes_run_ahead_of_need(door: Door, node: ManualClock, store: Count
     limiter.close()
 
 
-def test_refreshes_are_coalesced(door: Door, node: ManualClock, store: CountingStore) -> None:
+def test_refreshes_are_coalesced(
+    server: InProcessServer, node: ManualClock, store: CountingStore
+) -> None:
     """A crowd that misses at once makes one call per batch."""
 
     async def crowd() -> None:
-        limiter = client(door, node)
+        limiter = client(server, node)
         decisions = await asyncio.gather(*(limiter.acheck() for _ in range(20)))
         assert all(decisions)
         assert store.leases == [20]
         await limiter.aclose()
 
     run(crowd())
-    limiter = client(door, node)
+    limiter = client(server, node)
     with ThreadPoolExecutor(10) as pool:
         assert all(pool.map(lambda _: limiter.check("threads"), range(20)))
     assert store.leases == [20, 20]
@@ -176,14 +182,14 @@ def test_refreshes_are_coalesced(door: Door, node: ManualClock, store: CountingS
 @each_colour
 @pytest.mark.parametrize(("fail", "allowed"), [("open", True), ("closed", False), ("error", None)])
 def test_when_the_door_is_gone_credits_are_spent_and_then_the_fail_mode_answers(
-    check: Any, fail: str, allowed: bool | None, door: Door, node: ManualClock
+    check: Any, fail: str, allowed: bool | None, server: InProcessServer, node: ManualClock
 ) -> None:
     """And when it is back, so are leases."""
 
     async def story() -> None:
-        limiter = client(door, node, fail=fail)
+        limiter = client(server, node, fail=fail)
         await check(limiter)
-        await asyncio.to_thread(door.close)
+        await asyncio.to_thread(server.close)
         for _ in range(19):
             assert (await check(limiter)).allowed
         if allowed is None:
@@ -192,7 +198,7 @@ def test_when_the_door_is_gone_credits_are_spent_and_then_the_fail_mode_answers(
         else:
             retry = 0 if allowed else 1_000
             assert await check(limiter) == Decision(allowed, 100, 0, node.now() + 1_000, retry)
-        await asyncio.to_thread(door.open)
+        await asyncio.to_thread(server.open)
         await recovers(check, limiter)
         await limiter.aclose()
 
@@ -211,11 +217,13 @@ async def recovers(check: Any, limiter: LeasedLimiter) -> None:
     raise AssertionError("no lease within 6 s")
 
 
-def test_a_window_is_never_extended_while_the_door_is_gone(door: Door, node: ManualClock) -> None:
+def test_a_window_is_never_extended_while_the_door_is_gone(
+    server: InProcessServer, node: ManualClock
+) -> None:
     """Credits are void at its end, with nobody there to say so."""
-    limiter = client(door, node, fail="closed")
+    limiter = client(server, node, fail="closed")
     limiter.check()
-    door.close()
+    server.close()
     node.advance(MINUTE)
     assert not limiter.check().allowed
     assert limiter._near.held("api") == 0
@@ -223,10 +231,10 @@ def test_a_window_is_never_extended_while_the_door_is_gone(door: Door, node: Man
 
 
 def test_a_request_may_need_more_than_is_handed_out_at_once(
-    door: Door, node: ManualClock, store: CountingStore
+    server: InProcessServer, node: ManualClock, store: CountingStore
 ) -> None:
     """The service grants 50 at most: two calls; what cannot be had is denied and not lost."""
-    limiter = client(door, node)
+    limiter = client(server, node)
     assert limiter.check("big", 70) == Decision(True, 100, 0, limiter.peek("big").reset_at, 0)
     assert store.leases == [50, 20]
     denied = limiter.check("big", 40)
@@ -238,7 +246,7 @@ def test_a_request_may_need_more_than_is_handed_out_at_once(
 @each_colour
 @pytest.mark.parametrize("refusal", ["used up", "closed", "honest"])
 def test_a_part_that_was_granted_keeps_its_own_window_when_the_rest_is_refused(
-    check: Any, refusal: str, door: Door, node: ManualClock, store: CountingStore
+    check: Any, refusal: str, server: InProcessServer, node: ManualClock, store: CountingStore
 ) -> None:
     """The window rolls between the two calls, or the service's store is gone for the second: in
     the next window, what was granted before it is void."""
@@ -249,13 +257,13 @@ def test_a_part_that_was_granted_keeps_its_own_window_when_the_rest_is_refused(
         store.then = None
         if refusal == "used up":
             node.advance(10)
-            whole = rate_limit(fixed_window(100, MINUTE), store=store.inner, clock=door.clock)
+            whole = rate_limit(fixed_window(100, MINUTE), store=store.inner, clock=server.clock)
             assert whole.check(key, 100).allowed
         else:
             store.error = AWAY
 
     async def story() -> None:
-        limiter = client(door, node, policy=policy)
+        limiter = client(server, node, policy=policy)
         store.then = interfere
         if refusal == "honest":
             with pytest.raises(StoreUnavailableError):
@@ -281,11 +289,11 @@ def test_a_part_that_was_granted_keeps_its_own_window_when_the_rest_is_refused(
 @pytest.mark.parametrize("cost", [1, 3])
 @pytest.mark.parametrize("policy", ["api", "sliding"])
 def test_refreshes_keep_what_is_held(
-    policy: str, cost: int, low_water: int | None, door: Door, node: ManualClock
+    policy: str, cost: int, low_water: int | None, server: InProcessServer, node: ManualClock
 ) -> None:
     """Of a window that slides, each grant ends later than the one before, and adds to it; all of
     the limit is spent, and no more."""
-    limiter = client(door, node, policy=policy, low_water=low_water)
+    limiter = client(server, node, policy=policy, low_water=low_water)
     units = 0
     for price in [cost] * 150 + [1] * 150:
         units += price * limiter.check(cost=price).allowed
@@ -296,10 +304,10 @@ def test_refreshes_keep_what_is_held(
 
 
 def test_a_sliding_policy_never_admits_more_than_was_granted(
-    door: Door, node: ManualClock, store: CountingStore
+    server: InProcessServer, node: ManualClock, store: CountingStore
 ) -> None:
     """Over many windows, with pauses in which credits end; nearly all of it is spent."""
-    limiter, rng = client(door, node, policy="sliding", low_water=None), random.Random(1)
+    limiter, rng = client(server, node, policy="sliding", low_water=None), random.Random(1)
     admitted: list[int] = []
     for _ in range(6_000):
         admitted += [node.now()] * limiter.check().allowed
@@ -313,20 +321,20 @@ def test_a_sliding_policy_never_admits_more_than_was_granted(
 
 
 def test_a_request_may_need_several_grants_of_a_sliding_window(
-    door: Door, node: ManualClock, store: CountingStore
+    server: InProcessServer, node: ManualClock, store: CountingStore
 ) -> None:
     """They add up, though each names another end."""
     store.then = lambda _: node.advance(5)
-    limiter = client(door, node, policy="sliding")
+    limiter = client(server, node, policy="sliding")
     assert limiter.check("big", 70).allowed
     assert store.leases == [50, 20]
     limiter.close()
 
 
-def test_a_token_budget_is_spent_the_same_way(door: Door, node: ManualClock) -> None:
+def test_a_token_budget_is_spent_the_same_way(server: InProcessServer, node: ManualClock) -> None:
     """On the axis of budgets."""
-    limiter = client(door, node, policy="tokens", axis="token_budget", batch=150)
-    assert limiter.check(cost=120) == Decision(True, 1_000, 30, door.clock.now() + MINUTE, 0)
+    limiter = client(server, node, policy="tokens", axis="token_budget", batch=150)
+    assert limiter.check(cost=120) == Decision(True, 1_000, 30, server.clock.now() + MINUTE, 0)
     limiter.close()
 
 
@@ -339,10 +347,10 @@ def test_a_token_budget_is_spent_the_same_way(door: Door, node: ManualClock) -> 
     ],
 )
 def test_a_mistake_is_raised_whatever_the_fail_mode(
-    options: dict[str, Any], kind: type[Exception], door: Door, node: ManualClock
+    options: dict[str, Any], kind: type[Exception], server: InProcessServer, node: ManualClock
 ) -> None:
     """It would not pass by itself."""
-    limiter = client(door, node, fail="open", **options)
+    limiter = client(server, node, fail="open", **options)
     with pytest.raises(kind):
         limiter.check()
     with pytest.raises(kind):
@@ -352,22 +360,24 @@ def test_a_mistake_is_raised_whatever_the_fail_mode(
 
 def test_the_secret_is_presented() -> None:
     """And its absence is the caller's mistake."""
-    with opened(MemoryStore(), SystemClock(), fleet_secret="the-secret-of-the-fleet") as door:
-        stranger = LeasedLimiter(door.target, "api", batch=5, timeout_ms=5_000)
+    with opened(MemoryStore(), SystemClock(), fleet_secret="the-secret-of-the-fleet") as server:
+        stranger = LeasedLimiter(server.target, "api", batch=5, timeout_ms=5_000)
         with pytest.raises(ConfigInvalidError, match="UNAUTHENTICATED"):
             stranger.check()
-        friend = LeasedLimiter(door.target, "api", batch=5, secret="the-secret-of-the-fleet")
+        friend = LeasedLimiter(server.target, "api", batch=5, secret="the-secret-of-the-fleet")
         assert friend.check().allowed
         stranger.close()
         friend.close()
 
 
 @pytest.mark.parametrize("colour", ["", "a"])
-def test_every_call_means_the_domain_by_default(colour: str, door: Door, node: ManualClock) -> None:
+def test_every_call_means_the_domain_by_default(
+    colour: str, server: InProcessServer, node: ManualClock
+) -> None:
     """As `check` does."""
 
     async def story() -> None:
-        limiter = client(door, node, domain="eu")
+        limiter = client(server, node, domain="eu")
 
         async def call(verb: str, **options: Any) -> Any:
             answer = getattr(limiter, colour + verb)(**options)
@@ -385,19 +395,19 @@ def test_every_call_means_the_domain_by_default(colour: str, door: Door, node: M
 @pytest.mark.parametrize("colour", ["", "a"])
 @pytest.mark.parametrize(("fail", "spendable"), [("open", 100), ("closed", 0), ("error", None)])
 def test_a_look_is_answered_by_the_fail_mode_too(
-    fail: str, spendable: int | None, colour: str, door: Door, node: ManualClock
+    fail: str, spendable: int | None, colour: str, server: InProcessServer, node: ManualClock
 ) -> None:
-    """While the door is gone: how a check would be answered, and how many of them."""
+    """While the server is gone: how a check would be answered, and how many of them."""
 
     async def story() -> None:
-        limiter = client(door, node, fail=fail)
+        limiter = client(server, node, fail=fail)
 
         async def call(verb: str, *args: Any) -> Any:
             answer = getattr(limiter, colour + verb)(*args)
             return await answer if colour else answer
 
         await call("check", "held")
-        await asyncio.to_thread(door.close)
+        await asyncio.to_thread(server.close)
         assert (await call("peek", "held")).remaining == 19
         if spendable is None:
             for verb in ("peek", "forecast"):
@@ -407,7 +417,7 @@ def test_a_look_is_answered_by_the_fail_mode_too(
             assert (await call("peek", "cold")).allowed is (spendable > 0)
             assert (await call("forecast", "cold")).spendable_now == spendable
             assert (await call("forecast", "held", 2)).spendable_now == max(spendable, 19) // 2
-        await asyncio.to_thread(door.open)
+        await asyncio.to_thread(server.open)
         await limiter.aclose()
 
     run(story())
@@ -421,10 +431,10 @@ def test_an_open_client_that_never_reached_its_door_forecasts_what_it_would_allo
 
 
 def test_peek_and_forecast_ask_the_policy_and_reset_is_refused(
-    door: Door, node: ManualClock
+    server: InProcessServer, node: ManualClock
 ) -> None:
     """Credits first; the rest is the service's to say."""
-    limiter = client(door, node)
+    limiter = client(server, node)
     assert limiter.peek("k").remaining == 100
     limiter.check("k")
     assert limiter.peek("k").remaining == 19
@@ -461,9 +471,9 @@ def test_options_that_could_not_work_are_refused(options: dict[str, Any], named:
 
 def test_processes_behind_one_door_share_a_limit_in_real_time() -> None:
     """Three clients, windows of 250 ms: none exceeds 40, and all of it is used."""
-    with opened(MemoryStore(), SystemClock()) as door:
+    with opened(MemoryStore(), SystemClock()) as server:
         clients = [
-            LeasedLimiter(door.target, "short", batch=10, low_water=2, timeout_ms=5_000)
+            LeasedLimiter(server.target, "short", batch=10, low_water=2, timeout_ms=5_000)
             for _ in range(3)
         ]
         counts: dict[int, int] = {}
@@ -480,13 +490,13 @@ def test_processes_behind_one_door_share_a_limit_in_real_time() -> None:
 
 
 def test_a_stopped_door_is_found_again_by_a_limiter_that_was_idle(
-    door: Door, node: ManualClock
+    server: InProcessServer, node: ManualClock
 ) -> None:
     """Its channel reconnects by itself."""
-    limiter = client(door, node)
+    limiter = client(server, node)
     limiter.check()
-    door.close()
-    door.open()
+    server.close()
+    server.open()
 
     def probe() -> None:
         try:

@@ -1,4 +1,4 @@
-"""The service without its doors."""
+"""The service without its servers."""
 
 from __future__ import annotations
 

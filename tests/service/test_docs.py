@@ -34,7 +34,7 @@ def test_every_flag_of_serve_is_there() -> None:
     flags = {flag for action in parser._actions for flag in action.option_strings}
     flags -= {"-h", "--help"}
     listed = set(re.findall(r"--[a-z-]+", first_cells("Flags")))
-    # Those that close a door stand beside its port.
+    # Those that close a server stand beside its port.
     assert flags - listed == {"--no-http", "--no-grpc"}
     assert listed <= flags
     assert {"--no-http", "--no-grpc"} <= set(re.findall(r"--[a-z-]+", section("Flags")))

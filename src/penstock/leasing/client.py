@@ -1,7 +1,7 @@
 """`LeasedLimiter`: a policy of a service, spent in this process.
 
-It leases batches through the Fleet door and spends them here: refreshes run ahead of need, one at
-a time per key, and no credit outlives the window that the service named. When the door is gone,
+It leases batches through the Fleet server and spends them here: refreshes run ahead of need, one at
+a time per key, and no credit outlives the window that the service named. When the server is gone,
 credits are spent as long as they are good; then the fail mode answers:
 
 | fail | answer |
@@ -79,7 +79,7 @@ class LeasedLimiter(TwoTierLimiter):
         low = batch // 4 if low_water is None and type(batch) is int else low_water or 0
         require_batch(batch, low)
         if not isinstance(target, str) or not target:
-            reject(f"target must be where the door is, such as 'localhost:50051', not {target!r}")
+            reject(f"target must be where the server is, such as 'localhost:50051', not {target!r}")
         self.policy: str = require_key(policy)
         self.domain: str = require_prefix(domain) or self.policy
         self.fail: FailMode = require_choice("fail", fail, get_args(FailMode))
@@ -166,7 +166,7 @@ class LeasedLimiter(TwoTierLimiter):
         except StoreUnavailableError as error:
             return self._failed(error, now)
 
-    # The door does not know how much a request needs, and may grant less at once.
+    # The server does not know how much a request needs, and may grant less at once.
 
     def _fetch(self, errand: Errand) -> Grant:
         return drive(self._fetching(errand), super()._fetch)

@@ -1,4 +1,4 @@
-"""The far tier behind a door: a policy of a service, asked over gRPC.
+"""The far tier behind a server: a policy of a service, asked over gRPC.
 
 It is a store as far as a two-tier limiter goes. A lease is `Fleet.Reserve`; `peek` and `forecast`
 are those of the policy. The service's clock decides, and says how long what it granted lasts.
@@ -32,7 +32,7 @@ from ..wire.proto.rate_limiter_pb2_grpc import RateLimiterAsyncStub, RateLimiter
 
 __all__ = ["FleetStore", "RemotePolicy"]
 
-# A door that is back should be found soon; the library's own patience grows to two minutes.
+# A server that is back should be found soon; the library's own patience grows to two minutes.
 _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -65,7 +65,7 @@ class RemotePolicy(Strategy):
 
 
 class FleetStore(Store, ForkAware):
-    """One policy behind one door, in both colours. Channels are opened at the first call."""
+    """One policy behind one server, in both colours. Channels are opened at the first call."""
 
     reads_own_clock = True
     _channel: grpc.Channel | None

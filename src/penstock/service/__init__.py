@@ -1,4 +1,4 @@
-"""The service: named policies behind doors. The core knows no transport; each door is a room."""
+"""The service: named policies behind servers. The core knows no transport; each has a package."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The service without its doors: named policies, asked by name and key.
+"""The service without its servers: named policies, asked by name and key.
 
-A door parses a request, calls one of these methods and renders the answer. Everything a door must
-not decide is decided here: which policy, what an outage means, what is counted. A service belongs
-to one event loop.
+A server parses a request, calls one of these methods and renders the answer. Everything that it
+must not decide is decided here: which policy, what an outage means, what is counted. A service
+belongs to one event loop.
 """
 
 from __future__ import annotations

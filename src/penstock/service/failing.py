@@ -4,7 +4,7 @@
 |---|---|
 | open | allowed, with nothing remaining: service goes on, unlimited |
 | closed | denied, to be asked again in a second |
-| error | none: `store_unavailable` is raised, and a door says so in its own words |
+| error | none: `store_unavailable` is raised, and a server says so in its own words |
 
 `limit` is the policy's, and `reset_at` a second away, when asking again may find the store back.
 The instant is the service's own, since that of the store cannot be had. Every outage is counted;

@@ -1,4 +1,4 @@
-"""Budget handed out in batches, to be spent elsewhere: the transport-free side of the Fleet door.
+"""Budget handed out in batches, to be spent elsewhere: the transport-free side of the Fleet server.
 
 What is granted is charged in the store in one step, exactly as a check of that cost would be, and
 named with how long it may be spent. So a fleet of clients shares a limit with whoever checks the

@@ -100,7 +100,7 @@ def folding(tallies: dict[str, Tally], gone: dict[str, None]) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Replies:
-    """What the gRPC door has answered: by the name of the status, and how many calls it turned
+    """What the gRPC server has answered: by the name of the status, and how many calls it turned
     away because there were too many."""
 
     codes: Counter[str] = field(default_factory=Counter)
@@ -143,7 +143,7 @@ class MetricsSnapshot:
     """Everything counted, at one moment.
 
     `policies`: policy to the fields of its Tally. `slots`: policy to `limit`, `in_flight` and
-    `reclaimed`, for those with a concurrency axis. `latency`: what a door called it, such as
+    `reclaimed`, for those with a concurrency axis. `latency`: what a server called it, such as
     "http" or "grpc", to its histogram. `reloads`: "ok" and "failed" to a count. `grpc_codes`: the
     name of a status to a count. `stores`: a kind of table in this process, to what they tell of
     themselves, added up. `foreign_clocks`: how often a stored instant was further ahead than the
@@ -224,9 +224,9 @@ class Metrics:
         REMOVED is in one of the two."""
         return {name: tally.counts() for name, tally in self._tallies.items()}
 
-    def latency(self, door: str) -> Histogram:
-        """The histogram of a door; keep it and call `observe`."""
-        return self._latency.setdefault(door, Histogram())
+    def latency(self, server: str) -> Histogram:
+        """The histogram of a server; keep it and call `observe`."""
+        return self._latency.setdefault(server, Histogram())
 
     def snapshot(
         self,
@@ -240,7 +240,7 @@ class Metrics:
             if policies
             else {},
             slots=slots or {},
-            latency={door: histogram.snapshot() for door, histogram in self._latency.items()},
+            latency={server: histogram.snapshot() for server, histogram in self._latency.items()},
             reloads=dict(self.reloads),
             inline_policies=inline_policies,
             stores=self._stores.told(stores),

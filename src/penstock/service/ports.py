@@ -1,4 +1,4 @@
-"""Whether the doors can be opened where they were asked for, found out before anything is.
+"""Whether the servers can be opened where they were asked for, found out before anything is.
 
 Workers share their ports (SO_REUSEPORT), and so would another service that does the same: both
 would be served to, each from its own store, and nobody would notice. So every port is first bound
@@ -19,13 +19,16 @@ __all__ = ["require_free_ports"]
 
 def require_free_ports(options: ServeOptions) -> None:
     """Refuse a host that is not of this machine, and a port that is taken."""
-    doors = (("HTTP", "--http-port", options.http_port), ("gRPC", "--grpc-port", options.grpc_port))
-    for door, flag, port in doors:
+    servers = (
+        ("HTTP", "--http-port", options.http_port),
+        ("gRPC", "--grpc-port", options.grpc_port),
+    )
+    for server, flag, port in servers:
         if port:
-            _require_free(options.host, port, door, flag)
+            _require_free(options.host, port, server, flag)
 
 
-def _require_free(host: str, port: int, door: str, flag: str) -> None:
+def _require_free(host: str, port: int, server: str, flag: str) -> None:
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     absent = None
     found = _addresses(host, port)
@@ -37,7 +40,7 @@ def _require_free(host: str, port: int, door: str, flag: str) -> None:
             absent = absent or error
             found = [other for other in found if other[1] != address]
             continue
-        reject(f"cannot serve {door} on {place}: {error.strerror}; choose another {flag}")
+        reject(f"cannot serve {server} on {place}: {error.strerror}; choose another {flag}")
     if absent is not None and not found:
         reject(f"--host {host} is not an address of this machine: {absent.strerror}")
 

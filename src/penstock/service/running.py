@@ -1,4 +1,4 @@
-"""One serving process: it opens the doors, waits for a signal, and closes them in order."""
+"""One serving process: it opens the servers, waits for a signal, and closes them in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .tls import Certificates
 
 if TYPE_CHECKING:
     from ..config import PolicyFile
-    from .grpc import GrpcDoor
+    from .grpc import GrpcServer
 
 __all__ = ["Running", "ignore_hangup", "run_loop", "until_told"]
 
@@ -54,10 +54,10 @@ class Running:
         self._reading: set[asyncio.Future[None]] = set()
         self._one_at_a_time = asyncio.Lock()
         self._http: HttpServer | None = None
-        self._grpc: GrpcDoor | None = None
+        self._grpc: GrpcServer | None = None
 
     async def open(self) -> None:
-        """Open the doors. What was opened is closed again if one of them fails."""
+        """Open the servers. What was opened is closed again if one of them fails."""
         try:
             if self._options.workers == 1:
                 require_free_ports(self._options)
@@ -90,12 +90,12 @@ class Running:
         self._hangups.close()
         for task in self._reading:
             task.cancel()
-        doors: list[Coroutine[Any, Any, None]] = []
+        servers: list[Coroutine[Any, Any, None]] = []
         if self._http is not None:
-            doors.append(self._http.stop())
+            servers.append(self._http.stop())
         if self._grpc is not None:
-            doors.append(self._grpc.drain(self._options.drain_s))
-        await asyncio.gather(*doors)
+            servers.append(self._grpc.drain(self._options.drain_s))
+        await asyncio.gather(*servers)
         await self.service.aclose()
 
     def read_certificates(self) -> None:

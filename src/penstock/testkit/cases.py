@@ -292,7 +292,7 @@ def _applies_atomically() -> Flow:
     entered, company = threading.Lock(), threading.Event()
 
     def add(state: Any, _now: int, cost: int) -> Outcome[Any]:
-        # The first one in holds the door for a moment: whoever can come in beside it, will.
+        # The first one in holds the server for a moment: whoever can come in beside it, will.
         if entered.acquire(blocking=False):
             company.wait(0.05)
         else:

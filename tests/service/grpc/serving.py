@@ -1,4 +1,4 @@
-"""A service with its gRPC door in a process of its own, for tests with several of them."""
+"""A service with its gRPC server in a process of its own, for tests with several of them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def _serve(policies: str, store_url: str, pipe: Connection) -> None:
     async def main() -> None:
         service = build_service(parse_policies(policies, "penstock.yaml"), store_url)
         await service.start()
-        door = await open_grpc(service, port=0)
-        pipe.send(door.port)
+        server = await open_grpc(service, port=0)
+        pipe.send(server.port)
         await asyncio.to_thread(pipe.poll, None)
-        await door.drain(5)
+        await server.drain(5)
         await service.aclose()
 
     asyncio.run(main())

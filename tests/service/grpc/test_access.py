@@ -15,7 +15,7 @@ from penstock.service.tls import Certificates
 from penstock.wire.proto import rate_limiter_pb2 as pb
 from penstock.wire.proto.rate_limiter_pb2_grpc import RateLimiterAsyncStub
 from tests.service.grpc.certificates import Pair, authority, signed
-from tests.service.grpc.doors import Visit, code_of, run, status, visiting
+from tests.service.grpc.servers import Visit, code_of, run, status, visiting
 
 TOKEN = "correct-horse-battery-staple"
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
@@ -29,7 +29,7 @@ def test_without_the_token_no_call_is_answered() -> None:
     """Not with none, another, a longer or a shorter one, nor another scheme; nothing is spent."""
 
     async def scenario() -> None:
-        async with visiting(door={"token": TOKEN}) as visit:
+        async with visiting(server={"token": TOKEN}) as visit:
             code, text = await status(visit.check())
             assert code is UNAUTHENTICATED
             assert "authorization: Bearer" in text
@@ -48,7 +48,7 @@ def test_a_stranger_is_turned_away_before_the_request_is_read() -> None:
     """Bytes that are no message, or none at all, make no difference."""
 
     async def scenario() -> None:
-        async with visiting(door={"token": TOKEN}) as visit:
+        async with visiting(server={"token": TOKEN}) as visit:
             assert await code_of(visit.raw("Check")(b"\xff")) is UNAUTHENTICATED
             stream = visit.channel.stream_unary("/throttlekit.v1.RateLimiter/Check")
             assert await code_of(stream()) is UNAUTHENTICATED
@@ -60,7 +60,7 @@ def test_health_is_for_everyone_and_reflection_is_not() -> None:
     """Probes carry no token; what is served here is nobody's business."""
 
     async def scenario() -> None:
-        async with visiting(door={"token": TOKEN}) as visit:
+        async with visiting(server={"token": TOKEN}) as visit:
             health = visit.channel.unary_unary("/grpc.health.v1.Health/Check")
             request = health_pb2.HealthCheckRequest().SerializeToString()
             assert await code_of(health(request)) is grpc.StatusCode.OK
@@ -76,7 +76,7 @@ def test_an_empty_token_is_refused_at_the_start() -> None:
     """It would look like protection."""
 
     async def scenario() -> None:
-        async with visiting(door={"token": " "}):
+        async with visiting(server={"token": " "}):
             raise AssertionError("it opened")
 
     with pytest.raises(ConfigInvalidError, match="empty"):
@@ -99,7 +99,7 @@ async def asked_over_tls(visit: Visit, ca: Pair, own: Pair | None = None) -> grp
     """What a check ends with for a client that trusts `ca` and shows `own`."""
     key, cert = (None, None) if own is None else own.read()
     trust = grpc.ssl_channel_credentials(ca.read()[1], key, cert)
-    target = f"localhost:{visit.door.port}"
+    target = f"localhost:{visit.server.port}"
     async with grpc.aio.secure_channel(target, trust) as channel:
         request = pb.CheckRequest(policy="api", key="a")
         return await code_of(RateLimiterAsyncStub(channel).Check(request, timeout=5))
@@ -111,7 +111,7 @@ def test_over_tls_only_those_who_speak_it_are_answered(certificates: dict[str, P
     async def scenario() -> None:
         server, ca = certificates["server"], certificates["ca"]
         tls = Certificates(TlsFiles(server.cert, server.key))
-        async with visiting(door={"tls": tls}) as visit:
+        async with visiting(server={"tls": tls}) as visit:
             assert await asked_over_tls(visit, ca) is grpc.StatusCode.OK
             stranger = certificates["stranger"]
             assert await asked_over_tls(visit, stranger) is grpc.StatusCode.UNAVAILABLE
@@ -128,7 +128,7 @@ def test_with_an_authority_for_clients_only_its_clients_are_answered(
     async def scenario() -> None:
         server, ca = certificates["server"], certificates["ca"]
         tls = Certificates(TlsFiles(server.cert, server.key, ca.cert))
-        async with visiting(door={"tls": tls}) as visit:
+        async with visiting(server={"tls": tls}) as visit:
             good = await asked_over_tls(visit, ca, certificates["client"])
             assert good is grpc.StatusCode.OK
             assert await asked_over_tls(visit, ca) is grpc.StatusCode.UNAVAILABLE
@@ -150,7 +150,7 @@ def test_certificates_that_cannot_work_are_refused_at_the_start(
     files |= {"key": ca.key} if broken == "pair" else {broken: str(junk)}
 
     async def scenario() -> None:
-        async with visiting(door={"tls": Certificates(TlsFiles(**files))}):
+        async with visiting(server={"tls": Certificates(TlsFiles(**files))}):
             raise AssertionError("it opened")
 
     with pytest.raises(ConfigInvalidError, match="PEM"):

@@ -1,4 +1,4 @@
-"""What the door does not let grow without end: sizes, calls at work, waiting, and closing."""
+"""What the server does not let grow without end: sizes, calls at work, waiting, and closing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from penstock.service.grpc.lines import peer_name
 from penstock.service.grpc.places import Places
 from penstock.service.http.exposition import exposition
 from penstock.wire.proto import rate_limiter_pb2 as pb
-from tests.service.grpc.doors import CALL, Visit, code_of, run, status, visiting
 from tests.service.grpc.frames import Deaf
+from tests.service.grpc.servers import CALL, Visit, code_of, run, status, visiting
 from tests.service.worlds import FragileStore, service_on
 
 R = TypeVar("R")
@@ -83,7 +83,7 @@ def test_calls_beyond_the_bound_are_shed_at_once() -> None:
 
     async def scenario() -> None:
         store = SlowStore()
-        async with visiting(store=store, door={"max_concurrent": 4}) as visit:
+        async with visiting(store=store, server={"max_concurrent": 4}) as visit:
             held = [asyncio.ensure_future(visit.check(key=str(n))) for n in range(4)]
             await until(lambda: store.waiting == 4)
             shed = await asyncio.gather(*(code_of(visit.check()) for _ in range(20)))
@@ -107,7 +107,7 @@ def test_streams_that_stay_open_take_no_place_of_a_call(path: str) -> None:
 
     async def scenario() -> None:
         bounds = {"max_concurrent": 2, "max_streams": 3}
-        async with visiting(door=bounds) as visit:
+        async with visiting(server=bounds) as visit:
             streams = [visit.channel.stream_stream(path)() for _ in range(3)]
             for stream in streams:
                 await stream.write(b"")
@@ -118,7 +118,7 @@ def test_streams_that_stay_open_take_no_place_of_a_call(path: str) -> None:
                 assert (await visit.check()).allowed
             assert visit.service.snapshot().grpc_shed == 1
             streams[0].cancel()
-            await asyncio.wait_for(until(lambda: visit.door._pools[2].taken < 3), 5)
+            await asyncio.wait_for(until(lambda: visit.server._pools[2].taken < 3), 5)
 
     run(scenario())
 
@@ -131,9 +131,9 @@ def test_who_takes_no_replies_keeps_his_places_and_then_loses_the_connection(
 
     async def scenario() -> None:
         bounds = {"max_concurrent": 20, "taking_s": 1.0}
-        async with visiting(door=bounds) as visit:
-            pool = visit.door._pools[0 if "CheckMany" in path else 1]
-            deaf = await Deaf.connect(visit.door.port)
+        async with visiting(server=bounds) as visit:
+            pool = visit.server._pools[0 if "CheckMany" in path else 1]
+            deaf = await Deaf.connect(visit.server.port)
             many = pb.CheckManyRequest(policy="api", keys=[str(n) for n in range(100)])
             message = many.SerializeToString() if "CheckMany" in path else b""
             for _ in range(10):
@@ -154,8 +154,8 @@ def test_the_replies_of_one_connection_are_bounded_before_they_are_made() -> Non
     """However many calls it opens, so many are looked at."""
 
     async def scenario() -> None:
-        async with visiting(door={"taking_s": 1.0}) as visit:
-            deaf = await Deaf.connect(visit.door.port)
+        async with visiting(server={"taking_s": 1.0}) as visit:
+            deaf = await Deaf.connect(visit.server.port)
             request = pb.CheckRequest(policy="api", key="a").SerializeToString()
             for _ in range(600):
                 deaf.call(f"{CALL}Check", request)
@@ -170,7 +170,7 @@ def test_a_probe_whose_message_never_comes_is_ended() -> None:
     """Like any other call."""
 
     async def scenario() -> None:
-        async with visiting(door={"arrival_s": 0.2}) as visit:
+        async with visiting(server={"arrival_s": 0.2}) as visit:
             for path in ("/grpc.health.v1.Health/Check", WATCH):
                 silent = visit.channel.stream_stream(path)()
                 assert await code_of(silent.read()) is LATE
@@ -182,9 +182,9 @@ def test_connections_beyond_the_bound_are_closed() -> None:
     """Those that are there are served on."""
 
     async def scenario() -> None:
-        async with visiting(door={"max_connections": 3}) as visit:
+        async with visiting(server={"max_connections": 3}) as visit:
             assert (await visit.check()).allowed
-            lines = [await Deaf.connect(visit.door.port) for _ in range(6)]
+            lines = [await Deaf.connect(visit.server.port) for _ in range(6)]
             ends = [asyncio.ensure_future(line.closed()) for line in lines]
             await asyncio.wait_for(until(lambda: sum(end.done() for end in ends) == 4), 5)
             assert (await visit.check()).allowed
@@ -220,10 +220,10 @@ def test_peers_are_named_as_the_library_names_them() -> None:
 
 
 def test_replies_are_counted_by_their_status() -> None:
-    """Those of calls, of refusals at the door, and of methods that are not there."""
+    """Those of calls, of refusals at the server, and of methods that are not there."""
 
     async def scenario() -> None:
-        async with visiting(door={"token": "correct-horse-battery-staple"}) as visit:
+        async with visiting(server={"token": "correct-horse-battery-staple"}) as visit:
             bearer = (("authorization", "Bearer correct-horse-battery-staple"),)
             await visit.check(metadata=bearer)
             await code_of(visit.check(policy="nope", metadata=bearer))
@@ -248,7 +248,7 @@ def test_a_call_whose_deadline_has_passed_spends_nothing() -> None:
 
     async def scenario() -> None:
         async with visiting() as visit:
-            with grpc.insecure_channel(f"127.0.0.1:{visit.door.port}") as channel:
+            with grpc.insecure_channel(f"127.0.0.1:{visit.server.port}") as channel:
                 check = channel.unary_unary(CALL + "Check")
                 request = visit.pb.CheckRequest(policy="api", key="a").SerializeToString()
                 await asyncio.to_thread(check, request)
@@ -320,14 +320,14 @@ def test_who_no_longer_waits_for_the_store_frees_it(how: str) -> None:
 
 
 def test_a_drain_answers_what_was_admitted_and_takes_no_more() -> None:
-    """Calls at work when it begins get their answers; later ones learn that the door is closing."""
+    """Calls at work when it begins get their answers; later ones learn that it is closing."""
 
     async def scenario() -> None:
         store = SlowStore()
         async with visiting(store=store) as visit:
             held = [asyncio.ensure_future(visit.check(key=str(n))) for n in range(30)]
             await until(lambda: store.waiting == 30)
-            drain = asyncio.ensure_future(visit.door.drain(10))
+            drain = asyncio.ensure_future(visit.server.drain(10))
             await asyncio.sleep(0.01)
             assert (await status(visit.check()))[0] is grpc.StatusCode.UNAVAILABLE
             await asyncio.sleep(0.3)
@@ -361,7 +361,7 @@ def test_a_drain_under_load_leaves_no_admitted_call_unanswered() -> None:
 
                 knocks = asyncio.gather(*(knock() for _ in range(16)))
                 await asyncio.sleep(pause)
-                await visit.door.drain(10)
+                await visit.server.drain(10)
                 await asyncio.wait_for(knocks, 10)
                 counted = visit.service.snapshot().policies["api"]
                 assert heard["allowed"] == counted["allowed"] > 0
@@ -379,29 +379,29 @@ def test_a_drain_ends_when_its_time_is_up() -> None:
         async with visiting(store=store) as visit:
             stuck = asyncio.ensure_future(code_of(visit.check()))
             await until(lambda: store.waiting == 1)
-            await asyncio.wait_for(visit.door.drain(0.2), 5)
+            await asyncio.wait_for(visit.server.drain(0.2), 5)
             assert await stuck is not grpc.StatusCode.OK
 
     run(scenario())
 
 
 def test_a_port_that_is_taken_is_refused_and_not_shared() -> None:
-    """Unless sharing was asked for: then two doors stand side by side."""
+    """Unless sharing was asked for: then two servers stand side by side."""
 
     async def scenario() -> None:
         async with visiting() as visit:
             with pytest.raises(ConfigInvalidError, match="in use"):
-                await open_grpc(visit.service, port=visit.door.port)
-        async with visiting(door={"reuse_port": True}) as visit:
-            beside = await open_grpc(visit.service, port=visit.door.port, reuse_port=True)
-            assert beside.port == visit.door.port
+                await open_grpc(visit.service, port=visit.server.port)
+        async with visiting(server={"reuse_port": True}) as visit:
+            beside = await open_grpc(visit.service, port=visit.server.port, reuse_port=True)
+            assert beside.port == visit.server.port
             await beside.drain(0)
 
     run(scenario())
 
 
 def test_calls_are_timed() -> None:
-    """One observation per answered call, under the door's name."""
+    """One observation per answered call, under the server's name."""
 
     async def scenario() -> None:
         async with visiting() as visit:

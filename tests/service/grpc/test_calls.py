@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.grpc.doors import CLIENTS, run, visiting
+from tests.service.grpc.servers import CLIENTS, run, visiting
 from tests.service.worlds import NOW
 
 pytestmark = pytest.mark.parametrize("name", CLIENTS)

@@ -14,7 +14,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from penstock.wire.proto import rate_limiter_pb2 as pb
-from tests.service.grpc.doors import CALL, run, visiting
+from tests.service.grpc.servers import CALL, run, visiting
 from tests.service.grpc.serving import serving
 from tests.service.grpc.test_bounds import SlowStore, until
 
@@ -71,7 +71,7 @@ def test_calls_beyond_the_bound_are_told_when_to_come_back_and_counted() -> None
 
     async def scenario() -> None:
         store = SlowStore()
-        async with visiting(store=store, door={"max_concurrent": 10}) as visit:
+        async with visiting(store=store, server={"max_concurrent": 10}) as visit:
             held = [asyncio.ensure_future(visit.check(key=str(n))) for n in range(10)]
             await until(lambda: store.waiting == 10)
             errors = await asyncio.gather(*(refused(visit.check()) for _ in range(500)))
@@ -126,8 +126,8 @@ def test_a_client_with_a_retry_policy_comes_back_by_itself() -> None:
 
     async def scenario() -> None:
         store = SlowStore()
-        async with visiting(store=store, door={"max_concurrent": 1}) as visit:
-            target = f"127.0.0.1:{visit.door.port}"
+        async with visiting(store=store, server={"max_concurrent": 1}) as visit:
+            target = f"127.0.0.1:{visit.server.port}"
             options = [("grpc.service_config", RETRYING), *ALONE]
             async with grpc.aio.insecure_channel(target, options=options) as channel:
                 held = asyncio.ensure_future(visit.check(key="held"))

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from tests.servers import Valkey, require
-from tests.service.grpc.doors import code_of, existing, run
+from tests.service.grpc.servers import code_of, existing, run
 from tests.service.grpc.serving import serving
 
 FILE = """

@@ -22,7 +22,7 @@ except ConfigInvalidError as error:
 
 @pytest.mark.parametrize("module", ["grpc", "google.protobuf", "grpc_health", "grpc_reflection"])
 def test_a_missing_package_is_an_error_that_names_the_extra(module: str) -> None:
-    """Each of those that the door is built on."""
+    """Each of those that the server is built on."""
     command = [sys.executable, "-c", BLOCKED.format(module=module)]
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert f"which the extra 'server' brings: {install_line('server')}; or" in shown

@@ -12,7 +12,7 @@ from penstock import Decision, Forecast
 from penstock.wire import protos
 from penstock.wire.messages import decision_message, decision_of, forecast_message, forecast_of
 from penstock.wire.proto import rate_limiter_pb2 as pb
-from tests.service.grpc.doors import existing
+from tests.service.grpc.servers import existing
 
 ROOT = Path(__file__).resolve().parents[3]
 

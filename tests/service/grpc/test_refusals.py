@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock import StoreUnavailableError
 from penstock.wire.proto.rate_limiter_pb2_grpc import RATE_LIMITER_METHODS
-from tests.service.grpc.doors import CALL, CLIENTS, code_of, existing, run, status, visiting
+from tests.service.grpc.servers import CALL, CLIENTS, code_of, existing, run, status, visiting
 from tests.service.worlds import AWAY, FragileStore
 
 NOT_FOUND = grpc.StatusCode.NOT_FOUND
@@ -230,7 +230,7 @@ def test_half_a_call_does_not_stay() -> None:
     """One without a message is refused at once, one whose message never comes after a while."""
 
     async def scenario() -> None:
-        async with visiting(door={"arrival_s": 0.2}) as visit:
+        async with visiting(server={"arrival_s": 0.2}) as visit:
             stream = visit.channel.stream_unary(CALL + "Check")
             code, text = await status(stream(iter([])))
             assert code is INVALID

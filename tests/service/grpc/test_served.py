@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2
 
 from tests.servers import Valkey, require
 from tests.servers.process import Port
-from tests.service.grpc.doors import existing, run
+from tests.service.grpc.servers import existing, run
 from tests.service.grpc.serving import serving
 
 LIMIT = 1_000_000
@@ -113,7 +113,7 @@ def test_a_signal_under_load_leaves_no_admitted_call_unanswered(
 
 
 def test_a_probe_finds_the_service_up_and_a_token_keeps_strangers_out(tmp_path: Path) -> None:
-    """The flags reach the door: the health service is open, the calls are not."""
+    """The flags reach the server: the health service is open, the calls are not."""
     token = tmp_path / "token"
     token.write_text("0123456789abcdef0123456789abcdef\n")
 

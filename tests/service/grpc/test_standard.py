@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from penstock.wire.proto import rate_limiter_pb2 as pb
-from tests.service.grpc.doors import Visit, code_of, run, status, visiting
+from tests.service.grpc.servers import Visit, code_of, run, status, visiting
 
 RATE_LIMITER = "throttlekit.v1.RateLimiter"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -66,7 +66,7 @@ def test_who_watches_the_health_hears_of_the_drain_and_does_not_hold_it_up() -> 
             # The client forgets messages that it was not asked for before the end of the stream.
             heard = asyncio.ensure_future(watched.read())
             await asyncio.sleep(0)
-            await asyncio.wait_for(visit.door.drain(20), 5)
+            await asyncio.wait_for(visit.server.drain(20), 5)
             assert (await heard).status == NOT_SERVING
             assert await watched.read() is grpc.aio.EOF
             assert await watched.code() is grpc.StatusCode.OK
@@ -116,6 +116,6 @@ def test_an_idle_reflection_stream_does_not_hold_up_the_drain() -> None:
             listing = reflection_pb2.ServerReflectionRequest(list_services="")
             await stream.write(listing.SerializeToString())
             await stream.read()
-            await asyncio.wait_for(visit.door.drain(20), 5)
+            await asyncio.wait_for(visit.server.drain(20), 5)
 
     run(scenario())

@@ -88,7 +88,7 @@ def post_bytes(path: str, body: bytes, *lines: str, close: bool = False) -> byte
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
-class Door:
+class InProcessServer:
     """A server in this process, on a port of its own, in a thread of its own."""
 
     def __init__(
@@ -116,7 +116,7 @@ class Door:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self.port = 0
 
-    def __enter__(self) -> Door:
+    def __enter__(self) -> InProcessServer:
         self._thread.start()
         assert self._up.wait(10)
         return self
@@ -135,11 +135,11 @@ class Door:
         self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         service = self._make()
         await service.start()
-        self.door = HttpServer(service, **self._options)  # type: ignore[arg-type]
-        self.port = await self.door.start("127.0.0.1", 0, tls=self._tls)
+        self.server = HttpServer(service, **self._options)  # type: ignore[arg-type]
+        self.port = await self.server.start("127.0.0.1", 0, tls=self._tls)
         self._up.set()
         await self._stop.wait()
-        await self.door.stop()
+        await self.server.stop()
         await service.aclose()
 
 
@@ -159,9 +159,9 @@ class Penstock(Server):
         return self._grpc.number
 
     def command(self) -> list[str]:
-        doors = ["--http-port", str(self.port)]
-        doors += ["--no-grpc"] if self._grpc is None else ["--grpc-port", str(self.grpc_port)]
-        return [*PENSTOCK, "serve", *doors, *self._flags]
+        servers = ["--http-port", str(self.port)]
+        servers += ["--no-grpc"] if self._grpc is None else ["--grpc-port", str(self.grpc_port)]
+        return [*PENSTOCK, "serve", *servers, *self._flags]
 
     def popen_options(self) -> dict[str, Any]:
         return {"env": environment(PYTHONPATH=str(REPO / "src"))}

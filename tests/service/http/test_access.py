@@ -10,7 +10,7 @@ import pytest
 
 from penstock.service.http.access import Hosts, is_cross_site
 
-from .serving import Client, Door, Penstock, Reply, talk
+from .serving import Client, InProcessServer, Penstock, Reply, talk
 
 TOKEN = "correct-horse-battery-staple"
 
@@ -82,10 +82,10 @@ def test_any_name_will_do_where_it_is_said_so_or_a_token_is_asked_for(
 
 def test_names_that_are_given_are_asked_for_whatever_else_is() -> None:
     """Though there is a token."""
-    with Door(token=TOKEN, hosts=["limits.internal"]) as door:
+    with InProcessServer(token=TOKEN, hosts=["limits.internal"]) as server:
         headers = {"Authorization": f"Bearer {TOKEN}"}
-        assert asked(door.port, Host="limits.internal", **headers).status == 200
-        assert asked(door.port, Host="other.internal", **headers).status == 421
+        assert asked(server.port, Host="limits.internal", **headers).status == 200
+        assert asked(server.port, Host="other.internal", **headers).status == 421
 
 
 @pytest.mark.parametrize(
@@ -141,25 +141,25 @@ def test_a_page_of_another_site_is_refused_by_its_origin_alone(server: Penstock)
 )
 def test_a_token_is_itself_and_nothing_around_it(value: str) -> None:
     """What looks like a space is none."""
-    with Door(token=TOKEN) as door:
+    with InProcessServer(token=TOKEN) as server:
         head = f"GET /check/a HTTP/1.1\r\nHost: a\r\nAuthorization: {value}\r\n"
         raw = f"{head}Connection: close\r\n\r\n".encode("latin-1")
-        status = talk(door.port, raw)[9:12]
+        status = talk(server.port, raw)[9:12]
         assert status == (b"400" if "\x1f" in value else b"401")
 
 
 def test_spaces_before_a_token_are_what_the_header_allows() -> None:
     """One or more, and any case of the scheme."""
-    with Door(token=TOKEN) as door:
+    with InProcessServer(token=TOKEN) as server:
         for value in (f"Bearer {TOKEN}", f"bearer   {TOKEN}", f"BEARER {TOKEN}  "):
-            assert asked(door.port, Authorization=value).status == 200
+            assert asked(server.port, Authorization=value).status == 200
 
 
 def test_an_unauthorized_request_is_not_waited_for() -> None:
     """Its body would change nothing; the connection ends with the refusal."""
-    with Door(token=TOKEN) as door:
+    with InProcessServer(token=TOKEN) as server:
         head = b"POST /v1/check-many HTTP/1.1\r\nHost: a\r\nContent-Length: 5000000\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", door.port), 10) as line:
+        with socket.create_connection(("127.0.0.1", server.port), 10) as line:
             line.sendall(head + b"x" * 100)
             reply = line.recv(65_536)
         assert reply.startswith(b"HTTP/1.1 401 ")

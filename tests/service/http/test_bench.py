@@ -1,4 +1,4 @@
-"""What the measurement of the door calls a miss."""
+"""What the measurement of the server calls a miss."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from penstock.core.store import Transform
 from penstock.service.http import Bounds
 from tests.servers import NotReady, eventually
 
-from .serving import Client, Door, Penstock, post_bytes, read_all, talk
+from .serving import Client, InProcessServer, Penstock, post_bytes, read_all, talk
 
 R = TypeVar("R")
 QUICK = Bounds(head_s=0.4, request_s=0.4, idle_s=0.4, write_s=0.4, linger_s=0.2)
@@ -66,7 +66,7 @@ def drip(line: socket.socket, data: bytes) -> bytes:
 )
 def test_a_request_that_trickles_in_is_given_up(at_once: bytes, slowly: bytes) -> None:
     """Every byte in time is not enough: the whole of it has a deadline."""
-    with Door(bounds=QUICK) as door, line_to(door.port) as line:
+    with InProcessServer(bounds=QUICK) as server, line_to(server.port) as line:
         line.sendall(at_once)
         began = time.monotonic()
         reply = drip(line, slowly)
@@ -76,14 +76,14 @@ def test_a_request_that_trickles_in_is_given_up(at_once: bytes, slowly: bytes) -
 
 def test_a_connection_that_says_nothing_is_closed() -> None:
     """Before its first request and after it; without a word, since nothing was asked."""
-    with Door(bounds=QUICK) as door:
-        assert talk(door.port) == b""
-        assert talk(door.port, ASK).count(b"HTTP/1.1 ") == 1
+    with InProcessServer(bounds=QUICK) as server:
+        assert talk(server.port) == b""
+        assert talk(server.port, ASK).count(b"HTTP/1.1 ") == 1
 
 
 def test_a_client_that_does_not_read_is_cut_off() -> None:
     """What it is owed does not pile up: the service stops reading from it first."""
-    with Door(bounds=QUICK) as door, line_to(door.port) as line:
+    with InProcessServer(bounds=QUICK) as server, line_to(server.port) as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         line.settimeout(0.2)
         deadline = time.monotonic() + 10
@@ -98,7 +98,7 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
 
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             keep_asking()
-        client = Client(door.port)
+        client = Client(server.port)
         assert client.get("/health").status == 200
         client.close()
 
@@ -108,17 +108,17 @@ def test_too_many_connections_are_turned_away() -> None:
     that is free again is given away."""
     bounds = Bounds(connections=2, linger_s=0.2)
     asked = post_bytes("/check", BODY, close=True)
-    with Door(bounds=bounds) as door:
-        with line_to(door.port), line_to(door.port):
+    with InProcessServer(bounds=bounds) as server:
+        with line_to(server.port), line_to(server.port):
             time.sleep(0.1)
-            reply = talk(door.port, asked)
+            reply = talk(server.port, asked)
             assert reply.startswith(b"HTTP/1.1 503 ")
             assert b"Retry-After: 1\r\n" in reply
             assert b'"overloaded"' in reply
             probe = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-            assert talk(door.port, probe).startswith(b"HTTP/1.1 200")
+            assert talk(server.port, probe).startswith(b"HTTP/1.1 200")
         time.sleep(0.6)
-        assert talk(door.port, asked).startswith(b"HTTP/1.1 200")
+        assert talk(server.port, asked).startswith(b"HTTP/1.1 200")
 
 
 class StuckStore(Store):
@@ -139,13 +139,13 @@ class StuckStore(Store):
 def test_requests_beyond_what_the_store_can_take_are_shed() -> None:
     """At once, and nothing of them is left behind when the store is back."""
     store = StuckStore()
-    with Door(store=store, bounds=Bounds(in_flight=3, linger_s=0.2)) as door:
+    with InProcessServer(store=store, bounds=Bounds(in_flight=3, linger_s=0.2)) as server:
         with contextlib.ExitStack() as stack:
-            waiting = [stack.enter_context(line_to(door.port)) for _ in range(3)]
+            waiting = [stack.enter_context(line_to(server.port)) for _ in range(3)]
             for line in waiting:
                 line.sendall(post_bytes("/check", BODY, close=True))
             time.sleep(0.2)
-            client = Client(door.port)
+            client = Client(server.port)
             for _ in range(5):
                 shed = client.post("/check", json.loads(BODY))
                 assert (shed.status, shed.json["code"]) == (503, "overloaded")
@@ -165,15 +165,15 @@ def test_probes_ask_the_store_once_for_all_and_take_nobodys_place() -> None:
     store = StuckStore()
     probe = b"GET /ready HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
     with (
-        Door(store=store, bounds=Bounds(in_flight=1, linger_s=0.2)) as door,
+        InProcessServer(store=store, bounds=Bounds(in_flight=1, linger_s=0.2)) as server,
         contextlib.ExitStack() as stack,
     ):
-        waiting = [stack.enter_context(line_to(door.port)) for _ in range(50)]
+        waiting = [stack.enter_context(line_to(server.port)) for _ in range(50)]
         for line in waiting:
             line.sendall(probe)
         time.sleep(0.3)
         assert store.asked == 1
-        other = stack.enter_context(line_to(door.port))
+        other = stack.enter_context(line_to(server.port))
         other.sendall(post_bytes("/check", BODY, close=True))
         time.sleep(0.1)
         store.go_on.set()
@@ -209,14 +209,14 @@ def test_scrapes_that_wait_for_the_other_workers_take_no_place_of_a_check(
     ).encode()
     bounds = Bounds(in_flight=1, linger_s=0.2)
     with (
-        Door(store=store, bounds=bounds, token=token, pool=pool) as door,
+        InProcessServer(store=store, bounds=bounds, token=token, pool=pool) as server,
         contextlib.ExitStack() as stack,
     ):
-        waiting = [stack.enter_context(line_to(door.port)) for _ in range(50)]
+        waiting = [stack.enter_context(line_to(server.port)) for _ in range(50)]
         for line in waiting:
             line.sendall(scrape)
         wait_for(lambda: pool.asked == 1)
-        check = stack.enter_context(line_to(door.port))
+        check = stack.enter_context(line_to(server.port))
         check.sendall(post_bytes("/check", BODY, *lines, close=True))
         wait_for(lambda: store.asked == 1)
         pool.go_on.set()
@@ -230,31 +230,31 @@ def test_a_long_request_is_counted_until_it_is_answered() -> None:
     """While the store is asked, its keys are still in memory."""
     store = StuckStore()
     keys = json.dumps({"policy": "default", "keys": ["k" * 4_000] * 100}).encode()
-    with Door(store=store) as door, line_to(door.port) as line:
+    with InProcessServer(store=store) as server, line_to(server.port) as line:
         line.sendall(post_bytes("/v1/check-many", keys, close=True))
         buffered: list[int] = []
 
         def reserved() -> None:
-            buffered.append(door.door.known.buffered)
+            buffered.append(server.server.known.buffered)
             if not store.asked or buffered[-1] < len(keys):
                 raise NotReady(str(buffered[-1]))
 
         eventually(reserved, within=10, what="the request at the store")
         store.go_on.set()
         assert read_all(line).startswith(b"HTTP/1.1 200 ")
-        eventually(lambda: _nothing_held(door), within=10, what="the memory")
+        eventually(lambda: _nothing_held(server), within=10, what="the memory")
 
 
-def _nothing_held(door: Door) -> None:
-    if door.door.known.buffered:
-        raise NotReady(str(door.door.known.buffered))
+def _nothing_held(server: InProcessServer) -> None:
+    if server.server.known.buffered:
+        raise NotReady(str(server.server.known.buffered))
 
 
 def test_requests_behind_one_that_waits_are_answered_after_it_in_order() -> None:
     """Also when there are more of them than are kept in memory."""
     store = StuckStore()
     count = 1_500
-    with Door(store=store) as door, line_to(door.port) as line:
+    with InProcessServer(store=store) as server, line_to(server.port) as line:
         sender = threading.Thread(target=line.sendall, args=(ASK * count,))
         sender.start()
         time.sleep(0.2)
@@ -271,7 +271,7 @@ def test_requests_behind_one_that_waits_are_answered_after_it_in_order() -> None
 def test_a_client_that_has_said_all_gets_all_its_answers(behind: bytes) -> None:
     """Also those to requests behind the one that waits; then the connection is closed."""
     store = StuckStore()
-    with Door(store=store) as door, line_to(door.port) as line:
+    with InProcessServer(store=store) as server, line_to(server.port) as line:
         line.sendall(ASK * 3 + behind)
         line.shutdown(socket.SHUT_WR)
         time.sleep(0.2)
@@ -285,14 +285,14 @@ def test_long_bodies_share_a_bounded_room() -> None:
     """The one that does not fit is told so; room that was given back can be used."""
     bounds = Bounds(buffered_bytes=2 * Bounds().batch_bytes, linger_s=0.2)
     begun = b"POST /v1/check-many HTTP/1.1\r\nHost: a\r\nContent-Length: 5242880\r\n\r\n{"
-    with Door(bounds=bounds) as door:
-        with line_to(door.port) as one, line_to(door.port) as two:
+    with InProcessServer(bounds=bounds) as server:
+        with line_to(server.port) as one, line_to(server.port) as two:
             one.sendall(begun)
             two.sendall(begun)
             time.sleep(0.1)
-            assert talk(door.port, begun).startswith(b"HTTP/1.1 503 ")
+            assert talk(server.port, begun).startswith(b"HTTP/1.1 503 ")
         time.sleep(0.1)
-        with line_to(door.port) as line:
+        with line_to(server.port) as line:
             line.sendall(begun)
             line.settimeout(0.2)
             with pytest.raises(TimeoutError):
@@ -340,11 +340,11 @@ def test_a_fault_of_the_service_is_a_problem_and_not_a_traceback(
     def fail(*_: object) -> None:
         raise ZeroDivisionError("secret\n")
 
-    with Door() as door:
+    with InProcessServer() as server:
         monkeypatch.setattr(calls, "decode", fail)
-        first = talk(door.port, post_bytes("/check", BODY, close=True))
+        first = talk(server.port, post_bytes("/check", BODY, close=True))
         monkeypatch.setattr(router, "parse_head", fail)
-        second = talk(door.port, post_bytes("/check?headers=x", BODY))
+        second = talk(server.port, post_bytes("/check?headers=x", BODY))
     for reply in (first, second):
         assert reply.startswith(b"HTTP/1.1 500 ")
         assert b'"internal_error"' in reply

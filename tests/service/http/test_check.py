@@ -10,7 +10,7 @@ from penstock import ManualClock
 from penstock.config import parse_policies
 from tests.service.worlds import FILE
 
-from .serving import Client, Door
+from .serving import Client, InProcessServer
 
 NOW = 1_700_000_040_000
 INLINE = {"key": "alice", "limit": 2, "window_ms": 60_000}
@@ -24,8 +24,8 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def client(clock: ManualClock) -> Iterator[Client]:
-    with Door(clock=clock) as door:
-        client = Client(door.port)
+    with InProcessServer(clock=clock) as server:
+        client = Client(server.port)
         yield client
         client.close()
 
@@ -33,8 +33,8 @@ def client(clock: ManualClock) -> Iterator[Client]:
 @pytest.fixture
 def named(clock: ManualClock) -> Iterator[Client]:
     """A client of a service with many policies."""
-    with Door(clock=clock, policies=POLICIES) as door:
-        client = Client(door.port)
+    with InProcessServer(clock=clock, policies=POLICIES) as server:
+        client = Client(server.port)
         yield client
         client.close()
 
@@ -163,8 +163,8 @@ limiters:
   burst: {strategy: gcra, limit: 100, period: 1m, burst: 20}
 """
     ).policies
-    with Door(policies=[*specs.values()], clock=clock) as door:
-        client = Client(door.port)
+    with InProcessServer(policies=[*specs.values()], clock=clock) as server:
+        client = Client(server.port)
         even = client.post("/check", {"policy": "even", "key": "k"})
         assert even.headers["ratelimit-policy"] == '"even";q=100;w=60'
         burst = client.post("/check", {"policy": "burst", "key": "k"})
@@ -251,8 +251,8 @@ def test_a_mistake_is_a_problem_with_a_code(
 
 def test_inline_limits_can_be_turned_off() -> None:
     """Policies by name still work."""
-    with Door(inline=False) as door:
-        client = Client(door.port)
+    with InProcessServer(inline=False) as server:
+        client = Client(server.port)
         assert client.post("/check", INLINE).status == 501
         assert client.get("/check/a").status == 200
         client.close()

@@ -130,10 +130,10 @@ def test_two_processes_on_one_store_admit_exactly_the_limit(valkey: Valkey) -> N
     assert statuses == {200: 50, 429: 150}
 
 
-def test_both_doors_of_two_processes_admit_exactly_the_limit(
+def test_both_servers_of_two_processes_admit_exactly_the_limit(
     valkey: Valkey, tmp_path: Path
 ) -> None:
-    """200 at once through four doors, at a limit of 50."""
+    """200 at once through four servers, at a limit of 50."""
     grpc: Any = pytest.importorskip("grpc")
     from penstock.wire.proto import rate_limiter_pb2 as pb
     from penstock.wire.proto.rate_limiter_pb2_grpc import RateLimiterStub

@@ -15,7 +15,7 @@ import pytest
 from penstock.config import parse_policies
 from tests.service.worlds import FILE
 
-from .serving import Door, post_bytes
+from .serving import InProcessServer, post_bytes
 
 MUTANTS = 1_500
 AT_ONCE = 50
@@ -85,20 +85,20 @@ def _more(line: socket.socket) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[Door]:
-    with Door(policies=[*parse_policies(FILE, "test").policies.values()]) as door:
-        yield door
+def server() -> Iterator[InProcessServer]:
+    with InProcessServer(policies=[*parse_policies(FILE, "test").policies.values()]) as server:
+        yield server
 
 
 @pytest.mark.parametrize("path", BODIES)
 def test_no_body_is_a_fault_of_the_service(
-    door: Door, path: str, caplog: pytest.LogCaptureFixture
+    server: InProcessServer, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A client's mistake is a 4xx that says so, or what was meant is still clear."""
     chance = random.Random(path)
     seeds = [json.dumps(body, ensure_ascii=chance.random() < 0.5).encode() for body in BODIES[path]]
     statuses: Counter[int] = Counter()
-    with socket.create_connection(("127.0.0.1", door.port), 30) as line:
+    with socket.create_connection(("127.0.0.1", server.port), 30) as line:
         for _ in range(MUTANTS // AT_ONCE):
             bodies = [mutated(chance.choice(seeds), chance) for _ in range(AT_ONCE)]
             line.sendall(b"".join(post_bytes(path, body) for body in bodies))
@@ -127,9 +127,11 @@ def test_no_body_is_a_fault_of_the_service(
         ),
     ],
 )
-def test_a_value_that_is_missing_is_a_mistake_of_the_client(door: Door, body: bytes) -> None:
+def test_a_value_that_is_missing_is_a_mistake_of_the_client(
+    server: InProcessServer, body: bytes
+) -> None:
     """In the words of the one error that stands for bodies that are not JSON."""
-    with socket.create_connection(("127.0.0.1", door.port), 30) as line:
+    with socket.create_connection(("127.0.0.1", server.port), 30) as line:
         for path in BODIES:
             line.sendall(post_bytes(path, body))
             [(status, reply)] = answers(line, 1)
@@ -137,7 +139,7 @@ def test_a_value_that_is_missing_is_a_mistake_of_the_client(door: Door, body: by
 
 
 def test_no_name_in_a_path_is_a_fault_of_the_service(
-    door: Door, caplog: pytest.LogCaptureFixture
+    server: InProcessServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever bytes it is made of, percent-encoded or not."""
     chance = random.Random("names")
@@ -146,7 +148,7 @@ def test_no_name_in_a_path_is_a_fault_of_the_service(
         if chance.random() < 0.7:
             name = quote(name, safe="").encode()
         head = b"GET /check/%b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % name
-        with socket.create_connection(("127.0.0.1", door.port), 30) as line:
+        with socket.create_connection(("127.0.0.1", server.port), 30) as line:
             line.sendall(head)
             [(status, _)] = answers(line, 1)
             assert status in (200, 400, 404, 429), (name, status)

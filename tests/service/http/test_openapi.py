@@ -1,4 +1,4 @@
-"""The door and its description agree, on requests made from the description at random."""
+"""The server and its description agree, on requests made from the description at random."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.service.http.openapi import openapi
 from penstock.service.http.problem import CODES
 from tests.service.worlds import FILE
 
-from .serving import Door
+from .serving import InProcessServer
 
 schemathesis: Any = pytest.importorskip("schemathesis")
 conformance: Any = pytest.importorskip("schemathesis.specs.openapi.checks")
@@ -64,11 +64,11 @@ schema = schemathesis.openapi.from_dict(with_real_policies())
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[Door]:
+def server() -> Iterator[InProcessServer]:
     policies = [*parse_policies(FILE.replace("api:", "default:"), "test").policies.values()]
     policies += [*parse_policies(FILE, "test").policies.values()]
-    with Door(policies=policies) as door:
-        yield door
+    with InProcessServer(policies=policies) as server:
+        yield server
 
 
 def unsure(body: Any) -> bool:
@@ -80,9 +80,11 @@ def unsure(body: Any) -> bool:
 
 @schema.parametrize()
 @FUZZ
-def test_requests_made_from_the_description_get_what_it_says(case: Any, door: Door) -> None:
+def test_requests_made_from_the_description_get_what_it_says(
+    case: Any, server: InProcessServer
+) -> None:
     """Status, type, headers and body; what breaks the description is refused with 4xx."""
-    response = case.call(base_url=f"http://127.0.0.1:{door.port}")
+    response = case.call(base_url=f"http://127.0.0.1:{server.port}")
     status = response.status_code
     # The tool does not know that what is too long is also refused.
     refusals = [] if status in (413, 431) else [conformance.negative_data_rejection]

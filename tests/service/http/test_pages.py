@@ -12,15 +12,15 @@ from penstock.config import PolicySpec
 from penstock.service.http.openapi import openapi
 from tests.service.worlds import FragileStore, policies
 
-from .serving import Client, Door
+from .serving import Client, InProcessServer
 
 TOKEN = "correct horse battery staple".replace(" ", "-")
 
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with Door() as door:
-        client = Client(door.port)
+    with InProcessServer() as server:
+        client = Client(server.port)
         yield client
         client.close()
 
@@ -50,8 +50,8 @@ def test_while_the_store_is_away_readiness_follows_the_fail_modes(
     about the store. Alive all the same, and ready again by itself."""
     store = FragileStore()
     spec = PolicySpec("api", fixed_window(3, 60_000), fail=own)
-    with Door(store=store, policies=[spec], fail=fail, inline=inline) as door:
-        client = Client(door.port)
+    with InProcessServer(store=store, policies=[spec], fail=fail, inline=inline) as server:
+        client = Client(server.port)
         store.error = StoreUnavailableError("gone")
         for path, status in (("/ready", ready), ("/ready?store=1", 503)):
             reply = client.get(path)
@@ -68,8 +68,8 @@ def test_while_the_store_is_away_readiness_follows_the_fail_modes(
 def test_a_full_store_is_told_apart() -> None:
     """By `/ready`, by `/metrics` and by the refusal of a policy that fails with an error."""
     store = FragileStore()
-    with Door(store=store, policies=[*policies().policies.values()]) as door:
-        client = Client(door.port)
+    with InProcessServer(store=store, policies=[*policies().policies.values()]) as server:
+        client = Client(server.port)
         body = {"policy": "honest", "key": "k"}
         for reason in ("away", "full", "full"):
             store.error = StoreUnavailableError(f"it is {reason}", reason=reason)
@@ -110,7 +110,7 @@ def test_metrics_are_totals_without_keys(client: Client) -> None:
     assert 'penstock_decisions_total{policy="default",outcome="denied"} 2' in lines
     assert 'penstock_http_responses_total{status="429"} 2' in lines
     assert "penstock_http_connections 1" in lines
-    assert 'penstock_request_seconds_count{door="http"} 12' in lines
+    assert 'penstock_request_seconds_count{server="http"} 12' in lines
     assert "secret" not in reply.body.decode()
     names = [line.partition("{")[0].partition(" ")[0] for line in lines if line[0] != "#"]
     described = {line.split()[2] for line in lines if line.startswith("# TYPE")}
@@ -149,8 +149,8 @@ def test_head_is_get_without_a_body(client: Client) -> None:
 
 def test_with_a_token_only_probes_go_without() -> None:
     """Missing, wrong, of another scheme: 401, and nothing is decided."""
-    with Door(token=TOKEN) as door:
-        client = Client(door.port)
+    with InProcessServer(token=TOKEN) as server:
+        client = Client(server.port)
         for value in (None, "Bearer wrong", f"Basic {TOKEN}", "Bearer", f"Bearer {TOKEN}x", "é"):
             headers = {} if value is None else {"Authorization": value}
             for path in ("/check/a", "/metrics", "/openapi.json", "/docs", "/nope"):

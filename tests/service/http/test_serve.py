@@ -335,7 +335,7 @@ def test_what_has_to_be_put_into_the_printed_line_is_said(tmp_path: Path) -> Non
 
 
 def test_a_certificate_that_cannot_be_read_has_no_names(tmp_path: Path) -> None:
-    """The doors say what is wrong with it; the greeting need not."""
+    """The servers say what is wrong with it; the greeting need not."""
     junk = tmp_path / "junk.pem"
     junk.write_text("junk")
     assert names_in(TlsFiles(str(junk), str(junk))) == []

@@ -18,7 +18,7 @@ from penstock.service.http import Bounds
 from penstock.service.options import TlsFiles
 from penstock.service.tls import server_context
 
-from .serving import Door, post_bytes, read_all
+from .serving import InProcessServer, post_bytes, read_all
 from .test_bounds import StuckStore
 from .test_serve import make_certificates
 
@@ -58,7 +58,10 @@ def line_to(
 @pytest.mark.parametrize("version", VERSIONS)
 def test_requests_in_one_piece_are_answered_in_order(folder: Path, version: ssl.TLSVersion) -> None:
     """More than fit into one slice, and the end is announced, so that nothing can be cut off."""
-    with Door(tls=context_of(folder)) as door, line_to(door.port, folder, version) as line:
+    with (
+        InProcessServer(tls=context_of(folder)) as server,
+        line_to(server.port, folder, version) as line,
+    ):
         line.sendall(ASK * 500 + LAST)
         left = [int(part.split(b",")[0]) for part in read_all(line).split(b'"remaining":')[1:]]
         assert left == list(range(999_999, 999_999 - 501, -1))
@@ -69,7 +72,10 @@ def test_long_requests_and_long_replies_come_through(folder: Path, version: ssl.
     """In as many records as it takes, also to a client that reads late."""
     keys = [f"{number:04}" + "k" * 3_000 for number in range(1_000)]
     body = json.dumps({"policy": "default", "keys": keys}).encode()
-    with Door(tls=context_of(folder)) as door, line_to(door.port, folder, version) as line:
+    with (
+        InProcessServer(tls=context_of(folder)) as server,
+        line_to(server.port, folder, version) as line,
+    ):
         line.sendall(post_bytes("/v1/check-many", body, close=True))
         time.sleep(0.2)
         head, _, reply = read_all(line).partition(b"\r\n\r\n")
@@ -83,8 +89,8 @@ def test_a_handshake_byte_by_byte_is_a_handshake(folder: Path) -> None:
     trusts = ssl.create_default_context(cafile=str(folder / "ca.pem"))
     client = trusts.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
     with (
-        Door(tls=context_of(folder)) as door,
-        socket.create_connection(("127.0.0.1", door.port), 20) as plain,
+        InProcessServer(tls=context_of(folder)) as server,
+        socket.create_connection(("127.0.0.1", server.port), 20) as plain,
     ):
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while True:
@@ -107,9 +113,9 @@ def test_a_handshake_byte_by_byte_is_a_handshake(folder: Path) -> None:
 def test_who_does_not_shake_hands_is_closed_in_time(folder: Path) -> None:
     """Silent, or stopped in the middle."""
     bounds = Bounds(handshake_s=0.3, linger_s=0.3)
-    with Door(tls=context_of(folder), bounds=bounds) as door:
+    with InProcessServer(tls=context_of(folder), bounds=bounds) as server:
         for said in (b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"):
-            with socket.create_connection(("127.0.0.1", door.port), 20) as plain:
+            with socket.create_connection(("127.0.0.1", server.port), 20) as plain:
                 plain.sendall(said)
                 with contextlib.suppress(ConnectionResetError):
                     assert plain.recv(100) == b""
@@ -121,8 +127,8 @@ def test_who_speaks_something_else_is_told_so_and_closed(
 ) -> None:
     """With an alert at most, and without a line in the log."""
     with (
-        Door(tls=context_of(folder)) as door,
-        socket.create_connection(("127.0.0.1", door.port), 20) as plain,
+        InProcessServer(tls=context_of(folder)) as server,
+        socket.create_connection(("127.0.0.1", server.port), 20) as plain,
     ):
         plain.sendall(said)
         with contextlib.suppress(ConnectionResetError):
@@ -134,10 +140,10 @@ def test_who_speaks_something_else_is_told_so_and_closed(
 def test_handshakes_that_are_not_finished_take_nobodys_place(folder: Path, ca: bool) -> None:
     """They are strangers, and the oldest makes room for the next."""
     bounds = Bounds(stranger_connections=5, linger_s=0.3)
-    with Door(tls=context_of(folder, ca=ca), bounds=bounds) as door:
+    with InProcessServer(tls=context_of(folder, ca=ca), bounds=bounds) as server:
         with contextlib.ExitStack() as stack:
             for _ in range(20):
-                place = ("127.0.0.1", door.port)
+                place = ("127.0.0.1", server.port)
                 stack.enter_context(socket.create_connection(place, 20))
             if ca:
                 trusts = ssl.create_default_context(cafile=str(folder / "ca.pem"))
@@ -145,16 +151,19 @@ def test_handshakes_that_are_not_finished_take_nobodys_place(folder: Path, ca: b
                 plain = stack.enter_context(socket.create_connection(place, 20))
                 line = stack.enter_context(trusts.wrap_socket(plain, server_hostname="127.0.0.1"))
             else:
-                line = stack.enter_context(line_to(door.port, folder))
+                line = stack.enter_context(line_to(server.port, folder))
             line.sendall(LAST)
             assert read_all(line).startswith(b"HTTP/1.1 200 ")
-        assert door.door.strangers.max_connections == 5
+        assert server.server.strangers.max_connections == 5
 
 
 def test_a_client_that_has_said_all_gets_all_its_answers(folder: Path) -> None:
     """Though the store takes its time."""
     store = StuckStore()
-    with Door(tls=context_of(folder), store=store) as door, line_to(door.port, folder) as line:
+    with (
+        InProcessServer(tls=context_of(folder), store=store) as server,
+        line_to(server.port, folder) as line,
+    ):
         line.sendall(ASK * 3)
         line.shutdown(socket.SHUT_WR)
         time.sleep(0.2)
@@ -166,7 +175,10 @@ def test_a_client_that_has_said_all_gets_all_its_answers(folder: Path) -> None:
 def test_a_client_that_does_not_read_is_cut_off(folder: Path) -> None:
     """What it is owed does not pile up."""
     bounds = Bounds(write_s=0.4, linger_s=0.2)
-    with Door(tls=context_of(folder), bounds=bounds) as door, line_to(door.port, folder) as line:
+    with (
+        InProcessServer(tls=context_of(folder), bounds=bounds) as server,
+        line_to(server.port, folder) as line,
+    ):
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         ended = threading.Event()
 

@@ -1,6 +1,6 @@
 """Every golden vector, replayed over real HTTP, equals what the oracle answered.
 
-The clock is the test's: a door has one to be moved only where the code that makes it passes one
+The clock is the test's: a server has one to be moved only where the code that makes it passes one
 in. There is no flag and no variable for it, and `penstock serve` has no way to it.
 """
 
@@ -20,7 +20,7 @@ from penstock.config import PolicySpec
 from penstock.service.options import ServeOptions
 from penstock.wire.convert import strategy_of
 
-from .serving import Client, Door
+from .serving import Client, InProcessServer
 
 ROOT = Path(__file__).resolve().parents[3]
 SUITES: list[dict[str, Any]] = json.loads((ROOT / "wire/vectors/golden-vectors.json").read_text())[
@@ -44,8 +44,8 @@ def policy(suite: dict[str, Any]) -> PolicySpec:
 def test_every_vector_is_answered_as_by_the_oracle(path: str) -> None:
     """Field for field, and with the status that goes with it."""
     clock = ManualClock(SUITES[0]["ops"][0]["now"])
-    with Door(policies=[policy(suite) for suite in SUITES], clock=clock) as door:
-        client = Client(door.port)
+    with InProcessServer(policies=[policy(suite) for suite in SUITES], clock=clock) as server:
+        client = Client(server.port)
         for suite in SUITES:
             for number, op in enumerate(suite["ops"]):
                 clock.set(op["now"])

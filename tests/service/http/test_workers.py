@@ -340,18 +340,18 @@ def _tells(server: Penstock, problem: str) -> None:
         raise NotReady(told)
 
 
-@pytest.mark.parametrize("door", ["http", "grpc"])
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_a_port_that_is_taken_is_noticed_though_workers_share_theirs(
-    tmp_path: Path, door: str
+    tmp_path: Path, protocol: str
 ) -> None:
     """Two services on one port would each admit the limit."""
     with Penstock(*sqlite(tmp_path), grpc=True) as server:
-        port = server.port if door == "http" else server.grpc_port
-        other = "--no-grpc" if door == "http" else "--no-http"
-        done = run("serve", other, f"--{door}-port", str(port), *sqlite(tmp_path))
+        port = server.port if protocol == "http" else server.grpc_port
+        other = "--no-grpc" if protocol == "http" else "--no-http"
+        done = run("serve", other, f"--{protocol}-port", str(port), *sqlite(tmp_path))
         assert done.returncode == 2
         assert f"127.0.0.1:{port}" in done.stderr
-        assert f"--{door}-port" in done.stderr
+        assert f"--{protocol}-port" in done.stderr
 
 
 def test_workers_that_cannot_start_end_with_the_code_that_one_would(tmp_path: Path) -> None:

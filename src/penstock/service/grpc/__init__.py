@@ -1,4 +1,4 @@
-"""The gRPC door: the calls of `throttlekit.v1`, with health and reflection beside them."""
+"""The gRPC server: the calls of `throttlekit.v1`, with health and reflection beside them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ...core.extras import missing
 _PACKAGES = {"google", "grpc", "grpc_health", "grpc_reflection"}
 
 try:
-    from .server import GrpcDoor, open_grpc
+    from .server import GrpcServer, open_grpc
 except ModuleNotFoundError as _error:
     if (_error.name or "").partition(".")[0] not in _PACKAGES:
         raise
     _needs = missing("the gRPC server", _error.name or "grpc")
     raise ConfigInvalidError(f"{_needs}; or go without it: --no-grpc") from _error
 
-__all__ = ["GrpcDoor", "open_grpc"]
+__all__ = ["GrpcServer", "open_grpc"]

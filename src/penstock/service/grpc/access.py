@@ -2,8 +2,8 @@
 
 It is the library's lookup of a method, not an interceptor, which would cost every call another
 coroutine. A stranger is turned away before a byte of the request is read, and so is everyone while
-there is no place left, and once the door is being closed: the library by itself would cut off calls
-that it has not looked at yet.
+there is no place left, and once the server is being closed: the library by itself would cut off
+calls that it has not looked at yet.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ else:
 
 
 class Access(_Handler):
-    """The methods of the door, by full name. Those in `public` need no token and are there until
+    """The methods of the server, by full name. Those in `public` need no token and are there until
     the end; those in `pools` need a place in theirs. `turned_away` counts the calls that came too
     late, `replies` all that were refused here."""
 

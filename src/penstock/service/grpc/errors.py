@@ -36,7 +36,7 @@ _MAX_TEXT = 500
 
 
 class DeadlineError(Exception):
-    """The caller's deadline had passed before the call was looked at. Known to this door only: to
+    """The caller's deadline had passed before the call was looked at. Known to this server only: to
     the caller it is a status of the protocol, not an error of ours."""
 
 

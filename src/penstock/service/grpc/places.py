@@ -134,4 +134,4 @@ def required(raw: object) -> bytes:
 
 
 def _keep(peers: set[str]) -> None:
-    """Until the door listens there are no connections to end."""
+    """Until the server listens there are no connections to end."""

@@ -1,4 +1,4 @@
-"""Opening and closing the door."""
+"""Opening and closing the server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .places import ARRIVAL_S, MAX_CONCURRENT, MAX_STREAMS, TAKING_S, Places
 from .standard import HEALTH_WATCH, REFLECTION_INFO, Health, Reflection
 from .tls import credentials
 
-__all__ = ["CALLS_PER_CONNECTION", "MAX_MESSAGE_BYTES", "GrpcDoor", "open_grpc"]
+__all__ = ["CALLS_PER_CONNECTION", "MAX_MESSAGE_BYTES", "GrpcServer", "open_grpc"]
 
 MAX_MESSAGE_BYTES = 5 * 1024 * 1024
 """A batch of 1,000 keys of 4,096 bytes, and some air."""
@@ -46,8 +46,8 @@ _SETTLE_S = 1.0
 _LULL_S = 0.05
 
 
-class GrpcDoor:
-    """An open door. Made by `open_grpc`; `port` is the one it listens on."""
+class GrpcServer:
+    """An open server. Made by `open_grpc`; `port` is the one it listens on."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ async def open_grpc(
     arrival_s: float = ARRIVAL_S,
     taking_s: float = TAKING_S,
     reuse_port: bool = False,
-) -> GrpcDoor:
+) -> GrpcServer:
     """Serve `service` on `host`:`port`; port 0 takes a free one.
 
     With a `token`, every call but those of the health service must present it. `fleet_secret` is
@@ -139,7 +139,7 @@ async def open_grpc(
     for pool in every:
         pool.cut = partial(cut, bound)
         pool.start()
-    return GrpcDoor(server, bound, access, every, leaving)
+    return GrpcServer(server, bound, access, every, leaving)
 
 
 def _listen(server: grpc.aio.Server, host: str, port: int, tls: Certificates | None) -> int:

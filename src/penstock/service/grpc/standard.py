@@ -2,7 +2,7 @@
 
 Both have calls that stay open for as long as the client likes, and probes carry no token. So these
 calls have places of their own, of which a stranger may take all without keeping out a call that
-decides something; and they end by themselves when the door drains, so that they never hold it up.
+decides something; and they end by themselves when the server drains, so that they never hold it up.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Reflection:
 
 
 async def _next(requests: Any, leaving: asyncio.Future[Any]) -> bytes | None:
-    """The next request; None after the last one, or once the door drains."""
+    """The next request; None after the last one, or once the server drains."""
     coming = asyncio.ensure_future(anext(requests, None))
     try:
         await asyncio.wait((coming, leaving), return_when=asyncio.FIRST_COMPLETED)

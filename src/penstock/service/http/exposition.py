@@ -43,7 +43,7 @@ def exposition(
     lines += _family(
         "penstock_grpc_responses_total",
         "counter",
-        "Replies of the gRPC door.",
+        "Replies of the gRPC server.",
         ((f'code="{code}"', count) for code, count in sorted(counted.grpc_codes.items())),
     )
     lines += _family(
@@ -140,14 +140,14 @@ def _latency(latency: Mapping[str, HistogramSnapshot]) -> Iterable[str]:
     name = "penstock_request_seconds"
     yield f"# HELP {name} From the last byte of a request to its reply."
     yield f"# TYPE {name} histogram"
-    for door, histogram in latency.items():
+    for server, histogram in latency.items():
         total = 0
         bounds = [*map(repr, histogram.bounds_s), "+Inf"]
         for bound, count in zip(bounds, histogram.counts, strict=True):
             total += count
-            yield f'{name}_bucket{{door="{door}",le="{bound}"}} {total}'
-        yield f'{name}_sum{{door="{door}"}} {histogram.sum_s!r}'
-        yield f'{name}_count{{door="{door}"}} {total}'
+            yield f'{name}_bucket{{server="{server}",le="{bound}"}} {total}'
+        yield f'{name}_sum{{server="{server}"}} {histogram.sum_s!r}'
+        yield f'{name}_count{{server="{server}"}} {total}'
 
 
 def _family(name: str, kind: str, text: str, samples: Iterable[tuple[str, int]]) -> Iterable[str]:

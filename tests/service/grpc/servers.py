@@ -1,4 +1,4 @@
-"""Open doors for tests, and two kinds of client that knock: ours, and one that was there before.
+"""Open servers for tests, and two kinds of client that knock: ours, and one that was there before.
 
 The second is compiled by the usual compiler from a proto written down from the contract, and is
 loaded beside ours in the same process.
@@ -24,7 +24,7 @@ import pytest
 
 from penstock import ManualClock, Store
 from penstock.service import Service
-from penstock.service.grpc import GrpcDoor, open_grpc
+from penstock.service.grpc import GrpcServer, open_grpc
 from penstock.wire.proto import rate_limiter_pb2, rate_limiter_pb2_grpc
 from tests.service.worlds import service_on
 
@@ -74,11 +74,11 @@ def client(name: str) -> tuple[Any, Any]:
 
 @dataclass
 class Visit:
-    """A service behind an open door, and a client in front of it."""
+    """A service behind an open server, and a client in front of it."""
 
     service: Service
     clock: ManualClock
-    door: GrpcDoor
+    server: GrpcServer
     channel: grpc.aio.Channel
     pb: Any
     stub: Any
@@ -96,7 +96,7 @@ class Visit:
 async def visiting(
     name: str = "ours",
     store: Store | None = None,
-    door: dict[str, Any] | None = None,
+    server: dict[str, Any] | None = None,
     **service: Any,
 ) -> AsyncIterator[Visit]:
     """A client of the policies in `tests.service.worlds`, on a clock that is moved by hand."""
@@ -104,7 +104,7 @@ async def visiting(
     pb, stub = client(name)
     await served.start()
     try:
-        opened = await open_grpc(served, port=0, **(door or {}))
+        opened = await open_grpc(served, port=0, **(server or {}))
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{opened.port}") as channel:
                 yield Visit(served, clock, opened, channel, pb, stub(channel))

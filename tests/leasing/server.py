@@ -1,4 +1,4 @@
-"""A service with federated policies behind an open Fleet door, on a thread of its own."""
+"""A service with federated policies behind an open Fleet server, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ limiters:
 """
 
 
-class Door:
+class InProcessServer:
     """`port` is where it listens; `close` and `reopen` are for those who lean on it."""
 
     def __init__(self, store: Any, clock: Any, **options: Any) -> None:
@@ -62,20 +62,20 @@ class Door:
         file = parse_policies(POLICIES, "penstock.yaml")
         self.service = build_service(file, store=self.store, clock=self.clock)
         await self.service.start()
-        self.door: Any = await open_grpc(self.service, port=self.port, **self.options)
-        self.port = self.door.port
+        self.server: Any = await open_grpc(self.service, port=self.port, **self.options)
+        self.port = self.server.port
 
     async def _close(self) -> None:
-        if self.door is not None:
-            await self.door.drain(0)
+        if self.server is not None:
+            await self.server.drain(0)
             await self.service.aclose()
-            self.door = None
+            self.server = None
 
 
 @contextmanager
-def opened(store: Any = None, clock: Any = None, **options: Any) -> Iterator[Door]:
-    door = Door(store, ManualClock(START) if clock is None else clock, **options)
+def opened(store: Any = None, clock: Any = None, **options: Any) -> Iterator[InProcessServer]:
+    server = InProcessServer(store, ManualClock(START) if clock is None else clock, **options)
     try:
-        yield door
+        yield server
     finally:
-        door.end()
+        server.end()

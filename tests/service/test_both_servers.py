@@ -1,4 +1,4 @@
-"""One limit behind every door: two service processes, HTTP and gRPC, one store."""
+"""One limit behind every server: two service processes, HTTP and gRPC, one store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ limiters:
 
 
 def test_two_services_and_both_doors_at_once_admit_exactly_the_limit(tmp_path: Path) -> None:
-    """200 concurrent requests at a limit of 50, a quarter through each door of each process."""
+    """200 concurrent requests at a limit of 50, a quarter through each server of each process."""
     require("valkey")
     file = tmp_path / "penstock.yaml"
     file.write_text(POLICIES)
