@@ -141,13 +141,13 @@ class Hanging(Store):
         await asyncio.sleep(3_600)
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_a_store_that_fails_gives_the_slot_back(colour: str) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_store_that_fails_gives_the_slot_back(mode: str) -> None:
     """The error reaches the caller, and nothing stays in flight."""
     slots = ConcurrencyLimiter(clock=ManualClock(START))
     control = AdmissionControl(slots, Limiter(fixed_window(1, WINDOW), Broken()))
     with pytest.raises(StoreUnavailableError):
-        control.admit("k") if colour == "sync" else asyncio.run(control.aadmit("k"))
+        control.admit("k") if mode == "sync" else asyncio.run(control.aadmit("k"))
     assert slots.in_flight == 0
 
 

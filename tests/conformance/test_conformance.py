@@ -1,4 +1,4 @@
-"""One matrix: kit x store x colour. A new store adds one line to STORES."""
+"""One matrix: kit x store x mode. A new store adds one line to STORES."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.stores.sqlite.fresh import FreshSqliteStore
 
 Factory = Callable[[], Store]
 
-# name: (factory, colours)
+# name: (factory, modes)
 STORES: dict[str, tuple[Factory, str]] = {
     **{f"memory-{path}": (lambda path=path: make_store(path), "both") for path in PATHS},
     **{
@@ -54,11 +54,11 @@ APPROXIMATE: dict[str, Factory] = {"workers-kv": partial(edge.open_empty, "worke
 CASES = conformance_cases()
 
 
-def _stores(colour: str) -> list[Any]:
+def _stores(mode: str) -> list[Any]:
     return [
         pytest.param(factory, id=name)
-        for name, (factory, colours) in STORES.items()
-        if colours in (colour, "both")
+        for name, (factory, modes) in STORES.items()
+        if modes in (mode, "both")
     ]
 
 
@@ -79,7 +79,7 @@ def test_a_store_conforms_on_its_async_calls(factory: Factory, case: Case) -> No
 @pytest.mark.parametrize("case", conformance_cases(atomic=False), ids=str)
 @pytest.mark.parametrize("name", APPROXIMATE)
 def test_an_approximate_store_conforms_but_for_atomicity(name: str, case: Case) -> None:
-    """Whatever does not take two callers at once holds, in both colours."""
+    """Whatever does not take two callers at once holds, sync and async."""
     run_store_conformance(APPROXIMATE[name], cases=[case])
     asyncio.run(arun_store_conformance(APPROXIMATE[name], cases=[case]))
 
@@ -162,7 +162,7 @@ def test_an_async_factory_may_be_a_coroutine_function() -> None:
 
 
 def test_a_store_that_breaks_only_when_awaited_fails_the_async_kit() -> None:
-    """The colours are tested apart: a good `apply` does not vouch for `aapply`."""
+    """The modes are tested apart: a good `apply` does not vouch for `aapply`."""
     run_store_conformance(HalfOpenAsyncStore)
     with pytest.raises(ConformanceError, match=r"^isolates keys"):
         asyncio.run(arun_store_conformance(HalfOpenAsyncStore))

@@ -1,4 +1,4 @@
-"""Waiting: in turn, per key, in both colours, for exactly as long as it takes.
+"""Waiting: in turn, per key, sync and async, for exactly as long as it takes.
 
 Time is a ManualClock's but for the few tests that say otherwise, so the only real waiting is for
 threads to get where they are going.
@@ -157,7 +157,7 @@ def test_threads_and_tasks_stand_in_one_line(path: str, pool: ThreadPoolExecutor
 
 @both_paths
 def test_a_waiter_on_one_key_never_delays_another_key(path: str, pool: ThreadPoolExecutor) -> None:
-    """While one key is exhausted, others are acquired at once, in both colours."""
+    """While one key is exhausted, others are acquired at once, sync and async."""
     clock = ManualClock(NOW)
     limiter = make_limiter(path, gcra(1, 1_000), clock)
     line = Line(limiter, pool)

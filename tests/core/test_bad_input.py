@@ -135,7 +135,7 @@ def assert_refused(call: Callable[[], Any], says: str) -> None:
 @both_paths
 @pytest.mark.parametrize("cost", BAD_COSTS, ids=lambda cost: type(cost).__name__)
 def test_a_bad_cost_is_refused_by_every_call(path: str, cost: Any) -> None:
-    """In both colours; the key's state stays as it was and the clock is not even read."""
+    """In sync and async; the key's state stays as it was and the clock is not even read."""
     for strategy in (gcra(5, 1_000), sliding_window_log(5, 1_000), Quota(5)):
         store, clock = make_store(path), CountingClock()
         limiter = make_limiter(path, strategy, clock, store)
@@ -148,7 +148,7 @@ def test_a_bad_cost_is_refused_by_every_call(path: str, cost: Any) -> None:
 @both_paths
 @pytest.mark.parametrize("key", BAD_KEYS, ids=lambda key: f"{type(key).__name__}-{str(key)[:3]!a}")
 def test_a_bad_key_is_refused_by_every_call(path: str, key: Any) -> None:
-    """In both colours, and in a batch before its good keys are charged."""
+    """In sync and async, and in a batch before its good keys are charged."""
     store, clock = make_store(path), CountingClock()
     limiter = make_limiter(path, gcra(5, 1_000), clock, store)
     for call in calls_with_key(limiter, key):

@@ -140,7 +140,7 @@ def test_peek_and_forecast_write_nothing(path: str) -> None:
 
 @both_paths
 def test_a_reset_forgets_one_key(path: str) -> None:
-    """And only that one; in both colours."""
+    """And only that one; sync and async."""
     limiter = make_limiter(path, gcra(1, 60_000), ManualClock(NOW), prefix="p")
     limiter.check_many(["a", "b", "c"])
     limiter.reset("a")
@@ -275,7 +275,7 @@ def test_close_closes_only_what_the_limiter_made() -> None:
     limiter.close()
 
 
-def test_close_in_the_other_colour() -> None:
+def test_close_in_the_other_mode() -> None:
     """`async with` and `aclose` keep the same rule."""
 
     class AsyncClosable(Closable):

@@ -34,10 +34,10 @@ LONG_MS = 864_000_000
 
 
 class Either:
-    """The same calls in either colour, from one plain test."""
+    """The same calls in either mode, from one plain test."""
 
-    def __init__(self, colour: str) -> None:
-        self.is_async = colour == "async"
+    def __init__(self, mode: str) -> None:
+        self.is_async = mode == "async"
         self.loop = asyncio.new_event_loop()
         self.stores: list[RedisStore] = []
 

@@ -93,7 +93,7 @@ def main() -> None:
     options = json.loads(sys.argv[1])
     set_off(options["skew_ms"])
     node = Node(options)
-    if options["colour"] == "async":
+    if options["mode"] == "async":
         asyncio.run(node.arun())
     else:
         node.run()

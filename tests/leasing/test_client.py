@@ -1,4 +1,4 @@
-"""LeasedLimiter: a policy of a service, spent here, in both colours."""
+"""LeasedLimiter: a policy of a service, spent here, sync and async."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def _async(limiter: LeasedLimiter, *args: Any, **kwargs: Any) -> Decision:
     return await limiter.acheck(*args, **kwargs)
 
 
-each_colour = pytest.mark.parametrize("check", [_sync, _async], ids=["sync", "async"])
+each_mode = pytest.mark.parametrize("check", [_sync, _async], ids=["sync", "async"])
 
 
 def client(server: InProcessServer, node: Any, **options: Any) -> LeasedLimiter:
@@ -87,7 +87,7 @@ def client(server: InProcessServer, node: Any, **options: Any) -> LeasedLimiter:
     return LeasedLimiter(server.target, clock=node, timeout_ms=5_000, **options)
 
 
-@each_colour
+@each_mode
 def test_a_batch_costs_one_call(
     check: Any, server: InProcessServer, node: ManualClock, store: CountingStore
 ) -> None:
@@ -109,7 +109,7 @@ def test_a_batch_costs_one_call(
     run(story())
 
 
-@each_colour
+@each_mode
 def test_credits_end_with_the_services_window(
     check: Any, server: InProcessServer, node: ManualClock, store: CountingStore
 ) -> None:
@@ -128,7 +128,7 @@ def test_credits_end_with_the_services_window(
     run(story())
 
 
-@each_colour
+@each_mode
 def test_each_key_has_a_budget_of_its_own(
     check: Any, server: InProcessServer, node: ManualClock
 ) -> None:
@@ -179,7 +179,7 @@ def test_refreshes_are_coalesced(
     limiter.close()
 
 
-@each_colour
+@each_mode
 @pytest.mark.parametrize(("fail", "allowed"), [("open", True), ("closed", False), ("error", None)])
 def test_when_the_door_is_gone_credits_are_spent_and_then_the_fail_mode_answers(
     check: Any, fail: str, allowed: bool | None, server: InProcessServer, node: ManualClock
@@ -243,7 +243,7 @@ def test_a_request_may_need_more_than_is_handed_out_at_once(
     limiter.close()
 
 
-@each_colour
+@each_mode
 @pytest.mark.parametrize("refusal", ["used up", "closed", "honest"])
 def test_a_part_that_was_granted_keeps_its_own_window_when_the_rest_is_refused(
     check: Any, refusal: str, server: InProcessServer, node: ManualClock, store: CountingStore
@@ -370,9 +370,9 @@ def test_the_secret_is_presented() -> None:
         friend.close()
 
 
-@pytest.mark.parametrize("colour", ["", "a"])
+@pytest.mark.parametrize("mode", ["", "a"])
 def test_every_call_means_the_domain_by_default(
-    colour: str, server: InProcessServer, node: ManualClock
+    mode: str, server: InProcessServer, node: ManualClock
 ) -> None:
     """As `check` does."""
 
@@ -380,8 +380,8 @@ def test_every_call_means_the_domain_by_default(
         limiter = client(server, node, domain="eu")
 
         async def call(verb: str, **options: Any) -> Any:
-            answer = getattr(limiter, colour + verb)(**options)
-            return await answer if colour else answer
+            answer = getattr(limiter, mode + verb)(**options)
+            return await answer if mode else answer
 
         assert (await call("acquire", cost=2)).remaining == 18
         assert (await call("peek")).remaining == 18
@@ -392,10 +392,10 @@ def test_every_call_means_the_domain_by_default(
     run(story())
 
 
-@pytest.mark.parametrize("colour", ["", "a"])
+@pytest.mark.parametrize("mode", ["", "a"])
 @pytest.mark.parametrize(("fail", "spendable"), [("open", 100), ("closed", 0), ("error", None)])
 def test_a_look_is_answered_by_the_fail_mode_too(
-    fail: str, spendable: int | None, colour: str, server: InProcessServer, node: ManualClock
+    fail: str, spendable: int | None, mode: str, server: InProcessServer, node: ManualClock
 ) -> None:
     """While the server is gone: how a check would be answered, and how many of them."""
 
@@ -403,8 +403,8 @@ def test_a_look_is_answered_by_the_fail_mode_too(
         limiter = client(server, node, fail=fail)
 
         async def call(verb: str, *args: Any) -> Any:
-            answer = getattr(limiter, colour + verb)(*args)
-            return await answer if colour else answer
+            answer = getattr(limiter, mode + verb)(*args)
+            return await answer if mode else answer
 
         await call("check", "held")
         await asyncio.to_thread(server.close)

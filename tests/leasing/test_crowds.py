@@ -1,4 +1,4 @@
-"""Many callers at once: one lease in flight per key, served in order, in both colours."""
+"""Many callers at once: one lease in flight per key, served in order, sync and async."""
 
 from __future__ import annotations
 
@@ -222,13 +222,13 @@ def test_threads_and_tasks_stand_in_one_line() -> None:
     assert far.leases == 1
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_a_lease_is_taken_ahead_of_need(colour: str) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_lease_is_taken_ahead_of_need(mode: str) -> None:
     """At the low-water mark, once, in the background; up to the batch less 1 and no further."""
 
     async def spend(limiter: Limiter, far: FarStore) -> None:
         for _ in range(7):
-            decision = await limiter.acheck("k") if colour == "async" else limiter.check("k")
+            decision = await limiter.acheck("k") if mode == "async" else limiter.check("k")
             assert decision.allowed
         await limiter.aclose()
         assert [cost for _, _, cost in far.calls] == [10, 10 - 1 - 3]

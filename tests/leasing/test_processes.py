@@ -25,7 +25,7 @@ WINDOWS = 30
 LIMIT = 300
 BATCH = 20
 LOW_WATER = 5
-# Six nodes, in both colours, with clocks up to 5 s off either way.
+# Six nodes, sync and async, with clocks up to 5 s off either way.
 SKEWS_MS = (0, 5_000, -5_000, 2_500, -700, 90)
 
 Record = tuple[int, int, int, int]
@@ -56,7 +56,7 @@ class Fleet:
             "window_ms": WINDOW_MS,
             "batch": BATCH,
             "low_water": LOW_WATER if self.made % 3 == 0 else 0,
-            "colour": "async" if self.made % 2 else "sync",
+            "mode": "async" if self.made % 2 else "sync",
         }
         command = [sys.executable, "-m", "tests.leasing.node", json.dumps(options)]
         env = {**os.environ, "PYTHONPATH": f"{REPO / 'src'}{os.pathsep}{REPO}"}

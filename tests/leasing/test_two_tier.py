@@ -50,15 +50,15 @@ def leased(far: FarStore, limit: int = 100, **options: Any) -> Limiter:
     return two_tier(fixed_window(limit, WINDOW), far, "leased", **options)
 
 
-# Either colour, as a plain call.
+# Either mode, as a plain call.
 CALLS: dict[str, Callable[..., Any]] = {
     "sync": lambda limiter, verb, *args: getattr(limiter, verb)(*args),
     "async": lambda limiter, verb, *args: run(getattr(limiter, f"a{verb}")(*args)),
 }
-each_colour = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+each_mode = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 
 
-@each_colour
+@each_mode
 def test_a_batch_costs_one_round_trip(call: Any, far: FarStore) -> None:
     """30 requests, 3 leases; each decision reads as one of the limit's."""
     limiter = leased(far)
@@ -69,7 +69,7 @@ def test_a_batch_costs_one_round_trip(call: Any, far: FarStore) -> None:
     assert decisions[0] == Decision(True, 100, 9, START + WINDOW, 0)
 
 
-@each_colour
+@each_mode
 def test_the_limit_is_the_limit(call: Any, far: FarStore) -> None:
     """25 with batches of 10: the last lease takes the 5 that are left, then it is denied."""
     limiter = leased(far, limit=25)
@@ -212,7 +212,7 @@ def test_a_slow_answer_shortens_the_credits_and_never_lengthens_them(slow_ms: in
     assert decision.remaining == (9 if slow_ms < WINDOW else 0)
 
 
-@each_colour
+@each_mode
 def test_a_denial_is_remembered_while_it_holds(
     call: Any, far: FarStore, clock: ManualClock
 ) -> None:
@@ -279,7 +279,7 @@ def test_peek_and_forecast_spend_nothing(far: FarStore) -> None:
     assert limiter.check("k").remaining == 8
 
 
-@each_colour
+@each_mode
 def test_check_many_is_one_check_per_key(call: Any, far: FarStore) -> None:
     """In order, duplicates included; a bad key refuses the call before anything is charged."""
     limiter = leased(far, limit=3, batch=2)
@@ -300,7 +300,7 @@ def test_keys_are_prefixed_in_the_store(far: FarStore) -> None:
 
 
 def test_what_a_caller_gets_wrong_is_refused_before_the_store_is_asked(far: FarStore) -> None:
-    """Keys and costs, in both colours."""
+    """Keys and costs, sync and async."""
     limiter = leased(far)
     for key, cost in (("", 1), (7, 1), ("k", 0), ("k", 1.0), ("k", True), ("k", 2**53)):
         with pytest.raises(ConfigInvalidError):
@@ -401,7 +401,7 @@ def test_cached_deny_decides_as_strict_does(kind: str, seed: int) -> None:
         assert (got.retry_after_ms == 0) is got.allowed
 
 
-@each_colour
+@each_mode
 def test_cached_deny_asks_no_more_while_a_denial_holds(
     call: Any, far: FarStore, clock: ManualClock
 ) -> None:
@@ -441,7 +441,7 @@ def test_many_keys_with_credits_are_decided_at_one_instant() -> None:
     assert (clock.reads - before, far.leases) == (1, asked)
 
 
-@each_colour
+@each_mode
 @pytest.mark.parametrize("low_water", [0, 9])
 @pytest.mark.parametrize("mode", ["strict", "cached-deny", "leased"])
 def test_many_keys_cost_one_reading_of_the_clock(mode: str, low_water: int, call: Any) -> None:

@@ -58,10 +58,10 @@ async def _async(limiter: Limiter, times: int) -> list[bool]:
     return [(await limiter.acheck("key")).allowed for _ in range(times)]
 
 
-each_colour = pytest.mark.parametrize("spend", [_sync, _async], ids=["sync", "async"])
+each_mode = pytest.mark.parametrize("spend", [_sync, _async], ids=["sync", "async"])
 
 
-@each_colour
+@each_mode
 def test_a_batch_is_one_round_trip_by_the_servers_count(
     spend: Any, server: Valkey, store: RedisStore
 ) -> None:
@@ -80,7 +80,7 @@ def test_a_batch_is_one_round_trip_by_the_servers_count(
     run(story())
 
 
-@each_colour
+@each_mode
 @pytest.mark.parametrize(
     "strategy",
     [fixed_window(95, DAY), gcra(95, DAY), token_bucket(95, 1e-3), Quota(95, DAY)],
@@ -101,7 +101,7 @@ def test_nodes_on_one_server_share_a_limit_to_the_unit(
     run(story())
 
 
-@each_colour
+@each_mode
 def test_cached_deny_spares_the_server_the_flood(
     spend: Any, server: Valkey, store: RedisStore
 ) -> None:
@@ -200,7 +200,7 @@ def recovers(limiter: Limiter) -> None:
     eventually(probe, within=10, what="a lease")
 
 
-@each_colour
+@each_mode
 def test_a_server_that_forgot_the_script_is_told_again(
     spend: Any, server: Valkey, store: RedisStore
 ) -> None:
@@ -219,7 +219,7 @@ def test_a_server_that_forgot_the_script_is_told_again(
     run(story())
 
 
-@each_colour
+@each_mode
 def test_a_cluster_leases_each_key_from_its_owner(spend: Any) -> None:
     """Redirected where need be, and what is left is taken there as well."""
     require("valkey")

@@ -36,12 +36,12 @@ def assert_exact_from_tasks(make_store: MakeStore) -> None:
     _assert_exact(_tasks(make_store, _new_key(), CALLERS, _start_at_once))
 
 
-def assert_exact_from_processes(make_store: MakeStore, colour: str = "sync") -> None:
+def assert_exact_from_processes(make_store: MakeStore, mode: str = "sync") -> None:
     """Four processes with a store each, the callers shared out among them."""
     spawn = multiprocessing.get_context("spawn")
     gate = spawn.Barrier(PROCESSES)
     answers = spawn.Queue()
-    arguments = (make_store, _new_key(), CALLERS // PROCESSES, colour, gate, answers)
+    arguments = (make_store, _new_key(), CALLERS // PROCESSES, mode, gate, answers)
     processes = [spawn.Process(target=_process, args=arguments) for _ in range(PROCESSES)]
     for process in processes:
         process.start()
@@ -71,13 +71,13 @@ def _start_at_once() -> None:
 
 
 def _process(
-    make_store: MakeStore, key: str, callers: int, colour: str, gate: Any, answers: Any
+    make_store: MakeStore, key: str, callers: int, mode: str, gate: Any, answers: Any
 ) -> None:
     def start() -> None:
         gate.wait(PATIENCE_S)
 
     try:
-        crowd = _threads if colour == "sync" else _tasks
+        crowd = _threads if mode == "sync" else _tasks
         answers.put(crowd(make_store, key, callers, start))
     except Exception as error:
         gate.abort()

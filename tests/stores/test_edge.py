@@ -33,7 +33,7 @@ from tests.stores.replay import VECTORS, assert_vectors_hold
 
 each = pytest.mark.parametrize("name", edge.ALL)
 each_exact = pytest.mark.parametrize("name", edge.EXACT)
-each_colour = pytest.mark.parametrize("colour", ["sync", "async"])
+each_mode = pytest.mark.parametrize("mode", ["sync", "async"])
 
 NOW = 1_700_000_000_000
 TEN_A_DAY = gcra(10, 86_400_000)
@@ -47,9 +47,9 @@ WRITE = {
 }
 
 
-def _check(store: Any, colour: str, key: str = "k") -> Any:
-    """One check at a fixed instant, in the colour, the store left open."""
-    if colour == "sync":
+def _check(store: Any, mode: str, key: str = "k") -> Any:
+    """One check at a fixed instant, in the mode, the store left open."""
+    if mode == "sync":
         return store.apply(key, checking(TEN_A_DAY), NOW, 1)
 
     async def once() -> Any:
@@ -79,13 +79,13 @@ def test_tasks_are_admitted_exactly(name: str) -> None:
     assert_exact_from_tasks(partial(edge.open_empty, name))
 
 
-@each_colour
+@each_mode
 @each_exact
-def test_processes_are_admitted_exactly(name: str, colour: str) -> None:
+def test_processes_are_admitted_exactly(name: str, mode: str) -> None:
     """200 callers at 50 in four processes, with a store each."""
     url = edge.url_of(name)
     edge.opened(url).close()
-    assert_exact_from_processes(partial(open_store, url), colour)
+    assert_exact_from_processes(partial(open_store, url), mode)
 
 
 @each
@@ -114,36 +114,36 @@ def test_the_golden_vectors_hold_side_by_side(name: str) -> None:
     asyncio.run(replay_all())
 
 
-@each_colour
+@each_mode
 @each
 def test_a_write_whose_reply_was_lost_is_charged_once(
-    name: str, colour: str, proxied: FaultProxy
+    name: str, mode: str, proxied: FaultProxy
 ) -> None:
     """The server has written, the connection is cut: the store looks, and knows its write again."""
     store = edge.opened(edge.url_of(name, proxied.port))
     proxied.cut_after_request(match=WRITE[name], times=1)
-    assert _check(store, colour).remaining == 9
+    assert _check(store, mode).remaining == 9
     assert proxied._cuts_left == 0
     proxied.restore()
-    assert _check(store, colour).remaining == 8
+    assert _check(store, mode).remaining == 8
     store.close()
 
 
-@each_colour
+@each_mode
 @each
 def test_a_server_that_does_not_answer_costs_the_timeout(
-    name: str, colour: str, proxied: FaultProxy
+    name: str, mode: str, proxied: FaultProxy
 ) -> None:
     """One deadline for the whole call, then a typed error, then service again."""
     store = edge.opened(edge.url_of(name, proxied.port, timeout_ms=1_000))
-    _check(store, colour)
+    _check(store, mode)
     proxied.swallow()
     start = time.monotonic()
     with pytest.raises(StoreUnavailableError, match="charged"):
-        _check(store, colour)
+        _check(store, mode)
     assert 0.9 < time.monotonic() - start < 2.5
     proxied.restore()
-    assert _check(store, colour).remaining == 8
+    assert _check(store, mode).remaining == 8
     store.close()
 
 
@@ -185,18 +185,18 @@ def test_a_killed_server_forgets_nothing_that_was_answered(name: str) -> None:
     assert spender.admitted >= 40
 
 
-@each_colour
+@each_mode
 @each
-def test_an_outage_is_a_typed_error_and_ends(name: str, colour: str, proxied: FaultProxy) -> None:
+def test_an_outage_is_a_typed_error_and_ends(name: str, mode: str, proxied: FaultProxy) -> None:
     """Refused connections: unavailable, not charged; the next call after it is served."""
     store = edge.opened(edge.url_of(name, proxied.port, timeout_ms=5_000))
-    _check(store, colour)
+    _check(store, mode)
     proxied.refuse()
     with pytest.raises(StoreUnavailableError, match="was not charged") as caught:
-        _check(store, colour)
+        _check(store, mode)
     assert caught.value.code == "store_unavailable"
     proxied.restore()
-    assert _check(store, colour).remaining == 8
+    assert _check(store, mode).remaining == 8
     store.close()
 
 

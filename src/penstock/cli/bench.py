@@ -114,7 +114,7 @@ async def _each_await_ns(call: Callable[[str], Awaitable[object]], items: list[s
 
 def _on_store(args: argparse.Namespace) -> None:
     where = f"{args.callers} callers on {shown_store(args.store)}, medians of {args.rounds} rounds"
-    for colour, measure in (("threads, check", _threads), ("tasks, acheck", _tasks)):
+    for mode, measure in (("threads, check", _threads), ("tasks, acheck", _tasks)):
         store = open_store(args.store)
         if measure is _threads:
             print(f"{describe()}: {where}")
@@ -123,11 +123,11 @@ def _on_store(args: argparse.Namespace) -> None:
         try:
             rates = measure(limiter, keys, args)
         except UnsupportedError as error:
-            print(f"  {colour:22}{error}")
+            print(f"  {mode:22}{error}")
             continue
         finally:
             _progress("")
-        print(f"  {colour:22}{median(rates):9,.0f} checks/s")
+        print(f"  {mode:22}{median(rates):9,.0f} checks/s")
 
 
 def _threads(limiter: Limiter, keys: list[str], args: argparse.Namespace) -> list[float]:

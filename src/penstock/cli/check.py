@@ -19,7 +19,7 @@ from ..core.validation import reject
 from ..service.registry import joined, limiter_on, unknown_policy
 from ..stores.opening import open_store
 from ..strategies import strategy_of_rate
-from .colours import call_and_close
+from .modes import call_and_close
 from .settings import Settings, add_import, add_store, imports_of, store_url
 
 __all__ = ["SUMMARY", "configure", "run"]

@@ -19,7 +19,7 @@ from ..core.strategy import registered
 from ..service.greeting import shown_store
 from ..service.health import PING, PING_KEY, ask_store
 from ..stores.opening import open_store
-from .colours import call_and_close
+from .modes import call_and_close
 from .settings import Settings, add_import, add_store, imports_of, store_url
 from .version import describe
 

@@ -6,7 +6,7 @@ import argparse
 
 from ..core.validation import reject
 from ..stores.opening import open_store
-from .colours import call_and_close
+from .modes import call_and_close
 from .settings import Settings, store_url
 
 __all__ = ["SUMMARY", "configure", "run"]

@@ -1,4 +1,4 @@
-"""A slot as a context manager, in both colours.
+"""A slot as a context manager, sync and async.
 
 What the body does decides what is learned: left normally, the time it took is a sample; left by a
 timeout, the request counts as dropped and the ceiling contracts; left by any other exception it

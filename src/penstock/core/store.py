@@ -233,5 +233,5 @@ def from_its_url(from_url: Callable[P, S]) -> Callable[P, S]:
 
 def _lacks(store: Store, method: str, instead: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{type(store).__name__} has no {method}(); use {instead}, or a store of the other colour"
+        f"{type(store).__name__} has no {method}(); use {instead}, or a store that has it"
     )

@@ -1,4 +1,4 @@
-"""Serving misses in both colours, and leasing ahead of need in the background.
+"""Serving misses sync and async, and leasing ahead of need in the background.
 
 A lease outlives the caller who asked for it. A thread that waits for one cannot be interrupted;
 a task can be cancelled, so its lease is a task of its own: the credits arrive for those who come

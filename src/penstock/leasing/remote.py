@@ -65,7 +65,7 @@ class RemotePolicy(Strategy):
 
 
 class FleetStore(Store, ForkAware):
-    """One policy behind one server, in both colours. Channels are opened at the first call."""
+    """One policy behind one server, sync and async. Channels are opened at the first call."""
 
     reads_own_clock = True
     _channel: grpc.Channel | None

@@ -1,4 +1,4 @@
-"""The cases of the conformance kit, each a procedure written once for both colours.
+"""The cases of the conformance kit, each a procedure written once for sync and async.
 
 They use transforms of their own without accelerators, so that a store shows its own `apply`; the
 last case then brings every registered strategy, accelerators and all, and compares with Python.
@@ -292,7 +292,7 @@ def _applies_atomically() -> Flow:
     entered, company = threading.Lock(), threading.Event()
 
     def add(state: Any, _now: int, cost: int) -> Outcome[Any]:
-        # The first one in holds the server for a moment: whoever can come in beside it, will.
+        # The first one in takes its time: whoever can come in beside it, will.
         if entered.acquire(blocking=False):
             company.wait(0.05)
         else:

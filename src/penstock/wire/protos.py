@@ -200,12 +200,12 @@ def _call_types(proto: FileDescriptorProto) -> str:
     return _HEAD.format(about="Calls", name=proto.name) + _EXEMPT + "\n".join(lines) + "\n"
 
 
-def _stub_types(service: ServiceDescriptorProto, name: str, colour: str) -> Iterator[str]:
+def _stub_types(service: ServiceDescriptorProto, name: str, mode: str) -> Iterator[str]:
     yield f"\nclass {name}:"
-    yield f"    def __init__(self, channel: {colour}.Channel) -> None: ..."
+    yield f"    def __init__(self, channel: {mode}.Channel) -> None: ..."
     for method in service.method:
         pair = f"pb.{_local(method.input_type)}, pb.{_local(method.output_type)}"
-        yield f"    {method.name}: {colour}.UnaryUnaryMultiCallable[{pair}]"
+        yield f"    {method.name}: {mode}.UnaryUnaryMultiCallable[{pair}]"
 
 
 def _constant(service: ServiceDescriptorProto) -> str:

@@ -20,7 +20,7 @@ NOW = 1_700_000_000_000
 CHECK = checking(fixed_window(50, HOUR_MS))
 PEEK = peeking(fixed_window(50, HOUR_MS))
 
-each_colour = pytest.mark.parametrize("colour", ["sync", "async"])
+each_mode = pytest.mark.parametrize("mode", ["sync", "async"])
 
 
 def _threads(count: int, call: object) -> None:
@@ -33,9 +33,9 @@ def _threads(count: int, call: object) -> None:
 
 
 def _apply_many(
-    store: DictCasStore, colour: str, keys: list[str], transform: Transform[Any] = CHECK
+    store: DictCasStore, mode: str, keys: list[str], transform: Transform[Any] = CHECK
 ) -> list[Any]:
-    if colour == "sync":
+    if mode == "sync":
         return store.apply_many(keys, transform, NOW, 1)
     return asyncio.run(store.aapply_many(keys, transform, NOW, 1))
 
@@ -95,7 +95,7 @@ def test_keys_do_not_wait_for_each_other() -> None:
 
 
 def test_a_call_of_many_keys_takes_the_round_trips_of_one() -> None:
-    """Repeated keys are decided in order, different ones side by side, in both colours."""
+    """Repeated keys are decided in order, different ones side by side, sync and async."""
     keys = ["a", "b", "a", "c", "a"]
     store = DictCasStore()
     assert [d.remaining for d in store.apply_many(keys, CHECK, NOW, 1)] == [49, 49, 48, 49, 47]
@@ -108,8 +108,8 @@ def test_a_call_of_many_keys_takes_the_round_trips_of_one() -> None:
     assert store.trips == 3 + 2 * 4
 
 
-@each_colour
-def test_an_outage_after_some_keys_says_that_those_were_charged(colour: str) -> None:
+@each_mode
+def test_an_outage_after_some_keys_says_that_those_were_charged(mode: str) -> None:
     """The link fails at the 33rd key of 64, when 32 have been written; peeks charge nothing."""
     store = DictCasStore()
     keys = [f"k{n}" for n in range(64)]
@@ -121,29 +121,29 @@ def test_an_outage_after_some_keys_says_that_those_were_charged(colour: str) -> 
     store.before = fail
     told = "was not charged; other keys of this call have been charged$"
     with pytest.raises(StoreUnavailableError, match=told):
-        _apply_many(store, colour, keys)
+        _apply_many(store, mode, keys)
     assert len(store.records.held) == 32
     with pytest.raises(StoreUnavailableError, match=r"was not charged$"):
-        _apply_many(store, colour, keys, PEEK)
+        _apply_many(store, mode, keys, PEEK)
 
 
-@each_colour
-def test_a_foreign_key_among_others_says_that_those_were_charged(colour: str) -> None:
+@each_mode
+def test_a_foreign_key_among_others_says_that_those_were_charged(mode: str) -> None:
     """Only where one of them was: a denied key, or a key twice, is no other key charged."""
     store = DictCasStore()
     store.apply("foreign", checking(gcra(5, 1_000)), NOW, 1)
     told = "something else.*; other keys of this call have been charged$"
     with pytest.raises(ConfigInvalidError, match=told):
-        _apply_many(store, colour, ["a", "foreign", "b"])
+        _apply_many(store, mode, ["a", "foreign", "b"])
     assert [store.apply(key, PEEK, NOW, 1).remaining for key in "ab"] == [49, 49]
     store.apply("a", CHECK, NOW, 49)
     with pytest.raises(ConfigInvalidError, match="something else") as caught:
-        _apply_many(store, colour, ["a", "foreign", "foreign"])
+        _apply_many(store, mode, ["a", "foreign", "foreign"])
     assert "other keys" not in str(caught.value)
 
 
-@each_colour
-def test_an_error_tells_of_other_keys_that_are_in_doubt(colour: str) -> None:
+@each_mode
+def test_an_error_tells_of_other_keys_that_are_in_doubt(mode: str) -> None:
     """One key cannot be read, the reply to the write of another is lost."""
     store = DictCasStore()
 
@@ -154,20 +154,20 @@ def test_an_error_tells_of_other_keys_that_are_in_doubt(colour: str) -> None:
     store.before, store.after = fail, once(Swap, LATE)
     told = "refused; .* was not charged; other keys of this call may have been charged$"
     with pytest.raises(StoreUnavailableError, match=told):
-        _apply_many(store, colour, ["a", "b"])
+        _apply_many(store, mode, ["a", "b"])
     store.after = once(Read, LATE)
     with pytest.raises(StoreUnavailableError, match=r"was not charged$"):
-        _apply_many(store, colour, ["a", "c"])
+        _apply_many(store, mode, ["a", "c"])
 
 
-@each_colour
-def test_a_call_of_many_keys_has_one_deadline(colour: str) -> None:
+@each_mode
+def test_a_call_of_many_keys_has_one_deadline(mode: str) -> None:
     """Not one for each 32 of them; what was written before it is told."""
     store = DictCasStore(delay_s=0.1, timeout_ms=350)
     start = time.monotonic()
     told = "no time left.* was not charged; other keys of this call have been charged$"
     with pytest.raises(StoreUnavailableError, match=told):
-        _apply_many(store, colour, [f"k{n}" for n in range(320)])
+        _apply_many(store, mode, [f"k{n}" for n in range(320)])
     assert time.monotonic() - start < 0.8
     assert len(store.records.held) in (32, 64)
 
@@ -225,8 +225,8 @@ def test_a_line_goes_on_when_a_loop_has_closed() -> None:
     first.join()
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_who_waits_too_long_leaves_uncharged(colour: str) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_who_waits_too_long_leaves_uncharged(mode: str) -> None:
     """The deadline counts the time in the line; the text says that nothing was charged."""
     records = Records()
     slow = DictCasStore(records, delay_s=0.5, timeout_ms=700)
@@ -239,7 +239,7 @@ def test_who_waits_too_long_leaves_uncharged(colour: str) -> None:
         "async": lambda: asyncio.run(slow.aapply("k", CHECK, NOW, 1)),
     }
     with pytest.raises(StoreUnavailableError, match=r"(no turn|no time).*was not charged"):
-        calls[colour]()
+        calls[mode]()
     assert time.monotonic() - start > 0.4
     leader.join()
     assert DictCasStore(records).apply("k", CHECK, NOW, 1).remaining == 48

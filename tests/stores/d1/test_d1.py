@@ -28,7 +28,7 @@ def _table(store: Any) -> str:
 
 
 def test_init_twice_is_init_once() -> None:
-    """Both colours, and what was spent stays."""
+    """sync and async, and what was spent stays."""
     store: Any = edge.open_empty("d1")
     store.apply("k", CHECK, NOW, 1)
     store.init()
@@ -79,7 +79,7 @@ def test_a_missing_database_says_so() -> None:
 
 
 def test_a_sweep_drops_what_no_clock_can_need() -> None:
-    """Late by its margin, on the database's clock, in both colours."""
+    """Late by its margin, on the database's clock, sync and async."""
     store: Any = edge.open_empty("d1")
     for number in range(5):
         store.apply(f"k{number}", CHECK, NOW, 1)

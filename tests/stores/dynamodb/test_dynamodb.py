@@ -37,7 +37,7 @@ def _client(**options: Any) -> Any:
 
 
 def test_creating_the_table_twice_is_creating_it_once() -> None:
-    """Both colours, both names, and what was spent stays."""
+    """sync and async, both names, and what was spent stays."""
     store: Any = edge.open_empty("dynamodb")
     store.apply("k", CHECK, NOW, 1)
     store.create_table()
@@ -156,7 +156,7 @@ def test_an_item_of_another_program_is_not_overwritten() -> None:
     store.close()
 
 
-def test_a_client_of_ones_own_serves_its_colour() -> None:
+def test_a_client_of_ones_own_serves_its_mode() -> None:
     """Retries of the client do no harm, and the client stays open."""
     client = _client()
     store = DynamoDBStore(open_empty_table(), client=client)

@@ -56,11 +56,11 @@ def test_tasks_are_admitted_exactly(driver: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("driver", "colour"), [("psycopg", "sync"), ("psycopg", "async"), ("asyncpg", "async")]
+    ("driver", "mode"), [("psycopg", "sync"), ("psycopg", "async"), ("asyncpg", "async")]
 )
-def test_processes_are_admitted_exactly(driver: str, colour: str) -> None:
+def test_processes_are_admitted_exactly(driver: str, mode: str) -> None:
     """200 callers at 50 in four processes."""
-    assert_exact_from_processes(_opener(driver), colour)
+    assert_exact_from_processes(_opener(driver), mode)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_a_sweep_can_go_by_the_clock_of_the_server() -> None:
 
 
 def test_one_store_serves_threads_tasks_and_loops_after_each_other() -> None:
-    """Both colours see one limit, and a closed store opens again."""
+    """sync and async see one limit, and a closed store opens again."""
     store = open_empty()
     limiter = rate_limit(fixed_window(9, 60_000), store=store, clock=ManualClock(NOW))
     remaining = [limiter.check("k").remaining]

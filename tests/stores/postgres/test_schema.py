@@ -102,7 +102,7 @@ def test_a_key_is_never_read_as_sql(key: str) -> None:
 
 
 def test_init_may_be_repeated_and_raced() -> None:
-    """Eight at once, in both colours and drivers, and once more."""
+    """Eight at once, sync and async and drivers, and once more."""
     urls = [f"{running().url}?table=raced&driver={driver}" for driver in ("psycopg", "asyncpg")]
     errors: list[Exception] = []
 

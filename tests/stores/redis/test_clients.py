@@ -1,4 +1,4 @@
-"""Every kind of client, in the colour it has; what a URL may say; what is missing says so."""
+"""Every kind of client, in the mode it has; what a URL may say; what is missing says so."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_an_asyncio_client_serves_the_async_calls(name: str, key: str) -> None:
 
 @pytest.mark.parametrize("name", ["valkey", "redis8", "cluster", "sentinel"])
 def test_a_url_serves_both_colours(name: str, key: str) -> None:
-    """What one colour spends, the other sees."""
+    """What one mode spends, the other sees."""
     store = open_store(url_of(name), timeout_ms=PATIENT_MS)
     limiter = rate_limit(gcra(3, 600_000), store=store)
 
@@ -219,7 +219,7 @@ def test_a_memory_url_takes_its_bounds() -> None:
     assert repr(open_store("memory://?max_keys=5&overflow=deny")) == (
         "MemoryStore(max_keys=5, overflow='deny')"
     )
-    for url in ("memory://host", "memory://?max_keys=x", "memory://?colour=red"):
+    for url in ("memory://host", "memory://?max_keys=x", "memory://?mode=red"):
         with pytest.raises(ConfigInvalidError, match="memory://"):
             open_store(url)
 

@@ -106,8 +106,8 @@ def test_the_servers_clock_decides(key: str) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_each_operation_is_one_round_trip(server: RedisServer, key: str, colour: str) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_each_operation_is_one_round_trip(server: RedisServer, key: str, mode: str) -> None:
     """Counted at the wire: a peek asks for the state and the time together."""
     with TurnCounter(server.port) as wire:
         store = RedisStore.from_url(wire.url_of(server.url), timeout_ms=PATIENT_MS)
@@ -117,7 +117,7 @@ def test_each_operation_is_one_round_trip(server: RedisServer, key: str, colour:
         async def ask(call: str, *arguments: Any) -> int:
             """The round trips of one operation."""
             before = wire.turns
-            if colour == "sync":
+            if mode == "sync":
                 getattr(limiter, call)(*arguments)
             else:
                 await getattr(limiter, f"a{call}")(*arguments)

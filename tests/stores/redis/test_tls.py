@@ -1,4 +1,4 @@
-"""`rediss://` on a real server: both colours, client certificates, and a stranger's authority."""
+"""`rediss://` on a real server: sync and async, client certificates, and a stranger's authority."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ def test_a_client_with_tls_lends_its_settings(tls: Tls, key: str) -> None:
     client.close()
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_server_that_a_stranger_vouches_for_is_not_talked_to(
-    tls: Tls, key: str, colour: str
+    tls: Tls, key: str, mode: str
 ) -> None:
     """A typed error, in time, and nothing was charged."""
     query = f"ssl_ca_certs={tls.stranger.cert}&{tls.identity}"
@@ -108,6 +108,6 @@ def test_a_server_that_a_stranger_vouches_for_is_not_talked_to(
 
     start = time.monotonic()
     with pytest.raises(StoreUnavailableError, match="not charged"):
-        limiter.check(key) if colour == "sync" else run(main())
+        limiter.check(key) if mode == "sync" else run(main())
     assert time.monotonic() - start < 2.5
     store.close()

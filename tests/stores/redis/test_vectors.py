@@ -10,8 +10,8 @@ from tests.stores.replay import assert_vectors_hold, assert_vectors_hold_async
 
 
 @pytest.mark.parametrize("name", ["valkey", "redis8", "cluster"])
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_the_golden_vectors_hold(name: str, colour: str) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_golden_vectors_hold(name: str, mode: str) -> None:
     """Every suite, all five fields, on every kind of server."""
     store = open_empty(name)
 
@@ -19,7 +19,7 @@ def test_the_golden_vectors_hold(name: str, colour: str) -> None:
         await assert_vectors_hold_async(store)
         await store.aclose()
 
-    if colour == "sync":
+    if mode == "sync":
         assert_vectors_hold(store)
     else:
         run(main())

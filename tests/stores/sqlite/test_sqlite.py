@@ -52,14 +52,14 @@ def test_tasks_are_admitted_exactly(path: Path) -> None:
     assert_exact_from_tasks(partial(SqliteStore, path, timeout_ms=30_000))
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_processes_are_admitted_exactly(path: Path, colour: str) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_processes_are_admitted_exactly(path: Path, mode: str) -> None:
     """200 callers at 50 in four processes, which all find a file that is not there yet."""
-    assert_exact_from_processes(partial(SqliteStore, path, timeout_ms=30_000), colour)
+    assert_exact_from_processes(partial(SqliteStore, path, timeout_ms=30_000), mode)
 
 
 def test_the_golden_vectors_hold(path: Path) -> None:
-    """Decision by decision, in both colours."""
+    """Decision by decision, sync and async."""
     store = SqliteStore(path)
     assert_vectors_hold(store)
     store.close()

@@ -1,4 +1,4 @@
-"""Creating the table, as a flow of operations for both colours.
+"""Creating the table, as a flow of operations for sync and async.
 
 All that such a table has of a schema is its hash key and its TTL attribute, and both are checked.
 Their names stand for the version too: a layout that this one could not read would have another

@@ -1,4 +1,4 @@
-"""RedisStore: the server. It picks the shell of the caller's colour and runs the flow in it."""
+"""RedisStore: it picks the shell of the caller's colour and runs the flow in it."""
 
 from __future__ import annotations
 

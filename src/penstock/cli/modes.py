@@ -1,4 +1,4 @@
-"""Calling a store from a shell, in whichever colour it has."""
+"""Calling a store from a shell, sync or async, whichever it has."""
 
 from __future__ import annotations
 
