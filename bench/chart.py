@@ -86,7 +86,7 @@ def _panel(axes: Any, title: str, unit: str, bars: Sequence[_Bar], palette: Pale
     logarithmic = "times" in unit
     positions = range(len(bars))
     values = [bar.value for bar in bars]
-    axes.barh(positions, values, height=0.66, color=[_mode(bar, palette) for bar in bars])
+    axes.barh(positions, values, height=0.66, color=[_colour(bar, palette) for bar in bars])
     axes.set_yticks(positions, [bar.label for bar in bars])
     axes.invert_yaxis()
     if logarithmic:
@@ -117,7 +117,7 @@ def _panel(axes: Any, title: str, unit: str, bars: Sequence[_Bar], palette: Pale
             label.set_fontweight("bold")
 
 
-def _mode(bar: _Bar, palette: Palette) -> str:
+def _colour(bar: _Bar, palette: Palette) -> str:
     if bar.label == BARE_DICT:
         return palette.line
     if bar.label in (NATIVE, INTERPRETED):
@@ -132,8 +132,8 @@ def _legend(figure: Any, palette: Palette) -> None:
         (0.56, palette.peer, "peer, returns a full decision"),
         (0.785, palette.peer_soft, "peer, returns yes or no at most"),
     )
-    for x, mode, text in entries:
-        figure.text(x, 0.031, "■", color=mode, fontsize=14, va="center")
+    for x, colour, text in entries:
+        figure.text(x, 0.031, "■", color=colour, fontsize=14, va="center")
         figure.text(x + 0.018, 0.03, text, color=palette.faint, fontsize=10, va="center")
 
 

@@ -100,8 +100,8 @@ def _draw(
     return save(figure, directory, picture, palette)
 
 
-def _ticks(axes: Any, offsets: Sequence[int], mode: str, rail: tuple[int, int]) -> None:
-    axes.vlines(offsets, rail[1], rail[0], color=mode, linewidth=1.1)
+def _ticks(axes: Any, offsets: Sequence[int], colour: str, rail: tuple[int, int]) -> None:
+    axes.vlines(offsets, rail[1], rail[0], color=colour, linewidth=1.1)
 
 
 def _strip_of_demand(axes: Any, palette: Palette) -> None:
@@ -146,7 +146,7 @@ def _frame(axes: Any, name: str, first: str, second: str, palette: Palette) -> N
     axes.grid(axis="x", color=palette.line, linewidth=0.9)
     axes.axhline(0, color=palette.peer_soft, linewidth=0.9)
     axes.set_axisbelow(True)
-    for height, text, size, weight, mode in (
+    for height, text, size, weight, colour in (
         (0.76, name, 11.5, "bold", palette.ink),
         (0.54, first, 9.5, "normal", palette.faint),
         (0.36, second, 9.5, "normal", palette.faint),
@@ -158,7 +158,7 @@ def _frame(axes: Any, name: str, first: str, second: str, palette: Palette) -> N
             transform=axes.transAxes,
             fontsize=size,
             fontweight=weight,
-            color=mode,
+            color=colour,
         )
 
 
@@ -178,8 +178,8 @@ def _legend(figure: Any, height: float, palette: Palette) -> None:
         (0.665, "■", palette.denied, "above the limit"),
     )
     y = 0.2 / height
-    for x, mark, mode, text in entries:
-        figure.text(x, y, mark, color=mode, fontsize=13, va="center", fontweight="bold")
+    for x, mark, colour, text in entries:
+        figure.text(x, y, mark, color=colour, fontsize=13, va="center", fontweight="bold")
         figure.text(x + 0.021, y, text, color=palette.faint, fontsize=9.5, va="center")
 
 

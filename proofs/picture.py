@@ -105,10 +105,10 @@ def _strip(axes: Any, events: Sequence[Event], palette: Palette) -> None:
     for first, last in ((780, _WINDOW_MS), (_WINDOW_MS, _END_MS - 60)):
         _count(axes, [e for e in events if first <= e.at_ms < last], first, last, palette)
     for event in events:
-        mode = palette.denied if event.carried else palette.ours
+        colour = palette.denied if event.carried else palette.ours
         y = _rail(event.node)
         if event.allowed:
-            axes.vlines(event.at_ms, y - 0.85, y + 0.85, color=mode, linewidth=2.6)
+            axes.vlines(event.at_ms, y - 0.85, y + 0.85, color=colour, linewidth=2.6)
         else:
             axes.plot(event.at_ms, y, "|", color=palette.peer_soft, markersize=5)
     for node in range(_NODES):
@@ -171,11 +171,11 @@ def _bounds(axes: Any, results: Sequence[Explored], palette: Palette) -> None:
         True: (palette.ours, 0.13),
     }
     for result in main:
-        mode, shift = sides[result.rules.coupled]
+        colour, shift = sides[result.rules.coupled]
         x = result.rules.nodes + shift
         for count in result.histogram:
             top = count == result.most
-            axes.scatter(x, count, s=46 if top else 13, color=mode,
+            axes.scatter(x, count, s=46 if top else 13, color=colour,
                          alpha=1.0 if top else 0.45, linewidth=0, zorder=3)  # fmt: skip
         if not result.rules.coupled:
             axes.text(x, result.most + 0.75, str(result.most), ha="center", fontsize=10.5,
@@ -202,6 +202,6 @@ def _legend(figure: Any, palette: Palette) -> None:
         (0.727, "●", palette.denied, "carried over"),
         (0.825, "●", palette.ours, "window-coupled"),
     )
-    for x, mark, mode, text in entries:
-        figure.text(x, 0.045, mark, color=mode, fontsize=13, va="center", weight="bold")
+    for x, mark, colour, text in entries:
+        figure.text(x, 0.045, mark, color=colour, fontsize=13, va="center", weight="bold")
         figure.text(x + 0.017, 0.045, text, color=palette.faint, fontsize=9.5, va="center")
