@@ -98,7 +98,7 @@ $(VENV)/.bench: $(VENV)/.packages
 	@touch $@
 
 wire: $(VENV)/.packages  ## regenerate the scripts, the manifest, the vectors and the tables of the docs
-	@$(BIN)/python -m penstock.wire
+	@$(BIN)/python -m tools.wire
 	@$(BIN)/python -m tools.docs.tables
 
 clean:  ## remove everything that can be made again

@@ -58,9 +58,6 @@ def test_every_command_has_help(run: Run, command: str) -> None:
         ("store", "init", "sqlite://x.db"),
         ("store", "init", "postgresql://host/db?table=no%20name"),
         ("store", "sweep", "postgresql://host/db?timeout_ms=soon"),
-        ("wire",),
-        ("wire", "dance"),
-        ("wire", "check", "nowhere"),
         ("version", "extra"),
         ("serve", "--nonsense"),
         ("bench", "--rounds", "0"),
@@ -141,21 +138,6 @@ def test_a_store_with_nothing_to_set_up_says_so(run: Run) -> None:
     """That is fine too: a script may run init for whatever URL it is given."""
     code, out, _ = run("store", "init", "memory://")
     assert (code, out) == (0, "nothing to do: MemoryStore needs no set-up\n")
-
-
-def test_the_wire_is_compared_and_written(run: Run, tmp_path: Path) -> None:
-    """A folder that has drifted is named, file by file, and put right by generate."""
-    assert run("wire", "check", str(REPO / "wire")) == (0, "", "")
-    folder = tmp_path / "wire"
-    folder.mkdir()
-    (folder / "WIRE-PROTOCOL.md").write_bytes((REPO / "wire/WIRE-PROTOCOL.md").read_bytes())
-    code, out, _ = run("wire", "check", str(folder))
-    assert code == 1
-    assert f"drifted: {folder / 'manifest.json'}\n" in out
-    code, out, _ = run("wire", "generate", str(folder))
-    assert code == 0
-    assert f"written: {folder / 'manifest.json'}\n" in out
-    assert run("wire", "check", str(folder)) == (0, "", "")
 
 
 @pytest.mark.parametrize("module", ["penstock", "penstock.cli"])

@@ -12,8 +12,8 @@ from penstock import ConfigInvalidError, Decision
 from penstock.core.store import checking
 from penstock.leasing import LeaseSpender
 from penstock.leasing.credits import Credits, granting
-from penstock.wire.convert import decision_fields
 from tests.helpers import PATHS, make_store
+from tools.wire.convert import decision_fields
 
 VECTORS = json.loads(
     (Path(__file__).parents[2] / "wire/vectors/golden-vectors-leases.json").read_text()

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock import Store
 from penstock.core.store import checking
-from penstock.wire.convert import decision_fields, strategy_of
+from tools.wire.convert import decision_fields, strategy_of
 
 VECTORS = Path(__file__).resolve().parents[2] / "wire" / "vectors" / "golden-vectors.json"
 

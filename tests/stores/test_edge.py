@@ -20,7 +20,6 @@ from penstock import ConfigInvalidError, ManualClock, StoreUnavailableError, gcr
 from penstock.core.extras import install_line
 from penstock.core.store import checking
 from penstock.stores import open_store
-from penstock.wire.convert import decision_fields, strategy_of
 from tests.servers import FaultProxy
 from tests.stores import edge
 from tests.stores.crash import LIMIT, STRATEGY, Spender
@@ -30,6 +29,7 @@ from tests.stores.exactness import (
     assert_exact_from_threads,
 )
 from tests.stores.replay import VECTORS, assert_vectors_hold
+from tools.wire.convert import decision_fields, strategy_of
 
 each = pytest.mark.parametrize("name", edge.ALL)
 each_exact = pytest.mark.parametrize("name", edge.EXACT)

@@ -21,12 +21,12 @@ AT_HOME = ("strategies", "accel")
 WANTED = {
     "__init__.py": "offers the factories",
     "front.py": "a rate in words is paced by one of them, and its docstring compares",
+    "adapters/headers.py": "an example in a docstring",
     "config/model.py": "what is served without a policy file",
     "service/inline.py": "what an inline request gets that names none",
     "service/health.py": "a probe that is always admitted and has to be written",
     "cli/bench.py": "a limit that is never reached, to measure the rest",
     "core/limiter.py": "an example in a message",
-    "wire/vectors.py": "suites for the edges of one algorithm, beside those that all have",
 }
 
 
@@ -54,8 +54,8 @@ from penstock.core.strategy import find_strategy
 from penstock.service.http.openapi import openapi
 from penstock.strategies import LeakyBucket
 from penstock.testkit import sample_strategies
-from penstock.wire.files import derive
-from penstock.wire.vectors import SUITES
+from tools.wire.files import derive
+from tools.wire.vectors import SUITES
 from pathlib import Path
 
 text = "version: 1\\nlimiters: {api: {strategy: leakyBucket, capacity: 5, leakEvery: 1s}}"

@@ -27,12 +27,12 @@ from penstock.testkit import (
     sample_strategies,
     temporarily_registered,
 )
-from penstock.wire.convert import strategy_of
-from penstock.wire.manifest import published
 from tests.helpers import NOW
 from tests.servers.process import REPO, environment
 from tests.service.worlds import policies, service_on
 from tests.stores.redis.live import new_key, open_empty, running
+from tools.wire.convert import strategy_of
+from tools.wire.manifest import published
 
 TOY = "tests.support.leaky_bucket"
 

@@ -12,9 +12,9 @@ import pytest
 
 from penstock import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
 from penstock.core.lua import LuaScript
-from penstock.wire.__main__ import main
-from penstock.wire.files import derive, drifted
-from penstock.wire.manifest import published
+from tools.wire.__main__ import main
+from tools.wire.files import derive, drifted
+from tools.wire.manifest import published
 
 WIRE = Path(__file__).resolve().parents[2] / "wire"
 
@@ -31,7 +31,7 @@ CONTRACT_ARGV = {
 
 @pytest.mark.parametrize("name", derive(WIRE))
 def test_a_file_holds_what_is_derived(name: str) -> None:
-    """Run `python -m penstock.wire` when this fails, and say in the changelog why."""
+    """Run `python -m tools.wire` when this fails, and say in the changelog why."""
     assert (WIRE / name).read_bytes() == derive(WIRE)[name].encode()
 
 

@@ -14,11 +14,11 @@ from penstock import fixed_window, gcra, sliding_window, sliding_window_log, tok
 from penstock.core.store import checking
 from penstock.core.strategy import Strategy
 from penstock.stores.redis import RedisStore
-from penstock.wire.manifest import published
 from tests.wire import independent
 from tests.wire.independent import IndependentClient
 from tests.wire.live import check, fields, read, rider
 from tests.wire.timelines import make_timelines
+from tools.wire.manifest import published
 
 STEPS = 1_500
 PATIENT_MS = 120_000

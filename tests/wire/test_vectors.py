@@ -12,9 +12,9 @@ import redis
 from penstock import ManualClock, rate_limit
 from penstock.core.store import checking
 from penstock.stores.memory.table import Table
-from penstock.wire.convert import decision_fields, strategy_of
-from penstock.wire.manifest import published
 from tests.wire.live import check_all
+from tools.wire.convert import decision_fields, strategy_of
+from tools.wire.manifest import published
 
 VECTORS = json.loads(
     (Path(__file__).resolve().parents[2] / "wire/vectors/golden-vectors.json").read_text()

@@ -30,7 +30,6 @@ COMMANDS = {
     "bench": ".bench",
     "doctor": ".doctor",
     "store": ".store",
-    "wire": ".wire",
     "version": ".version",
 }
 """Command to module."""

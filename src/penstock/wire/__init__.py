@@ -1,5 +1,1 @@
-"""What other programs rely on: the scripts, their manifest, golden vectors and the protocol.
-
-`python -m penstock.wire` derives the files of the folder `wire/` from the strategies and writes
-them; with `--check` it compares instead. Nothing at run time reads those files.
-"""
+"""The messages of `throttlekit.v1`, and the way between them and the records of the core."""

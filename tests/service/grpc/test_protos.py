@@ -9,10 +9,10 @@ import pytest
 from google.protobuf import descriptor_pb2
 
 from penstock import Decision, Forecast
-from penstock.wire import protos
 from penstock.wire.messages import decision_message, decision_of, forecast_message, forecast_of
 from penstock.wire.proto import rate_limiter_pb2 as pb
 from tests.service.grpc.servers import existing
+from tools.wire import protos
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -37,7 +37,7 @@ def shape(file: object) -> dict[str, object]:
 
 
 def test_the_modules_hold_what_the_protos_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run `python -m penstock.wire.protos` when this fails."""
+    """Run `python -m tools.wire.protos` when this fails."""
     monkeypatch.chdir(ROOT)
     assert protos.drifted() == []
     assert protos.main(["--check"]) == 0

@@ -10,9 +10,9 @@ import pytest
 
 from penstock import ManualClock
 from penstock.config import PolicyFile, PolicySpec
-from penstock.wire.convert import strategy_of
 from tests.servers import Valkey, require
 from tests.service.grpc.servers import run, visiting
+from tools.wire.convert import strategy_of
 
 VECTORS = Path(__file__).resolve().parents[3] / "wire" / "vectors" / "golden-vectors.json"
 SUITES = json.loads(VECTORS.read_text())["suites"]

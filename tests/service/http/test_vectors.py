@@ -18,7 +18,7 @@ from penstock import ManualClock
 from penstock.cli import serve
 from penstock.config import PolicySpec
 from penstock.service.options import ServeOptions
-from penstock.wire.convert import strategy_of
+from tools.wire.convert import strategy_of
 
 from .serving import Client, InProcessServer
 

@@ -1,4 +1,4 @@
-"""Messages, from throttlekit/v1/fleet.proto by `python -m penstock.wire.protos`. Not to be edited."""
+"""Messages, from throttlekit/v1/fleet.proto by `python -m tools.wire.protos`. Not to be edited."""
 
 # fmt: off
 # ruff: noqa

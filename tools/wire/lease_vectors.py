@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.lua import REPLY
-from ..core.spender import LeaseSpender
-from ..core.validation import MAX_SAFE
+from penstock.core.lua import REPLY
+from penstock.core.spender import LeaseSpender
+from penstock.core.validation import MAX_SAFE
+
 from .convert import decision_fields
 from .manifest import CONTRACT_VERSION
 

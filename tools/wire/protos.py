@@ -1,4 +1,4 @@
-"""`python -m penstock.wire.protos [--check]`: Python modules for the protos in the folder `wire/`.
+"""`python -m tools.wire.protos [--check]`: Python modules for the protos in the folder `wire/`.
 
 For each `name.proto` it writes `name_pb2.py`, the messages; `name_pb2_grpc.py`, the calls; and
 what a type checker reads about both. The compiler (of the package grpcio-tools) only parses; the
@@ -29,7 +29,7 @@ __all__ = ["derive", "drifted", "main", "write"]
 SOURCES = Path("wire/proto")
 MODULES = Path("src/penstock/wire/proto")
 
-_HEAD = '"""{about}, from {name} by `python -m penstock.wire.protos`. Not to be edited."""\n\n'
+_HEAD = '"""{about}, from {name} by `python -m tools.wire.protos`. Not to be edited."""\n\n'
 _EXEMPT = "# fmt: off\n# ruff: noqa\n"
 
 _TYPES = {
@@ -219,7 +219,7 @@ def _local(type_name: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m penstock.wire.protos", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.wire.protos", description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     options = parser.parse_args(arguments)
     if not SOURCES.is_dir():

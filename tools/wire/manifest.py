@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from .. import strategies
-from ..core.lua import NOW_ARGV, REPLY, LuaScript, LuaSource
-from ..core.strategy import registered
+from penstock import strategies
+from penstock.core.lua import NOW_ARGV, REPLY, LuaScript, LuaSource
+from penstock.core.strategy import registered
 
 __all__ = ["CONTRACT_VERSION", "manifest", "published", "script_file"]
 

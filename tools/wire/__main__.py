@@ -13,7 +13,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m penstock.wire", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.wire", description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     parser.add_argument("folder", nargs="?", type=Path, default=Path("wire"))
     options = parser.parse_args(arguments)
