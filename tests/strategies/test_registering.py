@@ -185,6 +185,10 @@ def test_redis_decides_by_its_script(leaky_bucket: Any, name: str) -> None:
     keys = [key, "b", key, "b", "c"]
     assert there.check_many(keys) == here.check_many(keys)
     assert running(name).call("HKEYS", "b") == ["l", "a"]
+    running(name).call("HSET", "theirs", "name", "alice")
+    for ask in (there.check, there.peek):
+        with pytest.raises(ConfigInvalidError):
+            ask("theirs")
     store.close()
 
 

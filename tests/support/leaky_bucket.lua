@@ -1,13 +1,12 @@
 -- The leaky bucket: a hash of two fields, `l` the level and `a` the instant of the last leak.
-local function raw(key) return redis.call('HMGET', key, 'l', 'a') end
+local function raw(key) return fieldsOf(key, 'l', 'a') end
 
 -- Decide.
 local function read(key)
   local stored = raw(key)
-  if stored[1] and stored[2] then
+  if stored[1] then
     return {level = number(stored[1], WHOLE, 1e9), at = number(stored[2], WHOLE, MAX_STORED_MS)}
   end
-  if call('HLEN', key) > 0 then foreign() end
 end
 
 local function check(p, stored, now, cost)
