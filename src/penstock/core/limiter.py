@@ -95,8 +95,11 @@ class Limiter:
 
     async def acheck(self, key: str, cost: int = 1) -> Decision:
         """The awaitable twin of `check`."""
-        name = self._name(key, cost)
-        return await self._aapply(name, self._check, self._now(), cost)
+        if cost is not _ONE:
+            require_cost(cost)
+        if type(key) is not str or not key or len(key) > MAX_KEY_BYTES or not key.isascii():
+            key = require_key(key)
+        return await self._aapply(self._lead + key, self._check, self._now(), cost)
 
     def check_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
         """As one `check` per key, in order, all at the same instant."""

@@ -11,13 +11,14 @@ import threading
 from collections.abc import Awaitable
 from typing import Any
 
+from ...core.flow import adrive
 from .faults import cannot_connect, late_connect
 from .multiplexed import Link
 from .recipe import Recipe
-from .requests import Address, Ask, Discard, LinkError, Pause, Request, Scatter
+from .requests import Address, Ask, Discard, LinkError, Pause, RedisFlow, Request, Scatter
 from .wire import pack
 
-__all__ = ["AsyncCall", "AsyncShell"]
+__all__ = ["AsyncShell"]
 
 # Transactions at a time: more of them would only fail each other's, or wait for the server.
 _LANES = 8
@@ -189,12 +190,21 @@ class AsyncShell:
         # Nearly every call comes from the loop of the one before.
         self._latest: _Hub | None = None
 
-    def call(self) -> AsyncCall:
+    async def run(self, flow: RedisFlow) -> Any:
+        """Serve a flow's requests to its end, within the time of one call."""
         loop = asyncio.get_running_loop()
         hub = self._latest
         if hub is None or hub.loop is not loop:
             hub = self._latest = self._hub_of(loop)
-        return AsyncCall(hub, loop.time() + self._timeout_s)
+        call = _Call(hub, loop.time() + self._timeout_s)
+        try:
+            result = await adrive(flow, call.serve)
+        except BaseException:
+            call.abandon()
+            raise
+        if call.pinned is not None:
+            call.release()
+        return result
 
     def _hub_of(self, loop: asyncio.AbstractEventLoop) -> _Hub:
         with self._lock:
@@ -234,15 +244,15 @@ class AsyncShell:
                 loop.call_soon_threadsafe(hub.close)
 
 
-class AsyncCall:
+class _Call:
     """One call: its deadline, and the link pinned to it, if any."""
 
-    __slots__ = ("_deadline", "_hub", "_pinned")
+    __slots__ = ("_deadline", "_hub", "pinned")
 
     def __init__(self, hub: _Hub, deadline: float) -> None:
         self._hub = hub
         self._deadline = deadline
-        self._pinned: Link | None = None
+        self.pinned: Link | None = None
 
     def serve(self, request: Request) -> Awaitable[Any]:
         if type(request) is Ask:
@@ -263,17 +273,17 @@ class AsyncCall:
         assert isinstance(request, Discard)
         return self._hub.discard(request.where)
 
-    def finish(self) -> None:
-        """Give back what is pinned. Called once, at the end, on success."""
-        if self._pinned is not None:
-            self._hub.give(self._pinned)
-            self._pinned = None
+    def release(self) -> None:
+        """Give back what is pinned, with every reply read."""
+        if self.pinned is not None:
+            self._hub.give(self.pinned)
+            self.pinned = None
 
     def abandon(self) -> None:
         """After a failure nobody knows what the pinned link is in the middle of."""
-        if self._pinned is not None:
-            self._hub.drop(self._pinned)
-            self._pinned = None
+        if self.pinned is not None:
+            self._hub.drop(self.pinned)
+            self.pinned = None
 
     async def _ask(self, ask: Ask) -> list[Any]:
         deadline = self._deadline if ask.share == 1.0 else self._part(ask.share)
@@ -289,14 +299,14 @@ class AsyncCall:
         if not ask.pinned:
             assert ask.where is not None
             return await self._hub.shared(ask.where, deadline)
-        pinned = self._pinned
+        pinned = self.pinned
         if pinned is not None:
             if ask.where in (None, pinned.address):
                 return pinned
-            self.finish()
+            self.release()
         assert ask.where is not None
-        self._pinned = await self._hub.spare(ask.where, deadline)
-        return self._pinned
+        self.pinned = await self._hub.spare(ask.where, deadline)
+        return self.pinned
 
     async def _pause(self, seconds: float) -> None:
         if seconds >= self._deadline - asyncio.get_running_loop().time():

@@ -24,25 +24,31 @@ import select
 import time
 from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable
-from ssl import SSLWantReadError
+from ssl import SSLWantReadError, SSLWantWriteError
+from time import monotonic
 from typing import Any
 
-from ...core.clock import SystemClock
+from ...core.flow import drive
 from .faults import cannot_connect, late_connect, late_reply, lost_reply
 from .recipe import Recipe
-from .requests import Address, Ask, Discard, LinkError, Pause, Request, Scatter
+from .requests import Address, Ask, Discard, LinkError, Pause, RedisFlow, Request, Scatter
 from .wire import ProtocolError, new_reader, pack
 
-__all__ = ["BlockingCall", "BlockingShell", "poller"]
+__all__ = ["BlockingShell", "poller"]
 
 _CHUNK = 65_536
 _MAX_OPENING = 16
 _LOOK_AGAIN_S = 0.001
-_now_ms = SystemClock().now
+_SHORTEST_S = 0.001
+_NOT_YET = (BlockingIOError, SSLWantReadError, SSLWantWriteError)
 
 
 class _Connection:
-    """One connected socket, opened by a connection of the driver's."""
+    """One connected socket, opened by a connection of the driver's.
+
+    It does not block: a write nearly always fits, and a read is waited for by `poll`, which takes
+    the time that is left. A timeout of the socket's own would cost three more system calls.
+    """
 
     __slots__ = ("_driver", "_poll", "_reader", "_sock", "address", "era")
 
@@ -51,6 +57,7 @@ class _Connection:
         self.era: object = era
         self._driver = driver
         self._sock = driver._sock
+        self._sock.settimeout(0)
         self._reader = new_reader()
         self._poll = poller(self._sock)
 
@@ -58,41 +65,60 @@ class _Connection:
         """True when the server has hung up, or said something unasked, since the last reply."""
         if not self._poll(0):
             return False
-        self._sock.settimeout(0)
         try:
             self._sock.recv(1)
-        except (BlockingIOError, SSLWantReadError):
+        except _NOT_YET:
             # TLS may have had a message of its own to read, such as a session ticket.
             return False
         except OSError:
             return True
         return True
 
-    def send(self, payload: bytes, deadline: int) -> None:
+    def send(self, payload: bytes, deadline: float) -> None:
+        if monotonic() >= deadline:
+            raise late_connect(self.address)
         try:
-            self._sock.settimeout(_left_s(deadline, late_connect, self.address))
+            sent = self._sock.send(payload)
+            if sent < len(payload):
+                self._send_slowly(payload[sent:], deadline)
+        except _NOT_YET:
+            self._send_slowly(payload, deadline)
+        except OSError as error:
+            raise lost_reply(self.address, error) from error
+
+    def _send_slowly(self, payload: bytes, deadline: float) -> None:
+        """What the socket cannot take at once."""
+        try:
+            self._sock.settimeout(max(_SHORTEST_S, deadline - monotonic()))
             self._sock.sendall(payload)
+            self._sock.settimeout(0)
         except TimeoutError:
             raise late_reply(self.address) from None
         except OSError as error:
             raise lost_reply(self.address, error) from error
 
-    def receive(self, count: int, deadline: int) -> list[Any]:
-        sock, reader = self._sock, self._reader
+    def receive(self, count: int, deadline: float) -> list[Any]:
+        reader = self._reader
         replies: list[Any] = []
+        is_drained = True
         try:
-            while True:
-                sock.settimeout(_left_s(deadline, late_reply, self.address))
-                data = sock.recv(_CHUNK)
+            while len(replies) < count:
+                if is_drained:
+                    left_ms = (deadline - monotonic()) * 1000
+                    if left_ms <= 0 or not self._poll(left_ms):
+                        raise late_reply(self.address)
+                try:
+                    data = self._sock.recv(_CHUNK)
+                except _NOT_YET:
+                    is_drained = True
+                    continue
                 if not data:
                     raise lost_reply(self.address)
+                # TLS may hold more than its socket shows.
+                is_drained = False
                 reader.feed(data)
                 while (reply := reader.gets()) is not False:
                     replies.append(reply)
-                if len(replies) >= count:
-                    break
-        except TimeoutError:
-            raise late_reply(self.address) from None
         except (OSError, ProtocolError) as error:
             raise lost_reply(self.address, error) from error
         if len(replies) > count:
@@ -115,7 +141,7 @@ class _Opening:
 
     __slots__ = ("deadline", "done", "failure", "is_running", "is_wanted", "made", "where")
 
-    def __init__(self, where: Address, deadline: int) -> None:
+    def __init__(self, where: Address, deadline: float) -> None:
         self.where = where
         self.deadline = deadline
         self.is_running = False
@@ -127,11 +153,11 @@ class _Opening:
 
 
 class BlockingShell:
-    """All blocking connections of a store. `call()` starts a call; threads share the rest."""
+    """All blocking connections of a store, shared by its threads."""
 
     def __init__(self, recipe: Recipe, timeout_ms: int) -> None:
         self._recipe = recipe
-        self._timeout_ms = timeout_ms
+        self._timeout_s = timeout_ms / 1000
         self._forget()
 
     def _forget(self) -> None:
@@ -143,11 +169,21 @@ class BlockingShell:
     def after_fork(self) -> None:
         self._forget()
 
-    def call(self) -> BlockingCall:
-        return BlockingCall(self, _now_ms() + self._timeout_ms)
+    def run(self, flow: RedisFlow) -> Any:
+        """Serve a flow's requests to its end, within the time of one call."""
+        call = _Call(self, monotonic() + self._timeout_s)
+        try:
+            result = drive(flow, call.serve)
+        except BaseException:
+            call.abandon()
+            raise
+        if call.pinned is not None:
+            call.release()
+        return result
 
-    def take(self, where: Address, deadline: int) -> _Connection:
+    def take(self, where: Address | None, deadline: float) -> _Connection:
         """A connection that nobody else uses: an idle one that is sound, or a new one."""
+        assert where is not None
         while True:
             idle = self._idle.get(where)
             while idle:
@@ -161,7 +197,7 @@ class BlockingShell:
             opening = self._begin(where, deadline)
             if opening is not None:
                 return self._await(opening)
-            time.sleep(min(_LOOK_AGAIN_S, _left_s(deadline, late_connect, where)))
+            time.sleep(min(_LOOK_AGAIN_S, _time_to_connect_s(deadline, where)))
 
     def give(self, connection: _Connection) -> None:
         if connection.era is not self._era:
@@ -178,7 +214,7 @@ class BlockingShell:
         for where in list(self._idle):
             self.discard(where)
 
-    def _begin(self, where: Address, deadline: int) -> _Opening | None:
+    def _begin(self, where: Address, deadline: float) -> _Opening | None:
         """Start to connect; None while too many others do."""
         openings = self._openings
         opening = _Opening(where, deadline)
@@ -197,7 +233,7 @@ class BlockingShell:
 
     def _forget_unstarted(self) -> None:
         """Drop the openings whose callers were interrupted before their thread was started."""
-        now = _now_ms()
+        now = monotonic()
         for opening in list(self._openings):
             if not opening.is_running and opening.deadline < now:
                 self._openings.discard(opening)
@@ -205,7 +241,7 @@ class BlockingShell:
     def _await(self, opening: _Opening) -> _Connection:
         where = opening.where
         try:
-            if not opening.done.acquire(timeout=_left_s(opening.deadline, late_connect, where)):
+            if not opening.done.acquire(timeout=_time_to_connect_s(opening.deadline, where)):
                 raise late_connect(where)
             if opening.failure is not None:
                 raise opening.failure
@@ -220,7 +256,7 @@ class BlockingShell:
         opening.is_running = True
         era = self._era
         try:
-            driver = self._recipe.make(opening.where, self._timeout_ms / 1000)
+            driver = self._recipe.make(opening.where, self._timeout_s)
             driver.connect()
             opening.made.append(_Connection(driver, opening.where, era))
         except Exception as error:
@@ -237,15 +273,15 @@ class BlockingShell:
             self.give(opening.made.pop())
 
 
-class BlockingCall:
+class _Call:
     """One call: its deadline, and the connection pinned to it, if any."""
 
-    __slots__ = ("_deadline", "_pinned", "_shell")
+    __slots__ = ("_deadline", "_shell", "pinned")
 
-    def __init__(self, shell: BlockingShell, deadline: int) -> None:
+    def __init__(self, shell: BlockingShell, deadline: float) -> None:
         self._shell = shell
         self._deadline = deadline
-        self._pinned: _Connection | None = None
+        self.pinned: _Connection | None = None
 
     def serve(self, request: Request) -> Any:
         if type(request) is Ask:
@@ -253,53 +289,53 @@ class BlockingCall:
         if isinstance(request, Scatter):
             return self._scatter(request)
         if isinstance(request, Pause):
-            return self._pause(request.ms)
+            return self._pause(request.ms / 1000)
         assert isinstance(request, Discard)
         return self._shell.discard(request.where)
 
-    def finish(self) -> None:
-        """Give back what is pinned. Called once, at the end, on success."""
-        pinned, self._pinned = self._pinned, None
+    def release(self) -> None:
+        """Give back what is pinned, with every reply read."""
+        pinned, self.pinned = self.pinned, None
         if pinned is not None:
             self._shell.give(pinned)
 
     def abandon(self) -> None:
         """After a failure nobody knows what the pinned connection is in the middle of."""
-        pinned, self._pinned = self._pinned, None
+        pinned, self.pinned = self.pinned, None
         if pinned is not None:
             pinned.close()
 
     def _ask(self, ask: Ask) -> list[Any]:
         deadline = self._deadline if ask.share == 1.0 else self._part(ask.share)
-        connection = self._connection_for(ask, deadline)
+        if ask.pinned:
+            connection = self._pinned_for(ask, deadline)
+        else:
+            connection = self._shell.take(ask.where, deadline)
         try:
             connection.send(pack(ask.commands), deadline)
             replies = connection.receive(len(ask.commands), deadline)
         except BaseException:
             if ask.pinned:
-                self._pinned = None
+                self.pinned = None
             connection.close()
             raise
         if not ask.pinned:
             self._shell.give(connection)
         return replies
 
-    def _part(self, share: float) -> int:
+    def _part(self, share: float) -> float:
         """An earlier deadline, at this share of the time that is left."""
-        now = _now_ms()
-        return now + int((self._deadline - now) * share)
+        now = monotonic()
+        return now + (self._deadline - now) * share
 
-    def _connection_for(self, ask: Ask, deadline: int) -> _Connection:
-        pinned = self._pinned
-        if ask.pinned and pinned is not None:
+    def _pinned_for(self, ask: Ask, deadline: float) -> _Connection:
+        pinned = self.pinned
+        if pinned is not None:
             if ask.where in (None, pinned.address):
                 return pinned
-            self.finish()
-        assert ask.where is not None
-        connection = self._shell.take(ask.where, deadline)
-        if ask.pinned:
-            self._pinned = connection
-        return connection
+            self.release()
+        self.pinned = self._shell.take(ask.where, deadline)
+        return self.pinned
 
     def _scatter(self, scatter: Scatter) -> list[Any]:
         """Write to all, then read from all: the servers work at the same time."""
@@ -307,7 +343,6 @@ class BlockingCall:
         return [self._end(started, ask) for started, ask in zip(sent, scatter.asks, strict=True)]
 
     def _start(self, ask: Ask) -> _Connection | LinkError:
-        assert ask.where is not None
         connection = None
         try:
             connection = self._shell.take(ask.where, self._deadline)
@@ -329,24 +364,23 @@ class BlockingCall:
         self._shell.give(started)
         return replies
 
-    def _pause(self, ms: float) -> None:
-        left_ms = self._deadline - _now_ms()
-        if ms >= left_ms:
+    def _pause(self, seconds: float) -> None:
+        if seconds >= self._deadline - monotonic():
             raise LinkError("out of time", may_have_run=False)
-        time.sleep(ms / 1000)
+        time.sleep(seconds)
 
 
-def poller(sock: Any) -> Callable[[int], Any]:
-    """Asks, without waiting, whether there is something to read."""
+def poller(sock: Any) -> Callable[[float], Any]:
+    """Waits so many milliseconds for something to read, and tells whether there is."""
     if hasattr(select, "poll"):
         poller = select.poll()
         poller.register(sock, select.POLLIN)
         return poller.poll
-    return lambda _ms: select.select([sock], [], [], 0)[0]
+    return lambda ms: select.select([sock], [], [], ms / 1000)[0]
 
 
-def _left_s(deadline: int, late: Any, address: Address) -> float:
-    left_ms = deadline - _now_ms()
-    if left_ms <= 0:
-        raise late(address)
-    return left_ms / 1000
+def _time_to_connect_s(deadline: float, address: Address) -> float:
+    left_s = deadline - monotonic()
+    if left_s <= 0:
+        raise late_connect(address)
+    return left_s

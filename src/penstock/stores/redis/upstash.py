@@ -17,14 +17,15 @@ from typing import Any
 
 from ...core.clock import SystemClock
 from ...core.errors import UnsupportedError
+from ...core.flow import adrive, drive
 from ...core.validation import reject
 from ..cas.workers import Workers
 from ..failure import ConnectionFailedError as OverdueError
 from .faults import late_reply, lost_reply
-from .requests import Address, Ask, Command, LinkError, Pause, Refusal, Request, Scatter
+from .requests import Address, Ask, Command, LinkError, Pause, RedisFlow, Refusal, Request, Scatter
 from .topology import Fixed
 
-__all__ = ["upstash_shells", "upstash_topology"]
+__all__ = ["upstash_shell", "upstash_topology"]
 
 _WHERE = Address("the Upstash REST API", 0)
 _now_ms = SystemClock().now
@@ -34,18 +35,16 @@ def upstash_topology() -> Fixed:
     return Fixed(_WHERE)
 
 
-def upstash_shells(
-    client: Any, timeout_ms: int
-) -> tuple[_BlockingShell | None, _AsyncShell | None]:
-    """The blocking and the asynchronous shell; the one that the client is not is None."""
+def upstash_shell(client: Any, timeout_ms: int) -> tuple[_BlockingShell | _AsyncShell, bool]:
+    """What runs flows over this client, and whether it has to be awaited."""
     if getattr(getattr(client, "_http", None), "_retries", 0):
         reject(
             "this Upstash client repeats requests whose answer was lost, which would charge them "
             "twice: make it with rest_retries=0"
         )
     if inspect.iscoroutinefunction(client.execute):
-        return None, _AsyncShell(client, timeout_ms)
-    return _BlockingShell(client, timeout_ms), None
+        return _AsyncShell(client, timeout_ms), True
+    return _BlockingShell(client, timeout_ms), False
 
 
 class _Shell:
@@ -71,8 +70,8 @@ class _BlockingShell(_Shell):
         super().__init__(client, timeout_ms)
         self._workers = Workers()
 
-    def call(self) -> _BlockingCall:
-        return _BlockingCall(self._client, self._deadline(), self._workers)
+    def run(self, flow: RedisFlow) -> Any:
+        return drive(flow, _BlockingCall(self._client, self._deadline(), self._workers).serve)
 
     def close(self) -> None:
         self._workers.close()
@@ -83,19 +82,14 @@ class _BlockingShell(_Shell):
 
 
 class _AsyncShell(_Shell):
-    def call(self) -> _AsyncCall:
-        return _AsyncCall(self._client, self._deadline())
+    async def run(self, flow: RedisFlow) -> Any:
+        return await adrive(flow, _AsyncCall(self._client, self._deadline()).serve)
 
 
 class _Call:
     def __init__(self, client: Any, deadline: int) -> None:
         self._client = client
         self._deadline = deadline
-
-    def finish(self) -> None:
-        pass
-
-    abandon = finish
 
     def _left_s(self) -> float:
         return (self._deadline - _now_ms()) / 1000
