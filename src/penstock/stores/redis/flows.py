@@ -8,7 +8,7 @@
 | check of many | one script per slot group | one transaction per slot group |
 | clear | DEL | DEL |
 
-`now` is 0 on the wire when the server's clock decides.
+`now` is sent as 0 when the server's clock decides.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from ...core.strategy import Strategy
 from ...core.validation import reject
 from .. import record
 from .requests import TIME, Command, RedisFlow, ms_of
-from .routing import Errand, Router, names_of
+from .routing import CommandSet, RedisRouter, names_of
 from .transactions import transact
 
-__all__ = ["Flows", "decision_of"]
+__all__ = ["RedisFlows", "decision_of"]
 
 R = TypeVar("R")
 
@@ -40,10 +40,10 @@ MAX_KEYS = 512
 """Keys per script: a server does nothing else while a script runs."""
 
 
-class Flows:
+class RedisFlows:
     """One flow per operation, over one router."""
 
-    def __init__(self, router: Router, *, use_server_time: bool) -> None:
+    def __init__(self, router: RedisRouter, *, use_server_time: bool) -> None:
         self._router = router
         self._server_time = use_server_time
 
@@ -146,7 +146,7 @@ class Flows:
         """Each group of keys in order, all groups side by side, at most MAX_KEYS per script."""
         groups = self._router.topology.groups(keys)
         if len(groups) == 1 and 0 < len(keys) <= MAX_KEYS:
-            (reply,) = yield from self._router.ask_all([_errand(keys, lua, now, cost)])
+            (reply,) = yield from self._router.send_all([_command_set(keys, lua, now, cost)])
             return _answers(reply, len(keys), transform, cost)
         if len(groups) == 1 and keys and not now:
             # Scripts that follow each other would each ask for the time.
@@ -157,8 +157,10 @@ class Flows:
         for start in range(0, longest, MAX_KEYS):
             chunks = [chunk for g in groups if (chunk := g[start : start + MAX_KEYS])]
             batches = [[keys[place] for place in chunk] for chunk in chunks]
-            errands = [_errand(batch, lua, now, cost, others=start > 0) for batch in batches]
-            replies = yield from self._router.ask_all(errands)
+            command_sets = [
+                _command_set(batch, lua, now, cost, others=start > 0) for batch in batches
+            ]
+            replies = yield from self._router.send_all(command_sets)
             for chunk, reply in zip(chunks, replies, strict=True):
                 answers = _answers(reply, len(chunk), transform, cost)
                 for place, decision in zip(chunk, answers, strict=True):
@@ -176,20 +178,20 @@ def _calling(script: LuaScript, keys: Sequence[str], arguments: Sequence[bytes])
     return (b"EVALSHA", script.sha1_bytes, b"%d" % len(keys), *names, *arguments)
 
 
-def _errand(
+def _command_set(
     keys: list[str], lua: LuaAccelerator, now: int, cost: int, *, others: bool = False
-) -> Errand:
+) -> CommandSet:
     script = lua.check if len(keys) == 1 else lua.many
     command = _calling(script, keys, lua.argv(now, cost))
     several = len(keys) > 1
     names = names_of(keys)
-    return Errand(
+    return CommandSet(
         keys[0], names, (command,), script, consuming=True, several=several, others=others
     )
 
 
 def _answers(reply: list[int], count: int, transform: Transform[Any], cost: int) -> list[Decision]:
-    """From what the script of `_errand` replied about `count` keys."""
+    """From what the script of `_command_set` replied about `count` keys."""
     if count == 1:
         return [_decided(reply, transform, cost)]
     lengths, retries = reply[1::4], reply[4::4]

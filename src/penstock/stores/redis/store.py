@@ -1,4 +1,4 @@
-"""RedisStore: the door. It picks the shell of the caller's colour and runs the flow in it."""
+"""RedisStore: from an operation to its flow, and from there to the connections that serve it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ..._queueing.fork import ForkAware, watch_forks
 from ...core.errors import UnsupportedError
 from ...core.store import Store, Transform, from_its_url
 from ...core.validation import reject, require_int
-from .flows import Flows
-from .recipe import Plan, plan_of_client, plan_of_url, require_module
+from .factory import Deployment, deployment_of_client, deployment_of_url, require_module
+from .flows import RedisFlows
 from .requests import RedisFlow
-from .routing import Router
+from .routing import RedisRouter
 from .urls import split_options
 
 __all__ = ["RedisStore"]
@@ -40,7 +40,7 @@ class RedisStore(Store, ForkAware):
         if type(client).__module__.partition(".")[0] == "upstash_redis":
             self._connect_rest(client)
         else:
-            self._connect(plan_of_client(client))
+            self._connect(deployment_of_client(client))
 
     @classmethod
     @from_its_url
@@ -53,7 +53,7 @@ class RedisStore(Store, ForkAware):
         url, said = split_options(url)
         store = cls.__new__(cls)
         store._prepare(**{"use_server_time": use_server_time, "timeout_ms": timeout_ms, **said})
-        store._connect(plan_of_url(url))
+        store._connect(deployment_of_url(url))
         return store
 
     def _prepare(self, use_server_time: bool, timeout_ms: int) -> None:
@@ -64,31 +64,31 @@ class RedisStore(Store, ForkAware):
         self._sync: Any = _NO_SYNC
         self._async: Any = _NO_ASYNC
 
-    def _connect(self, plan: Plan) -> None:
+    def _connect(self, deployment: Deployment) -> None:
         require_module("hiredis")
-        if plan.blocking is not None:
-            from .blocking import BlockingShell
+        if deployment.sync_factory is not None:
+            from .sync_connections import SyncConnections
 
-            self._sync = BlockingShell(plan.blocking, self.timeout_ms)
-        if plan.asynchronous is not None:
-            from .asynchronous import AsyncShell
+            self._sync = SyncConnections(deployment.sync_factory, self.timeout_ms)
+        if deployment.async_factory is not None:
+            from .async_connections import AsyncConnections
 
-            self._async = AsyncShell(plan.asynchronous, self.timeout_ms)
-        self._begin(Router(plan.topology))
+            self._async = AsyncConnections(deployment.async_factory, self.timeout_ms)
+        self._begin(RedisRouter(deployment.topology))
 
     def _connect_rest(self, client: Any) -> None:
-        from .upstash import upstash_shell, upstash_topology
+        from .upstash import upstash_connections, upstash_topology
 
-        shell, is_async = upstash_shell(client, self.timeout_ms)
+        connections, is_async = upstash_connections(client, self.timeout_ms)
         if is_async:
-            self._async = shell
+            self._async = connections
         else:
-            self._sync = shell
-        self._begin(Router(upstash_topology()))
+            self._sync = connections
+        self._begin(RedisRouter(upstash_topology()))
 
-    def _begin(self, router: Router) -> None:
+    def _begin(self, router: RedisRouter) -> None:
         self._router = router
-        self._flows = Flows(router, use_server_time=self.reads_own_clock)
+        self._flows = RedisFlows(router, use_server_time=self.reads_own_clock)
         watch_forks(self)
 
     def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:

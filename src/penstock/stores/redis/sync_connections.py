@@ -1,4 +1,4 @@
-"""The blocking shell: sockets, one per request at a time, kept in a stack between requests.
+"""The connections of sync calls: sockets for one request at a time, and a stack of idle ones.
 
 A deadline covers a call from its start, and every wait is cut to what is left of it. Connecting
 is done on a thread of its own, because name look-up, TLS and a login cannot be given one deadline
@@ -29,12 +29,13 @@ from time import monotonic
 from typing import Any
 
 from ...core.flow import drive
+from ..failure import ConnectionFailedError
+from .factory import ConnectionFactory
 from .faults import cannot_connect, late_connect, late_reply, lost_reply
-from .recipe import Recipe
-from .requests import Address, Ask, Discard, LinkError, Pause, RedisFlow, Request, Scatter
-from .wire import ProtocolError, new_reader, pack
+from .requests import Address, CloseIdle, Delay, Exchange, Parallel, RedisFlow, RedisRequest
+from .resp import ProtocolError, new_reader, pack
 
-__all__ = ["BlockingShell", "poller"]
+__all__ = ["SyncConnections", "poller"]
 
 _CHUNK = 65_536
 _MAX_OPENING = 16
@@ -50,11 +51,11 @@ class _Connection:
     the time that is left. A timeout of the socket's own would cost three more system calls.
     """
 
-    __slots__ = ("_driver", "_poll", "_reader", "_sock", "address", "era")
+    __slots__ = ("_driver", "_poll", "_reader", "_sock", "address", "generation")
 
-    def __init__(self, driver: Any, address: Address, era: object) -> None:
+    def __init__(self, driver: Any, address: Address, generation: object) -> None:
         self.address: Address = address
-        self.era: object = era
+        self.generation: object = generation
         self._driver = driver
         self._sock = driver._sock
         self._sock.settimeout(0)
@@ -147,22 +148,22 @@ class _Opening:
         self.is_running = False
         self.is_wanted = True
         self.made: list[_Connection] = []
-        self.failure: LinkError | None = None
+        self.failure: ConnectionFailedError | None = None
         self.done = allocate_lock()
         self.done.acquire()
 
 
-class BlockingShell:
+class SyncConnections:
     """All blocking connections of a store, shared by its threads."""
 
-    def __init__(self, recipe: Recipe, timeout_ms: int) -> None:
-        self._recipe = recipe
+    def __init__(self, factory: ConnectionFactory, timeout_ms: int) -> None:
+        self._factory = factory
         self._timeout_s = timeout_ms / 1000
         self._forget()
 
     def _forget(self) -> None:
         # An era ends when the store is closed, or in a forked child, whose parent owns the sockets.
-        self._era = object()
+        self._generation = object()
         self._idle: dict[Address, list[_Connection]] = {}
         self._openings: set[_Opening] = set()
 
@@ -200,7 +201,7 @@ class BlockingShell:
             time.sleep(min(_LOOK_AGAIN_S, _time_to_connect_s(deadline, where)))
 
     def give(self, connection: _Connection) -> None:
-        if connection.era is not self._era:
+        if connection.generation is not self._generation:
             connection.close()
             return
         self._idle.setdefault(connection.address, []).append(connection)
@@ -210,7 +211,7 @@ class BlockingShell:
             connection.close()
 
     def close(self) -> None:
-        self._era = object()
+        self._generation = object()
         for where in list(self._idle):
             self.discard(where)
 
@@ -254,11 +255,11 @@ class BlockingShell:
     def _open(self, opening: _Opening, openings: set[_Opening]) -> None:
         """Runs on a thread of its own."""
         opening.is_running = True
-        era = self._era
+        generation = self._generation
         try:
-            driver = self._recipe.make(opening.where, self._timeout_s)
+            driver = self._factory.make(opening.where, self._timeout_s)
             driver.connect()
-            opening.made.append(_Connection(driver, opening.where, era))
+            opening.made.append(_Connection(driver, opening.where, generation))
         except Exception as error:
             opening.failure = cannot_connect(opening.where, error)
         finally:
@@ -276,28 +277,28 @@ class BlockingShell:
 class _Call:
     """One call: its deadline, and the connection pinned to it, if any."""
 
-    __slots__ = ("_deadline", "_shell", "pinned")
+    __slots__ = ("_connections", "_deadline", "pinned")
 
-    def __init__(self, shell: BlockingShell, deadline: float) -> None:
-        self._shell = shell
+    def __init__(self, connections: SyncConnections, deadline: float) -> None:
+        self._connections = connections
         self._deadline = deadline
         self.pinned: _Connection | None = None
 
-    def serve(self, request: Request) -> Any:
-        if type(request) is Ask:
-            return self._ask(request)
-        if isinstance(request, Scatter):
-            return self._scatter(request)
-        if isinstance(request, Pause):
+    def serve(self, request: RedisRequest) -> Any:
+        if type(request) is Exchange:
+            return self._exchange(request)
+        if isinstance(request, Parallel):
+            return self._run_parallel(request)
+        if isinstance(request, Delay):
             return self._pause(request.ms / 1000)
-        assert isinstance(request, Discard)
-        return self._shell.discard(request.where)
+        assert isinstance(request, CloseIdle)
+        return self._connections.discard(request.where)
 
     def release(self) -> None:
         """Give back what is pinned, with every reply read."""
         pinned, self.pinned = self.pinned, None
         if pinned is not None:
-            self._shell.give(pinned)
+            self._connections.give(pinned)
 
     def abandon(self) -> None:
         """After a failure nobody knows what the pinned connection is in the middle of."""
@@ -305,22 +306,22 @@ class _Call:
         if pinned is not None:
             pinned.close()
 
-    def _ask(self, ask: Ask) -> list[Any]:
-        deadline = self._deadline if ask.share == 1.0 else self._part(ask.share)
-        if ask.pinned:
-            connection = self._pinned_for(ask, deadline)
+    def _exchange(self, exchange: Exchange) -> list[Any]:
+        deadline = self._deadline if exchange.share == 1.0 else self._part(exchange.share)
+        if exchange.pinned:
+            connection = self._pinned_for(exchange, deadline)
         else:
-            connection = self._shell.take(ask.where, deadline)
+            connection = self._connections.take(exchange.where, deadline)
         try:
-            connection.send(pack(ask.commands), deadline)
-            replies = connection.receive(len(ask.commands), deadline)
+            connection.send(pack(exchange.commands), deadline)
+            replies = connection.receive(len(exchange.commands), deadline)
         except BaseException:
-            if ask.pinned:
+            if exchange.pinned:
                 self.pinned = None
             connection.close()
             raise
-        if not ask.pinned:
-            self._shell.give(connection)
+        if not exchange.pinned:
+            self._connections.give(connection)
         return replies
 
     def _part(self, share: float) -> float:
@@ -328,45 +329,52 @@ class _Call:
         now = monotonic()
         return now + (self._deadline - now) * share
 
-    def _pinned_for(self, ask: Ask, deadline: float) -> _Connection:
+    def _pinned_for(self, exchange: Exchange, deadline: float) -> _Connection:
         pinned = self.pinned
         if pinned is not None:
-            if ask.where in (None, pinned.address):
+            if exchange.where in (None, pinned.address):
                 return pinned
             self.release()
-        self.pinned = self._shell.take(ask.where, deadline)
+        self.pinned = self._connections.take(exchange.where, deadline)
         return self.pinned
 
-    def _scatter(self, scatter: Scatter) -> list[Any]:
+    def _run_parallel(self, parallel: Parallel) -> list[Any]:
         """Write to all, then read from all: the servers work at the same time."""
-        sent: list[_Connection | LinkError] = [self._start(ask) for ask in scatter.asks]
-        return [self._end(started, ask) for started, ask in zip(sent, scatter.asks, strict=True)]
+        sent: list[_Connection | ConnectionFailedError] = [
+            self._start(exchange) for exchange in parallel.exchanges
+        ]
+        return [
+            self._end(started, exchange)
+            for started, exchange in zip(sent, parallel.exchanges, strict=True)
+        ]
 
-    def _start(self, ask: Ask) -> _Connection | LinkError:
+    def _start(self, exchange: Exchange) -> _Connection | ConnectionFailedError:
         connection = None
         try:
-            connection = self._shell.take(ask.where, self._deadline)
-            connection.send(pack(ask.commands), self._deadline)
-        except LinkError as error:
+            connection = self._connections.take(exchange.where, self._deadline)
+            connection.send(pack(exchange.commands), self._deadline)
+        except ConnectionFailedError as error:
             if connection is not None:
                 connection.close()
             return error
         return connection
 
-    def _end(self, started: _Connection | LinkError, ask: Ask) -> list[Any] | LinkError:
-        if isinstance(started, LinkError):
+    def _end(
+        self, started: _Connection | ConnectionFailedError, exchange: Exchange
+    ) -> list[Any] | ConnectionFailedError:
+        if isinstance(started, ConnectionFailedError):
             return started
         try:
-            replies = started.receive(len(ask.commands), self._deadline)
-        except LinkError as error:
+            replies = started.receive(len(exchange.commands), self._deadline)
+        except ConnectionFailedError as error:
             started.close()
             return error
-        self._shell.give(started)
+        self._connections.give(started)
         return replies
 
     def _pause(self, seconds: float) -> None:
         if seconds >= self._deadline - monotonic():
-            raise LinkError("out of time", may_have_run=False)
+            raise ConnectionFailedError("out of time", may_have_run=False)
         time.sleep(seconds)
 
 
