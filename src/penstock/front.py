@@ -8,7 +8,6 @@ from .core.limiter import Limiter
 from .core.pickling import MadeBy
 from .core.store import Store
 from .core.strategy import Strategy
-from .core.validation import reject
 from .stores.memory import MemoryStore
 from .strategies.rates import strategy_of_rate
 
@@ -37,11 +36,6 @@ def rate_limit(
     """
     chosen = strategy_of_rate(strategy) if isinstance(strategy, str) else strategy
     home = MemoryStore(clock=clock) if store is None else store
-    if isinstance(home, MemoryStore) and not home.sweeps_by(clock):
-        reject(
-            "the store is swept by another clock than this limiter's, and would forget what still "
-            "counts: give both the same, MemoryStore(sweep_every_ms=..., clock=clock)"
-        )
     limiter = limiter_class(chosen, home)(
         chosen,
         home,

@@ -42,6 +42,11 @@ _ONE = 1
 class Limiter:
     """Checks keys against one strategy. Made by `rate_limit`; safe to share between threads."""
 
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether no call but `acquire` ever waits, so that an event loop may call `check`."""
+        return self.store.answers_at_once
+
     def __init__(
         self,
         strategy: Strategy,
@@ -56,11 +61,7 @@ class Limiter:
             reject(f"strategy must be a penstock.Strategy, such as gcra(100, 60_000): {strategy!r}")
         if not isinstance(store, Store):
             reject(f"store must be a penstock.Store, such as MemoryStore(), not {store!r}")
-        if clock is not None and store.reads_own_clock:
-            reject(
-                f"{type(store).__name__} reads its server's clock, so the one given here would "
-                "be ignored; leave it out, or make the store with use_server_time=False"
-            )
+        store.require_clock(clock)
         if max_waiters is not None:
             require_int("max_waiters", max_waiters, low=0)
         self.strategy = strategy

@@ -16,15 +16,13 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from ..core.clock import Clock
-from ..core.decision import Decision
-from ..core.limiter import Limiter
 from ..core.store import Store
 from ..core.strategy import Strategy, find_strategy, registered
 from ..core.validation import MAX_SAFE, reject, require_choice, require_int, require_key
 from ..stores.cas.names import fit
 from .failing import Guard, Outages
 from .metrics import Tally
-from .registry import Checker, checker_of, joined, limiter_on
+from .registry import Asked, Decide, deciding, joined, limiter_on
 
 __all__ = [
     "INLINE",
@@ -64,24 +62,6 @@ def most_units(cls: type[Strategy]) -> int:
     return (MOST_BYTES - _BASE_BYTES) // cls.unit_bytes if cls.unit_bytes else MAX_SAFE
 
 
-class Inline:
-    """One inline policy at work."""
-
-    __slots__ = ("checker", "guard", "limiter")
-
-    def __init__(self, limiter: Limiter, guard: Guard, checker: Checker | None) -> None:
-        self.limiter: Limiter = limiter
-        self.guard: Guard = guard
-        self.checker: Checker | None = checker
-
-    async def check(self, key: str, cost: int) -> Decision:
-        """Decide in the store; raises what it failed with."""
-        # A table in this process has its own way with long keys.
-        if self.checker is None and isinstance(key, str) and len(key) * 4 >= LONGEST_NAME:
-            key = fit(require_key(key), LONGEST_NAME)
-        return await self.limiter.acheck(key, cost)
-
-
 class InlinePolicies:
     """The inline policies in use, at most `MAX_POLICIES`."""
 
@@ -100,9 +80,10 @@ class InlinePolicies:
         self._fail = fail
         self._tally = tally
         self._outages = outages
-        self._made: OrderedDict[tuple[object, ...], Inline] = OrderedDict()
+        self._made: OrderedDict[tuple[object, ...], Decide] = OrderedDict()
 
-    def get(self, limit: int, window_ms: int, strategy: str) -> Inline:
+    def get(self, limit: int, window_ms: int, strategy: str) -> Decide:
+        """The check of this policy."""
         # The types are part of the question: True and 1.0 equal 1, but are no limits.
         wanted = (limit, window_ms, strategy, type(limit), type(window_ms))
         try:
@@ -120,7 +101,7 @@ class InlinePolicies:
     def __len__(self) -> int:
         return len(self._made)
 
-    def _make(self, limit: int, window_ms: int, strategy: str) -> Inline:
+    def _make(self, limit: int, window_ms: int, strategy: str) -> Decide:
         cls = find_strategy(strategy) if isinstance(strategy, str) else None
         if cls is None or not cls.has_per():
             require_choice("strategy", strategy, tuple(cls.name for cls in inline_strategies()))
@@ -139,4 +120,15 @@ class InlinePolicies:
         prefix = joined(self._prefix, INLINE, cls.name, str(limit), str(window_ms))
         limiter = limiter_on(self.store, made, self._clock, prefix)
         guard = Guard(INLINE, limit, self._fail, self._clock, self._tally, self._outages)
-        return Inline(limiter, guard, checker_of(limiter, self._tally))
+        decide = deciding(limiter, guard, self._tally)
+        # A table in this process has its own way with long keys.
+        return decide if limiter.answers_at_once else _by_short_key(decide)
+
+
+def _by_short_key(decide: Decide) -> Decide:
+    def decide_shortened(key: str, cost: int) -> Asked:
+        if isinstance(key, str) and len(key) * 4 >= LONGEST_NAME:
+            key = fit(require_key(key), LONGEST_NAME)
+        return decide(key, cost)
+
+    return decide_shortened
