@@ -186,3 +186,38 @@ def test_one_place_reads_the_system_clock() -> None:
     """Everybody else is given the time, and so can be tested without waiting."""
     readers = [module for module, path in MODULES.items() if wall_clock_readings(path)]
     assert readers == ["core.clock"]
+
+
+def test_nobody_outside_the_stores_asks_of_what_type_a_store_is() -> None:
+    """What a store can do it says itself, as an attribute or a method of `Store`."""
+    asked = [
+        f"{module}:{node.lineno}"
+        for module, path in MODULES.items()
+        if room_of(module) != "stores"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if _asks_for_a_store_type(node)
+    ]
+    assert asked == []
+
+
+def _asks_for_a_store_type(node: ast.AST) -> bool:
+    if isinstance(node, ast.Compare):
+        return any(_is_type_call(side) for side in (node.left, *node.comparators)) and any(
+            _names_a_store(side) for side in (node.left, *node.comparators)
+        )
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return False
+    if node.func.id in ("getattr", "hasattr"):
+        by_name = isinstance(node.args[1], ast.Constant)
+        return by_name and ast.unparse(node.args[0]).endswith("store")
+    return node.func.id in ("isinstance", "issubclass") and _names_a_store(node.args[1])
+
+
+def _is_type_call(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "type"
+
+
+def _names_a_store(node: ast.AST) -> bool:
+    """A class of a store; `Store` itself may be required of an argument."""
+    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return any(name.endswith("Store") and name != "Store" for name in names)

@@ -8,7 +8,6 @@ from .core.limiter import Limiter
 from .core.pickling import MadeBy
 from .core.store import Store
 from .core.strategy import Strategy
-from .core.validation import reject
 from .stores.memory import MemoryStore
 from .stores.opening import open_store
 from .strategies.rates import strategy_of_rate
@@ -43,7 +42,6 @@ def rate_limit(
     home = _opened(store, clock) if store is None or isinstance(store, str) else store
     owns_store = home is not store
     try:
-        _require_same_clock(home, clock)
         limiter = limiter_class(chosen, home)(
             chosen,
             home,
@@ -68,11 +66,3 @@ def _opened(url: str | None, clock: Clock | None) -> Store:
     # A table in this process is swept by the limiter's clock; servers have none to be told.
     is_memory = url.partition("://")[0].lower() == "memory"
     return open_store(url, clock=clock) if is_memory else open_store(url)
-
-
-def _require_same_clock(store: Store, clock: Clock | None) -> None:
-    if isinstance(store, MemoryStore) and not store.sweeps_by(clock):
-        reject(
-            "the store is swept by another clock than this limiter's, and would forget what still "
-            "counts: give both the same, MemoryStore(sweep_every_ms=..., clock=clock)"
-        )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock import ConfigInvalidError, MemoryStore, Store, StoreUnavailableError
+from penstock import ConfigInvalidError, Decision, MemoryStore, Store, StoreUnavailableError
 from penstock.config import TwoTierSpec, parse_policies
 from penstock.config.leases import MODES
 from penstock.leasing import TwoTierLimiter
@@ -103,9 +103,11 @@ def test_the_mode_chooses_the_limiter(mode: str, kind: type[Any]) -> None:
 
 def test_a_leased_policy_is_never_decided_in_passing() -> None:
     """A task may have its lease under way, and a call that blocks the loop would never end."""
-    for mode, inline in (("leased", False), ("cached-deny", True), ("strict", True)):
+    for mode, at_once in (("leased", False), ("cached-deny", True), ("strict", True)):
         service = service_of(MemoryStore(), f"{WINDOW}, twoTier: {{mode: {mode}}}")
-        assert (service.checker("api") is not None) is inline
+        asked = service.decide("api", "k")
+        assert isinstance(asked, Decision) is at_once
+        assert asked if isinstance(asked, Decision) else run(asked())
 
 
 @pytest.mark.parametrize(("fail", "answer"), [("open", True), ("closed", False), ("error", None)])

@@ -202,19 +202,19 @@ def test_bad_input_is_the_callers_mistake_even_on_a_broken_store(call: Any) -> N
         assert sum(tally["store_away"] for tally in service.snapshot().policies.values()) == 0
 
 
-def test_a_checker_is_the_same_check_without_a_task() -> None:
-    """For stores in this process; there is none for others, nor for other kinds."""
+def test_deciding_is_the_same_check_without_a_task() -> None:
+    """For stores that answer at once; for others there is something to await."""
     service, _ = service_on()
-    check = service.checker("api")
-    assert check is not None
-    assert check("a", 2) == Decision(True, 3, 1, NOW + MINUTE, 0)
-    assert asyncio.run(service.check("api", "a", 2)) == check("a", 2)
+    assert service.decide("api", "a", 2) == Decision(True, 3, 1, NOW + MINUTE, 0)
+    assert asyncio.run(service.check("api", "a", 2)) == service.decide("api", "a", 2)
     assert service.snapshot().policies["api"]["denied"] == 2
-    assert service_on(FragileStore())[0].checker("api") is None
+    asked = service_on(FragileStore())[0].decide("api", "a", 2)
+    assert not isinstance(asked, Decision)
+    assert asyncio.run(asked()).remaining == 1
     with pytest.raises(UnsupportedError):
-        service.checker("llm")
+        service.decide("llm", "a")
     with pytest.raises(UnknownPolicyError):
-        service.checker("nope")
+        service.decide("nope", "a")
 
 
 def test_the_snapshot_counts_outcomes_and_names_no_key() -> None:
@@ -304,12 +304,15 @@ def test_a_flood_of_made_up_clients_frees_no_client_that_is_blocked(limit: int) 
     service = build_service(
         policies(text), "memory://?max_keys=500", clock=ManualClock(1_700_000_000_000)
     )
-    check = service.checker("api")
-    assert check is not None
-    assert [bool(check("blocked", 1)) for _ in range(limit + 1)] == [True] * limit + [False]
-    for number in range(5_000):
-        check(f"made up {number}", 1)
-    assert not check("blocked", 1)
+
+    async def main() -> None:
+        first = [bool(await service.check("api", "blocked")) for _ in range(limit + 1)]
+        assert first == [True] * limit + [False]
+        for number in range(5_000):
+            await service.check("api", f"made up {number}")
+        assert not await service.check("api", "blocked")
+
+    asyncio.run(main())
     assert service.snapshot().stores["policies"]["evictions"] > 4_000
 
 

@@ -2,7 +2,7 @@
 
 It is a Limiter in every respect; `check`, `check_many` and their twins come from the compiled gate,
 which reads the clock, finds the key and decides in one step. That takes a strategy with a native
-kernel on a MemoryStore with a native table; everything else gets the plain Limiter.
+kernel on a store with a native table; everything else gets the plain Limiter.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ __all__ = ["limiter_class", "spending"]
 
 def limiter_class(strategy: Strategy, store: Store) -> type[Limiter]:
     """The fastest class that can hold this strategy on this store."""
-    table = getattr(store, "open_table", None)
-    fits = native is not None and isinstance(table, native.Table)
-    if not fits or not isinstance(strategy, Strategy):
-        return Limiter
-    return _AcceleratedLimiter if strategy.native is not None else Limiter
+    if not isinstance(strategy, Strategy) or not isinstance(store, Store):
+        return Limiter  # which says what is wrong
+    fits = store.native_table is not None and strategy.native is not None
+    return _AcceleratedLimiter if fits else Limiter
 
 
 def spending(
@@ -53,7 +52,7 @@ if native is not None:
             Limiter._settle_on(self, store)
             steady = native.reads_steady_clock and type(self.clock) is SystemClock
             self._open_gate(
-                store.table,
+                store.native_table,
                 self._check,
                 self._lead,
                 self._now,

@@ -43,6 +43,11 @@ _ONE = 1
 class Limiter:
     """Checks keys against one strategy. Made by `rate_limit`; safe to share between threads."""
 
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether no call but `acquire` ever waits, so that an event loop may call `check`."""
+        return self.store.answers_at_once
+
     def __init__(
         self,
         strategy: Strategy,
@@ -60,11 +65,7 @@ class Limiter:
                 "store must be a penstock.Store, such as MemoryStore(), or for rate_limit a URL, "
                 f"not {store!r}"
             )
-        if clock is not None and store.reads_own_clock:
-            reject(
-                f"{type(store).__name__} reads its server's clock, so the one given here would "
-                "be ignored; leave it out, or make the store with use_server_time=False"
-            )
+        store.require_clock(clock)
         if max_waiters is not None:
             require_int("max_waiters", max_waiters, low=0)
         self.strategy = strategy
@@ -100,8 +101,11 @@ class Limiter:
 
     async def acheck(self, key: str, cost: int = 1) -> Decision:
         """The awaitable twin of `check`."""
-        name = self._name(key, cost)
-        return await self._aapply(name, self._check, self._now(), cost)
+        if cost is not _ONE:
+            require_cost(cost)
+        if type(key) is not str or not key or len(key) > MAX_KEY_BYTES or not key.isascii():
+            key = require_key(key)
+        return await self._aapply(self._lead + key, self._check, self._now(), cost)
 
     def check_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
         """As one `check` per key, in order, all at the same instant."""

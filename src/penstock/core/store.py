@@ -14,11 +14,13 @@ from functools import wraps
 from typing import Any, Generic, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
+from .clock import Clock
 from .decision import Decision, Forecast, Outcome
 from .errors import UnsupportedError
 from .lua import LuaAccelerator
 from .pickling import MadeBy
 from .strategy import Strategy
+from .validation import reject
 
 __all__ = [
     "CLEAR",
@@ -159,6 +161,14 @@ class Store:
     reads_own_clock: bool = False
     """True when the backend's clock decides and the `now` that callers pass is not used."""
 
+    answers_at_once: bool = False
+    """True when states are in this process and no call ever waits: what is awaited ends in one
+    step."""
+
+    native_table: Any = None
+    """The compiled table of this process in which the states are, for a limiter that may decide
+    there without `apply`; None for all others."""
+
     made_by: MadeBy | None = None
     """How to open it again, if it was opened from a URL; see `from_its_url`."""
 
@@ -192,6 +202,20 @@ class Store:
     async def areset(self, key: str) -> None:
         """The awaitable twin of `reset`."""
         await self.aapply(key, CLEAR, 0, 1)
+
+    def require_clock(self, clock: Clock | None) -> None:
+        """Raise `config_invalid` if a limiter with this clock cannot use the store; None is the
+        system's."""
+        if clock is not None and self.reads_own_clock:
+            reject(
+                f"{type(self).__name__} reads its server's clock, so the one given here would "
+                "be ignored; leave it out, or make the store with use_server_time=False"
+            )
+
+    def another(self, *, clock: Clock | None, max_keys: int | None = None) -> Store:
+        """An empty store with bounds of its own, for keys that must not push out those of this
+        one; the store itself where its room is a server's matter."""
+        return self
 
     def stats(self) -> Mapping[str, int]:
         """What the store tells those who watch it, under the names of `STATS`. It must not wait.
@@ -233,5 +257,5 @@ def from_its_url(from_url: Callable[P, S]) -> Callable[P, S]:
 
 def _lacks(store: Store, method: str, instead: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{type(store).__name__} has no {method}(); use {instead}, or a store that has it"
+        f"{type(store).__name__} has no {method}(); use {instead}, or a store that serves both"
     )

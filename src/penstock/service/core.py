@@ -23,14 +23,13 @@ from ..core.limiter import Limiter
 from ..core.store import Store
 from ..core.validation import reject, require_choice, require_int, require_keys
 from ..leasing import TwoTierLimiter
-from ..stores.memory import MemoryStore
 from ..stores.opening import open_store
 from .failing import Guard
 from .fleet import Lease
 from .health import Readiness, readiness, trouble_of
 from .inline import DEFAULT_STRATEGY, INLINE, Inline, InlinePolicies
 from .metrics import Metrics, MetricsSnapshot
-from .registry import Checker, Policy, Site, Table, UnknownPolicyError
+from .registry import Asked, Policy, Site, Table, UnknownPolicyError
 from .reloading import Reloader
 from .shared_call import SharedCall
 from .slices import in_slices
@@ -106,15 +105,16 @@ class Service:
         """Where they come from."""
         return self._table.file
 
-    async def check(self, policy: str, key: str, cost: int = 1) -> Decision:
+    def decide(self, policy: str, key: str, cost: int = 1) -> Asked:
+        """`check`, without a coroutine where nothing has to be waited for."""
         entry = self._table[policy]
-        limiter = entry.rate("check")
-        try:
-            decision = await limiter.acheck(key, cost)
-        except Exception as error:
-            decision = entry.guard.decision(error, (key,), cost)
-        entry.tally.count(decision.allowed)
-        return decision
+        if entry.decide is None:
+            raise entry.lacks("check")
+        return entry.decide(key, cost)
+
+    async def check(self, policy: str, key: str, cost: int = 1) -> Decision:
+        asked = self.decide(policy, key, cost)
+        return asked if isinstance(asked, Decision) else await asked()
 
     async def check_many(self, policy: str, keys: Iterable[str], cost: int = 1) -> list[Decision]:
         """One decision per key, at one instant, as one `check` per key; at most MAX_BATCH keys."""
@@ -195,24 +195,11 @@ class Service:
         strategy: str = DEFAULT_STRATEGY,
     ) -> Decision:
         """Decide by a limit that the request brings along."""
-        inline = self.inline(limit, window_ms, strategy)
-        try:
-            decision = await inline.check(key, cost)
-        except Exception as error:
-            decision = inline.guard.decision(error, (key,), cost)
-        self.metrics.tally(INLINE).count(decision.allowed)
-        return decision
-
-    def checker(self, policy: str) -> Checker | None:
-        """The policy's `check` as a plain call that never waits, or None where the store is not in
-        this process. Cheap: ask for it per request, since a reload may change it."""
-        entry = self._table[policy]
-        if entry.checker is None:
-            entry.rate("check")
-        return entry.checker
+        asked = self.inline(limit, window_ms, strategy).decide(key, cost)
+        return asked if isinstance(asked, Decision) else await asked()
 
     def inline(self, limit: int, window_ms: int, strategy: str = DEFAULT_STRATEGY) -> Inline:
-        """An inline policy, with a `checker` of the same kind."""
+        """A limit that requests bring along, at work."""
         if self._inline is None:
             raise UnsupportedError(
                 "inline policies are turned off here; name a policy of the policy file instead"
@@ -310,9 +297,7 @@ class Service:
             self._site.leases.reclaim(self.clock.now())
 
     def _inline_policies(self, prefix: str) -> InlinePolicies:
-        store = self.store
-        if isinstance(store, MemoryStore):
-            store = store.another(clock=self.clock)
+        store = self.store.another(clock=self.clock)
         tally = self.metrics.tally(INLINE)
         return InlinePolicies(store, self.clock, prefix, self.fail, tally, self._site.outages)
 

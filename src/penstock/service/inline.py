@@ -14,10 +14,9 @@ needs more is a named policy: then the operator has chosen it.
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 from ..core.clock import Clock
-from ..core.decision import Decision
-from ..core.limiter import Limiter
 from ..core.store import Store
 from ..core.strategy import Strategy, find_strategy, registered
 from ..core.validation import MAX_SAFE, reject, require_choice, require_int, require_key
@@ -25,7 +24,7 @@ from ..stores.cas.names import fit
 from ..strategies import FixedWindow
 from .failing import Guard, Outages
 from .metrics import Tally
-from .registry import Checker, checker_of, joined, limiter_on
+from .registry import Asked, Decide, deciding, joined, limiter_on
 
 __all__ = [
     "DEFAULT_STRATEGY",
@@ -75,22 +74,11 @@ def _lighter(cls: type[Strategy]) -> str:
     return min(plain, key=lambda each: each.window_kind != cls.window_kind).name
 
 
-class Inline:
+class Inline(NamedTuple):
     """One inline policy at work."""
 
-    __slots__ = ("checker", "guard", "limiter")
-
-    def __init__(self, limiter: Limiter, guard: Guard, checker: Checker | None) -> None:
-        self.limiter: Limiter = limiter
-        self.guard: Guard = guard
-        self.checker: Checker | None = checker
-
-    async def check(self, key: str, cost: int) -> Decision:
-        """Decide in the store; raises what it failed with."""
-        # A table in this process has its own way with long keys.
-        if self.checker is None and isinstance(key, str) and len(key) * 4 >= LONGEST_NAME:
-            key = fit(require_key(key), LONGEST_NAME)
-        return await self.limiter.acheck(key, cost)
+    decide: Decide
+    strategy: Strategy
 
 
 class InlinePolicies:
@@ -114,6 +102,7 @@ class InlinePolicies:
         self._made: OrderedDict[tuple[object, ...], Inline] = OrderedDict()
 
     def get(self, limit: int, window_ms: int, strategy: str) -> Inline:
+        """The policy of these terms."""
         # The types are part of the question: True and 1.0 equal 1, but are no limits.
         wanted = (limit, window_ms, strategy, type(limit), type(window_ms))
         try:
@@ -151,4 +140,15 @@ class InlinePolicies:
         prefix = joined(self._prefix, INLINE, cls.name, str(limit), str(window_ms))
         limiter = limiter_on(self.store, made, self._clock, prefix)
         guard = Guard(INLINE, limit, self._fail, self._clock, self._tally, self._outages)
-        return Inline(limiter, guard, checker_of(limiter, self._tally))
+        decide = deciding(limiter, guard, self._tally)
+        # A table in this process has its own way with long keys.
+        return Inline(decide if limiter.answers_at_once else _by_short_key(decide), made)
+
+
+def _by_short_key(decide: Decide) -> Decide:
+    def decide_shortened(key: str, cost: int) -> Asked:
+        if isinstance(key, str) and len(key) * 4 >= LONGEST_NAME:
+            key = fit(require_key(key), LONGEST_NAME)
+        return decide(key, cost)
+
+    return decide_shortened

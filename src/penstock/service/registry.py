@@ -14,10 +14,10 @@ other one that reads the same file, and one that means something else starts afr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
@@ -36,26 +36,29 @@ from ..core.store import Store
 from ..core.strategy import Strategy
 from ..front import rate_limit
 from ..leasing import TwoTierLimiter, two_tier
-from ..stores.memory import MemoryStore
 from .failing import Guard, Outages
 from .fleet import Lessor
 from .metrics import Metrics, Tally
 
 __all__ = [
     "SHOWN",
-    "Checker",
+    "Asked",
+    "Decide",
     "Entry",
     "Policy",
     "Site",
     "Table",
     "UnknownPolicyError",
-    "checker_of",
+    "deciding",
     "joined",
     "limiter_on",
     "unknown_policy",
 ]
 
-Checker = Callable[[str, int], Decision]
+Asked = Decision | Callable[[], Coroutine[Any, Any, Decision]]
+"""A decision, where nothing has to be waited for; else what to await for it, not begun yet."""
+
+Decide = Callable[..., Asked]
 
 SHOWN = 1_000
 """Policies of a file of at most so many are in the metrics from the start, those of a longer one
@@ -109,22 +112,22 @@ class Entry:
     limiter: Limiter | None = None
     budget: Limiter | None = None
     control: AdmissionControl | None = None
-    checker: Checker | None = None
+    decide: Decide | None = None
     lessors: Mapping[str, Lessor] = field(default_factory=dict)
 
     def rate(self, operation: str) -> Limiter:
         if self.limiter is None or self.control is not None:
-            raise self._lacks(operation)
+            raise self.lacks(operation)
         return self.limiter
 
     def tokens(self) -> Limiter:
         if self.budget is None:
-            raise self._lacks("debit")
+            raise self.lacks("debit")
         return self.budget
 
     def admission(self) -> AdmissionControl:
         if self.control is None:
-            raise self._lacks("admit")
+            raise self.lacks("admit")
         return self.control
 
     def lessor(self, axis: str) -> Lessor:
@@ -142,7 +145,7 @@ class Entry:
         spec = self.spec
         return not (spec.two_tier is None and spec.concurrency is None and spec.max_keys is None)
 
-    def _lacks(self, operation: str) -> UnsupportedError:
+    def lacks(self, operation: str) -> UnsupportedError:
         kind = self.policy.kind
         return UnsupportedError(
             f"policy {self.policy.name!r} has no {operation}: it is of the kind {kind!r}, "
@@ -335,9 +338,11 @@ class _Builder:
         if spec.concurrency is not None:
             slots = self._slots(spec, spec.concurrency, tally)
             control = AdmissionControl(slots, limiter, budget)
-        checker = checker_of(limiter, tally) if spec.kind == "limiter" else None
+        decide = None
+        if limiter is not None and spec.kind == "limiter":
+            decide = deciding(limiter, guard, tally)
         lessors = _lessors(spec, limiter, budget, guard)
-        return Entry(spec, policy, tally, guard, limiter, budget, control, checker, lessors)
+        return Entry(spec, policy, tally, guard, limiter, budget, control, decide, lessors)
 
     def _rate(self, spec: PolicySpec) -> Limiter | None:
         if spec.two_tier is None or spec.strategy is None:
@@ -364,13 +369,11 @@ class _Builder:
 
     def _budget(self, spec: PolicySpec) -> Limiter | None:
         store = self.site.store
-        if spec.max_keys is None or not isinstance(store, MemoryStore):
-            return self._limiter(store, spec.name, spec.budget)
-        made = self._limiter(
-            store.another(clock=self.site.clock, max_keys=spec.max_keys),
-            spec.name,
-            spec.budget,
-        )
+        if spec.max_keys is not None:
+            store = store.another(clock=self.site.clock, max_keys=spec.max_keys)
+        made = self._limiter(store, spec.name, spec.budget)
+        if store is self.site.store:
+            return made
         old = self.before.get(spec.name)
         if made is not None and old is not None and old.budget is not None:
             same = old.spec.max_keys == spec.max_keys and old.budget.prefix == made.prefix
@@ -431,21 +434,38 @@ def limiter_on(store: Store, strategy: Strategy, clock: Clock, prefix: str) -> L
     )
 
 
-def checker_of(limiter: Limiter | None, tally: Tally) -> Checker | None:
-    """A check that never waits, for a store in this process; None for any other, and for a limiter
-    with leases, of which a task may have one under way: it has to be awaited."""
-    if limiter is None or isinstance(limiter, TwoTierLimiter):
-        return None
-    if not isinstance(limiter.store, MemoryStore):
-        return None
-    decide = limiter.check
+def deciding(limiter: Limiter, guard: Guard, tally: Tally) -> Decide:
+    """The check of a limiter, counted, an outage resolved: a plain call where that never waits."""
+    if not limiter.answers_at_once:
+        return _awaiting(limiter.acheck, guard, tally)
+    check = limiter.check
 
-    def check(key: str, cost: int = 1) -> Decision:
-        decision = decide(key, cost)
+    def decide(key: str, cost: int = 1) -> Decision:
+        try:
+            decision = check(key, cost)
+        except Exception as error:
+            decision = guard.decision(error, (key,), cost)
         if decision.allowed:
             tally.allowed += 1
         else:
             tally.denied += 1
         return decision
 
-    return check
+    return decide
+
+
+def _awaiting(
+    acheck: Callable[[str, int], Coroutine[Any, Any, Decision]], guard: Guard, tally: Tally
+) -> Decide:
+    async def check(key: str, cost: int) -> Decision:
+        try:
+            decision = await acheck(key, cost)
+        except Exception as error:
+            decision = guard.decision(error, (key,), cost)
+        tally.count(decision.allowed)
+        return decision
+
+    def decide(key: str, cost: int = 1) -> Asked:
+        return partial(check, key, cost)
+
+    return decide

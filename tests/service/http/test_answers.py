@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
-from penstock import Decision, ManualClock, Strategy, fixed_window, gcra
+from penstock import Decision, ManualClock, MemoryStore, Strategy, fixed_window, gcra
 from penstock.service.http.answers import Answers, decision_json
+from penstock.service.http.calls import Calls
+from tests.service.worlds import FragileStore, service_on
 
 NOW = 1_700_000_000_000
 
@@ -28,3 +33,25 @@ def test_the_short_way_and_the_long_way_make_the_same_reply(
 def test_the_date_is_the_clocks() -> None:
     """One place reads the system's time, and it is not this one."""
     assert Answers(ManualClock(NOW)).stamp == "Date: Tue, 14 Nov 2023 22:13:20 GMT\r\n"
+
+
+class NearStore(FragileStore):
+    """Not a MemoryStore by type, but as quick."""
+
+    answers_at_once = True
+
+    def apply(self, *arguments: Any) -> Any:
+        return self.inner.apply(*arguments)
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"policy":"api","key":"k"}', b'{"key":"k","limit":3,"window_ms":60000}']
+)
+def test_a_store_that_answers_at_once_is_answered_for_at_once(body: bytes) -> None:
+    """By what it says of itself, whatever its type is; any other has to be awaited."""
+    for store, at_once in ((NearStore(), True), (FragileStore(), False), (MemoryStore(), True)):
+        service, clock = service_on(store)
+        answer = Calls(service, Answers(clock)).check(False, body)
+        assert isinstance(answer, bytes) is at_once
+        reply = answer if isinstance(answer, bytes) else asyncio.run(answer())
+        assert b'"remaining":2' in reply

@@ -9,10 +9,11 @@ import pytest
 from penstock import ConfigInvalidError, Decision, StoreUnavailableError, gcra
 from penstock.core.flow import drive
 from penstock.core.store import checking, forecasting
+from penstock.stores.failure import ConnectionFailedError
 from penstock.stores.record import pack
-from penstock.stores.redis.flows import MAX_KEYS, Flows
-from penstock.stores.redis.requests import Address, Ask, Discard, LinkError, Pause, Refusal, Scatter
-from penstock.stores.redis.routing import Router
+from penstock.stores.redis.flows import MAX_KEYS, RedisFlows
+from penstock.stores.redis.requests import Address, CloseIdle, Delay, Exchange, Parallel, Refusal
+from penstock.stores.redis.routing import RedisRouter
 from penstock.stores.redis.topology import Cluster, Fixed, Sentinels, Topology, slot_of
 from penstock.stores.redis.transactions import MAX_KEYS as MAX_KEYS_AT_ONCE
 from tests.helpers import NOW, Quota
@@ -32,45 +33,47 @@ class Script:
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
         self.asked: list[tuple[Address | None, str]] = []
-        self.asks: list[Ask] = []
+        self.exchanges: list[Exchange] = []
         self.pauses = 0
         self.paused_ms: list[float] = []
         self.discarded: list[Address] = []
 
     def serve(self, request: Any) -> Any:
-        if isinstance(request, Pause):
+        if isinstance(request, Delay):
             self.pauses += 1
             self.paused_ms.append(request.ms)
             return None
-        if isinstance(request, Discard):
+        if isinstance(request, CloseIdle):
             self.discarded.append(request.where)
             return None
-        if isinstance(request, Scatter):
-            return [self._settled(ask) for ask in request.asks]
+        if isinstance(request, Parallel):
+            return [self._settled(exchange) for exchange in request.exchanges]
         return self._answer(request)
 
-    def _settled(self, ask: Ask) -> Any:
+    def _settled(self, exchange: Exchange) -> Any:
         try:
-            return self._answer(ask)
-        except LinkError as error:
+            return self._answer(exchange)
+        except ConnectionFailedError as error:
             return error
 
-    def _answer(self, ask: Ask) -> Any:
-        self.asks.append(ask)
-        self.asked.append((ask.where, " ".join(command[0].decode() for command in ask.commands)))
+    def _answer(self, exchange: Exchange) -> Any:
+        self.exchanges.append(exchange)
+        self.asked.append(
+            (exchange.where, " ".join(command[0].decode() for command in exchange.commands))
+        )
         answer = self.answers.pop(0)
-        if isinstance(answer, LinkError):
+        if isinstance(answer, ConnectionFailedError):
             raise answer
         return answer
 
 
 def check(script: Script, topology: Topology | None = None) -> Any:
-    flows = Flows(Router(topology or Fixed(HERE)), use_server_time=True)
+    flows = RedisFlows(RedisRouter(topology or Fixed(HERE)), use_server_time=True)
     return drive(flows.apply("k", CHECK, 0, 1), script.serve)
 
 
 def check_many(script: Script, keys: list[str], topology: Topology | None = None) -> Any:
-    flows = Flows(Router(topology or Fixed(HERE)), use_server_time=True)
+    flows = RedisFlows(RedisRouter(topology or Fixed(HERE)), use_server_time=True)
     return drive(flows.apply_many(keys, CHECK, 0, 1), script.serve)
 
 
@@ -84,12 +87,12 @@ def slots(*owners: Address) -> list[Any]:
     ]
 
 
-def lost() -> LinkError:
-    return LinkError("lost", may_have_run=True, again=True)
+def lost() -> ConnectionFailedError:
+    return ConnectionFailedError("lost", may_have_run=True, again=True)
 
 
-def refused() -> LinkError:
-    return LinkError("refused", may_have_run=False, again=True)
+def refused() -> ConnectionFailedError:
+    return ConnectionFailedError("refused", may_have_run=False, again=True)
 
 
 def test_a_check_is_one_request() -> None:
@@ -116,7 +119,7 @@ def test_a_lost_reply_is_never_asked_for_again() -> None:
 
 def test_a_lost_reply_to_a_question_that_consumes_nothing_is_asked_for_again() -> None:
     """A forecast can be repeated at no cost."""
-    flows = Flows(Router(Fixed(HERE)), use_server_time=True)
+    flows = RedisFlows(RedisRouter(Fixed(HERE)), use_server_time=True)
     transform = forecasting(gcra(10, 1_000))
     script = Script(lost(), [None, [b"1700000000", b"0"]])
     assert drive(flows.apply("k", transform, 0, 1), script.serve).spendable_now == 10
@@ -257,8 +260,8 @@ def test_a_node_without_a_name_is_at_the_host_that_was_asked() -> None:
     assert script.asked[-1][0] == Address("here", 7)
 
 
-def late() -> LinkError:
-    return LinkError("late", may_have_run=True)
+def late() -> ConnectionFailedError:
+    return ConnectionFailedError("late", may_have_run=True)
 
 
 def test_one_of_several_who_know_may_use_half_of_the_time() -> None:
@@ -270,7 +273,9 @@ def test_one_of_several_who_know_may_use_half_of_the_time() -> None:
         shares.append(request.share)
         return script.serve(request)
 
-    flows = Flows(Router(Cluster([Address(name, 1) for name in "abc"])), use_server_time=True)
+    flows = RedisFlows(
+        RedisRouter(Cluster([Address(name, 1) for name in "abc"])), use_server_time=True
+    )
     assert drive(flows.apply("k", CHECK, 0, 1), serve) == GRANTED
     assert shares == [0.5, 0.5, 1.0, 1.0]
 
@@ -284,7 +289,7 @@ def test_who_failed_is_asked_last() -> None:
     drive(sentinels.find(), script.serve)
     assert [where for where, _ in script.asked] == [a, b, THERE]
     script = Script(late(), late(), late())
-    with pytest.raises(LinkError):
+    with pytest.raises(ConnectionFailedError):
         drive(sentinels.find(), script.serve)
     assert [where for where, _ in script.asked] == [b, c, a]
     script = Script(named, master)
@@ -335,7 +340,8 @@ def test_more_keys_than_fit_are_several_scripts() -> None:
     assert check_many(script, keys) == [GRANTED] * len(keys)
     assert script.asked == [(HERE, "TIME"), *[(HERE, "EVALSHA")] * 3]
     assert {
-        ask.commands[0][3 + size] for ask, size in zip(script.asks[1:], sizes, strict=True)
+        exchange.commands[0][3 + size]
+        for exchange, size in zip(script.exchanges[1:], sizes, strict=True)
     } == {b"%d" % NOW}
 
 
@@ -401,13 +407,13 @@ def test_no_keys_are_no_requests() -> None:
 
 def test_an_instant_of_zero_is_refused() -> None:
     """On the wire it would mean the server's clock."""
-    flows = Flows(Router(Fixed(HERE)), use_server_time=False)
+    flows = RedisFlows(RedisRouter(Fixed(HERE)), use_server_time=False)
     with pytest.raises(ConfigInvalidError, match="0 means the server's clock"):
         flows.apply("k", CHECK, 0, 1)
 
 
 def transact(script: Script, keys: list[str], topology: Topology | None = None) -> list[bool]:
-    flows = Flows(Router(topology or Fixed(HERE)), use_server_time=True)
+    flows = RedisFlows(RedisRouter(topology or Fixed(HERE)), use_server_time=True)
     decisions = drive(flows.apply_many(keys, QUOTA, 0, 1), script.serve)
     return [decision.allowed for decision in decisions]
 
@@ -435,7 +441,12 @@ def test_many_keys_without_lua_are_chunks_at_one_instant() -> None:
     first = [None] * MAX_KEYS_AT_ONCE
     script = Script(looked(*first), committed(MAX_KEYS_AT_ONCE), late, committed(1))
     assert all(transact(script, keys))
-    sets = [command for ask in script.asks for command in ask.commands if command[0] == b"SET"]
+    sets = [
+        command
+        for exchange in script.exchanges
+        for command in exchange.commands
+        if command[0] == b"SET"
+    ]
     assert len({command[2] for command in sets}) == 1
 
 
@@ -464,11 +475,11 @@ def test_races_end_with_the_time() -> None:
     script = Script(looked(None), [b"OK", b"QUEUED", None])
 
     def serve(request: Any) -> Any:
-        if isinstance(request, Pause):
-            raise LinkError("out of time", may_have_run=False)
+        if isinstance(request, Delay):
+            raise ConnectionFailedError("out of time", may_have_run=False)
         return script.serve(request)
 
-    flows = Flows(Router(Fixed(HERE)), use_server_time=True)
+    flows = RedisFlows(RedisRouter(Fixed(HERE)), use_server_time=True)
     with pytest.raises(StoreUnavailableError, match="was changed by others"):
         drive(flows.apply("a", QUOTA, 0, 1), serve)
 

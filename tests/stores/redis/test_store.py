@@ -231,10 +231,10 @@ def test_concurrent_tasks_share_writes(key: str) -> None:
             store = RedisStore.from_url(f"redis://127.0.0.1:{proxy.port}", timeout_ms=PATIENT_MS)
             limiter = rate_limit(gcra(50, 600_000), store=store)
             await limiter.acheck(f"{key}-warm")
-            link = next(iter(store._asynchronous._hubs.values()))._links.popitem()[1]
+            link = next(iter(store._async._pools.values()))._shared.popitem()[1]
             write = link._transport.write
             link._transport.write = lambda data: (packets.append(len(data)), write(data))
-            store._asynchronous._hubs[asyncio.get_running_loop()]._links[link.address] = link
+            store._async._pools[asyncio.get_running_loop()]._shared[link.address] = link
             decisions = await asyncio.gather(*(limiter.acheck(key) for _ in range(200)))
             assert sum(decision.allowed for decision in decisions) == 50
             await store.aclose()
@@ -294,7 +294,7 @@ def test_loops_that_end_without_a_word_leave_no_sockets(key: str) -> None:
     before = _open_files()
     for _ in range(20):
         asyncio.run(limiter.acheck(key))
-    assert len(store._asynchronous._hubs) == 1
+    assert len(store._async._pools) == 1
     assert _open_files() <= before + 2
     store.close()
     assert _open_files() < before + 2

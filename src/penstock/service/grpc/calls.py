@@ -21,6 +21,7 @@ from typing import Any, cast
 import grpc
 from google.protobuf.message import Message
 
+from ...core.decision import Decision
 from ...wire.messages import decision_message, fill, forecast_message
 from ...wire.proto import rate_limiter_pb2 as pb
 from ...wire.proto.rate_limiter_pb2_grpc import RATE_LIMITER, RATE_LIMITER_METHODS
@@ -28,11 +29,10 @@ from ..core import Service
 from .errors import DeadlineError, refuse
 from .places import Places, required
 
-__all__ = ["Answers", "handlers", "never_now", "unary"]
+__all__ = ["Answers", "handlers", "unary"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Answer = Callable[[Any], Awaitable[Message]]
-AnswerNow = Callable[[Any], Message | None]
 Method = Callable[[object, Context], Awaitable[bytes]]
 
 
@@ -43,20 +43,13 @@ def handlers(service: Service, places: Places) -> dict[str, Any]:
     codes = service.metrics.grpc.codes
     made = {}
     for name, (request, _) in RATE_LIMITER_METHODS.items():
-        now = answers.check_now if name == "Check" else never_now
-        answer = answers.named(name)
-        method = unary(request.FromString, now, answer, places, observe, codes)
+        method = unary(request.FromString, answers.named(name), places, observe, codes)
         made[f"/{RATE_LIMITER}/{name}"] = grpc.stream_unary_rpc_method_handler(method)
     return made
 
 
-def never_now(request: Any) -> None:
-    """For calls that are not worth a way without waiting."""
-
-
 def unary(
     parse: Callable[[bytes], Any],
-    now: AnswerNow,
     answer: Answer,
     places: Places,
     observe: Callable[[float], None],
@@ -84,7 +77,7 @@ def unary(
             request = parse(required(raw))
             if context.time_remaining() == 0:
                 raise DeadlineError("the deadline passed before the call could be answered")
-            response = (now(request) or await answer(request)).SerializeToString()
+            response = (await answer(request)).SerializeToString()
         except Exception as error:
             await refuse(context, error, codes)
         observe(perf_counter() - began)
@@ -100,25 +93,17 @@ class Answers:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._checker = service.checker
 
     def named(self, call: str) -> Answer:
         """The method for a call of the proto: CheckMany is check_many."""
         name = "".join(f"_{c.lower()}" if c.isupper() else c for c in call).lstrip("_")
         return cast(Answer, getattr(self, name))
 
-    def check_now(self, request: pb.CheckRequest) -> pb.CheckResponse | None:
-        """The answer to Check, if it can be had without waiting."""
-        check = self._checker(request.policy)
-        if check is None:
-            return None
-        response = pb.CheckResponse()
-        fill(response.decision, check(request.key, request.cost or 1))
-        return response
-
     async def check(self, request: pb.CheckRequest) -> pb.CheckResponse:
-        decision = await self._service.check(request.policy, request.key, request.cost or 1)
-        return pb.CheckResponse(decision=decision_message(decision))
+        asked = self._service.decide(request.policy, request.key, request.cost or 1)
+        response = pb.CheckResponse()
+        fill(response.decision, asked if isinstance(asked, Decision) else await asked())
+        return response
 
     async def check_many(self, request: pb.CheckManyRequest) -> pb.CheckManyResponse:
         decisions = await self._service.check_many(

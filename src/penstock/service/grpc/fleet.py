@@ -19,7 +19,7 @@ from ...wire.proto import fleet_pb2 as pb
 from ...wire.proto.fleet_pb2_grpc import FLEET, FLEET_METHODS
 from ..access import Token
 from ..core import Service
-from .calls import Context, Method, never_now, unary
+from .calls import Context, Method, unary
 from .errors import refuse_with
 from .places import Places
 
@@ -40,7 +40,7 @@ def fleet_handlers(service: Service, places: Places, secret: str | None) -> dict
     observe = service.metrics.latency("grpc").observe
     codes = service.metrics.grpc.codes
     request, _ = FLEET_METHODS["Reserve"]
-    method = unary(request.FromString, never_now, answers.reserve, places, observe, codes)
+    method = unary(request.FromString, answers.reserve, places, observe, codes)
     guarded = _guarded(method, None if secret is None else Token(secret), codes)
     return {f"/{FLEET}/Reserve": grpc.stream_unary_rpc_method_handler(guarded)}
 

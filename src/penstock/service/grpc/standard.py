@@ -21,7 +21,7 @@ from ...wire.proto import POOL
 from ...wire.proto.fleet_pb2_grpc import FLEET
 from ...wire.proto.rate_limiter_pb2_grpc import RATE_LIMITER
 from ..core import Service
-from .calls import never_now, unary
+from .calls import unary
 from .errors import UnknownServiceError, refuse
 from .places import Places
 
@@ -66,7 +66,7 @@ class Health:
         self._known = ("", RATE_LIMITER, FLEET)
 
     def handlers(self) -> dict[str, Any]:
-        check = unary(_parse, never_now, self._check, self._probes, _unseen, self._codes)
+        check = unary(_parse, self._check, self._probes, _unseen, self._codes)
         return {
             HEALTH_CHECK: grpc.stream_unary_rpc_method_handler(check),
             HEALTH_WATCH: grpc.stream_stream_rpc_method_handler(self._watch),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, TypeAlias
@@ -21,7 +21,8 @@ from .problem import Problem
 
 __all__ = ["JSON", "Answer", "Answers", "Label", "json_bytes"]
 
-Answer: TypeAlias = "bytes | Coroutine[Any, Any, bytes]"
+Answer: TypeAlias = "bytes | Callable[[], Coroutine[Any, Any, bytes]]"
+"""A reply, or what to await for it, which is called when there is a place for it."""
 """A whole reply, or what will make one when the store has spoken."""
 
 JSON = "application/json"

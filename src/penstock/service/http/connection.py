@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -98,15 +98,14 @@ class HttpConnection(Connection):
         reply = self._server.problem(Problem("overloaded", detail, SOON))
         return reply.replace(_END, _END_CLOSING, 1)
 
-    def _begin(self, route: Route, work: Coroutine[Any, Any, bytes]) -> bytes | None:
+    def _begin(self, route: Route, work: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes | None:
         """Let the store be asked. Returns a reply only if there is too much of that already."""
         server = self._server
         if route.needs_place and not server.enter():
-            work.close()
             return server.problem(Problem("overloaded", "try again soon", SOON))
         self.wait()
         began = self.arrived
-        task = server.loop.create_task(work)
+        task = server.loop.create_task(work())
 
         def done(task: asyncio.Task[bytes]) -> None:
             if route.needs_place:

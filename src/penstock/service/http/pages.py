@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -95,15 +96,15 @@ class Pages:
         return 200 if ok else 503, json_bytes(fields), json_bytes({**fields, **reasons})
 
     def _ready(self, trusted: bool, _body: bytes) -> Answer:
-        return self._readiness(trusted, strict=False)
+        return partial(self._readiness, trusted, strict=False)
 
     def ready_with_store(self, trusted: bool, _body: bytes) -> Answer:
         """The strict question, `/ready?store=1`: does the store answer, too?"""
-        return self._readiness(trusted, strict=True)
+        return partial(self._readiness, trusted, strict=True)
 
     def _metrics(self, _trusted: bool, _body: bytes) -> Answer:
         if self._pool is not None or self._service.metrics.policy_count > SHOWN:
-            return self._scraped()
+            return self._scraped
         # At once, whatever else waits: a scrape matters most when nothing else is answered.
         text = "\n".join([*policy_lines(self._service.metrics.counted()), self.counts()])
         return self._answers.plain(200, text.encode(), TEXT)

@@ -23,9 +23,6 @@ __all__ = ["MemoryStore"]
 # A key of any length fits, with a state of a few numbers.
 _LEAST_BYTES = 4_096
 
-# Through what a limiter gets its decisions.
-_DECIDING = ("apply", "aapply", "apply_many", "aapply_many")
-
 R = TypeVar("R")
 
 Overflow = Literal["evict", "deny"]
@@ -48,6 +45,8 @@ class MemoryStore(Store, ForkAware):
     `sweep_every_ms` starts a thread that drops expired keys even while nobody asks; without it,
     checks do that as they go.
     """
+
+    answers_at_once = True
 
     def __init__(
         self,
@@ -111,12 +110,11 @@ class MemoryStore(Store, ForkAware):
         return [apply(key, transform, now, cost) for key in keys]
 
     @property
-    def open_table(self) -> Any:
-        """The table, for a limiter that may go straight to it: not if a subclass has put something
-        of its own in between."""
-        own = type(self)
-        replaced = any(getattr(own, name) is not getattr(MemoryStore, name) for name in _DECIDING)
-        return None if replaced else self.table
+    def native_table(self) -> Any:
+        """The table, if it is compiled. A subclass may have put something of its own in between;
+        one that has not says so by returning its table here."""
+        compiled = native is not None and isinstance(self.table, native.Table)
+        return self.table if compiled and type(self) is MemoryStore else None
 
     def reset(self, key: str) -> None:
         self.table.discard(key)
@@ -124,10 +122,14 @@ class MemoryStore(Store, ForkAware):
     async def areset(self, key: str) -> None:
         self.table.discard(key)
 
-    def sweeps_by(self, clock: Clock | None) -> bool:
-        """Whether the sweeper, if there is one, goes by this clock; None is the system's."""
-        if self._sweeper is None:
-            return True
+    def require_clock(self, clock: Clock | None) -> None:
+        if self._sweeper is not None and not self._goes_by(clock):
+            reject(
+                "the store is swept by another clock than this limiter's, and would forget what "
+                "still counts: give both the same, MemoryStore(sweep_every_ms=..., clock=clock)"
+            )
+
+    def _goes_by(self, clock: Clock | None) -> bool:
         if clock is None or type(clock) is SystemClock:
             return type(self.clock) is SystemClock
         return self.clock is clock

@@ -4,10 +4,10 @@ Checks are decided by scripts on the server, in one round trip. `RedisStore` is 
 from a client of redis-py, valkey-py or upstash-redis, standalone, of a Sentinel or of a Cluster.
 """
 
-# A check travels through four modules. `flows` decides what to send, what to repeat and what an
-# error means, and does no I/O. `topology` knows which server owns a key. `blocking` and
-# `multiplexed` carry bytes, for sync and async callers. `recipe` turns a client or a URL into new
-# connections, and is the only file that knows the drivers.
+# `flows` says what each operation sends, `routing` what is sent again and what an error means,
+# `topology` which server owns a key; none of them does I/O. `sync_connections`, and
+# `async_connections` with `multiplexed`, carry the bytes. `factory` turns a client or a URL into
+# new connections, and is the only file that knows the drivers.
 
 from .store import RedisStore
 

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...core.errors import ConfigInvalidError, PenstockError, StoreUnavailableError
+from ..failure import ConnectionFailedError
 from ..record import foreign_state
 from ..sheet import telling_of_others
-from .requests import Address, LinkError, Refusal
+from .requests import Address, Refusal
 
 __all__ = [
     "DISOWNED",
@@ -46,26 +47,26 @@ DISOWNED = frozenset({"CLUSTERDOWN", "MASTERDOWN", "NOAUTH", "READONLY"})
 _NO_ROOM = ("No space left on device", "capacity quota exceeded")
 
 
-def cannot_connect(address: Address, error: BaseException) -> LinkError:
+def cannot_connect(address: Address, error: BaseException) -> ConnectionFailedError:
     """From what a driver raised while it connected, authenticated or selected a database."""
     refused = any(
         isinstance(cause, (ConnectionRefusedError, FileNotFoundError)) for cause in _causes(error)
     )
     text = f"cannot connect to {address}: {str(error) or type(error).__name__}"
-    return LinkError(text, may_have_run=False, again=refused)
+    return ConnectionFailedError(text, may_have_run=False, again=refused)
 
 
-def late_connect(address: Address) -> LinkError:
-    return LinkError(f"no connection to {address} in time", may_have_run=False)
+def late_connect(address: Address) -> ConnectionFailedError:
+    return ConnectionFailedError(f"no connection to {address} in time", may_have_run=False)
 
 
-def late_reply(address: Address) -> LinkError:
-    return LinkError(f"no reply from {address} in time", may_have_run=True)
+def late_reply(address: Address) -> ConnectionFailedError:
+    return ConnectionFailedError(f"no reply from {address} in time", may_have_run=True)
 
 
-def lost_reply(address: Address, error: object = None) -> LinkError:
+def lost_reply(address: Address, error: object = None) -> ConnectionFailedError:
     reason = f": {error}" if error else ""
-    return LinkError(
+    return ConnectionFailedError(
         f"the connection to {address} ended before the reply{reason}", may_have_run=True, again=True
     )
 
@@ -73,9 +74,9 @@ def lost_reply(address: Address, error: object = None) -> LinkError:
 def unavailable(
     error: Exception, *, consuming: bool, others: bool = False
 ) -> StoreUnavailableError:
-    """The end of a call that a link or a server failed; `others` if the call had further keys, and
-    those may have been charged."""
-    if consuming and isinstance(error, LinkError) and error.may_have_run:
+    """The end of a call that a connection or a server failed; `others` if the call had further
+    keys, and those may have been charged."""
+    if consuming and isinstance(error, ConnectionFailedError) and error.may_have_run:
         effect = "the request may have been charged, and was not repeated for that reason"
     elif others:
         effect = "this part of the call was not charged"

@@ -8,7 +8,7 @@
 | check of many | one script per slot group | one transaction per slot group |
 | clear | DEL | DEL |
 
-`now` is 0 on the wire when the server's clock decides.
+`now` is sent as 0 when the server's clock decides.
 """
 
 from __future__ import annotations
@@ -27,28 +27,23 @@ from ...core.store import Transform
 from ...core.strategy import Strategy
 from ...core.validation import reject
 from .. import record
-from .requests import TIME, Ask, Command, LinkError, RedisFlow, ms_of
-from .routing import Errand, Router, names_of, refusal_in
+from .requests import TIME, Command, RedisFlow, ms_of
+from .routing import CommandSet, RedisRouter, names_of
 from .transactions import transact
 
-__all__ = ["Flows", "decision_of"]
+__all__ = ["RedisFlows", "decision_of"]
 
 R = TypeVar("R")
 
 _READING = ("peek", "forecast")
-# What is nearly always settled by one exchange.
-_FIRST = ("check", "lease")
 MAX_KEYS = 512
 """Keys per script: a server does nothing else while a script runs."""
 
-# Of a script's first argument, in its command.
-_NOW_AT = 4
 
-
-class Flows:
+class RedisFlows:
     """One flow per operation, over one router."""
 
-    def __init__(self, router: Router, *, use_server_time: bool) -> None:
+    def __init__(self, router: RedisRouter, *, use_server_time: bool) -> None:
         self._router = router
         self._server_time = use_server_time
 
@@ -57,110 +52,50 @@ class Flows:
         role, lua = transform.role, transform.lua
         if role == "clear":
             return self._clear(key)
-        now = self._instant(now)
+        now = 0 if self._server_time else _instant(now)
         if lua is None:
             run = self._read if role in _READING else self._transact
             return run(key, transform, now, cost)
         if role == "check":
-            return self._check(key, transform, now, cost)
+            return self._check(key, transform, lua, now, cost)
         if role == "lease":
-            return self._lease(key, transform, now, cost)
+            return self._lease(key, transform, lua, now, cost)
         if role in _READING:
-            return self._read_state(key, transform, now, cost)
+            return self._read_state(key, transform, lua, now, cost)
         raise UnsupportedError(
             f"RedisStore cannot run {role!r} on the state of {transform.kind!r}, which is kept in "
             "its wire encoding; only check, lease, peek, forecast and clear know that"
         )
-
-    def first_ask(self, key: str, transform: Transform[Any], now: int, cost: int) -> Ask | None:
-        """What a check or a lease sends first; None if it is neither, or nobody knows where to
-        send it."""
-        lua, role = transform.lua, transform.role
-        if lua is None or role not in _FIRST:
-            return None
-        where = self._router.topology.locate(key)
-        if where is None:
-            return None
-        at = 0 if self._server_time else self._instant(now)
-        if role == "check":
-            return Ask(where, (_checking(key, lua, at, cost),))
-        return Ask(where, _leasing(key, lua, at, max(cost, transform.need)))
-
-    def settled(self, transform: Transform[Any], now: int, cost: int, replies: list[Any]) -> Any:
-        """What the replies to a first ask come to, nearly always; None if there is more to do."""
-        reply = replies[0]
-        if type(reply) is not list:
-            return None
-        if transform.role == "check":
-            return _decided(reply, transform, cost)
-        time = replies[1]
-        if reply[0] != 1 or type(time) is not list:
-            return None
-        at = ms_of(time) if self._server_time else now
-        return Grant(max(cost, transform.need), decision_of(reply), at)
-
-    def after(
-        self,
-        ask: Ask,
-        key: str,
-        transform: Transform[Any],
-        cost: int,
-        met: list[Any] | LinkError,
-    ) -> RedisFlow:
-        """The rest of a check or a lease that its first ask did not settle: it met trouble, or
-        less was left than wanted."""
-        lua = _scripts(transform)
-        trouble = met if isinstance(met, LinkError) else refusal_in(met)
-        replies: Any = met
-        if trouble is not None:
-            errand = Errand(key, f"key {key!r}", ask.commands, lua.check, consuming=True)
-            replies = yield from self._router.insist(errand, ask.where, trouble)
-        if transform.role == "check":
-            return _decided(replies[0], transform, cost)
-        now = int(ask.commands[0][_NOW_AT])
-        return (yield from self._bargain(key, transform, now, cost, replies))
 
     def apply_many(
         self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
     ) -> RedisFlow:
         """The flow that stands for `Store.apply_many`."""
         role, lua = transform.role, transform.lua
+        at = 0 if self._server_time else _instant(now)
         if role == "check" and lua is not None:
-            return self._check_many(list(keys), transform, self._instant(now), cost)
-        if role in _FIRST and lua is None:
-            return transact(self._router, keys, transform, self._instant(now), cost)
+            return self._check_many(list(keys), transform, lua, at, cost)
+        if role in ("check", "lease") and lua is None:
+            return transact(self._router, keys, transform, at, cost)
         return self._one_by_one(keys, transform, now, cost)
 
-    def _instant(self, now: int) -> int:
-        if self._server_time:
-            return 0
-        if now == 0:
-            reject(
-                "an instant of 0 means the server's clock to Redis: start the clock at 1 or "
-                "later, or make the store with use_server_time=True"
-            )
-        return now
-
-    def _check(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
-        lua = _scripts(transform)
+    def _check(
+        self, key: str, transform: Transform[Any], lua: LuaAccelerator, now: int, cost: int
+    ) -> RedisFlow:
         commands = (_checking(key, lua, now, cost),)
         replies = yield from self._router.ask(key, commands, script=lua.check, consuming=True)
         return _decided(replies[0], transform, cost)
 
-    def _lease(self, key: str, transform: Transform[Any], now: int, want: int) -> RedisFlow:
-        lua = _scripts(transform)
-        commands = _leasing(key, lua, now, max(want, transform.need))
-        replies = yield from self._router.ask(key, commands, script=lua.check, consuming=True)
-        return (yield from self._bargain(key, transform, now, want, replies))
-
-    def _bargain(
-        self, key: str, transform: Transform[Any], now: int, want: int, replies: list[Any]
+    def _lease(
+        self, key: str, transform: Transform[Any], lua: LuaAccelerator, now: int, want: int
     ) -> RedisFlow:
-        """As many checks as the bargain takes, the first of which has been answered."""
-        lua, need = _scripts(transform), transform.need
-        deal = bargain(max(want, need), need)
-        next(deal)
+        """As many checks as the bargain takes, nearly always one."""
+        deal = bargain(max(want, transform.need), transform.need)
+        cost = next(deal)
         while True:
+            # TIME comes after the script: what is left of the window is never overstated.
+            commands = (_checking(key, lua, now, cost), TIME)
+            replies = yield from self._router.ask(key, commands, script=lua.check, consuming=True)
             try:
                 cost = deal.send(decision_of(replies[0]))
             except StopIteration as settled:
@@ -168,12 +103,12 @@ class Flows:
                 grant = Grant(taken, decision, now or ms_of(replies[1]))
                 FOREIGN_CLOCKS.look_at(grant, transform, want)
                 return grant
-            commands = _leasing(key, lua, now, cost)
-            replies = yield from self._router.ask(key, commands, script=lua.check, consuming=True)
 
-    def _read_state(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
+    def _read_state(
+        self, key: str, transform: Transform[Any], lua: LuaAccelerator, now: int, cost: int
+    ) -> RedisFlow:
         assert transform.strategy is not None
-        script = _scripts(transform).read
+        script = lua.read
         commands = [_calling(script, [key], ())]
         if not now:
             commands.append(TIME)
@@ -206,13 +141,12 @@ class Flows:
         return result
 
     def _check_many(
-        self, keys: list[str], transform: Transform[Any], now: int, cost: int
+        self, keys: list[str], transform: Transform[Any], lua: LuaAccelerator, now: int, cost: int
     ) -> RedisFlow:
         """Each group of keys in order, all groups side by side, at most MAX_KEYS per script."""
-        lua = _scripts(transform)
         groups = self._router.topology.groups(keys)
         if len(groups) == 1 and 0 < len(keys) <= MAX_KEYS:
-            (reply,) = yield from self._router.ask_all([_errand(keys, lua, now, cost)])
+            (reply,) = yield from self._router.send_all([_command_set(keys, lua, now, cost)])
             return _answers(reply, len(keys), transform, cost)
         if len(groups) == 1 and keys and not now:
             # Scripts that follow each other would each ask for the time.
@@ -223,8 +157,10 @@ class Flows:
         for start in range(0, longest, MAX_KEYS):
             chunks = [chunk for g in groups if (chunk := g[start : start + MAX_KEYS])]
             batches = [[keys[place] for place in chunk] for chunk in chunks]
-            errands = [_errand(batch, lua, now, cost, others=start > 0) for batch in batches]
-            replies = yield from self._router.ask_all(errands)
+            command_sets = [
+                _command_set(batch, lua, now, cost, others=start > 0) for batch in batches
+            ]
+            replies = yield from self._router.send_all(command_sets)
             for chunk, reply in zip(chunks, replies, strict=True):
                 answers = _answers(reply, len(chunk), transform, cost)
                 for place, decision in zip(chunk, answers, strict=True):
@@ -237,30 +173,25 @@ def _checking(key: str, lua: LuaAccelerator, now: int, cost: int) -> Command:
     return (b"EVALSHA", lua.check.sha1_bytes, b"1", key.encode(), *arguments)
 
 
-def _leasing(key: str, lua: LuaAccelerator, now: int, cost: int) -> tuple[Command, ...]:
-    """TIME comes after the script, so that what is left of the window is never overstated."""
-    return _checking(key, lua, now, cost), TIME
-
-
 def _calling(script: LuaScript, keys: Sequence[str], arguments: Sequence[bytes]) -> Command:
     names = [key.encode() for key in keys]
     return (b"EVALSHA", script.sha1_bytes, b"%d" % len(keys), *names, *arguments)
 
 
-def _errand(
+def _command_set(
     keys: list[str], lua: LuaAccelerator, now: int, cost: int, *, others: bool = False
-) -> Errand:
+) -> CommandSet:
     script = lua.check if len(keys) == 1 else lua.many
     command = _calling(script, keys, lua.argv(now, cost))
     several = len(keys) > 1
     names = names_of(keys)
-    return Errand(
+    return CommandSet(
         keys[0], names, (command,), script, consuming=True, several=several, others=others
     )
 
 
 def _answers(reply: list[int], count: int, transform: Transform[Any], cost: int) -> list[Decision]:
-    """From what the script of `_errand` replied about `count` keys."""
+    """From what the script of `_command_set` replied about `count` keys."""
     if count == 1:
         return [_decided(reply, transform, cost)]
     lengths, retries = reply[1::4], reply[4::4]
@@ -279,9 +210,14 @@ def _decided(reply: Any, transform: Transform[Any], cost: int) -> Decision:
     return decision
 
 
-def _scripts(transform: Transform[Any]) -> LuaAccelerator:
-    assert transform.lua is not None
-    return transform.lua
+def _instant(now: int) -> int:
+    """The caller's instant, as the scripts take it."""
+    if now == 0:
+        reject(
+            "an instant of 0 means the server's clock to Redis: start the clock at 1 or "
+            "later, or make the store with use_server_time=True"
+        )
+    return now
 
 
 def _decode(strategy: Strategy, raw: Any, key: str) -> Any:

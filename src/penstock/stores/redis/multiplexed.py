@@ -1,4 +1,4 @@
-"""The asynchronous shell: one connection per server and event loop, shared by all tasks.
+"""The connection of async calls: one per server and event loop, shared by all tasks.
 
 A task's request is appended to what others have to say, and replies are paired with requests by
 their order. Requests made in one turn of the loop leave in one write, so 50 tasks cost one system
@@ -7,7 +7,7 @@ written at once, and a batch leaves before the end of the turn when it is large,
 and client work at the same time.
 
 A late reply must never meet a later request. So a request whose caller has given up keeps its
-place in the line until its reply comes, and a connection on which one was given up takes no new
+place in the queue until its reply comes, and a connection on which one was given up takes no new
 requests; those in flight may still be answered, each until its own deadline, then it is closed.
 Nor may a reply meet another's request: where a signal handler raised between the two halves of a
 step, nobody knows how they pair, and the connection ends at once.
@@ -23,19 +23,20 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
-from .blocking import poller
+from ..failure import ConnectionFailedError
 from .faults import late_reply, lost_reply
-from .requests import Address, LinkError
-from .wire import ProtocolError, new_reader
+from .requests import Address
+from .resp import ProtocolError, new_reader
+from .sync_connections import poller
 
-__all__ = ["Link"]
+__all__ = ["MultiplexedConnection"]
 
 _BATCH = 16
 _NEVER = float("inf")
 
 
-class _Turn:
-    """A request's place in the line."""
+class _Waiter:
+    """A request's place in the queue of a connection."""
 
     __slots__ = ("answer", "count", "deadline", "replies")
 
@@ -46,7 +47,7 @@ class _Turn:
         self.replies: list[Any] = []
 
 
-class Link(asyncio.Protocol):
+class MultiplexedConnection(asyncio.Protocol):
     """A connection that pairs replies with requests."""
 
     def __init__(self, connection: Any, address: Address) -> None:
@@ -60,18 +61,19 @@ class Link(asyncio.Protocol):
         self._transport.set_protocol(self)
         self._poll = poller(self._transport.get_extra_info("socket").fileno())
         self._reader = new_reader()
-        self._turns: deque[_Turn] = deque()
+        self._waiters: deque[_Waiter] = deque()
         self._unsent: list[bytes] = []
         self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._watched_until = _NEVER
 
-    def ask(self, payload: bytes, count: int, deadline: float) -> asyncio.Future[list[Any]]:
-        """The replies to `payload`, which holds `count` commands, or LinkError."""
+    def exchange(self, payload: bytes, count: int, deadline: float) -> asyncio.Future[list[Any]]:
+        """The replies to `payload`, which holds `count` commands, or
+        ConnectionFailedError."""
         answer: asyncio.Future[list[Any]] = self._loop.create_future()
-        was_quiet = not self._turns
+        was_quiet = not self._waiters
         try:
-            self._turns.append(_Turn(answer, count, deadline))
+            self._waiters.append(_Waiter(answer, count, deadline))
             if deadline < self._watched_until:
                 self._watch(deadline)
             if was_quiet:
@@ -80,7 +82,7 @@ class Link(asyncio.Protocol):
             self._unsent.append(payload)
             if not self._flush_due:
                 self._flush_due = True
-                self._loop.call_soon(self._flush_turn)
+                self._loop.call_soon(self._flush_due_now)
             elif len(self._unsent) >= _BATCH:
                 self._flush()
         except BaseException:
@@ -90,7 +92,7 @@ class Link(asyncio.Protocol):
 
     def is_stale(self) -> bool:
         """True when the server has hung up and the loop had no chance to tell us yet."""
-        return not self._turns and bool(self._poll(0))
+        return not self._waiters and bool(self._poll(0))
 
     def close(self) -> None:
         """End it, with whatever is in flight."""
@@ -105,29 +107,29 @@ class Link(asyncio.Protocol):
             self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
     def data_received(self, data: bytes) -> None:
-        turns, gets = self._turns, self._reader.gets
+        waiters, gets = self._waiters, self._reader.gets
         try:
             self._reader.feed(data)
             while (reply := gets()) is not False:
-                turn = turns[0]
-                turn.replies.append(reply)
-                if len(turn.replies) == turn.count:
-                    if not turn.answer.done():
-                        turn.answer.set_result(turn.replies)
-                    turns.popleft()
+                waiter = waiters[0]
+                waiter.replies.append(reply)
+                if len(waiter.replies) == waiter.count:
+                    if not waiter.answer.done():
+                        waiter.answer.set_result(waiter.replies)
+                    waiters.popleft()
         except (ProtocolError, IndexError) as error:
             self._fail(lost_reply(self.address, f"not what was asked for: {error}"))
             return
         except BaseException:
             self._break()
             raise
-        if not self.takes_requests and not turns:
+        if not self.takes_requests and not waiters:
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._fail(lost_reply(self.address, error))
 
-    def _flush_turn(self) -> None:
+    def _flush_due_now(self) -> None:
         self._flush_due = False
         try:
             self._flush()
@@ -151,14 +153,14 @@ class Link(asyncio.Protocol):
         self._timer = None
         self._watched_until = _NEVER
         now = self._loop.time()
-        waiting = [turn for turn in self._turns if not turn.answer.done()]
-        for turn in waiting:
-            if turn.deadline <= now:
+        waiting = [waiter for waiter in self._waiters if not waiter.answer.done()]
+        for waiter in waiting:
+            if waiter.deadline <= now:
                 self.takes_requests = False
-                turn.answer.set_exception(late_reply(self.address))
-        waiting = [turn for turn in waiting if not turn.answer.done()]
+                waiter.answer.set_exception(late_reply(self.address))
+        waiting = [waiter for waiter in waiting if not waiter.answer.done()]
         if waiting:
-            self._watch(min(turn.deadline for turn in waiting))
+            self._watch(min(waiter.deadline for waiter in waiting))
         elif not self.takes_requests:
             self.close()
 
@@ -167,17 +169,17 @@ class Link(asyncio.Protocol):
         self.takes_requests = False
         self._fail(lost_reply(self.address, "interrupted by a signal handler"))
 
-    def _fail(self, error: LinkError) -> None:
+    def _fail(self, error: ConnectionFailedError) -> None:
         """Nothing will be heard any more. What was never written certainly was not run."""
         unsent = len(self._unsent)
         self._unsent.clear()
-        written = len(self._turns) - unsent
-        for place, turn in enumerate(self._turns):
-            if not turn.answer.done():
+        written = len(self._waiters) - unsent
+        for place, waiter in enumerate(self._waiters):
+            if not waiter.answer.done():
                 ran = place < written
-                failure = LinkError(str(error), may_have_run=ran, again=True)
-                turn.answer.set_exception(failure)
-        self._turns.clear()
+                failure = ConnectionFailedError(str(error), may_have_run=ran, again=True)
+                waiter.answer.set_exception(failure)
+        self._waiters.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""What a flow may ask of its shell, and how a link may fail it."""
+"""What a flow may ask of the connections that serve it, and what comes back."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...core.flow import Flow
-from ..failure import ConnectionFailedError as LinkError
 
 __all__ = [
     "TIME",
     "Address",
-    "Ask",
+    "CloseIdle",
     "Command",
-    "Discard",
-    "LinkError",
-    "Pause",
+    "Delay",
+    "Exchange",
+    "Parallel",
     "RedisFlow",
+    "RedisRequest",
     "Refusal",
-    "Request",
-    "Scatter",
     "ms_of",
 ]
 
@@ -47,7 +45,7 @@ class Address(NamedTuple):
 
 
 @dataclass(slots=True)
-class Ask:
+class Exchange:
     """Send the commands in one write; the answer is one reply each, refusals among them.
 
     `pinned` asks for a connection that nobody else uses until the flow ends, and `where=None` for
@@ -62,28 +60,29 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Scatter:
-    """Several asks at once; the answer is, for each, its replies or the LinkError it met."""
+class Parallel:
+    """Several exchanges at once; the answer is, for each, its replies or its
+    ConnectionFailedError."""
 
-    asks: Sequence[Ask]
+    exchanges: Sequence[Exchange]
 
 
 @dataclass(slots=True)
-class Pause:
+class Delay:
     """Wait before going on."""
 
     ms: float
 
 
 @dataclass(slots=True)
-class Discard:
+class CloseIdle:
     """Close idle connections to a server: it is not, or no longer, what we took it for."""
 
     where: Address
 
 
-Request = Ask | Scatter | Pause | Discard
-RedisFlow = Flow[Request, Any]
+RedisRequest = Exchange | Parallel | Delay | CloseIdle
+RedisFlow = Flow[RedisRequest, Any]
 
 
 class Refusal(Exception):  # noqa: N818

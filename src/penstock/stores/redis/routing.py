@@ -16,11 +16,12 @@ from typing import Any
 
 from ...core.errors import PenstockError, StoreUnavailableError
 from ...core.lua import LuaScript
+from ..failure import ConnectionFailedError
 from .faults import DISOWNED, PASSING, PATIENT, refused, stopped_midway, unavailable
-from .requests import Address, Ask, Command, Discard, LinkError, Pause, RedisFlow, Refusal, Scatter
+from .requests import Address, CloseIdle, Command, Delay, Exchange, Parallel, RedisFlow, Refusal
 from .topology import Topology
 
-__all__ = ["Errand", "Router", "names_of", "refusal_in"]
+__all__ = ["CommandSet", "RedisRouter", "names_of", "refusal_in"]
 
 _ASKING: Command = (b"ASKING",)
 _ATTEMPTS = 6
@@ -29,11 +30,11 @@ _DOUBLINGS = 5
 # Two nodes that point at each other have not heard of the same move yet.
 _HOPS = 2
 
-Trouble = LinkError | Refusal
+Failure = ConnectionFailedError | Refusal
 
 
 @dataclass(slots=True)
-class Errand:
+class CommandSet:
     """Commands on their way, and what has been learnt about how to send them.
 
     `script` is what their EVALSHA stands for, `names` the keys in messages, `several` if there is
@@ -54,28 +55,28 @@ class Errand:
     as_text: bool = False
 
     def sending(self, *, by_hash: bool = False) -> Sequence[Command]:
-        """What goes over the wire; `by_hash` when the server is about to know the script."""
+        """What is written; `by_hash` when the server is about to know the script."""
         commands = self.commands
         if self.as_text and not by_hash and self.script is not None:
-            commands = [_spelt_out(command, self.script) for command in commands]
+            commands = [_as_eval(command, self.script) for command in commands]
         return (_ASKING, *commands) if self.asking else commands
 
-    def unavailable(self, trouble: Exception) -> StoreUnavailableError:
-        return unavailable(trouble, consuming=self.consuming, others=self.others)
+    def unavailable(self, failure: Exception) -> StoreUnavailableError:
+        return unavailable(failure, consuming=self.consuming, others=self.others)
 
     def refused(self, refusal: Refusal) -> PenstockError:
         others = self.others or (self.several and stopped_midway(refusal))
         return refused(refusal, self.names, consuming=self.consuming, others=others)
 
-    def may_have_run(self, trouble: Trouble) -> bool:
+    def may_have_run(self, failure: Failure) -> bool:
         """Whether one of its keys may have been charged although it failed."""
-        if isinstance(trouble, LinkError):
-            return trouble.may_have_run
-        return self.several and stopped_midway(trouble)
+        if isinstance(failure, ConnectionFailedError):
+            return failure.may_have_run
+        return self.several and stopped_midway(failure)
 
 
-class Router:
-    """Runs errands against a topology."""
+class RedisRouter:
+    """Gets command sets answered by the servers of a topology."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -93,159 +94,161 @@ class Router:
     ) -> RedisFlow:
         """The replies to the commands, none of them a refusal."""
         where = self.topology.locate(key)
-        trouble: Trouble | None = None
+        failure: Failure | None = None
         if where is not None:
             try:
-                replies = yield Ask(where, commands, pinned)
-                trouble = refusal_in(replies)
-            except LinkError as error:
-                trouble = error
-            if trouble is None:
+                replies = yield Exchange(where, commands, pinned)
+                failure = refusal_in(replies)
+            except ConnectionFailedError as error:
+                failure = error
+            if failure is None:
                 return replies
-        # Nearly every call has ended here, at its first attempt, with nothing else prepared.
+        # Only now, since nearly every call is answered at its first attempt.
         names = names or names_of((key,))
-        errand = Errand(key, names, commands, script, consuming, others=others)
-        return (yield from self.insist(errand, where, trouble, pinned))
+        command_set = CommandSet(key, names, commands, script, consuming, others=others)
+        return (yield from self.send(command_set, where, failure, pinned))
 
-    def ask_all(self, errands: Sequence[Errand]) -> RedisFlow:
-        """The reply to each errand of one command: a pipeline per node, and again for those that
-        were refused. An errand that has run is not sent again; those left then say so if they
+    def send_all(self, command_sets: Sequence[CommandSet]) -> RedisFlow:
+        """The reply to each set of one command: a pipeline per node, and again for those that
+        were refused. A set that has run is not sent again; those left then say so if they
         fail."""
-        if len(errands) == 1:
-            return (yield from self.insist(errands[0], None, None))
-        replies: list[Any] = [None] * len(errands)
-        pending = dict(enumerate(errands))
+        if len(command_sets) == 1:
+            return (yield from self.send(command_sets[0], None, None))
+        replies: list[Any] = [None] * len(command_sets)
+        pending = dict(enumerate(command_sets))
         while pending:
-            shares = yield from self._shares(pending)
-            answers = yield Scatter([Ask(where, commands) for where, commands, _ in shares])
-            failures: list[tuple[Errand, Address, Trouble]] = []
+            shares = yield from self._by_node(pending)
+            answers = yield Parallel([Exchange(where, commands) for where, commands, _ in shares])
+            failures: list[tuple[CommandSet, Address, Failure]] = []
             for (where, _, members), answer in zip(shares, answers, strict=True):
-                for number, reply in _by_errand(pending, members, answer):
-                    if isinstance(reply, (LinkError, Refusal)):
+                for number, reply in _by_command_set(pending, members, answer):
+                    if isinstance(reply, (ConnectionFailedError, Refusal)):
                         failures.append((pending[number], where, reply))
                     else:
                         replies[number] = reply
                         del pending[number]
-            ran = any(errand.may_have_run(trouble) for errand, _, trouble in failures)
-            if ran or len(pending) < len(errands):
-                for errand in pending.values():
-                    errand.others = True
-            yield from self._cope(failures)
+            ran = any(command_set.may_have_run(failure) for command_set, _, failure in failures)
+            if ran or len(pending) < len(command_sets):
+                for command_set in pending.values():
+                    command_set.others = True
+            yield from self._prepare_retry(failures)
         return replies
 
-    def insist(
+    def send(
         self,
-        errand: Errand,
+        command_set: CommandSet,
         where: Address | None,
-        trouble: Trouble | None,
+        failure: Failure | None,
         pinned: bool = False,
     ) -> RedisFlow:
-        """The replies to an errand; its first attempt may have met trouble at `where`."""
+        """The replies to a command set; its first attempt may have failed at `where`."""
         while True:
-            if where is not None and trouble is not None:
-                yield from self._cope([(errand, where, trouble)])
-            where = errand.where or self.topology.locate(errand.key)
+            if where is not None and failure is not None:
+                yield from self._prepare_retry([(command_set, where, failure)])
+            where = command_set.where or self.topology.locate(command_set.key)
             if where is None:
-                where = yield from self._find(errand)
+                where = yield from self._find(command_set)
             try:
-                replies = yield Ask(where, errand.sending(), pinned)
-                trouble = refusal_in(replies)
-            except LinkError as error:
-                trouble = error
-            if trouble is None:
-                return replies[1:] if errand.asking else replies
+                replies = yield Exchange(where, command_set.sending(), pinned)
+                failure = refusal_in(replies)
+            except ConnectionFailedError as error:
+                failure = error
+            if failure is None:
+                return replies[1:] if command_set.asking else replies
 
-    def _shares(self, pending: dict[int, Errand]) -> RedisFlow:
+    def _by_node(self, pending: dict[int, CommandSet]) -> RedisFlow:
         """Per node: its address, the commands, and whose they are."""
         nodes: dict[Any, tuple[list[Command], list[int]]] = {}
-        told: set[tuple[Address, str]] = set()
-        for number, errand in pending.items():
-            where = errand.where or self.topology.locate(errand.key)
+        sent_scripts: set[tuple[Address, str]] = set()
+        for number, command_set in pending.items():
+            where = command_set.where or self.topology.locate(command_set.key)
             if where is None:
-                where = yield from self._find(errand)
-            lesson = (where, errand.script.sha1 if errand.script else "")
+                where = yield from self._find(command_set)
+            script_there = (where, command_set.script.sha1 if command_set.script else "")
             commands, members = nodes.setdefault(where, ([], []))
-            commands.extend(errand.sending(by_hash=lesson in told))
+            commands.extend(command_set.sending(by_hash=script_there in sent_scripts))
             members.append(number)
-            if errand.as_text:
-                told.add(lesson)
+            if command_set.as_text:
+                sent_scripts.add(script_there)
         return [(where, commands, members) for where, (commands, members) in nodes.items()]
 
-    def _find(self, errand: Errand) -> RedisFlow:
-        """Who owns the errand's key, learnt anew."""
+    def _find(self, command_set: CommandSet) -> RedisFlow:
+        """Who owns the key, learnt anew."""
         while True:
             try:
                 yield from self.topology.find()
-            except LinkError as error:
+            except ConnectionFailedError as error:
                 # A failed look-up charges nobody, whatever it was that got lost.
-                trouble = LinkError(str(error), may_have_run=False, again=error.again)
+                failure = ConnectionFailedError(str(error), may_have_run=False, again=error.again)
             else:
-                where = self.topology.locate(errand.key)
+                where = self.topology.locate(command_set.key)
                 if where is not None:
                     return where
-                trouble = LinkError("nobody owns the key's slot", may_have_run=False, again=True)
-            self._count(errand, trouble)
-            yield from _rest(errand, trouble)
+                failure = ConnectionFailedError(
+                    "nobody owns the key's slot", may_have_run=False, again=True
+                )
+            self._count_failure(command_set, failure)
+            yield from _pause_before_retry(command_set, failure)
 
-    def _cope(self, failures: Sequence[tuple[Errand, Address, Trouble]]) -> RedisFlow:
-        """Get the failed errands ready for another attempt; one pause will do for all of them."""
-        tired: tuple[Errand, Trouble] | None = None
+    def _prepare_retry(self, failures: Sequence[tuple[CommandSet, Address, Failure]]) -> RedisFlow:
+        """Get what failed ready for another attempt; one pause will do for all of it."""
+        pausing: tuple[CommandSet, Failure] | None = None
         dropped: set[Address] = set()
-        for errand, where, trouble in failures:
-            if self._react(errand, where, trouble):
-                tired = errand, trouble
-            if isinstance(trouble, Refusal) and trouble.code in DISOWNED and where not in dropped:
+        for command_set, where, failure in failures:
+            if self._adapt(command_set, where, failure):
+                pausing = command_set, failure
+            if isinstance(failure, Refusal) and failure.code in DISOWNED and where not in dropped:
                 dropped.add(where)
-                yield Discard(where)
-        if tired is not None:
-            yield from _rest(*tired)
+                yield CloseIdle(where)
+        if pausing is not None:
+            yield from _pause_before_retry(*pausing)
 
-    def _react(self, errand: Errand, where: Address, trouble: Trouble) -> bool:
+    def _adapt(self, command_set: CommandSet, where: Address, failure: Failure) -> bool:
         """What to do differently. True if it is worth a pause; raises if it is no use at all."""
-        if isinstance(trouble, LinkError):
+        if isinstance(failure, ConnectionFailedError):
             self.topology.lost(where)
-            if errand.consuming and trouble.may_have_run:
-                raise errand.unavailable(trouble) from trouble
-            self._count(errand, trouble)
-            errand.where, errand.asking = None, False
+            if command_set.consuming and failure.may_have_run:
+                raise command_set.unavailable(failure) from failure
+            self._count_failure(command_set, failure)
+            command_set.where, command_set.asking = None, False
             return True
-        code = trouble.code
-        if code == "NOSCRIPT" and errand.script is not None:
-            errand.as_text = True
-        elif code in ("MOVED", "ASK") and (owner := self.topology.moved(trouble, where)):
-            errand.where, errand.asking = owner, code == "ASK"
-            errand.tries += 1
-            return errand.tries > _HOPS
+        code = failure.code
+        if code == "NOSCRIPT" and command_set.script is not None:
+            command_set.as_text = True
+        elif code in ("MOVED", "ASK") and (owner := self.topology.moved(failure, where)):
+            command_set.where, command_set.asking = owner, code == "ASK"
+            command_set.tries += 1
+            return command_set.tries > _HOPS
         elif code in PASSING:
             if code in DISOWNED:
                 self.topology.lost(where)
-                errand.where, errand.asking = None, False
+                command_set.where, command_set.asking = None, False
         else:
-            raise errand.refused(trouble) from trouble
-        self._count(errand, trouble)
+            raise command_set.refused(failure) from failure
+        self._count_failure(command_set, failure)
         return code in PASSING
 
-    def _count(self, errand: Errand, trouble: Trouble) -> None:
+    def _count_failure(self, command_set: CommandSet, failure: Failure) -> None:
         """One more thing that went wrong. A server that is there and asks for patience gets it
         until the deadline, which ends the pauses; anything else only so often."""
-        errand.tries += 1
-        if isinstance(trouble, Refusal) and trouble.code in PATIENT:
+        command_set.tries += 1
+        if isinstance(failure, Refusal) and failure.code in PATIENT:
             return
-        hopeless = isinstance(trouble, LinkError) and not trouble.again
-        if hopeless or errand.tries >= _ATTEMPTS:
-            raise errand.unavailable(trouble) from trouble
+        hopeless = isinstance(failure, ConnectionFailedError) and not failure.again
+        if hopeless or command_set.tries >= _ATTEMPTS:
+            raise command_set.unavailable(failure) from failure
 
 
-def _rest(errand: Errand, trouble: Trouble) -> RedisFlow:
+def _pause_before_retry(command_set: CommandSet, failure: Failure) -> RedisFlow:
     """A pause, longer each time and never in step with others, if there is time for it."""
     try:
-        doublings = min(errand.tries - 1, _DOUBLINGS)
-        yield Pause(_FIRST_PAUSE_MS * 2**doublings * random.uniform(0.5, 1))
-    except LinkError:
-        raise errand.unavailable(trouble) from trouble
+        doublings = min(command_set.tries - 1, _DOUBLINGS)
+        yield Delay(_FIRST_PAUSE_MS * 2**doublings * random.uniform(0.5, 1))
+    except ConnectionFailedError:
+        raise command_set.unavailable(failure) from failure
 
 
-def _spelt_out(command: Command, script: LuaScript) -> Command:
+def _as_eval(command: Command, script: LuaScript) -> Command:
     """The same command with the script's text in the place of its hash; it is cached on the way.
 
     The answer to NOSCRIPT, which each node of a cluster gives once, and each server after a
@@ -269,11 +272,13 @@ def refusal_in(replies: Sequence[Any]) -> Refusal | None:
     return None
 
 
-def _by_errand(
-    pending: dict[int, Errand], members: Sequence[int], answer: LinkError | list[Any]
+def _by_command_set(
+    pending: dict[int, CommandSet],
+    members: Sequence[int],
+    answer: ConnectionFailedError | list[Any],
 ) -> list[tuple[int, Any]]:
-    """Who got which reply; a failed link is everybody's."""
-    if isinstance(answer, LinkError):
+    """Who got which reply; a failed connection is everybody's."""
+    if isinstance(answer, ConnectionFailedError):
         return [(number, answer) for number in members]
     replies = iter(answer)
     pairs = []

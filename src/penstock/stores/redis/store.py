@@ -1,19 +1,18 @@
-"""RedisStore: it picks the shell of the caller's colour and runs the flow in it."""
+"""RedisStore: from an operation to its flow, and from there to the connections that serve it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from ..._queueing.fork import ForkAware, watch_forks
 from ...core.errors import UnsupportedError
-from ...core.flow import adrive, drive
 from ...core.store import Store, Transform, from_its_url
 from ...core.validation import reject, require_int
-from .flows import Flows
-from .recipe import Plan, plan_of_client, plan_of_url, require_module
-from .requests import LinkError, RedisFlow
-from .routing import Router
+from .factory import Deployment, deployment_of_client, deployment_of_url, require_module
+from .flows import RedisFlows
+from .requests import RedisFlow
+from .routing import RedisRouter
 from .urls import split_options
 
 __all__ = ["RedisStore"]
@@ -41,7 +40,7 @@ class RedisStore(Store, ForkAware):
         if type(client).__module__.partition(".")[0] == "upstash_redis":
             self._connect_rest(client)
         else:
-            self._connect(plan_of_client(client))
+            self._connect(deployment_of_client(client))
 
     @classmethod
     @from_its_url
@@ -54,7 +53,7 @@ class RedisStore(Store, ForkAware):
         url, said = split_options(url)
         store = cls.__new__(cls)
         store._prepare(**{"use_server_time": use_server_time, "timeout_ms": timeout_ms, **said})
-        store._connect(plan_of_url(url))
+        store._connect(deployment_of_url(url))
         return store
 
     def _prepare(self, use_server_time: bool, timeout_ms: int) -> None:
@@ -62,126 +61,102 @@ class RedisStore(Store, ForkAware):
             reject(f"use_server_time must be True or False, not {use_server_time!r}")
         self.timeout_ms: int = require_int("timeout_ms", timeout_ms, high=3_600_000)
         self.reads_own_clock = use_server_time
-        self._blocking: Any = None
-        self._asynchronous: Any = None
+        self._sync: Any = _NO_SYNC
+        self._async: Any = _NO_ASYNC
 
-    def _connect(self, plan: Plan) -> None:
+    def _connect(self, deployment: Deployment) -> None:
         require_module("hiredis")
-        if plan.blocking is not None:
-            from .blocking import BlockingShell
+        if deployment.sync_factory is not None:
+            from .sync_connections import SyncConnections
 
-            self._blocking = BlockingShell(plan.blocking, self.timeout_ms)
-        if plan.asynchronous is not None:
-            from .asynchronous import AsyncShell
+            self._sync = SyncConnections(deployment.sync_factory, self.timeout_ms)
+        if deployment.async_factory is not None:
+            from .async_connections import AsyncConnections
 
-            self._asynchronous = AsyncShell(plan.asynchronous, self.timeout_ms)
-        self._begin(Router(plan.topology))
+            self._async = AsyncConnections(deployment.async_factory, self.timeout_ms)
+        self._begin(RedisRouter(deployment.topology))
 
     def _connect_rest(self, client: Any) -> None:
-        from .upstash import upstash_shells, upstash_topology
+        from .upstash import upstash_connections, upstash_topology
 
-        self._blocking, self._asynchronous = upstash_shells(client, self.timeout_ms)
-        self._begin(Router(upstash_topology()))
+        connections, is_async = upstash_connections(client, self.timeout_ms)
+        if is_async:
+            self._async = connections
+        else:
+            self._sync = connections
+        self._begin(RedisRouter(upstash_topology()))
 
-    def _begin(self, router: Router) -> None:
+    def _begin(self, router: RedisRouter) -> None:
         self._router = router
-        self._flows = Flows(router, use_server_time=self.reads_own_clock)
+        self._flows = RedisFlows(router, use_server_time=self.reads_own_clock)
         watch_forks(self)
 
-    # A check or a lease is nearly always settled by its first replies. The two methods below make
-    # that one exchange by hand, which spares a generator or two, and leave all else to the flow.
-
     def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
-        flows, shell = self._flows, self._blocking
-        ask = None if shell is None else flows.first_ask(key, transform, now, cost)
-        if ask is None:
-            return cast(R, self._run(flows.apply(key, transform, now, cost)))
-        call = shell.call()
-        try:
-            met = call.serve(ask)
-            settled = flows.settled(transform, now, cost, met)
-        except LinkError as error:
-            met, settled = error, None
-        if settled is not None:
-            return cast(R, settled)
-        return cast(R, self._run(flows.after(ask, key, transform, cost, met), call))
+        result: R = self._sync.run(self._flows.apply(key, transform, now, cost))
+        return result
 
     async def aapply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
-        flows, shell = self._flows, self._asynchronous
-        ask = None if shell is None else flows.first_ask(key, transform, now, cost)
-        if ask is None:
-            return cast(R, await self._arun(flows.apply(key, transform, now, cost)))
-        call = shell.call()
-        try:
-            met = await call.serve(ask)
-            settled = flows.settled(transform, now, cost, met)
-        except LinkError as error:
-            met, settled = error, None
-        if settled is not None:
-            return cast(R, settled)
-        return cast(R, await self._arun(flows.after(ask, key, transform, cost, met), call))
+        result: R = await self._async.run(self._flows.apply(key, transform, now, cost))
+        return result
 
     def apply_many(
         self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
     ) -> list[R]:
-        return cast("list[R]", self._run(self._flows.apply_many(keys, transform, now, cost)))
+        results: list[R] = self._sync.run(self._flows.apply_many(keys, transform, now, cost))
+        return results
 
     async def aapply_many(
         self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
     ) -> list[R]:
         flow = self._flows.apply_many(keys, transform, now, cost)
-        return cast("list[R]", await self._arun(flow))
+        results: list[R] = await self._async.run(flow)
+        return results
 
     def close(self) -> None:
         """Close the connections that the store has made. A later call opens new ones.
 
         `aclose` closes those of the running event loop, and the blocking ones.
         """
-        for shell in (self._blocking, self._asynchronous):
-            if shell is not None:
-                shell.close()
+        self._sync.close()
+        self._async.close()
 
     async def aclose(self) -> None:
-        if self._blocking is not None:
-            self._blocking.close()
-        if self._asynchronous is not None:
-            await self._asynchronous.aclose()
+        self._sync.close()
+        await self._async.aclose()
 
     def __repr__(self) -> str:
         return f"<RedisStore on {self._router.topology}, timeout_ms={self.timeout_ms}>"
 
-    def _run(self, flow: RedisFlow, call: Any = None) -> Any:
-        if self._blocking is None:
-            raise UnsupportedError(
-                "this RedisStore was made from an asyncio client: use acheck, apeek, ..., or make "
-                "it with RedisStore.from_url, which serves both"
-            )
-        call = call or self._blocking.call()
-        try:
-            result = drive(flow, call.serve)
-        except BaseException:
-            call.abandon()
-            raise
-        call.finish()
-        return result
-
-    async def _arun(self, flow: RedisFlow, call: Any = None) -> Any:
-        if self._asynchronous is None:
-            raise UnsupportedError(
-                "this RedisStore was made from a sync client: use check, peek, ..., or make it "
-                "with RedisStore.from_url, which serves both"
-            )
-        call = call or self._asynchronous.call()
-        try:
-            result = await adrive(flow, call.serve)
-        except BaseException:
-            call.abandon()
-            raise
-        call.finish()
-        return result
-
     def _after_fork_in_child(self) -> None:
         """A child must not speak on its parent's sockets."""
-        for shell in (self._blocking, self._asynchronous):
-            if shell is not None:
-                shell.after_fork()
+        self._sync.after_fork()
+        self._async.after_fork()
+
+
+class _NoConnections:
+    """Stands where a store has no client for this way to call."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def run(self, _flow: RedisFlow) -> Any:
+        raise UnsupportedError(self._reason)
+
+    def close(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+    def after_fork(self) -> None:
+        pass
+
+
+_NO_SYNC = _NoConnections(
+    "this RedisStore was made from an asyncio client: use acheck, apeek, ..., or make it with "
+    "RedisStore.from_url, which serves both"
+)
+_NO_ASYNC = _NoConnections(
+    "this RedisStore was made from a sync client: use check, peek, ..., or make it with "
+    "RedisStore.from_url, which serves both"
+)

@@ -1,9 +1,9 @@
 """Which server owns a key: one fixed server, the master that the sentinels name, or the node that
 holds the key's slot.
 
-The tables are plain memory; learning is a flow, so that one description serves both colours. A
-table may be out of date at any time: the servers say so (MOVED, READONLY, a refused connection),
-and whoever hears it calls `moved` or `lost`.
+The tables are plain memory; learning is a flow, so that one description serves sync and async
+calls. A table may be out of date at any time: the servers say so (MOVED, READONLY, a refused
+connection), and whoever hears it calls `moved` or `lost`.
 
 Sentinels, and the nodes of a cluster, all know the same. So one of them that is frozen must cost
 neither a call, which goes on to the next with what is left of its time, nor the calls after it,
@@ -17,13 +17,14 @@ from binascii import crc_hqx
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from .requests import Address, Ask, Command, LinkError, RedisFlow, Refusal
+from ..failure import ConnectionFailedError
+from .requests import Address, Command, Exchange, RedisFlow, Refusal
 
 __all__ = ["Cluster", "Fixed", "Sentinels", "Topology", "slot_of"]
 
 SLOTS = 16_384
 
-_Heed = Callable[[Address, Any], RedisFlow]
+_Accept = Callable[[Address, Any], RedisFlow]
 
 
 # Of the time that a call has left, for one of several who may know: the rest is for the others.
@@ -40,7 +41,7 @@ class Topology(Protocol):
         """The places of the keys, in order, by which of them may be used by one script."""
 
     def find(self) -> RedisFlow:
-        """Learn the places; raises LinkError when nobody can tell."""
+        """Learn the places; raises ConnectionFailedError when nobody can tell."""
 
     def lost(self, where: Address) -> None:
         """The server there does not serve (any more)."""
@@ -74,23 +75,23 @@ class Fixed:
         return str(self.where)
 
 
-class _Council:
+class _Informants:
     """Several who can answer the same question: whoever failed is asked last."""
 
     def __init__(self) -> None:
         self._failed: dict[Address, None] = {}
 
-    def ask(self, members: Sequence[Address], question: Command, heed: _Heed) -> RedisFlow:
-        """Put the question to one after the other until `heed` is content with an answer; it
+    def ask(self, members: Sequence[Address], question: Command, accept: _Accept) -> RedisFlow:
+        """Put the question to one after the other until `accept` is content with an answer; it
         returns what is wrong with it, or None. Returns what was wrong last, or None."""
         order = self._order(members)
         wrong: object = "nobody to ask was given"
         for number, member in enumerate(order, 1):
             share = _SHARE if number < len(order) else 1.0
             try:
-                (reply,) = yield Ask(member, (question,), share=share)
-                wrong = yield from heed(member, reply)
-            except LinkError as error:
+                (reply,) = yield Exchange(member, (question,), share=share)
+                wrong = yield from accept(member, reply)
+            except ConnectionFailedError as error:
                 wrong = error
             if wrong is None:
                 for silent in order[: number - 1]:
@@ -119,23 +120,23 @@ class Sentinels(Fixed):
         self.sentinels: list[Address] = list(sentinels)
         self.service = service
         self.master: Address | None = None
-        self._council = _Council()
+        self._informants = _Informants()
 
     def locate(self, _key: str) -> Address | None:
         return self.master
 
     def find(self) -> RedisFlow:
         question = (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self.service.encode())
-        wrong = yield from self._council.ask(self.sentinels, question, self._heed)
+        wrong = yield from self._informants.ask(self.sentinels, question, self._accept)
         if wrong is not None:
             text = f"no master for {self.service!r}: {wrong}"
-            raise LinkError(text, may_have_run=False, again=True)
+            raise ConnectionFailedError(text, may_have_run=False, again=True)
 
-    def _heed(self, sentinel: Address, reply: Any) -> RedisFlow:
+    def _accept(self, sentinel: Address, reply: Any) -> RedisFlow:
         if not isinstance(reply, list):
             return f"{sentinel} does not know {self.service!r} ({reply})"
         master = Address(_text(reply[0]), int(reply[1]))
-        (role,) = yield Ask(master, ((b"ROLE",),))
+        (role,) = yield Exchange(master, ((b"ROLE",),))
         if not isinstance(role, list) or _text(role[0]) != "master":
             return f"{master} is not a master yet"
         self.master = master
@@ -162,7 +163,7 @@ class Cluster:
         self._owners: list[Address | None] = [None] * SLOTS
         self._suspect = True
         self._lost: set[Address] = set()
-        self._council = _Council()
+        self._informants = _Informants()
 
     def locate(self, key: str) -> Address | None:
         owner = None if self._suspect else self._owners[slot_of(key)]
@@ -178,12 +179,12 @@ class Cluster:
         known = {owner for owner in self._owners if owner is not None}
         places = random.sample(sorted(known), len(known))
         places += [seed for seed in self.seeds if seed not in known]
-        wrong = yield from self._council.ask(places, (b"CLUSTER", b"SLOTS"), self._heed)
+        wrong = yield from self._informants.ask(places, (b"CLUSTER", b"SLOTS"), self._accept)
         if wrong is not None:
             text = f"no cluster node knows the slots: {wrong}"
-            raise LinkError(text, may_have_run=False, again=True)
+            raise ConnectionFailedError(text, may_have_run=False, again=True)
 
-    def _heed(self, node: Address, reply: Any) -> RedisFlow:
+    def _accept(self, node: Address, reply: Any) -> RedisFlow:
         yield from ()
         if not isinstance(reply, list) or not reply:
             return f"{node} answered {reply}"
@@ -193,7 +194,7 @@ class Cluster:
     def lost(self, where: Address) -> None:
         # Its slots only: the keys of the other nodes have nothing to wait for.
         self._lost.add(where)
-        self._council.failed(where)
+        self._informants.failed(where)
 
     def moved(self, refusal: Refusal, asked: Address) -> Address | None:
         code, slot, place = refusal.text.split()[:3]

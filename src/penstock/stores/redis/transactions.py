@@ -17,10 +17,11 @@ from typing import Any
 
 from ...core.errors import PenstockError, StoreUnavailableError
 from ...core.store import Transform
+from ..failure import ConnectionFailedError
 from ..sheet import Call, Sheet
 from .faults import beside_others, refused, unavailable
-from .requests import TIME, Ask, Command, LinkError, Pause, RedisFlow, Refusal, ms_of
-from .routing import Router, names_of, refusal_in
+from .requests import TIME, Command, Delay, Exchange, RedisFlow, Refusal, ms_of
+from .routing import RedisRouter, names_of, refusal_in
 
 __all__ = ["MAX_KEYS", "transact"]
 
@@ -34,7 +35,7 @@ _ELSEWHERE = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "READONLY")
 
 
 def transact(
-    router: Router, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
+    router: RedisRouter, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
 ) -> RedisFlow:
     """The results, in the order of the keys, all decided at one instant: `now`, or when it is 0
     the server's at the first transaction."""
@@ -54,7 +55,7 @@ def transact(
 class _Batch:
     """Keys of one transaction; `others` if keys before them have been written."""
 
-    def __init__(self, router: Router, keys: Sequence[str], others: bool) -> None:
+    def __init__(self, router: RedisRouter, keys: Sequence[str], others: bool) -> None:
         self._router = router
         self._keys = keys
         self._names = names_of(keys)
@@ -75,8 +76,8 @@ class _Batch:
             if (yield from self._commit([_write(*item, since) for item in sheet.writes.items()])):
                 return call, True
             try:
-                yield Pause(random.uniform(0, min(2.0**race, _LONGEST_PAUSE_MS)))
-            except LinkError:
+                yield Delay(random.uniform(0, min(2.0**race, _LONGEST_PAUSE_MS)))
+            except ConnectionFailedError:
                 break
         raise self._outrun()
 
@@ -103,8 +104,8 @@ class _Batch:
     def _commit(self, writes: Sequence[Command]) -> RedisFlow:
         """True when written, False when somebody else was first."""
         try:
-            replies = yield Ask(None, ((b"MULTI",), *writes, (b"EXEC",)), pinned=True)
-        except LinkError as error:
+            replies = yield Exchange(None, ((b"MULTI",), *writes, (b"EXEC",)), pinned=True)
+        except ConnectionFailedError as error:
             raise unavailable(error, consuming=True, others=self._others) from error
         _, *queued, executed = replies
         if isinstance(executed, Refusal):

@@ -17,14 +17,15 @@ from typing import Any
 
 from ...core.clock import SystemClock
 from ...core.errors import UnsupportedError
+from ...core.flow import adrive, drive
 from ...core.validation import reject
 from ..cas.workers import Workers
-from ..failure import ConnectionFailedError as OverdueError
+from ..failure import ConnectionFailedError
 from .faults import late_reply, lost_reply
-from .requests import Address, Ask, Command, LinkError, Pause, Refusal, Request, Scatter
+from .requests import Address, Command, Delay, Exchange, Parallel, RedisFlow, RedisRequest, Refusal
 from .topology import Fixed
 
-__all__ = ["upstash_shells", "upstash_topology"]
+__all__ = ["upstash_connections", "upstash_topology"]
 
 _WHERE = Address("the Upstash REST API", 0)
 _now_ms = SystemClock().now
@@ -34,21 +35,19 @@ def upstash_topology() -> Fixed:
     return Fixed(_WHERE)
 
 
-def upstash_shells(
-    client: Any, timeout_ms: int
-) -> tuple[_BlockingShell | None, _AsyncShell | None]:
-    """The blocking and the asynchronous shell; the one that the client is not is None."""
+def upstash_connections(client: Any, timeout_ms: int) -> tuple[_SyncRest | _AsyncRest, bool]:
+    """What runs flows over this client, and whether it has to be awaited."""
     if getattr(getattr(client, "_http", None), "_retries", 0):
         reject(
             "this Upstash client repeats requests whose answer was lost, which would charge them "
             "twice: make it with rest_retries=0"
         )
     if inspect.iscoroutinefunction(client.execute):
-        return None, _AsyncShell(client, timeout_ms)
-    return _BlockingShell(client, timeout_ms), None
+        return _AsyncRest(client, timeout_ms), True
+    return _SyncRest(client, timeout_ms), False
 
 
-class _Shell:
+class _Rest:
     def __init__(self, client: Any, timeout_ms: int) -> None:
         self._client = client
         self._timeout_ms = timeout_ms
@@ -66,13 +65,13 @@ class _Shell:
         pass
 
 
-class _BlockingShell(_Shell):
+class _SyncRest(_Rest):
     def __init__(self, client: Any, timeout_ms: int) -> None:
         super().__init__(client, timeout_ms)
         self._workers = Workers()
 
-    def call(self) -> _BlockingCall:
-        return _BlockingCall(self._client, self._deadline(), self._workers)
+    def run(self, flow: RedisFlow) -> Any:
+        return drive(flow, _SyncCall(self._client, self._deadline(), self._workers).serve)
 
     def close(self) -> None:
         self._workers.close()
@@ -82,20 +81,15 @@ class _BlockingShell(_Shell):
         self._workers = Workers()
 
 
-class _AsyncShell(_Shell):
-    def call(self) -> _AsyncCall:
-        return _AsyncCall(self._client, self._deadline())
+class _AsyncRest(_Rest):
+    async def run(self, flow: RedisFlow) -> Any:
+        return await adrive(flow, _AsyncCall(self._client, self._deadline()).serve)
 
 
 class _Call:
     def __init__(self, client: Any, deadline: int) -> None:
         self._client = client
         self._deadline = deadline
-
-    def finish(self) -> None:
-        pass
-
-    abandon = finish
 
     def _left_s(self) -> float:
         return (self._deadline - _now_ms()) / 1000
@@ -109,59 +103,59 @@ class _Call:
             pipeline.execute(_texts(command))
         return pipeline.exec()
 
-    def _nap_s(self, pause: Pause) -> float:
+    def _nap_s(self, pause: Delay) -> float:
         if pause.ms / 1000 >= self._left_s():
-            raise LinkError("out of time", may_have_run=False)
+            raise ConnectionFailedError("out of time", may_have_run=False)
         return pause.ms / 1000
 
 
-class _BlockingCall(_Call):
+class _SyncCall(_Call):
     def __init__(self, client: Any, deadline: int, workers: Workers) -> None:
         super().__init__(client, deadline)
         self._workers = workers
 
-    def serve(self, request: Request) -> Any:
-        if isinstance(request, Pause):
+    def serve(self, request: RedisRequest) -> Any:
+        if isinstance(request, Delay):
             return time.sleep(self._nap_s(request))
-        if isinstance(request, Scatter):
-            return [self._settled(ask) for ask in request.asks]
-        return self._serve_one(request) if isinstance(request, Ask) else None
+        if isinstance(request, Parallel):
+            return [self._settled(exchange) for exchange in request.exchanges]
+        return self._serve_one(request) if isinstance(request, Exchange) else None
 
-    def _settled(self, ask: Ask) -> list[Any] | LinkError:
+    def _settled(self, exchange: Exchange) -> list[Any] | ConnectionFailedError:
         try:
-            return self._serve_one(ask)
-        except LinkError as error:
+            return self._serve_one(exchange)
+        except ConnectionFailedError as error:
             return error
 
-    def _serve_one(self, ask: Ask) -> list[Any]:
-        commands = _commands(ask)
+    def _serve_one(self, exchange: Exchange) -> list[Any]:
+        commands = _commands(exchange)
         by = time.monotonic() + max(0.0, self._left_s())
         (answer,) = self._workers.run([lambda: self._request(commands)], by)
-        if isinstance(answer, OverdueError):
+        if isinstance(answer, ConnectionFailedError):
             if answer.may_have_run:
                 raise late_reply(_WHERE)
-            raise LinkError(f"no thread for {_WHERE}: {answer}", may_have_run=False)
+            raise ConnectionFailedError(f"no thread for {_WHERE}: {answer}", may_have_run=False)
         if isinstance(answer, Exception):
             return _failed(commands, answer)
         return _replies(commands, answer)
 
 
 class _AsyncCall(_Call):
-    async def serve(self, request: Request) -> Any:
-        if isinstance(request, Pause):
+    async def serve(self, request: RedisRequest) -> Any:
+        if isinstance(request, Delay):
             return await asyncio.sleep(self._nap_s(request))
-        if isinstance(request, Scatter):
-            return [await self._settled(ask) for ask in request.asks]
-        return await self._serve_one(request) if isinstance(request, Ask) else None
+        if isinstance(request, Parallel):
+            return [await self._settled(exchange) for exchange in request.exchanges]
+        return await self._serve_one(request) if isinstance(request, Exchange) else None
 
-    async def _settled(self, ask: Ask) -> list[Any] | LinkError:
+    async def _settled(self, exchange: Exchange) -> list[Any] | ConnectionFailedError:
         try:
-            return await self._serve_one(ask)
-        except LinkError as error:
+            return await self._serve_one(exchange)
+        except ConnectionFailedError as error:
             return error
 
-    async def _serve_one(self, ask: Ask) -> list[Any]:
-        commands = _commands(ask)
+    async def _serve_one(self, exchange: Exchange) -> list[Any]:
+        commands = _commands(exchange)
         try:
             answer = await asyncio.wait_for(self._request(commands), max(0.0, self._left_s()))
             return _replies(commands, answer)
@@ -171,13 +165,13 @@ class _AsyncCall(_Call):
             return _failed(commands, error)
 
 
-def _commands(ask: Ask) -> list[Command]:
-    if ask.pinned:
+def _commands(exchange: Exchange) -> list[Command]:
+    if exchange.pinned:
         raise UnsupportedError(
             "the Upstash REST API has no WATCH, which a strategy without Lua needs; use "
             "one of penstock's own strategies, or connect to Upstash by its rediss:// URL"
         )
-    return list(ask.commands)
+    return list(exchange.commands)
 
 
 def _texts(command: Command) -> list[str]:

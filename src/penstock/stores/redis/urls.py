@@ -8,7 +8,7 @@
 User and password are those of the data servers; sentinels that ask for their own take
 `?sentinel_username=` and `?sentinel_password=`. `?timeout_ms=` and `?use_server_time=` are the
 store's, for programs that know it only by its URL. Other parameters are the driver's, such as
-`?ssl_ca_certs=` and `?client_name=`; `recipe.py` refuses those that it does not know.
+`?ssl_ca_certs=` and `?client_name=`; `factory.py` refuses those that it does not know.
 
 A URL holds a password, and one that was not escaped may end up in any of its parts: so no message
 repeats the URL, nor its host or path.
@@ -23,7 +23,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from ...core.validation import reject, require_choice
 
-__all__ = ["OPTIONS", "SENTINEL_OPTIONS", "Place", "parse", "split_options"]
+__all__ = ["OPTIONS", "SENTINEL_OPTIONS", "ParsedUrl", "parse", "split_options"]
 
 OPTIONS = ("timeout_ms", "use_server_time")
 
@@ -31,7 +31,7 @@ SENTINEL_OPTIONS = {"sentinel_username": "username", "sentinel_password": "passw
 
 
 @dataclass(slots=True)
-class Place:
+class ParsedUrl:
     """`url` is what the driver understands of it, with the `parameters`; the rest is ours."""
 
     url: str
@@ -62,12 +62,12 @@ def split_options(url: str) -> tuple[str, dict[str, Any]]:
     return parts._replace(query=urlencode(query)).geturl(), options
 
 
-def parse(url: str) -> Place:
+def parse(url: str) -> ParsedUrl:
     scheme, _, kind = url.partition("://")[0].lower().partition("+")
     parts = _split(url)
     query = _query(parts)
     if scheme == "unix" and not kind:
-        return Place(url, [(parts.path, 0)], list(query))
+        return ParsedUrl(url, [(parts.path, 0)], list(query))
     if scheme not in ("redis", "rediss") or kind not in ("", "cluster", "sentinel"):
         reject("not a Redis URL: it starts with redis://, rediss://, redis+cluster://, ...")
     credentials, at, hosts_text = parts.netloc.rpartition("@")
@@ -91,7 +91,7 @@ def parse(url: str) -> Place:
     host = hosts_text if not kind else "localhost"
     rest = f"?{urlencode(query)}" if query else ""
     plain = f"{scheme}://{credentials}{at}{host}/{db}{rest}"
-    return Place(plain, hosts, list(query), kind == "cluster", service, sentinel)
+    return ParsedUrl(plain, hosts, list(query), kind == "cluster", service, sentinel)
 
 
 def _split(url: str) -> SplitResult:

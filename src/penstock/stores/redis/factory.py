@@ -25,9 +25,15 @@ from ...core.errors import ConfigInvalidError
 from ...core.validation import reject
 from .requests import Address
 from .topology import Cluster, Fixed, Sentinels, Topology
-from .urls import OPTIONS, SENTINEL_OPTIONS, Place, parse
+from .urls import OPTIONS, SENTINEL_OPTIONS, ParsedUrl, parse
 
-__all__ = ["Plan", "Recipe", "plan_of_client", "plan_of_url", "require_module"]
+__all__ = [
+    "ConnectionFactory",
+    "Deployment",
+    "deployment_of_client",
+    "deployment_of_url",
+    "require_module",
+]
 
 _KEPT = frozenset(
     {
@@ -50,14 +56,14 @@ def require_module(name: str) -> Any:
     return extras.require_module("a Redis store", name)
 
 
-class Recipe:
-    """How connections of one colour are made."""
+class ConnectionFactory:
+    """Makes the connections of a store, sync or async."""
 
     def __init__(
         self,
         connection_class: type[Any],
         settings: Mapping[str, Any],
-        sentinel: Recipe | None = None,
+        sentinel: ConnectionFactory | None = None,
     ) -> None:
         self._class = connection_class
         self._settings = {
@@ -72,10 +78,10 @@ class Recipe:
         """A connection that is not open yet."""
         if where.sentinel and self._sentinel is not None:
             return self._sentinel.make(where._replace(sentinel=False), timeout_s)
-        place = {} if "path" in self._settings else {"host": where.host, "port": where.port}
+        parsed = {} if "path" in self._settings else {"host": where.host, "port": where.port}
         return self._class(
             **self._settings,
-            **place,
+            **parsed,
             **self._quiet,
             # RESP2: no messages that nobody asked for.
             protocol=2,
@@ -103,49 +109,53 @@ def _accepted(connection_class: type[Any]) -> set[str]:
 
 
 @dataclass(slots=True)
-class Plan:
-    """A topology and a recipe per colour; None for a colour that cannot be served."""
+class Deployment:
+    """A topology, and what makes connections for sync and for async calls, if the client can."""
 
     topology: Topology
-    blocking: Recipe | None
-    asynchronous: Recipe | None
+    sync_factory: ConnectionFactory | None
+    async_factory: ConnectionFactory | None
 
 
-def plan_of_url(url: str) -> Plan:
-    """Both colours."""
-    place = parse(url)
+def deployment_of_url(url: str) -> Deployment:
+    """For sync and async calls."""
+    parsed = parse(url)
     require_module("redis")
-    return Plan(
-        _topology_of(place),
-        _recipe_of_url(place, require_module("redis")),
-        _recipe_of_url(place, require_module("redis.asyncio")),
+    return Deployment(
+        _topology_of(parsed),
+        _factory_of_url(parsed, require_module("redis")),
+        _factory_of_url(parsed, require_module("redis.asyncio")),
     )
 
 
-def _recipe_of_url(place: Place, driver: Any) -> Recipe:
+def _factory_of_url(parsed: ParsedUrl, driver: Any) -> ConnectionFactory:
     try:
-        pool = driver.Redis.from_url(place.url).connection_pool
-        _require_known(place, pool.connection_class)
+        pool = driver.Redis.from_url(parsed.url).connection_pool
+        _require_known(parsed, pool.connection_class)
         settings = pool.connection_kwargs
         # The sentinels speak TLS, or not, as the servers do.
         tls = {name: value for name, value in settings.items() if name.startswith("ssl_")}
-        ask = Recipe(pool.connection_class, {**tls, **place.sentinel_options})
-        recipe = Recipe(pool.connection_class, settings, ask if place.service else None)
+        sentinel_factory = ConnectionFactory(
+            pool.connection_class, {**tls, **parsed.sentinel_options}
+        )
+        factory = ConnectionFactory(
+            pool.connection_class, settings, sentinel_factory if parsed.service else None
+        )
         # A value that makes no sense is noticed here, and not in an outage.
-        recipe.make(Address("localhost", 0), 1.0)
+        factory.make(Address("localhost", 0), 1.0)
     except (ValueError, TypeError, driver.RedisError) as error:
         if isinstance(error, ConfigInvalidError):
             raise
         raise ConfigInvalidError(f"this Redis URL makes no sense to redis-py: {error}") from error
-    return recipe
+    return factory
 
 
-def _require_known(place: Place, connection_class: type[Any]) -> None:
+def _require_known(parsed: ParsedUrl, connection_class: type[Any]) -> None:
     """A parameter that nobody knows is a mistake, and would be ignored without a word."""
     accepted = _accepted(connection_class)
-    for name in place.parameters:
+    for name in parsed.parameters:
         if name not in accepted:
-            ours = [*OPTIONS, *(SENTINEL_OPTIONS if place.service else ())]
+            ours = [*OPTIONS, *(SENTINEL_OPTIONS if parsed.service else ())]
             near = get_close_matches(name, [*ours, *sorted(accepted)], 1)
             hint = f"did you mean {near[0]}?" if near else f"the store's own are {', '.join(ours)}"
             # What is no name at all may be the end of a password with a question mark in it.
@@ -156,31 +166,31 @@ def _require_known(place: Place, connection_class: type[Any]) -> None:
             )
 
 
-def _topology_of(place: Place) -> Topology:
-    if place.service:
-        return Sentinels([Address(h, p, True) for h, p in place.hosts], place.service)
-    seeds = [Address(host, port) for host, port in place.hosts]
-    return Cluster(seeds) if place.cluster else Fixed(seeds[0])
+def _topology_of(parsed: ParsedUrl) -> Topology:
+    if parsed.service:
+        return Sentinels([Address(h, p, True) for h, p in parsed.hosts], parsed.service)
+    seeds = [Address(host, port) for host, port in parsed.hosts]
+    return Cluster(seeds) if parsed.cluster else Fixed(seeds[0])
 
 
-def plan_of_client(client: Any) -> Plan:
-    """The colour of the client only."""
+def deployment_of_client(client: Any) -> Deployment:
+    """For sync or async calls, as the client is."""
     is_async = inspect.iscoroutinefunction(getattr(client, "execute_command", None))
     if hasattr(client, "nodes_manager"):
-        topology, recipe = _of_cluster(client, is_async)
+        topology, factory = _of_cluster(client, is_async)
     elif hasattr(getattr(client, "connection_pool", None), "connection_kwargs"):
         pool = client.connection_pool
         if hasattr(pool, "sentinel_manager"):
-            topology, recipe = _of_sentinel(pool)
+            topology, factory = _of_sentinel(pool)
         else:
-            recipe = Recipe(pool.connection_class, pool.connection_kwargs)
+            factory = ConnectionFactory(pool.connection_class, pool.connection_kwargs)
             topology = Fixed(_address(pool.connection_kwargs))
     else:
         reject(
             "client must be a redis-py, valkey-py or upstash-redis client, sync or asyncio, not a "
             f"{type(client).__name__}; for a URL use RedisStore.from_url"
         )
-    return Plan(topology, None, recipe) if is_async else Plan(topology, recipe, None)
+    return Deployment(topology, None, factory) if is_async else Deployment(topology, factory, None)
 
 
 def _address(settings: Mapping[str, Any]) -> Address:
@@ -189,7 +199,7 @@ def _address(settings: Mapping[str, Any]) -> Address:
     return Address(settings.get("host", "localhost"), int(settings.get("port", 6379)))
 
 
-def _of_sentinel(pool: Any) -> tuple[Topology, Recipe]:
+def _of_sentinel(pool: Any) -> tuple[Topology, ConnectionFactory]:
     if not pool.is_master:
         reject("a replica cannot count: use sentinel.master_for(...), not slave_for(...)")
     manager = pool.sentinel_manager
@@ -197,9 +207,13 @@ def _of_sentinel(pool: Any) -> tuple[Topology, Recipe]:
     if not settings:
         reject("this Sentinel client knows no sentinels")
     places = [_address(each)._replace(sentinel=True) for each in settings]
-    ask = Recipe(manager.sentinels[0].connection_pool.connection_class, settings[0])
+    sentinel_factory = ConnectionFactory(
+        manager.sentinels[0].connection_pool.connection_class, settings[0]
+    )
     plain = _plain_class(pool.connection_class)
-    return Sentinels(places, pool.service_name), Recipe(plain, pool.connection_kwargs, ask)
+    return Sentinels(places, pool.service_name), ConnectionFactory(
+        plain, pool.connection_kwargs, sentinel_factory
+    )
 
 
 def _plain_class(connection_class: type[Any]) -> type[Any]:
@@ -211,7 +225,7 @@ def _plain_class(connection_class: type[Any]) -> type[Any]:
     )
 
 
-def _of_cluster(client: Any, is_async: bool) -> tuple[Topology, Recipe]:
+def _of_cluster(client: Any, is_async: bool) -> tuple[Topology, ConnectionFactory]:
     nodes = client.nodes_manager
     settings = client.connection_kwargs if is_async else nodes.connection_kwargs
     connection_class = settings.get("connection_class")
@@ -225,4 +239,4 @@ def _of_cluster(client: Any, is_async: bool) -> tuple[Topology, Recipe]:
         connection_class = module.SSLConnection if settings.get("ssl") else module.Connection
     seeds = [Address(node.host, int(node.port)) for node in nodes.startup_nodes.values()]
     remap = getattr(nodes, "address_remap", None)
-    return Cluster(seeds, remap), Recipe(connection_class, settings)
+    return Cluster(seeds, remap), ConnectionFactory(connection_class, settings)

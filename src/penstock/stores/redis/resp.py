@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .recipe import require_module
+from .factory import require_module
 from .requests import Command, Refusal
 
 __all__ = ["ProtocolError", "new_reader", "pack"]

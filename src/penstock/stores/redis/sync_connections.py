@@ -1,4 +1,4 @@
-"""The blocking shell: sockets, one per request at a time, kept in a stack between requests.
+"""The connections of sync calls: sockets for one request at a time, and a stack of idle ones.
 
 A deadline covers a call from its start, and every wait is cut to what is left of it. Connecting
 is done on a thread of its own, because name look-up, TLS and a login cannot be given one deadline
@@ -24,33 +24,41 @@ import select
 import time
 from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable
-from ssl import SSLWantReadError
+from ssl import SSLWantReadError, SSLWantWriteError
+from time import monotonic
 from typing import Any
 
-from ...core.clock import SystemClock
+from ...core.flow import drive
+from ..failure import ConnectionFailedError
+from .factory import ConnectionFactory
 from .faults import cannot_connect, late_connect, late_reply, lost_reply
-from .recipe import Recipe
-from .requests import Address, Ask, Discard, LinkError, Pause, Request, Scatter
-from .wire import ProtocolError, new_reader, pack
+from .requests import Address, CloseIdle, Delay, Exchange, Parallel, RedisFlow, RedisRequest
+from .resp import ProtocolError, new_reader, pack
 
-__all__ = ["BlockingCall", "BlockingShell", "poller"]
+__all__ = ["SyncConnections", "poller"]
 
 _CHUNK = 65_536
 _MAX_OPENING = 16
 _LOOK_AGAIN_S = 0.001
-_now_ms = SystemClock().now
+_SHORTEST_S = 0.001
+_NOT_YET = (BlockingIOError, SSLWantReadError, SSLWantWriteError)
 
 
 class _Connection:
-    """One connected socket, opened by a connection of the driver's."""
+    """One connected socket, opened by a connection of the driver's.
 
-    __slots__ = ("_driver", "_poll", "_reader", "_sock", "address", "era")
+    It does not block: a write nearly always fits, and a read is waited for by `poll`, which takes
+    the time that is left. A timeout of the socket's own would cost three more system calls.
+    """
 
-    def __init__(self, driver: Any, address: Address, era: object) -> None:
+    __slots__ = ("_driver", "_poll", "_reader", "_sock", "address", "generation")
+
+    def __init__(self, driver: Any, address: Address, generation: object) -> None:
         self.address: Address = address
-        self.era: object = era
+        self.generation: object = generation
         self._driver = driver
         self._sock = driver._sock
+        self._sock.settimeout(0)
         self._reader = new_reader()
         self._poll = poller(self._sock)
 
@@ -58,41 +66,60 @@ class _Connection:
         """True when the server has hung up, or said something unasked, since the last reply."""
         if not self._poll(0):
             return False
-        self._sock.settimeout(0)
         try:
             self._sock.recv(1)
-        except (BlockingIOError, SSLWantReadError):
+        except _NOT_YET:
             # TLS may have had a message of its own to read, such as a session ticket.
             return False
         except OSError:
             return True
         return True
 
-    def send(self, payload: bytes, deadline: int) -> None:
+    def send(self, payload: bytes, deadline: float) -> None:
+        if monotonic() >= deadline:
+            raise late_connect(self.address)
         try:
-            self._sock.settimeout(_left_s(deadline, late_connect, self.address))
+            sent = self._sock.send(payload)
+            if sent < len(payload):
+                self._send_slowly(payload[sent:], deadline)
+        except _NOT_YET:
+            self._send_slowly(payload, deadline)
+        except OSError as error:
+            raise lost_reply(self.address, error) from error
+
+    def _send_slowly(self, payload: bytes, deadline: float) -> None:
+        """What the socket cannot take at once."""
+        try:
+            self._sock.settimeout(max(_SHORTEST_S, deadline - monotonic()))
             self._sock.sendall(payload)
+            self._sock.settimeout(0)
         except TimeoutError:
             raise late_reply(self.address) from None
         except OSError as error:
             raise lost_reply(self.address, error) from error
 
-    def receive(self, count: int, deadline: int) -> list[Any]:
-        sock, reader = self._sock, self._reader
+    def receive(self, count: int, deadline: float) -> list[Any]:
+        reader = self._reader
         replies: list[Any] = []
+        is_drained = True
         try:
-            while True:
-                sock.settimeout(_left_s(deadline, late_reply, self.address))
-                data = sock.recv(_CHUNK)
+            while len(replies) < count:
+                if is_drained:
+                    left_ms = (deadline - monotonic()) * 1000
+                    if left_ms <= 0 or not self._poll(left_ms):
+                        raise late_reply(self.address)
+                try:
+                    data = self._sock.recv(_CHUNK)
+                except _NOT_YET:
+                    is_drained = True
+                    continue
                 if not data:
                     raise lost_reply(self.address)
+                # TLS may hold more than its socket shows.
+                is_drained = False
                 reader.feed(data)
                 while (reply := reader.gets()) is not False:
                     replies.append(reply)
-                if len(replies) >= count:
-                    break
-        except TimeoutError:
-            raise late_reply(self.address) from None
         except (OSError, ProtocolError) as error:
             raise lost_reply(self.address, error) from error
         if len(replies) > count:
@@ -115,39 +142,49 @@ class _Opening:
 
     __slots__ = ("deadline", "done", "failure", "is_running", "is_wanted", "made", "where")
 
-    def __init__(self, where: Address, deadline: int) -> None:
+    def __init__(self, where: Address, deadline: float) -> None:
         self.where = where
         self.deadline = deadline
         self.is_running = False
         self.is_wanted = True
         self.made: list[_Connection] = []
-        self.failure: LinkError | None = None
+        self.failure: ConnectionFailedError | None = None
         self.done = allocate_lock()
         self.done.acquire()
 
 
-class BlockingShell:
-    """All blocking connections of a store. `call()` starts a call; threads share the rest."""
+class SyncConnections:
+    """All blocking connections of a store, shared by its threads."""
 
-    def __init__(self, recipe: Recipe, timeout_ms: int) -> None:
-        self._recipe = recipe
-        self._timeout_ms = timeout_ms
+    def __init__(self, factory: ConnectionFactory, timeout_ms: int) -> None:
+        self._factory = factory
+        self._timeout_s = timeout_ms / 1000
         self._forget()
 
     def _forget(self) -> None:
         # An era ends when the store is closed, or in a forked child, whose parent owns the sockets.
-        self._era = object()
+        self._generation = object()
         self._idle: dict[Address, list[_Connection]] = {}
         self._openings: set[_Opening] = set()
 
     def after_fork(self) -> None:
         self._forget()
 
-    def call(self) -> BlockingCall:
-        return BlockingCall(self, _now_ms() + self._timeout_ms)
+    def run(self, flow: RedisFlow) -> Any:
+        """Serve a flow's requests to its end, within the time of one call."""
+        call = _Call(self, monotonic() + self._timeout_s)
+        try:
+            result = drive(flow, call.serve)
+        except BaseException:
+            call.abandon()
+            raise
+        if call.pinned is not None:
+            call.release()
+        return result
 
-    def take(self, where: Address, deadline: int) -> _Connection:
+    def take(self, where: Address | None, deadline: float) -> _Connection:
         """A connection that nobody else uses: an idle one that is sound, or a new one."""
+        assert where is not None
         while True:
             idle = self._idle.get(where)
             while idle:
@@ -161,10 +198,10 @@ class BlockingShell:
             opening = self._begin(where, deadline)
             if opening is not None:
                 return self._await(opening)
-            time.sleep(min(_LOOK_AGAIN_S, _left_s(deadline, late_connect, where)))
+            time.sleep(min(_LOOK_AGAIN_S, _time_to_connect_s(deadline, where)))
 
     def give(self, connection: _Connection) -> None:
-        if connection.era is not self._era:
+        if connection.generation is not self._generation:
             connection.close()
             return
         self._idle.setdefault(connection.address, []).append(connection)
@@ -174,11 +211,11 @@ class BlockingShell:
             connection.close()
 
     def close(self) -> None:
-        self._era = object()
+        self._generation = object()
         for where in list(self._idle):
             self.discard(where)
 
-    def _begin(self, where: Address, deadline: int) -> _Opening | None:
+    def _begin(self, where: Address, deadline: float) -> _Opening | None:
         """Start to connect; None while too many others do."""
         openings = self._openings
         opening = _Opening(where, deadline)
@@ -197,7 +234,7 @@ class BlockingShell:
 
     def _forget_unstarted(self) -> None:
         """Drop the openings whose callers were interrupted before their thread was started."""
-        now = _now_ms()
+        now = monotonic()
         for opening in list(self._openings):
             if not opening.is_running and opening.deadline < now:
                 self._openings.discard(opening)
@@ -205,7 +242,7 @@ class BlockingShell:
     def _await(self, opening: _Opening) -> _Connection:
         where = opening.where
         try:
-            if not opening.done.acquire(timeout=_left_s(opening.deadline, late_connect, where)):
+            if not opening.done.acquire(timeout=_time_to_connect_s(opening.deadline, where)):
                 raise late_connect(where)
             if opening.failure is not None:
                 raise opening.failure
@@ -218,11 +255,11 @@ class BlockingShell:
     def _open(self, opening: _Opening, openings: set[_Opening]) -> None:
         """Runs on a thread of its own."""
         opening.is_running = True
-        era = self._era
+        generation = self._generation
         try:
-            driver = self._recipe.make(opening.where, self._timeout_ms / 1000)
+            driver = self._factory.make(opening.where, self._timeout_s)
             driver.connect()
-            opening.made.append(_Connection(driver, opening.where, era))
+            opening.made.append(_Connection(driver, opening.where, generation))
         except Exception as error:
             opening.failure = cannot_connect(opening.where, error)
         finally:
@@ -237,116 +274,121 @@ class BlockingShell:
             self.give(opening.made.pop())
 
 
-class BlockingCall:
+class _Call:
     """One call: its deadline, and the connection pinned to it, if any."""
 
-    __slots__ = ("_deadline", "_pinned", "_shell")
+    __slots__ = ("_connections", "_deadline", "pinned")
 
-    def __init__(self, shell: BlockingShell, deadline: int) -> None:
-        self._shell = shell
+    def __init__(self, connections: SyncConnections, deadline: float) -> None:
+        self._connections = connections
         self._deadline = deadline
-        self._pinned: _Connection | None = None
+        self.pinned: _Connection | None = None
 
-    def serve(self, request: Request) -> Any:
-        if type(request) is Ask:
-            return self._ask(request)
-        if isinstance(request, Scatter):
-            return self._scatter(request)
-        if isinstance(request, Pause):
-            return self._pause(request.ms)
-        assert isinstance(request, Discard)
-        return self._shell.discard(request.where)
+    def serve(self, request: RedisRequest) -> Any:
+        if type(request) is Exchange:
+            return self._exchange(request)
+        if isinstance(request, Parallel):
+            return self._run_parallel(request)
+        if isinstance(request, Delay):
+            return self._pause(request.ms / 1000)
+        assert isinstance(request, CloseIdle)
+        return self._connections.discard(request.where)
 
-    def finish(self) -> None:
-        """Give back what is pinned. Called once, at the end, on success."""
-        pinned, self._pinned = self._pinned, None
+    def release(self) -> None:
+        """Give back what is pinned, with every reply read."""
+        pinned, self.pinned = self.pinned, None
         if pinned is not None:
-            self._shell.give(pinned)
+            self._connections.give(pinned)
 
     def abandon(self) -> None:
         """After a failure nobody knows what the pinned connection is in the middle of."""
-        pinned, self._pinned = self._pinned, None
+        pinned, self.pinned = self.pinned, None
         if pinned is not None:
             pinned.close()
 
-    def _ask(self, ask: Ask) -> list[Any]:
-        deadline = self._deadline if ask.share == 1.0 else self._part(ask.share)
-        connection = self._connection_for(ask, deadline)
+    def _exchange(self, exchange: Exchange) -> list[Any]:
+        deadline = self._deadline if exchange.share == 1.0 else self._part(exchange.share)
+        if exchange.pinned:
+            connection = self._pinned_for(exchange, deadline)
+        else:
+            connection = self._connections.take(exchange.where, deadline)
         try:
-            connection.send(pack(ask.commands), deadline)
-            replies = connection.receive(len(ask.commands), deadline)
+            connection.send(pack(exchange.commands), deadline)
+            replies = connection.receive(len(exchange.commands), deadline)
         except BaseException:
-            if ask.pinned:
-                self._pinned = None
+            if exchange.pinned:
+                self.pinned = None
             connection.close()
             raise
-        if not ask.pinned:
-            self._shell.give(connection)
+        if not exchange.pinned:
+            self._connections.give(connection)
         return replies
 
-    def _part(self, share: float) -> int:
+    def _part(self, share: float) -> float:
         """An earlier deadline, at this share of the time that is left."""
-        now = _now_ms()
-        return now + int((self._deadline - now) * share)
+        now = monotonic()
+        return now + (self._deadline - now) * share
 
-    def _connection_for(self, ask: Ask, deadline: int) -> _Connection:
-        pinned = self._pinned
-        if ask.pinned and pinned is not None:
-            if ask.where in (None, pinned.address):
+    def _pinned_for(self, exchange: Exchange, deadline: float) -> _Connection:
+        pinned = self.pinned
+        if pinned is not None:
+            if exchange.where in (None, pinned.address):
                 return pinned
-            self.finish()
-        assert ask.where is not None
-        connection = self._shell.take(ask.where, deadline)
-        if ask.pinned:
-            self._pinned = connection
-        return connection
+            self.release()
+        self.pinned = self._connections.take(exchange.where, deadline)
+        return self.pinned
 
-    def _scatter(self, scatter: Scatter) -> list[Any]:
+    def _run_parallel(self, parallel: Parallel) -> list[Any]:
         """Write to all, then read from all: the servers work at the same time."""
-        sent: list[_Connection | LinkError] = [self._start(ask) for ask in scatter.asks]
-        return [self._end(started, ask) for started, ask in zip(sent, scatter.asks, strict=True)]
+        sent: list[_Connection | ConnectionFailedError] = [
+            self._start(exchange) for exchange in parallel.exchanges
+        ]
+        return [
+            self._end(started, exchange)
+            for started, exchange in zip(sent, parallel.exchanges, strict=True)
+        ]
 
-    def _start(self, ask: Ask) -> _Connection | LinkError:
-        assert ask.where is not None
+    def _start(self, exchange: Exchange) -> _Connection | ConnectionFailedError:
         connection = None
         try:
-            connection = self._shell.take(ask.where, self._deadline)
-            connection.send(pack(ask.commands), self._deadline)
-        except LinkError as error:
+            connection = self._connections.take(exchange.where, self._deadline)
+            connection.send(pack(exchange.commands), self._deadline)
+        except ConnectionFailedError as error:
             if connection is not None:
                 connection.close()
             return error
         return connection
 
-    def _end(self, started: _Connection | LinkError, ask: Ask) -> list[Any] | LinkError:
-        if isinstance(started, LinkError):
+    def _end(
+        self, started: _Connection | ConnectionFailedError, exchange: Exchange
+    ) -> list[Any] | ConnectionFailedError:
+        if isinstance(started, ConnectionFailedError):
             return started
         try:
-            replies = started.receive(len(ask.commands), self._deadline)
-        except LinkError as error:
+            replies = started.receive(len(exchange.commands), self._deadline)
+        except ConnectionFailedError as error:
             started.close()
             return error
-        self._shell.give(started)
+        self._connections.give(started)
         return replies
 
-    def _pause(self, ms: float) -> None:
-        left_ms = self._deadline - _now_ms()
-        if ms >= left_ms:
-            raise LinkError("out of time", may_have_run=False)
-        time.sleep(ms / 1000)
+    def _pause(self, seconds: float) -> None:
+        if seconds >= self._deadline - monotonic():
+            raise ConnectionFailedError("out of time", may_have_run=False)
+        time.sleep(seconds)
 
 
-def poller(sock: Any) -> Callable[[int], Any]:
-    """Asks, without waiting, whether there is something to read."""
+def poller(sock: Any) -> Callable[[float], Any]:
+    """Waits so many milliseconds for something to read, and tells whether there is."""
     if hasattr(select, "poll"):
         poller = select.poll()
         poller.register(sock, select.POLLIN)
         return poller.poll
-    return lambda _ms: select.select([sock], [], [], 0)[0]
+    return lambda ms: select.select([sock], [], [], ms / 1000)[0]
 
 
-def _left_s(deadline: int, late: Any, address: Address) -> float:
-    left_ms = deadline - _now_ms()
-    if left_ms <= 0:
-        raise late(address)
-    return left_ms / 1000
+def _time_to_connect_s(deadline: float, address: Address) -> float:
+    left_s = deadline - monotonic()
+    if left_s <= 0:
+        raise late_connect(address)
+    return left_s
