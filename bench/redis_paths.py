@@ -22,7 +22,7 @@ import redis
 import redis.asyncio
 
 from penstock import Limiter, gcra
-from penstock.core.strategy import registered
+from penstock.core._strategy import registered
 from penstock.stores.redis import RedisStore
 
 ROUNDS = 15

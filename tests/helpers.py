@@ -19,10 +19,10 @@ from penstock import (
     Outcome,
     Strategy,
 )
-from penstock.accel.limiter import limiter_class
-from penstock.core.native import native
-from penstock.core.strategy import find_strategy, registered
-from penstock.stores.memory.table import Table
+from penstock.accel._limiter import limiter_class
+from penstock.core._native import native
+from penstock.core._strategy import find_strategy, registered
+from penstock.stores.memory._table import Table
 from penstock.testkit import draw_strategy as draw
 
 NOW = 1_700_000_000_000

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.cli import COMMANDS
 from penstock.config import parse_policies
-from penstock.core.extras import EXTRAS
+from penstock.core._errors import EXTRAS
 from tests.servers.process import REPO
 from tests.stores.redis.live import url_of
 

@@ -1,12 +1,15 @@
-"""The public server: what it lists is what is there, and it needs nothing but Python."""
+"""The public API: what it lists is what is there, and it needs nothing but Python."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import os
+import pkgutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,30 +17,16 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.core.errors import PenstockError
+from penstock.core._errors import PenstockError
+from tools.docs.api import INTERNAL, Reference
 
 SRC = Path(penstock.__file__).parents[1]
 
-ROOMS = [
-    "penstock",
-    "penstock.core.clock",
-    "penstock.core.decision",
-    "penstock.core.durations",
-    "penstock.core.errors",
-    "penstock.core.keys",
-    "penstock.core.limiter",
-    "penstock.core.native",
-    "penstock.core.store",
-    "penstock.core.strategy",
-    "penstock.core.validation",
-    "penstock.core.waiting",
-    "penstock.front",
-    "penstock.stores.memory",
-    "penstock.stores.memory.table",
-    "penstock.stores.memory.wheel",
-    "penstock.strategies",
-    "penstock.testkit",
-]
+INSIDE = [info.name for info in pkgutil.walk_packages(penstock.__path__, "penstock.")]
+MODULES = ["penstock", *(name for name in INSIDE if ".proto" not in name and "_native" not in name)]
+"""All that have an `__all__` of their own making."""
+
+PUBLIC = [name for name in MODULES if "._" not in name]
 
 
 FIRST_CHECK = "from penstock import rate_limit; rate_limit('10/second').check('k')"
@@ -72,16 +61,55 @@ def test_all_is_what_is_there() -> None:
     assert there == set(penstock.__all__)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_listed_name_exists(room: str) -> None:
+@pytest.mark.parametrize("name", MODULES)
+def test_every_listed_name_exists(name: str) -> None:
     """Also further inside; none twice."""
-    module = importlib.import_module(room)
-    assert len(module.__all__) == len(set(module.__all__))
-    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+    if name.endswith("__main__"):
+        return
+    module = importlib.import_module(name)
+    listed = getattr(module, "__all__", [])
+    assert len(listed) == len(set(listed))
+    assert [each for each in listed if not hasattr(module, each)] == []
+
+
+def test_what_the_docs_list_is_what_can_be_imported() -> None:
+    """A module without an underscore is on a page, with all that its `__all__` lists, or it is a
+    package that the pages leave out for a reason. So is a name: what is not listed is private."""
+    reference = Reference("penstock")
+    left_out = tuple(f"penstock.{name}" for name in INTERNAL)
+    for name in PUBLIC:
+        if name in left_out or name.startswith(tuple(f"{each}." for each in left_out)):
+            continue
+        assert name in reference.modules, f"{name} is on no page"
+        module = reference.modules[name]
+        there = {
+            each
+            for each, value in vars(module).items()
+            if not each.startswith("_")
+            and not isinstance(value, ModuleType)
+            and getattr(value, "__module__", name).startswith("penstock")
+        }
+        assert there - {"annotations", "TYPE_CHECKING"} <= set(module.__all__), name
+        assert set(module.__all__) == {
+            full.rpartition(".")[2] for full in reference.places if full.rpartition(".")[0] == name
+        }
+    assert [name for name in reference.modules if name not in PUBLIC] == []
+
+
+def test_no_class_name_stands_for_two_things() -> None:
+    """Generated messages and the compiled twins aside, which mirror others."""
+    names = Counter(
+        node.name
+        for path in (SRC / "penstock").rglob("*.py")
+        if "proto" not in path.parts
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_every_public_thing_is_explained() -> None:
-    """Classes and functions behind the server have a docstring."""
+    """Classes and functions of the package have a docstring."""
     bare = [
         name
         for name in penstock.__all__
@@ -101,14 +129,14 @@ def test_importing_needs_only_the_standard_library() -> None:
     assert foreign == []
 
 
-def test_importing_leaves_the_optional_rooms_closed() -> None:
+def test_importing_leaves_the_optional_packages_unloaded() -> None:
     """Backends, servers and the kit are loaded by those who use them."""
     loaded = run_python(
         "import sys, json, penstock;"
         "inside = [name for name in sys.modules if name.startswith('penstock.')];"
         "print(json.dumps(sorted({name.split('.')[1] for name in inside})))"
     )
-    assert set(loaded) <= {"_queueing", "accel", "core", "front", "stores", "strategies"}
+    assert set(loaded) <= {"_queueing", "accel", "core", "_rate_limit", "stores", "strategies"}
 
 
 # What a program that checks limits in its own process can do without: asyncio and ssl were half of

@@ -1,4 +1,4 @@
-"""Imports point one way, and a room that nobody has placed yet is not let in by accident."""
+"""Imports point one way, and a package that nobody has placed yet is not let in by accident."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import penstock
 
 ROOT = Path(penstock.__file__).parent
 
-# From the ground up. A room may use those on lower floors, and itself.
-FLOORS: tuple[frozenset[str], ...] = (
+# From the ground up. A package may use those on lower layers, and itself.
+LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_queueing"}),
     frozenset({"core"}),
     frozenset({"strategies"}),
     frozenset({"accel", "stores"}),
-    frozenset({"budget", "concurrency", "front"}),
+    frozenset({"_rate_limit", "budget", "concurrency"}),
     frozenset({"admission", "testkit"}),
     frozenset({"config", "observe", "wire"}),
     frozenset({"adapters", "leasing"}),
@@ -24,14 +24,14 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )
-FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+LAYER_OF = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 
 # The compiled module imports nothing of the package, so anybody may use it.
 LEAF = "accel._native"
 
 
 def module_of(path: Path) -> str:
-    """`core.clock` for core/clock.py; `core` for core/__init__.py; "" for the root."""
+    """`core._clock` for core/_clock.py; `core` for core/__init__.py; "" for the root."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -75,14 +75,14 @@ def _statements(tree: ast.AST, eager: bool) -> Iterator[ast.AST]:
         yield from _statements(node, eager)
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     return module.partition(".")[0]
 
 
-def test_every_room_has_its_floor() -> None:
-    """A new room says where it stands, in FLOORS above."""
-    rooms = {room_of(module) for module in MODULES} - {""}
-    assert rooms <= FLOOR_OF.keys(), f"place {sorted(rooms - FLOOR_OF.keys())} in FLOORS"
+def test_every_package_has_its_layer() -> None:
+    """A new package says where it stands, in LAYERS above."""
+    packages = {package_of(module) for module in MODULES} - {""}
+    assert packages <= LAYER_OF.keys(), f"place {sorted(packages - LAYER_OF.keys())} in LAYERS"
 
 
 def test_imports_point_downwards() -> None:
@@ -93,14 +93,14 @@ def test_imports_point_downwards() -> None:
         if module
         for target in imports(module, path)
         if target != LEAF
-        and room_of(target) != room_of(module)
-        and FLOOR_OF.get(room_of(target), 99) >= FLOOR_OF[room_of(module)]
+        and package_of(target) != package_of(module)
+        and LAYER_OF.get(package_of(target), 99) >= LAYER_OF[package_of(module)]
     ]
     assert upward == []
 
 
 def test_nothing_inside_imports_the_root() -> None:
-    """The server is for those outside."""
+    """It is for those outside."""
     assert [
         module for module, path in MODULES.items() if module and "" in imports(module, path)
     ] == []
@@ -111,8 +111,8 @@ def test_nothing_but_the_tests_uses_the_testkit() -> None:
     users = [
         module
         for module, path in MODULES.items()
-        if room_of(module) not in ("testkit", "cli")
-        and any(room_of(target) == "testkit" for target in imports(module, path))
+        if package_of(module) not in ("testkit", "cli")
+        and any(package_of(target) == "testkit" for target in imports(module, path))
     ]
     assert users == []
 
@@ -123,10 +123,10 @@ def test_the_core_and_its_queues_use_the_standard_library_and_the_leaf() -> None
 
     ground = ("_queueing", "core")
     for module, path in MODULES.items():
-        if room_of(module) not in ground:
+        if package_of(module) not in ground:
             continue
         for target in imports(module, path):
-            assert room_of(target) in ground or target == LEAF, (module, target)
+            assert package_of(target) in ground or target == LEAF, (module, target)
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 heads = {alias.name.partition(".")[0] for alias in node.names}
@@ -185,7 +185,7 @@ def wall_clock_readings(path: Path) -> set[str]:
 def test_one_place_reads_the_system_clock() -> None:
     """Everybody else is given the time, and so can be tested without waiting."""
     readers = [module for module, path in MODULES.items() if wall_clock_readings(path)]
-    assert readers == ["core.clock"]
+    assert readers == ["core._clock"]
 
 
 def test_nobody_outside_the_stores_asks_of_what_type_a_store_is() -> None:
@@ -193,7 +193,7 @@ def test_nobody_outside_the_stores_asks_of_what_type_a_store_is() -> None:
     asked = [
         f"{module}:{node.lineno}"
         for module, path in MODULES.items()
-        if room_of(module) != "stores"
+        if package_of(module) != "stores"
         for node in ast.walk(ast.parse(path.read_text()))
         if _asks_for_a_store_type(node)
     ]

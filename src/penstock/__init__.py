@@ -8,9 +8,10 @@ True
 
 from __future__ import annotations
 
-from .core.clock import Clock, ManualClock, SystemClock
-from .core.decision import Decision, Forecast, Outcome
-from .core.errors import (
+from ._rate_limit import rate_limit
+from .core._clock import Clock, ManualClock, SystemClock
+from .core._decision import Decision, Forecast, Outcome
+from .core._errors import (
     ConfigInvalidError,
     PenstockError,
     QueueFullError,
@@ -18,11 +19,10 @@ from .core.errors import (
     StoreUnavailableError,
     UnsupportedError,
 )
-from .core.limiter import Limiter
-from .core.native import accelerated
-from .core.store import Store, Transform
-from .core.strategy import Parameter, Strategy, register
-from .front import rate_limit
+from .core._limiter import Limiter
+from .core._native import accelerated
+from .core._store import Store, Transform
+from .core._strategy import Parameter, Strategy, register
 from .stores.memory import MemoryStore
 from .strategies import (
     fixed_window,

@@ -22,9 +22,9 @@ from penstock import (
     gcra,
     sliding_window,
 )
-from penstock.core.native import native
-from penstock.core.strategy import find_strategy, registered
-from penstock.stores.memory.table import RECLAIM_FLOOR
+from penstock.core._native import native
+from penstock.core._strategy import find_strategy, registered
+from penstock.stores.memory._table import RECLAIM_FLOOR
 from tests.helpers import (
     HUGE,
     KINDS,

@@ -21,7 +21,7 @@ from penstock import (
     unlimited,
 )
 from penstock.adapters import decision_headers
-from penstock.adapters.headers import field_name, policy_field, retry_after_s
+from penstock.adapters._headers import field_name, policy_field, retry_after_s
 from penstock.budget import token_budget
 from penstock.concurrency import ConcurrencyLimiter, Gradient
 from tests.helpers import KINDS, Reference, draw_strategy, draw_timeline

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock import ConfigInvalidError, Decision, ManualClock, rate_limit
 from penstock.budget import TokenBudget, token_budget
-from penstock.core.validation import MAX_SAFE
+from penstock.core._validation import MAX_SAFE
 from tests.helpers import NOW, PATHS, make_limiter, make_store
 
 WINDOW = 1_000

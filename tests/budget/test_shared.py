@@ -10,7 +10,7 @@ import pytest
 
 from penstock import ManualClock, rate_limit
 from penstock.budget import token_budget
-from penstock.core.validation import MAX_SAFE
+from penstock.core._validation import MAX_SAFE
 from penstock.stores.redis import RedisStore
 from tests.helpers import NOW
 from tests.servers import Valkey, require

@@ -10,7 +10,7 @@ import pytest
 
 from penstock import rate_limit
 from penstock.config import load_policy_file
-from penstock.service.core import build_service
+from penstock.service._core import build_service
 from penstock.stores import open_store
 from penstock.stores.postgres import PostgresStore
 from tests.cli.shell import Run

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.extras import EXTRAS
+from penstock.core._errors import EXTRAS
 from tests.cli.shell import Run
 from tests.servers.process import REPO
 from tests.stores.redis.live import url_of

@@ -115,7 +115,7 @@ def test_the_doctor_says_which_are_known(folder: Path) -> None:
             "other",
             "import penstock\nclass Mine(penstock.strategies.Gcra):\n    name = 'gcra'\n"
             "penstock.register(Mine)\n",
-            "--import other: the name 'gcra' is taken by penstock.strategies.gcra.Gcra",
+            "--import other: the name 'gcra' is taken by penstock.strategies._gcra.Gcra",
         ),
     ],
 )

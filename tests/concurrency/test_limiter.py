@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import ConfigInvalidError, Decision, ManualClock
-from penstock.concurrency import Aimd, ConcurrencyLimiter, Gradient, Grant, Leases
+from penstock.concurrency import Aimd, ConcurrencyLimiter, Gradient, SlotGrant, SlotLeases
 from tests.helpers import NOW
 
 
@@ -19,7 +19,7 @@ def pinned(limit: int, clock: ManualClock | None = None, **options: object) -> C
     return ConcurrencyLimiter(law, clock=clock or ManualClock(NOW), **options)  # type: ignore[arg-type]
 
 
-def lease_of(grant: Grant) -> str:
+def lease_of(grant: SlotGrant) -> str:
     assert grant.lease is not None
     return grant.lease.id
 
@@ -176,7 +176,7 @@ def test_per_key_remembers_a_bounded_number_of_keys() -> None:
 
 def test_limiters_that_share_a_table_find_each_others_leases() -> None:
     """As a service does, which is told a lease's id and nothing else."""
-    leases = Leases()
+    leases = SlotLeases()
     one, other = pinned(1, leases=leases), pinned(1, leases=leases)
     held = lease_of(one.admit())
     assert other.release(held)

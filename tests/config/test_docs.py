@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from penstock.config import parse_policies
-from penstock.config.policies import _BOUNDS, _BUDGET, _LAWS, _SLOTS
-from penstock.config.reader import camel
-from penstock.core.strategy import registered
-from penstock.service.inline import DEFAULT_STRATEGY, inline_strategies
+from penstock.config._policies import _BOUNDS, _BUDGET, _LAWS, _SLOTS
+from penstock.config._reader import camel
+from penstock.core._strategy import registered
+from penstock.service._inline import DEFAULT_STRATEGY, inline_strategies
 from tools.docs.tables import PAGES, derived
 
 DOCS = Path(__file__).parents[2] / "docs"

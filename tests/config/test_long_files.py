@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from penstock import ConfigInvalidError, register
-from penstock.config import PolicyFile, apart, names_with, parse_policies
-from penstock.config.apart import parse_apart
-from penstock.config.loading import parse_policy_file
+from penstock.config import PolicyFile, names_with, parse_policies
+from penstock.config import _loading as apart
+from penstock.config._loading import parse_apart, parse_policy_file
 from penstock.testkit import temporarily_registered
 from tests.service.worlds import FILE
 

@@ -27,7 +27,7 @@ from penstock import (
     token_bucket,
 )
 from penstock.budget import token_budget
-from penstock.core.durations import parse_duration_ms, parse_rate
+from penstock.core._validation import parse_duration_ms, parse_rate
 from tests.helpers import HUGE, NOW, PATHS, CountingClock, Quota, make_limiter, make_store
 
 

@@ -24,7 +24,7 @@ from penstock import (
     unlimited,
 )
 from penstock.budget import token_budget
-from penstock.core.limiter import Limiter
+from penstock.core._limiter import Limiter
 from penstock.leasing import two_tier
 from penstock.service import build_service
 from penstock.stores.sqlite import SqliteStore

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Decision
-from penstock.core.combine import NEUTRAL, combine
-from penstock.core.validation import MAX_INSTANT_MS, MAX_SAFE, MAX_SPAN_MS
+from penstock.core._decision import NEUTRAL, combine
+from penstock.core._validation import MAX_INSTANT_MS, MAX_SAFE, MAX_SPAN_MS
 
 
 @st.composite

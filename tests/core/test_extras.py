@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.errors import ConfigInvalidError
-from penstock.core.extras import EXTRAS, install_line, missing, require_module
+from penstock.core._errors import EXTRAS, ConfigInvalidError, install_line, missing, require_module
 from tests.servers.process import REPO
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.files import read_ascii, read_regular
+from penstock.core._files import read_ascii, read_regular
 from tests.special import KINDS, replace
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from penstock import Decision
 from penstock.concurrency import ConcurrencyLimiter
-from penstock.core.keys import LONGEST_KEPT, kept_key
+from penstock.core._validation import LONGEST_KEPT, kept_key
 from penstock.leasing import AdaptiveBatch
-from penstock.leasing.demand import Demand
-from penstock.leasing.denials import Denials
+from penstock.leasing._batch import Demand
+from penstock.leasing._credits import Denials
 
 DENIED = Decision(False, 5, 0, 10**12, 60_000)
 

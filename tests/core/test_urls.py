@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from penstock import ConfigInvalidError, ManualClock, MemoryStore, gcra, rate_limit
-from penstock.core.store import from_its_url
+from penstock.core._store import from_its_url
 from penstock.stores import open_store
-from penstock.stores.opening import SCHEMES
+from penstock.stores._opening import SCHEMES
 from penstock.stores.redis import RedisStore
 from tests.servers import NotReady, Valkey, eventually, require
 from tests.stores.redis.live import PATIENT_MS

@@ -14,7 +14,7 @@ import pytest
 
 from penstock import Limiter, Store, StoreUnavailableError, fixed_window, gcra, rate_limit
 from penstock.config import parse_policies
-from penstock.core.errors import outage_reason
+from penstock.core._errors import outage_reason
 from penstock.leasing import two_tier
 from penstock.service import Service, build_service
 from penstock.stores.postgres import PostgresStore

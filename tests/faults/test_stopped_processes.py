@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from penstock.service.supervisor import SILENT_S
+from penstock.service._supervisor import SILENT_S
 from tests.servers import eventually
 from tests.service.http.serving import Penstock
 from tests.service.http.test_workers import _says, ask, sqlite, workers_of

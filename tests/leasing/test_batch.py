@@ -10,7 +10,7 @@ import pytest
 
 from penstock import ConfigInvalidError, ManualClock, fixed_window
 from penstock.leasing import AdaptiveBatch, two_tier
-from penstock.leasing.demand import Demand
+from penstock.leasing._batch import Demand
 from tests.helpers import frantic_switching
 from tests.leasing.far import NOW, FarStore
 

@@ -24,7 +24,7 @@ from penstock import (
     fixed_window,
     rate_limit,
 )
-from penstock.core.extras import install_line
+from penstock.core._errors import install_line
 from penstock.leasing import LeasedLimiter
 from tests.helpers import run
 from tests.leasing.far import ServerClock

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from penstock import Decision, ManualClock
-from penstock.core.validation import MAX_SPAN_MS
+from penstock.core._validation import MAX_SPAN_MS
 from penstock.leasing import LeaseSpender
-from penstock.leasing.credits import Credits, granting
+from penstock.leasing._credits import Credits, granting
 from tests.helpers import NOW, PATHS, make_limiter, make_store, needs_native
 
 SEEDS = range(40)

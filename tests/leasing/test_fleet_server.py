@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from penstock import ConfigInvalidError, ManualClock, MemoryStore
-from penstock.service.grpc.fleet import _is_local
+from penstock.service.grpc._fleet import _is_local
 from penstock.wire.proto import fleet_pb2 as pb
 from penstock.wire.proto.fleet_pb2_grpc import FleetStub
 from penstock.wire.proto.rate_limiter_pb2 import CheckRequest

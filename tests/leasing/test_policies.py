@@ -10,10 +10,10 @@ import pytest
 
 from penstock import ConfigInvalidError, Decision, MemoryStore, Store, StoreUnavailableError
 from penstock.config import TwoTierSpec, parse_policies
-from penstock.config.leases import MODES
+from penstock.config._policies import MODES
 from penstock.leasing import TwoTierLimiter
-from penstock.leasing.cached_deny import CachedDenyLimiter
-from penstock.leasing.two_tier import MODES as LEASING_MODES
+from penstock.leasing._two_tier import MODES as LEASING_MODES
+from penstock.leasing._two_tier import CachedDenyLimiter
 from penstock.service import build_service
 from tests.helpers import run
 from tests.leasing.far import NOW, FarStore

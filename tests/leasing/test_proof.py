@@ -12,9 +12,9 @@ import pytest
 
 from penstock import ManualClock, MemoryStore, fixed_window
 from penstock._queueing import Place
-from penstock.core.grant import Grant, leasing
-from penstock.leasing.near import Errand, NearTier
-from penstock.leasing.term import term_of
+from penstock.core._store import Grant, leasing
+from penstock.leasing._credits import term_of
+from penstock.leasing._near import LeaseRequest, NearTier
 from proofs.explore import explore
 from proofs.leases import CASES, REFUTED, table, tell
 from proofs.model import Rules, State, Step, start, successors
@@ -103,7 +103,7 @@ class Member:
             max_keys=10,
             clock=fleet.clock,
         )
-        self.errand: Errand | None = None
+        self.errand: LeaseRequest | None = None
         self.cost = 0
         self.grant: Grant | None = None
         self.denied_cost = 0

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from penstock import ConfigInvalidError, Decision
-from penstock.core.store import checking
+from penstock.core._store import checking
 from penstock.leasing import LeaseSpender
-from penstock.leasing.credits import Credits, granting
+from penstock.leasing._credits import Credits, granting
 from tests.helpers import PATHS, make_store
 from tools.wire.convert import decision_fields
 

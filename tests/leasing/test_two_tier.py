@@ -23,10 +23,10 @@ from penstock import (
     token_bucket,
     unlimited,
 )
-from penstock.core.grant import leasing
+from penstock.core._store import leasing
 from penstock.leasing import AdaptiveBatch, TwoTierLimiter, two_tier
-from penstock.leasing.near import NearTier
-from penstock.leasing.term import term_of
+from penstock.leasing._credits import term_of
+from penstock.leasing._near import NearTier
 from tests.helpers import KINDS, NOW, CountingClock, draw_strategy, draw_timeline, run
 from tests.leasing.far import FarStore, ServerClock
 

@@ -19,7 +19,7 @@ from penstock import (
 )
 from penstock.config import PolicyFile, has_fail_mode
 from penstock.service import Service, build_service
-from penstock.service.core import MAX_BATCH, UnknownPolicyError
+from penstock.service._core import MAX_BATCH, UnknownPolicyError
 from tests.service.worlds import AWAY, NOW, FragileStore, policies, service_on
 
 MINUTE = 60_000
@@ -349,7 +349,7 @@ def test_ready_asks_the_store_and_never_raises() -> None:
 
 def test_a_probe_does_not_wait_for_a_store_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was written without a deadline, say."""
-    monkeypatch.setattr("penstock.service.health.PATIENCE_S", 0.05)
+    monkeypatch.setattr("penstock.service._fail_modes.PATIENCE_S", 0.05)
 
     class Hanging(FragileStore):
         async def aapply(self, *_: Any) -> Any:

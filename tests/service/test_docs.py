@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 
 from penstock.cli import COMMANDS
-from penstock.cli.serve import configure
-from penstock.cli.settings import Settings
-from penstock.service.http.exposition import exposition
-from penstock.service.http.openapi import openapi
+from penstock.cli._serve import configure
+from penstock.cli._settings import Settings
+from penstock.service.http._openapi import openapi
+from penstock.service.http._pages import exposition
 from tests.service.worlds import service_on
 
 PAGE = (Path(__file__).parents[2] / "docs" / "service.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import main
-from penstock.cli.serve import configure
+from penstock.cli._serve import configure
 from tests.servers.process import REPO
 from tests.service.http.serving import Penstock
 

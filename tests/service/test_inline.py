@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock import ConfigInvalidError, Decision, MemoryStore, UnsupportedError
-from penstock.service.inline import MAX_POLICIES, MAX_WINDOW_MS, most_units
+from penstock.service._inline import MAX_POLICIES, MAX_WINDOW_MS, most_units
 from penstock.strategies import SlidingWindowLog
 from tests.service.worlds import NOW, FragileStore, service_on
 

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from penstock.service import logs
-from penstock.service.logs import LINES_PER_SPAN, SPAN_S, RepeatFilter
+from penstock.service import _logs as logs
+from penstock.service._logs import LINES_PER_SPAN, SPAN_S, RepeatFilter
 
 SCRIPT = """
 import logging
-from penstock.service.logs import set_up_logs
+from penstock.service._logs import set_up_logs
 set_up_logs("json")
 for server in ("penstock.http", "penstock.service.grpc"):
     log = logging.getLogger(server)

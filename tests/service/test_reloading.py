@@ -15,10 +15,11 @@ import pytest
 
 from penstock import ManualClock
 from penstock.config import load_policy_file, parse_policies
-from penstock.service import Service, build_service, reloading
-from penstock.service.core import UnknownPolicyError
-from penstock.service.metrics import MAX_GONE
-from penstock.service.reloading import Reloader
+from penstock.service import Service, build_service
+from penstock.service import _reloading as reloading
+from penstock.service._core import UnknownPolicyError
+from penstock.service._metrics import MAX_GONE
+from penstock.service._reloading import Reloader
 from tests.service.worlds import NOW
 from tests.special import KINDS, replace
 
@@ -278,7 +279,7 @@ def test_a_fault_of_the_reader_is_told_like_a_bad_file(
         raise KeyError("what nobody foresaw")
 
     async def main() -> None:
-        monkeypatch.setattr("penstock.service.reloading.parse_apart", broken)
+        monkeypatch.setattr("penstock.service._reloading.parse_apart", broken)
         assert not await world.reloader.reload()
         assert "KeyError" in (await world.service.ready()).reload_error
         assert world.service.snapshot().reloads == {"ok": 0, "failed": 1}
@@ -299,7 +300,7 @@ def test_following_ends_only_when_it_is_cancelled(
         raise MemoryError("for a moment")
 
     async def main() -> None:
-        monkeypatch.setattr("penstock.service.reloading._find", broken)
+        monkeypatch.setattr("penstock.service._reloading._find", broken)
         following = asyncio.ensure_future(world.reloader.run())
         await until(lambda: world.service.snapshot().reloads["failed"] > 0)
         monkeypatch.undo()

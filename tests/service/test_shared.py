@@ -11,7 +11,7 @@ import pytest
 from penstock import ConfigInvalidError, Decision
 from penstock.config import parse_policies
 from penstock.service import Service, build_service
-from penstock.service.inline import MAX_WINDOW_MS, MOST_BYTES, most_units
+from penstock.service._inline import MAX_WINDOW_MS, MOST_BYTES, most_units
 from penstock.stores.redis import RedisStore
 from penstock.strategies import SlidingWindowLog
 from tests.servers import Valkey, require

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.service.shared_call import SharedCall
+from penstock.service._shared_call import SharedCall
 
 
 class Made:

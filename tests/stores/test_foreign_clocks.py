@@ -24,11 +24,10 @@ from penstock import (
 )
 from penstock.budget import token_budget
 from penstock.config import parse_policies
-from penstock.core.foreign_clocks import FOREIGN_CLOCKS, TOLERATED_MS, ForeignClocks
-from penstock.core.grant import leasing
-from penstock.core.store import checking
+from penstock.core._foreign_clocks import FOREIGN_CLOCKS, TOLERATED_MS, ForeignClocks
+from penstock.core._store import checking, leasing
 from penstock.service import build_service
-from penstock.service.http.exposition import exposition
+from penstock.service.http._pages import exposition
 from penstock.stores.redis import RedisStore
 from penstock.stores.sqlite import SqliteStore
 from tests.helpers import NOW, Quota, Reference

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock import Decision, gcra
-from penstock.core.store import checking
-from penstock.stores.sheet import Call, Sheet
+from penstock.core._store import checking
+from penstock.stores._sheet import Call, Sheet
 from tests.helpers import Quota
 
 NOW = 1_700_000_000_000

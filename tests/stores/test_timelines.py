@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock import Store
-from penstock.core.store import checking
+from penstock.core._store import checking
 from tests.helpers import Reference
 from tests.stores.postgres.live import open_empty
 from tests.stores.sqlite.fresh import FreshSqliteStore

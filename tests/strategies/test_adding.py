@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import penstock
-from penstock.core.strategy import registered
+from penstock.core._strategy import registered
 from tests.servers.process import REPO
 
 ROOT = Path(penstock.__file__).parent
@@ -20,13 +20,13 @@ AT_HOME = ("strategies", "accel")
 # Modules that name an algorithm because they want that one, and why.
 WANTED = {
     "__init__.py": "offers the factories",
-    "front.py": "a rate in words is paced by one of them, and its docstring compares",
-    "adapters/headers.py": "an example in a docstring",
-    "config/model.py": "what is served without a policy file",
-    "service/inline.py": "what an inline request gets that names none",
-    "service/health.py": "a probe that is always admitted and has to be written",
-    "cli/bench.py": "a limit that is never reached, to measure the rest",
-    "core/limiter.py": "an example in a message",
+    "_rate_limit.py": "a rate in words is paced by one of them, and its docstring compares",
+    "adapters/_headers.py": "an example in a docstring",
+    "config/_model.py": "what is served without a policy file",
+    "service/_inline.py": "what an inline request gets that names none",
+    "service/_fail_modes.py": "a probe that is always admitted and has to be written",
+    "cli/_bench.py": "a limit that is never reached, to measure the rest",
+    "core/_limiter.py": "an example in a message",
 }
 
 
@@ -50,8 +50,8 @@ def test_no_module_outside_names_a_strategy_without_a_reason() -> None:
 PROBE = """
 import json
 from penstock.config import parse_policies
-from penstock.core.strategy import find_strategy
-from penstock.service.http.openapi import openapi
+from penstock.core._strategy import find_strategy
+from penstock.service.http._openapi import openapi
 from penstock.strategies import LeakyBucket
 from penstock.testkit import sample_strategies
 from tools.wire.files import derive
@@ -81,12 +81,12 @@ def test_a_file_in_strategies_is_all_that_it_takes(tmp_path: Path) -> None:
     source = toy.read_text().replace("@penstock.register\n", "").replace("import penstock\n", "")
     inside = {
         "from penstock import ConfigInvalidError, ": (
-            "from ..core.errors import ConfigInvalidError\n"
-            "from ..core.strategy import Parameter, Strategy\n"
-            "from ..core.decision import "
+            "from ..core._errors import ConfigInvalidError\n"
+            "from ..core._strategy import Parameter, Strategy\n"
+            "from ..core._decision import "
         ),
         "Outcome, Parameter, Strategy\n": "Outcome\n",
-        "from penstock.core.lua": "from ..core.lua",
+        "from penstock.strategies import LuaSource": "from ..core._lua import LuaSource",
     }
     for there, here in inside.items():
         assert there in source
@@ -95,7 +95,7 @@ def test_a_file_in_strategies_is_all_that_it_takes(tmp_path: Path) -> None:
     listing = (folder / "__init__.py").read_text()
     assert "SlidingWindowLog):" in listing
     listing = listing.replace("SlidingWindowLog):", "SlidingWindowLog, LeakyBucket):")
-    listing = listing.replace("from .gcra", "from .leaky_bucket import LeakyBucket\nfrom .gcra")
+    listing = listing.replace("from ._gcra", "from .leaky_bucket import LeakyBucket\nfrom ._gcra")
     (folder / "__init__.py").write_text(listing)
     done = subprocess.run(
         [sys.executable, "-c", PROBE],

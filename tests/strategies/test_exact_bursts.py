@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from penstock import ConfigInvalidError, ManualClock, gcra, rate_limit, token_bucket
-from penstock.strategies.gcra import Gcra
+from penstock.strategies._gcra import Gcra
 from tests.helpers import PATHS, make_limiter, make_store
 from tests.wire.live import SERVERS, check_all, check_many, connected
 

@@ -14,7 +14,7 @@ import pytest
 
 from penstock import ManualClock, MemoryStore, rate_limit
 from penstock.config import parse_policies
-from penstock.core.strategy import register
+from penstock.core._strategy import register
 from penstock.testkit import draw_strategy, temporarily_registered
 from tests.helpers import draw_timeline
 from tests.servers.process import REPO

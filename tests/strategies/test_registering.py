@@ -16,9 +16,9 @@ import pytest
 import penstock
 from penstock import ConfigInvalidError, ManualClock, MemoryStore, Parameter, Strategy, rate_limit
 from penstock.config import parse_policies
-from penstock.core.lua import LuaSource
-from penstock.core.strategy import find_strategy, registered
-from penstock.service.http.openapi import openapi, openapi_json
+from penstock.core._lua import LuaSource
+from penstock.core._strategy import find_strategy, registered
+from penstock.service.http._openapi import openapi, openapi_json
 from penstock.strategies import Gcra
 from penstock.testkit import (
     ConformanceError,
@@ -283,12 +283,12 @@ def _lua(**options: Any) -> Any:
         (lambda: Strategy, "Strategy cannot be registered without check"),
         (
             lambda: _named("gcra", _Fine),
-            "'gcra' is taken by penstock.strategies.gcra.Gcra",
+            "'gcra' is taken by penstock.strategies._gcra.Gcra",
         ),
         (lambda: _named("tokenBucket", _Fine), "must be in snake_case, not 'tokenBucket'"),
         (
             lambda: _named("bucket", _Fine, wire_name="tokenBucket"),
-            "'bucket' is taken by penstock.strategies.token_bucket.TokenBucket",
+            "'bucket' is taken by penstock.strategies._token_bucket.TokenBucket",
         ),
         (lambda: _named("fine_one", _Fine, wire_name="Fine One"), "must be in camelCase"),
         (lambda: _named("Fine", _Fine), "the name of Fine must be in snake_case, not 'Fine'"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import penstock
 from penstock import ConfigInvalidError, Decision, Forecast, Outcome, Parameter, Strategy
-from penstock.core.lua import LuaSource, beside, hash_fields, whole
+from penstock.strategies import LuaSource, beside, hash_fields, whole
 
 State = tuple[int, int]
 

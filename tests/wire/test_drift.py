@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
-from penstock.core.lua import LuaScript
+from penstock.core._lua import LuaScript
 from tools.wire.__main__ import main
 from tools.wire.files import derive, drifted
 from tools.wire.manifest import published

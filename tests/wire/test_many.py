@@ -6,8 +6,8 @@ import pytest
 import redis
 
 from penstock import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
-from penstock.core.lua import MARGIN_MS
-from penstock.core.strategy import Strategy
+from penstock.core._lua import MARGIN_MS
+from penstock.core._strategy import Strategy
 from tests.wire.live import check, check_many, fields, read, rider, unfolded
 
 NOW = 1_700_000_000_000

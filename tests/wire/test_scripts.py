@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from penstock import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
-from penstock.core.lua import MARGIN_MS, MAX_MARGIN_MS
-from penstock.core.strategy import Strategy
-from penstock.core.validation import MAX_INSTANT_MS, MAX_SAFE, MAX_SPAN_MS
+from penstock.core._lua import MARGIN_MS, MAX_MARGIN_MS
+from penstock.core._strategy import Strategy
+from penstock.core._validation import MAX_INSTANT_MS, MAX_SAFE, MAX_SPAN_MS
 from tests.wire.live import check, fields, read, rider, run
 
 NOW = 1_700_000_000_000

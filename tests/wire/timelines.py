@@ -16,8 +16,8 @@ from random import Random
 from typing import Any
 
 from penstock import Decision, Strategy
-from penstock.core.strategy import find_strategy, registered
-from penstock.core.validation import MAX_INSTANT_MS, MAX_SAFE
+from penstock.core._strategy import find_strategy, registered
+from penstock.core._validation import MAX_INSTANT_MS, MAX_SAFE
 from penstock.testkit import draw_strategy
 
 

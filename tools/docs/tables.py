@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from penstock import strategies as _built_in  # noqa: F401 - registers them
-from penstock.core.strategy import Parameter, registered
-from penstock.core.validation import MAX_SAFE
+from penstock.core._strategy import Parameter, registered
+from penstock.core._validation import MAX_SAFE
 
 __all__ = ["PAGES", "derived"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.core.decision import Decision
-from penstock.core.lua import REPLY
-from penstock.core.strategy import Strategy, find_strategy, registered
-from penstock.core.validation import reject
+from penstock.core._decision import Decision
+from penstock.core._lua import REPLY
+from penstock.core._strategy import Strategy, find_strategy, registered
+from penstock.core._validation import reject
 
 __all__ = ["decision_fields", "strategy_of"]
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from penstock.core.lua import MARGIN_MS, MAX_MARGIN_MS, REPLY
+from penstock.core._lua import MARGIN_MS, MAX_MARGIN_MS, REPLY
 
 from .lease_vectors import lease_vectors
 from .manifest import manifest, published, script_file

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.core.lua import REPLY
-from penstock.core.spender import LeaseSpender
-from penstock.core.validation import MAX_SAFE
+from penstock.core._lua import REPLY
+from penstock.core._validation import MAX_SAFE
+from penstock.leasing._credits import LeaseSpender
 
 from .convert import decision_fields
 from .manifest import CONTRACT_VERSION

@@ -6,8 +6,8 @@ import hashlib
 from typing import Any
 
 from penstock import strategies
-from penstock.core.lua import NOW_ARGV, REPLY, LuaScript, LuaSource
-from penstock.core.strategy import registered
+from penstock.core._lua import NOW_ARGV, REPLY, LuaScript, LuaSource
+from penstock.core._strategy import registered
 
 __all__ = ["CONTRACT_VERSION", "manifest", "published", "script_file"]
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.core.lua import REPLY
-from penstock.core.strategy import Strategy, camel_case, find_strategy
-from penstock.core.validation import MAX_INSTANT_MS, MAX_SAFE
+from penstock.core._lua import REPLY
+from penstock.core._strategy import Strategy, camel_case, find_strategy
+from penstock.core._validation import MAX_INSTANT_MS, MAX_SAFE
 
 from .convert import decision_fields, strategy_of
 from .manifest import CONTRACT_VERSION, published

@@ -38,8 +38,7 @@ are no longer there.
 from __future__ import annotations
 
 from .commit import Batch, CallQueue, GroupCommit, LateError, QueuedCall
-from .queue import Mutex, Place, Queue, Queues
-from .waiters import ThreadWaiter, Waiter
+from .queue import Mutex, Place, Queue, Queues, ThreadWaiter, Waiter
 
 __all__ = [
     "Batch",

@@ -22,8 +22,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from .queue import Queue
-from .waiters import ThreadWaiter, Waiter
+from .queue import Queue, ThreadWaiter, Waiter
 
 __all__ = ["Batch", "CallQueue", "GroupCommit", "LateError", "QueuedCall"]
 

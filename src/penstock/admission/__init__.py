@@ -15,6 +15,7 @@ For example::
 
 from __future__ import annotations
 
-from .control import AXES, Admission, AdmissionControl, Ask
+from ..core._decision import combine
+from ._control import AXES, Admission, AdmissionControl, AxisRequest
 
-__all__ = ["AXES", "Admission", "AdmissionControl", "Ask"]
+__all__ = ["AXES", "Admission", "AdmissionControl", "AxisRequest", "combine"]

@@ -16,21 +16,20 @@ from importlib import import_module
 from types import ModuleType
 from typing import NoReturn
 
-from ..core.errors import ConfigInvalidError, PenstockError, UnsupportedError
-from ..core.extras import missing
-from .version import describe
+from ..core._errors import ConfigInvalidError, PenstockError, UnsupportedError, missing
+from ._version import describe
 
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS = {
-    "serve": ".serve",
-    "check-config": ".check_config",
-    "check": ".check",
-    "load": ".load",
-    "bench": ".bench",
-    "doctor": ".doctor",
-    "store": ".store",
-    "version": ".version",
+    "serve": "._serve",
+    "check-config": "._check_config",
+    "check": "._check",
+    "load": "._load",
+    "bench": "._bench",
+    "doctor": "._doctor",
+    "store": "._store",
+    "version": "._version",
 }
 """Command to module."""
 

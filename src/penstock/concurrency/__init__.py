@@ -9,19 +9,18 @@ For example::
 
 from __future__ import annotations
 
-from .laws import Aimd, Gradient, Law
-from .leases import Heartbeat, Lease, Leases
-from .limiter import ConcurrencyLimiter, Grant
-from .slot import Slot
+from ._laws import Aimd, Gradient, Law
+from ._limiter import ConcurrencyLimiter, SlotGrant
+from ._slots import Heartbeat, Slot, SlotLease, SlotLeases
 
 __all__ = [
     "Aimd",
     "ConcurrencyLimiter",
     "Gradient",
-    "Grant",
     "Heartbeat",
     "Law",
-    "Lease",
-    "Leases",
     "Slot",
+    "SlotGrant",
+    "SlotLease",
+    "SlotLeases",
 ]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from .loading import load_policy_file, parse_policies
-from .model import DEFAULT_FILE, ConcurrencySpec, PolicyFile, PolicySpec, TwoTierSpec
-from .policies import has_fail_mode, names_with
-from .words import in_words
+from ._loading import load_policy_file, parse_policies
+from ._model import DEFAULT_FILE, ConcurrencySpec, PolicyFile, PolicySpec, TwoTierSpec, in_words
+from ._policies import has_fail_mode, names_with
 
 __all__ = [
     "DEFAULT_FILE",

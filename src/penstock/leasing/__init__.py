@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import ConfigInvalidError
-from ..core.extras import missing
-from ..core.spender import LeaseSpender
-from .batch import AdaptiveBatch
-from .two_tier import TwoTierLimiter, two_tier
+from ._batch import AdaptiveBatch
+from ._credits import LeaseSpender
+from ._two_tier import TwoTierLimiter, two_tier
 
 if TYPE_CHECKING:
-    from .client import LeasedLimiter
+    from ._client import LeasedLimiter
 
 __all__ = ["AdaptiveBatch", "LeaseSpender", "LeasedLimiter", "TwoTierLimiter", "two_tier"]
 
@@ -21,7 +19,9 @@ def __getattr__(name: str) -> Any:
     if name != "LeasedLimiter":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from .client import LeasedLimiter
+        from ._client import LeasedLimiter
     except ImportError as error:
+        from ..core._errors import ConfigInvalidError, missing
+
         raise ConfigInvalidError(missing("LeasedLimiter", error.name or "grpc")) from error
     return LeasedLimiter

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .core import Service, build_service
+from ._core import Service, build_service
 
 __all__ = ["Service", "build_service"]

@@ -1,5 +1,9 @@
-"""Where states live: one backend per file or folder, each with one atomic `apply`."""
+"""Where counts live: one package per backend, and what a store of one's own is built with."""
 
-from .opening import open_store
+from __future__ import annotations
 
-__all__ = ["open_store"]
+from ..core._flow import Flow, adrive, drive
+from ..core._store import STATS, from_its_url
+from ._opening import open_store
+
+__all__ = ["STATS", "Flow", "adrive", "drive", "from_its_url", "open_store"]

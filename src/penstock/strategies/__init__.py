@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from ..core.strategy import register
-from .fixed_window import FixedWindow, fixed_window
-from .gcra import Gcra, gcra
-from .rates import strategy_of_rate
-from .sliding_window import SlidingWindow, sliding_window
-from .sliding_window_log import SlidingWindowLog, sliding_window_log
-from .token_bucket import TokenBucket, token_bucket
-from .unlimited import Unlimited, unlimited
+from ..core._lua import LuaAccelerator, LuaScript, LuaSource, beside, hash_fields, real, whole
+from ..core._strategy import register
+from ._fixed_window import FixedWindow, fixed_window
+from ._gcra import Gcra, gcra
+from ._rates import strategy_of_rate
+from ._sliding_window import SlidingWindow, sliding_window
+from ._sliding_window_log import SlidingWindowLog, sliding_window_log
+from ._token_bucket import TokenBucket, token_bucket
+from ._unlimited import Unlimited, unlimited
 
 for _built_in in (Gcra, TokenBucket, FixedWindow, SlidingWindow, SlidingWindowLog):
     register(_built_in)
@@ -17,15 +18,22 @@ for _built_in in (Gcra, TokenBucket, FixedWindow, SlidingWindow, SlidingWindowLo
 __all__ = [
     "FixedWindow",
     "Gcra",
+    "LuaAccelerator",
+    "LuaScript",
+    "LuaSource",
     "SlidingWindow",
     "SlidingWindowLog",
     "TokenBucket",
     "Unlimited",
+    "beside",
     "fixed_window",
     "gcra",
+    "hash_fields",
+    "real",
     "sliding_window",
     "sliding_window_log",
     "strategy_of_rate",
     "token_bucket",
     "unlimited",
+    "whole",
 ]

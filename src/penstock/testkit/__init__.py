@@ -3,15 +3,10 @@ to try them with."""
 
 from __future__ import annotations
 
-from ..core.strategy import temporarily_registered
-from .conformance import (
-    Case,
-    ConformanceError,
-    arun_store_conformance,
-    conformance_cases,
-    run_store_conformance,
-)
-from .samples import draw_strategy, sample_strategies
+from ..core._strategy import temporarily_registered
+from ._conformance import Case, arun_store_conformance, conformance_cases, run_store_conformance
+from ._samples import draw_strategy, sample_strategies
+from ._steps import ConformanceError
 
 __all__ = [
     "Case",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.decision import Decision, Forecast
+from ..core._decision import Decision, Forecast
 from .proto import rate_limiter_pb2 as pb
 
 __all__ = ["decision_message", "decision_of", "fill", "forecast_message", "forecast_of"]

@@ -18,8 +18,8 @@ from typing import Any
 
 from penstock.service.connections import (
     UNIT_BYTES,
+    ClientConnection,
     ClientGroup,
-    Connection,
     ConnectionBounds,
     Listener,
 )
@@ -54,7 +54,7 @@ class LineInbox:
         self.has_more = b"\n" in self._data
 
 
-class LineConnection(Connection):
+class LineConnection(ClientConnection):
     """Answers lines, and notes in the server's log who was answered, in order."""
 
     def __init__(self, server: LineServer, tls: ssl.SSLContext | None) -> None:

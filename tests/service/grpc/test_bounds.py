@@ -11,13 +11,12 @@ import grpc
 import pytest
 
 from penstock import ConfigInvalidError
-from penstock.core.store import Transform
-from penstock.service.files import shares
+from penstock.core._store import Transform
+from penstock.service._ports import shares
 from penstock.service.grpc import open_grpc
-from penstock.service.grpc.calls import handlers
-from penstock.service.grpc.lines import peer_name
-from penstock.service.grpc.places import Places
-from penstock.service.http.exposition import exposition
+from penstock.service.grpc._calls import handlers
+from penstock.service.grpc._places import Places, peer_name
+from penstock.service.http._pages import exposition
 from penstock.wire.proto import rate_limiter_pb2 as pb
 from tests.service.grpc.frames import Deaf
 from tests.service.grpc.servers import CALL, Visit, code_of, run, status, visiting

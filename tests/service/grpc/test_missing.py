@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from penstock.core.extras import install_line
+from penstock.core._errors import install_line
 
 BLOCKED = """
 import sys

@@ -31,8 +31,8 @@ limiters:
 
 SERVE = """
 import json, sys
-from penstock.service.options import ServeOptions
-from penstock.service.serving import serve
+from penstock.service._options import ServeOptions
+from penstock.service._serving import serve
 if __name__ == "__main__":
     sys.exit(serve(ServeOptions(**json.loads(sys.argv[1]))))
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.service.http.access import Hosts, is_cross_site
+from penstock.service.http._head import Hosts, is_cross_site
 
 from .serving import Client, InProcessServer, Penstock, Reply, talk
 

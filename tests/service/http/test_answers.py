@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock import Decision, ManualClock, MemoryStore, Strategy, fixed_window, gcra
-from penstock.service.http.answers import Answers, decision_json
-from penstock.service.http.calls import Calls
+from penstock.service.http._answers import Answers, decision_json
+from penstock.service.http._calls import Calls
 from tests.service.worlds import FragileStore, service_on
 
 NOW = 1_700_000_000_000

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 
 from penstock import MemoryStore, Store
-from penstock.core.store import Transform
+from penstock.core._store import Transform
 from penstock.service.http import Bounds
 from tests.servers import NotReady, eventually
 
@@ -335,7 +335,8 @@ def test_a_fault_of_the_service_is_a_problem_and_not_a_traceback(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether it comes up before the request is read or after; the client learns nothing of it."""
-    from penstock.service.http import calls, router
+    from penstock.service.http import _calls as calls
+    from penstock.service.http import _router as router
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError("secret\n")

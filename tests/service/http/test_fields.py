@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.service.http.fields import decode
-from penstock.service.http.problem import ProblemError
+from penstock.service.http._answers import ProblemError
+from penstock.service.http._head import decode
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.service.http.bounds import Bounds
-from penstock.service.http.head import CHUNKED, parse_head
-from penstock.service.http.problem import ProblemError
+from penstock.service.http._answers import ProblemError
+from penstock.service.http._bounds import Bounds
+from penstock.service.http._head import CHUNKED, parse_head
 
 BOUNDS = Bounds()
 HOST = b"Host: a\r\n"

@@ -265,7 +265,7 @@ def test_what_a_client_sends_cannot_forge_a_line_of_the_log() -> None:
     """Line ends and their kin are escaped, in text and in JSON."""
     import logging
 
-    from penstock.service.logs import _Json, _Text
+    from penstock.service._logs import _Json, _Text
 
     evil = "a\r\n2026 ERROR forged\x1b[31m\u2028\u202e"
     record = logging.LogRecord("penstock", logging.ERROR, "", 0, "key %s", (evil,), None)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from penstock.config import parse_policies
-from penstock.service.http.openapi import openapi
-from penstock.service.http.problem import CODES
+from penstock.service.http._answers import CODES
+from penstock.service.http._openapi import openapi
 from tests.service.worlds import FILE
 
 from .serving import InProcessServer

@@ -9,7 +9,7 @@ import pytest
 
 from penstock import StoreUnavailableError, fixed_window
 from penstock.config import PolicySpec
-from penstock.service.http.openapi import openapi
+from penstock.service.http._openapi import openapi
 from tests.service.worlds import FragileStore, policies
 
 from .serving import Client, InProcessServer

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.service.http.bounds import Bounds
-from penstock.service.http.head import parse_head
-from penstock.service.http.problem import ProblemError
-from penstock.service.http.reader import Reader
-from penstock.service.http.router import Route, Routes
+from penstock.service.http._answers import ProblemError
+from penstock.service.http._bounds import Bounds
+from penstock.service.http._head import parse_head
+from penstock.service.http._reader import Reader
+from penstock.service.http._router import Route, Routes
 
 BOUNDS = Bounds(body_bytes=64)
 

@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 
 from penstock import ConfigInvalidError
-from penstock.service.certificates import names_in
-from penstock.service.greeting import greeting, shown_store
-from penstock.service.options import ServeOptions, TlsFiles, is_loopback
-from penstock.service.tls import server_context
+from penstock.service._banner import banner, shown_store
+from penstock.service._options import ServeOptions, TlsFiles, is_loopback
+from penstock.service._tls import names_in, server_context
 from tests.servers.process import REPO, NotReady, environment, eventually
 from tests.special import KINDS, replace
 
@@ -147,7 +146,7 @@ def test_the_line_that_is_printed_works(guarded: bool, tmp_path: Path) -> None:
         (tmp_path / "my token").write_text(TOKEN + "\n")
         flags = ["--token-file", str(tmp_path / "my token"), "--host", "0.0.0.0"]
     with Penstock(*flags) as server:
-        said = eventually(lambda: _said(server, "try:"), within=5, what="the greeting")
+        said = eventually(lambda: _said(server, "try:"), within=5, what="the banner")
         assert "1 policy" in said
         assert "memory://" in said
         assert f"127.0.0.1:{server.port}" in said
@@ -164,9 +163,9 @@ def _said(server: Penstock, word: str) -> str:
 
 
 def test_logs_can_be_json(tmp_path: Path) -> None:
-    """Every line of them, the greeting included."""
+    """Every line of them, the banner included."""
     with Penstock("--log-format", "json") as server:
-        eventually(lambda: _said(server, "serving"), within=5, what="the greeting")
+        eventually(lambda: _said(server, "serving"), within=5, what="the banner")
         process = server._running()
         process.send_signal(signal.SIGTERM)
         process.wait(10)
@@ -315,7 +314,7 @@ def test_the_line_that_is_printed_works_whatever_the_certificate_is_for(
     trusts = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
     trusts.check_hostname = False
     with Guarded(trusts, files_in(tmp_path, *TLS)) as server:
-        said = eventually(lambda: _said(server, "try:"), within=5, what="the greeting")
+        said = eventually(lambda: _said(server, "try:"), within=5, what="the banner")
         line = said.partition("try:")[2].splitlines()[0]
         done = subprocess.run(line, shell=True, capture_output=True, text=True, check=True)
         assert json.loads(done.stdout)["allowed"]
@@ -328,14 +327,14 @@ def test_what_has_to_be_put_into_the_printed_line_is_said(tmp_path: Path) -> Non
     make_certificates(tmp_path)
     cert, key, ca = (str(tmp_path / name) for name in ("server.pem", "server.key", "ca.pem"))
     options = ServeOptions(tls_cert=cert, tls_key=key, tls_ca=ca)
-    line, note = greeting(options, {})[-2:]
+    line, note = banner(options, {})[-2:]
     assert line.startswith("try:  curl -sS --cacert")
     assert "--cert CLIENT.pem" in line
     assert "CLIENT.pem and CLIENT-KEY.pem" in note
 
 
 def test_a_certificate_that_cannot_be_read_has_no_names(tmp_path: Path) -> None:
-    """The servers say what is wrong with it; the greeting need not."""
+    """The servers say what is wrong with it; the banner need not."""
     junk = tmp_path / "junk.pem"
     junk.write_text("junk")
     assert names_in(TlsFiles(str(junk), str(junk))) == []
@@ -382,7 +381,7 @@ def test_beyond_this_machine_it_listens_where_it_is_said_who_may_ask(
 
 
 def test_a_stores_password_is_not_shown() -> None:
-    """The greeting goes into logs."""
+    """The banner goes into logs."""
     assert shown_store("redis://user:secret@host:6379/0?x=y") == "redis://host:6379/0"
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.service._options import TlsFiles
+from penstock.service._tls import server_context
 from penstock.service.http import Bounds
-from penstock.service.options import TlsFiles
-from penstock.service.tls import server_context
 
 from .serving import InProcessServer, post_bytes, read_all
 from .test_bounds import StuckStore

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from penstock import ManualClock
-from penstock.cli import serve
+from penstock.cli import _serve as serve
 from penstock.config import PolicySpec
-from penstock.service.options import ServeOptions
+from penstock.service._options import ServeOptions
 from tools.wire.convert import strategy_of
 
 from .serving import Client, InProcessServer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock import ConfigInvalidError
-from penstock.stores.cas.names import fit, require_name
+from penstock.stores.cas._requests import fit, require_name
 
 
 @pytest.mark.parametrize("text", ["k", "鍵", "🔑", "a\0"])

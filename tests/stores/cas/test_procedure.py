@@ -16,13 +16,13 @@ from penstock import (
     gcra,
     sliding_window_log,
 )
-from penstock.core.flow import drive
-from penstock.core.store import Transform, checking, peeking
+from penstock.core._flow import drive
+from penstock.core._store import Transform, checking, peeking
+from penstock.stores._sheet import Call
 from penstock.stores.cas import RACES, TRAIL, Conflict, Drop, Held, Read, Request, Swap
-from penstock.stores.cas.memory import Memory
-from penstock.stores.cas.procedure import settle
-from penstock.stores.cas.requests import Pause
-from penstock.stores.sheet import Call
+from penstock.stores.cas._compare_and_swap import settle
+from penstock.stores.cas._memory import RaceMemory
+from penstock.stores.cas._requests import RetryPause
 from tests.stores.cas.backend import LATE, LOST, REFUSED, DictCasStore, Records, lossy, once
 
 NOW = 1_700_000_000_000
@@ -90,7 +90,7 @@ def test_a_memory_that_misled_is_not_asked_the_next_time() -> None:
 
 def test_the_memory_is_bounded() -> None:
     """By keys, the least recently used going first, and by the size of a record."""
-    memory = Memory(3)
+    memory = RaceMemory(3)
     for key in "abc":
         memory.keep(key, Held("r", key))
     memory.recall("a")
@@ -98,7 +98,7 @@ def test_the_memory_is_bounded() -> None:
     assert [key for key in "abcd" if memory.recall(key)] == ["a", "c", "d"]
     memory.keep("a", Held("r" * 5_000, "a"))
     assert memory.recall("a") is None
-    nothing = Memory(0)
+    nothing = RaceMemory(0)
     nothing.keep("a", Held("r", "a"))
     assert nothing.recall("a") is None
 
@@ -130,7 +130,7 @@ def test_a_raced_key_is_read_first_until_it_is_quiet() -> None:
 def test_a_memory_that_misleads_is_a_race_only_while_it_is_young() -> None:
     """Somebody else may use a key now and then, and nobody has to wait for that."""
     now_s = 100.0
-    memory = Memory(now_s=lambda: now_s)
+    memory = RaceMemory(now_s=lambda: now_s)
     memory.keep("k", Held("r", "1"))
     now_s += 1
     memory.note_loss("k", was_remembered=True)
@@ -143,7 +143,7 @@ def test_a_memory_that_misleads_is_a_race_only_while_it_is_young() -> None:
 def test_who_writes_again_and_again_looks_for_others_once_in_a_while() -> None:
     """It is never refused, so it has no other way to hear of them."""
     now_s = 100.0
-    memory = Memory(now_s=lambda: now_s)
+    memory = RaceMemory(now_s=lambda: now_s)
 
     def writes(pause_s: float) -> int:
         nonlocal now_s
@@ -167,11 +167,11 @@ def _pauses_of_a_loser(known: bool) -> list[str | float]:
     """The steps of a check that loses all its races: names of requests, lengths of pauses."""
     steps: list[str | float] = []
     call = Call(["k"], CHECK, NOW, 1, 0.0)
-    flow = settle("k", [call], 10_000, Memory())
+    flow = settle("k", [call], 10_000, RaceMemory())
     held = Held(_record(), "other")
 
     def lose(step: Any) -> Any:
-        steps.append(step.ms if isinstance(step, Pause) else type(step).__name__)
+        steps.append(step.ms if isinstance(step, RetryPause) else type(step).__name__)
         return Conflict(held, known=known) if isinstance(step, Swap) else held
 
     drive(flow, lose)
@@ -182,7 +182,7 @@ def _pauses_of_a_loser(known: bool) -> list[str | float]:
 
 def test_a_busy_server_is_given_more_time_than_a_race() -> None:
     """Pauses grow on; and its key is not taken for a raced one."""
-    memory = Memory()
+    memory = RaceMemory()
     call = Call(["k"], CHECK, NOW, 1, 0.0)
     flow = settle("k", [call], 10_000, memory)
     pauses: list[float] = []
@@ -190,7 +190,7 @@ def test_a_busy_server_is_given_more_time_than_a_race() -> None:
     def fail(step: Any) -> Any:
         if isinstance(step, Swap):
             raise REFUSED
-        if isinstance(step, Pause):
+        if isinstance(step, RetryPause):
             pauses.append(step.ms)
 
     drive(flow, fail)

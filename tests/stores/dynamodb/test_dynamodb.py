@@ -11,13 +11,13 @@ import pytest
 from botocore.exceptions import ClientError, NoCredentialsError, NoRegionError
 
 from penstock import ConfigInvalidError, StoreUnavailableError, UnsupportedError, gcra
-from penstock.core.flow import drive
-from penstock.core.store import checking
+from penstock.core._flow import drive
+from penstock.core._store import checking
 from penstock.stores import open_store
 from penstock.stores.cas import Conflict, ConnectionFailedError, Held, Read, Swap
 from penstock.stores.dynamodb import DynamoDBStore
-from penstock.stores.dynamodb.faults import translated
-from penstock.stores.dynamodb.schema import create
+from penstock.stores.dynamodb._faults import translated
+from penstock.stores.dynamodb._schema import create
 from tests.stores import edge
 
 NOW = 1_700_000_000_000

@@ -25,9 +25,9 @@ from penstock import (
     token_bucket,
 )
 from penstock.budget import token_budget
-from penstock.core.grant import leasing
-from penstock.core.keys import LONGEST_KEPT
-from penstock.leasing.credits import Credits, granting
+from penstock.core._store import leasing
+from penstock.core._validation import LONGEST_KEPT
+from penstock.leasing._credits import Credits, granting
 from penstock.stores import open_store
 from tests.helpers import NOW, PATHS, Quota, make_limiter, make_store
 

@@ -28,8 +28,8 @@ from penstock import (
     sliding_window_log,
     unlimited,
 )
-from penstock.core.store import Transform, checking, peeking
-from penstock.stores.memory.table import RECLAIM_FLOOR
+from penstock.core._store import Transform, checking, peeking
+from penstock.stores.memory._table import RECLAIM_FLOOR
 from tests.helpers import NOW, PATHS, Quota, make_limiter, make_store
 
 both_paths = pytest.mark.parametrize("path", PATHS)

@@ -15,11 +15,11 @@ import valkey
 import valkey.asyncio
 
 from penstock import ConfigInvalidError, UnsupportedError, gcra, rate_limit
-from penstock.core.extras import install_line
+from penstock.core._errors import install_line
 from penstock.stores import open_store
 from penstock.stores.redis import RedisStore
-from penstock.stores.redis.requests import Address
-from penstock.stores.redis.urls import parse
+from penstock.stores.redis._factory import parse
+from penstock.stores.redis._requests import Address
 from tests.helpers import run
 from tests.servers import Valkey, require
 from tests.stores.redis.live import PATIENT_MS, running, url_of

@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 
 from penstock import ConfigInvalidError, Decision, StoreUnavailableError, gcra
-from penstock.core.flow import drive
-from penstock.core.store import checking, forecasting
-from penstock.stores.failure import ConnectionFailedError
+from penstock.core._flow import drive
+from penstock.core._store import checking, forecasting
+from penstock.stores._sheet import ConnectionFailedError
 from penstock.stores.record import pack
-from penstock.stores.redis.flows import MAX_KEYS, RedisFlows
-from penstock.stores.redis.requests import Address, CloseIdle, Delay, Exchange, Parallel, Refusal
-from penstock.stores.redis.routing import RedisRouter
-from penstock.stores.redis.topology import Cluster, Fixed, Sentinels, Topology, slot_of
-from penstock.stores.redis.transactions import MAX_KEYS as MAX_KEYS_AT_ONCE
+from penstock.stores.redis._flows import MAX_KEYS, MAX_WATCHED_KEYS, RedisFlows
+from penstock.stores.redis._requests import Address, CloseIdle, Delay, Exchange, Parallel, Refusal
+from penstock.stores.redis._routing import RedisRouter
+from penstock.stores.redis._topology import Cluster, Fixed, Sentinels, Topology, slot_of
 from tests.helpers import NOW, Quota
 
 HERE, THERE = Address("here", 1), Address("there", 2)
@@ -436,10 +435,10 @@ def test_many_keys_without_lua_are_one_transaction() -> None:
 
 def test_many_keys_without_lua_are_chunks_at_one_instant() -> None:
     """A transaction holds so many; the others follow, decided at the instant of the first."""
-    keys = [str(number) for number in range(MAX_KEYS_AT_ONCE + 1)]
+    keys = [str(number) for number in range(MAX_WATCHED_KEYS + 1)]
     late = [b"OK", b"OK", None, [b"%d" % (NOW // 1_000 + 5), b"0"]]
-    first = [None] * MAX_KEYS_AT_ONCE
-    script = Script(looked(*first), committed(MAX_KEYS_AT_ONCE), late, committed(1))
+    first = [None] * MAX_WATCHED_KEYS
+    script = Script(looked(*first), committed(MAX_WATCHED_KEYS), late, committed(1))
     assert all(transact(script, keys))
     sets = [
         command

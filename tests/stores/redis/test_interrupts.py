@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 
 from penstock import Limiter, StoreUnavailableError, gcra
-from penstock.stores.redis import RedisStore, async_connections, multiplexed, sync_connections
+from penstock.stores.redis import RedisStore
+from penstock.stores.redis import _async_connections as async_connections
+from penstock.stores.redis import _multiplexed as multiplexed
+from penstock.stores.redis import _sync_connections as sync_connections
 from tests.servers import RedisServer
 from tests.stores.redis.interrupted import Interrupt, works
 from tests.stores.redis.live import SPAN_MS, new_key, running, url_of

@@ -23,7 +23,7 @@ from penstock import (
     rate_limit,
     token_bucket,
 )
-from penstock.core.store import Transform
+from penstock.core._store import Transform
 from penstock.stores.redis import RedisStore
 from tests.helpers import NOW, Quota, run
 from tests.servers import FaultProxy, RedisServer

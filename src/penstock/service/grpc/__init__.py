@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from ...core.errors import ConfigInvalidError
-from ...core.extras import missing
+from ...core._errors import ConfigInvalidError, missing
 
 _PACKAGES = {"google", "grpc", "grpc_health", "grpc_reflection"}
 
 try:
-    from .server import GrpcServer, open_grpc
+    from ._server import GrpcServer, open_grpc
 except ModuleNotFoundError as _error:
     if (_error.name or "").partition(".")[0] not in _PACKAGES:
         raise

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .bounds import Bounds
-from .pages import Pool
-from .server import HttpServer
+from ._bounds import Bounds
+from ._pages import Pool
+from ._server import HttpServer
 
 __all__ = ["Bounds", "HttpServer", "Pool"]

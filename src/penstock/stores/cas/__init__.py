@@ -12,10 +12,10 @@
 
 from __future__ import annotations
 
-from ..failure import ConnectionFailedError
-from .procedure import RACES, TRAIL
-from .requests import Conflict, Drop, Held, Read, Request, Swap
-from .store import CasStore
+from .._sheet import ConnectionFailedError
+from ._compare_and_swap import RACES, TRAIL
+from ._requests import Conflict, Drop, Held, Read, Request, Swap
+from ._store import CasStore
 
 __all__ = [
     "RACES",

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .store import D1Store
+from ._store import D1Store
 
 __all__ = ["D1Store"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .store import DenoKvStore
+from ._store import DenoKvStore
 
 __all__ = ["DenoKvStore"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .store import DurableObjectStore
+from ._store import DurableObjectStore
 
 __all__ = ["DurableObjectStore"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .store import DynamoDBStore
+from ._store import DynamoDBStore
 
 __all__ = ["DynamoDBStore"]

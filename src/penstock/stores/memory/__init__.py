@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .store import MemoryStore
+from ._store import MemoryStore
 
 __all__ = ["MemoryStore"]

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from ...core.flow import adrive
-from ..failure import ConnectionFailedError
+from ...core._flow import adrive
+from .._sheet import ConnectionFailedError
 from .connection import READ, WRITE, Connection
 from .connections import connect_in_thread
 from .faults import late_connect, late_reply

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import Any
 
-from ...core.flow import adrive
-from ..failure import ConnectionFailedError
+from ...core._flow import adrive
+from .._sheet import ConnectionFailedError
 from .faults import late_connect, late_reply
 from .requests import Ask, PostgresFlow, RefusalError, Request, Row, Together
 from .schema import begin_bounded

@@ -15,11 +15,10 @@ from typing import Any
 
 from ..._queueing import Batch, GroupCommit, LateError
 from ..._queueing.tasks import Pump
-from ...core.errors import PenstockError
-from ...core.flow import adrive, drive
-from ...core.store import Transform
-from ..failure import ConnectionFailedError
-from ..sheet import Call, telling_of_others
+from ...core._errors import PenstockError
+from ...core._flow import adrive, drive
+from ...core._store import Transform
+from .._sheet import Call, ConnectionFailedError, telling_of_others
 from .faults import interrupted, late, unavailable
 from .flows import Flows
 from .requests import PostgresFlow, RefusalError

@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator
 from importlib import import_module
 from typing import Any
 
-from ..failure import ConnectionFailedError
+from .._sheet import ConnectionFailedError
 from .faults import UNPREPARED, late_reply
 from .requests import Ask, RefusalError, Request, Row, Statement, Together
 from .schema import bound

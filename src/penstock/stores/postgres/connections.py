@@ -19,8 +19,8 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from importlib import import_module
 from typing import Any
 
-from ...core.flow import drive
-from ..failure import ConnectionFailedError
+from ...core._flow import drive
+from .._sheet import ConnectionFailedError
 from .connection import Connection, connecting, wait
 from .faults import late_connect
 from .requests import PostgresFlow

@@ -7,8 +7,8 @@ been charged, and it is not repeated, since that could charge it twice.
 
 from __future__ import annotations
 
-from ...core.errors import ConfigInvalidError, PenstockError, StoreUnavailableError
-from ..failure import ConnectionFailedError
+from ...core._errors import ConfigInvalidError, PenstockError, StoreUnavailableError
+from .._sheet import ConnectionFailedError
 from .requests import RefusalError, Request
 
 __all__ = [

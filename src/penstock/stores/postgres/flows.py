@@ -30,8 +30,7 @@ import contextlib
 import time
 from collections.abc import Iterable
 
-from ..failure import ConnectionFailedError
-from ..sheet import Call, Sheet
+from .._sheet import Call, ConnectionFailedError, Sheet
 from .faults import CONFLICTS, TIMEOUTS, unavailable
 from .requests import Ask, PostgresFlow, RefusalError, Row, Statement, Together
 from .schema import SHARE, Schema, bound, encode_key

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...core.flow import Flow
+from ...core._flow import Flow
 
 __all__ = [
     "Ask",

@@ -17,7 +17,7 @@ import re
 from hashlib import sha256
 from typing import Any
 
-from ...core.validation import reject
+from ...core._validation import reject
 from .faults import missing_table, not_ours
 from .requests import Ask, PostgresFlow, Statement
 

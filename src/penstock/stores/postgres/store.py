@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ..._queueing.fork import ForkAware, watch_forks
-from ...core.clock import SystemClock
-from ...core.errors import ConfigInvalidError, UnsupportedError
-from ...core.extras import missing
-from ...core.store import Store, Transform, from_its_url
-from ...core.validation import reject, require_choice, require_instant, require_int
+from ...core._clock import SystemClock
+from ...core._errors import ConfigInvalidError, UnsupportedError, missing
+from ...core._store import Store, Transform, from_its_url
+from ...core._validation import reject, require_choice, require_instant, require_int
 from .async_connections import AsyncOwnConnection, AsyncPooledConnections
 from .asyncpg_connections import AsyncpgOwnConnection, AsyncpgPooledConnections
 from .commits import AsyncCommits, SyncCommits

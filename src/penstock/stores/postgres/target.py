@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
-from ...core.validation import reject
+from ...core._validation import reject
 
 __all__ = ["Target", "parse_url"]
 

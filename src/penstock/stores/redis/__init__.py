@@ -9,6 +9,6 @@ from a client of redis-py, valkey-py or upstash-redis, standalone, of a Sentinel
 # `async_connections` with `multiplexed`, carry the bytes. `factory` turns a client or a URL into
 # new connections, and is the only file that knows the drivers.
 
-from .store import RedisStore
+from ._store import RedisStore
 
 __all__ = ["RedisStore"]

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from .client import HttpCall, Reply, RestClient
-from .store import RestStore
+from ._client import HttpCall, RestClient, RestReply
+from ._store import RestStore
 
-__all__ = ["HttpCall", "Reply", "RestClient", "RestStore"]
+__all__ = ["HttpCall", "RestClient", "RestReply", "RestStore"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .store import WorkersKVStore
+from ._store import WorkersKVStore
 
 __all__ = ["WorkersKVStore"]

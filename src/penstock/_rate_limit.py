@@ -1,0 +1,67 @@
+"""`rate_limit`: where a strategy, a store and a clock become a limiter."""
+
+from __future__ import annotations
+
+from .accel._limiter import limiter_class
+from .core._clock import Clock
+from .core._limiter import Limiter
+from .core._store import MadeBy, Store
+from .core._strategy import Strategy
+from .stores._opening import open_store
+from .stores.memory import MemoryStore
+from .strategies._rates import strategy_of_rate
+
+__all__ = ["rate_limit"]
+
+
+def rate_limit(
+    strategy: Strategy | str,
+    *,
+    store: Store | str | None = None,
+    clock: Clock | None = None,
+    prefix: str = "",
+    max_waiters: int | None = None,
+) -> Limiter:
+    """A limiter for `strategy`, which may be a rate such as `"100/minute"`.
+
+    A rate is paced by GCRA: 100 at once for a key that has rested, and one more every 600 ms from
+    then on. Over time that is 100 a minute, and in the worst minute 199: twice the count less one,
+    a saved-up burst and what accrues while it is spent. (From a count of 2,048 on, up to 0.5% more;
+    above 10,240 a second it is a token bucket, which does the same.) `gcra(100, 60_000, burst=10)`
+    admits 109 in the worst minute, and `sliding_window_log(100, 60_000)` never more than 100. Units
+    go from ms to weeks: `"5/30s"`, `"1000/week"`.
+
+    Without a `store` it keeps its own MemoryStore, and closes it. A URL such as
+    `"redis://localhost:6379"` is opened as by `open_store`, and what was opened is closed with the
+    limiter, by `close`, `aclose`, `with` or `async with`. A store that was passed in is left to its
+    owner. Limiters on one store count apart by their `prefix`, and under the same one they must
+    mean the same. `max_waiters` bounds how many callers may wait in `acquire` for one key.
+    """
+    chosen = strategy_of_rate(strategy) if isinstance(strategy, str) else strategy
+    home = _opened(store, clock) if store is None or isinstance(store, str) else store
+    owns_store = home is not store
+    try:
+        limiter = limiter_class(chosen, home)(
+            chosen,
+            home,
+            clock=clock,
+            prefix=prefix,
+            owns_store=owns_store,
+            max_waiters=max_waiters,
+        )
+    except BaseException:
+        if owns_store:
+            home.close()
+        raise
+    limiter.made_by = MadeBy(
+        rate_limit, strategy, store=store, clock=clock, prefix=prefix, max_waiters=max_waiters
+    )
+    return limiter
+
+
+def _opened(url: str | None, clock: Clock | None) -> Store:
+    if url is None:
+        return MemoryStore(clock=clock)
+    # A table in this process is swept by the limiter's clock; servers have none to be told.
+    is_memory = url.partition("://")[0].lower() == "memory"
+    return open_store(url, clock=clock) if is_memory else open_store(url)

@@ -1,0 +1,70 @@
+"""The limiter whose hot calls are compiled.
+
+It is a Limiter in every respect; `check`, `check_many` and their twins come from the compiled gate,
+which reads the clock, finds the key and decides in one step. That takes a strategy with a native
+kernel on a store with a native table; everything else gets the plain Limiter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..core._clock import ANCHOR_NS, SystemClock
+from ..core._decision import Decision
+from ..core._limiter import Limiter
+from ..core._native import native
+from ..core._store import Store
+from ..core._strategy import Strategy
+from ..core._validation import require_cost, require_key, require_keys
+
+__all__ = ["limiter_class", "spending"]
+
+
+def limiter_class(strategy: Strategy, store: Store) -> type[Limiter]:
+    """The fastest class that can hold this strategy on this store."""
+    if not isinstance(strategy, Strategy) or not isinstance(store, Store):
+        return Limiter  # which says what is wrong
+    fits = store.native_table is not None and strategy.native is not None
+    return _AcceleratedLimiter if fits else Limiter
+
+
+def spending(
+    limiter: Limiter, level: int, otherwise: Callable[[str, int, Decision], Decision]
+) -> Callable[..., Decision] | None:
+    """The limiter's `check`, compiled, that hands over to `otherwise` what it denies or leaves no
+    more than `level` of; None for a limiter that is not compiled."""
+    if native is None or not isinstance(limiter, native.Gate):
+        return None
+    check: Callable[..., Decision] = native.Spending(limiter, level, otherwise).check
+    return check
+
+
+if native is not None:
+
+    class _AcceleratedLimiter(native.Gate, Limiter):  # type: ignore[misc]
+        """A Limiter over a native table."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            Limiter.__init__(self, *args, **kwargs)
+
+        def _settle_on(self, store: Any) -> None:
+            Limiter._settle_on(self, store)
+            steady = native.reads_steady_clock and type(self.clock) is SystemClock
+            self._open_gate(
+                store.native_table,
+                self._check,
+                self._lead,
+                self._now,
+                ANCHOR_NS if steady else None,
+                require_key,
+                require_keys,
+                require_cost,
+            )
+
+        # The compiled base has one of its own, which knows nothing of how a limiter was made.
+        __reduce__ = Limiter.__reduce__
+
+        async def acheck_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
+            decisions: list[Decision] = self.check_many(keys, cost)
+            return decisions

@@ -1,0 +1,122 @@
+"""Decisions as HTTP headers. Pure: names and numbers in, text out.
+
+`RateLimit` and `RateLimit-Policy` are structured fields, after the IETF draft. The second tells
+what the policy grants, `"name";q=100;w=60`: a quota of 100 in a window of 60 s, or without `w`
+where the strategy has none. The first tells where it stands, `"name";r=9;t=6`: 9 remain, and in 6 s
+there will be more. `t` is not the time until everything is back. On a denial it equals
+`Retry-After`, and where nothing is missing it is 0. Seconds are whole and rounded up, so that a
+client that waits as told never comes too early.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from urllib.parse import quote
+
+from ..core._decision import Decision
+from ..core._strategy import Strategy
+
+__all__ = [
+    "LimitHeaders",
+    "decision_headers",
+    "field_name",
+    "policy_field",
+    "retry_after_s",
+    "seconds_until_more",
+]
+
+
+# The largest integer that a structured field can carry.
+_MAX_INTEGER = 10**15 - 1
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+
+
+def decision_headers(
+    name: str,
+    strategy: Strategy | None,
+    decision: Decision,
+    now: int,
+    *,
+    peeked: bool = False,
+    legacy: bool = False,
+) -> dict[str, str]:
+    """All headers for one decision, made at `now` by the limit of this name.
+
+    `strategy` is what decided: `limiter.strategy`, or None for slots of a `ConcurrencyLimiter`.
+    `peeked` says that the decision came from `peek`. `legacy` adds the older `X-RateLimit-*`, whose
+    reset is the instant at which everything is back, in epoch seconds.
+
+        decision = limiter.check(user)
+        headers = decision_headers("api", limiter.strategy, decision, limiter.clock.now())
+    """
+    quota, window_ms = (decision.limit, None) if strategy is None else strategy.rate
+    made = LimitHeaders(name, quota, window_ms, strategy)
+    return made.of(decision, now, peeked=peeked, legacy=legacy)
+
+
+class LimitHeaders:
+    """`decision_headers` for whoever makes many: what is the same for all decisions of a limit is
+    put into words once. `policy` is the value of `RateLimit-Policy`."""
+
+    __slots__ = ("_lead", "_strategy", "policy")
+
+    def __init__(
+        self, name: str, quota: int, window_ms: int | None, strategy: Strategy | None
+    ) -> None:
+        self.policy: str = policy_field(name, quota, window_ms)
+        self._lead = field_name(name)
+        self._strategy = strategy
+
+    def of(
+        self, decision: Decision, now: int, *, peeked: bool = False, legacy: bool = False
+    ) -> dict[str, str]:
+        """The headers for one decision, made at `now`."""
+        remaining = decision.remaining if decision.remaining <= _MAX_INTEGER else _MAX_INTEGER
+        seconds = seconds_until_more(self._strategy, decision, now, peeked)
+        headers = {
+            "RateLimit-Policy": self.policy,
+            "RateLimit": f"{self._lead};r={remaining};t={seconds}",
+        }
+        if not decision.allowed:
+            headers["Retry-After"] = str(seconds)
+        if legacy:
+            headers["X-RateLimit-Limit"] = str(decision.limit)
+            headers["X-RateLimit-Remaining"] = str(decision.remaining)
+            headers["X-RateLimit-Reset"] = str(-(-decision.reset_at // 1000))
+        return headers
+
+
+def seconds_until_more(
+    strategy: Strategy | None, decision: Decision, now: int, peeked: bool = False
+) -> int:
+    """Whole seconds until more than `decision.remaining` is available: the `t` of `RateLimit`.
+
+    For a `sliding_window`, whose decisions do not tell when its counts came, it is the latest that
+    this can be; for slots, when the one that was taken is reclaimed unless it is renewed.
+    """
+    if not decision.allowed:
+        return retry_after_s(decision)
+    if decision.remaining >= decision.limit:
+        return 0
+    if strategy is None:
+        ms: float = decision.reset_at - now
+    else:
+        ms = strategy.more_in_ms(decision, now, peeked)
+    return ceil(ms / 1000) if ms > 1000 else 1
+
+
+def retry_after_s(decision: Decision) -> int:
+    """The value of `Retry-After` for a denial: whole seconds, at least 1."""
+    return max(1, -(-decision.retry_after_ms // 1000))
+
+
+def policy_field(name: str, quota: int, window_ms: int | None) -> str:
+    """The value of `RateLimit-Policy`. A policy without a window goes without `w`."""
+    told = f"{field_name(name)};q={min(quota, _MAX_INTEGER)}"
+    return told if window_ms is None else f"{told};w={max(1, -(-window_ms // 1000))}"
+
+
+def field_name(name: str) -> str:
+    """A policy's name as a structured field's string. What ASCII lacks is percent-encoded."""
+    text = quote(name, safe=_PRINTABLE, errors="replace")
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,118 @@
+"""Token budgets: for what is known to have been used only afterwards.
+
+A language model's answer costs as many tokens as it turns out to have. By then it has been served,
+so a limit that refuses what does not fit has nothing left to refuse. A budget turns the question
+round: a debit is admitted while less than the budget has been served, and is then counted in full.
+So at most one debit of a window, the one that crosses, goes over the budget, and by less than its
+own size; after it the budget is spent until the window rolls::
+
+    budget = rate_limit(token_budget(100_000, 60_000), store=store)
+    if budget.peek("alice"):
+        answer = ask_the_model()
+        budget.check("alice", answer.tokens)
+
+Windows are slices of the calendar, the same for every key. As with a fixed window, a stored window
+later than the computed one means that the clock went back, and stands.
+
+The Lua file beside this one is the same transition, so that a fleet on one Redis debits in one
+step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..core._decision import Decision, Forecast, Outcome
+from ..core._lua import LuaSource, beside, hash_fields, whole
+from ..core._strategy import Parameter, Strategy
+from ..core._validation import MAX_SAFE, MAX_STORED_MS, stored_pair, stored_whole
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+__all__ = ["TokenBudget", "token_budget"]
+
+State = tuple[int, int]
+
+
+def _decode(raw: Any) -> State | None:
+    fields = hash_fields(raw)
+    return None if fields is None else (whole(fields[0]), whole(fields[1]))
+
+
+class TokenBudget(Strategy):
+    """Counts tokens after the fact. Made by `token_budget`.
+
+    The state is (start, served).
+    """
+
+    name = "token_budget"
+    parameters: tuple[Parameter, ...] = (
+        Parameter("budget", "count", "tokens per window", example=100_000),
+        Parameter("window_ms", "span", "the length of a window"),
+    )
+    window_kind: str | None = "fixed"
+    lua_sources: tuple[LuaSource, ...] = (
+        LuaSource(
+            "tokenBudget",
+            beside(__file__),
+            argv=("now", "budget", "windowMs", "cost"),
+            state="hash: s start of the window, c tokens served in it, each %.0f",
+            raw="s and c, or nil twice",
+            decode=_decode,
+        ),
+    )
+
+    def __init__(self, budget: int, window_ms: int | timedelta) -> None:
+        super().__init__(budget=budget, window_ms=window_ms)
+        self.limit = budget
+        self.window_ms: int = self.values["window_ms"]
+        self.ttl_ms: int = self.window_ms
+
+    @property
+    def budget(self) -> int:
+        """Tokens per window."""
+        return self.limit
+
+    def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
+        start, served = self._window(state, now)
+        reset_at = start + self.window_ms
+        if served >= self.limit:
+            decision = Decision(False, self.limit, 0, reset_at, reset_at - now)
+            return Outcome(state, decision, 0, False)
+        # Beyond every budget it does not matter by how much, but a double must still hold it.
+        served = min(served + cost, MAX_SAFE)
+        decision = Decision(True, self.limit, max(0, self.limit - served), reset_at, 0)
+        return Outcome((start, served), decision, reset_at - now, True)
+
+    def longest_wait_ms(self, cost: int) -> int:
+        return self.window_ms
+
+    def restore(self, kept: Any) -> State:
+        start, count = stored_pair(kept)
+        return stored_whole(start, MAX_STORED_MS), stored_whole(count, MAX_SAFE)
+
+    def peek(self, state: State | None, now: int) -> Decision:
+        start, served = self._window(state, now)
+        reset_at = start + self.window_ms
+        allowed = served < self.limit
+        remaining = max(0, self.limit - served)
+        return Decision(allowed, self.limit, remaining, reset_at, 0 if allowed else reset_at - now)
+
+    def forecast(self, state: State | None, now: int, cost: int) -> Forecast:
+        start, served = self._window(state, now)
+        full_at = start + self.window_ms if served else now
+        # Rounded up: the debit that crosses is admitted too.
+        return Forecast(-(-max(0, self.limit - served) // cost), full_at, full_at)
+
+    def _window(self, state: State | None, now: int) -> State:
+        """The window that `now` falls into, and what was served in it."""
+        start = now // self.window_ms * self.window_ms
+        if state is None or state[0] < start:
+            return start, 0
+        return state[0], state[1]
+
+
+def token_budget(budget: int, window_ms: int | timedelta) -> TokenBudget:
+    """`budget` tokens per window, debited after the fact."""
+    return TokenBudget(budget, window_ms)

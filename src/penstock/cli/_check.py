@@ -1,0 +1,148 @@
+"""`penstock check`: one decision, for a shell and its scripts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+
+from ..config import load_policy_file
+from ..config._loading import import_modules
+from ..config._model import meaning
+from ..core._clock import SystemClock
+from ..core._decision import Decision
+from ..core._errors import ConfigInvalidError, UnsupportedError
+from ..core._limiter import Limiter
+from ..core._store import Store
+from ..core._strategy import Strategy
+from ..core._validation import reject
+from ..service._registry import joined, limiter_on, unknown_policy
+from ..stores._opening import open_store
+from ..strategies import strategy_of_rate
+from ._modes import call_and_close
+from ._settings import Settings, add_import, add_store, imports_of, store_url
+
+__all__ = ["SUMMARY", "configure", "run"]
+
+
+SUMMARY = "decide one request, against a rate or a policy"
+
+DENIED = 3
+
+_EPILOG = f"""\
+examples:
+  penstock check alice --rate 100/minute --store redis://localhost:6379
+  penstock check alice --policy api --config penstock.yaml --store redis://localhost:6379
+  penstock check backup --rate 1/hour --store sqlite:///limits.db && ./backup.sh
+
+A policy's counts are those of a service that serves the same file on the same store. With --rate
+the key is the one that `rate_limit("100/minute", store=..., prefix=...)` uses.
+
+Ends with 0 when the request is allowed, {DENIED} when it is denied, 1 when the store is away, 2
+when something was asked that makes no sense.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """What is asked, and the prefix under which it is counted."""
+
+    strategy: Strategy
+    prefix: str
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    settings = Settings(parser)
+    add("key", metavar="KEY", help="who asks: a client, a tenant, a job")
+    limits = parser.add_mutually_exclusive_group(required=True)
+    limits.add_argument("--rate", metavar="RATE", help="the limit, such as 100/minute or 5/30s")
+    limits.add_argument("--policy", metavar="NAME", help="a policy of the file in --config")
+    add("--config", metavar="FILE", help="the policy file")
+    add_import(settings)
+    add_store(settings, help="where counts live, such as redis://HOST:6379 or sqlite:///limits.db")
+    add("--cost", type=int, metavar="N", default=1, help="what the request counts (%(default)s)")
+    add("--prefix", metavar="TEXT", default="", help="in front of the key, with --rate")
+    add("--peek", action="store_true", help="look, and spend nothing")
+    add("--json", action="store_true", help="answer with the five fields of a decision")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Decide, say so, and end with a code that says it too."""
+    args.settings.resolve(args)
+    counted = _by_rate(args) if args.rate is not None else _by_policy(args)
+    url = store_url(args)
+    if url is None:
+        reject("say where counts live: --store URL, --store-file FILE or PENSTOCK_STORE")
+    if url.partition("://")[0].lower() == "memory":
+        reject("memory:// forgets when this command ends; use sqlite:///limits.db or redis://HOST")
+    store = open_store(url)
+    limiter = limiter_on(store, counted.strategy, SystemClock(), counted.prefix)
+    decision = _decide(limiter, store, args)
+    print(_as_json(decision) if args.json else _in_words(decision, limiter.clock.now()))
+    return 0 if decision.allowed else DENIED
+
+
+def _by_rate(args: argparse.Namespace) -> _Counted:
+    if args.config is not None:
+        reject("--config is for --policy; with --rate there is no file to read")
+    return _Counted(strategy_of_rate(args.rate), args.prefix)
+
+
+def _by_policy(args: argparse.Namespace) -> _Counted:
+    if args.config is None:
+        reject("--policy names a policy of a file: give the file with --config")
+    if args.prefix:
+        reject("--prefix is for --rate; a policy file has its own")
+    import_modules(imports_of(args))
+    file = load_policy_file(args.config)
+    spec = file.policies.get(args.policy)
+    if spec is None:
+        raise unknown_policy(args.policy, file.policies)
+    strategy = {"limiter": spec.strategy, "budget": spec.budget}.get(spec.kind)
+    if strategy is None:
+        raise UnsupportedError(
+            f"policy {spec.name!r} is of the kind {spec.kind!r}, whose slots live in the process "
+            "that serves it: ask the service"
+        )
+    return _Counted(strategy, joined(file.prefix, spec.name, meaning(strategy)))
+
+
+def _decide(limiter: Limiter, store: Store, args: argparse.Namespace) -> Decision:
+    if args.peek and args.cost != 1:
+        raise ConfigInvalidError("a peek is about a cost of 1; leave out --cost")
+    if args.peek:
+        return call_and_close(
+            store, lambda: limiter.peek(args.key), lambda: limiter.apeek(args.key)
+        )
+    return call_and_close(
+        store,
+        lambda: limiter.check(args.key, args.cost),
+        lambda: limiter.acheck(args.key, args.cost),
+    )
+
+
+def _as_json(decision: Decision) -> str:
+    return json.dumps(
+        {
+            "allowed": decision.allowed,
+            "limit": decision.limit,
+            "remaining": decision.remaining,
+            "reset_at": decision.reset_at,
+            "retry_after_ms": decision.retry_after_ms,
+        }
+    )
+
+
+def _in_words(decision: Decision, now: int) -> str:
+    left = f"{decision.remaining} of {decision.limit} left"
+    if not decision.allowed:
+        return f"denied: try again in {_seconds(decision.retry_after_ms)}; {left}"
+    return f"allowed: {left}, all of it again in {_seconds(max(0, decision.reset_at - now))}"
+
+
+def _seconds(ms: int) -> str:
+    return f"{ms / 1000:,.3f}".rstrip("0").rstrip(".") + " s"

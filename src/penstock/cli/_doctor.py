@@ -1,0 +1,142 @@
+"""`penstock doctor`: what is installed, what is on, and whether store and policies are well."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+
+from ..config import load_policy_file
+from ..config._loading import import_modules
+from ..core._clock import SystemClock
+from ..core._errors import (
+    EXTRAS,
+    ConfigInvalidError,
+    PenstockError,
+    UnsupportedError,
+    distribution_of,
+    install_line,
+)
+from ..core._native import native
+from ..core._strategy import registered
+from ..service._banner import shown_store
+from ..service._fail_modes import PING, PING_KEY, ask_store
+from ..stores._opening import open_store
+from ._modes import call_and_close
+from ._settings import Settings, add_import, add_store, imports_of, store_url
+from ._version import describe
+
+__all__ = ["SUMMARY", "configure", "run"]
+
+
+SUMMARY = "say what is installed, whether the store answers and the policies are good"
+
+_EPILOG = """\
+examples:
+  penstock doctor
+  penstock doctor --store redis://localhost:6379 --config penstock.yaml
+
+A service's own settings, such as PENSTOCK_STORE, are looked at too. The store is asked something
+that writes nothing. Ends with 0 when all is well, 1 when the store does not answer, 2 when the
+store's URL, the policy file or an imported module is wrong.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    settings = Settings(parser)
+    add_store(settings, help="a store to reach")
+    settings.add("--config", metavar="FILE", help="a policy file to read")
+    add_import(settings)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look at everything, whatever is wrong on the way; the gravest finding is the code."""
+    print(f"{describe()} on {platform.system()} {platform.machine()}")
+    print(f"  {_path()}")
+    for line in _extras():
+        print(f"  {line}")
+    args.settings.resolve(args)
+    codes, url = [0], store_url(args)
+    if url is not None:
+        codes.append(_report("store", lambda: _reach(url)))
+    if imports := imports_of(args):
+        codes.append(_report("strategies", lambda: _known(imports)))
+    if args.config is not None:
+        codes.append(_report("policies", lambda: _read(args.config)))
+    return max(codes)
+
+
+def _path() -> str:
+    if native is not None:
+        return "accelerated: checks in memory take the native path"
+    if os.environ.get("PENSTOCK_PURE", "") not in ("", "0"):
+        return "not accelerated: PENSTOCK_PURE is set"
+    return "not accelerated: the extension was not built; install again with a C compiler at hand"
+
+
+def _extras() -> Iterator[str]:
+    for extra, requirements in EXTRAS.items():
+        found = {name: _version(name) for name in map(distribution_of, requirements)}
+        listed = ", ".join(f"{name} {version or 'missing'}" for name, version in found.items())
+        fix = "" if all(found.values()) else f" ({install_line(extra)})"
+        yield f"{extra}: {listed}{fix}"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _report(what: str, look: Callable[[], str]) -> int:
+    try:
+        print(f"  {what}: {look()}")
+    except (ConfigInvalidError, UnsupportedError) as error:
+        print(f"  {what}: WRONG: {error}")
+        return 2
+    except (PenstockError, OSError) as error:
+        print(f"  {what}: AWAY: {error}")
+        return 1
+    return 0
+
+
+def _reach(url: str) -> str:
+    """Ask twice: the first answer tells how long connecting takes, the second a round trip."""
+    store, clock = open_store(url), SystemClock()
+
+    def ask() -> list[float]:
+        return [_timed(lambda: store.apply(PING_KEY, PING, clock.now(), 1)) for _ in range(2)]
+
+    async def aask() -> list[float]:
+        took = []
+        for _ in range(2):
+            start = time.perf_counter()
+            await ask_store(store, clock.now())
+            took.append((time.perf_counter() - start) * 1000)
+        return took
+
+    first, again = call_and_close(store, ask, aask)
+    return f"{shown_store(url)} answers, in {first:.1f} ms at first and in {again:.1f} ms then"
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1000
+
+
+def _known(imports: tuple[str, ...]) -> str:
+    import_modules(imports)
+    return ", ".join(cls.name for cls in registered())
+
+
+def _read(path: str) -> str:
+    count = len(load_policy_file(path).policies)
+    return f"{path} is good, {count} {'policy' if count == 1 else 'policies'}"

@@ -1,0 +1,294 @@
+"""One connection of the generator: it sends a request, reads the whole answer, is free again.
+
+When to ask: as soon as a connection is free, or at a fixed pace.
+
+A request that is due while every connection waits for an answer has begun to wait already: it is
+timed from then on, so that a service which stalls is charged for all who had to wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any, Protocol, cast
+
+from ._load_report import LoadReport
+from ._load_target import LoadTarget
+
+__all__ = ["Client", "Pace", "put_under_load"]
+
+
+_LONGEST_HEAD = 65_536
+
+Answered = Callable[["Client", int, str], None]
+"""Called with the status and, where it is not a decision, what the answer says; 0 for an answer
+that did not come."""
+
+
+class Client(asyncio.Protocol):
+    """HTTP/1.1, one request at a time."""
+
+    def __init__(self, answered: Answered, lost: Callable[[Client], None]) -> None:
+        self._answered = answered
+        self._lost = lost
+        self._transport: asyncio.Transport | None = None
+        self._data = b""
+        self._busy = False
+        self.since: float = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def ask(self, request: bytes, since: float) -> None:
+        """Send a request whose waiting began at `since`."""
+        assert self._transport is not None
+        self._busy = True
+        self.since = since
+        self._transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        end = self._data.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._data) > _LONGEST_HEAD:
+                self._give_up("an answer without an end of its head")
+            return
+        head = self._data[:end]
+        length = _length_of(head)
+        if length is None or not head.startswith(b"HTTP/1."):
+            self._give_up("an answer that is not HTTP/1.1 with a Content-Length")
+            return
+        whole = end + 4 + length
+        if len(self._data) < whole:
+            return
+        body, self._data = self._data[end + 4 : whole], self._data[whole:]
+        if b"\r\nconnection: close" in head.lower():
+            self.close()
+        self._busy = False
+        status = int(head[9:12])
+        self._answered(self, status, "" if status in (200, 429) else _said(status, body))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        if self._busy:
+            self._give_up("a connection that ended before the answer")
+        self._lost(self)
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abandon(self) -> None:
+        """Cut the connection, whatever is under way."""
+        self._busy = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _give_up(self, why: str) -> None:
+        self._busy = False
+        self.close()
+        self._answered(self, 0, why)
+
+
+def _length_of(head: bytes) -> int | None:
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length" and value.strip().isdigit():
+            return int(value)
+    return None
+
+
+def _said(status: int, body: bytes) -> str:
+    """A refusal in its own words, if it has some."""
+    try:
+        detail = json.loads(body)["detail"]
+    except (ValueError, KeyError, TypeError):
+        return f"status {status}"
+    return f"status {status}: {str(detail)[:200]}"
+
+
+_CONNECT_S = 5.0
+_LAST_ANSWERS_S = 5.0
+_AGAIN_S = 0.05
+_CLOSE_S = 1.0
+# How close to its time a sleep of the loop comes.
+_GRAIN_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """For how long, over how many connections, and how often; None is as often as it goes."""
+
+    seconds: float
+    connections: int
+    rate: float | None
+
+
+class Display(Protocol):
+    """Who is told how it goes, and how often."""
+
+    every_s: float
+
+    def show(self, report: LoadReport) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def put_under_load(target: LoadTarget, pace: Pace, display: Display) -> LoadReport:
+    """Run to the end or to an interrupt; returns what came back."""
+    load = _Load(target, pace, display)
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(load.run())
+    return uvloop.run(load.run())
+
+
+class _Load:
+    """One run."""
+
+    def __init__(self, target: LoadTarget, pace: Pace, display: Display) -> None:
+        self._target = target
+        self._pace = pace
+        self._display = display
+        self._report = LoadReport()
+        self._requests = cycle(target.requests)
+        self._clients: set[Client] = set()
+        self._free: deque[Client] = deque()
+        self._under_way = 0
+        self._sent = 0
+        self._over = asyncio.Event()
+        self._answers = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> LoadReport:
+        loop = asyncio.get_running_loop()
+        await self._connect_all()
+        with contextlib.suppress(NotImplementedError):
+            loop.add_signal_handler(signal.SIGINT, self._over.set)
+        began = time.perf_counter()
+        self._start(self._show(began))
+        if self._pace.rate is None:
+            while self._free:
+                self._ask(self._free.popleft(), time.perf_counter())
+        else:
+            self._start(self._keep_pace(began, self._pace.rate))
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._over.wait(), self._pace.seconds)
+        self._over.set()
+        await self._last_answers()
+        self._report.seconds = time.perf_counter() - began
+        await self._close()
+        self._display.end()
+        return self._report
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect_all(self) -> None:
+        wanted = range(self._pace.connections)
+        try:
+            made = await asyncio.gather(*(self._connect() for _ in wanted))
+        except (OSError, asyncio.TimeoutError) as error:
+            reason = str(error) or f"no answer in {_CONNECT_S:g} s"
+            raise ConnectionError(f"cannot connect to {self._target.url}: {reason}") from error
+        # One that was turned away meanwhile, for its certificate perhaps, is being made again.
+        self._free.extend(client for client in made if client.is_open)
+
+    async def _connect(self) -> Client:
+        target = self._target
+        connecting = asyncio.get_running_loop().create_connection(
+            lambda: Client(self._answered, self._lost), target.host, target.port, ssl=target.tls
+        )
+        _, client = await asyncio.wait_for(connecting, _CONNECT_S)
+        self._clients.add(client)
+        return client
+
+    async def _connect_again(self) -> None:
+        while not self._over.is_set():
+            try:
+                client = await self._connect()
+            except (OSError, asyncio.TimeoutError) as error:  # noqa: PERF203 - that is the point
+                self._report.failed(f"cannot connect: {str(error) or 'no answer'}")
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                if client.is_open:
+                    self._is_free(client)
+                return
+
+    def _ask(self, client: Client, since: float) -> None:
+        self._under_way += 1
+        self._sent += 1
+        client.ask(next(self._requests), since)
+
+    def _answered(self, client: Client, status: int, why: str) -> None:
+        self._under_way -= 1
+        if why:
+            self._report.failed(why)
+        else:
+            self._report.decided(status == 200, time.perf_counter() - client.since)
+        if self._over.is_set():
+            self._answers.set()
+        elif client.is_open:
+            self._is_free(client)
+
+    def _is_free(self, client: Client) -> None:
+        if self._pace.rate is None and not self._over.is_set():
+            self._ask(client, time.perf_counter())
+        else:
+            self._free.append(client)
+
+    def _lost(self, client: Client) -> None:
+        self._clients.discard(client)
+        with contextlib.suppress(ValueError):
+            self._free.remove(client)
+        if not self._over.is_set():
+            self._start(self._connect_again())
+
+    async def _keep_pace(self, began: float, rate: float) -> None:
+        starved = False
+        while not self._over.is_set():
+            now = time.perf_counter()
+            while self._free and (due := began + self._sent / rate) <= now:
+                self._ask(self._free.popleft(), due if starved else now)
+            starved = not self._free
+            left = began + self._sent / rate - now
+            await asyncio.sleep(left - _GRAIN_S if left > 2 * _GRAIN_S else 0)
+
+    async def _show(self, began: float) -> None:
+        while True:
+            await asyncio.sleep(self._display.every_s)
+            self._report.seconds = time.perf_counter() - began
+            self._display.show(self._report)
+
+    async def _last_answers(self) -> None:
+        end = time.perf_counter() + _LAST_ANSWERS_S
+        while self._under_way and (left := end - time.perf_counter()) > 0:
+            self._answers.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._answers.wait(), left)
+        for _ in range(self._under_way):
+            self._report.failed(f"no answer within {_LAST_ANSWERS_S:g} s of the end")
+
+    async def _close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for client in list(self._clients):
+            client.abandon()
+        end = time.perf_counter() + _CLOSE_S
+        while self._clients and time.perf_counter() < end:
+            await asyncio.sleep(_GRAIN_S)

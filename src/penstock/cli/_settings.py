@@ -1,0 +1,186 @@
+"""Where a setting of a command comes from: a flag, else the environment, else the default.
+
+Every flag that takes a value has a variable: `PENSTOCK_HTTP_PORT` for `--http-port`. A secret need
+not stand on a command line, where all users of a machine can read it: it may be in a variable, or
+in a file that a flag or a variable names. The ways to give one setting exclude each other; a flag
+beats the environment, and two ways on the same level are refused. So is a variable that is set to
+nothing, since it is as likely a mistake as a wish for the default, and one whose name is nearly
+right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from ..core._errors import ConfigInvalidError
+from ..core._files import read_regular
+from ..core._validation import reject, shown
+
+__all__ = ["PREFIX", "Settings", "add_import", "add_store", "imports_of", "store_url"]
+
+
+PREFIX = "PENSTOCK_"
+
+# Variables that are no settings of a command; Kubernetes sets PORT for a service of this name.
+_OTHERS = frozenset({"KV_PATH", "NO_NATIVE", "PORT", "PURE"})
+_NEAR = 0.75
+_LONGEST_STORE_FILE = 1 << 16
+_KINDS = {int: "a whole number", float: "a number"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """A way to give a setting. One without a `flag` has a variable only."""
+
+    dest: str
+    flag: str | None = None
+    type: Callable[[str], Any] | None = None
+    choices: tuple[str, ...] | None = None
+    preset: Any = None
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.dest.upper()
+
+    def read(self, text: str) -> Any:
+        """What the variable says."""
+        if not text.strip():
+            reject(f"{self.variable} is set to nothing; give it a value, or unset it")
+        if self.choices is not None and text not in self.choices:
+            reject(f"{self.variable} must be {' or '.join(self.choices)}, not {shown(text)}")
+        try:
+            return text if self.type is None else self.type(text)
+        except ValueError:
+            kind = _KINDS.get(self.type, "well-formed")  # type: ignore[call-overload]
+            reject(f"{self.variable} must be {kind}, not {shown(text)}{_of_kubernetes(text)}")
+
+
+def _of_kubernetes(text: str) -> str:
+    if not text.startswith("tcp://"):
+        return ""
+    return "; Kubernetes sets it so for a service of that name: say enableServiceLinks: false"
+
+
+class Settings:
+    """The settings of one command: `add` declares them, `resolve` finds their values."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self._parser = parser
+        self._groups: list[list[_Setting]] = []
+        self._switches: dict[str, str] = {}
+        self._sources: dict[str, str] = {}
+        parser.set_defaults(settings=self)
+
+    def add(self, *names: str, **options: Any) -> None:
+        """As `add_argument`. What takes a value may come from the environment, too."""
+        action = self._parser.add_argument(*names, **options)
+        if action.nargs == 0:
+            self._switches[PREFIX + action.dest.upper()] = names[-1]
+            return
+        choices = None if action.choices is None else tuple(action.choices)
+        kind = action.type if callable(action.type) else None
+        self._groups.append([_Setting(action.dest, names[-1], kind, choices, action.default)])
+        # None tells that the flag was not given; the help is to show the default all the same.
+        action.help = (action.help or "").replace("%(default)s", str(action.default))
+        action.default = None
+
+    def exclude(self, *dests: str, variables: tuple[str, ...] = ()) -> None:
+        """Only one of these may be given; `variables` are further ways, without a flag."""
+        group = [each for group in self._groups for each in group if each.dest in dests]
+        self._groups = [each for each in self._groups if each[0].dest not in dests]
+        self._groups.append([*group, *map(_Setting, variables)])
+
+    @property
+    def variables(self) -> list[str]:
+        """All variables that are looked at."""
+        return [each.variable for group in self._groups for each in group]
+
+    def resolve(self, args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> None:
+        """Put the values into `args`."""
+        for group in self._groups:
+            given = [each for each in group if getattr(args, each.dest, None) is not None]
+            found = given or [each for each in group if each.variable in environ]
+            if len(found) > 1:
+                ways = [(each.flag if given else each.variable) for each in found]
+                reject(f"{' and '.join(map(str, ways))} both say the same; keep one of them")
+            for each in group:
+                if each in given:
+                    continue
+                value = each.read(environ[each.variable]) if each in found else None
+                if value is not None:
+                    self._sources[each.dest] = each.variable
+                elif not found:
+                    value = each.preset
+                setattr(args, each.dest, value)
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Setting to variable, for all that came from the environment."""
+        return self._sources
+
+    def explained(self, error: ConfigInvalidError) -> ConfigInvalidError:
+        """The same, with the variables that stood for flags which it names."""
+        flags = {each.dest: each.flag for group in self._groups for each in group}
+        stood = [
+            f"{flags[dest]} is {variable} here"
+            for dest, variable in self._sources.items()
+            if flags[dest] is not None and str(flags[dest]) in str(error)
+        ]
+        return ConfigInvalidError(f"{error} ({', '.join(stood)})") if stood else error
+
+    def refuse_near_misses(self, environ: Mapping[str, str] = os.environ) -> None:
+        """For a command that has all settings: a variable that is misspelt would be ignored, and so
+        would one that stands for a switch."""
+        known = {variable.removeprefix(PREFIX) for variable in self.variables}
+        for name in environ:
+            if name in self._switches:
+                reject(f"{name} has no effect; say {self._switches[name]} on the command line")
+            tail = name.removeprefix(PREFIX)
+            if name.startswith(PREFIX) and tail not in known | _OTHERS:
+                near = get_close_matches(tail, known, n=1, cutoff=_NEAR)
+                if near:
+                    reject(f"{name} is not known here; did you mean {PREFIX}{near[0]}?")
+
+
+def add_store(settings: Settings, **options: Any) -> None:
+    """`--store` and `--store-file`, of which one may be given."""
+    settings.add("--store", metavar="URL", **options)
+    settings.add("--store-file", metavar="FILE", help="the file that holds the store's URL")
+    settings.exclude("store", "store_file")
+
+
+def store_url(args: argparse.Namespace) -> str | None:
+    """The URL of the store, from whichever place was named; None if none was."""
+    if args.store_file is None:
+        return None if args.store is None else str(args.store)
+    try:
+        url = read_regular(args.store_file, _LONGEST_STORE_FILE).decode().strip()
+    except OSError as error:
+        reject(f"the store file {args.store_file!r} cannot be read: {error.strerror or error}")
+    except UnicodeDecodeError:
+        reject(f"the store file {args.store_file!r} is not a text in UTF-8")
+    if len(url.split()) != 1:
+        reject(f"the store file {args.store_file!r} must hold one URL, such as redis://HOST:6379")
+    return url
+
+
+def add_import(settings: Settings) -> None:
+    """`--import`, which may be repeated; the variable separates names by commas."""
+    settings.add(
+        "--import",
+        metavar="MODULE",
+        action="extend",
+        type=lambda names: [name.strip() for name in names.split(",")],
+        default=[],
+        help="a module that registers strategies of your own; may be given several times",
+    )
+
+
+def imports_of(args: argparse.Namespace) -> tuple[str, ...]:
+    """The modules to import, in order."""
+    return tuple(getattr(args, "import"))

@@ -1,0 +1,210 @@
+"""Strategies of a user's own, known in every process that reads policies.
+
+A command imports the modules that it is told to, which call `penstock.register`. Its workers import
+them again. A process that only parses is given the classes by name, since what registered them may
+be a program that has done more than to import a module.
+
+`load_policy_file`: from a path to policies.
+
+Parsing a long policy file in a process of its own.
+
+The parser of a long file keeps the interpreter busy for a second or two. On another thread of the
+same process that would still stop everything else for as long, since the compiled part of it never
+lets go of the interpreter. A short file is not worth a process.
+
+The other process finds the strategies that are registered here by their names. Where it cannot, the
+file is parsed here after all.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..core._errors import PenstockError
+from ..core._files import read_regular
+from ..core._strategy import register, registered
+from ..core._validation import reject
+from ._model import PolicyFile
+from ._policies import policies_of
+from ._tree import PolicyFileError, read_json, read_yaml
+
+__all__ = [
+    "MAX_BYTES",
+    "ClassName",
+    "import_modules",
+    "load_policy_file",
+    "parse_apart",
+    "parse_policies",
+    "parse_policy_file",
+    "read_policy_file",
+    "register_named",
+    "registered_names",
+]
+
+
+ClassName = tuple[str, str]
+"""The module and the qualified name of a class."""
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Import them, those in the working folder too; raises `config_invalid` at the first that
+    cannot be had."""
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            reject(f"--import {name!r} is not the name of a module, such as shop.limits")
+        # As `python -m` finds them, which a command that was installed does not.
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.insert(0, here)
+        try:
+            import_module(name)
+        except PenstockError as error:
+            reject(f"--import {name}: {error}")
+        except (Exception, SystemExit) as error:
+            if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+                reject(
+                    f"--import {name}: there is no module {error.name}, neither in {here} nor "
+                    "where Python looks for modules; see PYTHONPATH"
+                )
+            told = f"{type(error).__name__}: {error}{_place(error.__traceback__)}"
+            reject(f"--import {name} cannot be imported: {told}")
+
+
+def _place(trace: TracebackType | None) -> str:
+    """Where in the user's code it was raised, if it was."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(trace)
+        if frame.filename != __file__ and "importlib" not in frame.filename
+    ]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+
+
+def registered_names() -> list[ClassName] | None:
+    """By what names another process finds the registered classes again; None if it would not find
+    all of them."""
+    names = [(cls.__module__, cls.__qualname__) for cls in registered()]
+    for cls, (module, qualname) in zip(registered(), names, strict=True):
+        loaded = None if module == "__main__" else sys.modules.get(module)
+        if _member(loaded, qualname) is not cls:
+            return None
+    return names
+
+
+def register_named(names: Iterable[ClassName]) -> None:
+    """Register what another process has registered; raises whatever keeps it from being found."""
+    for module, qualname in names:
+        register(_member(import_module(module), qualname))
+
+
+def _member(module: Any, qualname: str) -> Any:
+    for part in qualname.split("."):
+        module = getattr(module, part, None)
+    return module
+
+
+MAX_BYTES = 1 << 20
+"""Of a policy file."""
+
+
+def load_policy_file(path: str | Path) -> PolicyFile:
+    """The policies of a YAML file, or of a JSON file if its name ends in .json.
+
+    Raises `config_invalid` with the file, the path inside it and what would be right.
+    """
+    return parse_policy_file(read_policy_file(path), str(path))
+
+
+def read_policy_file(path: str | Path) -> bytes:
+    """The bytes of a policy file; raises `config_invalid` if they cannot be had."""
+    try:
+        return read_regular(path, MAX_BYTES)
+    except OSError as error:
+        raise PolicyFileError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def parse_policy_file(raw: bytes, source: str) -> PolicyFile:
+    """The policies in the bytes of a file."""
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PolicyFileError(
+            f"{source}: is not UTF-8, at byte {error.start}; save it as UTF-8"
+        ) from None
+    return parse_policies(text, source, hashlib.sha256(raw).hexdigest())
+
+
+def parse_policies(text: str, source: str = "penstock.yaml", digest: str = "") -> PolicyFile:
+    """The policies of a text; `source` says in messages where it is from, and by its ending
+    whether it is JSON."""
+    read = read_json if source.lower().endswith(".json") else read_yaml
+    return policies_of(read(text, source), digest)
+
+
+# The time that so many bytes take, some ten milliseconds, nobody notices.
+_SHORT_BYTES = 1 << 13
+_PARSE_S = 120.0
+
+
+def parse_apart(raw: bytes, source: str) -> PolicyFile:
+    """As `parse_policy_file`. Waits for it, so a thread of its own should."""
+    names = registered_names()
+    if len(raw) <= _SHORT_BYTES or not sys.executable or names is None:
+        return parse_policy_file(raw, source)
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, source, json.dumps(names)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        # What is sent to the whole process group, such as Ctrl-C, is not meant for it.
+        start_new_session=True,
+    ) as process:
+        try:
+            told, _ = process.communicate(raw, _PARSE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise TimeoutError(f"it was not parsed within {_PARSE_S:g} s") from None
+    if process.returncode != 0:
+        raise ChildProcessError(f"the process that parsed it ended with {process.returncode}")
+    answer = pickle.loads(told)
+    if answer is None:
+        return parse_policy_file(raw, source)
+    if isinstance(answer, PenstockError):
+        raise answer
+    file: PolicyFile = answer
+    return file
+
+
+def main() -> None:
+    """The other process: bytes in, a PolicyFile or what is wrong with it out, pickled; None if it
+    does not find the strategies."""
+    # It makes a million objects and ends; looking for garbage among them would take half the time.
+    gc.disable()
+    raw = sys.stdin.buffer.read()
+    with os.fdopen(os.dup(1), "wb") as out:
+        # What a user's module prints is not part of the answer.
+        os.dup2(2, 1)
+        pickle.dump(_answer(raw, *sys.argv[1:]), out, pickle.HIGHEST_PROTOCOL)
+
+
+def _answer(raw: bytes, source: str, names: str) -> PolicyFile | PenstockError | None:
+    try:
+        register_named(json.loads(names))
+    except Exception:
+        return None
+    try:
+        return parse_policy_file(raw, source)
+    except PenstockError as error:
+        return error

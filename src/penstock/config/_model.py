@@ -1,0 +1,152 @@
+"""What a policy file means, once it has been read and found valid.
+
+A policy's meaning is everything that its counts depend on. Two policies of the same name and
+meaning share their counts, wherever and whenever they were read; how a policy answers while its
+store is away is not part of it.
+
+What a policy allows, in the words of someone who reads it out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from ..budget import TokenBudget
+from ..concurrency import Gradient, Law
+from ..concurrency._limiter import LEASE_TTL_MS
+from ..core._strategy import Strategy
+from ..strategies import fixed_window
+
+__all__ = [
+    "DEFAULT_FILE",
+    "DEFAULT_PREFIX",
+    "FAIL_MODES",
+    "ConcurrencySpec",
+    "PolicyFile",
+    "PolicySpec",
+    "TwoTierSpec",
+    "in_words",
+]
+
+
+FAIL_MODES = ("open", "closed", "error")
+DEFAULT_PREFIX = "penstock"
+
+
+@dataclass(frozen=True, slots=True)
+class ConcurrencySpec:
+    """The slots of a policy: the `law` of their ceiling, after how long a silent holder loses its
+    own (`lease_ttl_ms`), and whether each key has slots of its own (`per_key`, for at most
+    `max_keys`)."""
+
+    law: Law = field(default_factory=Gradient)
+    lease_ttl_ms: int = LEASE_TTL_MS
+    per_key: bool = False
+    max_keys: int = 10_000
+
+
+@dataclass(frozen=True)
+class TwoTierSpec:
+    """How a strategy is spent on this node: `mode`, `batch`, `low_water`, `window_coupled` and
+    `return_idle_after_ms` are those of `two_tier`."""
+
+    mode: Literal["strict", "cached-deny", "leased"] = "leased"
+    batch: int = 100
+    low_water: int = 0
+    window_coupled: bool | None = None
+    return_idle_after_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """One policy, by `name`: a `strategy`, a `budget`, or slots (`concurrency`) with either or both
+    beside them.
+
+    `max_keys` bounds the keys of a budget that is kept in this process. `fail` says what to answer
+    while the store is away, and None leaves that to the service. `two_tier` says how the strategy
+    is spent on each node. `federated` is the most that is handed out to a remote client at once.
+    """
+
+    name: str
+    strategy: Strategy | None = None
+    budget: TokenBudget | None = None
+    concurrency: ConcurrencySpec | None = None
+    max_keys: int | None = None
+    fail: str | None = None
+    two_tier: TwoTierSpec | None = None
+    federated: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """ "limiter", "budget", "admission" (slots alone) or "unified" (slots and more)."""
+        if self.concurrency is None:
+            return "limiter" if self.strategy is not None else "budget"
+        alone = self.strategy is None and self.budget is None
+        return "admission" if alone else "unified"
+
+    @property
+    def limit(self) -> int:
+        """The ceiling to show: that of the first axis which has a fixed one."""
+        if self.strategy is not None:
+            return self.strategy.limit
+        if self.budget is not None:
+            return self.budget.limit
+        assert self.concurrency is not None
+        return self.concurrency.law.max_limit
+
+    @property
+    def quota(self) -> int:
+        """What is granted per `window_ms`. Where a strategy admits more or less than that at once,
+        that is its `limit`."""
+        return self.limit if self.strategy is None else self.strategy.rate[0]
+
+    @property
+    def window_ms(self) -> int | None:
+        """The window that belongs to `quota`, if there is one."""
+        axis = self.strategy if self.strategy is not None else self.budget
+        return None if axis is None else axis.rate[1]
+
+
+def meaning(strategy: Strategy) -> str:
+    """A short text, the same exactly for strategies that may share their counts."""
+    return hashlib.sha256(repr(strategy).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFile:
+    """All `policies` of a service, by name. `prefix` stands before every key in the store, `source`
+    is where they were read, for messages, and `digest` tells one text of it from another."""
+
+    policies: Mapping[str, PolicySpec]
+    prefix: str = DEFAULT_PREFIX
+    source: str = field(default="built-in defaults", compare=False)
+    digest: str = field(default="", compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A read-only view of a dictionary cannot be pickled, and need not be.
+        policies = self.policies
+        held = dict(policies) if isinstance(policies, MappingProxyType) else policies
+        return PolicyFile, (held, self.prefix, self.source, self.digest)
+
+
+DEFAULT_FILE = PolicyFile(
+    MappingProxyType({"default": PolicySpec("default", fixed_window(10, 60_000, "first"))})
+)
+"""What a service without a policy file serves: 10 requests per minute and key."""
+
+
+def in_words(spec: PolicySpec) -> str:
+    """Each of its axes, in the order in which they are asked."""
+    parts = []
+    if spec.concurrency is not None:
+        law = spec.concurrency.law
+        parts.append(f"{law.min_limit} to {law.max_limit} in flight")
+    if spec.strategy is not None:
+        parts.append(spec.strategy.in_words())
+    if spec.budget is not None:
+        parts.append(f"{spec.budget.in_words()} in tokens")
+    return ", ".join(parts)

@@ -1,0 +1,406 @@
+"""`twoTier` and `federated`: how a policy's budget travels.
+
+The grammar of a policy file.
+
+| a policy with | is of the kind |
+|---|---|
+| `strategy` | limiter |
+| `tokenBudget` | budget |
+| `concurrency` | admission |
+| `concurrency`, and `strategy` or `tokenBudget` or both beside it | unified |
+
+A strategy and a budget without slots between them are two policies, and refused as one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from ..budget import TokenBudget, token_budget
+from ..concurrency import Aimd, Gradient, Law
+from ..concurrency._laws import MAX_LIMIT
+from ..core._errors import ConfigInvalidError
+from ..core._strategy import RESERVED_NAMES, Parameter, Strategy, find_strategy, registered
+from ..core._validation import require_prefix
+from ._model import DEFAULT_PREFIX, FAIL_MODES, ConcurrencySpec, PolicyFile, PolicySpec, TwoTierSpec
+from ._reader import Fields, camel
+from ._tree import Path, PolicyFileError, Tree
+
+__all__ = [
+    "MODES",
+    "RESERVED",
+    "Policies",
+    "names_with",
+    "policies_of",
+    "read_federated",
+    "read_two_tier",
+]
+
+
+# Those of `penstock.leasing`; a test compares.
+MODES = ("strict", "cached-deny", "leased")
+
+_TWO_TIER = (
+    "mode",
+    "batch",
+    "low_water",
+    "window_coupled",
+    "return_idle_after",
+    "return_idle_after_ms",
+)
+
+
+def read_two_tier(policy: Fields) -> TwoTierSpec:
+    """How the strategy beside it is spent on each node."""
+    if not policy.has("strategy"):
+        policy.fail("two_tier", "belongs beside a strategy, whose counts it shares out")
+    fields = policy.below("two_tier", _TWO_TIER)
+    options: dict[str, Any] = {}
+    if fields.has("mode"):
+        options["mode"] = fields.choice("mode", MODES)
+    if fields.has("batch"):
+        options["batch"] = fields.integer("batch", 100)
+    if fields.has("low_water"):
+        most = options.get("batch", TwoTierSpec.batch) - 1
+        options["low_water"] = fields.integer("low_water", 20, low=0, high=most)
+    if fields.has("window_coupled"):
+        options["window_coupled"] = fields.flag("window_coupled")
+    if fields.has("return_idle_after") or fields.has("return_idle_after_ms"):
+        options["return_idle_after_ms"] = fields.span_ms("return_idle_after", "30s")
+    return TwoTierSpec(**options)
+
+
+def read_federated(policy: Fields) -> int:
+    """The most that a remote client is handed out at once."""
+    if policy.has("concurrency"):
+        policy.fail("federated", "cannot hand out slots, which live in one process")
+    strategy = find_strategy(policy.raw("strategy")) if policy.has("strategy") else None
+    if strategy is not None and strategy.window_kind is None:
+        *some, last = (cls.wire_name for cls in registered() if cls.window_kind is not None)
+        policy.fail(
+            "federated",
+            "needs a strategy with a window, at whose end what was handed out is void: "
+            f"{', '.join(some)} or {last}",
+        )
+    return policy.below("federated", ("batch",)).integer("batch", 1_000)
+
+
+RESERVED = ("inline",)
+"""Names that the service uses itself."""
+
+T = TypeVar("T")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_MAX_KEYS = 2**31 - 1
+
+
+def _span_word(parameter: Parameter) -> str:
+    """`window` for `window_ms`: under which a file may say it in words."""
+    return parameter.name.removesuffix("_ms")
+
+
+def _names_of(parameter: Parameter) -> tuple[str, ...]:
+    if parameter.kind == "span":
+        return _span_word(parameter), parameter.name
+    return (parameter.name,)
+
+
+def _parameters_of(cls: type[Strategy]) -> tuple[str, ...]:
+    return tuple(name for parameter in cls.parameters for name in _names_of(parameter))
+
+
+def _read(fields: Fields, parameter: Parameter) -> Any:
+    name, example = parameter.name, parameter.example
+    if parameter.kind == "count":
+        return fields.integer(name, example, parameter.low, parameter.high)
+    if parameter.kind == "rate":
+        return fields.number(name, example)
+    if parameter.kind == "span":
+        return fields.span_ms(_span_word(parameter), example)
+    return fields.choice(name, parameter.choices)
+
+
+def _example(cls: type[Strategy]) -> str:
+    """The shortest policy with that strategy."""
+    required = (each for each in cls.parameters if each.is_required)
+    given = (f"{camel(_names_of(each)[0])}: {each.example}" for each in required)
+    return f"{{strategy: {', '.join((cls.wire_name, *given))}}}"
+
+
+def policies_of(tree: Tree, digest: str = "") -> PolicyFile:
+    """The policies that a file describes; raises `config_invalid` at the first thing wrong."""
+    top = Fields(tree, (), tree.value, ("version", "defaults", "limiters"))
+    if top.need("version", "1") != 1 or isinstance(top.raw("version"), bool):
+        top.fail("version", f"must be 1, the only version there is, not {top.raw('version')!r}")
+    named = top.need("limiters", f"{{api: {_example(registered()[0])}}}")
+    if not isinstance(named, dict) or not named:
+        top.fail("limiters", "must be a mapping with at least one policy, by name")
+    return PolicyFile(Policies.of(tree, named), _prefix(top), tree.source, digest)
+
+
+class Policies(Mapping[str, PolicySpec]):
+    """The policies of a file that was found good, each kept as the text of its definition and
+    built whenever it is asked for.
+
+    A file may have tens of thousands of them. As texts they are cheap to hold, to compare and to
+    hand to another process; all of them built are a million objects, at which the interpreter's
+    garbage collector would stop for most of a second to look, with every request waiting.
+    """
+
+    __slots__ = ("_texts",)
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self._texts = texts
+
+    @classmethod
+    def of(cls, tree: Tree, named: dict[Any, Any]) -> Policies:
+        """Those of a file; raises at the first that is wrong."""
+        texts: dict[str, str] = {}
+        good = set()
+        for name, held in named.items():
+            _require_name(tree, name)
+            text = _text_of(held)
+            # Long files repeat themselves.
+            if text not in good:
+                _policy(tree, name, held)
+                good.add(text)
+            texts[name] = text
+        return cls(texts)
+
+    def __getitem__(self, name: str) -> PolicySpec:
+        return _policy(_FOUND_GOOD, name, json.loads(self._texts[name]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._texts
+
+    def __eq__(self, other: object) -> bool:
+        return self._texts == other._texts if isinstance(other, Policies) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Policies({self._texts!r})"
+
+    def __reduce__(self) -> tuple[type[Policies], tuple[dict[str, str]]]:
+        return Policies, (self._texts,)
+
+    def same(self, name: str, other: Policies) -> bool:
+        """Whether both define a policy in the same words."""
+        return self._texts.get(name) == other._texts.get(name)
+
+    def having(self, field: str) -> list[str]:
+        """The names of those with a field such as `concurrency`."""
+        spellings = (field, camel(field))
+        # Few have it, and of a text that does not mention it nothing else has to be known.
+        mentioned = [
+            (name, text)
+            for name, text in self._texts.items()
+            if spellings[0] in text or spellings[1] in text
+        ]
+        return [
+            name for name, text in mentioned if not json.loads(text).keys().isdisjoint(spellings)
+        ]
+
+    def has_fail_mode(self, mode: str, default: str) -> bool:
+        """Whether one that asks a store fails so. `default` is for those that say nothing."""
+        for text in set(self._texts.values()):
+            if mode != default and f'"{mode}"' not in text:
+                continue
+            fields = json.loads(text)
+            if fields.get("fail", default) == mode and not fields.keys().isdisjoint(_STORED):
+                return True
+        return False
+
+
+# The axes that are kept in a store: a policy without them has slots alone.
+_STORED = ("strategy", "token_budget", "tokenBudget")
+
+
+def _text_of(held: Any) -> str:
+    """A definition as text; "" for what is no plain data and so no definition of a policy."""
+    try:
+        return json.dumps(held)
+    except (TypeError, ValueError, RecursionError):
+        return ""
+
+
+_FOUND_GOOD = Tree("a policy that was found good")
+
+
+def names_with(policies: Mapping[str, PolicySpec], field: str) -> list[str]:
+    """The names of the policies with a field such as `concurrency`."""
+    if isinstance(policies, Policies):
+        return policies.having(field)
+    return [name for name, spec in policies.items() if getattr(spec, field) is not None]
+
+
+def has_fail_mode(policies: Mapping[str, PolicySpec], mode: str, default: str) -> bool:
+    """Whether a policy answers by this fail mode while its store is away."""
+    if isinstance(policies, Policies):
+        return policies.has_fail_mode(mode, default)
+    return any(
+        (spec.fail or default) == mode and spec.kind != "admission" for spec in policies.values()
+    )
+
+
+def _prefix(top: Fields) -> str:
+    if not top.has("defaults"):
+        return DEFAULT_PREFIX
+    defaults = top.below("defaults", ("prefix",))
+    if not defaults.has("prefix"):
+        return DEFAULT_PREFIX
+    return _guarded(defaults, lambda fields: require_prefix(fields.text("prefix")))
+
+
+def _require_name(tree: Tree, name: Any) -> None:
+    path = ("limiters", str(name))
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise tree.error(
+            path,
+            "a policy's name is text of at most 64 letters, digits, '.', '_' and '-', and "
+            "starts with a letter or digit",
+        )
+    if name in RESERVED:
+        raise tree.error(path, "is a name that the service uses itself; choose another")
+
+
+def _policy(tree: Tree, name: str, held: Any) -> PolicySpec:
+    path = ("limiters", name)
+    fields = Fields(tree, path, held, _known(tree, path, held))
+    has_budget, has_slots = fields.has("token_budget"), fields.has("concurrency")
+    if fields.has("strategy") and has_budget and not has_slots:
+        fields.fail(
+            "token_budget",
+            "stands beside a strategy, which makes two kinds of one policy; make two policies of "
+            "them, or add concurrency for one that admits by all of them",
+        )
+    if not (fields.has("strategy") or has_budget or has_slots):
+        names = ", ".join(cls.wire_name for cls in registered())
+        fields.fail("strategy", f"is missing; write one of {names}")
+    budget = fields.below("token_budget", _BUDGET) if has_budget else None
+    return PolicySpec(
+        name,
+        strategy=_strategy(fields) if fields.has("strategy") else None,
+        budget=None if budget is None else _guarded(budget, _budget),
+        concurrency=_concurrency(fields) if has_slots else None,
+        max_keys=_max_keys(budget) if budget is not None and budget.has("max_keys") else None,
+        fail=fields.choice("fail", FAIL_MODES) if fields.has("fail") else None,
+        two_tier=read_two_tier(fields) if fields.has("two_tier") else None,
+        federated=read_federated(fields) if fields.has("federated") else None,
+    )
+
+
+def _known(tree: Tree, path: Path, held: Any) -> tuple[str, ...]:
+    """What a policy may have: a strategy's parameters belong to that strategy only."""
+    if not isinstance(held, dict) or "strategy" not in held:
+        # Parameters without a strategy: better to ask for it than to call them unknown.
+        astray = isinstance(held, dict) and not held.keys() & {"tokenBudget", "token_budget"}
+        if not astray or "concurrency" in held:
+            return RESERVED_NAMES
+        every = (name for cls in registered() for name in _parameters_of(cls))
+        return (*RESERVED_NAMES, *dict.fromkeys(every))
+    chosen = held["strategy"]
+    cls = find_strategy(chosen) if isinstance(chosen, str) else None
+    if cls is None:
+        spellings = dict.fromkeys(s for cls in registered() for s in (cls.wire_name, cls.name))
+        Fields(tree, path, {"strategy": chosen}, ("strategy",)).choice("strategy", tuple(spellings))
+    assert cls is not None
+    return (*RESERVED_NAMES, *_parameters_of(cls))
+
+
+def _strategy(fields: Fields) -> Strategy:
+    cls = find_strategy(fields.raw("strategy"))
+    assert cls is not None
+    given = {
+        parameter.name: _read(fields, parameter)
+        for parameter in cls.parameters
+        if parameter.is_required or any(map(fields.has, _names_of(parameter)))
+    }
+    return _guarded(fields, lambda _fields: cls(**given))
+
+
+def _guarded(fields: Fields, make: Callable[[Fields], T]) -> T:
+    """Run `make`; what it refuses as a whole is told with its place in the file."""
+    try:
+        return make(fields)
+    except PolicyFileError:
+        raise
+    except ConfigInvalidError as error:
+        raise fields.tree.error(fields.path, str(error)) from error
+
+
+_BUDGET = ("budget", "window", "window_ms", "max_keys")
+
+
+def _budget(fields: Fields) -> TokenBudget:
+    return token_budget(fields.integer("budget", 100_000), fields.span_ms("window", "1m"))
+
+
+def _max_keys(fields: Fields) -> int:
+    return fields.integer("max_keys", 10_000, high=_MAX_KEYS)
+
+
+_BOUNDS = ("min_limit", "max_limit", "initial_limit")
+_LAWS: dict[str, tuple[str, ...]] = {
+    "gradient": ("tolerance", "smoothing", "samples", "backoff"),
+    "aimd": ("timeout", "timeout_ms", "increase", "backoff"),
+}
+_SLOTS = ("law", "lease_ttl", "lease_ttl_ms", "per_key", "max_keys")
+
+
+def _concurrency(policy: Fields) -> ConcurrencySpec:
+    held = policy.raw("concurrency")
+    law = held.get("law", "gradient") if isinstance(held, dict) else "gradient"
+    own = _LAWS.get(law, ()) if isinstance(law, str) else ()
+    fields = policy.below("concurrency", (*_BOUNDS, *_SLOTS, *own))
+    if fields.has("law"):
+        fields.choice("law", tuple(_LAWS))
+    options: dict[str, Any] = {}
+    if fields.has("lease_ttl") or fields.has("lease_ttl_ms"):
+        options["lease_ttl_ms"] = fields.span_ms("lease_ttl", "2s")
+    if fields.has("per_key"):
+        options["per_key"] = fields.flag("per_key")
+    if fields.has("max_keys"):
+        options["max_keys"] = _max_keys(fields)
+    make = _aimd if law == "aimd" else _gradient
+    return ConcurrencySpec(_guarded(fields, make), **options)
+
+
+def _bounds(fields: Fields) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "min_limit": fields.integer("min_limit", 4, high=MAX_LIMIT),
+        "max_limit": fields.integer("max_limit", 200, high=MAX_LIMIT),
+    }
+    if fields.has("initial_limit"):
+        options["initial_limit"] = fields.integer("initial_limit", 20, high=MAX_LIMIT)
+    return options
+
+
+def _gradient(fields: Fields) -> Law:
+    options = _bounds(fields)
+    for name in ("tolerance", "smoothing", "backoff"):
+        if fields.has(name):
+            options[name] = fields.number(name, 0.9)
+    if fields.has("samples"):
+        options["samples"] = fields.integer("samples", 5_000)
+    return Gradient(**options)
+
+
+def _aimd(fields: Fields) -> Law:
+    options = _bounds(fields)
+    if fields.has("timeout") or fields.has("timeout_ms"):
+        options["timeout_ms"] = fields.span_ms("timeout", "1s")
+    if fields.has("increase"):
+        options["increase"] = fields.integer("increase", 1)
+    if fields.has("backoff"):
+        options["backoff"] = fields.number("backoff", 0.9)
+    return Aimd(**options)

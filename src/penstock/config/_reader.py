@@ -1,0 +1,168 @@
+"""Reading one mapping of a policy file, strictly: every key is known, every value of its type.
+
+Names are in snake_case here. A file may spell them so or in camelCase, and messages answer in the
+spelling that the file uses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any, NoReturn, TypeVar
+
+from ..core._errors import ConfigInvalidError
+from ..core._validation import MAX_SAFE, MAX_SPAN_MS, parse_duration_ms
+from ._tree import Path, Tree
+
+__all__ = ["Fields", "camel", "snake"]
+
+
+Choice = TypeVar("Choice", bound=str)
+
+_HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])")
+
+
+@lru_cache(maxsize=256)
+def snake(name: str) -> str:
+    """`windowMs` and `window_ms` are both `window_ms`."""
+    return _HUMP.sub(lambda match: "_" + match[1].lower(), name)
+
+
+@lru_cache(maxsize=256)
+def camel(name: str) -> str:
+    """`window_ms` is `windowMs`."""
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+class Fields:
+    """The entries of one mapping, taken out one by one."""
+
+    def __init__(self, tree: Tree, path: Path, value: Any, known: Iterable[str]) -> None:
+        self.tree = tree
+        self.path = path
+        self._known = tuple(known)
+        if not isinstance(value, Mapping):
+            raise tree.error(path, f"must be a mapping with {self._listed()}, not {shown(value)}")
+        self._spelling = snake if any("_" in str(key) for key in value) else camel
+        self._given: dict[str, str] = {}
+        for key in value:
+            self._accept(key)
+        self._values = {name: value[key] for name, key in self._given.items()}
+
+    def _accept(self, key: Any) -> None:
+        name = snake(key) if isinstance(key, str) else None
+        if name is None or name not in self._known or key not in (name, camel(name)):
+            raise self.tree.error((*self.path, str(key)), self._unknown(str(key)))
+        if name in self._given:
+            raise self.tree.error(
+                (*self.path, key), f"is given twice, as {self._given[name]} too; keep one of them"
+            )
+        self._given[name] = key
+
+    def _unknown(self, key: str) -> str:
+        spelled = [self._spelling(name) for name in self._known]
+        near = get_close_matches(key, spelled, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"it may have {self._listed()}"
+        return f"is not known here; {hint}"
+
+    def _listed(self) -> str:
+        spelling = getattr(self, "_spelling", camel)
+        return ", ".join(spelling(name) for name in self._known)
+
+    def spelled(self, name: str) -> str:
+        """A name as the file would write it."""
+        return self._given.get(name) or self._spelling(name)
+
+    def has(self, name: str) -> bool:
+        return name in self._values
+
+    def names(self) -> list[str]:
+        """What was given, in the file's spelling."""
+        return list(self._given.values())
+
+    def fail(self, name: str, problem: str) -> NoReturn:
+        raise self.tree.error((*self.path, self.spelled(name)), problem)
+
+    def need(self, name: str, example: str) -> Any:
+        if name not in self._values:
+            self.fail(name, f"is missing; write for example {self.spelled(name)}: {example}")
+        return self._values[name]
+
+    def integer(self, name: str, example: int, low: int = 1, high: int = MAX_SAFE) -> int:
+        value = self.need(name, str(example))
+        if type(value) is not int or not low <= value <= high:
+            self.fail(name, f"must be a whole number from {low} to {high}, not {shown(value)}")
+        return value
+
+    def number(self, name: str, example: float) -> float:
+        value = self.need(name, str(example))
+        if type(value) not in (int, float):
+            self.fail(name, f"must be a number such as {example}, not {shown(value)}")
+        number: float = value
+        return number
+
+    def flag(self, name: str) -> bool:
+        value = self._values[name]
+        if not isinstance(value, bool):
+            self.fail(name, f"must be true or false, not {shown(value)}")
+        return value
+
+    def text(self, name: str) -> str:
+        value = self._values[name]
+        if not isinstance(value, str):
+            self.fail(name, f"must be text, not {shown(value)}")
+        return value
+
+    def choice(self, name: str, choices: Sequence[Choice]) -> Choice:
+        value = self.need(name, choices[0])
+        chosen = next((choice for choice in choices if choice == value), None)
+        if chosen is None:
+            near = get_close_matches(str(value), choices, n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            self.fail(name, f"must be one of {', '.join(choices)}, not {shown(value)}{hint}")
+        return chosen
+
+    def span_ms(self, name: str, example: str) -> int:
+        """A duration: `name` as text such as "1m", or `name_ms` as a number."""
+        exact = f"{name}_ms"
+        if self.has(name) and self.has(exact):
+            self.fail(name, f"is given twice, as {self.spelled(exact)} too; keep one of them")
+        if self.has(exact):
+            return self.integer(exact, 60_000, high=MAX_SPAN_MS)
+        value = self.need(name, example)
+        if not isinstance(value, str):
+            self.fail(
+                name,
+                f"must be a duration such as {example!r}, not {shown(value)}; "
+                f"a number of milliseconds goes under {self._spelling(exact)}",
+            )
+        try:
+            return parse_duration_ms(value)
+        except ConfigInvalidError as error:
+            self.fail(name, str(error))
+
+    def below(self, name: str, known: Iterable[str]) -> Fields:
+        """The mapping under `name`."""
+        return Fields(self.tree, (*self.path, self._given[name]), self._values[name], known)
+
+    def raw(self, name: str) -> Any:
+        return self._values[name]
+
+
+def shown(value: Any) -> str:
+    """A value as the file would write it, in short."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, int) and value.bit_length() > 200:
+        return "a number of more than 60 digits"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

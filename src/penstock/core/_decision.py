@@ -1,0 +1,199 @@
+"""The three records that travel: Decision to the caller, Forecast to the curious, Outcome between
+a strategy and a store.
+
+A Decision is made on every check, so the compiled path has one of its own, with the same fields,
+equality, hash, repr and pickling, kept as five machine words. A process uses one of the two
+classes, never both: the last lines of this file choose.
+
+The algebra of decisions: how the answers of several limits become one.
+
+A request that several limits have to admit is allowed if all of them allow it. It sees the
+tightest limit and the least that remains, and must wait for the slowest to reset and to retry.
+Each field is a meet or a join of its own, so the whole is associative, commutative and
+idempotent, and `NEUTRAL`, the answer of no limit at all, changes nothing. What holds for the parts
+holds for the whole: a combined decision has a `retry_after_ms` of 0 exactly when it is allowed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from ._native import native
+from ._validation import MAX_SAFE
+
+__all__ = ["NEUTRAL", "Decision", "Forecast", "Outcome", "combine"]
+
+
+R_co = TypeVar("R_co", covariant=True)
+
+_MAX_WORD = 2**63 - 1
+
+
+class Decision:
+    """The answer to one request. `bool(decision)` is `decision.allowed`.
+
+    `allowed` says whether it may go on, `limit` is the ceiling (burst, capacity or window quota),
+    `remaining` what is left of it, `reset_at` the instant (epoch ms) from which nothing of this is
+    remembered, and `retry_after_ms` how long to wait before the same request is worth repeating: 0
+    exactly when allowed.
+    """
+
+    __slots__ = __match_args__ = ("allowed", "limit", "remaining", "reset_at", "retry_after_ms")
+
+    allowed: bool
+    limit: int
+    remaining: int
+    reset_at: int
+    retry_after_ms: int
+
+    def __new__(
+        cls, allowed: bool, limit: int, remaining: int, reset_at: int, retry_after_ms: int
+    ) -> Decision:
+        numbers = (limit, remaining, reset_at, retry_after_ms)
+        for name, value in zip(cls.__match_args__[1:], numbers, strict=True):
+            # What the compiled one can hold.
+            if not isinstance(value, int) or not -_MAX_WORD <= value <= _MAX_WORD:
+                raise TypeError(
+                    f"a Decision's {name} must be a whole number of 64 bits, not {value!r}"
+                )
+        self, fill = object.__new__(cls), object.__setattr__
+        fill(self, "allowed", bool(allowed))
+        fill(self, "limit", limit)
+        fill(self, "remaining", remaining)
+        fill(self, "reset_at", reset_at)
+        fill(self, "retry_after_ms", retry_after_ms)
+        return self
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Decision is frozen: cannot set {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a Decision is frozen: cannot delete {name!r}")
+
+    def _tuple(self) -> tuple[bool, int, int, int, int]:
+        return self.allowed, self.limit, self.remaining, self.reset_at, self.retry_after_ms
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Decision:
+            return NotImplemented
+        return self._tuple() == other._tuple()
+
+    def __hash__(self) -> int:
+        return hash(self._tuple())
+
+    def __repr__(self) -> str:
+        return (
+            f"Decision(allowed={self.allowed}, limit={self.limit}, remaining={self.remaining}, "
+            f"reset_at={self.reset_at}, retry_after_ms={self.retry_after_ms})"
+        )
+
+    def __reduce__(self) -> tuple[Any, tuple[bool, int, int, int, int]]:
+        return _rebuild, self._tuple()
+
+
+class Forecast:
+    """What a key can still spend, and when it gets more.
+
+    `spendable_now` requests of the cost that was asked about fit at once. `next_replenish_at` is
+    the instant (epoch ms) at which one more unit becomes available, now if nothing is missing, and
+    `full_at` the one from which nothing is.
+    """
+
+    __slots__ = __match_args__ = ("spendable_now", "next_replenish_at", "full_at")
+
+    spendable_now: int
+    next_replenish_at: int
+    full_at: int
+
+    def __init__(self, spendable_now: int, next_replenish_at: int, full_at: int) -> None:
+        fill = object.__setattr__
+        fill(self, "spendable_now", spendable_now)
+        fill(self, "next_replenish_at", next_replenish_at)
+        fill(self, "full_at", full_at)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Forecast is frozen: cannot set {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a Forecast is frozen: cannot delete {name!r}")
+
+    def _tuple(self) -> tuple[int, int, int]:
+        return self.spendable_now, self.next_replenish_at, self.full_at
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Forecast:
+            return NotImplemented
+        return self._tuple() == other._tuple()
+
+    def __hash__(self) -> int:
+        return hash(self._tuple())
+
+    def __repr__(self) -> str:
+        return (
+            f"Forecast(spendable_now={self.spendable_now}, "
+            f"next_replenish_at={self.next_replenish_at}, full_at={self.full_at})"
+        )
+
+    def __reduce__(self) -> tuple[type[Forecast], tuple[int, int, int]]:
+        return Forecast, self._tuple()
+
+
+class Outcome(Generic[R_co]):
+    """What a transition yields and what a store applies.
+
+    The store writes `state`, to be forgotten `ttl_ms` after the instant of the transition, if and
+    only if `persist`; a `state` of None with `persist` deletes the key. It returns `result`.
+    """
+
+    __slots__ = __match_args__ = ("state", "result", "ttl_ms", "persist")
+
+    def __init__(self, state: Any, result: R_co, ttl_ms: int, persist: bool) -> None:
+        self.state: Any = state
+        self.result: R_co = result
+        self.ttl_ms: int = ttl_ms
+        self.persist: bool = persist
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Outcome:
+            return NotImplemented
+        return self._tuple() == other._tuple()
+
+    def _tuple(self) -> tuple[Any, R_co, int, bool]:
+        return self.state, self.result, self.ttl_ms, self.persist
+
+    def __repr__(self) -> str:
+        return (
+            f"Outcome(state={self.state!r}, result={self.result!r}, "
+            f"ttl_ms={self.ttl_ms}, persist={self.persist})"
+        )
+
+
+def _rebuild(*fields: Any) -> Decision:
+    """Unpickles a Decision, in a process that may have the other class."""
+    return Decision(*fields)
+
+
+if native is not None and not TYPE_CHECKING:
+    Decision = native.Decision
+    native.set_rebuild(_rebuild)
+
+NEUTRAL = Decision(True, MAX_SAFE, MAX_SAFE, 0, 0)
+"""Combined with any decision, it yields that decision."""
+
+
+def combine(*decisions: Decision) -> Decision:
+    """One decision that stands for all; `NEUTRAL` for none."""
+    if len(decisions) == 1:
+        return decisions[0]
+    if not decisions:
+        return NEUTRAL
+    return Decision(
+        all(decision.allowed for decision in decisions),
+        min(decision.limit for decision in decisions),
+        min(decision.remaining for decision in decisions),
+        max(decision.reset_at for decision in decisions),
+        max(decision.retry_after_ms for decision in decisions),
+    )

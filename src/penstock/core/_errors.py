@@ -1,0 +1,172 @@
+"""Every exception Penstock raises, each with a stable `code`.
+
+A denial is not an error: it is a `Decision`. What is here are operational faults (a store that
+does not answer) and mistakes of the caller (a cost of zero). Programs branch on `code`, which is
+never renamed; the text is for people and says what was wrong and what would be right.
+
+The extras: what each one brings, and the only place that words how to get it.
+
+The line names the packages of the extra, and not the extra itself, so that it is right for a
+package that came from a clone, a wheel or a mirror as well as from an index; it names the
+interpreter, so that they arrive where this process will look for them.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from ._decision import Decision
+
+
+__all__ = [
+    "EXTRAS",
+    "ConfigInvalidError",
+    "PenstockError",
+    "QueueFullError",
+    "RateLimitExceededError",
+    "StoreUnavailableError",
+    "UnsupportedError",
+    "distribution_of",
+    "install_line",
+    "missing",
+    "outage_reason",
+    "require_module",
+]
+
+
+Reason: TypeAlias = Literal["away", "full"]
+
+
+class PenstockError(Exception):
+    """The root of all exceptions that Penstock raises. `code` is a stable text to branch on."""
+
+    code: ClassVar[str] = "penstock_error"
+
+
+class ConfigInvalidError(PenstockError, ValueError):
+    """A parameter, key, cost or policy that could never be right."""
+
+    code = "config_invalid"
+
+
+class StoreUnavailableError(PenstockError):
+    """The store did not answer, or not in time; whether it acted is said in the text.
+
+    `reason` tells outages apart that want different hands: `"full"`, where the store answers but
+    has no room for what a check has to write, and `"away"` for everything else.
+    """
+
+    code = "store_unavailable"
+
+    def __init__(self, *args: object, reason: Reason = "away") -> None:
+        super().__init__(*args)
+        self.reason: Reason = reason
+
+
+def outage_reason(error: BaseException) -> Reason:
+    """What kind of outage an error is. This process may be out of memory, too."""
+    if isinstance(error, StoreUnavailableError):
+        return error.reason
+    return "full" if isinstance(error, MemoryError) else "away"
+
+
+class UnsupportedError(PenstockError):
+    """This store, strategy or policy does not have the operation; the text names one that does."""
+
+    code = "not_implemented"
+
+
+class QueueFullError(PenstockError):
+    """More callers wait for one key than the limiter was told to hold."""
+
+    code = "queue_full"
+
+
+class RateLimitExceededError(PenstockError):
+    """`acquire` could not be admitted in time. `decision` is the last answer it got."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, decision: Decision) -> None:
+        super().__init__(message)
+        self.decision = decision
+
+    def __reduce__(self) -> tuple[type[RateLimitExceededError], tuple[str, Decision]]:
+        return type(self), (str(self), self.decision)
+
+
+# uvloop has no build for other interpreters and systems; without it asyncio's own loop serves.
+_HAS_UVLOOP = platform.python_implementation() == "CPython" and sys.platform in ("linux", "darwin")
+
+# As in pyproject.toml; a test compares them.
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "redis": ("redis>=5", "hiredis>=3"),
+    "postgres": ("psycopg[binary,pool]>=3.2", "asyncpg>=0.30"),
+    "dynamodb": ("boto3>=1.34", "aiobotocore>=2.13"),
+    "edge": ("httpx>=0.27",),
+    "server": (
+        "grpcio>=1.81",
+        "grpcio-health-checking>=1.66",
+        "grpcio-reflection>=1.66",
+        "protobuf>=5.26",
+        "pyyaml>=6",
+        *(("uvloop>=0.18",) if _HAS_UVLOOP else ()),
+    ),
+}
+"""Extra to requirements, for the platform at hand."""
+
+# Modules whose distribution has another name.
+_DISTRIBUTIONS = {
+    "botocore": "boto3",
+    "google": "protobuf",
+    "grpc": "grpcio",
+    "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
+    "yaml": "pyyaml",
+}
+
+
+def distribution_of(requirement: str) -> str:
+    """`psycopg` for `psycopg[binary,pool]>=3.2`."""
+    return requirement.partition(">=")[0].partition("[")[0]
+
+
+def _extra_of(module: str) -> str | None:
+    """The extra that brings a module; None if none does."""
+    wanted = _distribution(module)
+    for extra, requirements in EXTRAS.items():
+        if wanted in map(distribution_of, requirements):
+            return extra
+    return None
+
+
+def install_line(extra: str) -> str:
+    """A line for a shell that installs what the extra brings."""
+    python = sys.executable or "python"
+    quoted = [f'"{requirement}"' for requirement in EXTRAS[extra]]
+    return " ".join([f'"{python}"' if " " in python else python, "-m pip install", *quoted])
+
+
+def missing(what: str, module: str) -> str:
+    """The text for whoever used `what` without the extra that brings `module`."""
+    extra, name = _extra_of(module), _distribution(module)
+    if extra is None:
+        return f"{what} needs {name}, which is not installed"
+    return f"{what} needs {name}, which the extra {extra!r} brings: {install_line(extra)}"
+
+
+def require_module(what: str, module: str) -> Any:
+    """The module, or `config_invalid` with the line that installs it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigInvalidError(missing(what, module)) from error
+
+
+def _distribution(module: str) -> str:
+    top = module.partition(".")[0]
+    return _DISTRIBUTIONS.get(top, top)

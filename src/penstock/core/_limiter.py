@@ -1,0 +1,356 @@
+"""Who counts under which prefix of a store.
+
+Limiters on one store object under one prefix use the same keys. With the same strategy that is how
+limits are shared; with another one, or with other parameters, each would read what the other wrote
+as its own. Where the two forms of state differ that is an error of its own, but two windows of
+different limits look alike, and would silently share their counts. So a limiter claims its prefix
+when it is made, and another meaning is refused.
+
+A claim lasts as long as a limiter holds it: all that mean the same hold the same one, and the store
+only knows it weakly. Stores that are other objects over the same server cannot be seen here.
+
+The limiter: one strategy on one store, asked by key.
+
+Everything that can be settled at construction is: the key's lead, the transforms, the clock's
+method. A call validates, reads the clock once and hands the transform to the store. The sync and
+the async calls are twins over the same store contract and make the same decisions.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, NoReturn
+from weakref import WeakValueDictionary
+
+from .._queueing import Mutex, ThreadWaiter
+from ._clock import Clock, ManualClock, SystemClock, require_clock
+from ._decision import Decision, Forecast
+from ._errors import UnsupportedError
+from ._flow import adrive, drive
+from ._store import MadeBy, Store, checking, forecasting, peeking
+from ._strategy import Strategy
+from ._validation import (
+    MAX_KEY_BYTES,
+    MAX_SPAN_MS,
+    key_lead,
+    reject,
+    require_cost,
+    require_instant,
+    require_int,
+    require_key,
+    require_keys,
+)
+from ._waiting import CheckStep, KeyQueues, PeekStep, Step, Watch, acquire_flow, waiting_clock
+
+__all__ = ["Claim", "Limiter", "claim"]
+
+
+_mutex = Mutex()
+
+
+class Claim:
+    """Held by the limiters that share a prefix."""
+
+    __slots__ = ("__weakref__", "meaning", "strategy")
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy: Strategy = strategy
+        self.meaning: object = _meaning(strategy)
+
+
+def claim(store: Store, lead: str, strategy: Strategy) -> Claim:
+    """The claim of `strategy` to the keys of `store` that begin with `lead`, to be held on to.
+    Raises `config_invalid` if somebody else counts there."""
+    wanted = Claim(strategy)
+    if _taken(store, lead, wanted).meaning != wanted.meaning:
+        import gc
+
+        # It may be that of a limiter that nobody has any more.
+        gc.collect()
+    found = _taken(store, lead, wanted)
+    if found.meaning != wanted.meaning:
+        _refuse(store, lead, strategy, found.strategy)
+    return found
+
+
+def _taken(store: Store, lead: str, wanted: Claim) -> Claim:
+    """The claim that holds, which is the one wanted if there was none."""
+    with _mutex.hold():
+        if store._claims is None:
+            store._claims = WeakValueDictionary()
+        found: Claim = store._claims.setdefault(lead, wanted)
+        return found
+
+
+def _meaning(strategy: Strategy) -> object:
+    """Equal for strategies that may share their counts. A strategy that declares its parameters
+    says them in its `repr`; of one that does not, what all strategies have in common has to do."""
+    if strategy.values or type(strategy).__repr__ is not Strategy.__repr__:
+        return repr(strategy)
+    return type(strategy), strategy.limit, strategy.window_ms, strategy.ttl_ms
+
+
+def _refuse(store: Store, lead: str, one: Strategy, other: Strategy) -> NoReturn:
+    where = f"under the prefix {lead[:-1]!r}" if lead else "without a prefix"
+    reject(
+        f"{one!r} and {other!r} would count in the same keys: a limiter with the second is on this "
+        f"{type(store).__name__} {where} already; give one of them a prefix of its own, such as "
+        "rate_limit(..., prefix='login'), or close the other one first"
+    )
+
+
+# The interpreter keeps one object for this integer, and True is another.
+_ONE = 1
+
+
+class Limiter:
+    """Checks keys against one strategy. Made by `rate_limit`; safe to share between threads."""
+
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether no call but `acquire` ever waits, so that an event loop may call `check`."""
+        return self.store.answers_at_once
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        store: Store,
+        *,
+        clock: Clock | None = None,
+        prefix: str = "",
+        owns_store: bool = False,
+        max_waiters: int | None = None,
+    ) -> None:
+        if not isinstance(strategy, Strategy):
+            reject(f"strategy must be a penstock.Strategy, such as gcra(100, 60_000): {strategy!r}")
+        if not isinstance(store, Store):
+            reject(
+                "store must be a penstock.Store, such as MemoryStore(), or for rate_limit a URL, "
+                f"not {store!r}"
+            )
+        store.require_clock(clock)
+        if max_waiters is not None:
+            require_int("max_waiters", max_waiters, low=0)
+        self.strategy = strategy
+        self.prefix = prefix
+        self.clock: Clock = SystemClock() if clock is None else require_clock(clock)
+        # Set by the functions that make limiters, if the call may be repeated elsewhere.
+        self.made_by: MadeBy | None = None
+        self._owns_store = owns_store
+        self._lead = key_lead(prefix)
+        self._now = _reader(self.clock)
+        self._check = checking(strategy)
+        self._peek = peeking(strategy)
+        self._forecast = forecasting(strategy)
+        self._queues = KeyQueues(max_waiters)
+        self._waiting_clock = waiting_clock(self.clock)
+        self._settle_on(store)
+
+    def _settle_on(self, store: Store) -> None:
+        """Keep states there from now on."""
+        self._claim: Claim | None = claim(store, self._lead, self.strategy)
+        self.store = store
+        self._apply = store.apply
+        self._aapply = store.aapply
+
+    def check(self, key: str, cost: int = 1) -> Decision:
+        """Decide a request of `cost` and, if it is allowed, spend it."""
+        # The common case of both validations, inline; anything else goes the long way round.
+        if cost is not _ONE:
+            require_cost(cost)
+        if type(key) is not str or not key or len(key) > MAX_KEY_BYTES or not key.isascii():
+            key = require_key(key)
+        return self._apply(self._lead + key, self._check, self._now(), cost)
+
+    async def acheck(self, key: str, cost: int = 1) -> Decision:
+        """The awaitable twin of `check`."""
+        if cost is not _ONE:
+            require_cost(cost)
+        if type(key) is not str or not key or len(key) > MAX_KEY_BYTES or not key.isascii():
+            key = require_key(key)
+        return await self._aapply(self._lead + key, self._check, self._now(), cost)
+
+    def check_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
+        """As one `check` per key, in order, all at the same instant."""
+        names = self._names(keys, cost)
+        return self.store.apply_many(names, self._check, self._now(), cost)
+
+    async def acheck_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
+        """The awaitable twin of `check_many`."""
+        names = self._names(keys, cost)
+        return await self.store.aapply_many(names, self._check, self._now(), cost)
+
+    def peek(self, key: str) -> Decision:
+        """What `check` would answer for a cost of 1, with `remaining` as it stands. Spends
+        nothing and writes nothing."""
+        return self._apply(self._name(key), self._peek, self._now(), 1)
+
+    async def apeek(self, key: str) -> Decision:
+        """The awaitable twin of `peek`."""
+        return await self._aapply(self._name(key), self._peek, self._now(), 1)
+
+    def forecast(self, key: str, cost: int = 1) -> Forecast:
+        """How many requests of `cost` fit now, and when there is more. Spends nothing."""
+        return self._apply(self._name(key, cost), self._forecast, self._now(), cost)
+
+    async def aforecast(self, key: str, cost: int = 1) -> Forecast:
+        """The awaitable twin of `forecast`."""
+        name = self._name(key, cost)
+        return await self._aapply(name, self._forecast, self._now(), cost)
+
+    def reset(self, key: str) -> None:
+        """Forget what the key has spent. Who waits for it in `acquire` here asks again at once."""
+        self.store.reset(self._name(key))
+        self._queues.reset(key)
+
+    async def areset(self, key: str) -> None:
+        """The awaitable twin of `reset`."""
+        await self.store.areset(self._name(key))
+        self._queues.reset(key)
+
+    def acquire(self, key: str, cost: int = 1, timeout: float | None = None) -> Decision:
+        """Wait until the request is admitted, in turn with the others that wait for this key.
+
+        Past `timeout` seconds, or as soon as it is plain that it would be past them, raises
+        `rate_limit_exceeded` with the decision. Plain `check` calls do not wait for anybody.
+        """
+        timeout_ms = self._admissible(key, cost, timeout)
+        clock, queues = self._waiting_clock, self._queues
+        began_at, resets, told = clock.now(), queues.resets, None
+        if queues.is_free(key):
+            decision = self.check(key, cost)
+            if decision.allowed:
+                return decision
+            told = decision, resets
+        waiter = ThreadWaiter(sys._getframe())
+        watch = Watch(clock, waiter.wake)
+
+        def obey(step: Step) -> Decision | None:
+            if isinstance(step, CheckStep):
+                return self.check(key, cost)
+            if isinstance(step, PeekStep):
+                return self.peek(key)
+            (waiter.sleep if step.leads else waiter.rest)(watch.real_s(step.ms))
+            return None
+
+        try:
+            flow = acquire_flow(queues, key, waiter, clock, began_at, timeout_ms, told)
+            return drive(flow, obey)
+        finally:
+            watch.end()
+            waiter.end()
+
+    async def aacquire(self, key: str, cost: int = 1, timeout: float | None = None) -> Decision:
+        """The awaitable twin of `acquire`. Cancelling it leaves the queue."""
+        timeout_ms = self._admissible(key, cost, timeout)
+        clock, queues = self._waiting_clock, self._queues
+        began_at, resets, told = clock.now(), queues.resets, None
+        if queues.is_free(key):
+            decision = await self.acheck(key, cost)
+            if decision.allowed:
+                return decision
+            told = decision, resets
+        # Here, so that `import penstock` does not load asyncio.
+        from .._queueing.tasks import Event, TaskWaiter
+
+        woken = Event()
+        waiter = TaskWaiter(woken)
+        watch = Watch(clock, waiter.wake)
+
+        async def obey(step: Step) -> Decision | None:
+            if isinstance(step, CheckStep):
+                return await self.acheck(key, cost)
+            if isinstance(step, PeekStep):
+                return await self.apeek(key)
+            await (waiter.sleep if step.leads else waiter.rest)(watch.real_s(step.ms))
+            return None
+
+        try:
+            flow = acquire_flow(queues, key, waiter, clock, began_at, timeout_ms, told)
+            return await adrive(flow, obey)
+        finally:
+            watch.end()
+            waiter.end()
+
+    def close(self) -> None:
+        """Close the store, if this limiter made it."""
+        self._claim = None
+        if self._owns_store:
+            self.store.close()
+
+    async def aclose(self) -> None:
+        """The awaitable twin of `close`."""
+        self._claim = None
+        if self._owns_store:
+            await self.store.aclose()
+
+    def __enter__(self) -> Limiter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Limiter:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle holds what the limiter was made from: see `Store.__reduce__`."""
+        if self.made_by is None:
+            raise UnsupportedError(
+                f"this {type(self).__name__} cannot be pickled or copied: only what rate_limit and "
+                "two_tier make can; make it with one of them, or in the other process"
+            )
+        if self._owns_store and self.store.made_by is None:
+            raise UnsupportedError(
+                f"{self!r} cannot be pickled or copied: its counts are in the memory of this "
+                "process; give it a store that others can open too, as in "
+                "rate_limit(..., store='redis://localhost:6379')"
+            )
+        return self.made_by.reduced()
+
+    def __repr__(self) -> str:
+        return f"<Limiter {self.strategy!r} on {self.store!r}, prefix={self.prefix!r}>"
+
+    def _name(self, key: str, cost: int = 1) -> str:
+        require_cost(cost)
+        return self._lead + require_key(key)
+
+    def _names(self, keys: Iterable[str], cost: int) -> list[str]:
+        require_cost(cost)
+        return [self._lead + require_key(key) for key in require_keys(keys)]
+
+    def _admissible(self, key: str, cost: int, timeout: float | None) -> int | None:
+        """Refuse what no wait could ever admit. Returns the timeout in ms."""
+        self._name(key, cost)
+        if 0 < self.strategy.limit < cost:
+            reject(
+                f"a cost of {cost} can never be admitted by {self.strategy!r}: "
+                f"ask for at most {self.strategy.limit} at once"
+            )
+        if timeout is None:
+            return None
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+            reject(f"timeout must be None or seconds from 0 up, not {timeout!r}")
+        return None if timeout > MAX_SPAN_MS else int(timeout * 1000)
+
+
+def _reader(clock: Clock) -> Callable[[], int]:
+    """The clock's method, watched if it is not one of ours: states must never hold nonsense."""
+    if type(clock) in (SystemClock, ManualClock):
+        return clock.now
+    return lambda: require_instant(clock.now())

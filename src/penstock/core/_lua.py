@@ -1,0 +1,293 @@
+"""A strategy in Lua: the accelerator of Redis, and how its scripts are put together.
+
+A strategy has one Lua file, which lies beside its Python file and holds five things in plain Lua::
+
+    raw(key)                      what the key holds, as Redis returns it
+    -- Decide.                    a line of its own: what stands above it is all that reading needs
+    read(key, p, now)             the state as Lua values, or nil (or false) if there is none
+    check(p, state, now, cost)    pure: allowed (1 or 0), limit, remaining, resetAt, retryAfterMs,
+                                  and if allowed the new state and its ttl
+    write(key, p, state, px)      keeps a state for `px` ms
+
+All of them may use what `scripts/prelude.lua` defines. `p` holds the parameters by their names on
+the wire. From the one file come three scripts: `check`
+decides for one key and writes, `read` returns the raw state and never writes, `many` decides for
+all of its KEYS in order, at one instant. The files in `scripts/` are what they share.
+
+A script starts with its arguments, and with the constants of this package. A `now` of 0 means the
+server's clock, any other value is the instant to use. Lua has one kind of number, the double, so
+the arithmetic of the oracle carries over as it stands; what must not happen is a detour through
+text. `..` and `tostring` keep 14 digits, so numbers become text by `%.17g` (doubles) or `%.0f`
+(whole numbers) and nothing else.
+
+Physical expiry only gives memory back. A strategy's `ttl` says for how long, on the clock of
+whoever asks, a state can matter; the key stays longer than that by a margin, in case others ask by
+a slower clock::
+
+    px = max(0, now - the server's clock) + ttl + min(max(ttl, MARGIN_MS), MAX_MARGIN_MS)
+
+The first term is for a caller ahead of the server: those who ask by the right time need the state
+until then. So no decision changes as long as no caller is behind the server, or behind whoever
+wrote, by more than the margin, which is as long as the ttl but a minute at least and a day at most,
+and none runs so slowly that it falls behind by as much. No clock that anybody looks after is wrong
+by more than a day, and a month's quota need not stay for two. A denial writes nothing, so it does
+not prolong a key either.
+
+What a key holds may be somebody else's. To take it for a new key would admit what was counted in
+it, and overwrite what it is; so a state is read with care. Another type is WRONGTYPE by itself; a
+hash without our fields, or text that is no number of the right size and form, is made the same
+kind of error by `foreign`.
+
+A check or a read touches KEYS[1] and no other key. There is no `#!lua` line: servers before Redis
+7 refuse it, and those after do not need it to run a read on a replica.
+
+The reply of `many` is short, because each integer costs something on both sides. `retryAfterMs` is
+0 exactly when a request is allowed, so one of the two will do; the limit is said once; and
+neighbours that get the same answer, as idle keys do, share it. It is no part of the contract.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+from ._errors import ConfigInvalidError
+from ._validation import MAX_INSTANT_MS, MAX_SAFE, MAX_STORED_MS
+
+__all__ = [
+    "MARGIN_MS",
+    "MAX_MARGIN_MS",
+    "NOW_ARGV",
+    "REPLY",
+    "LuaAccelerator",
+    "LuaScript",
+    "LuaSource",
+    "beside",
+    "hash_fields",
+    "real",
+    "whole",
+]
+
+
+MARGIN_MS = 60_000
+"""How much longer than it matters a state is kept, at least."""
+MAX_MARGIN_MS = 86_400_000
+"""And at most."""
+NOW_ARGV = 1
+"""Where `now` stands among the arguments of a script."""
+REPLY = ("allowed", "limit", "remaining", "resetAt", "retryAfterMs")
+"""The five integers that a check replies with."""
+
+_CONSTANTS = {
+    "MARGIN_MS": MARGIN_MS,
+    "MAX_MARGIN_MS": MAX_MARGIN_MS,
+    "MAX_SAFE": MAX_SAFE,
+    "MAX_INSTANT_MS": MAX_INSTANT_MS,
+    "MAX_STORED_MS": MAX_STORED_MS,
+}
+_DECIDE = "\n-- Decide.\n"
+_SHARED = os.path.join(os.path.dirname(__file__), "scripts")
+
+
+class LuaScript:
+    """One script as Redis runs it, known on the wire by its name and its sha1."""
+
+    __slots__ = ("_sha1", "name", "source")
+
+    def __init__(self, name: str, source: str) -> None:
+        self.name: str = name
+        self.source: str = source
+        self._sha1 = b""
+
+    @property
+    def sha1(self) -> str:
+        """By which a server knows it, in hexadecimal."""
+        return self.sha1_bytes.decode()
+
+    @property
+    def sha1_bytes(self) -> bytes:
+        """Worked out when a server is asked: those who never do need not load OpenSSL."""
+        if not self._sha1:
+            from hashlib import sha1
+
+            digest = sha1(self.source.encode(), usedforsecurity=False)
+            self._sha1 = digest.hexdigest().encode()
+        return self._sha1
+
+    def __repr__(self) -> str:
+        return f"<LuaScript {self.name}>"
+
+
+class LuaSource:
+    """The Lua file of a strategy, and what its scripts take and keep.
+
+    `argv` names the arguments of a check in order: `now`, `cost`, and parameters by their names on
+    the wire. `constants` are parameters that are not passed, where one file has several variants.
+    `state` and `raw` say in words what a key holds and what reading it returns. `decode` turns the
+    latter into what `Strategy.restore` takes, or None; ValueError if it cannot be one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        file: str,
+        *,
+        strategy: str = "",
+        argv: tuple[str, ...],
+        state: str,
+        raw: str,
+        decode: Callable[[Any], Any],
+        constants: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.file = file
+        self.strategy: str = strategy or name
+        self.argv = argv
+        self.state = state
+        self.raw = raw
+        self.decode = decode
+        self._constants = dict(constants or {})
+        if argv[:NOW_ARGV] != ("now",) or "cost" not in argv:
+            raise ConfigInvalidError(f"argv of {name} must begin with 'now' and hold 'cost'")
+
+    @cached_property
+    def check(self) -> LuaScript:
+        """Decides for one key and writes."""
+        parts = (self._facts(), self._arguments(), _shared("prelude"), _shared("clock"))
+        return self._script("check", *parts, self._text, _shared("check"))
+
+    @cached_property
+    def many(self) -> LuaScript:
+        """Decides for all of its keys, in order, at one instant."""
+        parts = (self._facts(), self._arguments(), _shared("prelude"), _shared("clock"))
+        return self._script("many", *parts, self._text, _shared("many"))
+
+    @cached_property
+    def read(self) -> LuaScript:
+        """Returns what a key holds, and never writes."""
+        reading, _, _ = self._text.partition(_DECIDE)
+        parts = (self._facts(), _shared("prelude"), reading)
+        return self._script("read", *parts, _shared("read"))
+
+    def accelerator(self, parameters: Mapping[str, Any]) -> LuaAccelerator:
+        """For a strategy with these parameters, by their names on the wire."""
+        cost = self.argv.index("cost")
+        # repr of a float has every digit that the server needs to read the same double.
+        before, after = (
+            tuple(repr(parameters[name]).encode() for name in names)
+            for names in (self.argv[NOW_ARGV:cost], self.argv[cost + 1 :])
+        )
+        return LuaAccelerator(self, before, after)
+
+    @cached_property
+    def _text(self) -> str:
+        with open(self.file, encoding="utf-8") as file:
+            text = file.read()
+        if _DECIDE not in text:
+            raise ConfigInvalidError(f"{self.file} has no line '{_DECIDE.strip()}'")
+        return text
+
+    def _script(self, role: str, *parts: str) -> LuaScript:
+        keys, arguments, reply = {
+            "check": ("1 key", self._places(), ", ".join(REPLY)),
+            "many": (
+                "the keys, in order",
+                self._places(),
+                "limit, then per run of equal answers: length, remaining, resetAt, retryAfterMs",
+            ),
+            "read": ("1 key", "none", self.raw),
+        }[role]
+        name = f"{self.name}.{role}"
+        head = (
+            f"-- {name}\n-- KEYS  {keys}\n-- ARGV  {arguments}\n"
+            f"-- reply {reply}\n-- state {self.state}\n"
+        )
+        return LuaScript(name, "\n".join((head, *parts)))
+
+    def _places(self) -> str:
+        return ", ".join(f"{place} {name}" for place, name in enumerate(self.argv, 1))
+
+    def _facts(self) -> str:
+        values = ", ".join(map(str, _CONSTANTS.values()))
+        foreign = f"local FOREIGN = 'WRONGTYPE not the state of a {self.strategy}'\n"
+        return f"{foreign}local {', '.join(_CONSTANTS)} = {values}\n"
+
+    def _arguments(self) -> str:
+        given = {name: f"tonumber(ARGV[{place}])" for place, name in enumerate(self.argv, NOW_ARGV)}
+        now, cost = given.pop("now"), given.pop("cost")
+        fixed = {name: _literal(value) for name, value in self._constants.items()}
+        fields = ", ".join(f"{name} = {value}" for name, value in {**given, **fixed}.items())
+        return f"local now, cost = {now}, {cost}\nlocal p = {{{fields}}}\n"
+
+    def __repr__(self) -> str:
+        return f"<LuaSource {self.name}>"
+
+
+class LuaAccelerator:
+    """A strategy's scripts with its parameters: `check` decides and writes, `many` does so for all
+    of its keys, `read` returns the raw state, which `decode` turns into one that Python sees."""
+
+    __slots__ = ("_after", "_before", "_usual", "check", "decode", "many", "read")
+
+    def __init__(
+        self, source: LuaSource, before: tuple[bytes, ...], after: tuple[bytes, ...]
+    ) -> None:
+        self.check: LuaScript = source.check
+        self.many: LuaScript = source.many
+        self.read: LuaScript = source.read
+        self.decode: Callable[[Any], Any] = source.decode
+        self._before = before
+        self._after = after
+        # One unit by the server's clock: what nearly every check asks for.
+        self._usual = (b"0", *before, b"1", *after)
+
+    def argv(self, now: int, cost: int) -> tuple[bytes, ...]:
+        """The arguments of `check` and `many`, as bytes: drivers pack those without converting,
+        and an interrupt in the middle of a conversion has crashed one. A `now` of 0 asks for the
+        server's clock."""
+        if now == 0 and cost == 1:
+            return self._usual
+        return (b"%d" % now, *self._before, b"%d" % cost, *self._after)
+
+
+def beside(module_file: str) -> str:
+    """The Lua file that belongs to a Python file: `bucket.lua` for `bucket.py` or `_bucket.py`."""
+    folder, name = os.path.split(module_file)
+    return os.path.join(folder, os.path.splitext(name)[0].lstrip("_") + ".lua")
+
+
+def _shared(name: str) -> str:
+    with open(os.path.join(_SHARED, f"{name}.lua"), encoding="utf-8") as file:
+        return file.read()
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"'{value}'" if isinstance(value, str) else repr(value)
+
+
+def hash_fields(raw: Any) -> tuple[Any, Any] | None:
+    """What the read of a hash of two fields returned, or None if there is none."""
+    first, second = raw
+    return None if first is None and second is None else (first, second)
+
+
+def whole(raw: Any) -> int:
+    """A whole number from the text that a script wrote; ValueError from any other text."""
+    return int(_matching(r"[0-9]+", raw))
+
+
+def real(raw: Any) -> float:
+    """The same for a number that may have a fraction."""
+    return float(_matching(r"[0-9]+\.?[0-9]*(e-?[0-9]+)?", raw))
+
+
+def _matching(form: str, raw: Any) -> str:
+    text = raw.decode() if isinstance(raw, bytes) else raw
+    if not isinstance(text, str) or not re.fullmatch(form, text):
+        raise ValueError(f"{text!r:.80}, where a number should be")
+    return text

@@ -1,0 +1,448 @@
+"""What an algorithm is: a pure function of (state, now, cost), declared in one place.
+
+Subclass `Strategy`, write `check`, and it works on every store and behind every server. `state` is
+None for a key that is not remembered, else exactly what an earlier `Outcome` carried; treat it as
+immutable. Where it should also live outside the process, make it of JSON's types: numbers,
+strings, lists, dicts, None. The function may be run again for one request (a store that lost a
+race repeats it), so it must not do anything but compute.
+
+A class declares its `name` and its `parameters`, once. Whoever reads or describes strategies reads
+that: policy files, inline requests, OpenAPI, the wire, leases, tables in the docs, the conformance
+kit and the fuzzers. `register` makes a class known to them by its name.
+
+An accelerator is the same transition in another language, for stores that can run it in one step.
+It is optional and never changes a decision: `lua_sources` for Redis, `kernel` for the compiled
+path.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ._decision import Decision, Forecast, Outcome
+from ._errors import UnsupportedError
+from ._validation import (
+    MAX_SAFE,
+    reject,
+    require_choice,
+    require_int,
+    require_rate,
+    require_span_ms,
+    shown,
+)
+
+if TYPE_CHECKING:
+    from ._lua import LuaAccelerator, LuaSource
+
+
+__all__ = [
+    "RESERVED_NAMES",
+    "Parameter",
+    "Strategy",
+    "camel_case",
+    "find_strategy",
+    "register",
+    "registered",
+    "temporarily_registered",
+]
+
+
+S = TypeVar("S", bound="type[Strategy]")
+
+RESERVED_NAMES = ("strategy", "token_budget", "concurrency", "fail", "two_tier", "federated")
+"""What else stands beside the parameters of a strategy in a policy."""
+
+_REQUIRED: Any = object()
+_KINDS = ("count", "rate", "span", "choice")
+# Each part starts with a letter, so that camelCase leads back to it.
+_NAME = r"[a-z][a-z0-9]*(_[a-z][a-z0-9]*)*"
+
+
+def camel_case(name: str) -> str:
+    """`window_ms` is `windowMs`, the spelling of the wire."""
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+class Parameter:
+    """One parameter of a strategy.
+
+    `kind` is "count", a whole number from `low` to `high`; "rate", a number above 0 that may have a
+    fraction; "span", a time in ms, whose name ends in `_ms` and which policy files may say in
+    words under the name without it; or "choice", one of `choices`. One without a `default` is
+    required. `example` stands in messages that ask for it.
+    """
+
+    __slots__ = ("choices", "default", "doc", "example", "high", "kind", "low", "name", "wire_name")
+
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        doc: str = "",
+        *,
+        default: Any = _REQUIRED,
+        low: int = 1,
+        high: int = MAX_SAFE,
+        choices: tuple[str, ...] = (),
+        example: Any = None,
+    ) -> None:
+        if not isinstance(name, str) or not re.fullmatch(_NAME, name):
+            reject(f"the name of a parameter must be in snake_case, not {shown(name)}")
+        require_choice(f"the kind of {name}", kind, _KINDS)
+        if (kind == "span") != name.endswith("_ms"):
+            reject(f"{name}: spans have names that end in _ms, which is their unit, and only they")
+        if (kind == "choice") != bool(choices):
+            reject(f"{name}: choices are for the kind 'choice', which needs some")
+        self.name: str = name
+        self.wire_name: str = camel_case(name)
+        self.kind: str = kind
+        self.doc: str = doc
+        self.default: Any = default
+        self.low: int = low
+        self.high: int = high
+        self.choices: tuple[str, ...] = choices
+        self.example: Any = _EXAMPLES.get(kind) if example is None else example
+        if default is not _REQUIRED and default is not None:
+            self._checked(default)  # which `require` lets through unseen
+
+    @property
+    def is_required(self) -> bool:
+        """Whether it has no default."""
+        return self.default is _REQUIRED
+
+    def require(self, value: Any) -> Any:
+        """The value, or `config_invalid` with a text that says what would be right."""
+        return value if value is self.default else self._checked(value)
+
+    def _checked(self, value: Any) -> Any:
+        if self.kind == "count":
+            return require_int(self.name, value, self.low, self.high)
+        if self.kind == "rate":
+            return require_rate(self.name, value)
+        if self.kind == "span":
+            return require_span_ms(self.name, value)
+        return require_choice(self.name, value, self.choices)
+
+    def __repr__(self) -> str:
+        return f"Parameter({self.name!r}, {self.kind!r})"
+
+
+_EXAMPLES = {"count": 100, "rate": 10.0, "span": "1m"}
+
+
+class Strategy(ABC):
+    """One algorithm with its parameters: the base class of all strategies. Immutable once made.
+
+    A subclass has a `check`, and it works on every store. `peek` has a default; `forecast` is
+    optional.
+    """
+
+    name: str = ""
+    """Names the form of the state: two strategies that cannot read each other's state differ."""
+
+    wire_name: str = ""
+    """The name in camelCase, as policy files and the wire spell it; follows from `name`."""
+
+    parameters: tuple[Parameter, ...] = ()
+    """What it is made from, in the order of its constructor."""
+
+    values: Mapping[str, Any] = {}
+    """The parameters it was made with, by name."""
+
+    limit: int = 0
+    """The ceiling that decisions report."""
+
+    window_ms: int | None = None
+    """The window, for strategies that have one."""
+
+    window_kind: str | None = None
+    """Whether it has a window: "fixed" where all that was counted is void at its end, "sliding"
+    where each unit leaves it after a window of its own."""
+
+    ttl_ms: int = 0
+    """The longest that a state written now can matter."""
+
+    lua_sources: tuple[LuaSource, ...] = ()
+    """Its accelerator for Redis; several where one argument more would change the wire."""
+
+    kernel: str | None = None
+    """Its accelerator on the compiled path: the kernel's name."""
+
+    unit_bytes: int = 0
+    """What each admitted unit adds to a state in Redis, for strategies that remember units."""
+
+    restricts: bool = True
+    """Whether a state only ever takes away from what a key may do, so that to forget it lets more
+    in; a full store keeps the states that take away most. False for one that grants."""
+
+    # The `check` that the accelerators repeat, and the one whose state the name stands for.
+    _accelerated_check: Any = None
+    _named_check: Any = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = vars(cls)
+        if "lua_sources" in own or "kernel" in own:
+            cls._accelerated_check = cls.check
+        if "name" not in own and cls.check is not cls._named_check:
+            # Its state may be another one than that of the class it derives from.
+            cls.name = cls.__qualname__
+        cls._named_check = cls.check
+        if "wire_name" not in own:
+            cls.wire_name = camel_case(cls.name)
+
+    def __init__(self, **values: Any) -> None:
+        """Checks the values against the declaration, and keeps them in `values`."""
+        if unknown := values.keys() - {parameter.name for parameter in self.parameters}:
+            names = ", ".join(parameter.name for parameter in self.parameters) or "none"
+            reject(f"{self.name} has no parameter {', '.join(sorted(unknown))}; it has {names}")
+        taken = {}
+        for parameter in self.parameters:
+            value = values.get(parameter.name, parameter.default)
+            if value is _REQUIRED:
+                reject(
+                    f"{self.name} needs {parameter.name}, such as {parameter.name}="
+                    f"{parameter.example!r}"
+                )
+            taken[parameter.name] = parameter.require(value)
+        self.values = taken
+
+    @abstractmethod
+    def check(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
+        """Decide a request of `cost` at `now`. A denial must not persist."""
+
+    def peek(self, state: Any, now: int) -> Decision:
+        """What a request of cost 1 would get, with `remaining` as it stands.
+
+        This default adds back the unit that `check` took off; a strategy whose `remaining` is not
+        counted in such units should say better.
+        """
+        decision = self.check(state, now, 1).result
+        remaining = decision.remaining + 1 if decision.allowed else decision.remaining
+        return Decision(
+            decision.allowed,
+            decision.limit,
+            remaining,
+            decision.reset_at,
+            decision.retry_after_ms,
+        )
+
+    def forecast(self, state: Any, now: int, cost: int) -> Forecast:
+        """What can be spent now and when there is more. Optional."""
+        raise UnsupportedError(
+            f"strategy {self.name!r} has no forecast; give it a forecast(state, now, cost) method"
+        )
+
+    def more_in_ms(self, decision: Decision, now: int, peeked: bool = False) -> float:
+        """How long after an admission at `now` more than its `remaining` is available: as much as
+        the decision tells, and never too short. By default, until its `reset_at`.
+
+        `peeked` says that it is a decision of `peek`, whose `reset_at` is that of a request of cost
+        1, while its `remaining` is what there is without one.
+        """
+        return decision.reset_at - now
+
+    def longest_wait_ms(self, cost: int) -> int | None:
+        """The longest `retry_after_ms` that a request of `cost` can be told as long as nobody's
+        clock was ahead; None if that is not known. Optional."""
+        return None
+
+    def restore(self, kept: Any) -> Any:
+        """The state, from what a store outside the process has kept. ValueError if that cannot be
+        one of this strategy: another program, or another limiter, uses the same key."""
+        return kept
+
+    def read_state(self, raw: Any) -> Any:
+        """The state, from what the `read` script of the Lua accelerator returned."""
+        if self.lua is None:
+            raise UnsupportedError(f"strategy {self.name!r} has no Lua script to read state with")
+        kept = self.lua.decode(raw)
+        return None if kept is None else self.restore(kept)
+
+    @property
+    def rate(self) -> tuple[int, int | None]:
+        """What is granted per how many ms, or None if that is not how it is counted."""
+        return self.limit, self.window_ms
+
+    def in_words(self) -> str:
+        """What it allows, as somebody would say it."""
+        units, span_ms = self.rate
+        return str(units) if span_ms is None else f"{units} per {span_ms / 1000:g} s"
+
+    @classmethod
+    def per(cls, limit: int, window_ms: int) -> Strategy:
+        """The form for requests that bring their limit along: `limit` per `window_ms`."""
+        span = cls._span_of_per()
+        if span is None:
+            reject(f"{cls.name} cannot be had from a limit and a window alone; name a policy")
+        return cls(limit=limit, **{span: window_ms})
+
+    @classmethod
+    def has_per(cls) -> bool:
+        """Whether a limit and a window are enough to make one."""
+        return cls.per.__func__ is not Strategy.per.__func__ or cls._span_of_per() is not None  # type: ignore[attr-defined]
+
+    @classmethod
+    def _span_of_per(cls) -> str | None:
+        required = {each.name: each.kind for each in cls.parameters if each.is_required}
+        if required.pop("limit", None) != "count" or list(required.values()) != ["span"]:
+            return None
+        return next(iter(required))
+
+    @property
+    def is_accelerated(self) -> bool:
+        """Whether the accelerators say the same as `check`. A subclass that replaces the `check`
+        of a strategy, and brings no accelerator of its own, has none."""
+        cls = type(self)
+        return cls.check is cls._accelerated_check and "check" not in vars(self)
+
+    @cached_property
+    def lua(self) -> LuaAccelerator | None:
+        """The accelerator for Redis."""
+        source = self.lua_source() if self.is_accelerated else None
+        if source is None:
+            return None
+        named = {each.wire_name: self.values[each.name] for each in self.parameters}
+        return source.accelerator(named)
+
+    def lua_source(self) -> LuaSource | None:
+        """Which of its sources; the first, unless a strategy has reason to choose."""
+        return self.lua_sources[0] if self.lua_sources else None
+
+    @cached_property
+    def native(self) -> tuple[Any, ...] | None:
+        """The accelerator on the compiled path: the kernel's name and its arguments."""
+        if self.kernel is None or not self.is_accelerated:
+            return None
+        return (self.kernel, *self.kernel_arguments())
+
+    def kernel_arguments(self) -> tuple[Any, ...]:
+        """What the kernel takes; by default the parameters, in order."""
+        return tuple(self.values.values())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the accelerators, which are worked out again where it is used."""
+        return {name: value for name, value in vars(self).items() if name not in ("lua", "native")}
+
+    def __repr__(self) -> str:
+        if not self.values:
+            return f"<{self.name} limit={self.limit}>"
+        values = ", ".join(f"{name}={value!r}" for name, value in self.values.items())
+        return f"{self.name}({values})"
+
+
+_registered: dict[str, type[Strategy]] = {}
+
+
+def register(strategy_class: S) -> S:
+    """Make a strategy known by its name, to policy files, inline requests and OpenAPI.
+
+    Returns the class, so it may stand as a decorator. To register the same class again does
+    nothing. Raises `config_invalid` if the class cannot be made from what it declares, or its name
+    is taken.
+    """
+    cls: Any = strategy_class
+    if not isinstance(cls, type) or not issubclass(cls, Strategy):
+        reject(f"register takes a subclass of Strategy, not {shown(cls)}")
+    if missing := sorted(cls.__abstractmethods__):
+        reject(f"{cls.__qualname__} cannot be registered without {', '.join(missing)}")
+    if not re.fullmatch(_NAME, cls.name):
+        reject(f"the name of {cls.__qualname__} must be in snake_case, not {shown(cls.name)}")
+    if not re.fullmatch("[a-z][A-Za-z0-9]*", cls.wire_name):
+        reject(f"the wire_name of {cls.name} must be in camelCase, not {shown(cls.wire_name)}")
+    _require_parameters(cls)
+    _require_constructor(cls)
+    _require_lua(cls)
+    holder = find_strategy(cls.name) or find_strategy(cls.wire_name)
+    if holder is not None and holder is not cls:
+        reject(
+            f"the name {cls.name!r} is taken by {holder.__module__}.{holder.__qualname__}; "
+            f"give {cls.__qualname__} another one"
+        )
+    _registered[cls.name] = cls
+    return strategy_class
+
+
+def registered() -> tuple[type[Strategy], ...]:
+    """All strategies that are known by name, in the order in which they became so."""
+    return tuple(_registered.values())
+
+
+def find_strategy(spelling: str) -> type[Strategy] | None:
+    """The strategy of that name, in snake_case or in camelCase."""
+    found = _registered.get(spelling)
+    if found is not None:
+        return found
+    return next((cls for cls in _registered.values() if cls.wire_name == spelling), None)
+
+
+@contextmanager
+def temporarily_registered(*classes: type[Strategy]) -> Iterator[None]:
+    """For tests: what is registered within, these classes first, is forgotten afterwards."""
+    before = dict(_registered)
+    try:
+        for cls in classes:
+            register(cls)
+        yield
+    finally:
+        _registered.clear()
+        _registered.update(before)
+
+
+def _require_parameters(cls: type[Strategy]) -> None:
+    given: Any = cls.parameters
+    if not isinstance(given, tuple) or not all(isinstance(each, Parameter) for each in given):
+        reject(f"parameters of {cls.name} must be a tuple of Parameter, not {shown(given)}")
+    taken = set(RESERVED_NAMES)
+    for parameter in cls.parameters:
+        # A span may be given under its name without the unit, too.
+        names = {parameter.name, parameter.name.removesuffix("_ms")}
+        if names & taken:
+            reject(f"{cls.name} cannot have a parameter {parameter.name!r}: the name is taken")
+        taken |= names
+
+
+# `inspect` takes longer to load than all of the core.
+_TAKES_ANY_NAME = 0x08
+
+
+def _require_constructor(cls: type[Strategy]) -> None:
+    """Strategies are made from their parameters by name: the constructor must take these, and need
+    no others."""
+    code = getattr(cls.__init__, "__code__", None)
+    if code is None or cls.__init__ is Strategy.__init__:
+        return
+    positional = code.co_varnames[1 : code.co_argcount]
+    by_name = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
+    optional = len(getattr(cls.__init__, "__defaults__", None) or ())
+    needed = {*positional[: len(positional) - optional], *by_name}
+    needed -= (getattr(cls.__init__, "__kwdefaults__", None) or {}).keys()
+    declared = {parameter.name for parameter in cls.parameters}
+    required = {parameter.name for parameter in cls.parameters if parameter.is_required}
+    takes_all = code.co_flags & _TAKES_ANY_NAME or declared <= {*positional, *by_name}
+    if not takes_all or not needed <= required:
+        names = ", ".join(parameter.name for parameter in cls.parameters) or "nothing"
+        reject(
+            f"the constructor of {cls.__qualname__} must take what its parameters declare, by "
+            f"name, and need no more than those without a default: {names}"
+        )
+
+
+def _require_lua(cls: type[Strategy]) -> None:
+    numbers = {each.wire_name for each in cls.parameters if each.kind != "choice"}
+    for source in cls.lua_sources:
+        if strange := set(source.argv) - numbers - {"now", "cost"}:
+            reject(
+                f"the Lua source {source.name} of {cls.__qualname__} takes "
+                f"{', '.join(sorted(strange))}; it may take now, cost and parameters that are "
+                f"numbers: {', '.join(sorted(numbers)) or 'none'}"
+            )
+        if not os.path.isfile(source.file):
+            reject(f"the Lua source {source.name} of {cls.__qualname__} is no file: {source.file}")

@@ -1,0 +1,203 @@
+"""Waiting for admission: first come, first served, per key, for threads and tasks alike.
+
+Each key that somebody waits for has a queue. Only its leader asks the limiter; the others sleep
+until those before them have left, so a freed unit goes to whoever came first and nobody polls.
+
+`acquire_flow` is the procedure itself, written once: it yields `CheckStep` or `PeekStep` to get a
+decision, and `SleepStep` to sleep until it is woken or the time is up; a thin sync or async shell
+obeys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+
+from .._queueing import Queue, Queues, Waiter
+from ._clock import Clock, SystemClock
+from ._decision import Decision
+from ._errors import QueueFullError, RateLimitExceededError
+
+__all__ = [
+    "CheckStep",
+    "KeyQueues",
+    "PeekStep",
+    "SleepStep",
+    "Step",
+    "Watch",
+    "acquire_flow",
+    "waiting_clock",
+]
+
+
+class CheckStep:
+    """Check the key now and send the decision back."""
+
+    __slots__ = ()
+
+
+class PeekStep:
+    """Peek at the key and send back how it stands."""
+
+    __slots__ = ()
+
+
+class SleepStep:
+    """Sleep until woken, or for at most `ms` (None: however long it takes). Who `leads` has nobody
+    before it to look after."""
+
+    __slots__ = ("leads", "ms")
+
+    def __init__(self, ms: int | None, *, leads: bool) -> None:
+        self.ms: int | None = ms
+        self.leads: bool = leads
+
+
+# Platforms differ in how long a thread may sleep; whoever wakes early just sleeps again.
+_LONGEST_NAP_MS = 3_600_000
+
+Step = CheckStep | PeekStep | SleepStep
+Wake = Callable[[], None]
+
+
+def waiting_clock(clock: Clock) -> Clock:
+    """By which waiting is timed: the limiter's own clock if that can wake those who wait when it
+    moves, as a ManualClock does, else steady real time."""
+    return clock if hasattr(clock, "subscribe") else SystemClock()
+
+
+class Watch:
+    """Wakes somebody whenever such a clock moves, until it ends."""
+
+    def __init__(self, clock: Clock, wake: Wake) -> None:
+        subscribe: Callable[[Wake], Callable[[], None]] | None
+        subscribe = getattr(clock, "subscribe", None)
+        self._wakes = subscribe is not None
+        self.end: Callable[[], None] = subscribe(wake) if subscribe else lambda: None
+
+    def real_s(self, ms: int | None) -> float | None:
+        """How long to sleep at most: a clock that wakes us needs no end."""
+        return None if self._wakes or ms is None else min(ms, _LONGEST_NAP_MS) / 1000
+
+
+class _KeyQueue(Queue):
+    """Who waits for one key, what the leader was last told, and whether that has become void."""
+
+    __slots__ = ("is_void", "last_denial")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last_denial: Decision | None = None
+        self.is_void: bool = False
+
+
+class KeyQueues:
+    """The queues of one limiter, by key."""
+
+    def __init__(self, max_waiters: int | None) -> None:
+        self._max_waiters = max_waiters
+        self._queues: Queues[_KeyQueue] = Queues(_KeyQueue)
+        self.resets: int = 0
+        """Changes with every reset of a key, so that a denial from before is known as void."""
+
+    def is_free(self, key: str) -> bool:
+        """Whether nobody waits for the key."""
+        return self._queues.get(key) is None
+
+    def join(self, key: str, waiter: Waiter) -> _KeyQueue:
+        queue = self._queues.join(key, waiter, self._has_room)
+        if queue is None:
+            raise QueueFullError(
+                f"{self._max_waiters} callers already wait for {key!r}; "
+                "shed load here, or raise max_waiters"
+            )
+        return queue
+
+    def leave(self, key: str, queue: _KeyQueue, waiter: Waiter) -> None:
+        self._queues.leave(key, queue, waiter)
+
+    def reset(self, key: str) -> None:
+        """The key was forgotten: whoever leads need not wait for what it was told."""
+        self.resets += 1
+        queue = self._queues.get(key)
+        if queue is not None:
+            queue.is_void, queue.last_denial = True, None
+            leader = queue.leader()
+            if leader is not None:
+                leader.wake()
+
+    def __len__(self) -> int:
+        """How many callers wait, over all keys."""
+        return sum(len(queue) for queue in self._queues.values())
+
+    def _has_room(self, queue: _KeyQueue) -> bool:
+        # The leader is being served; those behind it wait.
+        return self._max_waiters is None or len(queue) <= self._max_waiters
+
+
+def acquire_flow(
+    queues: KeyQueues,
+    key: str,
+    waiter: Waiter,
+    clock: Clock,
+    began_at: int,
+    timeout_ms: int | None,
+    told: tuple[Decision, int] | None,
+) -> Generator[Step, Decision | None, Decision]:
+    """Wait in the queue, ask when leading, sleep as told, until admitted or out of time.
+
+    `told` is the denial that this caller got when nobody waited, with `queues.resets` from before
+    it: it need not ask again to hear the same."""
+
+    def time_left() -> int | None:
+        return None if timeout_ms is None else began_at + timeout_ms - clock.now()
+
+    def refuse(decision: Decision) -> RateLimitExceededError:
+        return RateLimitExceededError(
+            f"{key!r} was not admitted within {timeout_ms} ms; "
+            f"the next attempt is worth making in {decision.retry_after_ms} ms",
+            decision,
+        )
+
+    queue = queues.join(key, waiter)
+    try:
+        while not queue.leads(waiter):
+            told = None
+            left = time_left()
+            if left is not None and left <= 0:
+                # A denied decision is falsy.
+                last = queue.last_denial
+                raise refuse(_denied(_given((yield PeekStep())) if last is None else last))
+            yield SleepStep(left, leads=False)
+        while True:
+            queue.is_void = False
+            if told is not None and told[1] == queues.resets:
+                decision = told[0]
+            else:
+                decision = _given((yield CheckStep()))
+            told = None
+            if decision.allowed:
+                return decision
+            queue.last_denial = decision
+            left = time_left()
+            # A wait that must end too late is not begun.
+            if left is not None and decision.retry_after_ms > left:
+                raise refuse(decision)
+            # A strategy that denies without a wait would have us ask without a pause.
+            ready_at = clock.now() + max(1, decision.retry_after_ms)
+            while (pause := ready_at - clock.now()) > 0 and not queue.is_void:
+                yield SleepStep(pause, leads=True)
+    finally:
+        queues.leave(key, queue, waiter)
+
+
+def _denied(decision: Decision) -> Decision:
+    """Turns a peek into the denial of a waiter that timed out: there may be enough for one, but
+    those before it come first."""
+    if not decision.allowed:
+        return decision
+    return Decision(False, decision.limit, decision.remaining, decision.reset_at, 1)
+
+
+def _given(decision: Decision | None) -> Decision:
+    assert decision is not None
+    return decision

@@ -1,0 +1,242 @@
+"""`LeasedLimiter`: a policy of a service, spent in this process.
+
+It leases batches through the Fleet server and spends them here: refreshes run ahead of need, one at
+a time per key, and no credit outlives the window that the service named. When the server is gone,
+credits are spent as long as they are good; then the fail mode answers:
+
+| fail | answer |
+|---|---|
+| open | allowed, with nothing remaining |
+| closed | denied, to be asked again in a second |
+| error | none: `store_unavailable` is raised |
+
+A `peek` or `forecast` of a key without credits is answered the same way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from ..core._clock import Clock
+from ..core._decision import Decision, Forecast
+from ..core._errors import StoreUnavailableError
+from ..core._flow import Flow, adrive, drive
+from ..core._store import Grant
+from ..core._validation import reject, require_choice, require_int, require_key, require_prefix
+from ..wire.proto import fleet_pb2
+from ._credits import REMOTE, overlap
+from ._near import LeaseRequest
+from ._remote import FleetStore, RemotePolicy
+from ._two_tier import TwoTierLimiter, require_batch
+
+__all__ = ["LeasedLimiter"]
+
+
+FailMode = Literal["open", "closed", "error"]
+Axis = Literal["rate", "token_budget"]
+
+_AXES: dict[Axis, int] = {
+    "rate": fleet_pb2.AXIS_RATE,
+    "token_budget": fleet_pb2.AXIS_TOKEN_BUDGET,
+}
+_RETRY_MS = 1_000
+# How many more times a request asks that needs more than the service hands out at once.
+_ATTEMPTS = 8
+
+
+class LeasedLimiter(TwoTierLimiter):
+    """`check()` spends from the budget of `domain`, `check(key)` from that of another key.
+
+    `target` is the gRPC server, such as "limits.internal:50051". An empty `domain` is the policy's
+    own budget. `batch` credits are leased at once, the next ones when `low_water` is reached, by
+    default a quarter of the batch. `secret` is the fleet's, `token` the server's; `credentials` are
+    gRPC's, for TLS. A call may take `timeout_ms`.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        policy: str,
+        domain: str = "",
+        batch: int = 100,
+        *,
+        low_water: int | None = None,
+        fail: FailMode = "open",
+        axis: Axis = "rate",
+        secret: str | None = None,
+        token: str | None = None,
+        credentials: Any = None,
+        timeout_ms: int = 1_000,
+        max_keys: int = 100_000,
+        clock: Clock | None = None,
+    ) -> None:
+        low = batch // 4 if low_water is None and type(batch) is int else low_water or 0
+        require_batch(batch, low)
+        if not isinstance(target, str) or not target:
+            reject(f"target must be where the server is, such as 'localhost:50051', not {target!r}")
+        self.policy: str = require_key(policy)
+        self.domain: str = require_prefix(domain) or self.policy
+        self.fail: FailMode = require_choice("fail", fail, get_args(FailMode))
+        require_choice("axis", axis, tuple(_AXES))
+        store = FleetStore(
+            target,
+            policy,
+            axis=_AXES[axis],
+            secret=_require_text("secret", secret),
+            token=_require_text("token", token),
+            credentials=credentials,
+            timeout_ms=require_int("timeout_ms", timeout_ms, high=3_600_000),
+        )
+        super().__init__(
+            RemotePolicy(policy),
+            store,
+            batch=batch,
+            low_water=low,
+            term=REMOTE,
+            idle_ms=None,
+            clock=clock,
+            prefix="",
+            max_keys=max_keys,
+        )
+        self._owns_store = True
+
+    def _bind(self) -> None:
+        # `check` takes a default key here, so it stays a method.
+        super(TwoTierLimiter, self)._bind()
+
+    def check(self, key: str | None = None, cost: int = 1) -> Decision:
+        return self._spend(self.domain if key is None else key, cost)
+
+    async def acheck(self, key: str | None = None, cost: int = 1) -> Decision:
+        return await super().acheck(self.domain if key is None else key, cost)
+
+    # The domain is meant by default everywhere, and the fail mode answers for all that ask.
+
+    def peek(self, key: str | None = None) -> Decision:
+        try:
+            return super().peek(self.domain if key is None else key)
+        except StoreUnavailableError as error:
+            return self._failed(error, None)
+
+    async def apeek(self, key: str | None = None) -> Decision:
+        try:
+            return await super().apeek(self.domain if key is None else key)
+        except StoreUnavailableError as error:
+            return self._failed(error, None)
+
+    def forecast(self, key: str | None = None, cost: int = 1) -> Forecast:
+        name = self.domain if key is None else key
+        try:
+            return super().forecast(name, cost)
+        except StoreUnavailableError as error:
+            return self._failed_forecast(error, name, cost)
+
+    async def aforecast(self, key: str | None = None, cost: int = 1) -> Forecast:
+        name = self.domain if key is None else key
+        try:
+            return await super().aforecast(name, cost)
+        except StoreUnavailableError as error:
+            return self._failed_forecast(error, name, cost)
+
+    def acquire(
+        self, key: str | None = None, cost: int = 1, timeout: float | None = None
+    ) -> Decision:
+        return super().acquire(self.domain if key is None else key, cost, timeout)
+
+    async def aacquire(
+        self, key: str | None = None, cost: int = 1, timeout: float | None = None
+    ) -> Decision:
+        return await super().aacquire(self.domain if key is None else key, cost, timeout)
+
+    def _serve(self, key: str, cost: int, now: int | None = None) -> Decision:
+        try:
+            return super()._serve(key, cost, now)
+        except StoreUnavailableError as error:
+            return self._failed(error, now)
+
+    async def _aserve(self, key: str, cost: int, now: int | None = None) -> Decision:
+        try:
+            return await super()._aserve(key, cost, now)
+        except StoreUnavailableError as error:
+            return self._failed(error, now)
+
+    # The server does not know how much a request needs, and may grant less at once.
+
+    def _fetch(self, request: LeaseRequest) -> Grant:
+        return drive(self._fetching(request), super()._fetch)
+
+    async def _afetch(self, request: LeaseRequest) -> Grant:
+        return await adrive(self._fetching(request), super()._afetch)
+
+    def _fetching(self, request: LeaseRequest) -> Flow[LeaseRequest, Grant]:
+        grant = self._informed((yield request))
+        for _ in range(_ATTEMPTS):
+            if not 0 < grant.capacity < request.need:
+                return grant
+            try:
+                more: Grant = yield _rest(request, grant)
+            except StoreUnavailableError:
+                self._near.keep(request, grant)
+                raise
+            if not more.capacity:
+                # The end that a refusal names is none of what was granted before it.
+                self._near.keep(request, grant)
+                return more
+            grant = _joined(grant, more)
+        return _given_up(grant, request)
+
+    def _informed(self, grant: Grant) -> Grant:
+        """Learn the policy's limit, which the service may change."""
+        limit = grant.decision.limit
+        if limit != self._near.limit:
+            self.strategy.limit = limit
+            self._near.retune(limit)
+            self._bind()
+        return grant
+
+    def _failed(self, error: StoreUnavailableError, now: int | None) -> Decision:
+        if self.fail == "error":
+            raise error
+        again_at = (self._near.now() if now is None else now) + _RETRY_MS
+        if self.fail == "open":
+            return Decision(True, self._near.limit, 0, again_at, 0)
+        return Decision(False, self._near.limit, 0, again_at, _RETRY_MS)
+
+    def _failed_forecast(self, error: StoreUnavailableError, key: str, cost: int) -> Forecast:
+        """The credits that are held, and what the fail mode makes of the rest."""
+        decision = self._failed(error, None)
+        held = self._near.held(key)
+        # The limit is not known before the first answer, but one such request is allowed.
+        spendable = max(held, self._near.limit, cost) if decision.allowed else held
+        return Forecast(spendable // cost, decision.reset_at, decision.reset_at)
+
+
+def _require_text(name: str, value: str | None) -> str | None:
+    """What travels as metadata: the library would only say so when it is sent."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value.isascii() or not value.isprintable() or not value:
+        # Without the value: it is not to be seen.
+        reject(f"{name} must be a text of printable ASCII characters, or None")
+    return value
+
+
+def _rest(request: LeaseRequest, grant: Grant) -> LeaseRequest:
+    return request._replace(want=request.need - grant.capacity)
+
+
+def _joined(first: Grant, more: Grant) -> Grant:
+    """Two grants in a row. What was granted in another window than the second is void; of windows
+    that slide, the sum lasts as long as the shorter of the two."""
+    end, first_end = more.decision.reset_at, first.decision.reset_at
+    if end != first_end and not overlap(first_end, end, more.now):
+        return more
+    now = max(more.now, end - (first_end - first.now))
+    return Grant(first.capacity + more.capacity, more.decision, now)
+
+
+def _given_up(grant: Grant, request: LeaseRequest) -> Grant:
+    if grant.capacity >= request.need or not grant.decision.allowed:
+        return grant
+    limit, reset_at = grant.decision.limit, grant.decision.reset_at
+    return grant._replace(decision=Decision(False, limit, 0, reset_at, _RETRY_MS))

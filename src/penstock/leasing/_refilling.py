@@ -1,0 +1,255 @@
+"""Serving misses sync and async, and leasing ahead of need in the background.
+
+A lease outlives the caller who asked for it. A thread that waits for one cannot be interrupted;
+a task can be cancelled, so its lease is a task of its own: the credits arrive for those who come
+next, and a caller who hangs up costs no more than the request it made.
+
+Ahead of need means: once a key's credits are down to the low-water mark, one lease is under way
+while the rest is being spent. Its failure is nobody's; the miss that follows will tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from abc import abstractmethod
+from collections.abc import Coroutine
+from functools import partial
+from types import FrameType
+from typing import Any
+
+from .._queueing import Place, Queue, ThreadWaiter
+from .._queueing.fork import ForkAware, watch_forks
+from .._queueing.tasks import Background, TaskPlace
+from ..accel._limiter import spending
+from ..core._decision import Decision
+from ..core._errors import StoreUnavailableError
+from ..core._store import Grant
+from ..core._validation import MAX_SAFE, require_key
+from ._near import LeaseRequest, NearTier
+
+__all__ = ["Refilling"]
+
+
+class Refilling(ForkAware):
+    """A near tier and the way to its far tier, which subclasses supply."""
+
+    def __init__(self, near: NearTier, low_water: int) -> None:
+        self._near = near
+        # Without a low-water mark, nothing is ever down to it.
+        self._low_water = low_water or -1
+        # From here down a local spend is of interest to more than its caller.
+        self._level = MAX_SAFE if near.demand.learns else self._low_water
+        self._begin()
+        watch_forks(self)
+
+    def _begin(self) -> None:
+        """Start with nothing held and nothing under way."""
+        self._bind()
+        # What somebody has to hold on to while it runs: a loop does not.
+        self._tasks: dict[asyncio.AbstractEventLoop, set[asyncio.Task[Any]]] = {}
+        # The keys with a lease ahead of need under way, and in which loop; None for a thread.
+        self._ahead: dict[str, asyncio.AbstractEventLoop | None] = {}
+        self._background = Background("penstock-lease")
+
+    def _bind(self) -> None:
+        """Look up what spends local credits: compiled, where they are."""
+        near = self._near
+        self._local = near.local.check
+        self._compiled = spending(near.local, self._level, self._settle)
+        self._spend = self._compiled or self._spend_interpreted
+
+    def _spend_interpreted(self, key: str, cost: int = 1) -> Decision:
+        decision = self._local(key, cost)
+        if decision.allowed and decision.remaining > self._level:
+            return decision
+        return self._settle(key, cost, decision)
+
+    @abstractmethod
+    def _fetch(self, request: LeaseRequest) -> Grant:
+        """Lease from the far tier."""
+
+    @abstractmethod
+    async def _afetch(self, request: LeaseRequest) -> Grant:
+        """The awaitable twin of `_fetch`."""
+
+    def _settle(self, key: str, cost: int, decision: Decision, now: int | None = None) -> Decision:
+        """What a local check leaves over: a miss, or a key with few credits left."""
+        if decision.allowed:
+            self._low(key, decision.remaining, now)
+            return decision
+        return self._serve(key, cost, now)
+
+    async def _asettle(
+        self, key: str, cost: int, decision: Decision, now: int | None = None
+    ) -> Decision:
+        """The awaitable twin of `_settle`."""
+        if decision.allowed:
+            self._alow(key, decision.remaining, now)
+            return decision
+        return await self._aserve(key, cost, now)
+
+    def _serve(self, key: str, cost: int, now: int | None = None) -> Decision:
+        """Serve a request for which the credits did not suffice."""
+        near, key = self._near, require_key(key)
+        denied = near.recall(key, cost, now)
+        if denied is not None:
+            return denied
+        place = self._place(key, sys._getframe())
+        if place is None:
+            return self._serve_apart(key, cost, now)
+        with place:
+            settled = near.settle(key, cost, place, now)
+            if settled is not None:
+                return settled
+            request = near.ask(key, cost, now)
+            try:
+                grant = self._fetch(request)
+            except StoreUnavailableError as error:
+                place.share(error)
+                raise
+            return near.receive(request, cost, grant, now)
+
+    def _place(self, key: str, frame: FrameType) -> Place[Queue] | None:
+        """A place for a thread that will block until it leads; None if this thread runs an event
+        loop and tasks are in the queue. It might wait for them for ever: they may be of that very
+        loop, or of one whose thread waits for a task of this one."""
+        on_a_loop = asyncio._get_running_loop() is not None
+        admit = _has_threads_only if on_a_loop else None
+        return Place.of_thread(self._near.queues, key, frame, admit)
+
+    def _serve_apart(self, key: str, cost: int, now: int | None) -> Decision:
+        """Serve a caller who must not wait for the tasks in the queue, because its thread runs an
+        event loop. What is leased is what the request costs: no credit is left of it to be held,
+        so the bounds stay what they are."""
+        request = self._near.ask_for_one(key, cost, now)
+        return self._near.receive(request, cost, self._fetch(request), now)
+
+    async def _aserve(self, key: str, cost: int, now: int | None = None) -> Decision:
+        """The awaitable twin of `_serve`."""
+        near, key = self._near, require_key(key)
+        denied = near.recall(key, cost, now)
+        if denied is not None:
+            return denied
+        place = TaskPlace.of_task(near.queues, key)
+        assert place is not None
+        await place.enter()
+        lease: asyncio.Task[Decision] | None = None
+        try:
+            settled = near.settle(key, cost, place, now)
+            if settled is not None:
+                return settled
+            lease = self._spawn(self._alease(key, cost, place, now))
+            place.waiter.hand_to(lease)
+            # In this order: the caller is woken before the next in the queue.
+            waiting: asyncio.Future[Decision] = asyncio.shield(lease)
+            # A callback also runs for a task that is cancelled before it has begun.
+            lease.add_done_callback(partial(_ended, place))
+        finally:
+            if lease is None:
+                place.leave()
+        return await waiting
+
+    async def _alease(self, key: str, cost: int, place: Place[Queue], now: int | None) -> Decision:
+        request = self._near.ask(key, cost, now)
+        try:
+            grant = await self._afetch(request)
+        except StoreUnavailableError as error:
+            place.share(error)
+            raise
+        return self._near.receive(request, cost, grant, now)
+
+    def _low(self, key: str, left: int, now: int | None) -> None:
+        """A local spend left few credits."""
+        if self._worth_a_lease(key, left, now):
+            self._ahead[key] = None
+            try:
+                self._background.submit(partial(self._run_ahead, key))
+            except RuntimeError:
+                # No thread can be had any more, as when the interpreter is about to end.
+                self._ahead.pop(key, None)
+
+    def _alow(self, key: str, left: int, now: int | None) -> None:
+        """The same in a task."""
+        if self._worth_a_lease(key, left, now):
+            self._ahead[key] = asyncio.get_running_loop()
+            task = self._spawn(self._arun_ahead(key))
+            task.add_done_callback(lambda _: self._ahead.pop(key, None))
+
+    def _worth_a_lease(self, key: str, left: int, now: int | None) -> bool:
+        self._near.demand.note(key, left)
+        if left > self._low_water or not self._near.may_prefetch(key, now):
+            return False
+        if key not in self._ahead:
+            return True
+        loop = self._ahead.get(key)
+        return loop is not None and loop.is_closed()
+
+    # A lease ahead of need waits for nobody: whoever leads brings credits, too.
+
+    def _run_ahead(self, key: str) -> None:
+        try:
+            place = Place.of_thread(self._near.queues, key, sys._getframe(), _is_empty)
+            if place is not None:
+                with place:
+                    request = self._near.ask_ahead(key, self._low_water)
+                    if request is not None:
+                        self._near.receive(request, 0, self._fetch(request))
+        except Exception:
+            self._near.rest()
+        finally:
+            self._ahead.pop(key, None)
+
+    async def _arun_ahead(self, key: str) -> None:
+        try:
+            place = TaskPlace.of_task(self._near.queues, key, _is_empty)
+            if place is not None:
+                async with place:
+                    request = self._near.ask_ahead(key, self._low_water)
+                    if request is not None:
+                        self._near.receive(request, 0, await self._afetch(request))
+        except Exception:
+            self._near.rest()
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        loop = asyncio.get_running_loop()
+        tasks = self._tasks.get(loop)
+        if tasks is None:
+            for other in [each for each in list(self._tasks) if each.is_closed()]:
+                self._tasks.pop(other, None)
+            tasks = self._tasks[loop] = set()
+        task = loop.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        return task
+
+    def _finish(self) -> None:
+        """Wait for what threads have under way. A later call starts anew."""
+        self._background.finish()
+
+    async def _afinish(self) -> None:
+        """Wait for what this loop has under way, and threads."""
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*self._tasks.pop(loop, ()), return_exceptions=True)
+        if self._background.is_running:
+            await loop.run_in_executor(None, self._finish)
+
+    def _after_fork_in_child(self) -> None:
+        """A child must not spend what its parent leased: both would."""
+        self._near.after_fork()
+        self._begin()
+
+
+def _ended(place: Place[Queue], lease: asyncio.Task[Decision]) -> None:
+    place.leave()
+    if not lease.cancelled():
+        # Whoever asked may have hung up, and nobody else would look at a failure.
+        lease.exception()
+
+
+def _is_empty(queue: Queue) -> bool:
+    return not len(queue)
+
+
+def _has_threads_only(queue: Queue) -> bool:
+    return all(isinstance(waiter, ThreadWaiter) for waiter in queue.waiting())

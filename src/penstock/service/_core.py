@@ -1,0 +1,378 @@
+"""The service without its servers: named policies, asked by name and key.
+
+A server parses a request, calls one of these methods and renders the answer. Everything that it
+must not decide is decided here: which policy, what an outage means, what is counted. A service
+belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from ..admission import Admission, AxisRequest
+from ..concurrency import Heartbeat
+from ..concurrency._slots import End
+from ..config._model import DEFAULT_FILE, FAIL_MODES, PolicyFile
+from ..core._clock import Clock, SystemClock
+from ..core._decision import Decision, Forecast
+from ..core._errors import UnsupportedError
+from ..core._flow import adrive
+from ..core._limiter import Limiter
+from ..core._store import Store
+from ..core._validation import reject, require_choice, require_int, require_keys
+from ..leasing import TwoTierLimiter
+from ..stores._opening import open_store
+from ._fail_modes import Guard, Readiness, readiness, trouble_of
+from ._fleet import CreditLease
+from ._inline import DEFAULT_STRATEGY, INLINE, Inline, InlinePolicies
+from ._metrics import Metrics, MetricsSnapshot
+from ._registry import Asked, Policy, PolicyTable, Site, UnknownPolicyError
+from ._reloading import Reloader, in_slices
+from ._shared_call import SharedCall
+
+__all__ = [
+    "MAX_BATCH",
+    "Admission",
+    "Heartbeat",
+    "Policy",
+    "Readiness",
+    "Service",
+    "UnknownPolicyError",
+    "build_service",
+]
+
+
+MAX_BATCH = 1_000
+"""How many keys, or leases, one call may name."""
+
+MAX_KEYS = 1_000_000
+"""How many keys a service on memory:// remembers, unless its URL says otherwise."""
+
+MAX_BYTES = 256 << 20
+"""And about what they may take, in each of its tables."""
+
+_log = logging.getLogger("penstock.service")
+
+_SWEEP_EVERY_S = 0.25
+_MAX_LEASE_ID = 64
+
+
+class Service:
+    """Policies on one store. Made by `build_service`."""
+
+    reload_error: str
+
+    def __init__(
+        self,
+        file: PolicyFile,
+        store: Store,
+        *,
+        fail: str = "open",
+        inline: bool = True,
+        clock: Clock | None = None,
+        watch: str | None = None,
+        accept: Callable[[PolicyFile], None] | None = None,
+        grown: Callable[[], None] = lambda: None,
+    ) -> None:
+        if type(store).aapply is Store.aapply:
+            reject(f"a service awaits its store, and {type(store).__name__} has no aapply()")
+        self.fail = require_choice("fail", fail, FAIL_MODES)
+        self.store = store
+        self.clock: Clock = SystemClock() if clock is None else clock
+        self.metrics: Metrics = Metrics()
+        self.reload_error = ""
+        self._full_before = 0
+        self._site = Site(store, self.clock, self.fail, self.metrics, grown=grown)
+        self._table = PolicyTable(file, self._site)
+        for _ in self._table.taking_over():
+            pass
+        self._inline = self._inline_policies(file.prefix) if inline else None
+        self._watch = watch
+        self._accept = accept
+        self._tasks: list[asyncio.Task[None]] = []
+        self._trouble = SharedCall(self._find_trouble)
+
+    @property
+    def policies(self) -> Mapping[str, Policy]:
+        """The policies that are served, by name."""
+        return self._table.policies
+
+    @property
+    def file(self) -> PolicyFile:
+        """Where they come from."""
+        return self._table.file
+
+    def decide(self, policy: str, key: str, cost: int = 1) -> Asked:
+        """`check`, without a coroutine where nothing has to be waited for."""
+        entry = self._table[policy]
+        if entry.decide is None:
+            raise entry.lacks("check")
+        return entry.decide(key, cost)
+
+    async def check(self, policy: str, key: str, cost: int = 1) -> Decision:
+        asked = self.decide(policy, key, cost)
+        return asked if isinstance(asked, Decision) else await asked()
+
+    async def check_many(self, policy: str, keys: Iterable[str], cost: int = 1) -> list[Decision]:
+        """One decision per key, at one instant, as one `check` per key; at most MAX_BATCH keys."""
+        entry = self._table[policy]
+        limiter = entry.rate("check_many")
+        decisions = await _check_each(limiter, _bounded("keys", keys), cost, entry.guard)
+        for decision in decisions:
+            entry.tally.count(decision.allowed)
+        return decisions
+
+    async def peek(self, policy: str, key: str) -> Decision:
+        entry = self._table[policy]
+        limiter = entry.rate("peek")
+        try:
+            return await limiter.apeek(key)
+        except Exception as error:
+            return entry.guard.decision(error, (key,), 1)
+
+    async def forecast(self, policy: str, key: str, cost: int = 1) -> Forecast:
+        entry = self._table[policy]
+        limiter = entry.rate("forecast")
+        try:
+            return await limiter.aforecast(key, cost)
+        except Exception as error:
+            return entry.guard.forecast(error, key, cost)
+
+    async def debit(self, policy: str, key: str, tokens: int = 1) -> Decision:
+        """Count tokens that were used against a budget."""
+        entry = self._table[policy]
+        budget = entry.tokens()
+        require_int("tokens", tokens)
+        try:
+            decision = await budget.acheck(key, tokens)
+        except Exception as error:
+            decision = entry.guard.decision(error, (key,), tokens)
+        entry.tally.count(decision.allowed)
+        return decision
+
+    async def admit(self, policy: str, key: str, cost: int = 1) -> Admission:
+        """Take a slot, ask whether the budget is spent, and the rate for `cost`."""
+        entry = self._table[policy]
+        flow = entry.admission().flow(key, cost)
+
+        async def serve(ask: AxisRequest) -> Decision:
+            try:
+                return await ask.later()
+            except Exception as error:
+                return entry.guard.decision(error, (key,), ask.amount or 1)
+
+        admission = await adrive(flow, serve)
+        entry.tally.count(admission.decision.allowed)
+        return admission
+
+    async def release(self, lease_id: str, dropped: bool = False) -> None:
+        """Give back what an admission holds. Idempotent: an unknown lease is no error."""
+        _lease_id(lease_id)
+        how = End.DROPPED if dropped else End.RELEASED
+        self._site.leases.end(lease_id, self.clock.now(), how)
+
+    async def heartbeat(self, lease_ids: Iterable[str]) -> Heartbeat:
+        """Renew leases; at most MAX_BATCH. Those that are not live are told as reclaimed."""
+        wanted = [_lease_id(lease_id) for lease_id in _bounded("lease_ids", lease_ids)]
+        return self._site.leases.renew(wanted, self.clock.now())
+
+    async def reserve(
+        self, policy: str, domain: str, wants: int = 1, axis: str = "rate"
+    ) -> CreditLease:
+        """Hand out a batch of a policy's budget, to be spent elsewhere."""
+        entry = self._table[policy]
+        lease = await entry.lessor(axis).reserve(domain, wants)
+        entry.tally.count(lease.capacity > 0)
+        return lease
+
+    async def check_inline(
+        self,
+        key: str,
+        limit: int,
+        window_ms: int,
+        cost: int = 1,
+        strategy: str = DEFAULT_STRATEGY,
+    ) -> Decision:
+        """Decide by a limit that the request brings along."""
+        asked = self.inline(limit, window_ms, strategy).decide(key, cost)
+        return asked if isinstance(asked, Decision) else await asked()
+
+    def inline(self, limit: int, window_ms: int, strategy: str = DEFAULT_STRATEGY) -> Inline:
+        """A limit that requests bring along, at work."""
+        if self._inline is None:
+            raise UnsupportedError(
+                "inline policies are turned off here; name a policy of the policy file instead"
+            )
+        return self._inline.get(limit, window_ms, strategy)
+
+    async def _find_trouble(self) -> Exception | None:
+        # Since a write last went through, has any been refused for want of room?
+        full = self._site.outages.full
+        trouble = await trouble_of(self.store, self.clock.now(), writes=full != self._full_before)
+        if trouble is None:
+            self._full_before = full
+        return trouble
+
+    async def ready(self) -> Readiness:
+        """Whether every request gets a decision, and how the store is. Never raises. The store is
+        asked once for all who want to know at the same time."""
+        trouble = await self._trouble()
+        return readiness(trouble, len(self.policies), self._needs_store(), self.reload_error)
+
+    async def decides(self) -> bool:
+        """Whether every request gets a decision: `ready().ok`, without asking a store that does not
+        matter for it."""
+        if not self._needs_store():
+            return len(self.policies) > 0
+        return (await self.ready()).ok
+
+    def _needs_store(self) -> bool:
+        """Whether some policy answers with an error while the store is away."""
+        inline = self._inline is not None and self.fail == "error"
+        return inline or self._table.needs_store
+
+    def snapshot(self, policies: bool = True) -> MetricsSnapshot:
+        """Everything that was counted so far; without the policies, of which there may be many,
+        if so told."""
+        inline = 0 if self._inline is None else len(self._inline)
+        return self.metrics.snapshot(self._table.slots(), inline, policies, self._stores())
+
+    def _stores(self) -> Iterator[tuple[str, Store]]:
+        """Where counts are kept, by kind."""
+        yield "policies", self.store
+        yield from self._table.own_stores()
+        if self._inline is not None and self._inline.store is not self.store:
+            yield INLINE, self._inline.store
+
+    def apply(self, file: PolicyFile) -> None:
+        """Serve the policies of `file` from now on. Either all of it is served or, if it raises,
+        what was served before; a request sees one of the two, never a mixture."""
+        for _ in self._replacing(file):
+            pass
+
+    async def take_up(self, file: PolicyFile) -> None:
+        """As `apply`, with requests answered in between, and counted as a reload."""
+        await in_slices(self._replacing(file))
+        self.metrics.reloads["ok"] += 1
+        self.reload_error = ""
+        _log.info("serving %d policies from %s", len(file.policies), file.source)
+
+    def reload_failed(self, problem: str) -> None:
+        """Policies could not be had, and those before them are served on."""
+        self.metrics.reloads["failed"] += 1
+        self.reload_error = problem
+
+    def _replacing(self, file: PolicyFile) -> Iterator[None]:
+        """Make another table, put it in the place of this one, and tidy up. In small steps."""
+        before = self._table
+        table = PolicyTable(file, self._site, before)
+        yield from table.taking_over()
+        if self._inline is not None and file.prefix != before.file.prefix:
+            self._inline = self._inline_policies(file.prefix)
+        self._table = table
+        yield from self.metrics.keeping({*file.policies, INLINE})
+        yield from before.letting_go()
+
+    async def start(self) -> None:
+        """Begin what runs in the background."""
+        self._tasks = [asyncio.create_task(self._sweep(), name="penstock-leases")]
+        if self._watch is not None:
+            reloader = Reloader(self, self._watch, accept=self._accept)
+            self._tasks.append(asyncio.create_task(reloader.run(), name="penstock-reload"))
+
+    async def aclose(self) -> None:
+        """End what runs in the background and close the store."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._table.aclose()
+        await self.store.aclose()
+
+    async def _sweep(self) -> None:
+        """Reclaim leases while nobody asks: their drops should count when they happen."""
+        while True:
+            await asyncio.sleep(_SWEEP_EVERY_S)
+            self._site.leases.reclaim(self.clock.now())
+
+    def _inline_policies(self, prefix: str) -> InlinePolicies:
+        store = self.store.another(clock=self.clock)
+        tally = self.metrics.tally(INLINE)
+        return InlinePolicies(store, self.clock, prefix, self.fail, tally, self._site.outages)
+
+
+async def _check_each(
+    limiter: Limiter, names: list[str], cost: int, guard: Guard
+) -> list[Decision]:
+    """A decision per key, an outage resolved. With leases it concerns the keys without credits."""
+    try:
+        if not isinstance(limiter, TwoTierLimiter):
+            return await limiter.acheck_many(names, cost)
+        found = await limiter.acheck_each(names, cost)
+    except Exception as error:
+        return [guard.decision(error, names, cost)] * len(names)
+    return [
+        guard.decision(answer, (key,), cost) if isinstance(answer, Exception) else answer
+        for key, answer in zip(names, found, strict=True)
+    ]
+
+
+def build_service(
+    config: PolicyFile | None = None,
+    store_url: str = "memory://",
+    *,
+    fail: str = "open",
+    inline: bool = True,
+    clock: Clock | None = None,
+    store: Store | None = None,
+    watch: str | None = None,
+    accept: Callable[[PolicyFile], None] | None = None,
+    grown: Callable[[], None] = lambda: None,
+) -> Service:
+    """A service for the policies of `config` (by default, one named `default`) on the store behind
+    `store_url`, or on `store` if one is given. It closes the store when it is closed.
+
+    `watch` is the policy file to follow: once started, the service reads it again when it changes
+    and on SIGHUP. `accept` may refuse what it reads by raising, beyond what is wrong by itself.
+    `grown` is called now and then, when much has been made that stays: a process that does nothing
+    else may tell its garbage collector.
+
+    With a `clock` decisions are made by it and not by the store's: for tests and replays.
+    """
+    if store is None:
+        store = _open(store_url, clock)
+    file = DEFAULT_FILE if config is None else config
+    return Service(
+        file,
+        store,
+        fail=fail,
+        inline=inline,
+        clock=clock,
+        watch=watch,
+        accept=accept,
+        grown=grown,
+    )
+
+
+def _open(url: str, clock: Clock | None) -> Store:
+    if url.partition("://")[0].lower() == "memory":
+        bounds = {"max_keys": MAX_KEYS, "max_bytes": MAX_BYTES}
+        unsaid = {name: bound for name, bound in bounds.items() if f"{name}=" not in url}
+        return open_store(url, clock=clock, **unsaid)
+    return open_store(url) if clock is None else open_store(url, use_server_time=False)
+
+
+def _bounded(name: str, values: Iterable[str]) -> list[str]:
+    listed = require_keys(values)
+    if len(listed) > MAX_BATCH:
+        reject(f"{name} must be at most {MAX_BATCH} per call, not {len(listed)}: split the call")
+    return listed
+
+
+def _lease_id(lease_id: object) -> str:
+    # The empty one is what a denied caller holds: unknown, as any other that has ended.
+    if not isinstance(lease_id, str) or len(lease_id) > _MAX_LEASE_ID:
+        reject("a lease id is the text that admit answered with")
+    return lease_id

@@ -1,0 +1,70 @@
+"""Budget handed out in batches, to be spent elsewhere: the transport-free side of the Fleet server.
+
+What is granted is charged in the store in one step, exactly as a check of that cost would be, and
+named with how long it may be spent. So a fleet of clients shares a limit with whoever checks the
+same policy and key here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..core._decision import Decision
+from ..core._limiter import Limiter
+from ..core._store import Grant, leasing
+from ..core._validation import key_lead, require_int, require_key
+from ..leasing._credits import term_of
+from ._fail_modes import RETRY_MS, Guard
+
+__all__ = ["CreditLease", "Lessor"]
+
+
+class CreditLease(NamedTuple):
+    """`capacity` of 0 is a refusal. `expiry_ms` is when the window ends on the service's clock,
+    `refresh_interval_ms` how long it lasts from then on."""
+
+    capacity: int
+    expiry_ms: int
+    refresh_interval_ms: int
+    retry_after_ms: int
+    limit: int
+
+
+class Lessor:
+    """Hands out what a limiter limits, at most `batch` at once."""
+
+    def __init__(self, name: str, limiter: Limiter, batch: int, guard: Guard) -> None:
+        self._own_key = name
+        self._limiter = limiter
+        self._batch = batch
+        self._guard = guard
+        self._lead = key_lead(limiter.prefix)
+        self._lease = leasing(limiter.strategy, 1)
+        self._term = term_of(limiter.strategy, True)
+
+    async def reserve(self, domain: str, wants: int) -> CreditLease:
+        """A batch of the budget of `domain`, by default the policy's own."""
+        key = require_key(domain or self._own_key)
+        wants = min(require_int("wants", wants or 1), self._batch, self._limiter.strategy.limit)
+        now = self._limiter.clock.now()
+        try:
+            grant = await self._limiter.store.aapply(self._lead + key, self._lease, now, wants)
+        except Exception as error:
+            return _in_an_outage(self._guard.decision(error, (key,), wants), wants)
+        return self._lease_of(grant)
+
+    def _lease_of(self, grant: Grant) -> CreditLease:
+        decision = grant.decision
+        if not grant.capacity:
+            retry = decision.retry_after_ms
+            return CreditLease(0, decision.reset_at, retry, retry, decision.limit)
+        left = max(0, self._term.left_ms(grant))
+        return CreditLease(grant.capacity, grant.now + left, left, 0, decision.limit)
+
+
+def _in_an_outage(decision: Decision, wants: int) -> CreditLease:
+    """What the policy's fail mode makes of it: all that is wanted, or nothing, for a second."""
+    capacity = wants if decision.allowed else 0
+    return CreditLease(
+        capacity, decision.reset_at, RETRY_MS, decision.retry_after_ms, decision.limit
+    )

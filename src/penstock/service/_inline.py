@@ -1,0 +1,155 @@
+"""Inline policies: a limit that the request itself brings along.
+
+Their counts are kept in the store, under a prefix that says the limit; what is kept here is only
+the limiter made for each combination, the most recently used `MAX_POLICIES` of them. One that was
+dropped is made again when needed and finds its counts where they were. On an in-process store they
+have a table of their own, so that made-up limits cannot push out the counts of named policies.
+
+What a request may leave behind in a shared store is bounded, since a stranger chooses all of it: to
+`MOST_BYTES` for a key and its state, as Redis counts them, and to its window and the margin of the
+store in time. So a log is short, and a long key is kept under a name that ends in its SHA-256. What
+needs more is a named policy: then the operator has chosen it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from ..core._clock import Clock
+from ..core._store import Store
+from ..core._strategy import Strategy, find_strategy, registered
+from ..core._validation import MAX_SAFE, reject, require_choice, require_int, require_key
+from ..stores.cas._requests import fit
+from ..strategies import FixedWindow
+from ._fail_modes import Guard, Outages
+from ._metrics import Tally
+from ._registry import Asked, Decide, deciding, joined, limiter_on
+
+__all__ = [
+    "DEFAULT_STRATEGY",
+    "INLINE",
+    "LONGEST_NAME",
+    "MAX_POLICIES",
+    "MAX_WINDOW_MS",
+    "MOST_BYTES",
+    "InlinePolicies",
+    "inline_strategies",
+    "most_units",
+]
+
+
+INLINE = "inline"
+"""The name under which inline policies are counted, all together."""
+
+DEFAULT_STRATEGY = FixedWindow.name
+"""Of a request that names none."""
+
+MAX_POLICIES = 1_024
+MAX_WINDOW_MS = 30 * 86_400_000
+"""Thirty days: a key is kept for its window, and nobody should leave keys for centuries."""
+
+MOST_BYTES = 1_024
+"""What one key may take in Redis, its name and its state."""
+
+_BASE_BYTES = 384
+# What the longest name and an empty state come to, with some room.
+
+LONGEST_NAME = 128
+"""Of the key itself, in bytes; what stands before it says the limit."""
+
+
+def inline_strategies() -> tuple[type[Strategy], ...]:
+    """Those that a limit and a window are enough for."""
+    return tuple(cls for cls in registered() if cls.has_per())
+
+
+def most_units(cls: type[Strategy]) -> int:
+    """The largest limit that an inline policy of this class may have."""
+    return (MOST_BYTES - _BASE_BYTES) // cls.unit_bytes if cls.unit_bytes else MAX_SAFE
+
+
+def _lighter(cls: type[Strategy]) -> str:
+    """What takes any limit, if possible with the same kind of window."""
+    plain = [each for each in inline_strategies() if not each.unit_bytes]
+    return min(plain, key=lambda each: each.window_kind != cls.window_kind).name
+
+
+class Inline(NamedTuple):
+    """One inline policy at work."""
+
+    decide: Decide
+    strategy: Strategy
+
+
+class InlinePolicies:
+    """The inline policies in use, at most `MAX_POLICIES`."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        prefix: str,
+        fail: str,
+        tally: Tally,
+        outages: Outages,
+    ) -> None:
+        self.store = store
+        self._clock = clock
+        self._prefix = prefix
+        self._fail = fail
+        self._tally = tally
+        self._outages = outages
+        self._made: OrderedDict[tuple[object, ...], Inline] = OrderedDict()
+
+    def get(self, limit: int, window_ms: int, strategy: str) -> Inline:
+        """The policy of these terms."""
+        # The types are part of the question: True and 1.0 equal 1, but are no limits.
+        wanted = (limit, window_ms, strategy, type(limit), type(window_ms))
+        try:
+            found = self._made.get(wanted)
+        except TypeError:  # unhashable, so no good either: let validation say why
+            found = None
+        if found is None:
+            found = self._made[wanted] = self._make(limit, window_ms, strategy)
+            if len(self._made) > MAX_POLICIES:
+                self._made.popitem(last=False)
+        else:
+            self._made.move_to_end(wanted)
+        return found
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def _make(self, limit: int, window_ms: int, strategy: str) -> Inline:
+        cls = find_strategy(strategy) if isinstance(strategy, str) else None
+        if cls is None or not cls.has_per():
+            require_choice("strategy", strategy, tuple(cls.name for cls in inline_strategies()))
+        assert cls is not None
+        if require_int("window_ms", window_ms) > MAX_WINDOW_MS:
+            reject(
+                f"window_ms must be at most {MAX_WINDOW_MS} (30 days) for an inline limit; longer "
+                "windows are for policies of the policy file"
+            )
+        if require_int("limit", limit) > most_units(cls):
+            reject(
+                f"limit must be at most {most_units(cls)} for an inline {cls.name}, which keeps "
+                f"something for every unit; use {_lighter(cls)}, or name a policy of the policy "
+                "file"
+            )
+        made = cls.per(limit, window_ms)
+        prefix = joined(self._prefix, INLINE, cls.name, str(limit), str(window_ms))
+        limiter = limiter_on(self.store, made, self._clock, prefix)
+        guard = Guard(INLINE, limit, self._fail, self._clock, self._tally, self._outages)
+        decide = deciding(limiter, guard, self._tally)
+        # A table in this process has its own way with long keys.
+        return Inline(decide if limiter.answers_at_once else _by_short_key(decide), made)
+
+
+def _by_short_key(decide: Decide) -> Decide:
+    def decide_shortened(key: str, cost: int) -> Asked:
+        if isinstance(key, str) and len(key) * 4 >= LONGEST_NAME:
+            key = fit(require_key(key), LONGEST_NAME)
+        return decide(key, cost)
+
+    return decide_shortened

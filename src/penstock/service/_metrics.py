@@ -1,0 +1,263 @@
+"""What a service counts about itself: totals per policy and outcome, never a key.
+
+A service belongs to one event loop, and so do its counters: an increment is a plain addition.
+
+Counters never go back. What a policy has counted stays when it leaves the policy file, and goes on
+when it comes back. Files that change their names without end must not add up, though: of policies
+that are gone the last MAX_GONE are told apart, and those before them are counted together.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from ..core._foreign_clocks import FOREIGN_CLOCKS
+from ..core._store import COUNTED, Store
+
+__all__ = [
+    "BUCKETS_S",
+    "MAX_GONE",
+    "REMOVED",
+    "Histogram",
+    "HistogramSnapshot",
+    "Metrics",
+    "MetricsSnapshot",
+    "Replies",
+    "Tally",
+    "folding",
+]
+
+
+BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+"""The upper bounds of the latency buckets, in seconds; one more catches the rest."""
+
+
+class Tally:
+    """The counts of one policy."""
+
+    __slots__ = (
+        "allowed",
+        "denied",
+        "failed_closed",
+        "failed_error",
+        "failed_open",
+        "reclaimed",
+        "store_away",
+        "store_full",
+    )
+
+    def __init__(self) -> None:
+        self.allowed: int = 0
+        self.denied: int = 0
+        # Calls that the store failed: for want of room, and otherwise.
+        self.store_away: int = 0
+        self.store_full: int = 0
+        self.failed_open: int = 0
+        self.failed_closed: int = 0
+        self.failed_error: int = 0
+        self.reclaimed: int = 0
+
+    def count(self, allowed: bool) -> None:
+        if allowed:
+            self.allowed += 1
+        else:
+            self.denied += 1
+
+    def as_dict(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def counts(self) -> tuple[int, ...]:
+        """All of them, in the order of `__slots__`."""
+        return _counts_of(self)
+
+    def add(self, counts: tuple[int, ...]) -> None:
+        for name, count in zip(self.__slots__, counts, strict=True):
+            setattr(self, name, getattr(self, name) + count)
+
+
+_counts_of = attrgetter(*Tally.__slots__)
+
+MAX_GONE = 1_000
+REMOVED = "(removed)"
+"""Not the name of any policy."""
+
+
+def folding(tallies: dict[str, Tally], gone: dict[str, None]) -> Iterator[None]:
+    """Of the policies that are gone, in the order in which they went, count all but the last
+    MAX_GONE together. In small steps, after each of which every count is in one place."""
+    for name in list(gone):
+        if not any(tallies[name].counts()):
+            del tallies[name], gone[name]
+        yield
+    for name in list(gone)[:-MAX_GONE]:
+        del gone[name]
+        tallies.setdefault(REMOVED, Tally()).add(tallies.pop(name).counts())
+        yield
+
+
+@dataclass(slots=True)
+class Replies:
+    """What the gRPC server has answered: by the name of the status, and how many calls it turned
+    away because there were too many."""
+
+    codes: Counter[str] = field(default_factory=Counter)
+    shed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramSnapshot:
+    """`counts[i]` observations were at most `bounds_s[i]` and above the bound before it; the last
+    count has no bound. Not cumulative."""
+
+    bounds_s: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum_s: float
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+
+class Histogram:
+    """Durations by bucket."""
+
+    __slots__ = ("_counts", "_sum_s")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BUCKETS_S) + 1)
+        self._sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(BUCKETS_S, seconds)] += 1
+        self._sum_s += seconds
+
+    def snapshot(self) -> HistogramSnapshot:
+        return HistogramSnapshot(BUCKETS_S, tuple(self._counts), self._sum_s)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSnapshot:
+    """Everything counted, at one moment.
+
+    `policies`: policy to the fields of its Tally. `slots`: policy to `limit`, `in_flight` and
+    `reclaimed`, for those with a concurrency axis. `latency`: what a server called it, such as
+    "http" or "grpc", to its histogram. `reloads`: "ok" and "failed" to a count. `grpc_codes`: the
+    name of a status to a count. `stores`: a kind of table in this process, to what they tell of
+    themselves, added up. `foreign_clocks`: how often a stored instant was further ahead than the
+    deciding clock can have written (`core/foreign_clocks.py`).
+    """
+
+    policies: dict[str, dict[str, int]] = field(default_factory=dict)
+    slots: dict[str, dict[str, int]] = field(default_factory=dict)
+    latency: dict[str, HistogramSnapshot] = field(default_factory=dict)
+    reloads: dict[str, int] = field(default_factory=dict)
+    inline_policies: int = 0
+    stores: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    grpc_codes: dict[str, int] = field(default_factory=dict)
+    grpc_shed: int = 0
+    foreign_clocks: int = 0
+
+
+class _Stores:
+    """What tables in this process tell of themselves, by kind. What a table has counted stays when
+    it goes, which is noticed when it is no longer asked."""
+
+    def __init__(self) -> None:
+        self._last: dict[Store, tuple[str, Mapping[str, int]]] = {}
+        self._gone: dict[str, Counter[str]] = {}
+
+    def told(self, stores: Iterable[tuple[str, Store]]) -> dict[str, Mapping[str, int]]:
+        now = {store: (kind, stats) for kind, store in stores if (stats := store.stats())}
+        for store in self._last.keys() - now.keys():
+            kind, stats = self._last[store]
+            counted = {name: count for name, count in stats.items() if name in COUNTED}
+            self._gone.setdefault(kind, Counter()).update(counted)
+        self._last = now
+        sums = {kind: Counter(counted) for kind, counted in self._gone.items()}
+        for kind, stats in now.values():
+            sums.setdefault(kind, Counter()).update(stats)
+        return dict(sums)
+
+
+class Metrics:
+    """The registry. A policy keeps its counts over reloads."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[str, Tally] = {}
+        self._gone: dict[str, None] = {}
+        self._latency: dict[str, Histogram] = {}
+        self._stores = _Stores()
+        self.reloads: dict[str, int] = {"ok": 0, "failed": 0}
+        self.grpc: Replies = Replies()
+
+    def tally(self, policy: str) -> Tally:
+        """The counts of a policy, made on first use."""
+        return self._tallies.setdefault(policy, Tally())
+
+    @property
+    def policy_count(self) -> int:
+        """Of how many policies there are counts."""
+        return len(self._tallies)
+
+    def keeping(self, policies: Container[str]) -> Iterator[None]:
+        """These are served now, and the others are gone. In small steps."""
+        for name in list(self._tallies):
+            if name in policies:
+                self._gone.pop(name, None)
+            elif name != REMOVED:
+                self._gone.setdefault(name)
+            yield
+        yield from folding(self._tallies, self._gone)
+
+    def changes(
+        self, told: dict[str, tuple[int, ...]]
+    ) -> Iterator[tuple[str, tuple[int, ...] | None]]:
+        """The counts that differ from those in `told`, which is brought up to date; None for a
+        policy that is counted no more by itself. As of now, in small steps."""
+        return _differing(self.counted(), told)
+
+    def counted(self) -> dict[str, tuple[int, ...]]:
+        """The counts of each policy, all at one moment: what moves from a policy that is gone to
+        REMOVED is in one of the two."""
+        return {name: tally.counts() for name, tally in self._tallies.items()}
+
+    def latency(self, server: str) -> Histogram:
+        """The histogram of a server; keep it and call `observe`."""
+        return self._latency.setdefault(server, Histogram())
+
+    def snapshot(
+        self,
+        slots: dict[str, dict[str, int]] | None = None,
+        inline_policies: int = 0,
+        policies: bool = True,
+        stores: Iterable[tuple[str, Store]] = (),
+    ) -> MetricsSnapshot:
+        return MetricsSnapshot(
+            policies={name: tally.as_dict() for name, tally in self._tallies.items()}
+            if policies
+            else {},
+            slots=slots or {},
+            latency={server: histogram.snapshot() for server, histogram in self._latency.items()},
+            reloads=dict(self.reloads),
+            inline_policies=inline_policies,
+            stores=self._stores.told(stores),
+            grpc_codes=dict(self.grpc.codes),
+            grpc_shed=self.grpc.shed,
+            foreign_clocks=FOREIGN_CLOCKS.met,
+        )
+
+
+def _differing(
+    counted: dict[str, tuple[int, ...]], told: dict[str, tuple[int, ...]]
+) -> Iterator[tuple[str, tuple[int, ...] | None]]:
+    for name, counts in counted.items():
+        if told.get(name) != counts:
+            told[name] = counts
+            yield name, counts
+    for name in told.keys() - counted.keys():
+        del told[name]
+        yield name, None

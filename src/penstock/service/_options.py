@@ -1,0 +1,208 @@
+"""What `penstock serve` was told, and whether it can be done. Every refusal names the fix."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..config import DEFAULT_FILE, PolicyFile, load_policy_file, names_with
+from ..config._loading import import_modules
+from ..core._files import read_ascii
+from ..core._validation import reject, require_choice, require_int
+from ..stores.rest._store import token_variable
+
+__all__ = ["ServeOptions", "TlsFiles"]
+
+
+LOG_FORMATS = ("text", "json")
+_SHORTEST_TOKEN = 16
+_LONGEST_TOKEN_FILE = 1 << 16
+_LONGEST_DRAIN_S = 3_600
+_TOKEN = re.compile(r"[!-~]+")
+_HOST_NAME = re.compile(r"(?:\*\.)?[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files. With a `ca`, clients must show a certificate that it has signed."""
+
+    cert: str
+    key: str
+    ca: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """A port of 0 leaves that server out."""
+
+    config: str | None = None
+    imports: tuple[str, ...] = ()
+    store: str = "memory://"
+    host: str = "127.0.0.1"
+    http_port: int = 8080
+    grpc_port: int = 50051
+    fail: str = "open"
+    workers: int = 1
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_ca: str | None = None
+    token_file: str | None = None
+    log_format: str = "text"
+    inline: bool = True
+    open: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    legacy_headers: bool = False
+    drain_s: float = 10.0
+    fleet_secret_file: str | None = None
+    token_variable: str | None = None
+    fleet_secret_variable: str | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Setting to the variable or file that it came from, for the banner."""
+
+    @property
+    def asks_token(self) -> bool:
+        """Whether clients have to present a token."""
+        return self.token_file is not None or self.token_variable is not None
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca)
+
+    def check(self) -> PolicyFile:
+        """Refuse what cannot be served, before a port is opened. Returns the policies."""
+        require_choice("--log-format", self.log_format, LOG_FORMATS)
+        require_int("--workers", self.workers, high=1_024)
+        for name, port in (("--http-port", self.http_port), ("--grpc-port", self.grpc_port)):
+            require_int(name, port, low=0, high=65_535)
+        if not 0 <= self.drain_s <= _LONGEST_DRAIN_S:  # which also refuses what is no number
+            reject(f"--drain must be 0 to {_LONGEST_DRAIN_S} seconds, not {self.drain_s:g}")
+        if not self.http_port and not self.grpc_port:
+            reject("neither HTTP nor gRPC is left; leave out --no-http or --no-grpc")
+        self._check_tls()
+        self._check_exposure()
+        self._check_token()
+        self._check_hosts()
+        import_modules(self.imports)
+        file = DEFAULT_FILE if self.config is None else load_policy_file(self.config)
+        self.check_policies(file)
+        return file
+
+    def token(self) -> str | None:
+        """The token that clients have to present, if there is one."""
+        return _secret("token", self.token_file, self.token_variable)
+
+    def fleet_secret(self) -> str | None:
+        """The secret of the fleet, if there is one."""
+        return _secret("fleet secret", self.fleet_secret_file, self.fleet_secret_variable)
+
+    def _check_tls(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            reject("--tls-cert and --tls-key belong together: give both or neither")
+        if self.tls_ca is not None and self.tls_cert is None:
+            reject("--tls-ca asks clients for certificates; give --tls-cert and --tls-key too")
+
+    def _check_exposure(self) -> None:
+        asked = [flag for flag, is_asked in self._asks().items() if is_asked]
+        if self.open and asked:
+            reject(f"--open lets anyone ask, and {asked[0]} does not: leave one of them out")
+        if not self.open and not asked and not is_loopback(self.host):
+            reject(
+                f"--host {self.host} is open to the network, where anyone could spend the limits "
+                "of others: say who may ask with --token-file or --tls-ca, or that anyone may "
+                "with --open"
+            )
+
+    def _asks(self) -> dict[str, bool]:
+        token = self.token_variable or "--token-file"
+        return {token: self.asks_token, "--tls-ca": self.tls_ca is not None}
+
+    def _check_token(self) -> None:
+        if self.token_variable is not None and self.token_variable == token_variable(self.store):
+            reject(
+                f"{self.token_variable} would be the token of the service and that of its store: "
+                "name another variable for the store with ?token_env=, or give --token-file"
+            )
+
+    def _check_hosts(self) -> None:
+        for name in self.allowed_hosts:
+            if name != "*" and not _HOST_NAME.fullmatch(name) and not _is_address(name):
+                reject(
+                    f"--allowed-hosts {name!r} must be a name such as limits.example.com, "
+                    "*.example.com for all names under it, an address, or * for any; no port"
+                )
+
+    def must_know_host(self) -> bool:
+        """Whether HTTP requests must name a host that is served: where a token is asked for, no
+        page of another site can have it, and beyond this machine the names are not known."""
+        if self.allowed_hosts:
+            return "*" not in self.allowed_hosts
+        return not self.asks_token and is_loopback(self.host)
+
+    def check_policies(self, file: PolicyFile) -> None:
+        """Refuse policies that so many workers cannot serve, at the start and on a reload."""
+        if self.workers == 1:
+            return
+        if self.store.partition("://")[0].lower() == "memory":
+            reject(
+                f"{self.workers} workers on memory:// would each keep their own counts; share "
+                "them with --store redis://HOST:6379, or use --workers 1"
+            )
+        slots = names_with(file.policies, "concurrency")
+        if slots:
+            reject(
+                f"policy {slots[0]!r} holds slots, which live in one process: a slot taken from "
+                "one worker could not be given back to another; use --workers 1"
+            )
+
+
+def _secret(what: str, file: str | None, variable: str | None) -> str | None:
+    """A secret from whichever place it is in; None if it is in neither."""
+    if file is not None:
+        return _token_in(f"{what} file", file)
+    if variable is None:
+        return None
+    return _one_token(f"the variable {variable}", os.environ.get(variable, ""))
+
+
+def _token_in(kind: str, file: str) -> str:
+    try:
+        text = read_ascii(file, _LONGEST_TOKEN_FILE)
+    except OSError as error:
+        reject(f"the {kind} {file!r} cannot be read: {error.strerror or error}")
+    return _one_token(f"the {kind} {file!r}", text)
+
+
+def _one_token(place: str, text: str) -> str:
+    token = text.strip()
+    if len(token) < _SHORTEST_TOKEN or not _TOKEN.fullmatch(token):
+        reject(
+            f"{place} must hold one token of at least {_SHORTEST_TOKEN} ASCII characters, "
+            "such as `openssl rand -hex 32` makes"
+        )
+    return token
+
+
+def is_loopback(host: str) -> bool:
+    """Whether every address that `host` stands for is this machine's own."""
+    if not host:
+        return False
+    try:
+        found = socket.getaddrinfo(host, None, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        reject(f"--host {host!r} is not an address of this machine: {error}")
+    addresses = [str(address[4][0]).partition("%")[0] for address in found]
+    return all(ipaddress.ip_address(address).is_loopback for address in addresses)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True

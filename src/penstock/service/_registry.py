@@ -1,0 +1,472 @@
+"""Named policies, built and ready to be asked.
+
+A table belongs to one policy file; a reload makes another and the service swaps the two in one
+assignment. What answers for a policy is made when it is first asked for: a file may have tens of
+thousands, of which most are asked for seldom, and no request should wait until all are made. That
+cannot fail, since a file is found good, down to the last of its policies, before it gets here.
+Counts are kept in the store under
+
+    <the file's prefix>:<name>:<meaning>:<key>
+
+so a policy that means the same after a reload goes on where it was, in this process and in every
+other one that reads the same file, and one that means something else starts afresh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
+from functools import cached_property, partial
+from itertools import islice
+from typing import Any
+
+from .._rate_limit import rate_limit
+from ..admission import AdmissionControl
+from ..concurrency import ConcurrencyLimiter, Law, SlotLeases
+from ..concurrency._slots import End
+from ..concurrency._slots import SlotLease as SlotLease
+from ..config import has_fail_mode, in_words, names_with
+from ..config._model import ConcurrencySpec, PolicyFile, PolicySpec, meaning
+from ..config._policies import Policies
+from ..core._clock import Clock
+from ..core._decision import Decision
+from ..core._errors import ConfigInvalidError, UnsupportedError
+from ..core._limiter import Limiter
+from ..core._store import Store
+from ..core._strategy import Strategy
+from ..leasing import TwoTierLimiter, two_tier
+from ._fail_modes import Guard, Outages
+from ._fleet import Lessor
+from ._metrics import Metrics, Tally
+
+__all__ = [
+    "SHOWN",
+    "Asked",
+    "Decide",
+    "Entry",
+    "Policy",
+    "PolicyTable",
+    "Site",
+    "UnknownPolicyError",
+    "deciding",
+    "joined",
+    "limiter_on",
+    "unknown_policy",
+]
+
+
+Asked = Decision | Callable[[], Coroutine[Any, Any, Decision]]
+"""A decision, where nothing has to be waited for; else what to await for it, not begun yet."""
+
+Decide = Callable[..., Asked]
+
+SHOWN = 1_000
+"""Policies of a file of at most so many are in the metrics from the start, those of a longer one
+from their first request on."""
+
+# Comparing a name with so many takes about a millisecond.
+_GUESSED = 100
+
+# So many policies at work are some ten thousand objects.
+_GROWTH = 256
+
+
+class UnknownPolicyError(ConfigInvalidError):
+    """No policy has that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A policy as a server shows it. `limit` is what it admits at once, `quota` what it grants per
+    `window_ms`, which is None for strategies without a window, `terms` what it allows, in words.
+    `strategy` is what decides its rate, if it has one, and `axes` what decides on each axis that is
+    kept in a store: "rate" and "cost"."""
+
+    name: str
+    kind: str
+    limit: int
+    quota: int
+    window_ms: int | None
+    fail: str
+    terms: str
+    strategy: Strategy | None
+    axes: Mapping[str, Strategy]
+
+
+_OPERATIONS = {
+    "limiter": "check, check_many, peek and forecast",
+    "budget": "debit",
+    "admission": "admit",
+    "unified": "admit, and debit if it has a token budget",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A policy at work: what answers for each of its axes, and who answers in an outage."""
+
+    spec: PolicySpec
+    policy: Policy
+    tally: Tally
+    guard: Guard
+    limiter: Limiter | None = None
+    budget: Limiter | None = None
+    control: AdmissionControl | None = None
+    decide: Decide | None = None
+    lessors: Mapping[str, Lessor] = field(default_factory=dict)
+
+    def rate(self, operation: str) -> Limiter:
+        if self.limiter is None or self.control is not None:
+            raise self.lacks(operation)
+        return self.limiter
+
+    def tokens(self) -> Limiter:
+        if self.budget is None:
+            raise self.lacks("debit")
+        return self.budget
+
+    def admission(self) -> AdmissionControl:
+        if self.control is None:
+            raise self.lacks("admit")
+        return self.control
+
+    def lessor(self, axis: str) -> Lessor:
+        found = self.lessors.get(axis)
+        if found is None:
+            raise UnsupportedError(
+                f"policy {self.policy.name!r} hands out no {axis}; add `federated: {{batch: 100}}` "
+                "to a policy with a windowed strategy or a token budget"
+            )
+        return found
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether some of what it knows is in this process alone."""
+        spec = self.spec
+        return not (spec.two_tier is None and spec.concurrency is None and spec.max_keys is None)
+
+    def lacks(self, operation: str) -> UnsupportedError:
+        kind = self.policy.kind
+        return UnsupportedError(
+            f"policy {self.policy.name!r} has no {operation}: it is of the kind {kind!r}, "
+            f"which has {_OPERATIONS[kind]}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What all policies of a service stand on. `grown` is called now and then, when much has been
+    made that stays."""
+
+    store: Store
+    clock: Clock
+    fail: str
+    metrics: Metrics
+    leases: SlotLeases = field(default_factory=SlotLeases)
+    outages: Outages = field(default_factory=Outages)
+    grown: Callable[[], None] = lambda: None
+
+
+class PolicyTable:
+    """The policies of one file, by name. `before` is the table that this one will replace; what
+    that keeps in this process is taken over by running through `taking_over`."""
+
+    def __init__(self, file: PolicyFile, site: Site, before: PolicyTable | None = None) -> None:
+        self.file = file
+        self.entries: dict[str, Entry] = {}
+        self.policies: Mapping[str, Policy] = _Served(self)
+        self._site = site
+        self._before = before
+        self._build = _Builder(file.prefix, site, {} if before is None else before.entries)
+        if len(file.policies) <= SHOWN:
+            for name in file.policies:
+                site.metrics.tally(name)
+        # What is wrong with a prefix or a store is wrong for all: one stands for the others.
+        for name in islice(file.policies, 1):
+            self[name]
+
+    @cached_property
+    def needs_store(self) -> bool:
+        """Whether some policy answers with an error while the store is away."""
+        return has_fail_mode(self.file.policies, "error", self._site.fail)
+
+    def __getitem__(self, name: str) -> Entry:
+        try:
+            return self.entries[name]
+        except (KeyError, TypeError):
+            return self._made(name)
+
+    def _made(self, name: str) -> Entry:
+        spec = self.file.policies.get(name) if isinstance(name, str) else None
+        if spec is None:
+            raise unknown_policy(name, self.file.policies)
+        entry = self.entries[name] = self._build.entry(spec)
+        if len(self.entries) % _GROWTH == 0:
+            self._site.grown()
+        return entry
+
+    def taking_over(self) -> Iterator[None]:
+        """Take over from the table before, and make what has to be there before it is asked for;
+        in small steps, between which requests may be answered by the table before."""
+        if len(self.file.policies) <= SHOWN:
+            for name in names_with(self.file.policies, "concurrency"):
+                yield
+                self[name]
+        before, looked_at = self._before, set[str]()
+        while before is not None and (made := before.entries.keys() - looked_at):
+            for name in made:
+                yield
+                self._take_over(name, before)
+            looked_at |= made
+        self._before = None
+        self._build = _Builder(self.file.prefix, self._site, {})
+
+    def _take_over(self, name: str, before: PolicyTable) -> None:
+        """A policy that is defined as before is the same one; what any other keeps in this
+        process is looked for while it is there to be found."""
+        if name not in self.file.policies or name in self.entries:
+            return
+        entry = before.entries[name]
+        if self.file.prefix == before.file.prefix and _defined_alike(name, self.file, before.file):
+            self.entries[name] = entry
+        elif entry.keeps_state:
+            self[name]
+
+    def letting_go(self) -> Iterator[None]:
+        """Forget what is not needed any more, in small steps: to free a million objects at once
+        takes a while too."""
+        while self.entries:
+            self.entries.popitem()
+            yield
+
+    def slots(self) -> dict[str, dict[str, int]]:
+        """How the slots of each policy that has some stand."""
+        held = {name: entry for name, entry in self.entries.items() if entry.control is not None}
+        return {
+            name: {
+                "limit": entry.admission().concurrency.limit,
+                "in_flight": entry.admission().concurrency.in_flight,
+                "reclaimed": entry.tally.reclaimed,
+            }
+            for name, entry in held.items()
+        }
+
+    def own_stores(self) -> Iterator[tuple[str, Store]]:
+        """Tables in this process that one policy has to itself, by kind."""
+        for entry in self.entries.values():
+            if entry.budget is not None and entry.budget.store is not self._site.store:
+                yield "budgets", entry.budget.store
+            if isinstance(entry.limiter, TwoTierLimiter):
+                yield "credits", entry.limiter.near_store
+
+    async def aclose(self) -> None:
+        """End what limiters have under way."""
+        for entry in self.entries.values():
+            if isinstance(entry.limiter, TwoTierLimiter):
+                await entry.limiter.aclose()
+
+
+class _Served(Mapping[str, Policy]):
+    """The policies of a table as the servers show them."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, table: PolicyTable) -> None:
+        self._table = table
+
+    def get(self, name: str, default: Any = None) -> Any:
+        # Asked for with every reply, of a policy that has just been at work.
+        entry = self._table.entries.get(name)
+        return super().get(name, default) if entry is None else entry.policy
+
+    def __getitem__(self, name: str) -> Policy:
+        if name not in self._table.file.policies:
+            raise KeyError(name)
+        return self._table[name].policy
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._table.file.policies
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table.file.policies)
+
+    def __len__(self) -> int:
+        return len(self._table.file.policies)
+
+
+def _defined_alike(name: str, one: PolicyFile, other: PolicyFile) -> bool:
+    if isinstance(one.policies, Policies) and isinstance(other.policies, Policies):
+        return one.policies.same(name, other.policies)
+    return one.policies[name] == other.policies.get(name)
+
+
+def unknown_policy(name: object, known: Collection[str]) -> UnknownPolicyError:
+    """With the name that was probably meant, unless there are too many to look through."""
+    near = get_close_matches(str(name)[:80], known, n=1) if len(known) <= _GUESSED else []
+    hint = f"did you mean {near[0]!r}?" if near else "name one that the policy file has"
+    return UnknownPolicyError(f"there is no policy {str(name)[:80]!r}; {hint}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    """Entries from specs. What is kept in this process and means the same is taken over."""
+
+    prefix: str
+    site: Site
+    before: Mapping[str, Entry]
+
+    def entry(self, spec: PolicySpec) -> Entry:
+        site = self.site
+        fail = spec.fail or site.fail
+        axes = {"rate": spec.strategy, "cost": spec.budget}
+        policy = Policy(
+            spec.name,
+            spec.kind,
+            spec.limit,
+            spec.quota,
+            spec.window_ms,
+            fail,
+            in_words(spec),
+            spec.strategy,
+            {axis: strategy for axis, strategy in axes.items() if strategy is not None},
+        )
+        tally = site.metrics.tally(spec.name)
+        guard = Guard(spec.name, policy.limit, fail, site.clock, tally, site.outages)
+        limiter = self._rate(spec)
+        budget = self._budget(spec)
+        control = None
+        if spec.concurrency is not None:
+            slots = self._slots(spec, spec.concurrency, tally)
+            control = AdmissionControl(slots, limiter, budget)
+        decide = None
+        if limiter is not None and spec.kind == "limiter":
+            decide = deciding(limiter, guard, tally)
+        lessors = _lessors(spec, limiter, budget, guard)
+        return Entry(spec, policy, tally, guard, limiter, budget, control, decide, lessors)
+
+    def _rate(self, spec: PolicySpec) -> Limiter | None:
+        if spec.two_tier is None or spec.strategy is None:
+            return self._limiter(self.site.store, spec.name, spec.strategy)
+        prefix = joined(self.prefix, spec.name, meaning(spec.strategy))
+        old = self.before.get(spec.name)
+        kept = None if old is None or old.spec.two_tier != spec.two_tier else old.limiter
+        if kept is not None and kept.prefix == prefix:
+            # The same counts in the store, and credits from there that are still good.
+            return kept
+        return two_tier(
+            spec.strategy,
+            self.site.store,
+            clock=None if self.site.store.reads_own_clock else self.site.clock,
+            prefix=prefix,
+            **asdict(spec.two_tier),
+        )
+
+    def _limiter(self, store: Store, name: str, strategy: Strategy | None) -> Limiter | None:
+        if strategy is None:
+            return None
+        prefix = joined(self.prefix, name, meaning(strategy))
+        return limiter_on(store, strategy, self.site.clock, prefix)
+
+    def _budget(self, spec: PolicySpec) -> Limiter | None:
+        store = self.site.store
+        if spec.max_keys is not None:
+            store = store.another(clock=self.site.clock, max_keys=spec.max_keys)
+        made = self._limiter(store, spec.name, spec.budget)
+        if store is self.site.store:
+            return made
+        old = self.before.get(spec.name)
+        if made is not None and old is not None and old.budget is not None:
+            same = old.spec.max_keys == spec.max_keys and old.budget.prefix == made.prefix
+            return old.budget if same else made
+        return made
+
+    def _slots(self, spec: PolicySpec, slots: ConcurrencySpec, tally: Tally) -> ConcurrencyLimiter:
+        old = self.before.get(spec.name)
+        if old is not None and old.control is not None and old.spec.concurrency == slots:
+            return old.control.concurrency
+        return _Slots(
+            tally,
+            slots.law,
+            lease_ttl_ms=slots.lease_ttl_ms,
+            per_key=slots.per_key,
+            max_keys=slots.max_keys,
+            clock=self.site.clock,
+            leases=self.site.leases,
+        )
+
+
+class _Slots(ConcurrencyLimiter):
+    """Slots whose losses are counted with the policy, which may outlive them."""
+
+    def __init__(self, tally: Tally, law: Law, **options: Any) -> None:
+        super().__init__(law, **options)
+        self._tally = tally
+
+    def ended(self, lease: SlotLease, now: int, how: End) -> None:
+        super().ended(lease, now, how)
+        if how is End.RECLAIMED:
+            self._tally.reclaimed += 1
+
+
+def _lessors(
+    spec: PolicySpec, limiter: Limiter | None, budget: Limiter | None, guard: Guard
+) -> dict[str, Lessor]:
+    """Who hands out what, by axis."""
+    if spec.federated is None:
+        return {}
+    axes = {"rate": limiter, "token_budget": budget}
+    return {
+        axis: Lessor(spec.name, source, spec.federated, guard)
+        for axis, source in axes.items()
+        if source is not None
+    }
+
+
+def joined(*parts: str) -> str:
+    """A prefix from its parts, without the empty ones."""
+    return ":".join(part for part in parts if part)
+
+
+def limiter_on(store: Store, strategy: Strategy, clock: Clock, prefix: str) -> Limiter:
+    """A limiter by the service's clock, unless the store has one of its own."""
+    return rate_limit(
+        strategy, store=store, clock=None if store.reads_own_clock else clock, prefix=prefix
+    )
+
+
+def deciding(limiter: Limiter, guard: Guard, tally: Tally) -> Decide:
+    """The check of a limiter, counted, an outage resolved: a plain call where that never waits."""
+    if not limiter.answers_at_once:
+        return _awaiting(limiter.acheck, guard, tally)
+    check = limiter.check
+
+    def decide(key: str, cost: int = 1) -> Decision:
+        try:
+            decision = check(key, cost)
+        except Exception as error:
+            decision = guard.decision(error, (key,), cost)
+        if decision.allowed:
+            tally.allowed += 1
+        else:
+            tally.denied += 1
+        return decision
+
+    return decide
+
+
+def _awaiting(
+    acheck: Callable[[str, int], Coroutine[Any, Any, Decision]], guard: Guard, tally: Tally
+) -> Decide:
+    async def check(key: str, cost: int) -> Decision:
+        try:
+            decision = await acheck(key, cost)
+        except Exception as error:
+            decision = guard.decision(error, (key,), cost)
+        tally.count(decision.allowed)
+        return decision
+
+    def decide(key: str, cost: int = 1) -> Asked:
+        return partial(check, key, cost)
+
+    return decide

@@ -1,0 +1,244 @@
+"""Several workers, which share the ports, and the process that keeps them.
+
+It serves nothing itself. It starts the workers, replaces one that dies or falls silent, follows the
+policy file for all of them, and keeps what they have counted. A channel leads from it to each of
+them. A worker stops when its channel is closed, by the supervisor or by its end; so a signal that
+reaches the whole process group, as Ctrl-C and service managers send it, is the same to a worker as
+one that reaches the supervisor alone, and is never taken for a second one. The second signal is the
+supervisor's to obey: it ends the workers at once.
+
+A worker tells once a second what it has counted. One that does not for SILENT_S is stopped, or
+stuck, and no use to the clients whose connections the system goes on handing to it: it is killed,
+and with it its share of the ports. Only time in which the supervisor itself could listen counts, so
+a machine that slept, or a whole group that was stopped, is none the worse for it.
+
+A worker is given its policies, so one that dies while a bad file lies on the disk is replaced like
+any other, by one that serves the last good file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import pickle
+import socket
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+
+from ..config import PolicyFile
+from ..core._errors import ConfigInvalidError, PenstockError
+from ._banner import greet
+from ._hangups import heard
+from ._options import ServeOptions
+from ._reloading import Reloader
+from ._running import ignore_hangup, until_told
+from ._totals import Channel, Totals
+from ._worker import Failed, Hangup, Started, TakenUp, Totalled, Unreadable, WorkerReport, work
+
+__all__ = ["SILENT_S", "Supervisor"]
+
+
+SILENT_S = 5.0
+"""How long a worker may say nothing before it is replaced."""
+
+_START_S = 30.0
+_RESTART_S = 1.0
+_KILL_AFTER_S = 5.0
+_SIGNAL_S = 0.1
+_LOOK_S = 0.1
+_LAST_WORDS_S = 1.0
+
+_log = logging.getLogger("penstock.serve")
+
+
+@dataclass(slots=True, eq=False)
+class _WorkerProcess:
+    """`start` is what it said when it had started, or could not. `silent_s` is for how long it has
+    said nothing since."""
+
+    process: BaseProcess
+    channel: Channel
+    start: asyncio.Future[Started | Failed]
+    listening: asyncio.Future[None] = field(init=False)
+    silent_s: float = 0.0
+
+
+class Supervisor:
+    """Keeps as many workers as were asked for."""
+
+    def __init__(self, options: ServeOptions, file: PolicyFile) -> None:
+        self._options = options
+        self.file: PolicyFile = file
+        self._fresh: PolicyFile | None = None
+        self._problem = ""
+        self._totals = Totals()
+        self._spawn = multiprocessing.get_context("spawn")
+        self._workers: list[_WorkerProcess] = []
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> int:
+        told = asyncio.ensure_future(until_told(self._stopping, self._end_at_once))
+        # Set up with the loop at work, so that the handlers are there before the first worker.
+        await asyncio.sleep(0)
+        ignore_hangup()
+        chores: list[asyncio.Future[None]] = []
+        hangups = contextlib.ExitStack()
+        try:
+            lines = await self._start_all()
+            if not self._stopping.is_set():
+                greet(self._options, lines)
+            chores = [asyncio.ensure_future(self._keep(i)) for i in range(len(self._workers))]
+            if self._options.tls is not None:
+                hangups.enter_context(heard(lambda: self._tell_all(Hangup())))
+            if self._options.config is not None:
+                reloader = Reloader(self, self._options.config, accept=self._options.check_policies)
+                chores.append(asyncio.ensure_future(reloader.run()))
+            await told
+        finally:
+            hangups.close()
+            for chore in (told, *chores):
+                chore.cancel()
+            await self._stop_all()
+        _log.info("stopped")
+        return 0
+
+    async def take_up(self, file: PolicyFile) -> None:
+        """Pass policies on to all workers; they are those to start with once one serves them."""
+        self._fresh, self._problem = file, ""
+        self._tell_all(file)
+
+    def reload_failed(self, problem: str) -> None:
+        """Let all workers tell their callers what is wrong with the policies on the disk."""
+        self._problem = problem
+        self._tell_all(Unreadable(problem))
+
+    def _tell_all(self, message: object) -> None:
+        packed = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        for worker in self._workers:
+            worker.channel.send_packed(packed)
+
+    async def _start_all(self) -> list[str]:
+        """What the workers serve, in lines."""
+        for _ in range(self._options.workers):
+            self._workers.append(await self._start())
+        starts = [await _started(worker) for worker in self._workers]
+        failures = [start for start in starts if isinstance(start, Failed)]
+        if failures and not await self._is_told():
+            raise _error_of(failures[0])
+        return next((start.lines for start in starts if isinstance(start, Started)), [])
+
+    async def _is_told(self) -> bool:
+        """Whether it is to stop, which a worker may have heard a moment before: the signal to a
+        group ends one that is still starting."""
+        await asyncio.sleep(_SIGNAL_S)
+        return self._stopping.is_set()
+
+    async def _start(self) -> _WorkerProcess:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = self._spawn.Process(target=work, args=(self._options, theirs), daemon=True)
+            process.start()
+        channel = await Channel.over(ours)
+        worker = _WorkerProcess(process, channel, asyncio.get_running_loop().create_future())
+        worker.listening = asyncio.ensure_future(self._listen(worker))
+        channel.send(self.file)
+        if self._fresh is not None:
+            channel.send(self._fresh)
+        if self._problem:
+            channel.send(Unreadable(self._problem))
+        return worker
+
+    async def _listen(self, worker: _WorkerProcess) -> None:
+        """Hear what a worker says, until it is gone."""
+        with contextlib.suppress(EOFError):
+            while True:
+                message = await worker.channel.receive()
+                worker.silent_s = 0.0
+                self._hear(worker, message)
+        if not worker.start.done():
+            worker.start.set_result(Failed("it ended before it could say why"))
+
+    def _hear(self, worker: _WorkerProcess, message: object) -> None:
+        if isinstance(message, WorkerReport):
+            self._totals.take(worker, message.counted)
+            if message.wants_total:
+                worker.channel.send(Totalled(self._totals.text().encode()))
+        elif isinstance(message, TakenUp):
+            if self._fresh is not None and self._fresh.digest == message.digest:
+                self.file, self._fresh = self._fresh, None
+        elif isinstance(message, (Started, Failed)):
+            worker.start.set_result(message)
+
+    async def _keep(self, index: int) -> None:
+        """Replace the worker whenever it dies or falls silent, after a pause, so that a fault does
+        not spin."""
+        while True:
+            worker = self._workers[index]
+            await self._over(worker)
+            await self._part_with(worker)
+            _log.error(
+                "worker %s ended with %s and is replaced",
+                worker.process.pid,
+                worker.process.exitcode,
+            )
+            await asyncio.sleep(_RESTART_S)
+            self._workers[index] = await self._start()
+            start = await _started(self._workers[index])
+            if isinstance(start, Failed):
+                _log.error("its successor could not start: %s", start.problem)
+                self._workers[index].process.kill()
+
+    async def _over(self, worker: _WorkerProcess) -> None:
+        """Wait for the worker's end, and bring it about if it is silent for too long."""
+        process = worker.process
+        while process.is_alive():
+            await asyncio.sleep(_LOOK_S)
+            worker.silent_s += _LOOK_S
+            if worker.silent_s >= SILENT_S:
+                _log.error("worker %s has been silent for %g s", process.pid, SILENT_S)
+                process.kill()
+                await _ended(process)
+
+    async def _part_with(self, worker: _WorkerProcess) -> None:
+        """Hear the last that it had to say. Of one that is gone the counters stay."""
+        await asyncio.wait((worker.listening,), timeout=_LAST_WORDS_S)
+        worker.listening.cancel()
+        worker.channel.close()
+        self._totals.retire(worker, self.file.policies)
+
+    async def _stop_all(self) -> None:
+        for worker in self._workers:
+            worker.channel.close()
+        wait_s = self._options.drain_s + _KILL_AFTER_S
+        waits = [_ended(worker.process) for worker in self._workers]
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*waits), wait_s)
+        self._kill_all()
+
+    def _end_at_once(self) -> None:
+        self._kill_all()
+        raise SystemExit(130)
+
+    def _kill_all(self) -> None:
+        for worker in self._workers:
+            if worker.process.is_alive():
+                worker.process.kill()
+
+
+def _error_of(failure: Failed) -> PenstockError:
+    kind = ConfigInvalidError if failure.mistake else PenstockError
+    return kind(f"a worker could not start: {failure.problem}")
+
+
+async def _started(worker: _WorkerProcess) -> Started | Failed:
+    try:
+        return await asyncio.wait_for(asyncio.shield(worker.start), _START_S)
+    except asyncio.TimeoutError:
+        return Failed(f"not within {_START_S:g} s")
+
+
+async def _ended(process: BaseProcess) -> None:
+    while process.is_alive():
+        await asyncio.sleep(_LOOK_S / 2)

@@ -1,0 +1,416 @@
+"""One client's connection: what it may buffer, when it is served, and how it ends.
+
+What the bytes mean is the protocol's to know: its `Inbox` keeps what has arrived, and its subclass
+of `ClientConnection` answers as much of it as one slice allows (`serve`). Where it has to wait for
+an answer it is not served until that is there, so replies never overtake each other.
+
+At every moment, what is held for a connection is counted in its group: bytes that came and are not
+answered, and replies that the client has not taken. Nothing is read while more than a bound is
+unanswered; the client's own flow control does the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from abc import abstractmethod
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol
+
+from ._sharing import UNIT_BYTES
+from ._tls import TlsFilter
+
+if TYPE_CHECKING:
+    from ._listener import Listener
+    from ._sharing import ClientGroup
+
+
+__all__ = ["ClientConnection", "Inbox"]
+
+
+# What keeps a connection from being served: it waits for an answer, its client does not take the
+# last one, it is queued, or it is over.
+_WAITING, _STALLED, _QUEUED, _OVER = 1, 2, 4, 8
+_BLOCKED = _WAITING | _STALLED | _QUEUED | _OVER
+# Nothing is read from it; its client has said all that it wants; it has been told the last word; it
+# was served before and still is a stranger.
+_PAUSED, _HEARD_ALL, _PARTED, _KNOWN_STRANGER = 16, 32, 64, 128
+# What makes it wait for its turn, though it brings little.
+_NOT_AT_ONCE = _BLOCKED | _KNOWN_STRANGER
+
+# A handshake takes as long as so many requests, or longer.
+_HANDSHAKE_UNITS = 16
+
+# What an answer that is waited for costs the loop, with its task and its wakeups, for what it takes
+# to send it; as a profile of a flood of probes shows.
+_WHOLE_PER_SENT = 4
+
+
+class Inbox(Protocol):
+    """What is kept of a client's bytes until it is answered. `unread` is how much that is, apart
+    from what was reserved; `has_more` tells whether `ClientConnection.serve` could go on without
+    further bytes."""
+
+    unread: int
+    has_more: bool
+
+    def feed(self, data: bytes) -> None:
+        """Keep what has arrived."""
+
+    def forget(self) -> None:
+        """Drop everything: nothing of it will be served."""
+
+
+class ClientConnection(asyncio.Protocol):
+    """`since` is when it last changed: became idle, began a request, was told to wait. `arrived`
+    is when the last bytes came, by `perf_counter`. `is_known` tells its group."""
+
+    __slots__ = (
+        "_charged",
+        "_discarded",
+        "_encrypted",
+        "_group",
+        "_inbox",
+        "_listener",
+        "_reserved",
+        "_state",
+        "_tls",
+        "_transport",
+        "arrived",
+        "is_known",
+        "since",
+    )
+
+    def __init__(self, listener: Listener, inbox: Inbox, tls: ssl.SSLContext | None) -> None:
+        self._listener = listener
+        self._inbox = inbox
+        self._transport: asyncio.Transport
+        self._tls = None if tls is None else TlsFilter(tls)
+        # What has arrived and is not decrypted yet.
+        self._encrypted = b""
+        self._state = 0
+        self._charged = self._reserved = self._discarded = 0
+        self._group = listener.strangers
+        self.is_known: bool = False
+        self.since: float = listener.now
+        self.arrived: float = 0.0
+
+    # What a protocol brings.
+
+    @abstractmethod
+    def serve(self, units: int) -> int:
+        """Answer what is there, with `send`, until so many units are used up or there is nothing
+        left. Returns how many were. Where an answer has to be waited for, calls `wait`."""
+
+    @abstractmethod
+    def patience_s(self, stopping: bool) -> float:
+        """How long it may stay as it is, with nothing to serve."""
+
+    @abstractmethod
+    def give_up(self) -> None:
+        """Its patience is over."""
+
+    @abstractmethod
+    def overloaded(self, detail: str) -> bytes:
+        """A last reply: there is too much to do, come back later."""
+
+    # What a protocol calls.
+
+    def send(self, reply: bytes) -> None:
+        transport = self._transport
+        if self._state & _PARTED or transport.is_closing():
+            return
+        self.since = self._listener.now
+        transport.write(reply if self._tls is None else self._tls.encrypt(reply))
+        if self._state & _OVER:
+            self.close()
+
+    def finish(self) -> None:
+        """What is sent next is the last."""
+        self._state |= _OVER
+
+    def wait(self) -> None:
+        """An answer is on its way."""
+        self._state |= _WAITING
+
+    def answered(self, reply: bytes) -> None:
+        """Send what was waited for, and go on."""
+        if self.is_known:
+            self._answer(reply)
+        else:
+            began, group = perf_counter(), self._group
+            self._answer(reply)
+            group.answering_s += _WHOLE_PER_SENT * (perf_counter() - began)
+
+    def _answer(self, reply: bytes) -> None:
+        self._state &= ~_WAITING
+        self._group.units -= len(reply) // UNIT_BYTES
+        self.send(reply)
+        self.reserve(0)
+        if self._state or self._charged or self._inbox.unread:
+            self._go_on()
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether nothing more is to be served now."""
+        return self._state & _BLOCKED != 0
+
+    def reserve(self, amount: int) -> bool:
+        """Set memory aside for a long request, instead of what was before; 0 gives it back.
+        Returns whether there is as much."""
+        more = amount - self._reserved
+        if more > 0 and self._group.buffered + more > self._group.max_buffered:
+            return False
+        if more:
+            self._reserved = amount
+            self._charge(self._charged + more)
+        return True
+
+    def part(self, reply: bytes) -> None:
+        """Send the last word. What the client is still sending is read and thrown away for a
+        moment: to close on unread bytes could destroy the reply on its way."""
+        if self._state & _PARTED or self._transport.is_closing():
+            return
+        self._state |= _OVER
+        self.since = self._listener.now
+        self._transport.write(reply if self._tls is None else self._tls.encrypt(reply))
+        self._say_goodbye()
+        self._state |= _PARTED
+        self._let_go()
+        self._settle()
+        if not self._transport.is_closing():
+            self._transport.write_eof()
+            self._resume()
+
+    def close(self) -> None:
+        """End it when all that was sent is taken."""
+        self._state |= _OVER
+        self._say_goodbye()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """End it now, whatever was sent."""
+        self._state |= _OVER
+        self._transport.abort()
+        self._let_go()
+        self._charge(0)
+
+    # What the listener calls.
+
+    def join(self, group: ClientGroup, is_known: bool) -> None:
+        """Belong to a group, instead of the one before."""
+        self._group.connections.pop(self, None)
+        self._group.buffered -= self._charged
+        self._group, self.is_known = group, is_known
+        if is_known:
+            self._state &= ~_KNOWN_STRANGER
+        group.connections[self] = None
+        group.buffered += self._charged
+
+    def displace(self) -> None:
+        """Make room for another stranger."""
+        if self._state & (_STALLED | _OVER):
+            self.abort()
+        elif self._state & (_WAITING | _QUEUED) or self._inbox.unread:
+            self.finish()
+            self.send(self.overloaded("too many clients here have not shown who they are"))
+        else:
+            self.close()
+
+    def serve_queued(self) -> int:
+        """Those before it have been served. Returns the units that it took, at least one."""
+        self._state &= ~_QUEUED
+        return 1 if self._state & _BLOCKED else self._work()
+
+    def expire(self, now: float, stopping: bool) -> None:
+        """Part with a client that is too slow, or has been quiet for too long."""
+        state, age_s, bounds = self._state, now - self.since, self._listener.bounds
+        if state & _STALLED:
+            if age_s > bounds.write_s:
+                self.abort()
+        elif state & (_WAITING | _QUEUED):
+            return
+        elif state & _OVER:
+            if age_s > bounds.linger_s:
+                self.abort()
+        elif self._tls is not None and not self._tls.is_established:
+            if age_s > bounds.handshake_s:
+                self.abort()
+        elif age_s > self.patience_s(stopping):
+            self.give_up()
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        # Told of whatever the client does not take at once.
+        self._transport.set_write_buffer_limits(high=0)
+        self._listener.admit(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._state |= _OVER
+        self._let_go()
+        self._charge(0)
+        self._group.connections.pop(self, None)
+
+    def data_received(self, data: bytes) -> None:
+        if self._state & _OVER:
+            self._discard(len(data))
+            return
+        self.arrived = perf_counter()
+        if self._tls is None:
+            self._inbox.feed(data)
+        else:
+            self._encrypted += data
+        group = self._group
+        if self._state & _NOT_AT_ONCE or group.units <= 0 or len(data) > self._listener.light_bytes:
+            self._settle()
+        else:
+            spent = self._work()
+            # Of the group that it belongs to now.
+            self._group.units -= spent
+
+    def eof_received(self) -> bool:
+        """A client that has said all it wants still gets its answers."""
+        if not self._state & _BLOCKED:
+            return False
+        self._state |= _HEARD_ALL
+        return not self._state & _OVER
+
+    def pause_writing(self) -> None:
+        self._state |= _STALLED
+        self.since = self._listener.now
+        self._settle()
+
+    def resume_writing(self) -> None:
+        self._state &= ~_STALLED
+        self._go_on()
+
+    # The inside.
+
+    def _go_on(self) -> None:
+        """Serve what is there, now or when it is this connection's turn."""
+        group, light = self._group, self._listener.light_bytes
+        if group.units > 0 and self._inbox.unread <= light and not self._state & _NOT_AT_ONCE:
+            spent = self._work()
+            # Of the group that it belongs to now.
+            self._group.units -= spent
+        else:
+            self._settle()
+
+    def _work(self) -> int:
+        """Serve one slice. Returns the units that it took, at least one."""
+        spent = self._decrypt() if self._encrypted else 0
+        if not self._state & _BLOCKED:
+            served = self.serve(self._group.slice_units)
+            spent += served
+            if served and not self.is_known:
+                self._state |= _KNOWN_STRANGER
+        if self._state or self._charged or self._inbox.unread:
+            self._settle(served=True)
+        return spent or 1
+
+    def _settle(self, served: bool = False) -> None:
+        """Count what is held, and read on or not. Whenever one of them may have changed. `served`:
+        it just had a slice, so others come first."""
+        state, group, bounds = self._state, self._group, self._listener.bounds
+        unread = self._inbox.unread + len(self._encrypted)
+        unsent = self._transport.get_write_buffer_size() if state & _STALLED else 0
+        grows = unread + unsent + self._reserved > self._charged
+        self._charge(unread + unsent + self._reserved)
+        if grows and group.is_full and unread + unsent > bounds.light_bytes:
+            self._turn_away()
+        elif state & _OVER:
+            return
+        elif state & _BLOCKED:
+            if unread > bounds.unread_bytes:
+                self._pause()
+            elif unread <= bounds.unread_bytes // 2 and not state & _QUEUED:
+                self._resume()
+        elif self._encrypted or self._inbox.has_more:
+            self._state |= _QUEUED
+            if unread <= bounds.light_bytes and not served and not state & _KNOWN_STRANGER:
+                group.enqueue(self, group.arrivals)
+            else:
+                self._pause()
+                group.enqueue(self, group.queue)
+        elif state & _HEARD_ALL:
+            # What is left, if anything, is a request that will never be whole.
+            self.close()
+        else:
+            self._resume()
+
+    def _turn_away(self) -> None:
+        """There is no memory for what it has brought, or does not take."""
+        self._listener.shed += 1
+        if self._state & (_STALLED | _OVER):
+            self.abort()
+        elif self._state & _WAITING:
+            # The answer that is on its way is its last.
+            self.finish()
+            self._inbox.forget()
+            self._encrypted = b""
+            self._charge(self._reserved)
+            self._pause()
+        else:
+            self.part(self.overloaded("too much is being sent at once"))
+
+    def _charge(self, amount: int) -> None:
+        if amount != self._charged:
+            self._group.buffered += amount - self._charged
+            self._charged = amount
+
+    def _let_go(self) -> None:
+        """Nothing has to be kept for it any more, apart from what the client has not taken."""
+        self._inbox.forget()
+        self._encrypted = b""
+        self._reserved = 0
+
+    def _discard(self, nbytes: int) -> None:
+        """Read over what comes after the end, but not without end."""
+        self._discarded += nbytes
+        if self._discarded > self._listener.bounds.system_bytes:
+            self._pause()
+
+    def _pause(self) -> None:
+        if not self._state & _PAUSED:
+            self._state |= _PAUSED
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if self._state & _PAUSED:
+            self._state &= ~_PAUSED
+            self._transport.resume_reading()
+
+    # TLS.
+
+    def _say_goodbye(self) -> None:
+        """Tell a TLS peer that nothing more comes, so that it knows that nothing was cut off."""
+        tls = self._tls
+        if tls is None or not tls.is_established:
+            return
+        if not self._state & _PARTED and not self._transport.is_closing():
+            self._transport.write(tls.close())
+
+    def _decrypt(self) -> int:
+        """Returns the units that it took."""
+        tls, data, self._encrypted = self._tls, self._encrypted, b""
+        assert tls is not None
+        shaking = not tls.is_established
+        try:
+            text = tls.decrypt(data)
+        except ssl.SSLError:
+            self._state |= _OVER
+            self._transport.write(tls.output())
+            self._transport.close()
+            return _HANDSHAKE_UNITS
+        if output := tls.output():
+            self._transport.write(output)
+        if tls.has_ended:
+            self._state |= _HEARD_ALL
+        if shaking and tls.is_established:
+            self.since = self._listener.now
+            self._listener.admit_verified(self)
+        if text:
+            self._inbox.feed(text)
+        return _HANDSHAKE_UNITS if shaking else len(data) // UNIT_BYTES

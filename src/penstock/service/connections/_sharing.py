@@ -1,0 +1,201 @@
+"""How much one client, and all of them together, may ask of a server.
+
+Whatever a client can make grow has a number here: connections, bytes, requests and seconds. Those
+who have not shown who they are, and probes, are strangers, with numbers of their own.
+
+What clients share: places, memory and the event loop.
+
+Clients that share one allowance of all three are a group. There are two: those that are known, and
+strangers, who have not shown the token or certificate that is asked for, or only probe. Whatever
+strangers do, they use up their own share.
+
+The loop is shared out in slices. Whoever brings little is served where it arrives, as long as the
+group has units left, or else first of all when there are units again; a stranger, once. Whoever
+brings more, or goes beyond one slice, is queued, and nothing is read from it meanwhile. The queue
+is worked off a few units at a time, each connection a slice in turn, and in between the loop looks
+at everything else. So a client that sends one request is answered at once, beside any number that
+send without end.
+
+Slices alone do not bound what a crowd takes from others on the same loop: the gRPC server takes in
+about one call each time the loop comes round, and each round would have a slice of the crowd in it.
+So strangers also have a part of the loop's time: after a turn they rest, as much longer than the
+turn took as the rest of the loop is larger than their part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from ._connection import ClientConnection
+
+
+__all__ = ["UNIT_BYTES", "ClientGroup", "ConnectionBounds"]
+
+
+UNIT_BYTES = 512
+"""Work is counted in units: one per request, and one for so many bytes that it brings or gets."""
+
+AnyBounds = TypeVar("AnyBounds", bound="ConnectionBounds")
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionBounds:
+    """The defaults are what `penstock serve` runs with."""
+
+    connections: int = 16_384
+    stranger_connections: int = 1_024
+    """Beside `connections`. One more displaces the oldest of them."""
+
+    system_bytes: int = 65_536
+    """What the system is asked to hold of one connection, each way; it may take twice as much. That
+    is also the most that is read at once. Left alone it would hold dozens of megabytes."""
+
+    unread_bytes: int = 32_768
+    """Of one connection, behind a request that is not answered yet; above it nothing is read, until
+    half of it is left."""
+
+    buffered_bytes: int = 64 * 2**20
+    """Requests that are not whole or not answered and replies that are not taken, all connections
+    together. Beyond it, whoever brings more than a little is turned away."""
+
+    stranger_buffered_bytes: int = 16 * 2**20
+
+    light_bytes: int = 2_048
+    """Whoever brings no more than this brings little, and is served before those who bring more."""
+
+    slice_units: int = 32
+    """What one connection may do before the others are looked at; a stranger one request."""
+
+    turn_units: int = 256
+    """What all may do before the event loop goes on with other things, such as the gRPC server;
+    those who bring more than a little, half of it."""
+
+    stranger_turn_units: int = 16
+
+    stranger_loop_share: float = 0.25
+    """The part of the event loop's time in which strangers are served, however many there are."""
+
+    in_flight: int = 1_024
+    """Requests that wait for the store. More are shed, not queued."""
+
+    handshake_s: float = 10.0
+    """From a connection's beginning to the end of its TLS handshake."""
+
+    write_s: float = 10.0
+    """For a client to take what it was sent."""
+
+    drain_s: float = 10.0
+    """From the signal to the end, when stopping."""
+
+    linger_s: float = 1.0
+    """How long, when stopping, a quiet connection may still bring a request."""
+
+    @property
+    def all_connections(self) -> int:
+        """Of strangers and others."""
+        return self.connections + self.stranger_connections
+
+    def within(self: AnyBounds, connections: int) -> AnyBounds:
+        """The same with so many connections in all; strangers have a quarter of few."""
+        strangers = max(1, min(self.stranger_connections, connections // 4))
+        others = max(1, connections - strangers)
+        return replace(self, connections=others, stranger_connections=strangers)
+
+
+_log = logging.getLogger("penstock.service")
+
+
+class ClientGroup:
+    """`connections` are the group's, the oldest first; `buffered` is what their bytes take up.
+    `units` is what may still be done before the loop goes on. `arrivals` are those that should
+    have been served at once and found no units, `queue` the others that wait to be served.
+    `answering_s` is what answers that were waited for have taken since the last turn."""
+
+    __slots__ = (
+        "_is_due",
+        "_loop",
+        "_rest_per_work",
+        "answering_s",
+        "arrivals",
+        "buffered",
+        "connections",
+        "max_buffered",
+        "max_connections",
+        "queue",
+        "slice_units",
+        "turn_units",
+        "units",
+    )
+
+    def __init__(
+        self,
+        *,
+        connections: int,
+        buffered_bytes: int,
+        slice_units: int,
+        turn_units: int,
+        loop_share: float = 1.0,
+    ) -> None:
+        self.max_connections: int = connections
+        self.max_buffered: int = buffered_bytes
+        self.slice_units: int = slice_units
+        self.turn_units: int = turn_units
+        self.units: int = turn_units
+        self.connections: dict[ClientConnection, None] = {}
+        self.arrivals: deque[ClientConnection] = deque()
+        self.queue: deque[ClientConnection] = deque()
+        self.buffered: int = 0
+        self.answering_s: float = 0.0
+        self._rest_per_work = 1.0 / loop_share - 1.0
+        self._loop: asyncio.AbstractEventLoop
+        self._is_due = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all the memory that the group may have is in use."""
+        return self.buffered > self.max_buffered
+
+    def live_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def enqueue(self, connection: ClientConnection, queue: deque[ClientConnection]) -> None:
+        """Let the connection be served when those before it have been."""
+        queue.append(connection)
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        """Work off some of the queues. It is due again at once, or after a rest."""
+        if not self.arrivals and not self.queue:
+            self._is_due = False
+            return
+        began = perf_counter()
+        self.units = self._work_off(self.arrivals, self.turn_units)
+        self._work_off(self.queue, self.turn_units // 2)
+        if self._rest_per_work:
+            worked_s = perf_counter() - began + self.answering_s
+            self.answering_s = 0.0
+            self._loop.call_later(worked_s * self._rest_per_work, self._take_turn)
+        else:
+            self._loop.call_soon(self._take_turn)
+
+    def _work_off(self, queue: deque[ClientConnection], units: int) -> int:
+        while queue and units > 0:
+            units -= self._serve(queue.popleft())
+        return units
+
+    def _serve(self, connection: ClientConnection) -> int:
+        try:
+            return connection.serve_queued()
+        except Exception:
+            # One connection's trouble must not keep the others in the queue.
+            _log.exception("a connection failed and is ended")
+            connection.abort()
+            return 1

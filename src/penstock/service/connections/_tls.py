@@ -1,0 +1,74 @@
+"""TLS as a filter between a connection and its bytes.
+
+The event loop has TLS transports of its own, which keep a quarter of a megabyte per connection,
+shake hands with any number of clients at once, and show a connection only when that is done. With
+the filter a connection is counted from its first byte, a handshake is work like any other, and what
+is buffered is what the connection has read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+
+__all__ = ["TlsFilter"]
+
+
+_RECORD_BYTES = 16_384
+
+
+class TlsFilter:
+    """The server's side of one connection. Whatever is wrong with the peer's bytes is raised as an
+    `ssl.SSLError`; an alert about it lies in `output` then."""
+
+    __slots__ = ("_incoming", "_object", "_outgoing", "has_ended", "is_established")
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self.is_established: bool = False
+        # Whether the peer has said that nothing more comes.
+        self.has_ended: bool = False
+
+    def decrypt(self, data: bytes) -> bytes:
+        """The text in what has arrived, none while hands are being shaken."""
+        self._incoming.write(data)
+        try:
+            if not self.is_established:
+                self._object.do_handshake()
+                self.is_established = True
+            return self._read()
+        except ssl.SSLWantReadError:
+            return b""
+
+    def encrypt(self, text: bytes) -> bytes:
+        """What to send for a text; nothing where no text can be sent any more, or yet."""
+        with contextlib.suppress(ssl.SSLError):
+            self._object.write(text)
+        return self._outgoing.read()
+
+    def output(self) -> bytes:
+        """What TLS itself has to say."""
+        return self._outgoing.read()
+
+    def close(self) -> bytes:
+        """The notice that nothing more comes."""
+        # The peer has not said the same, and need not.
+        with contextlib.suppress(ssl.SSLError, ValueError):
+            self._object.unwrap()
+        return self._outgoing.read()
+
+    def _read(self) -> bytes:
+        parts = []
+        try:
+            while self._incoming.pending or self._object.pending():
+                part = self._object.read(_RECORD_BYTES)
+                if not part:
+                    self.has_ended = True
+                    break
+                parts.append(part)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            self.has_ended = True
+        return parts[0] if len(parts) == 1 else b"".join(parts)

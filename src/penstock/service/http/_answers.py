@@ -1,0 +1,278 @@
+"""Errors as `application/problem+json`, each with a `code` that programs may branch on.
+
+A code is never renamed. The detail is for people, and may quote what the client sent: it is
+escaped as JSON, and never logged.
+
+From exceptions to problems, in one place. Only a fault of the service itself is logged.
+
+Answers as bytes.
+
+A reply is made in one piece, from text that is mostly ready: the lines that name a policy are kept
+per policy, the date is written once a second. Every reply is counted by its status here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any, TypeAlias
+
+from ...adapters._headers import LimitHeaders, field_name, seconds_until_more
+from ...core._clock import Clock
+from ...core._decision import Decision
+from ...core._errors import (
+    ConfigInvalidError,
+    QueueFullError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
+from ...core._strategy import Strategy
+from .._core import UnknownPolicyError
+
+__all__ = [
+    "CODES",
+    "JSON",
+    "SOON",
+    "Answer",
+    "Answers",
+    "Label",
+    "Problem",
+    "ProblemError",
+    "json_bytes",
+    "problem_of",
+]
+
+
+CODES: dict[str, tuple[int, str]] = {
+    "malformed_request": (400, "The bytes are not a well-formed HTTP request."),
+    "malformed_json": (400, "The body is not a JSON object in UTF-8."),
+    "config_invalid": (400, "A field is missing, unknown, of the wrong type or out of range."),
+    "unauthorized": (401, "The bearer token is missing or wrong."),
+    "cross_site": (403, "A browser sent the request on behalf of another site."),
+    "not_found": (404, "There is no such path."),
+    "unknown_policy": (404, "There is no policy of that name."),
+    "method_not_allowed": (405, "The path has other methods; `Allow` lists them."),
+    "request_timeout": (408, "The request did not arrive in time."),
+    "body_too_large": (413, "The body is longer than the path takes."),
+    "expectation_failed": (417, "`Expect` asks for something other than 100-continue."),
+    "unknown_host": (421, "`Host` is not a name under which this service is asked."),
+    "head_too_large": (431, "The request line and headers are too long or too many."),
+    "internal_error": (500, "A fault of the service; its log says more."),
+    "not_implemented": (501, "The policy or the server does not have the operation."),
+    "store_unavailable": (503, "The store did not answer, or is full: `reason` says which."),
+    "overloaded": (503, "More is asked than can be answered soon; retry later."),
+    "stopping": (503, "The service is being stopped."),
+    "version_not_supported": (505, "The server speaks HTTP/1.1 and HTTP/1.0."),
+}
+"""Code to status and meaning: what the server may answer instead of a decision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One refusal. `headers` are further header lines, without their line ends; `reason` tells
+    apart what has the same code."""
+
+    code: str
+    detail: str
+    headers: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def status(self) -> int:
+        return CODES[self.code][0]
+
+    def body(self) -> bytes:
+        document = {
+            "type": "about:blank",
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "code": self.code,
+            "detail": self.detail,
+        }
+        if self.reason:
+            document["reason"] = self.reason
+        return json.dumps(document).encode()
+
+
+class ProblemError(Exception):
+    """Carries a problem from where it is found to where it is answered."""
+
+    def __init__(self, code: str, detail: str, headers: tuple[str, ...] = ()) -> None:
+        super().__init__(code, detail, headers)
+        self.problem: Problem = Problem(code, detail, headers)
+
+    def __str__(self) -> str:
+        return self.problem.detail
+
+    @classmethod
+    def of(cls, problem: Problem) -> ProblemError:
+        return cls(problem.code, problem.detail, problem.headers)
+
+
+SOON = ("Retry-After: 1",)
+
+_log = logging.getLogger("penstock.http")
+
+
+def problem_of(error: BaseException) -> Problem:
+    if isinstance(error, ProblemError):
+        return error.problem
+    if isinstance(error, UnknownPolicyError):
+        return Problem("unknown_policy", str(error))
+    if isinstance(error, ConfigInvalidError):
+        return Problem("config_invalid", str(error))
+    if isinstance(error, UnsupportedError):
+        return Problem("not_implemented", str(error))
+    if isinstance(error, StoreUnavailableError):
+        # The text names the store's address, which is nothing for clients.
+        detail = "the store is full" if error.reason == "full" else "the store did not answer"
+        return Problem("store_unavailable", detail, SOON, error.reason)
+    if isinstance(error, QueueFullError):
+        return Problem("overloaded", str(error), SOON)
+    _log.error("a request failed", exc_info=error)
+    return Problem("internal_error", "the service failed; its log says more")
+
+
+Answer: TypeAlias = "bytes | Callable[[], Coroutine[Any, Any, bytes]]"
+"""A reply, or what to await for it, which is called when there is a place for it."""
+"""A whole reply, or what will make one when the store has spoken."""
+
+JSON = "application/json"
+_PROBLEM = "application/problem+json"
+_MAX_INTEGER = 10**15 - 1
+_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
+_MAX_LABELS = 1_024
+
+
+class Label(bytes):
+    """The header lines of one limit, up to where its numbers begin, and `headers`, which makes all
+    of them."""
+
+    headers: LimitHeaders
+    strategy: Strategy | None
+
+    def __new__(
+        cls, name: str, quota: int, window_ms: int | None, strategy: Strategy | None
+    ) -> Label:
+        headers = LimitHeaders(name, quota, window_ms, strategy)
+        lines = f"RateLimit-Policy: {headers.policy}\r\nRateLimit: {field_name(name)};r="
+        label = super().__new__(cls, lines.encode("ascii"))
+        label.headers = headers
+        label.strategy = strategy
+        return label
+
+
+class Answers:
+    """Makes replies and counts them by status. `stamp` is the date, to be renewed with `tick`."""
+
+    def __init__(self, clock: Clock) -> None:
+        # Most replies are a 200 about one decision; a Counter would take a tenth of their time.
+        self._decided = 0
+        self._statuses: Counter[int] = Counter()
+        self._now = clock.now
+        self._labels: dict[tuple[str, int, int | None, Strategy | None], Label] = {}
+        self.tick()
+
+    @property
+    def statuses(self) -> dict[int, int]:
+        """How many replies there were, by their status."""
+        counted = self._statuses.copy()
+        if self._decided:
+            counted[200] += self._decided
+        return dict(counted)
+
+    def tick(self) -> None:
+        """Look at the calendar."""
+        self.stamp: str = f"Date: {formatdate(self._now() / 1000, usegmt=True)}\r\n"
+        self._head = self._head_of(200, JSON)
+
+    def label(
+        self, name: str, quota: int, window_ms: int | None, strategy: Strategy | None
+    ) -> Label:
+        """The label of the limit by `strategy`, None for slots, that grants `quota`."""
+        wanted = (name, quota, window_ms, strategy)
+        found = self._labels.get(wanted)
+        if found is None:
+            if len(self._labels) >= _MAX_LABELS:
+                self._labels.clear()
+            found = self._labels[wanted] = Label(*wanted)
+        return found
+
+    def decided(self, label: Label, decision: Decision, legacy: bool) -> bytes:
+        """What `POST /check` answers."""
+        if legacy or not decision.allowed:
+            status = 200 if decision.allowed else 429
+            return self.with_limits(status, label, decision, decision_json(decision), legacy)
+        # The same for the common case, in one piece; a test compares the two.
+        remaining, reset_at = decision.remaining, decision.reset_at
+        body = b'{"allowed":true,"remaining":%d,"limit":%d,"reset_at":%d,"retry_after_ms":0}' % (
+            remaining,
+            decision.limit,
+            reset_at,
+        )
+        self._decided += 1
+        return b"%bContent-Length: %d\r\n%b%d;t=%d\r\n\r\n%b" % (
+            self._head,
+            len(body),
+            label,
+            remaining if remaining <= _MAX_INTEGER else _MAX_INTEGER,
+            seconds_until_more(label.strategy, decision, self._now()),
+            body,
+        )
+
+    def with_limits(
+        self,
+        status: int,
+        label: Label,
+        decision: Decision,
+        body: str,
+        legacy: bool,
+        peeked: bool = False,
+    ) -> bytes:
+        """A reply with the headers that belong to a decision. `body` is ASCII."""
+        headers = label.headers.of(decision, self._now(), peeked=peeked, legacy=legacy)
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        self._statuses[status] += 1
+        return b"%bContent-Length: %d\r\n%b\r\n%b" % (
+            self._head_of(status, JSON),
+            len(body),
+            lines.encode("ascii"),
+            body.encode("ascii"),
+        )
+
+    def plain(
+        self, status: int, body: bytes, kind: str = JSON, headers: tuple[str, ...] = ()
+    ) -> bytes:
+        """A reply that is not about one decision."""
+        self._statuses[status] += 1
+        lines = "".join(f"{line}\r\n" for line in headers)
+        rest = f"X-Content-Type-Options: nosniff\r\nContent-Length: {len(body)}\r\n{lines}\r\n"
+        return b"%b%b%b" % (self._head_of(status, kind), rest.encode("ascii"), body)
+
+    def document(self, status: int, value: Any, headers: tuple[str, ...] = ()) -> bytes:
+        return self.plain(status, json_bytes(value), headers=headers)
+
+    def problem(self, problem: Problem) -> bytes:
+        return self.plain(problem.status, problem.body(), _PROBLEM, problem.headers)
+
+    def _head_of(self, status: int, kind: str) -> bytes:
+        """The lines that every reply begins with."""
+        lines = f"{_LINES[status]}{self.stamp}Content-Type: {kind}\r\nCache-Control: no-store\r\n"
+        return lines.encode("ascii")
+
+
+def json_bytes(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def decision_json(decision: Decision) -> str:
+    allowed = "true" if decision.allowed else "false"
+    return (
+        f'{{"allowed":{allowed},"remaining":{decision.remaining},"limit":{decision.limit},'
+        f'"reset_at":{decision.reset_at},"retry_after_ms":{decision.retry_after_ms}}}'
+    )

@@ -1,0 +1,212 @@
+"""The calls: what each path does with a body. Parse, ask the service, render; nothing is decided.
+
+A check is answered in bytes where the service decides at once; all else is begun when there is a
+place for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from ...adapters._headers import policy_field
+from ...core._decision import Decision, Forecast
+from .._core import Admission, Heartbeat, Service
+from .._inline import DEFAULT_STRATEGY, INLINE
+from .._registry import Asked
+from ._answers import Answer, Answers, Label, ProblemError, decision_json
+from ._head import decode, require_fields
+
+__all__ = ["Calls"]
+
+
+R = TypeVar("R")
+
+_KEYED = {"policy": str, "key": str}
+_COST = {"cost": int}
+_INLINE = {"key": str, "limit": int, "window_ms": int}
+_INLINE_OPTIONAL = {"cost": int, "strategy": str}
+
+
+class Calls:
+    """The paths that decide something. `legacy` asks for the older headers as well."""
+
+    def __init__(self, service: Service, answers: Answers) -> None:
+        self._service = service
+        self._answers = answers
+
+    def check(self, legacy: bool, body: bytes) -> Answer:
+        fields = decode(body)
+        if "policy" in fields:
+            require_fields(fields, _KEYED, _COST)
+            return self._by_policy(fields, legacy)
+        if len(fields) != 3 or not (
+            "key" in fields and "limit" in fields and "window_ms" in fields
+        ):
+            if not fields.keys() & {"limit", "window_ms"}:
+                raise ProblemError("config_invalid", "name a policy, or give limit and window_ms")
+            require_fields(fields, _INLINE, _INLINE_OPTIONAL)
+        return self._inline(fields, legacy)
+
+    def check_client(self, legacy: bool, client: str, _body: bytes) -> Answer:
+        """`GET /check/{client}`, under the policy named `default`."""
+        if "default" not in self._service.policies:
+            raise ProblemError(
+                "unknown_policy",
+                "this path asks the policy named 'default', which the policy file does not have; "
+                "add one of that name to it, or name another with POST /check",
+            )
+        asked = self._service.decide("default", client)
+        return _reply(asked, lambda decision: self._client_reply(decision, legacy))
+
+    def v1_check(self, legacy: bool, body: bytes) -> Answer:
+        fields = decode(body)
+        require_fields(fields, _KEYED, _COST)
+        return self._one(fields["policy"], "rate", self._service.decide(**fields), legacy)
+
+    def v1_check_many(self, _legacy: bool, body: bytes) -> Answer:
+        fields = decode(body)
+        require_fields(fields, {"policy": str, "keys": list}, _COST)
+
+        def render(decisions: list[Decision]) -> bytes:
+            listed = ",".join(map(decision_json, decisions))
+            body = f'{{"decisions":[{listed}]}}'.encode()
+            return self._answers.plain(200, body, headers=self._policy_line(fields["policy"]))
+
+        return partial(_later, partial(self._service.check_many, **fields), render)
+
+    def v1_peek(self, legacy: bool, body: bytes) -> Answer:
+        fields = decode(body)
+        require_fields(fields, _KEYED, {})
+        asked = partial(self._service.peek, **fields)
+        return self._one(fields["policy"], "rate", asked, legacy, peeked=True)
+
+    def v1_forecast(self, _legacy: bool, body: bytes) -> Answer:
+        fields = decode(body)
+        require_fields(fields, _KEYED, _COST)
+
+        def render(forecast: Forecast) -> bytes:
+            told = {
+                "spendable_now": forecast.spendable_now,
+                "next_replenish_at": forecast.next_replenish_at,
+                "full_at": forecast.full_at,
+            }
+            headers = self._policy_line(fields["policy"])
+            return self._answers.document(200, {"forecast": told}, headers)
+
+        return partial(_later, partial(self._service.forecast, **fields), render)
+
+    def v1_debit(self, legacy: bool, body: bytes) -> Answer:
+        fields = decode(body)
+        require_fields(fields, _KEYED, {"tokens": int})
+        return self._one(fields["policy"], "cost", partial(self._service.debit, **fields), legacy)
+
+    def v1_admit(self, legacy: bool, body: bytes) -> Answer:
+        fields = decode(body)
+        # As in gRPC, the terms of a bid are taken and have no effect.
+        require_fields(fields, _KEYED, {"cost": int, "hold": int, "value": int})
+
+        def render(admission: Admission) -> bytes:
+            rest = {
+                "lease_id": admission.lease_id,
+                "lease_expires_at": admission.lease_expires_at,
+                "binding_axis": admission.binding_axis,
+                "policy_denied": False,
+            }
+            body = f'{{"decision":{decision_json(admission.decision)},{json.dumps(rest)[1:]}'
+            axis, decision = admission.tightest()
+            label = self._axis_label(fields["policy"], axis, decision)
+            return self._answers.with_limits(200, label, decision, body, legacy)
+
+        policy, key, cost = fields["policy"], fields["key"], fields.get("cost", 1)
+        return partial(_later, partial(self._service.admit, policy, key, cost), render)
+
+    def v1_release(self, _legacy: bool, body: bytes) -> Answer:
+        fields = decode(body)
+        require_fields(fields, {"lease_id": str}, {"dropped": bool})
+        asked = partial(self._service.release, **fields)
+        return partial(_later, asked, lambda _: self._answers.document(200, {}))
+
+    def v1_heartbeat(self, _legacy: bool, body: bytes) -> Answer:
+        fields = decode(body)
+        require_fields(fields, {"lease_ids": list}, {})
+
+        def render(beat: Heartbeat) -> bytes:
+            told = {
+                "live_ids": beat.live_ids,
+                "reclaimed_ids": beat.reclaimed_ids,
+                "next_deadline": beat.next_deadline,
+            }
+            return self._answers.document(200, told)
+
+        return partial(_later, partial(self._service.heartbeat, **fields), render)
+
+    def _by_policy(self, fields: dict[str, Any], legacy: bool) -> Answer:
+        def render(decision: Decision) -> bytes:
+            label = self._label(fields["policy"], decision)
+            return self._answers.decided(label, decision, legacy)
+
+        return _reply(self._service.decide(**fields), render)
+
+    def _inline(self, fields: dict[str, Any], legacy: bool) -> Answer:
+        limit, window_ms = fields["limit"], fields["window_ms"]
+        inline = self._service.inline(limit, window_ms, fields.get("strategy", DEFAULT_STRATEGY))
+        asked = inline.decide(fields["key"], fields.get("cost", 1))
+        label = self._answers.label(INLINE, limit, window_ms, inline.strategy)
+        return _reply(asked, partial(self._answers.decided, label, legacy=legacy))
+
+    def _one(
+        self, policy: str, axis: str, asked: Asked, legacy: bool, peeked: bool = False
+    ) -> Answer:
+        def render(decision: Decision) -> bytes:
+            body = f'{{"decision":{decision_json(decision)}}}'
+            label = self._axis_label(policy, axis, decision)
+            return self._answers.with_limits(200, label, decision, body, legacy, peeked)
+
+        return _reply(asked, render)
+
+    def _client_reply(self, decision: Decision, legacy: bool) -> bytes:
+        fields: dict[str, Any] = {
+            "allowed": decision.allowed,
+            "remaining": decision.remaining,
+            "resetAt": decision.reset_at,
+        }
+        if not decision.allowed:
+            message = f"rate limit exceeded; window resets at {decision.reset_at}"
+            fields["message"] = message
+        status = 200 if decision.allowed else 429
+        label = self._label("default", decision)
+        return self._answers.with_limits(status, label, decision, json.dumps(fields), legacy)
+
+    def _label(self, name: str, decision: Decision) -> Label:
+        policy = self._service.policies.get(name)
+        if policy is None:
+            # A reload has taken the policy away while the store was asked.
+            return self._answers.label(name, decision.limit, None, None)
+        return self._answers.label(name, policy.quota, policy.window_ms, policy.strategy)
+
+    def _axis_label(self, name: str, axis: str, decision: Decision) -> Label:
+        """The label of one of several axes: what is said is all about that one."""
+        policy = self._service.policies.get(name)
+        strategy = None if policy is None else policy.axes.get(axis)
+        if strategy is None:
+            return self._answers.label(name, decision.limit, None, None)
+        return self._answers.label(name, *strategy.rate, strategy)
+
+    def _policy_line(self, name: str) -> tuple[str, ...]:
+        """The header for answers that are about a policy and not about one decision."""
+        policy = self._service.policies.get(name)
+        if policy is None:
+            return ()
+        return (f"RateLimit-Policy: {policy_field(name, policy.quota, policy.window_ms)}",)
+
+
+def _reply(asked: Asked, render: Callable[[Decision], bytes]) -> Answer:
+    """The reply to what the service could decide at once, or what to await for it."""
+    return render(asked) if isinstance(asked, Decision) else partial(_later, asked, render)
+
+
+async def _later(ask: Callable[[], Awaitable[R]], render: Callable[[R], bytes]) -> bytes:
+    return render(await ask())

@@ -1,0 +1,253 @@
+"""The head of a request: its first line and its headers, read strictly.
+
+Requests are smuggled through readings that differ: one server takes a message to end where
+another does not. So nothing here is repaired or guessed. A line ends with CRLF; a name is a token
+with the colon right behind it; a continued line, a second length, a length beside a transfer
+coding, a coding other than `chunked` or a second host is refused, and the connection closed,
+since nobody knows where the next request would begin. What is accepted is less than the
+specification allows, and never more.
+
+Bodies: JSON, read strictly.
+
+What JSON leaves to the reader's taste is refused here, so that no two readers of one request can
+disagree: a name that occurs twice, NaN and its kin, text that is not UTF-8. Whether a value is a
+good key, cost or limit is the core's to say; this module knows names and shapes.
+
+For which sites requests are served, and on behalf of which.
+
+A page of any site can make its visitor's browser send requests here, and spend what the visitor's
+machine, or the network behind it, has left. Browsers tell on whose behalf they ask, in
+`Sec-Fetch-Site` and `Origin`. A site can also let its own name point to this machine, and then asks
+on its own behalf (DNS rebinding); but the browser still names that site in `Host`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from json.scanner import make_scanner
+from typing import Any, NoReturn
+
+from ._answers import ProblemError
+from ._bounds import Bounds
+
+__all__ = ["CHUNKED", "Head", "Hosts", "decode", "is_cross_site", "parse_head", "require_fields"]
+
+
+CHUNKED = -1
+"""The length of a body that comes in chunks."""
+
+_REQUEST_LINE = re.compile(rb"([A-Z]{1,32}) ([!-~]+) HTTP/([0-9])\.([0-9])")
+_FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\t -~\x80-\xff]*)")
+_LENGTH = re.compile(rb"[0-9]{1,15}")
+_HOST = r"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
+_IS_HOST = re.compile(_HOST)
+_ABSOLUTE = re.compile(rf"https?://({_HOST})(?=[/?]|$)", re.IGNORECASE)
+_TARGET = re.compile(
+    r"((?:/(?:[A-Za-z0-9\-._~!$&'()*+,;=:@]|%[0-9A-Fa-f]{2})*)+)"
+    r"(?:\?((?:[A-Za-z0-9\-._~!$&'()*+,;=:@/?]|%[0-9A-Fa-f]{2})*))?"
+)
+# Headers that decide where a message ends, or for whom it is, may be there once at most.
+_SINGLE = frozenset({"host", "content-length", "transfer-encoding", "authorization", "expect"})
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the first line and the headers say. Names of headers are in lower case. `is_modern`
+    means HTTP/1.1, and that the request may be told to go on."""
+
+    method: str
+    path: str
+    query: str
+    is_modern: bool
+    keep_alive: bool
+    length: int
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def parse_head(raw: bytes, bounds: Bounds) -> Head:
+    """The head in `raw`, which ends with its empty line; or a ProblemError."""
+    lines = raw[:-4].split(b"\r\n")
+    line = _REQUEST_LINE.fullmatch(lines[0])
+    if line is None:
+        raise _malformed("the first line is not METHOD SP TARGET SP HTTP/1.1")
+    if line[3] != b"1":
+        raise ProblemError("version_not_supported", "speak HTTP/1.1 or HTTP/1.0")
+    if len(lines) > bounds.head_fields + 1:
+        raise ProblemError("head_too_large", f"at most {bounds.head_fields} headers are read")
+    headers = _headers(lines[1:])
+    modern = line[4] != b"0"
+    if modern and "host" not in headers:
+        raise _malformed("HTTP/1.1 asks for a Host header")
+    if "host" in headers and not _IS_HOST.fullmatch(headers["host"]):
+        raise _malformed("Host is not a name or an address, with or without a port")
+    options = [word.strip(" \t") for word in headers.get("connection", "").lower().split(",")]
+    path, query = _path_and_query(line[2].decode("ascii"), headers.get("host"))
+    return Head(
+        method=line[1].decode("ascii"),
+        path=path,
+        query=query,
+        is_modern=modern,
+        keep_alive=modern and "close" not in options,
+        length=_length(headers, modern),
+        headers=headers,
+    )
+
+
+def _headers(lines: list[bytes]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for line in lines:
+        match = _FIELD.fullmatch(line)
+        if match is None:
+            raise _malformed("a header is not NAME: VALUE on a line of its own")
+        name = match[1].decode("ascii").lower()
+        value = match[2].strip(b" \t").decode("latin-1")
+        if name not in headers:
+            headers[name] = value
+        elif name in _SINGLE:
+            raise _malformed(f"more than one {name} header")
+        else:
+            headers[name] += ", " + value
+    return headers
+
+
+def _length(headers: dict[str, str], modern: bool) -> int:
+    coding, length = headers.get("transfer-encoding"), headers.get("content-length")
+    if coding is not None:
+        if length is not None:
+            raise _malformed("both Transfer-Encoding and Content-Length")
+        if not modern:
+            raise _malformed("Transfer-Encoding in an HTTP/1.0 request")
+        if coding.lower() != "chunked":
+            raise ProblemError("not_implemented", "the one transfer coding known here is chunked")
+        return CHUNKED
+    if length is None:
+        return 0
+    if not _LENGTH.fullmatch(length.encode("latin-1")):
+        raise _malformed("Content-Length is not a whole number of bytes")
+    return int(length)
+
+
+def _path_and_query(target: str, host: str | None) -> tuple[str, str]:
+    """A proxy's form of the target carries the host in front of the path: the same one as Host."""
+    if not target.startswith("/"):
+        absolute = _ABSOLUTE.match(target)
+        if absolute is None:
+            raise _malformed("the target is neither a path nor an http:// address")
+        if host is not None and host.lower() != absolute[1].lower():
+            raise _malformed("the target names another host than Host does")
+        rest = target[absolute.end() :]
+        target = rest if rest.startswith("/") else f"/{rest}"
+    match = _TARGET.fullmatch(target)
+    if match is None:
+        raise _malformed("the target has characters that must be percent-encoded, or a bad %")
+    return match[1], match[2] or ""
+
+
+def _malformed(detail: str) -> ProblemError:
+    return ProblemError("malformed_request", detail)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ProblemError("malformed_json", "a name occurs twice in one object")
+    return fields
+
+
+def _constant(text: str) -> NoReturn:
+    raise ProblemError("malformed_json", f"{text} is not JSON")
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
+# The decoder's engine. What the decoder adds, spaces around the value, few clients send.
+_scan: Any = make_scanner(_decoder)  # type: ignore[arg-type]
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`."""
+    try:
+        text = body.decode()
+        if text[:1] == "{":
+            value, end = _scan(text, 0)
+            if end == len(text):
+                return value  # type: ignore[no-any-return]
+        value = _decoder.decode(text)
+    except ProblemError:
+        raise
+    except StopIteration:
+        # How the engine says that a value was to come: `{"key":}`.
+        raise ProblemError("malformed_json", "not JSON: a value is missing") from None
+    except UnicodeDecodeError:
+        raise ProblemError("malformed_json", "the body is not UTF-8") from None
+    except RecursionError:
+        raise ProblemError("malformed_json", "the body is nested too deeply") from None
+    except ValueError as error:
+        # A number of thousands of digits is a ValueError too, in words about the interpreter.
+        known = isinstance(error, json.JSONDecodeError)
+        detail = f"not JSON: {error}" if known else "a number has too many digits"
+        raise ProblemError("malformed_json", detail) from None
+    if type(value) is not dict:
+        raise ProblemError("malformed_json", "the body must be a JSON object, such as {}")
+    return value
+
+
+def require_fields(
+    fields: dict[str, Any], required: Mapping[str, type], optional: Mapping[str, type]
+) -> None:
+    """Hold `fields` to the names and types of one call."""
+    for name, value in fields.items():
+        wanted = required.get(name) or optional.get(name)
+        if wanted is None:
+            known = ", ".join([*required, *optional])
+            raise ProblemError("config_invalid", f"unknown field {name[:80]!r}; known: {known}")
+        if type(value) is not wanted:
+            raise ProblemError("config_invalid", f"{name} must be {_NAMES[wanted]}")
+    for name in required:
+        if name not in fields:
+            raise ProblemError("config_invalid", f"{name} is missing")
+
+
+_NAMES = {str: "a string", int: "an integer", bool: "true or false", list: "a list"}
+
+
+class Hosts:
+    """The names under which this service is asked: those that are given, where `*.example.com`
+    stands for all names under it, and those of this machine itself."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        given = {name.lower().strip("[].") for name in names}
+        self._suffixes = tuple(name[1:] for name in given if name.startswith("*."))
+        self._names = given | {"localhost"}
+
+    def accept(self, host: str) -> bool:
+        """Whether the value of a `Host` header is one of them, on whatever port."""
+        name = _without_port(host.lower())
+        return name in self._names or name.endswith(self._suffixes) or _is_loopback(name)
+
+
+def is_cross_site(headers: dict[str, str]) -> bool:
+    """Whether a browser says that it sends this for a page of another site."""
+    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        return True
+    origin = headers.get("origin")
+    if origin is None:
+        return False
+    scheme, _, authority = origin.lower().partition("://")
+    return scheme not in ("http", "https") or authority != headers.get("host", "").lower()
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].rstrip(".")
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,352 @@
+"""The server, described: an OpenAPI 3.1 document, made from tables.
+
+The tests hold the server to it: they send what it allows, and what it does not, and compare.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+from ...core._strategy import Strategy
+from ...core._validation import MAX_KEY_BYTES, MAX_SAFE
+from .._core import MAX_BATCH
+from .._inline import DEFAULT_STRATEGY, MAX_WINDOW_MS, inline_strategies, most_units
+from ._answers import CODES
+
+__all__ = ["openapi", "openapi_json"]
+
+
+_INSTANT = {"type": "integer", "minimum": 0, "description": "Epoch milliseconds."}
+_WHOLE = {"type": "integer", "minimum": 0}
+_KEY = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": MAX_KEY_BYTES,
+    "description": f"Whose limit it is. At most {MAX_KEY_BYTES} bytes in UTF-8.",
+}
+_POLICY = {"type": "string", "description": "A policy's name, as in the policy file."}
+_COST = {
+    "type": "integer",
+    "minimum": 1,
+    "maximum": MAX_SAFE,
+    "default": 1,
+    "description": "How many units the request takes.",
+}
+_BID = {"type": "integer", "description": "A term of a bid: without effect here."}
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+_KEYED = {"policy": _POLICY, "key": _KEY}
+_LIMIT = {"type": "integer", "minimum": 1, "maximum": MAX_SAFE}
+_WINDOW = {
+    "type": "integer",
+    "minimum": 1,
+    "maximum": MAX_WINDOW_MS,
+    "description": "At most 30 days.",
+}
+
+
+def _object(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {**required, **(optional or {})},
+        "required": [*required],
+        "additionalProperties": False,
+    }
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_SCHEMAS: dict[str, Any] = {
+    "Decision": _object(
+        {
+            "allowed": {"type": "boolean"},
+            "remaining": _WHOLE,
+            "limit": _WHOLE,
+            "reset_at": _INSTANT,
+            "retry_after_ms": {**_WHOLE, "description": "0 exactly when allowed."},
+        }
+    ),
+    "ClientDecision": _object(
+        {"allowed": {"type": "boolean"}, "remaining": _WHOLE, "resetAt": _INSTANT},
+        {"message": {"type": "string"}},
+    ),
+    "Problem": _object(
+        {
+            "type": {"type": "string"},
+            "title": {"type": "string"},
+            "status": {"type": "integer"},
+            "code": {"type": "string", "enum": [*CODES]},
+            "detail": {"type": "string"},
+        },
+        {"reason": {"type": "string", "enum": ["away", "full"]}},
+    ),
+    "PolicyCheck": _object(_KEYED, {"cost": _COST}),
+    "Forecast": _object(
+        {"spendable_now": _WHOLE, "next_replenish_at": _INSTANT, "full_at": _INSTANT}
+    ),
+    "Readiness": _object(
+        {
+            "ready": {"type": "boolean"},
+            "stopping": {"type": "boolean"},
+            "store_reachable": {"type": "boolean"},
+            "store_full": {"type": "boolean"},
+            "policies": _WHOLE,
+            "reloaded": {"type": "boolean"},
+        },
+        {"store_error": {"type": "string"}, "reload_error": {"type": "string"}},
+    ),
+}
+
+
+def _inline_schemas() -> dict[str, Any]:
+    """One for the strategies that take any limit, and one for each that remembers every unit."""
+    inline = inline_strategies()
+    plain = [cls.name for cls in inline if not cls.unit_bytes]
+    strategy = {"type": "string", "enum": plain, "default": DEFAULT_STRATEGY}
+    schemas = {
+        "InlineCheck": _object(
+            {"key": _KEY, "limit": _LIMIT, "window_ms": _WINDOW},
+            {"cost": _COST, "strategy": strategy},
+        )
+    }
+    for cls in inline:
+        if cls.unit_bytes:
+            most = {"maximum": most_units(cls), "description": "It keeps something for every unit."}
+            schemas[f"Inline{cls.wire_name[0].upper()}{cls.wire_name[1:]}Check"] = _object(
+                {
+                    "key": _KEY,
+                    "limit": {**_LIMIT, **most},
+                    "window_ms": _WINDOW,
+                    "strategy": {"type": "string", "enum": [cls.name]},
+                },
+                {"cost": _COST},
+            )
+    every = [*map(_ref, schemas), _ref("PolicyCheck")]
+    return {**schemas, "Check": {"oneOf": every}}
+
+
+_DECIDED = _object({"decision": _ref("Decision")})
+_ADMITTED = _object(
+    {
+        "decision": _ref("Decision"),
+        "lease_id": {"type": "string"},
+        "lease_expires_at": _INSTANT,
+        "binding_axis": {"type": "string", "enum": ["", "concurrency", "rate", "cost"]},
+        "policy_denied": {"type": "boolean", "enum": [False]},
+    }
+)
+_BATCH = {"type": "array", "items": _KEY, "maxItems": MAX_BATCH}
+_LEASES = {**_TEXTS, "maxItems": MAX_BATCH}
+
+# Per call of /v1: what it does, what it takes, what it answers.
+_CALLS: dict[str, tuple[str, Any, Any]] = {
+    "check": ("Decide one request.", _ref("PolicyCheck"), _DECIDED),
+    "check-many": (
+        "Decide for many keys, in order, at one instant.",
+        _object({"policy": _POLICY, "keys": _BATCH}, {"cost": _COST}),
+        _object({"decisions": {"type": "array", "items": _ref("Decision")}}),
+    ),
+    "peek": ("What a request would be told. Spends nothing.", _object(_KEYED), _DECIDED),
+    "forecast": (
+        "What can be spent now, and when there is more. Spends nothing.",
+        _object(_KEYED, {"cost": _COST}),
+        _object({"forecast": _ref("Forecast")}),
+    ),
+    "debit": (
+        "Count tokens that were used against a budget.",
+        _object(_KEYED, {"tokens": _COST}),
+        _DECIDED,
+    ),
+    "admit": (
+        "Take a slot and spend the rate, or nothing of it; a budget that is spent denies.",
+        _object(_KEYED, {"cost": _COST, "hold": _BID, "value": _BID}),
+        _ADMITTED,
+    ),
+    "release": (
+        "Give a slot back. Idempotent.",
+        _object({"lease_id": {"type": "string"}}, {"dropped": {"type": "boolean"}}),
+        _object({}),
+    ),
+    "heartbeat": (
+        "Keep slots that are still in use.",
+        _object({"lease_ids": _LEASES}),
+        _object({"live_ids": _TEXTS, "reclaimed_ids": _TEXTS, "next_deadline": _INSTANT}),
+    ),
+}
+
+_DECISION_HEADERS = {
+    "RateLimit": 'What is left, and in how many seconds there is more: `"name";r=9;t=60`.',
+    "RateLimit-Policy": 'What the policy grants: `"name";q=10;w=60`.',
+}
+# One decision has both; several, and a forecast, have the policy in common.
+_HEADERS_OF = {
+    **dict.fromkeys(("check", "peek", "debit", "admit"), ("RateLimit", "RateLimit-Policy")),
+    **dict.fromkeys(("check-many", "forecast"), ("RateLimit-Policy",)),
+}
+_LEGACY = [
+    {
+        "name": "headers",
+        "in": "query",
+        "schema": {"type": "string", "enum": ["x"]},
+        "description": "`x` adds the `X-RateLimit-*` headers.",
+    },
+    {
+        "name": "X-RateLimit-Format",
+        "in": "header",
+        "schema": {"type": "string", "enum": ["legacy"]},
+        "description": "`legacy` adds the `X-RateLimit-*` headers.",
+    },
+]
+
+
+def _content(schema: Any, kind: str = "application/json") -> dict[str, Any]:
+    return {"content": {kind: {"schema": schema}}}
+
+
+def _answer(text: str, schema: Any, headers: dict[str, str] | None = None) -> dict[str, Any]:
+    described = {
+        name: {"description": meaning, "schema": {"type": "string"}}
+        for name, meaning in (headers or {}).items()
+    }
+    return {"description": text, "headers": described, **_content(schema)}
+
+
+def _problems() -> dict[str, Any]:
+    """One response for every status that a refusal may have."""
+    texts: dict[str, list[str]] = {}
+    for code, (status, meaning) in CODES.items():
+        texts.setdefault(str(status), []).append(f"`{code}`: {meaning}")
+    return {
+        status: {
+            "description": " ".join(meanings),
+            **_content(_ref("Problem"), "application/problem+json"),
+        }
+        for status, meanings in texts.items()
+    }
+
+
+def _operation(name: str, summary: str, answers: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        "operationId": name,
+        "summary": summary,
+        "responses": {**_problems(), **answers},
+        **more,
+    }
+
+
+def _body(schema: Any) -> dict[str, Any]:
+    return {"required": True, **_content(schema)}
+
+
+def _checks() -> dict[str, Any]:
+    told = {**_DECISION_HEADERS, "Retry-After": "Seconds to wait, at least 1."}
+    post = _operation(
+        "check",
+        "Decide one request, by a policy's name or by a limit of its own.",
+        {
+            "200": _answer("Allowed.", _ref("Decision"), _DECISION_HEADERS),
+            "429": _answer("Denied. Nothing was counted.", _ref("Decision"), told),
+        },
+        requestBody=_body(_ref("Check")),
+        parameters=_LEGACY,
+    )
+    client = {"name": "client", "in": "path", "required": True, "schema": _KEY}
+    get = _operation(
+        "checkClient",
+        "Decide one request of a client, under the policy `default`.",
+        {
+            "200": _answer("Allowed.", _ref("ClientDecision"), _DECISION_HEADERS),
+            "429": _answer("Denied. Nothing was counted.", _ref("ClientDecision"), told),
+        },
+        parameters=[client, *_LEGACY],
+    )
+    return {"/check": {"post": post}, "/check/{client}": {"get": get}}
+
+
+def _v1() -> dict[str, Any]:
+    paths: dict[str, Any] = {}
+    for name, (summary, takes, gives) in _CALLS.items():
+        headers = {field: _DECISION_HEADERS[field] for field in _HEADERS_OF.get(name, ())}
+        post = _operation(
+            "v1" + name.title().replace("-", ""),
+            summary,
+            {"200": _answer("Answered; a denial too is an answer.", gives, headers)},
+            requestBody=_body(takes),
+            parameters=_LEGACY,
+        )
+        paths[f"/v1/{name}"] = {"post": post}
+    return paths
+
+
+def _pages() -> dict[str, Any]:
+    alive = _object({"status": {"type": "string", "enum": ["alive"]}})
+    ready = _ref("Readiness")
+    text = {"type": "string"}
+    pages = {
+        "/health": ("health", "Alive.", {"200": _answer("Alive.", alive)}),
+        "/ready": (
+            "ready",
+            "Whether every request gets a decision, by its store or else by its fail mode.",
+            {"200": _answer("Ready.", ready), "503": _answer("Not ready.", ready)},
+        ),
+        "/metrics": (
+            "metrics",
+            "Counts, for Prometheus.",
+            {"200": {"description": "Counts.", **_content(text, "text/plain")}},
+        ),
+        "/openapi.json": (
+            "openapi",
+            "This document.",
+            {"200": _answer("This document.", {"type": "object"})},
+        ),
+        "/docs": (
+            "docs",
+            "This document, to be read.",
+            {"200": {"description": "A page.", **_content(text, "text/html")}},
+        ),
+    }
+    described = {path: {"get": _operation(*page)} for path, page in pages.items()}
+    described["/ready"]["get"]["parameters"] = [
+        {
+            "name": "store",
+            "in": "query",
+            "schema": {"type": "string", "enum": ["1"]},
+            "description": "`1` asks whether the store answers, too.",
+        }
+    ]
+    return described
+
+
+def openapi() -> dict[str, Any]:
+    """The document. Do not change it."""
+    return _made(inline_strategies())
+
+
+@cache
+def _made(_strategies: tuple[type[Strategy], ...]) -> dict[str, Any]:
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Penstock",
+            "version": "1",
+            "description": "One limit, enforced exactly, wherever the traffic is.",
+        },
+        "paths": {**_checks(), **_v1(), **_pages()},
+        "components": {
+            "schemas": {**_SCHEMAS, **_inline_schemas()},
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"bearer": []}],
+    }
+
+
+def openapi_json() -> bytes:
+    return _text(inline_strategies())
+
+
+@cache
+def _text(strategies: tuple[type[Strategy], ...]) -> bytes:
+    return json.dumps(_made(strategies), indent=2).encode()

@@ -1,0 +1,362 @@
+"""The OpenAPI document as a page to read: plain HTML, with nothing to fetch and nothing to run.
+
+Counts in the text format that Prometheus reads. Totals only: never a key, never a client.
+
+The paths that tell about the service itself: alive, ready, measured, described.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
+from html import escape
+from itertools import islice
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+from ...core._store import COUNTED, STATS
+from .._core import Service
+from .._fail_modes import Readiness
+from .._metrics import HistogramSnapshot, MetricsSnapshot, Tally
+from .._registry import SHOWN
+from .._reloading import in_slices
+from .._shared_call import SharedCall
+from ._answers import Answer, Answers, json_bytes
+from ._openapi import openapi, openapi_json
+
+__all__ = ["HTML", "TEXT", "Pages", "Pool", "exposition", "page", "policy_lines"]
+
+
+HTML = "text/html; charset=utf-8"
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 52rem; padding: 0 1rem;
+  color: #1c2733; background: #fff }
+h2 { font-size: 1rem; margin: 2.5rem 0 .25rem; border-top: 1px solid #d5dde5; padding-top: 1rem }
+code, pre { font: 14px/1.45 ui-monospace, monospace; background: #f2f5f8; border-radius: 4px }
+code { padding: .1rem .3rem } pre { padding: .75rem; overflow-x: auto }
+table { border-collapse: collapse; width: 100% }
+td { vertical-align: top; padding: .2rem .75rem .2rem 0 } summary { cursor: pointer }
+@media (prefers-color-scheme: dark) { body { color: #d8e0e8; background: #14191f }
+  h2 { border-color: #323c46 } code, pre { background: #222a33 } }
+"""
+
+
+@cache
+def page() -> bytes:
+    """The whole page."""
+    document = openapi()
+    info = document["info"]
+    sections = [
+        _section(method, path, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{escape(info['title'])}</title><style>{_STYLE}</style>"
+        f"<h1>{escape(info['title'])}</h1><p>{escape(info['description'])} "
+        '<a href="/openapi.json">openapi.json</a></p>' + "".join(sections) + "<h2>Types</h2>"
+        f"<pre>{_shown(document['components']['schemas'])}</pre></html>"
+    ).encode()
+
+
+def _section(method: str, path: str, operation: dict[str, Any]) -> str:
+    parts = [
+        f"<h2><code>{method.upper()} {escape(path)}</code></h2>",
+        f"<p>{escape(operation['summary'])}</p>",
+    ]
+    if "requestBody" in operation:
+        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        parts.append(f"<pre>{_shown(_resolved(schema))}</pre>")
+    rows = "".join(
+        f"<tr><td><code>{status}</code><td>{escape(answer['description'])}"
+        for status, answer in sorted(operation["responses"].items())
+    )
+    parts.append(f"<details><summary>Answers</summary><table>{rows}</table></details>")
+    return "".join(parts)
+
+
+def _resolved(schema: Any) -> Any:
+    """With what it refers to in place: a reader should not have to look it up."""
+    if isinstance(schema, list):
+        return [_resolved(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return _resolved(openapi()["components"]["schemas"][name])
+    return {key: _resolved(value) for key, value in schema.items()}
+
+
+def _shown(schema: Any) -> str:
+    return escape(json.dumps(schema, indent=2))
+
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def exposition(
+    counted: MetricsSnapshot, statuses: Mapping[int, int], gauges: Mapping[str, int]
+) -> str:
+    """Everything that `/metrics` shows."""
+    policies = {
+        name: tuple(counts[field] for field in Tally.__slots__)
+        for name, counts in counted.policies.items()
+    }
+    lines = [*policy_lines(policies), *_slots(counted.slots), *_stores(counted.stores)]
+    lines += _latency(counted.latency)
+    lines += _family(
+        "penstock_reloads_total",
+        "counter",
+        "Reloads of the policy file.",
+        ((f'result="{result}"', count) for result, count in counted.reloads.items()),
+    )
+    lines += _family(
+        "penstock_inline_policies",
+        "gauge",
+        "Inline policies in use.",
+        [("", counted.inline_policies)],
+    )
+    lines += _family(
+        "penstock_http_responses_total",
+        "counter",
+        "Replies of the HTTP server.",
+        ((f'status="{status}"', count) for status, count in sorted(statuses.items())),
+    )
+    lines += _family(
+        "penstock_grpc_responses_total",
+        "counter",
+        "Replies of the gRPC server.",
+        ((f'code="{code}"', count) for code, count in sorted(counted.grpc_codes.items())),
+    )
+    lines += _family(
+        "penstock_grpc_shed_total",
+        "counter",
+        "gRPC calls refused because there were too many.",
+        [("", counted.grpc_shed)],
+    )
+    lines += _family(
+        "penstock_foreign_clocks_total",
+        "counter",
+        "Requests denied for a stored instant that only a clock ahead of ours can have written.",
+        [("", counted.foreign_clocks)],
+    )
+    for name, value in gauges.items():
+        kind = "counter" if name.endswith("_total") else "gauge"
+        lines += _family(f"penstock_http_{name}", kind, _GAUGES[name], [("", value)])
+    return "\n".join(lines) + "\n"
+
+
+_GAUGES = {
+    "connections": "Open connections of the HTTP server.",
+    "strangers": "Of them, those that have not shown who they are, or only probe.",
+    "buffered_bytes": "Requests that are not answered, and replies that are not taken, in bytes.",
+    "in_flight": "HTTP requests that wait for the store.",
+    "shed_total": "HTTP requests and connections refused because there were too many.",
+}
+
+
+def policy_lines(counted: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    """What was counted for each policy, as `Tally.counts` gives it: by far the longest part where
+    there are many."""
+    labels = {name: f'policy="{_escaped(name)}"' for name in counted}
+    for name, text, each in _PER_POLICY:
+        samples = (
+            (labels[policy] + more, counts[at])
+            for policy, counts in counted.items()
+            for more, at in each
+        )
+        yield from _family(name, "counter", text, samples)
+
+
+def _at(field: str) -> int:
+    return Tally.__slots__.index(field)
+
+
+_PER_POLICY = (
+    (
+        "penstock_decisions_total",
+        "Decisions.",
+        [(f',outcome="{outcome}"', _at(outcome)) for outcome in ("allowed", "denied")],
+    ),
+    (
+        "penstock_store_errors_total",
+        "Calls that the store failed.",
+        [(f',reason="{reason}"', _at(f"store_{reason}")) for reason in ("away", "full")],
+    ),
+    (
+        "penstock_failed_total",
+        "Answers given in place of the store's.",
+        [(f',mode="{mode}"', _at(f"failed_{mode}")) for mode in ("open", "closed", "error")],
+    ),
+)
+
+
+_RECLAIMED = "Slots taken back from holders that fell silent."
+
+
+def _slots(slots: Mapping[str, Mapping[str, int]]) -> Iterable[str]:
+    for field, name, kind, text in (
+        ("limit", "penstock_slots_limit", "gauge", "The ceiling of requests in flight."),
+        ("in_flight", "penstock_slots_in_flight", "gauge", "Slots that are held."),
+        ("reclaimed", "penstock_slots_reclaimed_total", "counter", _RECLAIMED),
+    ):
+        samples = [(f'policy="{_escaped(policy)}"', held[field]) for policy, held in slots.items()]
+        yield from _family(name, kind, text, samples)
+
+
+def _stores(stores: Mapping[str, Mapping[str, int]]) -> Iterable[str]:
+    for field, text in STATS.items():
+        kind = "counter" if field in COUNTED else "gauge"
+        name = f"penstock_store_{field}" + "_total" * (kind == "counter")
+        samples = [
+            (f'store="{_escaped(store)}"', told[field])
+            for store, told in stores.items()
+            if field in told
+        ]
+        yield from _family(name, kind, text, samples)
+
+
+def _latency(latency: Mapping[str, HistogramSnapshot]) -> Iterable[str]:
+    if not latency:
+        return
+    name = "penstock_request_seconds"
+    yield f"# HELP {name} From the last byte of a request to its reply."
+    yield f"# TYPE {name} histogram"
+    for server, histogram in latency.items():
+        total = 0
+        bounds = [*map(repr, histogram.bounds_s), "+Inf"]
+        for bound, count in zip(bounds, histogram.counts, strict=True):
+            total += count
+            yield f'{name}_bucket{{server="{server}",le="{bound}"}} {total}'
+        yield f'{name}_sum{{server="{server}"}} {histogram.sum_s!r}'
+        yield f'{name}_count{{server="{server}"}} {total}'
+
+
+def _family(name: str, kind: str, text: str, samples: Iterable[tuple[str, int]]) -> Iterable[str]:
+    described = False
+    for labels, value in samples:
+        if not described:
+            described = True
+            yield f"# HELP {name} {text}"
+            yield f"# TYPE {name} {kind}"
+        yield f"{name}{{{labels}}} {value}" if labels else f"{name} {value}"
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+Page: TypeAlias = "Callable[[bool, bytes], Answer]"
+
+
+class Pool(Protocol):
+    """Who knows what the other workers have counted: a scrape reaches any of them."""
+
+    async def total(self) -> bytes:
+        """The counts of all workers, of this one as of now, as `/metrics` shows them."""
+
+
+Told: TypeAlias = tuple[int, bytes, bytes]
+"""The status, and what strangers and others are told."""
+
+
+class Pages:
+    """`probes` are the paths that need no token."""
+
+    probes: ClassVar[frozenset[str]] = frozenset({"/health", "/ready"})
+
+    def __init__(
+        self,
+        service: Service,
+        answers: Answers,
+        gauges: Callable[[], dict[str, int]],
+        stopping: Callable[[], bool],
+        pool: Pool | None,
+    ) -> None:
+        self._service = service
+        self._answers = answers
+        self._gauges = gauges
+        self._stopping = stopping
+        self._pool = pool
+        self._look = SharedCall(self._looked)
+        self._scrape = SharedCall(self._counted_here if pool is None else pool.total)
+        self._pages: dict[str, Page] = {
+            "/health": self._health,
+            "/ready": self._ready,
+            "/metrics": self._metrics,
+            "/openapi.json": self._openapi,
+            "/docs": self._docs,
+        }
+
+    def get(self, path: str) -> Page | None:
+        return self._pages.get(path)
+
+    def counts(self) -> str:
+        """Everything that was counted here, but for policies, of which there may be many."""
+        counted = self._service.snapshot(policies=False)
+        return exposition(counted, self._answers.statuses, self._gauges())
+
+    def _health(self, _trusted: bool, _body: bytes) -> Answer:
+        return self._answers.document(200, {"status": "alive"})
+
+    async def _readiness(self, trusted: bool, strict: bool) -> bytes:
+        looked = await self._look()
+        status, *bodies = looked[strict]
+        return self._answers.plain(status, bodies[trusted])
+
+    async def _looked(self) -> tuple[Told, Told]:
+        """What those are told who ask whether requests are decided, and who ask for the store."""
+        ready = await self._service.ready()
+        ok = ready.ok and not self._stopping()
+        return self._told(ready, ok), self._told(ready, ok and ready.store_ok)
+
+    def _told(self, ready: Readiness, ok: bool) -> Told:
+        fields: dict[str, Any] = {
+            "ready": ok,
+            "stopping": self._stopping(),
+            "store_reachable": ready.store_reachable,
+            "store_full": ready.store_full,
+            "policies": ready.policies,
+            "reloaded": not ready.reload_error,
+        }
+        reasons = {"store_error": ready.store_error, "reload_error": ready.reload_error}
+        return 200 if ok else 503, json_bytes(fields), json_bytes({**fields, **reasons})
+
+    def _ready(self, trusted: bool, _body: bytes) -> Answer:
+        return partial(self._readiness, trusted, strict=False)
+
+    def ready_with_store(self, trusted: bool, _body: bytes) -> Answer:
+        """The strict question, `/ready?store=1`: does the store answer, too?"""
+        return partial(self._readiness, trusted, strict=True)
+
+    def _metrics(self, _trusted: bool, _body: bytes) -> Answer:
+        if self._pool is not None or self._service.metrics.policy_count > SHOWN:
+            return self._scraped
+        # At once, whatever else waits: a scrape matters most when nothing else is answered.
+        text = "\n".join([*policy_lines(self._service.metrics.counted()), self.counts()])
+        return self._answers.plain(200, text.encode(), TEXT)
+
+    async def _scraped(self) -> bytes:
+        return self._answers.plain(200, await self._scrape(), TEXT)
+
+    async def _counted_here(self) -> bytes:
+        chunks = _chunks(policy_lines(self._service.metrics.counted()))
+        return b"".join([*await in_slices(chunks), self.counts().encode()])
+
+    def _openapi(self, _trusted: bool, _body: bytes) -> Answer:
+        return self._answers.plain(200, openapi_json())
+
+    def _docs(self, _trusted: bool, _body: bytes) -> Answer:
+        return self._answers.plain(200, page(), HTML, _POLICY)
+
+
+_POLICY = ("Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'",)
+
+
+def _chunks(lines: Iterator[str]) -> Iterator[bytes]:
+    """Some lines at a time."""
+    while chunk := "".join(f"{line}\n" for line in islice(lines, 250)):
+        yield chunk.encode()

@@ -1,0 +1,212 @@
+"""From the head of a request to what is done for it: who asks, for which path, with how much body.
+
+Clients repeat themselves: the head of a connection's second request is nearly always the head of
+its first, to the byte. So heads are remembered, with all that follows from them, and a request
+that was seen before costs one lookup instead of a parse. The memory is small and is emptied when
+it is full; that of strangers is another one, so they cannot empty that of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from urllib.parse import unquote_to_bytes
+
+from ...core._validation import MAX_KEY_BYTES
+from .._access import BearerToken
+from ._answers import Answer, Answers, Problem, ProblemError
+from ._bounds import Bounds
+from ._calls import Calls
+from ._head import Head, Hosts, is_cross_site, parse_head
+from ._pages import Pages
+
+__all__ = ["Route", "Router", "Routes"]
+
+
+_MAX_ROUTES = 1_024
+_MAX_HEAD_BYTES = 2_048
+_LEGACY_QUERY = "headers=x"
+_PAGE_QUERIES = {"/ready": "store=1"}
+
+
+@dataclass(slots=True)
+class Route:
+    """`answer` takes the body. `is_known`: the client has shown who it is, and asks for more than
+    whether the service lives. `needs_place`: where the answer has to be waited for, it is the store
+    that is waited for. `last` means that the connection ends with this reply, and `bare`
+    that the reply goes without its body, as for HEAD. `expects`: the client waits to be told to go
+    on. `problem` is why the request is refused, whatever its body."""
+
+    answer: Callable[[bytes], Answer]
+    length: int
+    max_bytes: int
+    is_known: bool = True
+    needs_place: bool = True
+    last: bool = False
+    bare: bool = False
+    expects: bool = False
+    problem: Problem | None = None
+    shaped: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shaped = self.last or self.bare
+
+
+class Routes(dict[bytes, Route]):
+    """Routes by head. Look up with `routes[head]`."""
+
+    def __init__(self, make: Callable[[bytes], Route]) -> None:
+        super().__init__()
+        self._make = make
+        self._strangers: dict[bytes, Route] = {}
+
+    def __missing__(self, head: bytes) -> Route:
+        route = self._strangers.get(head)
+        if route is None:
+            route = self._make(head)
+            if len(head) <= _MAX_HEAD_BYTES:
+                memory = self if route.is_known else self._strangers
+                if len(memory) >= _MAX_ROUTES:
+                    memory.clear()
+                memory[head] = route
+        return route
+
+    def forget(self) -> None:
+        """Work out every route again."""
+        self.clear()
+        self._strangers.clear()
+
+
+class Router:
+    """Without a `token` everyone may ask. With `hosts`, only under one of these names. Once
+    `is_stopping` is set every route is the last of its connection."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        pages: Pages,
+        answers: Answers,
+        bounds: Bounds,
+        *,
+        token: BearerToken | None,
+        hosts: Hosts | None,
+        legacy: bool,
+    ) -> None:
+        self._answers = answers
+        self._bounds = bounds
+        self._token = token
+        self._hosts = hosts
+        self._legacy = legacy
+        self._calls = calls
+        self._pages = pages
+        self.is_stopping = False
+        self._posts: dict[str, tuple[Callable[[bool, bytes], Answer], int]] = {
+            "/check": (calls.check, bounds.body_bytes),
+            "/v1/check": (calls.v1_check, bounds.body_bytes),
+            "/v1/check-many": (calls.v1_check_many, bounds.batch_bytes),
+            "/v1/peek": (calls.v1_peek, bounds.body_bytes),
+            "/v1/forecast": (calls.v1_forecast, bounds.body_bytes),
+            "/v1/debit": (calls.v1_debit, bounds.body_bytes),
+            "/v1/admit": (calls.v1_admit, bounds.body_bytes),
+            "/v1/release": (calls.v1_release, bounds.body_bytes),
+            "/v1/heartbeat": (calls.v1_heartbeat, bounds.batch_bytes),
+        }
+
+    def route(self, raw: bytes) -> Route:
+        """The route for a head. Raises where the connection cannot go on."""
+        head = parse_head(raw, self._bounds)
+        trusted = self._token is None or self._token.accept(head.headers.get("authorization"))
+        problem = None
+        try:
+            answer, max_bytes = self._answer(head, trusted)
+        except ProblemError as error:
+            problem, max_bytes = error.problem, self._bounds.body_bytes
+            answer = partial(_refuse, self._answers, problem)
+        return Route(
+            answer,
+            head.length,
+            max_bytes,
+            is_known=trusted and head.path not in self._pages.probes,
+            needs_place=self._pages.get(head.path) is None,
+            last=self.is_stopping or not head.keep_alive,
+            bare=head.method == "HEAD",
+            expects=head.is_modern and "expect" in head.headers,
+            problem=problem,
+        )
+
+    def _answer(self, head: Head, trusted: bool) -> tuple[Callable[[bytes], Answer], int]:
+        self._require_host(head)
+        if head.headers.get("expect", "100-continue").lower() != "100-continue":
+            raise ProblemError("expectation_failed", "the one expectation known is 100-continue")
+        if not trusted and head.path not in self._pages.probes:
+            raise ProblemError(
+                "unauthorized",
+                "send the token as Authorization: Bearer <token>",
+                ('WWW-Authenticate: Bearer realm="penstock"',),
+            )
+        page = self._pages.get(head.path)
+        if page is not None:
+            _require_method(head, "GET", "HEAD")
+            if _require_query(head, _PAGE_QUERIES.get(head.path, "")):
+                page = self._pages.ready_with_store
+            return partial(page, trusted), self._bounds.body_bytes
+        # No page of another site can know the token.
+        if self._token is None and is_cross_site(head.headers):
+            raise ProblemError("cross_site", "pages of other sites may not ask")
+        return self._decide(head)
+
+    def _require_host(self, head: Head) -> None:
+        host = head.headers.get("host")
+        if self._hosts is not None and host is not None and not self._hosts.accept(host):
+            raise ProblemError(
+                "unknown_host", f"this service is not asked as {host!r}; see --allowed-hosts"
+            )
+
+    def _decide(self, head: Head) -> tuple[Callable[[bytes], Answer], int]:
+        if (post := self._posts.get(head.path)) is not None:
+            _require_method(head, "POST")
+            call, max_bytes = post
+            return partial(call, self._wants_legacy(head)), max_bytes
+        lead, _, client = head.path[1:].partition("/")
+        if lead != "check" or not client or "/" in client:
+            raise ProblemError("not_found", "there is no such path; /openapi.json lists them")
+        _require_method(head, "GET")
+        call_client = partial(self._calls.check_client, self._wants_legacy(head), _client(client))
+        return call_client, self._bounds.body_bytes
+
+    def _wants_legacy(self, head: Head) -> bool:
+        asked = _require_query(head, _LEGACY_QUERY)
+        named = head.headers.get("x-ratelimit-format")
+        if named is not None and named.lower() != "legacy":
+            raise ProblemError("config_invalid", "the one X-RateLimit-Format known is legacy")
+        return self._legacy or asked or named is not None
+
+
+def _refuse(answers: Answers, problem: Problem, _body: bytes) -> bytes:
+    return answers.problem(problem)
+
+
+def _require_method(head: Head, *methods: str) -> None:
+    if head.method not in methods:
+        allow = ", ".join(methods)
+        raise ProblemError("method_not_allowed", f"use {allow}", (f"Allow: {allow}",))
+
+
+def _require_query(head: Head, known: str = "") -> bool:
+    """Whether the one query that is `known` is there. Any other is refused: one that was meant to
+    change the answer, and does not, would go unnoticed."""
+    if head.query not in ("", known):
+        listed = f"?{known}" if known else "none"
+        raise ProblemError("config_invalid", f"unknown query; known here: {listed}")
+    return head.query != ""
+
+
+def _client(encoded: str) -> str:
+    try:
+        client = unquote_to_bytes(encoded).decode()
+    except UnicodeDecodeError:
+        raise ProblemError("config_invalid", "the client's name is not UTF-8") from None
+    if len(client) > MAX_KEY_BYTES:
+        raise ProblemError("config_invalid", f"a name has at most {MAX_KEY_BYTES} bytes")
+    return client

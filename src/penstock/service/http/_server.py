@@ -1,0 +1,230 @@
+"""How much one request may bring, and how long it may take.
+
+HTTP on a connection: requests in, replies out, in order.
+
+A request that can be answered at once is answered where it arrives: no task, no queue, one write
+for all that came in together. One that has to wait for a store holds up those behind it on the
+same connection, so replies never overtake each other.
+
+The HTTP server: the service, asked in HTTP/1.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Coroutine, Iterable
+from time import perf_counter
+from typing import Any
+
+from .._access import BearerToken
+from .._core import Service
+from ..connections import UNIT_BYTES, ClientConnection, Listener
+from ._answers import SOON, Answers, Problem, ProblemError, problem_of
+from ._bounds import Bounds
+from ._calls import Calls
+from ._head import Hosts
+from ._pages import Pages, Pool
+from ._reader import Reader
+from ._router import Route, Router, Routes
+
+__all__ = ["HttpConnection", "HttpServer"]
+
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_END = b"\r\n\r\n"
+_END_CLOSING = b"\r\nConnection: close\r\n\r\n"
+
+
+class HttpConnection(ClientConnection):
+    """One client that speaks HTTP/1.1, or 1.0."""
+
+    __slots__ = ("_has_begun", "_out", "_reader", "_server")
+
+    def __init__(self, server: HttpServer, tls: ssl.SSLContext | None) -> None:
+        self._reader = Reader(server.routes, server.http_bounds, self._begin_body)
+        super().__init__(server, self._reader, tls)
+        self._server = server
+        # What is to be sent in one piece.
+        self._out: list[bytes] = []
+        # Whether time runs for a request that is not whole.
+        self._has_begun = False
+
+    def serve(self, units: int) -> int:
+        """Answer what is there, up to the first request that has to wait."""
+        out, reader, server, left = self._out, self._reader, self._server, units
+        try:
+            while (request := reader.take()) is not None:
+                route, body = request
+                if route.is_known is not self.is_known:
+                    self._regroup(route)
+                try:
+                    answer = route.answer(body)
+                    reply = answer if isinstance(answer, bytes) else self._begin(route, answer)
+                except Exception as error:
+                    reply = server.failure(error)
+                self._has_begun = False
+                if reply is None:
+                    left -= 1
+                    break
+                left -= 1 + (len(body) + len(reply)) // UNIT_BYTES + reader.effort
+                reader.effort = 0
+                if self._reserved:
+                    self.reserve(0)
+                out.append(self._shape(route, reply) if route.shaped else reply)
+                if left <= 0 or not reader.unread or self.is_blocked:
+                    break
+            else:
+                left, reader.effort = left - reader.effort, 0
+                self._await_rest()
+        except Exception as error:
+            # Where the request ends is not known, so there is no next one.
+            self._refuse(error)
+            return units
+        if out:
+            self._out = []
+            spent_s = perf_counter() - self.arrived
+            for _ in out:
+                server.observe(spent_s)
+            self.send(out[0] if len(out) == 1 else b"".join(out))
+        return units - left
+
+    def patience_s(self, stopping: bool) -> float:
+        bounds, phase = self._server.http_bounds, self._reader.phase
+        if phase:
+            return bounds.head_s if phase == "head" else bounds.request_s
+        return bounds.linger_s if stopping else bounds.idle_s
+
+    def give_up(self) -> None:
+        if phase := self._reader.phase:
+            self._refuse(ProblemError("request_timeout", f"the {phase} did not arrive in time"))
+        else:
+            self.close()
+
+    def overloaded(self, detail: str) -> bytes:
+        reply = self._server.problem(Problem("overloaded", detail, SOON))
+        return reply.replace(_END, _END_CLOSING, 1)
+
+    def _begin(self, route: Route, work: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes | None:
+        """Let the store be asked. Returns a reply only if there is too much of that already."""
+        server = self._server
+        if route.needs_place and not server.enter():
+            return server.problem(Problem("overloaded", "try again soon", SOON))
+        self.wait()
+        began = self.arrived
+        task = server.loop.create_task(work())
+
+        def done(task: asyncio.Task[bytes]) -> None:
+            if route.needs_place:
+                server.leave()
+            reply = server.result(task)
+            server.observe(perf_counter() - began)
+            self.answered(self._shape(route, reply) if route.shaped else reply)
+
+        task.add_done_callback(done)
+        return None
+
+    def _begin_body(self, route: Route, reserved: int, waits: bool) -> None:
+        if route.is_known is not self.is_known:
+            self._regroup(route)
+        if reserved and not self.reserve(reserved):
+            self._server.shed += 1
+            raise ProblemError("overloaded", "too many long bodies at once", SOON)
+        if waits:
+            self._out.append(_CONTINUE)
+
+    def _await_rest(self) -> None:
+        """A request is not whole. Its time runs from its first byte."""
+        if not self._has_begun and self._reader.phase:
+            self._has_begun = True
+            self.since: float = self._server.now
+
+    def _regroup(self, route: Route) -> None:
+        """Let it have the share of those whose request this is. A client that has shown the token
+        stays known, whatever it asks for."""
+        if route.is_known:
+            if not self._server.promote(self):
+                self._server.shed += 1
+                raise ProblemError("overloaded", "too many connections", SOON)
+        elif not self._server.asks_token:
+            self._server.demote(self)
+
+    def _shape(self, route: Route, reply: bytes) -> bytes:
+        if route.bare:
+            reply = reply[: reply.index(_END) + 4]
+        if route.last:
+            self.finish()
+            reply = reply.replace(_END, _END_CLOSING, 1)
+        return reply
+
+    def _refuse(self, error: Exception) -> None:
+        """The last word, behind the replies to what came before."""
+        reply = self._server.failure(error).replace(_END, _END_CLOSING, 1)
+        out, self._out = [*self._out, reply], []
+        self.part(b"".join(out))
+
+
+class HttpServer(Listener):
+    """Serves `service`: to those who have the `token`, if there is one, and under the names in
+    `hosts`, if they are given."""
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        bounds: Bounds | None = None,
+        token: str | None = None,
+        hosts: Iterable[str] | None = None,
+        legacy_headers: bool = False,
+        pool: Pool | None = None,
+    ) -> None:
+        self.http_bounds: Bounds = bounds or Bounds()
+        super().__init__(self.http_bounds, asks_token=token is not None)
+        self.answers: Answers = Answers(service.clock)
+        self.observe: Callable[[float], None] = service.metrics.latency("http").observe
+        self._pages = Pages(
+            service, self.answers, self._gauges, lambda: self._router.is_stopping, pool
+        )
+        self._router = Router(
+            Calls(service, self.answers),
+            self._pages,
+            self.answers,
+            self.http_bounds,
+            token=None if token is None else BearerToken(token),
+            hosts=None if hosts is None else Hosts(hosts),
+            legacy=legacy_headers,
+        )
+        self.routes: Routes = Routes(self._router.route)
+        self.problem: Callable[[Problem], bytes] = self.answers.problem
+        self.counts: Callable[[], str] = self._pages.counts
+
+    def connection(self, tls: ssl.SSLContext | None) -> HttpConnection:
+        return HttpConnection(self, tls)
+
+    async def stop(self) -> None:
+        """Answer what is being asked, within the deadline, and close."""
+        self._router.is_stopping = True
+        self.routes.forget()
+        await super().stop()
+
+    def result(self, task: asyncio.Task[bytes]) -> bytes:
+        if task.cancelled():
+            return self.problem(Problem("stopping", "the service is being stopped", SOON))
+        error = task.exception()
+        return task.result() if error is None else self.failure(error)
+
+    def failure(self, error: BaseException) -> bytes:
+        """The reply for an exception."""
+        return self.problem(problem_of(error))
+
+    def tick(self) -> None:
+        self.answers.tick()
+
+    def _gauges(self) -> dict[str, int]:
+        return {
+            "connections": self.open_connections,
+            "strangers": len(self.strangers.connections),
+            "buffered_bytes": self.known.buffered + self.strangers.buffered,
+            "in_flight": self.in_flight,
+            "shed_total": self.shed,
+        }

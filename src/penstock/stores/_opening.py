@@ -1,0 +1,84 @@
+"""`open_store`: from a URL to a store, so that the backend can be a line of configuration.
+
+A backend is known by its URL schemes and named here as text, so that nothing is imported before
+it is asked for. A module that is missing its driver says itself which extra brings it.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from typing import Any, NoReturn
+
+from ..core._store import Store
+from ..core._validation import reject
+
+__all__ = ["SCHEMES", "open_store"]
+
+
+_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*"
+
+_POSTGRES = ".postgres:PostgresStore.from_url"
+_REDIS = ".redis:RedisStore.from_url"
+_DURABLE_OBJECT = ".durable_object:DurableObjectStore.from_url"
+_DENO_KV = ".deno_kv:DenoKvStore.from_url"
+
+SCHEMES: dict[str, str] = {
+    "memory": ".memory:MemoryStore.from_url",
+    "sqlite": ".sqlite:SqliteStore.from_url",
+    "postgresql": _POSTGRES,
+    "postgres": _POSTGRES,
+    "redis": _REDIS,
+    "rediss": _REDIS,
+    "redis+cluster": _REDIS,
+    "rediss+cluster": _REDIS,
+    "redis+sentinel": _REDIS,
+    "rediss+sentinel": _REDIS,
+    "unix": _REDIS,
+    "dynamodb": ".dynamodb:DynamoDBStore.from_url",
+    "d1": ".d1:D1Store.from_url",
+    "durable-object+https": _DURABLE_OBJECT,
+    "durable-object+http": _DURABLE_OBJECT,
+    "workers-kv": ".workers_kv:WorkersKVStore.from_url",
+    "deno-kv+https": _DENO_KV,
+    "deno-kv+http": _DENO_KV,
+}
+"""Scheme to loader: a module below this package and, after the colon, what to call with the URL."""
+
+
+def open_store(url: str, **options: Any) -> Store:
+    """The store behind `url`, such as `memory://`, `redis://host:6379/0`.
+
+    `options` go to the store as keywords: `open_store("redis://...", timeout_ms=50)`.
+    """
+    if not isinstance(url, str):
+        kind = type(url).__name__
+        reject(f"a store's URL must be a string such as 'redis://localhost:6379', not a {kind}")
+    scheme, separator, _ = url.partition("://")
+    loader = SCHEMES.get(scheme.lower()) if separator else None
+    if loader is None:
+        _refuse(scheme, bool(separator))
+    module, _, path = loader.partition(":")
+    target: Any = import_module(module, __package__)
+    for name in path.split("."):
+        target = getattr(target, name)
+    store = target(url, **options)
+    assert isinstance(store, Store)
+    return store
+
+
+def _refuse(scheme: str, is_url: bool) -> NoReturn:
+    """What is no URL of a store is shown up to its scheme: there may be a password in the rest."""
+    from difflib import get_close_matches
+
+    if not is_url:
+        word = scheme.partition(":")[0].lower()
+        hint = f"did you mean '{word}://...'?" if word in SCHEMES else _USE
+        reject(f"a store's URL has a scheme and ://, such as redis://localhost:6379; {hint}")
+    near = get_close_matches(scheme.lower(), SCHEMES, n=1)
+    hint = f"did you mean '{near[0]}://'?" if near else _USE
+    named = f" {scheme!r}" if re.fullmatch(_SCHEME, scheme) else ""
+    reject(f"no store is known for the URL scheme{named}; {hint}")
+
+
+_USE = f"use one of {', '.join(f'{name}://' for name in sorted(SCHEMES))}"

@@ -1,0 +1,374 @@
+"""Callers of a compare-and-swap store: who works on a key, and who waits.
+
+In one process, one batch at a time is under way per key. Whoever finds the key free leads a batch
+of one; all who come meanwhile wait, and when the leader is done they go together as the next batch.
+So a process never races with itself, a crowd on one key costs two requests per round trip and not
+two per caller, and nobody is overtaken. The last to come leads, having the most time left; the
+others give up at their own deadlines.
+
+Nobody waits while leading: a caller of many keys is woken for all of them alike, and takes up the
+lead of a key as soon as it has it. Hence no deadlock, whatever the keys.
+
+A leader that should have ended long ago, because its loop was stopped or its thread is stuck, is
+passed over: whatever it may yet write is on condition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from ..._queueing import Batch, CallQueue, Queues, ThreadWaiter, Waiter
+from ..._queueing.tasks import Event, TaskWaiter
+from ...core._errors import PenstockError
+from ...core._flow import Flow, adrive, drive
+from ...core._store import Transform
+from .._sheet import Call, ConnectionFailedError, telling_of_others
+from ._compare_and_swap import settle
+from ._memory import RaceMemory
+from ._requests import CasFlow, Request, RetryPause, Step, unavailable
+
+__all__ = ["AsyncCaller", "Backend", "KeyQueue", "SyncCaller"]
+
+
+GRACE_S = 1.0
+"""After a leader's deadline, before it is passed over."""
+
+# A loop holds its tasks weakly.
+_tasks: set[asyncio.Task[None]] = set()
+
+
+class KeyQueue(CallQueue[Call]):
+    """The queue of one key."""
+
+
+class Backend(Protocol):
+    """What a caller needs of a store."""
+
+    timeout_ms: int
+    queues: Queues[KeyQueue]
+    memory: RaceMemory
+
+    @property
+    def max_record_bytes(self) -> int: ...
+
+    def serve(self, requests: Sequence[Request], deadline: float) -> list[Any]: ...
+
+    async def aserve(self, requests: Sequence[Request], deadline: float) -> list[Any]: ...
+
+
+class _Stand:
+    """A caller's place in the queue of one key, with what it wants of it."""
+
+    __slots__ = ("call", "has_gone", "is_leading", "key", "queue", "waiter")
+
+    def __init__(self, key: str, call: Call, waiter: Waiter) -> None:
+        self.key = key
+        self.call = call
+        self.waiter = waiter
+        self.queue: KeyQueue | None = None
+        self.is_leading = False
+        self.has_gone = False
+
+
+class _Lead:
+    """A batch, and the stand that leads it."""
+
+    __slots__ = ("batch", "queue", "stand")
+
+    def __init__(self, stand: _Stand, queue: KeyQueue, batch: Batch[Call]) -> None:
+        self.stand = stand
+        self.queue = queue
+        self.batch = batch
+
+
+class _Caller:
+    """One call, whose keys are run some at a time, all of them within its deadline."""
+
+    def __init__(self, store: Backend, deadline: float) -> None:
+        self._store = store
+        self._queues = store.queues
+        self._deadline = deadline
+        self._stands: list[_Stand] = []
+        self._earlier: list[Call] = []
+
+    def _enter(
+        self,
+        counts: dict[str, int],
+        transform: Transform[Any],
+        now: int,
+        cost: int,
+        waiters: Iterator[Waiter],
+    ) -> None:
+        self._earlier += [stand.call for stand in self._stands]
+        self._stands = []
+        for key, count in counts.items():
+            waiter = next(waiters)
+            waiter.passed_over_at = self._deadline + GRACE_S
+            call = Call([key] * count, transform, now, cost, self._deadline)
+            call.waiter = waiter
+            stand = _Stand(key, call, waiter)
+            self._stands.append(stand)
+            stand.queue = self._queues.join(key, waiter)
+            assert stand.queue is not None
+            stand.queue.submit(call)
+
+    def _is_answered(self) -> bool:
+        return all(stand.call.done for stand in self._stands)
+
+    def _leads(self) -> list[_Lead]:
+        """The batches that are this caller's to settle, now."""
+        leads = []
+        for stand in self._stands:
+            queue = stand.queue
+            if queue is None or stand.is_leading:
+                continue
+            if not stand.call.done and queue.leads(stand.waiter):
+                self._repair(queue)
+                if not stand.call.done:
+                    stand.is_leading = True
+                    leads.append(_Lead(stand, queue, queue.begin(stand.waiter)))
+            if stand.call.done:
+                self._go(stand)
+        for lead in leads:
+            lead.batch.take(lead.queue.pending)
+        return leads
+
+    def _repair(self, queue: KeyQueue) -> None:
+        """Put right what a leader left that was stopped, or passed over."""
+        batch = queue.unfinished
+        if batch is not None:
+            queue.recover(batch, _interrupted)
+
+    def _flow(self, leads: Sequence[_Lead]) -> Flow[list[Step], None]:
+        room, memory = self._store.max_record_bytes, self._store.memory
+        return _side_by_side(
+            [settle(lead.stand.key, lead.batch.calls, room, memory) for lead in leads]
+        )
+
+    def _finish(self, leads: Sequence[_Lead]) -> None:
+        for lead in leads:
+            lead.queue.finish(lead.batch)
+            self._go(lead.stand)
+
+    def _give_up_leads(self, leads: Sequence[_Lead]) -> None:
+        """After an interrupt: what was not written is left to the next leader."""
+        for lead in leads:
+            lead.batch.leader = None
+            if lead.queue.unfinished is lead.batch:
+                lead.queue.recover(lead.batch, _interrupted)
+            self._go(lead.stand)
+
+    def _go(self, stand: _Stand) -> None:
+        """Leave the queue of a key. Whoever came last inherits a lead."""
+        queue = stand.queue
+        if queue is not None and not stand.has_gone:
+            last = queue.last() if queue.leads(stand.waiter) else None
+            heir = None if last is None else last.waiter
+            self._queues.leave(stand.key, queue, stand.waiter, heir)
+            stand.has_gone = True
+
+    def _leave(self) -> None:
+        """Give up what is still waiting, but not what is being led."""
+        for stand in self._stands:
+            if not stand.call.done and stand.queue is not None:
+                stand.queue.withdraw(stand.call)
+            if not stand.is_leading:
+                self._go(stand)
+
+    def _answers(self) -> dict[str, Iterator[Any]]:
+        for stand in self._stands:
+            if stand.call.error is not None:
+                raise self._told(stand.call.error, stand.call)
+        return {stand.key: iter(stand.call.results) for stand in self._stands}
+
+    def _told(self, error: BaseException, of: Call | None = None) -> BaseException:
+        """The error, which speaks of the call `of`, with a word on all others of this caller."""
+        calls = [*self._earlier, *(stand.call for stand in self._stands)]
+        effects = {call.charged for call in calls if call is not of}
+        for effect in (True, None):
+            if effect in effects:
+                return telling_of_others(error, effect)
+        return error
+
+    def _left_s(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
+    def _nap_s(self, pauses: Sequence[RetryPause]) -> float:
+        """How long to wait before the requests are sent; raises if nobody is left to hear."""
+        seconds = max((pause.ms for pause in pauses), default=0.0) / 1000
+        if seconds >= self._left_s():
+            raise ConnectionFailedError("no time left to ask", may_have_run=False)
+        return seconds
+
+    def _give_up(self) -> None:
+        """At the deadline: what still waits is withdrawn, and what is in flight is in doubt."""
+        certain = [
+            stand.queue is None or stand.call.done or stand.queue.withdraw(stand.call)
+            for stand in self._stands
+        ]
+        if not self._is_answered():
+            ms = self._store.timeout_ms
+            error = unavailable(f"no turn at this key within {ms} ms", in_doubt=not all(certain))
+            raise self._told(error)
+
+
+class SyncCaller(_Caller):
+    """Leads on its own thread."""
+
+    def run(
+        self, counts: dict[str, int], transform: Transform[Any], now: int, cost: int
+    ) -> dict[str, Iterator[Any]]:
+        waiter = ThreadWaiter(sys._getframe())
+        try:
+            self._enter(counts, transform, now, cost, iter(lambda: waiter, None))
+            while not self._is_answered():
+                if leads := self._leads():
+                    self._settle(leads)
+                elif self._left_s() <= 0:
+                    self._give_up()
+                else:
+                    waiter.rest(self._left_s())
+        finally:
+            self._leave()
+            waiter.end()
+        return self._answers()
+
+    def _settle(self, leads: list[_Lead]) -> None:
+        try:
+            drive(self._flow(leads), self._serve)
+            self._finish(leads)
+        except BaseException:
+            self._give_up_leads(leads)
+            raise
+
+    def _serve(self, steps: Sequence[Step]) -> list[Any]:
+        pauses, requests = _sorted(steps)
+        if (seconds := self._nap_s(pauses)) > 0:
+            time.sleep(seconds)
+        return _merged(steps, self._store.serve(requests, self._deadline) if requests else [])
+
+
+class AsyncCaller(_Caller):
+    """Leads in a task of its own, so that cancelling one caller does not fail the others."""
+
+    async def run(
+        self, counts: dict[str, int], transform: Transform[Any], now: int, cost: int
+    ) -> dict[str, Iterator[Any]]:
+        self._woken = woken = Event()
+        self._leading: dict[asyncio.Task[None], list[_Lead]] = {}
+        sleeper = TaskWaiter(woken)
+        try:
+            # One for each key: a lead belongs to the task that has it.
+            self._enter(counts, transform, now, cost, iter(lambda: TaskWaiter(woken), None))
+            while not self._is_answered():
+                if leads := self._leads():
+                    self._start(leads)
+                self._look_after_leads()
+                # Its own lead ends by the same deadline, and says more about what went wrong.
+                if self._left_s() <= 0 and not self._leading:
+                    self._give_up()
+                await sleeper.rest(self._left_s() or None)
+        finally:
+            self._leave()
+        return self._answers()
+
+    def _start(self, leads: list[_Lead]) -> None:
+        task = asyncio.get_running_loop().create_task(self._settle(leads))
+        for lead in leads:
+            waiter = lead.stand.waiter
+            assert isinstance(waiter, TaskWaiter)
+            waiter.hand_to(task)
+        self._leading[task] = leads
+        _tasks.add(task)
+        task.add_done_callback(_tasks.discard)
+
+    def _look_after_leads(self) -> None:
+        """Leads that were stopped without a word."""
+        for task in [task for task in self._leading if task.done()]:
+            self._stop(self._leading.pop(task), None if task.cancelled() else task.exception())
+
+    async def _settle(self, leads: list[_Lead]) -> None:
+        try:
+            await adrive(self._flow(leads), self._serve)
+            self._finish(leads)
+        except BaseException as error:
+            self._stop(leads, error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._woken.set()
+
+    def _stop(self, leads: list[_Lead], error: BaseException | None) -> None:
+        """The end of leads that were interrupted. Nobody but their caller can be told why."""
+        for lead in leads:
+            call = lead.stand.call
+            if not call.done and not call.is_answered():
+                why = "its end" if error is None else type(error).__name__
+                told = unavailable(f"interrupted by {why}", in_doubt=call.in_flight)
+                told.__cause__ = error
+                call.fail(told)
+        self._give_up_leads(leads)
+
+    async def _serve(self, steps: Sequence[Step]) -> list[Any]:
+        pauses, requests = _sorted(steps)
+        if (seconds := self._nap_s(pauses)) > 0:
+            await asyncio.sleep(seconds)
+        answers = await self._store.aserve(requests, self._deadline) if requests else []
+        return _merged(steps, answers)
+
+
+def _interrupted(_call: Call) -> BaseException:
+    return unavailable("the caller that was writing was interrupted", in_doubt=True)
+
+
+def _sorted(steps: Sequence[Step]) -> tuple[list[RetryPause], list[Request]]:
+    pauses = [step for step in steps if isinstance(step, RetryPause)]
+    return pauses, [step for step in steps if not isinstance(step, RetryPause)]
+
+
+def _merged(steps: Sequence[Step], answers: list[Any]) -> list[Any]:
+    """The answers of the requests, and None for each pause."""
+    rest = iter(answers)
+    return [None if isinstance(step, RetryPause) else next(rest) for step in steps]
+
+
+def _side_by_side(flows: Sequence[CasFlow]) -> Flow[list[Step], None]:
+    """Several flows that go in step: each step's requests are served together.
+
+    Yields lists of steps and is sent, for each, its answer or the exception it met. An exception
+    of the server side as a whole is everybody's.
+    """
+    pending: dict[int, Step] = {}
+    for place, flow in enumerate(flows):
+        _resume(pending, place, flow, None)
+    while pending:
+        places = list(pending)
+        try:
+            answers: list[Any] = yield [pending[place] for place in places]
+        except (ConnectionFailedError, PenstockError) as error:
+            answers = [error] * len(places)
+        for place, answer in zip(places, answers, strict=True):
+            _resume(pending, place, flows[place], answer)
+
+
+def _resume(pending: dict[int, Step], place: int, flow: CasFlow, answer: Any) -> None:
+    try:
+        if isinstance(answer, Exception):
+            pending[place] = flow.throw(_fault(answer))
+        else:
+            pending[place] = flow.send(answer)
+    except StopIteration:
+        pending.pop(place, None)
+
+
+def _fault(error: Exception) -> Exception:
+    """What a request met. Whatever a driver raises that it is not known for is an outage, too."""
+    if isinstance(error, (ConnectionFailedError, PenstockError)):
+        return error
+    fault = ConnectionFailedError(f"{type(error).__name__}: {error}", may_have_run=True)
+    fault.__cause__ = error
+    return fault

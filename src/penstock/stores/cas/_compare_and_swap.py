@@ -1,0 +1,312 @@
+"""Compare-and-swap, written once: read, decide, write if nobody else has, else once more.
+
+A batch is everything that this process wants of one key at this moment. It is closed before the
+key is read, decided in order on what was read, and written in one step; so its callers share two
+requests, and only other processes can come in between. That is a race: the batch is decided anew
+on what the winner wrote, at most RACES times; from the second race on after a random pause and a
+fresh read, since what was found before a pause is old after it. The read is spared where the
+process remembers what it last saw (memory.py); the first race may be lost to that.
+
+**Lost replies.** A write whose reply was lost is never simply repeated: it may have happened. The
+version of a record is a trail, the ids of the TRAIL latest writes, newest first, and each attempt
+has an id of its own. So the next look tells:
+
+- our id is in the trail: it was written, even if others have written since;
+- the id we had expected is there and ours is not, or the trail reaches back to the key's first
+  write without it: it was not written. Should it still be on its way, it will find the version
+  changed by our next attempt; and if it is faster, that attempt finds our id;
+- neither: TRAIL others have written since, and nobody can know. Only then the call ends as
+  `store_unavailable`, saying that the request may have been charged.
+
+The same look recognizes a write that a driver repeated by itself, to be refused the second time.
+A lost delete leaves no id; but a key that is gone, or was begun anew, was deleted after we read
+it, by us or by somebody right after us, and no reader can tell these apart.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+
+from ...core._clock import SystemClock
+from ...core._errors import ConfigInvalidError, PenstockError
+from .._sheet import Call, ConnectionFailedError, Sheet
+from ._memory import RaceMemory
+from ._requests import CasFlow, Conflict, Drop, Held, Read, RetryPause, Swap, unavailable
+
+__all__ = ["RACES", "TRAIL", "settle"]
+
+
+RACES = 32
+TRAIL = 8
+_FAULTS = 3
+# A race is over when somebody has won; a server that is busy needs time.
+_LONGEST_PAUSE_MS = 16.0
+_LONGEST_FAULT_PAUSE_MS = 200.0
+# On a raced key, before a read; see memory.py.
+_LEFT_TO_OTHERS_MS = 4.0
+
+
+class _GivenUpError(Exception):
+    """The end of a batch that a backend failed."""
+
+
+_FAULT = Conflict()
+"""Stands for a write that the link failed, and that may be tried again."""
+
+_now_ms = SystemClock().now
+
+
+class _Attempt:
+    """One decision of a batch on what its key held: the answers, and the write they need."""
+
+    def __init__(self, key: str, calls: Sequence[Call], held: Held | None) -> None:
+        self.id = secrets.token_urlsafe(9)
+        self.expected = held
+        # Who gives up from here on is in doubt, if it writes; who has given up is left out.
+        for call in calls:
+            call.in_flight = True
+        self._calls = calls = [call for call in _waiting(calls) if not call.has_left]
+        sheet = Sheet(lambda _key: held and held.record)
+        for call in calls:
+            sheet.run(call)
+        self._answers = [(list(call.results), call.error) for call in calls]
+        self._writers = [call for call in calls if call.writing]
+        record, keep_until = sheet.writes.get(key, (None, 0))
+        self.write: Swap | Drop | None = None
+        if record is not None:
+            # Counted from the earliest clock, so that it is kept long enough for all of them.
+            nows = (call.now for call in calls if call.transform.role != "clear")
+            since = min(_now_ms(), *nows)
+            self.write = Swap(key, held, self._version(), record, keep_until - since)
+        elif key in sheet.writes and held is not None:
+            self.write = Drop(key, held)
+
+    def _version(self) -> str:
+        before = self.expected.version.split(".")[: TRAIL - 1] if self.expected else []
+        return ".".join([self.id, *before])
+
+    def held(self, stamp: str) -> Held | None:
+        """What the key holds once this attempt was written."""
+        if not isinstance(self.write, Swap):
+            return None
+        return Held(self.write.record, self.write.version, stamp)
+
+    def writes_for(self, call: Call) -> bool:
+        return call in self._writers
+
+    def mark(self, charged: bool | None) -> None:
+        """Take down what became of the callers for whom this attempt wrote."""
+        for call in self._writers:
+            call.charged = charged
+
+    def restore(self) -> None:
+        """Answer with what this attempt had found, after others were made."""
+        for call, (results, error) in zip(self._calls, self._answers, strict=True):
+            call.results, call.error = results, error
+        self.mark(True)
+
+    def happened(self, found: Held | None) -> bool | None:
+        """Whether it was written, judged by a later look at the key; None if that is unknown."""
+        trail = found.version.split(".") if found else []
+        if self.id in trail:
+            return True
+        if self.expected is not None and self.expected.version.split(".")[0] in trail:
+            return False
+        return isinstance(self.write, Drop) if len(trail) < TRAIL else None
+
+
+class _History:
+    """The attempts of one batch, and those that may yet turn out to have been written."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._made: list[_Attempt] = []
+        self._open: list[_Attempt] = []
+
+    def note(self, attempt: _Attempt) -> None:
+        self._made.append(attempt)
+
+    def lose(self, attempt: _Attempt) -> None:
+        self._open.append(attempt)
+
+    def is_in_doubt(self, call: Call) -> bool:
+        """Whether something may have been written for this very call."""
+        return any(attempt.writes_for(call) for attempt in self._open)
+
+    def end(self, calls: Sequence[Call]) -> None:
+        """Take down what is in doubt when no more is asked."""
+        for call in calls:
+            if self.is_in_doubt(call):
+                call.charged = None
+
+    def mark(self, calls: Sequence[Call], attempt: _Attempt | None = None) -> None:
+        """Mark as in flight what this attempt is about to write, and what an earlier one may have
+        written."""
+        for call in calls:
+            is_written = attempt is not None and attempt.writes_for(call)
+            call.in_flight = is_written or self.is_in_doubt(call)
+
+    def written(self, found: Held | None) -> _Attempt | None:
+        """The attempt that was written after all, judged by a later look at the key."""
+        for attempt in self._made:
+            if found is not None and attempt.id in found.version.split("."):
+                return attempt
+        for attempt in list(self._open):
+            verdict = attempt.happened(found)
+            if verdict is None:
+                raise _GivenUpError(f"the reply for key {self._key!r} was lost")
+            if verdict:
+                return attempt
+            # With the version gone that it asks for, it can no longer arrive.
+            if _version(found) != _version(attempt.expected):
+                self._open.remove(attempt)
+        return None
+
+
+def settle(key: str, calls: Sequence[Call], max_record_bytes: int, memory: RaceMemory) -> CasFlow:
+    """Answer the calls, all of them about one key, as one batch; or fail them."""
+    history = _History(key)
+    try:
+        if all(call.transform.role == "clear" for call in calls):
+            memory.forget(key)
+            yield from _clear(key, calls, history)
+        else:
+            yield from _race(key, calls, max_record_bytes, memory, history)
+    except _GivenUpError as given_up:
+        history.end(calls)
+        for call in _waiting(calls):
+            error = unavailable(given_up, in_doubt=history.is_in_doubt(call))
+            error.__cause__ = given_up.__cause__
+            call.fail(error)
+    except PenstockError as fault:
+        # Everyone gets an exception object of its own: raising one writes to it.
+        history.end(calls)
+        for call in _waiting(calls):
+            call.fail(copy(fault))
+    for call in _waiting(calls):
+        call.open = ()
+        call.in_flight = False
+
+
+def _waiting(calls: Sequence[Call]) -> list[Call]:
+    """Those that nobody else has answered: a leader may have been passed over meanwhile."""
+    return [call for call in calls if not call.done]
+
+
+def _race(
+    key: str, calls: Sequence[Call], max_record_bytes: int, memory: RaceMemory, history: _History
+) -> CasFlow:
+    """Decide and write, anew for each race that is lost."""
+    found, is_remembered = yield from _begin(key, calls, memory, history)
+    for race in range(RACES):
+        written = history.written(found)
+        if written is not None:
+            return written.restore()
+        attempt = _Attempt(key, calls, found)
+        if attempt.write is None:
+            history.mark(calls)
+            if not is_remembered:
+                memory.keep(key, found)
+                return
+            answer = Conflict()
+        else:
+            _require_room(attempt.write, max_record_bytes)
+            memory.forget(key)
+            answer = yield from _attempt(attempt, calls, history)
+            if not isinstance(answer, Conflict):
+                attempt.mark(True)
+                if race == 0 or memory.is_raced(key):
+                    memory.keep(key, attempt.held(answer), written=True)
+                return
+            if answer is _FAULT:
+                yield from _pause(race, history, _LONGEST_FAULT_PAUSE_MS)
+            else:
+                memory.note_loss(key, was_remembered=is_remembered)
+                yield from _pause(race, history)
+        is_remembered = False
+        found = answer.found
+        if race or not answer.known:
+            found = yield from _insist(Read(key), history)
+    raise _GivenUpError(
+        f"key {key!r} was changed by other processes before each of {RACES} attempts to write it"
+    )
+
+
+def _begin(key: str, calls: Sequence[Call], memory: RaceMemory, history: _History) -> CasFlow:
+    """What to decide on first, and whether that is only remembered."""
+    only_looks = all(call.transform.role in ("peek", "forecast") for call in calls)
+    if memory.is_to_be_looked_at(key) and not only_looks:
+        yield from _wait(_LEFT_TO_OTHERS_MS, history)
+        found = yield from _insist(Read(key), history)
+        memory.note_look(key, found)
+        return found, False
+    found = memory.recall(key)
+    if found is not None:
+        return found, True
+    return (yield from _insist(Read(key), history)), False
+
+
+def _clear(key: str, calls: Sequence[Call], history: _History) -> CasFlow:
+    """Forgetting depends on nothing, so it needs no read and may be repeated."""
+    _Attempt(key, calls, None)
+    yield from _insist(Drop(key, None), history)
+
+
+def _attempt(attempt: _Attempt, calls: Sequence[Call], history: _History) -> CasFlow:
+    """Write; a reply that was lost counts as a conflict that has to be looked into."""
+    history.note(attempt)
+    history.mark(calls, attempt)
+    assert attempt.write is not None
+    try:
+        answer = yield attempt.write
+    except ConnectionFailedError as error:
+        if error.may_have_run:
+            history.lose(attempt)
+        if not error.again:
+            raise _GivenUpError(error) from error
+        answer = _FAULT
+    if isinstance(answer, Conflict):
+        history.mark(calls)
+    return answer
+
+
+def _insist(request: Read | Drop, history: _History) -> CasFlow:
+    """Ask for what may be asked twice, a few times if the link fails."""
+    for fault in range(_FAULTS):
+        try:
+            return (yield request)
+        except ConnectionFailedError as error:
+            if not error.again or fault + 1 == _FAULTS:
+                raise _GivenUpError(error) from error
+        yield from _pause(fault + 1, history, _LONGEST_FAULT_PAUSE_MS)
+    raise AssertionError
+
+
+def _pause(turn: int, history: _History, longest_ms: float = _LONGEST_PAUSE_MS) -> CasFlow:
+    """None after the first race: most have one winner, and are over."""
+    if turn:
+        yield from _wait(min(4.0 * 2**turn, longest_ms), history)
+
+
+def _wait(longest_ms: float, history: _History) -> CasFlow:
+    try:
+        yield RetryPause(random.uniform(0, longest_ms))
+    except ConnectionFailedError as error:
+        raise _GivenUpError(error) from error
+
+
+def _version(held: Held | None) -> str | None:
+    return None if held is None else held.version
+
+
+def _require_room(write: Any, max_record_bytes: int) -> None:
+    if isinstance(write, Swap) and len(write.record) > max_record_bytes:
+        raise ConfigInvalidError(
+            f"the state of key {write.key!r} takes {len(write.record)} bytes, and this store "
+            f"holds {max_record_bytes} per key: use a strategy that remembers less, or a smaller "
+            "limit"
+        )

@@ -1,0 +1,162 @@
+"""What a flow asks of a backend.
+
+Names that a backend can hold.
+
+Keys may be 4,096 bytes long, which some backends do not take. A key that is as long as `limit` or
+longer is replaced by a name of exactly `limit` bytes: its first characters, for those who read the
+table, and its SHA-256. Keys that go in unchanged are shorter than `limit`, so no key can be made
+up that meets the name of another.
+
+Clients that belong to an event loop: one per loop that uses the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from ...core._errors import StoreUnavailableError
+from ...core._flow import Flow
+from ...core._validation import reject
+
+__all__ = [
+    "CasFlow",
+    "Conflict",
+    "Drop",
+    "Held",
+    "PerLoop",
+    "Read",
+    "Request",
+    "RetryPause",
+    "Step",
+    "Swap",
+    "fit",
+    "require_name",
+    "unavailable",
+]
+
+
+class Held(NamedTuple):
+    """What a key holds. `stamp` is the backend's own mark of this write, where it has one."""
+
+    record: str
+    version: str
+    stamp: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The answer is the key's Held, or None; it must not be older than the request."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Write the record, if the key still holds what was `expected` (None: nothing).
+
+    `keep_ms` is how long from now the backend has to keep it. The answer is the stamp of what was
+    written, or a Conflict.
+    """
+
+    key: str
+    expected: Held | None
+    version: str
+    record: str
+    keep_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Delete the key: if it still holds what was `expected`, or whatever it holds if that is None.
+
+    The answer is True, or a Conflict.
+    """
+
+    key: str
+    expected: Held | None
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """The key held something else, and nothing was written.
+
+    `found` is what it held (None: nothing), if `known`: not every backend says it.
+    """
+
+    found: Held | None = None
+    known: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPause:
+    """Wait before going on."""
+
+    ms: float
+
+
+Request = Read | Swap | Drop
+Step = Request | RetryPause
+CasFlow = Flow[Step, Any]
+
+
+def unavailable(reason: object, *, in_doubt: bool) -> StoreUnavailableError:
+    """The end of a call that a backend failed."""
+    effect = "may have been charged" if in_doubt else "was not charged"
+    return StoreUnavailableError(f"{reason}; the request {effect}")
+
+
+def fit(key: str, limit: int) -> str:
+    """The key, or what stands for it in a backend that takes names of up to `limit` bytes."""
+    raw = key.encode()
+    if len(raw) < limit:
+        return key
+    digest = sha256(raw).hexdigest()
+    lead = raw[: limit - len(digest)].decode(errors="ignore")
+    return lead + "." * (limit - len(digest) - len(lead.encode())) + digest
+
+
+def require_name(what: str, name: object, pattern: str) -> str:
+    """A table, namespace or account, before it becomes part of a statement or a path."""
+    if not isinstance(name, str) or not re.fullmatch(pattern, name, re.ASCII):
+        reject(f"{what} must match {pattern}, not {name!r}")
+    return name
+
+
+class PerLoop:
+    """`make` is awaited once in every loop that asks; `close` is awaited with what it made."""
+
+    def __init__(
+        self, make: Callable[[], Awaitable[Any]], close: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        self._make = make
+        self._close = close
+        self._made: dict[asyncio.AbstractEventLoop, asyncio.Task[Any]] = {}
+
+    async def get(self) -> Any:
+        loop = asyncio.get_running_loop()
+        task = self._made.get(loop)
+        if task is None or (task.done() and (task.cancelled() or task.exception())):
+            for other in [other for other in self._made if other.is_closed()]:
+                del self._made[other]
+            task = self._made[loop] = loop.create_task(self._start())
+        if task.done():
+            return task.result()
+        # Whoever gives up waiting does not take the client from the others.
+        return await asyncio.shield(task)
+
+    async def aclose(self) -> None:
+        """Close the client of the running loop. Those of other loops are theirs to close."""
+        task = self._made.pop(asyncio.get_running_loop(), None)
+        if task is None:
+            return
+        await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is None:
+            await self._close(task.result())
+
+    async def _start(self) -> Any:
+        return await self._make()

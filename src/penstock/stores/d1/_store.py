@@ -1,0 +1,272 @@
+"""The SQL, and what its results say. Values are always bound; the table's name is validated.
+
+`keep_until` is on the database's own clock, so that neither a caller's clock nor the way there
+matters to what `sweep` removes.
+
+D1Store: Cloudflare's SQLite, over its REST API.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from ...core._errors import ConfigInvalidError, StoreUnavailableError
+from ...core._flow import Flow, adrive, drive
+from ...core._store import from_its_url
+from ...core._validation import reject, require_instant
+from ..cas import Conflict, ConnectionFailedError, Drop, Held, Read, Request, Swap
+from ..cas._requests import require_name
+from ..rest import HttpCall, RestReply, RestStore
+from ..rest._client import read_url
+from ..rest._cloudflare import API, TOKEN_ENV, Refused, require_id, result_of
+
+__all__ = ["SCHEMA", "D1Store", "Statement", "Statements"]
+
+
+SCHEMA = 1
+
+Statement = dict[str, Any]
+
+_NOW = "CAST(unixepoch('subsec') * 1000 AS INTEGER)"
+_LATER = f"{_NOW} + CAST(? AS INTEGER)"
+
+
+class Statements:
+    """All statements on one table."""
+
+    def __init__(self, table: str) -> None:
+        self.table = table
+        self.versions: str = f"{table}_schema"
+
+    def of(self, request: Request) -> list[Statement]:
+        """One statement; after a conditional one, another that shows what stood in its way."""
+        look = _statement(f"SELECT record, version FROM {self.table} WHERE key = ?", request.key)
+        if isinstance(request, Read):
+            return [look]
+        if isinstance(request, Drop) and request.expected is None:
+            return [self._write(request)]
+        return [self._write(request), look]
+
+    def _write(self, request: Swap | Drop) -> Statement:
+        if isinstance(request, Drop):
+            sql = f"DELETE FROM {self.table} WHERE key = ?"
+            if request.expected is None:
+                return _statement(sql, request.key)
+            return _statement(f"{sql} AND version = ?", request.key, request.expected.version)
+        values = (request.record, request.version, request.keep_ms, request.key)
+        if request.expected is None:
+            sql = (
+                f"INSERT INTO {self.table} (record, version, keep_until, key) "
+                f"VALUES (?, ?, {_LATER}, ?) ON CONFLICT (key) DO NOTHING"
+            )
+            return _statement(sql, *values)
+        sql = (
+            f"UPDATE {self.table} SET record = ?, version = ?, keep_until = {_LATER} "
+            "WHERE key = ? AND version = ?"
+        )
+        return _statement(sql, *values, request.expected.version)
+
+    def answer(self, request: Request, results: list[Any]) -> Any:
+        """What the flow is told: exactly one changed row is a commit."""
+        try:
+            if isinstance(request, Read):
+                return _held(results[0])
+            if len(results) == 1 or results[0]["meta"]["changes"] == 1:
+                return ""
+            return Conflict(_held(results[1]), known=True)
+        except (KeyError, IndexError, TypeError):
+            reject(f"D1 answered in a form that this store does not know: {str(results)[:200]}")
+
+    def look(self) -> list[Statement]:
+        """Which of our two tables are there."""
+        sql = "SELECT name FROM sqlite_master WHERE type = 'table' AND name IN (?, ?)"
+        return [_statement(sql, self.table, self.versions)]
+
+    def read_schema(self) -> list[Statement]:
+        return [_statement(f"SELECT version FROM {self.versions}")]
+
+    def create(self) -> list[Statement]:
+        """One batch, hence one transaction; harmless to whoever does the same at once."""
+        return [
+            _statement(
+                f"CREATE TABLE IF NOT EXISTS {self.table} (key TEXT PRIMARY KEY NOT NULL, "
+                "record TEXT NOT NULL, version TEXT NOT NULL, keep_until INTEGER NOT NULL) "
+                "WITHOUT ROWID"
+            ),
+            _statement(
+                f"CREATE INDEX IF NOT EXISTS {self.table}_keep_until ON {self.table} (keep_until)"
+            ),
+            _statement(
+                f"CREATE TABLE IF NOT EXISTS {self.versions} (version INTEGER PRIMARY KEY NOT NULL)"
+            ),
+            _statement(f"INSERT INTO {self.versions} VALUES ({SCHEMA}) ON CONFLICT DO NOTHING"),
+        ]
+
+    def sweep(self, now: int | None, most: int) -> list[Statement]:
+        until = _NOW if now is None else "CAST(? AS INTEGER)"
+        sql = (
+            f"DELETE FROM {self.table} WHERE key IN "
+            f"(SELECT key FROM {self.table} WHERE keep_until <= {until} LIMIT {most})"
+        )
+        return [_statement(sql, *(() if now is None else (now,)))]
+
+
+def _held(result: Any) -> Held | None:
+    rows = result["results"]
+    return Held(rows[0]["record"], rows[0]["version"]) if rows else None
+
+
+def _statement(sql: str, *params: object) -> Statement:
+    # The API's parameters are texts; where a number is meant, the statement says so.
+    return {"sql": sql, "params": list(map(str, params))}
+
+
+_SLICE = 1_000
+_ADMIN_S = 30.0
+
+SqlFlow = Flow[list[Statement], Any]
+
+
+class D1Store(RestStore):
+    """Keeps states in a table of a D1 database: exact, since a D1 database has one writer.
+
+    `account` and `database` are ids as the dashboard shows them, `token` is an API token that may
+    edit D1. `init()` creates the table, once. A check is an UPDATE (or an INSERT, the first time)
+    that names the version it was decided on: one changed row is the commit.
+
+    Each of them is a request to Cloudflare's API, which has its own rate limit; from inside a
+    Worker, a binding is the better way.
+    """
+
+    # A row may have 2 MB: the key and the version are in it too.
+    max_record_bytes = 1_900_000
+
+    def __init__(
+        self,
+        account: str,
+        database: str,
+        *,
+        token: str,
+        table: str = "penstock",
+        base_url: str = API,
+        timeout_ms: int = 2_000,
+    ) -> None:
+        super().__init__(base_url, token, timeout_ms)
+        account = require_id("account", account)
+        self.database: str = require_id("database", database)
+        self._path = f"/accounts/{account}/d1/database/{self.database}/query"
+        self._statements = Statements(require_name("table", table, r"[A-Za-z_][A-Za-z0-9_]{0,47}"))
+
+    @classmethod
+    @from_its_url
+    def from_url(cls, url: str, **options: Any) -> D1Store:
+        """`d1://account/database`, with `?token_env=`, `table=`, `base_url=`, `timeout_ms=`."""
+        settings = read_url(url, TOKEN_ENV, options, "table", "base_url")
+        account, _, database = settings.place.partition("/")
+        if not database:
+            reject("a d1:// URL names the account and the database: d1://account/database")
+        return cls(account, database, **settings.options)
+
+    def init(self) -> None:
+        """Create the table and its index, once: does nothing if they are there, and refuses a
+        table that this version does not understand."""
+        self._administer(self._init())
+
+    async def ainit(self) -> None:
+        """The awaitable twin of `init`."""
+        await self._aadminister(self._init())
+
+    def sweep(self, now: int | None = None) -> int:
+        """Drop what no clock can need any more, by the database's clock or at `now`. Returns how
+        many keys that were. Works in slices of 1,000."""
+        return int(self._administer(self._sweep(now)))
+
+    async def asweep(self, now: int | None = None) -> int:
+        """The awaitable twin of `sweep`."""
+        return int(await self._aadminister(self._sweep(now)))
+
+    def _calls(self, requests: Sequence[Request]) -> list[HttpCall]:
+        return [self._batch([one for request in requests for one in self._statements.of(request)])]
+
+    def _answers(self, requests: Sequence[Request], replies: Sequence[RestReply]) -> list[Any]:
+        try:
+            results = iter(self._results(replies[0]))
+            return [
+                self._statements.answer(
+                    request, [*islice(results, len(self._statements.of(request)))]
+                )
+                for request in requests
+            ]
+        except (ConfigInvalidError, ConnectionFailedError, StoreUnavailableError) as error:
+            return [error] * len(requests)
+
+    def _batch(self, statements: list[Statement]) -> HttpCall:
+        body = statements[0] if len(statements) == 1 else {"batch": statements}
+        return HttpCall("POST", self._path, body)
+
+    def _results(self, reply: RestReply) -> list[Any]:
+        """One result per statement, or an exception of ours."""
+        try:
+            results: list[Any] = result_of(reply, f"D1 database {self.database}")
+        except Refused as no:
+            if "no such table" in str(no):
+                raise ConfigInvalidError(
+                    f"the D1 database has no table {self._statements.table!r}; create it once "
+                    "with D1Store.init()"
+                ) from None
+            raise no.error from None
+        return results
+
+    def _init(self) -> SqlFlow:
+        statements = self._statements
+        there = {row["name"] for row in (yield statements.look())[0]["results"]}
+        if not there:
+            yield statements.create()
+            there = {statements.table, statements.versions}
+        if there != {statements.table, statements.versions}:
+            raise self._not_ours("it was not created by this store")
+        rows = (yield statements.read_schema())[0]["results"]
+        if [row.get("version") for row in rows] != [SCHEMA]:
+            found = ", ".join(str(row.get("version")) for row in rows) or "none"
+            raise self._not_ours(f"its schema version is {found}, not {SCHEMA}")
+
+    def _not_ours(self, reason: str) -> ConfigInvalidError:
+        return ConfigInvalidError(
+            f"the table {self._statements.table!r} cannot be used: {reason}; choose another name "
+            "with table="
+        )
+
+    def _sweep(self, now: int | None) -> SqlFlow:
+        if now is not None:
+            require_instant(now)
+        total = 0
+        while True:
+            dropped = (yield self._statements.sweep(now, _SLICE))[0]["meta"]["changes"]
+            total += dropped
+            if dropped < _SLICE:
+                return total
+
+    def _administer(self, flow: SqlFlow) -> Any:
+        def serve(statements: list[Statement]) -> list[Any]:
+            deadline = time.monotonic() + _ADMIN_S
+            return self._done(self._client.send([self._batch(statements)], deadline)[0])
+
+        return drive(flow, serve)
+
+    async def _aadminister(self, flow: SqlFlow) -> Any:
+        async def serve(statements: list[Statement]) -> list[Any]:
+            deadline = time.monotonic() + _ADMIN_S
+            return self._done((await self._client.asend([self._batch(statements)], deadline))[0])
+
+        return await adrive(flow, serve)
+
+    def _done(self, reply: Any) -> list[Any]:
+        try:
+            if isinstance(reply, BaseException):
+                raise reply
+            return self._results(reply)
+        except ConnectionFailedError as error:
+            raise StoreUnavailableError(str(error)) from None

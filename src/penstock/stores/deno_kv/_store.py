@@ -1,0 +1,21 @@
+"""DenoKvStore: atomic operations that check a versionstamp."""
+
+from __future__ import annotations
+
+from ..rest._store import RecordServerStore
+
+__all__ = ["DenoKvStore"]
+
+
+class DenoKvStore(RecordServerStore):
+    """Keeps states in Deno KV, through the program that ships in this folder.
+
+    `base_url` is where the program runs, `token` the secret it was given. A write is
+    `atomic().check(versionstamp).set(...).commit()`: exact across every process that uses the
+    program, and across every instance of it on Deno Deploy.
+    """
+
+    # A value may have 64 KiB, the version and the wrapping included.
+    max_record_bytes = 65_000
+    # A key may have 2 KiB, in which a zero byte takes two.
+    max_key_bytes = 900

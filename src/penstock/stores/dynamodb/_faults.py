@@ -1,0 +1,102 @@
+"""Every fault of botocore and of DynamoDB, as one of ours. No other file translates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...core._errors import ConfigInvalidError, StoreUnavailableError
+from ..cas import Conflict, ConnectionFailedError, Request
+from ._items import HASH_KEY, held
+
+__all__ = ["error_code", "final", "translated"]
+
+_BUSY = frozenset(
+    {
+        "LimitExceededException",
+        "ProvisionedThroughputExceededException",
+        "RequestLimitExceeded",
+        "ThrottledException",
+        "ThrottlingException",
+        "TooManyRequestsException",
+        "TransactionConflictException",
+    }
+)
+_CREDENTIALS = frozenset(
+    {
+        "AccessDeniedException",
+        "ExpiredTokenException",
+        "IncompleteSignature",
+        "InvalidSignatureException",
+        "MissingAuthenticationTokenException",
+        "UnrecognizedClientException",
+    }
+)
+# By name, since botocore is only imported when it is used, and aiobotocore raises the same.
+_NOT_SENT = frozenset({"ConnectTimeoutError", "EndpointConnectionError", "ProxyConnectionError"})
+_SETTINGS = frozenset(
+    {
+        "InvalidEndpointConfigurationError",
+        "InvalidRegionError",
+        "NoAuthTokenError",
+        "NoCredentialsError",
+        "NoRegionError",
+        "PartialCredentialsError",
+        "ProfileNotFound",
+        "UnknownEndpointError",
+    }
+)
+
+
+def error_code(error: BaseException) -> str:
+    """The code of an error reply; empty for every other fault."""
+    response = getattr(error, "response", None)
+    code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
+    return str(code)
+
+
+def translated(error: BaseException, request: Request | None, table: str) -> Any:
+    """A Conflict or an exception of ours; what is not a driver's stays itself."""
+    if isinstance(error, ConnectionFailedError) or not isinstance(error, Exception):
+        return error
+    if code := error_code(error):
+        return _refused(code, error, request, table)
+    if not any(base.__module__.startswith("botocore.") for base in type(error).__mro__):
+        return error
+    name = type(error).__name__
+    text = f"DynamoDB: {error}"
+    if name in _SETTINGS:
+        advice = "set the region and the credentials as for boto3"
+        return ConnectionFailedError(f"{text}; {advice}", may_have_run=False)
+    if name in _NOT_SENT:
+        return ConnectionFailedError(
+            text, may_have_run=False, again=name == "EndpointConnectionError"
+        )
+    return ConnectionFailedError(text, may_have_run=True, again=name != "ReadTimeoutError")
+
+
+def final(error: Exception, table: str) -> Exception:
+    """The end of a call that is not repeated."""
+    ours = translated(error, None, table)
+    return StoreUnavailableError(str(ours)) if isinstance(ours, ConnectionFailedError) else ours
+
+
+def _refused(code: str, error: Any, request: Request | None, table: str) -> Any:
+    if code == "ConditionalCheckFailedException":
+        item = error.response.get("Item")
+        if item and request is not None:
+            return Conflict(held(item, request.key), known=True)
+        return Conflict()
+    text = f"DynamoDB: {error}"
+    if code == "ResourceNotFoundException":
+        return ConfigInvalidError(
+            f"there is no table {table!r} here; create it once with DynamoDBStore.create_table()"
+        )
+    if code in _BUSY:
+        return ConnectionFailedError(text, may_have_run=False, again=True)
+    if code in _CREDENTIALS:
+        advice = f"allow GetItem, PutItem and DeleteItem on the table {table!r}"
+        return ConnectionFailedError(f"{text}; {advice}", may_have_run=False)
+    if code == "ValidationException":
+        return ConfigInvalidError(f"{text}; the hash key of a table of ours is {HASH_KEY!r}")
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
+    return ConnectionFailedError(text, may_have_run=status >= 500, again=status >= 500)

@@ -1,0 +1,249 @@
+"""Sweeping for programs that fall idle with much in memory.
+
+Expiry is driven by access, so a store that is no longer asked keeps what it had. A sweeper is a
+daemon thread that asks now and then. It holds the store weakly: a store that is dropped takes its
+sweeper along.
+
+MemoryStore: limits inside one process, exact under threads.
+
+States are native Python values, never serialized. The table behind it is compiled where that is
+possible (see `accel`) and interpreted where it is not; both keep the same promises.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
+
+from ..._queueing.fork import ForkAware, watch_forks
+from ...core._clock import Clock, SystemClock, require_clock
+from ...core._native import native
+from ...core._store import Store, Transform, from_its_url
+from ...core._validation import (
+    LONGEST_KEPT,
+    digest_of,
+    reject,
+    require_choice,
+    require_instant,
+    require_int,
+)
+from ._table import Table, require_ttl, wrong_kind
+
+__all__ = ["MemoryStore", "Sweeper"]
+
+
+class Sweeper:
+    """Calls `store.sweep()` every `every_ms` until stopped."""
+
+    def __init__(self, store: MemoryStore, every_ms: int) -> None:
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(
+            target=_run,
+            args=(weakref.ref(store, self._gone), self._stopped, every_ms / 1000),
+            name="penstock-sweeper",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _gone(self, _store: object) -> None:
+        self._stopped.set()
+
+
+def _run(store: weakref.ref[MemoryStore], stopped: threading.Event, every_s: float) -> None:
+    while not stopped.wait(every_s):
+        alive = store()
+        if alive is None:
+            return
+        alive.sweep()
+        del alive
+
+
+# A key of any length fits, with a state of a few numbers.
+_LEAST_BYTES = 4_096
+
+R = TypeVar("R")
+
+Overflow = Literal["evict", "deny"]
+
+
+class MemoryStore(Store, ForkAware):
+    """Keeps states in this process. Serves sync and async callers alike: it never waits.
+
+    `max_keys` bounds how many keys are remembered, and `max_bytes` about what they take, states
+    that grow, such as logs, included. When one of them is reached and no key has expired:
+
+    - `overflow="evict"` forgets keys: those with plenty left first, then those with little, then
+      those that are being denied, and of each the least recently needed. Service goes on, but a
+      forgotten key starts afresh, so a caller who can rotate through more keys than fit is not
+      limited any more. Watch `evictions`, and size the bounds well above the honest population.
+    - `overflow="deny"` denies new keys until one expires, and what a state would have to grow for.
+      Nothing that is remembered is ever forgotten early, but a flood of made-up keys shuts out
+      newcomers for as long. Watch `refusals`, and put keys behind something that cannot be made up.
+
+    `sweep_every_ms` starts a thread that drops expired keys even while nobody asks; without it,
+    checks do that as they go.
+    """
+
+    answers_at_once = True
+
+    def __init__(
+        self,
+        max_keys: int | None = None,
+        overflow: Overflow = "evict",
+        *,
+        max_bytes: int | None = None,
+        sweep_every_ms: int | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if max_keys is not None:
+            require_int("max_keys", max_keys, high=2**31 - 1)
+        if max_bytes is not None:
+            require_int("max_bytes", max_bytes, low=_LEAST_BYTES)
+        self.max_keys = max_keys
+        self.max_bytes = max_bytes
+        self.overflow: Overflow = require_choice("overflow", overflow, ("evict", "deny"))
+        self.clock: Clock = SystemClock() if clock is None else require_clock(clock)
+        self.table: Any = _make_table(max_keys, max_bytes, overflow == "evict")
+        watch_forks(self)
+        self._sweeper: Sweeper | None = None
+        if sweep_every_ms is not None:
+            require_int("sweep_every_ms", sweep_every_ms)
+            self._sweeper = Sweeper(self, sweep_every_ms)
+
+    @classmethod
+    @from_its_url
+    def from_url(cls, url: str, **options: Any) -> MemoryStore:
+        """`memory://`, with `?max_keys=`, `?max_bytes=` and `?overflow=` if wanted."""
+        from urllib.parse import parse_qsl
+
+        address, _, query = url.partition("://")[2].partition("?")
+        if address.strip("/"):
+            reject("an in-process store has no address: write memory:// and nothing after it")
+        for name, text in parse_qsl(query, keep_blank_values=True):
+            if name in ("max_keys", "max_bytes") and text.isdecimal():
+                options.setdefault(name, int(text))
+            elif name == "overflow":
+                options.setdefault(name, text)
+            else:
+                shown = f"this {name}" if name.isidentifier() else "what it was given"
+                known = "?max_keys=<number>&max_bytes=<number>&overflow=evict|deny"
+                reject(f"memory:// takes {known}, not {shown}")
+        return cls(**options)
+
+    # Properties, so that a limiter which looks them up once is bound to the table itself.
+    @property
+    def apply(self) -> Callable[..., Any]:
+        """See `Store.apply`."""
+        bound: Callable[..., Any] = self.table.apply
+        return bound
+
+    async def aapply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
+        result: R = self.apply(key, transform, now, cost)
+        return result
+
+    def apply_many(
+        self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
+    ) -> list[R]:
+        apply = self.apply
+        return [apply(key, transform, now, cost) for key in keys]
+
+    @property
+    def native_table(self) -> Any:
+        """The table, if it is compiled. A subclass may have put something of its own in between;
+        one that has not says so by returning its table here."""
+        compiled = native is not None and isinstance(self.table, native.Table)
+        return self.table if compiled and type(self) is MemoryStore else None
+
+    def reset(self, key: str) -> None:
+        self.table.discard(key)
+
+    async def areset(self, key: str) -> None:
+        self.table.discard(key)
+
+    def require_clock(self, clock: Clock | None) -> None:
+        if self._sweeper is not None and not self._goes_by(clock):
+            reject(
+                "the store is swept by another clock than this limiter's, and would forget what "
+                "still counts: give both the same, MemoryStore(sweep_every_ms=..., clock=clock)"
+            )
+
+    def _goes_by(self, clock: Clock | None) -> bool:
+        if clock is None or type(clock) is SystemClock:
+            return type(self.clock) is SystemClock
+        return self.clock is clock
+
+    def sweep(self, now: int | None = None) -> int:
+        """Drop every key that is expired at `now`, by default on the store's clock: give it that of
+        the limiters, if they have one of their own."""
+        dropped: int = self.table.sweep(require_instant(self.clock.now() if now is None else now))
+        return dropped
+
+    def another(self, *, clock: Clock | None, max_keys: int | None = None) -> MemoryStore:
+        """An empty store with the same bounds, but for those that are given."""
+        return MemoryStore(
+            self.max_keys if max_keys is None else max_keys,
+            self.overflow,
+            max_bytes=self.max_bytes,
+            clock=clock,
+        )
+
+    def stats(self) -> dict[str, int]:
+        """What is remembered and what it took: `keys` and `bytes`, those that have expired but not
+        been dropped included, `evictions` and `refusals`. Without a bound, `bytes` looks at every
+        key."""
+        table = self.table
+        return {
+            "keys": table.keys,
+            "bytes": table.weight,
+            "evictions": table.evictions,
+            "refusals": table.refusals,
+        }
+
+    @property
+    def evictions(self) -> int:
+        """How many live keys were forgotten to make room."""
+        count: int = self.table.evictions
+        return count
+
+    @property
+    def refusals(self) -> int:
+        """How many requests were denied because there was no room for their key."""
+        count: int = self.table.refusals
+        return count
+
+    def close(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.stop()
+            self._sweeper = None
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def _after_fork_in_child(self) -> None:
+        """The thread that held the lock may not be in the child."""
+        self.table.renew_lock()
+
+    def __len__(self) -> int:
+        """How many keys are remembered and not yet expired, at the latest instant seen."""
+        return len(self.table)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        size = "" if self.max_bytes is None else f", max_bytes={self.max_bytes}"
+        return f"MemoryStore(max_keys={self.max_keys}, overflow={self.overflow!r}{size})"
+
+
+def _make_table(max_keys: int | None, max_bytes: int | None, evict: bool) -> Any:
+    if native is None:
+        return Table(max_keys, max_bytes, evict)
+    bounds = [-1 if bound is None else bound for bound in (max_keys, max_bytes)]
+    return native.Table(*bounds, evict, LONGEST_KEPT, digest_of, wrong_kind, require_ttl)

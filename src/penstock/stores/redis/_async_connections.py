@@ -1,0 +1,335 @@
+"""Which connection a task uses: per event loop, one shared connection per server, and spare ones
+for transactions. A connection belongs to the loop that made it, so a store may serve several
+loops, one after the other or in several threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable
+from typing import Any
+
+from ...core._flow import adrive
+from .._sheet import ConnectionFailedError
+from ._factory import ConnectionFactory
+from ._multiplexed import MultiplexedConnection
+from ._requests import (
+    Address,
+    CloseIdle,
+    Delay,
+    Exchange,
+    Parallel,
+    RedisFlow,
+    RedisRequest,
+    cannot_connect,
+    late_connect,
+)
+from ._sync_connections import pack
+
+__all__ = ["AsyncConnections"]
+
+
+# Transactions at a time: more of them would only fail each other's, or wait for the server.
+_MAX_TRANSACTIONS = 8
+
+# Transports inherited by a forked child. To close one would unregister its socket from the
+# parent's event loop, which still uses it.
+_inherited: list[Any] = []
+
+
+class _LoopPool:
+    """The connections of one loop."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, factory: ConnectionFactory, timeout_s: float
+    ) -> None:
+        self.loop = loop
+        self._factory = factory
+        self._timeout_s = timeout_s
+        self._shared: dict[Address, MultiplexedConnection] = {}
+        self._spare: dict[Address, list[MultiplexedConnection]] = {}
+        self._connecting: dict[Address, asyncio.Task[MultiplexedConnection]] = {}
+        self._closed = False
+        self._transactions = asyncio.Semaphore(_MAX_TRANSACTIONS)
+
+    def ready(self, where: Address | None) -> MultiplexedConnection | None:
+        """The shared connection, if it is there and sound."""
+        connection = self._shared.get(where)  # type: ignore[arg-type]
+        if connection is None or not connection.takes_requests:
+            return None
+        if connection.is_stale():
+            connection.close()
+            return None
+        return connection
+
+    async def shared(self, where: Address, deadline: float) -> MultiplexedConnection:
+        if connection := self.ready(where):
+            return connection
+        task = self._connecting.get(where)
+        if task is None:
+            task = self.loop.create_task(self._connect(where))
+            self._connecting[where] = task
+            task.add_done_callback(lambda done: self._connected(where, done))
+        return await _within(deadline, task, where)
+
+    async def spare(self, where: Address, deadline: float) -> MultiplexedConnection:
+        """A connection of one's own, until `give` or `drop`."""
+        left_s = deadline - self.loop.time()
+        try:
+            await asyncio.wait_for(self._transactions.acquire(), max(0.0, left_s))
+        except (asyncio.TimeoutError, TimeoutError):
+            raise late_connect(where) from None
+        try:
+            return self._idle(where) or await self._connect_spare(where, deadline)
+        except BaseException:
+            self._transactions.release()
+            raise
+
+    def give(self, connection: MultiplexedConnection) -> None:
+        self._transactions.release()
+        self._keep(connection)
+
+    def drop(self, connection: MultiplexedConnection) -> None:
+        self._transactions.release()
+        connection.close()
+
+    def _keep(self, connection: MultiplexedConnection) -> None:
+        if self._closed or not connection.takes_requests:
+            connection.close()
+        else:
+            self._spare.setdefault(connection.address, []).append(connection)
+
+    def _idle(self, where: Address) -> MultiplexedConnection | None:
+        while self._spare.get(where):
+            connection = self._spare[where].pop()
+            if connection.takes_requests and not connection.is_stale():
+                return connection
+            connection.close()
+        return None
+
+    async def _connect_spare(self, where: Address, deadline: float) -> MultiplexedConnection:
+        task = self.loop.create_task(self._connect(where))
+        try:
+            return await _within(deadline, task, where)
+        finally:
+            if not task.done():
+                task.add_done_callback(self._keep_late)
+
+    def discard(self, where: Address) -> None:
+        for connection in self._spare.pop(where, []):
+            connection.close()
+        if shared := self._shared.pop(where, None):
+            # Others may still wait for their replies on it.
+            shared.takes_requests = False
+
+    def close(self) -> None:
+        self._closed = True
+        for task in self._connecting.values():
+            task.cancel()
+        for connection in self._all():
+            connection.close()
+        self._shared.clear()
+        self._spare.clear()
+
+    def hang_up(self) -> None:
+        """What is left to do when the loop has ended: the sockets close when they are collected."""
+        for connection in self._all():
+            connection.hang_up()
+
+    def _all(self) -> list[MultiplexedConnection]:
+        return [*self._shared.values(), *(s for group in self._spare.values() for s in group)]
+
+    async def _connect(self, where: Address) -> MultiplexedConnection:
+        connection = self._factory.make(where, self._timeout_s)
+        try:
+            await asyncio.wait_for(connection.connect(), self._timeout_s)
+            return MultiplexedConnection(connection, where)
+        except (asyncio.TimeoutError, TimeoutError):
+            raise late_connect(where) from None
+        except Exception as error:
+            raise cannot_connect(where, error) from error
+        finally:
+            # A login that was cut short leaves its socket behind.
+            if (writer := connection._writer) is not None:
+                connection._reader = connection._writer = None
+                writer.transport.abort()
+
+    def _connected(self, where: Address, task: asyncio.Task[MultiplexedConnection]) -> None:
+        self._connecting.pop(where, None)
+        if task.cancelled() or task.exception() is not None:
+            return
+        if self._closed:
+            task.result().close()
+        else:
+            self._shared[where] = task.result()
+
+    def _keep_late(self, task: asyncio.Task[MultiplexedConnection]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            self._keep(task.result())
+
+
+async def _within(
+    deadline: float, task: asyncio.Task[MultiplexedConnection], where: Address
+) -> MultiplexedConnection:
+    """The task's result, if in time; the task goes on for whoever comes next."""
+    left_s = deadline - asyncio.get_running_loop().time()
+    done, _ = await asyncio.wait({task}, timeout=max(0.0, left_s))
+    if not done:
+        raise late_connect(where)
+    if task.cancelled():
+        raise ConnectionFailedError(f"connecting to {where} was called off", may_have_run=False)
+    failure = task.exception()
+    if isinstance(failure, ConnectionFailedError):
+        # Waiters share the failure; each raises its own copy, with its own traceback.
+        raise ConnectionFailedError(str(failure), may_have_run=False, again=failure.again)
+    return task.result()
+
+
+class AsyncConnections:
+    """All asynchronous connections of a store."""
+
+    def __init__(self, factory: ConnectionFactory, timeout_ms: int) -> None:
+        self._factory = factory
+        self._timeout_s = timeout_ms / 1000
+        self._forget()
+
+    def after_fork(self) -> None:
+        _inherited.append((list(self._pools.values()), list(self._pools)))
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._pools: dict[asyncio.AbstractEventLoop, _LoopPool] = {}
+        # Nearly every call comes from the loop of the one before.
+        self._latest: _LoopPool | None = None
+
+    async def run(self, flow: RedisFlow) -> Any:
+        """Serve a flow's requests to its end, within the time of one call."""
+        loop = asyncio.get_running_loop()
+        pool = self._latest
+        if pool is None or pool.loop is not loop:
+            pool = self._latest = self._pool_of(loop)
+        call = _AsyncCall(pool, loop.time() + self._timeout_s)
+        try:
+            result = await adrive(flow, call.serve)
+        except BaseException:
+            call.abandon()
+            raise
+        if call.pinned is not None:
+            call.release()
+        return result
+
+    def _pool_of(self, loop: asyncio.AbstractEventLoop) -> _LoopPool:
+        with self._lock:
+            pool = self._pools.get(loop)
+            if pool is None:
+                self._drop_ended()
+                pool = self._pools[loop] = _LoopPool(loop, self._factory, self._timeout_s)
+            return pool
+
+    def _drop_ended(self) -> None:
+        """Forget the loops that were closed without `aclose`, so that a program that starts one
+        after the other does not pile up their sockets."""
+        for loop in [loop for loop in self._pools if loop.is_closed()]:
+            self._pools.pop(loop).hang_up()
+
+    async def aclose(self) -> None:
+        """Close the connections of this loop. Other loops may be in the middle of a call."""
+        with self._lock:
+            pool = self._pools.pop(asyncio.get_running_loop(), None)
+            self._latest = None
+        if pool is not None:
+            pool.close()
+            # Sockets close in the loop's next turn.
+            await asyncio.sleep(0)
+
+    def close(self) -> None:
+        """Tell each loop to close its connections; one that has ended cannot any more."""
+        with self._lock:
+            pools = list(self._pools.items())
+            self._pools.clear()
+            self._latest = None
+        for loop, pool in pools:
+            if loop.is_closed():
+                pool.hang_up()
+                continue
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(pool.close)
+
+
+class _AsyncCall:
+    """One call: its deadline, and the connection pinned to it, if any."""
+
+    __slots__ = ("_deadline", "_pool", "pinned")
+
+    def __init__(self, pool: _LoopPool, deadline: float) -> None:
+        self._pool = pool
+        self._deadline = deadline
+        self.pinned: MultiplexedConnection | None = None
+
+    def serve(self, request: RedisRequest) -> Awaitable[Any]:
+        if type(request) is Exchange:
+            # The common case without a coroutine: the future of a connection that is there.
+            if not request.pinned and (connection := self._pool.ready(request.where)) is not None:
+                deadline = self._deadline if request.share == 1.0 else self._part(request.share)
+                return connection.exchange(pack(request.commands), len(request.commands), deadline)
+            return self._exchange(request)
+        return self._serve(request)
+
+    async def _serve(self, request: RedisRequest) -> Any:
+        if isinstance(request, Parallel):
+            exchanges = [self._exchange(exchange) for exchange in request.exchanges]
+            answers = await asyncio.gather(*exchanges, return_exceptions=True)
+            return [_connection_failure(answer) for answer in answers]
+        if isinstance(request, Delay):
+            return await self._pause(request.ms / 1000)
+        assert isinstance(request, CloseIdle)
+        return self._pool.discard(request.where)
+
+    def release(self) -> None:
+        """Give back what is pinned, with every reply read."""
+        if self.pinned is not None:
+            self._pool.give(self.pinned)
+            self.pinned = None
+
+    def abandon(self) -> None:
+        """After a failure nobody knows what the pinned connection is in the middle of."""
+        if self.pinned is not None:
+            self._pool.drop(self.pinned)
+            self.pinned = None
+
+    async def _exchange(self, exchange: Exchange) -> list[Any]:
+        deadline = self._deadline if exchange.share == 1.0 else self._part(exchange.share)
+        connection = await self._connection_for(exchange, deadline)
+        return await connection.exchange(pack(exchange.commands), len(exchange.commands), deadline)
+
+    def _part(self, share: float) -> float:
+        """An earlier deadline, at this share of the time that is left."""
+        now = self._pool.loop.time()
+        return now + (self._deadline - now) * share
+
+    async def _connection_for(self, exchange: Exchange, deadline: float) -> MultiplexedConnection:
+        if not exchange.pinned:
+            assert exchange.where is not None
+            return await self._pool.shared(exchange.where, deadline)
+        pinned = self.pinned
+        if pinned is not None:
+            if exchange.where in (None, pinned.address):
+                return pinned
+            self.release()
+        assert exchange.where is not None
+        self.pinned = await self._pool.spare(exchange.where, deadline)
+        return self.pinned
+
+    async def _pause(self, seconds: float) -> None:
+        if seconds >= self._deadline - asyncio.get_running_loop().time():
+            raise ConnectionFailedError("out of time", may_have_run=False)
+        await asyncio.sleep(seconds)
+
+
+def _connection_failure(answer: Any) -> Any:
+    if isinstance(answer, BaseException) and not isinstance(answer, ConnectionFailedError):
+        raise answer
+    return answer

@@ -1,0 +1,375 @@
+"""Strategies without Lua: read, decide here, write if nobody else has, else once more.
+
+    UNWATCH, WATCH key ..., GET key ..., TIME      one write, one round trip
+    MULTI, SET key ..., EXEC                       another, unless nothing is to be written
+
+Many keys are one such transaction, at most MAX_WATCHED_KEYS of them: they are decided in order, a
+repeated key on what the one before it leaves, and written all or none. A cluster allows a
+transaction within one slot, so there it is one per slot, one after the other; and whoever fails
+says so of those before it.
+
+How each operation is put to Redis.
+
+| operation | strategy with a Lua accelerator | any other strategy |
+|---|---|---|
+| check | one script | WATCH, GET, TIME / MULTI, SET, EXEC |
+| peek, forecast | one read script and TIME, decided here | GET and TIME, decided here |
+| lease | the check script and TIME, again if less is left | as check |
+| check of many | one script per slot group | one transaction per slot group |
+| clear | DEL | DEL |
+
+`now` is sent as 0 when the server's clock decides.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import chain, repeat
+from operator import not_
+from typing import Any, TypeVar
+
+from ...core._decision import Decision
+from ...core._errors import PenstockError, StoreUnavailableError, UnsupportedError
+from ...core._foreign_clocks import FOREIGN_CLOCKS
+from ...core._lua import LuaAccelerator, LuaScript
+from ...core._store import Grant, Transform, bargain
+from ...core._strategy import Strategy
+from ...core._validation import reject
+from .. import _record as record
+from .._sheet import Call, ConnectionFailedError, Sheet
+from ._requests import (
+    TIME,
+    Command,
+    Delay,
+    Exchange,
+    RedisFlow,
+    Refusal,
+    beside_others,
+    ms_of,
+    refused,
+    unavailable,
+)
+from ._routing import CommandSet, RedisRouter, names_of, refusal_in
+
+__all__ = ["MAX_KEYS", "MAX_WATCHED_KEYS", "RedisFlows", "decision_of", "transact"]
+
+
+MAX_WATCHED_KEYS = 100
+"""Keys per transaction: the more there are, the likelier one of them is changed meanwhile."""
+
+_RACES = 256
+_LONGEST_PAUSE_MS = 32
+# Refusals of an EXEC after which the key is looked for, and read, again.
+_ELSEWHERE = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "READONLY")
+
+
+def transact(
+    router: RedisRouter, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
+) -> RedisFlow:
+    """The results, in the order of the keys, all decided at one instant: `now`, or when it is 0
+    the server's at the first transaction."""
+    results: list[Any] = [None] * len(keys)
+    written = False
+    for group in router.topology.groups(keys):
+        for start in range(0, len(group), MAX_WATCHED_KEYS):
+            places = group[start : start + MAX_WATCHED_KEYS]
+            batch = _Batch(router, [keys[place] for place in places], written)
+            call, wrote = yield from batch.run(transform, now, cost)
+            now, written = call.now, written or wrote
+            for place, result in zip(places, call.results, strict=True):
+                results[place] = result
+    return results
+
+
+class _Batch:
+    """Keys of one transaction; `others` if keys before them have been written."""
+
+    def __init__(self, router: RedisRouter, keys: Sequence[str], others: bool) -> None:
+        self._router = router
+        self._keys = keys
+        self._names = names_of(keys)
+        self._others = others
+
+    def run(self, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
+        """The call with its results, and whether anything was written."""
+        for race in range(_RACES):
+            records, server_now = yield from self._look()
+            call = Call(self._keys, transform, now or server_now, cost, 0)
+            sheet = Sheet(records.get)
+            sheet.run(call)
+            self._require_answer(call)
+            if not sheet.writes:
+                return call, False
+            # A caller ahead of the server: those who ask by the right time need it longer.
+            since = min(call.now, server_now)
+            if (yield from self._commit([_write(*item, since) for item in sheet.writes.items()])):
+                return call, True
+            try:
+                yield Delay(random.uniform(0, min(2.0**race, _LONGEST_PAUSE_MS)))
+            except ConnectionFailedError:
+                break
+        raise self._outrun()
+
+    def _look(self) -> RedisFlow:
+        """What the keys hold, and the server's time."""
+        keys = list(dict.fromkeys(self._keys))
+        names = [key.encode() for key in keys]
+        # A WATCH that an earlier call left behind would fail this one's EXEC for no reason.
+        look: list[Command] = [
+            (b"UNWATCH",),
+            (b"WATCH", *names),
+            *((b"GET", name) for name in names),
+        ]
+        _, _, *raws, time = yield from self._router.ask(
+            keys[0],
+            [*look, TIME],
+            consuming=False,
+            pinned=True,
+            names=self._names,
+            others=self._others,
+        )
+        return dict(zip(keys, raws, strict=True)), ms_of(time)
+
+    def _commit(self, writes: Sequence[Command]) -> RedisFlow:
+        """True when written, False when somebody else was first."""
+        try:
+            replies = yield Exchange(None, ((b"MULTI",), *writes, (b"EXEC",)), pinned=True)
+        except ConnectionFailedError as error:
+            raise unavailable(error, consuming=True, others=self._others) from error
+        _, *queued, executed = replies
+        if isinstance(executed, Refusal):
+            # EXECABORT: the reason is with the command that could not be queued.
+            reason = refusal_in(queued) or executed
+            if reason.code in _ELSEWHERE:
+                return False
+            raise refused(reason, self._names, consuming=True, others=self._others)
+        if executed and (failed := refusal_in(executed)) is not None:
+            others = self._others or len(executed) > 1
+            raise refused(failed, self._names, consuming=True, others=others)
+        return executed is not None
+
+    def _require_answer(self, call: Call) -> None:
+        try:
+            call.answer()
+        except PenstockError as error:
+            raise self._marked(error) from error
+
+    def _outrun(self) -> PenstockError:
+        part = "this part of the call" if self._others else "the request"
+        return self._marked(
+            StoreUnavailableError(
+                f"{self._names} was changed by others each time before this request could be "
+                f"written; {part} was not charged; give the strategy a Lua accelerator, or raise "
+                "timeout_ms"
+            )
+        )
+
+    def _marked(self, error: PenstockError) -> PenstockError:
+        return beside_others(error) if self._others else error
+
+
+def _write(key: str, write: tuple[str | None, int], since: int) -> Command:
+    record, keep_until = write
+    if record is None:
+        return b"DEL", key.encode()
+    return b"SET", key.encode(), record.encode(), b"PX", b"%d" % (keep_until - since)
+
+
+R = TypeVar("R")
+
+_READING = ("peek", "forecast")
+MAX_KEYS = 512
+"""Keys per script: a server does nothing else while a script runs."""
+
+
+class RedisFlows:
+    """One flow per operation, over one router."""
+
+    def __init__(self, router: RedisRouter, *, use_server_time: bool) -> None:
+        self._router = router
+        self._server_time = use_server_time
+
+    def apply(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
+        """The flow that stands for `Store.apply`."""
+        role, lua = transform.role, transform.lua
+        if role == "clear":
+            return self._clear(key)
+        now = 0 if self._server_time else _instant(now)
+        if lua is None:
+            run = self._read if role in _READING else self._transact
+            return run(key, transform, now, cost)
+        if role == "check":
+            return self._check(key, transform, lua, now, cost)
+        if role == "lease":
+            return self._lease(key, transform, lua, now, cost)
+        if role in _READING:
+            return self._read_state(key, transform, lua, now, cost)
+        raise UnsupportedError(
+            f"RedisStore cannot run {role!r} on the state of {transform.kind!r}, which is kept in "
+            "its wire encoding; only check, lease, peek, forecast and clear know that"
+        )
+
+    def apply_many(
+        self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
+    ) -> RedisFlow:
+        """The flow that stands for `Store.apply_many`."""
+        role, lua = transform.role, transform.lua
+        at = 0 if self._server_time else _instant(now)
+        if role == "check" and lua is not None:
+            return self._check_many(list(keys), transform, lua, at, cost)
+        if role in ("check", "lease") and lua is None:
+            return transact(self._router, keys, transform, at, cost)
+        return self._one_by_one(keys, transform, now, cost)
+
+    def _check(
+        self, key: str, transform: Transform[Any], lua: LuaAccelerator, now: int, cost: int
+    ) -> RedisFlow:
+        commands = (_checking(key, lua, now, cost),)
+        replies = yield from self._router.ask(key, commands, script=lua.check, consuming=True)
+        return _decided(replies[0], transform, cost)
+
+    def _lease(
+        self, key: str, transform: Transform[Any], lua: LuaAccelerator, now: int, want: int
+    ) -> RedisFlow:
+        """As many checks as the bargain takes, nearly always one."""
+        deal = bargain(max(want, transform.need), transform.need)
+        cost = next(deal)
+        while True:
+            # TIME comes after the script: what is left of the window is never overstated.
+            commands = (_checking(key, lua, now, cost), TIME)
+            replies = yield from self._router.ask(key, commands, script=lua.check, consuming=True)
+            try:
+                cost = deal.send(decision_of(replies[0]))
+            except StopIteration as settled:
+                taken, decision = settled.value
+                grant = Grant(taken, decision, now or ms_of(replies[1]))
+                FOREIGN_CLOCKS.look_at(grant, transform, want)
+                return grant
+
+    def _read_state(
+        self, key: str, transform: Transform[Any], lua: LuaAccelerator, now: int, cost: int
+    ) -> RedisFlow:
+        assert transform.strategy is not None
+        script = lua.read
+        commands = [_calling(script, [key], ())]
+        if not now:
+            commands.append(TIME)
+        replies = yield from self._router.ask(key, commands, script=script, consuming=False)
+        state = _decode(transform.strategy, replies[0], key)
+        return transform.run(state, now or ms_of(replies[1]), cost).result
+
+    def _read(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
+        raw, time = yield from self._router.ask(
+            key, ((b"GET", key.encode()), TIME), consuming=False
+        )
+        now = now or ms_of(time)
+        state = record.restore(raw, key, transform, now)
+        return transform.run(state, now, cost).result
+
+    def _clear(self, key: str) -> RedisFlow:
+        yield from self._router.ask(key, ((b"DEL", key.encode()),), consuming=False)
+
+    def _one_by_one(
+        self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
+    ) -> RedisFlow:
+        results = []
+        for key in keys:
+            result = yield from self.apply(key, transform, now, cost)
+            results.append(result)
+        return results
+
+    def _transact(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
+        (result,) = yield from transact(self._router, (key,), transform, now, cost)
+        return result
+
+    def _check_many(
+        self, keys: list[str], transform: Transform[Any], lua: LuaAccelerator, now: int, cost: int
+    ) -> RedisFlow:
+        """Each group of keys in order, all groups side by side, at most MAX_KEYS per script."""
+        groups = self._router.topology.groups(keys)
+        if len(groups) == 1 and 0 < len(keys) <= MAX_KEYS:
+            (reply,) = yield from self._router.send_all([_command_set(keys, lua, now, cost)])
+            return _answers(reply, len(keys), transform, cost)
+        if len(groups) == 1 and keys and not now:
+            # Scripts that follow each other would each ask for the time.
+            (time,) = yield from self._router.ask(keys[0], (TIME,), consuming=False)
+            now = ms_of(time)
+        decisions: list[Any] = [None] * len(keys)
+        longest = max(map(len, groups), default=0)
+        for start in range(0, longest, MAX_KEYS):
+            chunks = [chunk for g in groups if (chunk := g[start : start + MAX_KEYS])]
+            batches = [[keys[place] for place in chunk] for chunk in chunks]
+            command_sets = [
+                _command_set(batch, lua, now, cost, others=start > 0) for batch in batches
+            ]
+            replies = yield from self._router.send_all(command_sets)
+            for chunk, reply in zip(chunks, replies, strict=True):
+                answers = _answers(reply, len(chunk), transform, cost)
+                for place, decision in zip(chunk, answers, strict=True):
+                    decisions[place] = decision
+        return decisions
+
+
+def _checking(key: str, lua: LuaAccelerator, now: int, cost: int) -> Command:
+    arguments = lua.argv(now, cost)
+    return (b"EVALSHA", lua.check.sha1_bytes, b"1", key.encode(), *arguments)
+
+
+def _calling(script: LuaScript, keys: Sequence[str], arguments: Sequence[bytes]) -> Command:
+    names = [key.encode() for key in keys]
+    return (b"EVALSHA", script.sha1_bytes, b"%d" % len(keys), *names, *arguments)
+
+
+def _command_set(
+    keys: list[str], lua: LuaAccelerator, now: int, cost: int, *, others: bool = False
+) -> CommandSet:
+    script = lua.check if len(keys) == 1 else lua.many
+    command = _calling(script, keys, lua.argv(now, cost))
+    several = len(keys) > 1
+    names = names_of(keys)
+    return CommandSet(
+        keys[0], names, (command,), script, consuming=True, several=several, others=others
+    )
+
+
+def _answers(reply: list[int], count: int, transform: Transform[Any], cost: int) -> list[Decision]:
+    """From what the script of `_command_set` replied about `count` keys."""
+    if count == 1:
+        return [_decided(reply, transform, cost)]
+    lengths, retries = reply[1::4], reply[4::4]
+    fields = (map(not_, retries), repeat(reply[0]), reply[2::4], reply[3::4], retries)
+    runs = list(map(Decision, *fields))
+    for decision, length in zip(runs, lengths, strict=True):
+        if not decision.allowed:
+            FOREIGN_CLOCKS.look_at(decision, transform, cost, length)
+    return list(chain.from_iterable(map(repeat, runs, lengths)))
+
+
+def _decided(reply: Any, transform: Transform[Any], cost: int) -> Decision:
+    decision = decision_of(reply)
+    if not decision.allowed:
+        FOREIGN_CLOCKS.look_at(decision, transform, cost)
+    return decision
+
+
+def _instant(now: int) -> int:
+    """The caller's instant, as the scripts take it."""
+    if now == 0:
+        reject(
+            "an instant of 0 means the server's clock to Redis: start the clock at 1 or "
+            "later, or make the store with use_server_time=True"
+        )
+    return now
+
+
+def _decode(strategy: Strategy, raw: Any, key: str) -> Any:
+    try:
+        return strategy.read_state(raw)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise record.foreign_state(f"key {key!r}", error) from error
+
+
+def decision_of(reply: Any) -> Decision:
+    allowed, limit, remaining, reset_at, retry_after_ms = reply
+    return Decision(allowed == 1, limit, remaining, reset_at, retry_after_ms)

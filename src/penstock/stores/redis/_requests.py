@@ -1,0 +1,232 @@
+"""What a flow may ask of the connections that serve it, and what comes back.
+
+Every fault of a driver, a socket or a server, as one of ours. No other file translates.
+
+A driver is only used to connect, so whatever it raises happened before a command was sent. After
+that, the sole question is whether the server may have acted: if so, the text says that the
+request may have been charged, because repeating it could charge it twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ...core._errors import ConfigInvalidError, PenstockError, StoreUnavailableError
+from ...core._flow import Flow
+from .._record import foreign_state
+from .._sheet import ConnectionFailedError, telling_of_others
+
+__all__ = [
+    "DISOWNED",
+    "PASSING",
+    "PATIENT",
+    "TIME",
+    "Address",
+    "CloseIdle",
+    "Command",
+    "Delay",
+    "Exchange",
+    "Parallel",
+    "RedisFlow",
+    "RedisRequest",
+    "Refusal",
+    "beside_others",
+    "cannot_connect",
+    "is_full",
+    "late_connect",
+    "late_reply",
+    "lost_reply",
+    "ms_of",
+    "refused",
+    "stopped_midway",
+    "unavailable",
+]
+
+
+Command = tuple[bytes, ...]
+"""All of it bytes: hiredis turns numbers into text by itself, and ends the process when a signal
+handler raises meanwhile."""
+
+TIME: Command = (b"TIME",)
+
+# A script's failure as servers before Redis 7 report it, around the error that caused it.
+_IN_SCRIPT = re.compile(r"^ERR Error running script.*?-([A-Z]+) ")
+
+
+class Address(NamedTuple):
+    """Where a server listens. A path instead of a host, with port 0, is a Unix socket."""
+
+    host: str
+    port: int
+    sentinel: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}" if self.port else self.host
+
+
+@dataclass(slots=True)
+class Exchange:
+    """Send the commands in one write; the answer is one reply each, refusals among them.
+
+    `pinned` asks for a connection that nobody else uses until the flow ends, and `where=None` for
+    the one that is pinned already. `share` is how much of the time that the call has left may be
+    spent on it.
+    """
+
+    where: Address | None
+    commands: Sequence[Command]
+    pinned: bool = False
+    share: float = 1.0
+
+
+@dataclass(slots=True)
+class Parallel:
+    """Several exchanges at once; the answer is, for each, its replies or its
+    ConnectionFailedError."""
+
+    exchanges: Sequence[Exchange]
+
+
+@dataclass(slots=True)
+class Delay:
+    """Wait before going on."""
+
+    ms: float
+
+
+@dataclass(slots=True)
+class CloseIdle:
+    """Close idle connections to a server: it is not, or no longer, what we took it for."""
+
+    where: Address
+
+
+RedisRequest = Exchange | Parallel | Delay | CloseIdle
+RedisFlow = Flow[RedisRequest, Any]
+
+
+class Refusal(Exception):  # noqa: N818
+    """An error reply: the server read the command and did not run it to its end."""
+
+    @property
+    def text(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+    @property
+    def code(self) -> str:
+        inner = _IN_SCRIPT.match(self.text)
+        return inner[1] if inner else self.text.partition(" ")[0]
+
+
+def ms_of(time: Any) -> int:
+    """The reply to TIME as the scripts read it."""
+    return int(time[0]) * 1000 + int(time[1]) // 1000
+
+
+PASSING = frozenset(
+    {"BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOAUTH", "READONLY", "TRYAGAIN"}
+)
+"""Refusals that may be over in a moment, and before which nothing was run."""
+
+PATIENT = PASSING - {"NOAUTH"}
+"""Those that only time can cure, not another attempt to log in."""
+
+DISOWNED = frozenset({"CLUSTERDOWN", "MASTERDOWN", "NOAUTH", "READONLY"})
+"""Those after which the server should be looked up, or logged into, anew."""
+
+# Of a server that cannot write its log, and of Upstash.
+_NO_ROOM = ("No space left on device", "capacity quota exceeded")
+
+
+def cannot_connect(address: Address, error: BaseException) -> ConnectionFailedError:
+    """From what a driver raised while it connected, authenticated or selected a database."""
+    refused = any(
+        isinstance(cause, (ConnectionRefusedError, FileNotFoundError)) for cause in _causes(error)
+    )
+    text = f"cannot connect to {address}: {str(error) or type(error).__name__}"
+    return ConnectionFailedError(text, may_have_run=False, again=refused)
+
+
+def late_connect(address: Address) -> ConnectionFailedError:
+    return ConnectionFailedError(f"no connection to {address} in time", may_have_run=False)
+
+
+def late_reply(address: Address) -> ConnectionFailedError:
+    return ConnectionFailedError(f"no reply from {address} in time", may_have_run=True)
+
+
+def lost_reply(address: Address, error: object = None) -> ConnectionFailedError:
+    reason = f": {error}" if error else ""
+    return ConnectionFailedError(
+        f"the connection to {address} ended before the reply{reason}", may_have_run=True, again=True
+    )
+
+
+def unavailable(
+    error: Exception, *, consuming: bool, others: bool = False
+) -> StoreUnavailableError:
+    """The end of a call that a connection or a server failed; `others` if the call had further
+    keys, and those may have been charged."""
+    if consuming and isinstance(error, ConnectionFailedError) and error.may_have_run:
+        effect = "the request may have been charged, and was not repeated for that reason"
+    elif others:
+        effect = "this part of the call was not charged"
+    else:
+        effect = "the request was not charged" if consuming else "nothing was charged"
+    text = error.text if isinstance(error, Refusal) else str(error)
+    full = isinstance(error, Refusal) and is_full(error)
+    failure = StoreUnavailableError(f"{text}; {effect}", reason="full" if full else "away")
+    return beside_others(failure) if others else failure
+
+
+def refused(refusal: Refusal, keys: str, *, consuming: bool, others: bool = False) -> PenstockError:
+    """The end of a call that a server refused for good."""
+    code, text = refusal.code, refusal.text
+    failure: PenstockError
+    if stopped_midway(refusal):
+        failure = foreign_state(keys, _said_by_script(text))
+    elif code in ("MOVED", "ASK", "CROSSSLOT"):
+        failure = ConfigInvalidError(
+            f"this server is part of a cluster ({text}); use a redis+cluster:// URL or a "
+            "cluster client"
+        )
+    elif code in ("NOPERM", "WRONGPASS", "NOAUTH"):
+        failure = StoreUnavailableError(
+            f"the server refuses these credentials: {text}; allow EVALSHA, EVAL, GET, SET, DEL, "
+            "TIME, WATCH, MULTI and what the scripts use, on the keys of the limiter"
+        )
+    else:
+        return unavailable(refusal, consuming=consuming, others=others)
+    return beside_others(failure) if others else failure
+
+
+def _said_by_script(text: str) -> str:
+    """What went wrong in a script, without where that stands in it."""
+    text = re.sub(
+        r"^ERR (Error running script.*?@user_script:\d+: )?(user_script:\d+: )*", "", text
+    )
+    return re.sub(r" script: (\w+, )?on @user_script:\d+\.?$", "", text)
+
+
+def stopped_midway(refusal: Refusal) -> bool:
+    """A script met what it cannot read; of several keys, those before that one are written."""
+    return refusal.code == "WRONGTYPE" or ("user_script" in refusal.text and refusal.code == "ERR")
+
+
+def is_full(refusal: Refusal) -> bool:
+    """The server has no room: in its memory, on its disk, or in what a plan grants."""
+    return refusal.code == "OOM" or any(sign in refusal.text for sign in _NO_ROOM)
+
+
+def beside_others(error: PenstockError) -> Any:
+    """The same error, for a call that had done something before it failed."""
+    return telling_of_others(error, None)
+
+
+def _causes(error: BaseException | None) -> Iterator[Any]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

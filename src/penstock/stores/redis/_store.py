@@ -1,0 +1,168 @@
+"""RedisStore: from an operation to its flow, and from there to the connections that serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from ..._queueing.fork import ForkAware, watch_forks
+from ...core._errors import UnsupportedError
+from ...core._store import Store, Transform, from_its_url
+from ...core._validation import reject, require_int
+from ._factory import (
+    Deployment,
+    deployment_of_client,
+    deployment_of_url,
+    require_module,
+    split_options,
+)
+from ._flows import RedisFlows
+from ._requests import RedisFlow
+from ._routing import RedisRouter
+
+__all__ = ["RedisStore"]
+
+
+R = TypeVar("R")
+
+
+class RedisStore(Store, ForkAware):
+    """Keeps states in Redis, Valkey or Upstash: one limit for everyone who uses the same server.
+
+    `client` is a redis-py or valkey-py client, sync or asyncio, standalone, of a Sentinel or of a
+    Cluster, or an upstash-redis client; the store then serves sync or async callers, as the client
+    does. With `from_url` it serves both. Of a redis-py or valkey-py client the store takes the
+    address, the credentials and the TLS settings, and opens connections of its own.
+
+    `use_server_time` makes the server's clock decide, so that the clocks of a fleet do not matter.
+    `timeout_ms` is how long a call may take, connecting included; past it the call raises
+    `store_unavailable`.
+    """
+
+    def __init__(self, client: Any, *, use_server_time: bool = True, timeout_ms: int = 100) -> None:
+        if isinstance(client, str):
+            reject("client must be a client; for a URL write RedisStore.from_url(url)")
+        self._prepare(use_server_time, timeout_ms)
+        if type(client).__module__.partition(".")[0] == "upstash_redis":
+            self._connect_rest(client)
+        else:
+            self._connect(deployment_of_client(client))
+
+    @classmethod
+    @from_its_url
+    def from_url(
+        cls, url: str, *, use_server_time: bool = True, timeout_ms: int = 100
+    ) -> RedisStore:
+        """A store for sync and async callers, by a URL such as `redis://host:6379/0`,
+        `rediss://`, `unix://`, `redis+sentinel://` or `redis+cluster://`. What the URL itself says
+        of these options counts."""
+        url, said = split_options(url)
+        store = cls.__new__(cls)
+        store._prepare(**{"use_server_time": use_server_time, "timeout_ms": timeout_ms, **said})
+        store._connect(deployment_of_url(url))
+        return store
+
+    def _prepare(self, use_server_time: bool, timeout_ms: int) -> None:
+        if not isinstance(use_server_time, bool):
+            reject(f"use_server_time must be True or False, not {use_server_time!r}")
+        self.timeout_ms: int = require_int("timeout_ms", timeout_ms, high=3_600_000)
+        self.reads_own_clock = use_server_time
+        self._sync: Any = _NO_SYNC
+        self._async: Any = _NO_ASYNC
+
+    def _connect(self, deployment: Deployment) -> None:
+        require_module("hiredis")
+        if deployment.sync_factory is not None:
+            from ._sync_connections import SyncConnections
+
+            self._sync = SyncConnections(deployment.sync_factory, self.timeout_ms)
+        if deployment.async_factory is not None:
+            from ._async_connections import AsyncConnections
+
+            self._async = AsyncConnections(deployment.async_factory, self.timeout_ms)
+        self._begin(RedisRouter(deployment.topology))
+
+    def _connect_rest(self, client: Any) -> None:
+        from ._upstash import upstash_connections, upstash_topology
+
+        connections, is_async = upstash_connections(client, self.timeout_ms)
+        if is_async:
+            self._async = connections
+        else:
+            self._sync = connections
+        self._begin(RedisRouter(upstash_topology()))
+
+    def _begin(self, router: RedisRouter) -> None:
+        self._router = router
+        self._flows = RedisFlows(router, use_server_time=self.reads_own_clock)
+        watch_forks(self)
+
+    def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
+        result: R = self._sync.run(self._flows.apply(key, transform, now, cost))
+        return result
+
+    async def aapply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
+        result: R = await self._async.run(self._flows.apply(key, transform, now, cost))
+        return result
+
+    def apply_many(
+        self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
+    ) -> list[R]:
+        results: list[R] = self._sync.run(self._flows.apply_many(keys, transform, now, cost))
+        return results
+
+    async def aapply_many(
+        self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
+    ) -> list[R]:
+        flow = self._flows.apply_many(keys, transform, now, cost)
+        results: list[R] = await self._async.run(flow)
+        return results
+
+    def close(self) -> None:
+        """Close the connections that the store has made. A later call opens new ones.
+
+        `aclose` closes those of the running event loop, and the blocking ones.
+        """
+        self._sync.close()
+        self._async.close()
+
+    async def aclose(self) -> None:
+        self._sync.close()
+        await self._async.aclose()
+
+    def __repr__(self) -> str:
+        return f"<RedisStore on {self._router.topology}, timeout_ms={self.timeout_ms}>"
+
+    def _after_fork_in_child(self) -> None:
+        """A child must not speak on its parent's sockets."""
+        self._sync.after_fork()
+        self._async.after_fork()
+
+
+class _NoConnections:
+    """Stands where a store has no client for this way to call."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def run(self, _flow: RedisFlow) -> Any:
+        raise UnsupportedError(self._reason)
+
+    def close(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+    def after_fork(self) -> None:
+        pass
+
+
+_NO_SYNC = _NoConnections(
+    "this RedisStore was made from an asyncio client: use acheck, apeek, ..., or make it with "
+    "RedisStore.from_url, which serves both"
+)
+_NO_ASYNC = _NoConnections(
+    "this RedisStore was made from a sync client: use check, peek, ..., or make it with "
+    "RedisStore.from_url, which serves both"
+)

@@ -1,0 +1,239 @@
+"""Which server owns a key: one fixed server, the master that the sentinels name, or the node that
+holds the key's slot.
+
+The tables are plain memory; learning is a flow, so that one description serves sync and async
+calls. A table may be out of date at any time: the servers say so (MOVED, READONLY, a refused
+connection), and whoever hears it calls `moved` or `lost`.
+
+Sentinels, and the nodes of a cluster, all know the same. So one of them that is frozen must cost
+neither a call, which goes on to the next with what is left of its time, nor the calls after it,
+which ask those first that have not failed.
+"""
+
+from __future__ import annotations
+
+import random
+from binascii import crc_hqx
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from .._sheet import ConnectionFailedError
+from ._requests import Address, Command, Exchange, RedisFlow, Refusal
+
+__all__ = ["Cluster", "Fixed", "Sentinels", "Topology", "slot_of"]
+
+
+SLOTS = 16_384
+
+_Accept = Callable[[Address, Any], RedisFlow]
+
+
+# Of the time that a call has left, for one of several who may know: the rest is for the others.
+_SHARE = 0.5
+
+
+class Topology(Protocol):
+    """What a flow needs to know about places."""
+
+    def locate(self, key: str) -> Address | None:
+        """Who owns the key; None when that has to be found out first."""
+
+    def groups(self, keys: Sequence[str]) -> list[list[int]]:
+        """The places of the keys, in order, by which of them may be used by one script."""
+
+    def find(self) -> RedisFlow:
+        """Learn the places; raises ConnectionFailedError when nobody can tell."""
+
+    def lost(self, where: Address) -> None:
+        """The server there does not serve (any more)."""
+
+    def moved(self, refusal: Refusal, asked: Address) -> Address | None:
+        """Where a MOVED or ASK points; None if redirections have no meaning here."""
+
+
+class Fixed:
+    """One server, always the same."""
+
+    def __init__(self, where: Address) -> None:
+        self.where = where
+
+    def locate(self, _key: str) -> Address | None:
+        return self.where
+
+    def groups(self, keys: Sequence[str]) -> list[list[int]]:
+        return [list(range(len(keys)))]
+
+    def find(self) -> RedisFlow:
+        yield from ()
+
+    def lost(self, where: Address) -> None:
+        pass
+
+    def moved(self, _refusal: Refusal, _asked: Address) -> Address | None:
+        return None
+
+    def __repr__(self) -> str:
+        return str(self.where)
+
+
+class _Informants:
+    """Several who can answer the same question: whoever failed is asked last."""
+
+    def __init__(self) -> None:
+        self._failed: dict[Address, None] = {}
+
+    def ask(self, members: Sequence[Address], question: Command, accept: _Accept) -> RedisFlow:
+        """Put the question to one after the other until `accept` is content with an answer; it
+        returns what is wrong with it, or None. Returns what was wrong last, or None."""
+        order = self._order(members)
+        wrong: object = "nobody to ask was given"
+        for number, member in enumerate(order, 1):
+            share = _SHARE if number < len(order) else 1.0
+            try:
+                (reply,) = yield Exchange(member, (question,), share=share)
+                wrong = yield from accept(member, reply)
+            except ConnectionFailedError as error:
+                wrong = error
+            if wrong is None:
+                for silent in order[: number - 1]:
+                    self.failed(silent)
+                # Those that are no members any more are forgotten.
+                self._failed = {f: None for f in list(self._failed) if f in order and f != member}
+                return None
+        # Only the first had time enough to be judged by. The next call begins with the second.
+        for silent in order[:1]:
+            self.failed(silent)
+        return wrong
+
+    def failed(self, member: Address) -> None:
+        self._failed.pop(member, None)
+        self._failed[member] = None
+
+    def _order(self, members: Sequence[Address]) -> list[Address]:
+        failed = list(self._failed)
+        return [*(m for m in members if m not in failed), *(f for f in failed if f in members)]
+
+
+class Sentinels(Fixed):
+    """The master of `service`, as the sentinels see it and as it sees itself."""
+
+    def __init__(self, sentinels: Sequence[Address], service: str) -> None:
+        self.sentinels: list[Address] = list(sentinels)
+        self.service = service
+        self.master: Address | None = None
+        self._informants = _Informants()
+
+    def locate(self, _key: str) -> Address | None:
+        return self.master
+
+    def find(self) -> RedisFlow:
+        question = (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self.service.encode())
+        wrong = yield from self._informants.ask(self.sentinels, question, self._accept)
+        if wrong is not None:
+            text = f"no master for {self.service!r}: {wrong}"
+            raise ConnectionFailedError(text, may_have_run=False, again=True)
+
+    def _accept(self, sentinel: Address, reply: Any) -> RedisFlow:
+        if not isinstance(reply, list):
+            return f"{sentinel} does not know {self.service!r} ({reply})"
+        master = Address(_text(reply[0]), int(reply[1]))
+        (role,) = yield Exchange(master, ((b"ROLE",),))
+        if not isinstance(role, list) or _text(role[0]) != "master":
+            return f"{master} is not a master yet"
+        self.master = master
+        return None
+
+    def lost(self, where: Address) -> None:
+        if self.master == where:
+            self.master = None
+
+    def __repr__(self) -> str:
+        return f"{self.service!r} of the sentinels at {', '.join(map(str, self.sentinels))}"
+
+
+class Cluster:
+    """The slot table. `remap` is for clients that see other addresses than the nodes do."""
+
+    def __init__(
+        self,
+        seeds: Sequence[Address],
+        remap: Callable[[tuple[str, int]], tuple[str, int]] | None = None,
+    ) -> None:
+        self.seeds: list[Address] = list(seeds)
+        self._remap = remap
+        self._owners: list[Address | None] = [None] * SLOTS
+        self._suspect = True
+        self._lost: set[Address] = set()
+        self._informants = _Informants()
+
+    def locate(self, key: str) -> Address | None:
+        owner = None if self._suspect else self._owners[slot_of(key)]
+        return None if owner in self._lost else owner
+
+    def groups(self, keys: Sequence[str]) -> list[list[int]]:
+        by_slot: dict[int, list[int]] = {}
+        for place, key in enumerate(keys):
+            by_slot.setdefault(slot_of(key), []).append(place)
+        return list(by_slot.values())
+
+    def find(self) -> RedisFlow:
+        known = {owner for owner in self._owners if owner is not None}
+        places = random.sample(sorted(known), len(known))
+        places += [seed for seed in self.seeds if seed not in known]
+        wrong = yield from self._informants.ask(places, (b"CLUSTER", b"SLOTS"), self._accept)
+        if wrong is not None:
+            text = f"no cluster node knows the slots: {wrong}"
+            raise ConnectionFailedError(text, may_have_run=False, again=True)
+
+    def _accept(self, node: Address, reply: Any) -> RedisFlow:
+        yield from ()
+        if not isinstance(reply, list) or not reply:
+            return f"{node} answered {reply}"
+        self._learn(reply, node)
+        return None
+
+    def lost(self, where: Address) -> None:
+        # Its slots only: the keys of the other nodes have nothing to wait for.
+        self._lost.add(where)
+        self._informants.failed(where)
+
+    def moved(self, refusal: Refusal, asked: Address) -> Address | None:
+        code, slot, place = refusal.text.split()[:3]
+        host, _, port = place.rpartition(":")
+        owner = self._address(host, int(port), asked)
+        if code == "MOVED":
+            self._owners[int(slot)] = owner
+            # One slot has moved, so others may have: read the table again before the next call.
+            self._suspect = True
+        return owner
+
+    def __repr__(self) -> str:
+        return f"the cluster of {', '.join(map(str, self.seeds))}"
+
+    def _learn(self, reply: list[Any], asked: Address) -> None:
+        owners: list[Address | None] = [None] * SLOTS
+        for first, last, master, *_replicas in reply:
+            owner = self._address(_text(master[0]), int(master[1]), asked)
+            owners[first : last + 1] = [owner] * (last + 1 - first)
+        self._owners = owners
+        self._suspect = False
+        self._lost = set()
+
+    def _address(self, host: str, port: int, asked: Address) -> Address:
+        # A node that does not know its own name means: the host you already talk to.
+        host = asked.host if host in ("", "?") else host
+        return Address(*self._remap((host, port))) if self._remap else Address(host, port)
+
+
+def slot_of(key: str) -> int:
+    """The slot of a key, or of its hash tag: what stands in the first pair of braces."""
+    start = key.find("{")
+    if start >= 0:
+        end = key.find("}", start + 1)
+        if end > start + 1:
+            key = key[start + 1 : end]
+    return crc_hqx(key.encode(), 0) % SLOTS
+
+
+def _text(raw: Any) -> str:
+    return raw.decode() if isinstance(raw, bytes) else str(raw or "")

@@ -1,0 +1,300 @@
+"""What the URL of a store behind an HTTP API may say, and where its token comes from.
+
+URLs are logged, so a token is never part of one: `?token_env=NAME` names the environment variable
+that holds it. Errors here do not repeat the URL either, in case somebody put one there all the
+same.
+
+Every fault of httpx and every HTTP status that is not a success, as one of ours.
+
+No other file translates httpx. The texts name the address and what the server said, never what
+was sent: headers hold the token.
+
+The HTTP client, sync and async. The only file that imports httpx.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+from ..._queueing import Mutex
+from ...core._errors import ConfigInvalidError, require_module
+from ...core._validation import reject
+from .._sheet import ConnectionFailedError
+from ..cas._requests import PerLoop
+from ..cas._store import Workers
+
+__all__ = [
+    "ApiToken",
+    "HttpCall",
+    "RestClient",
+    "RestReply",
+    "RestSettings",
+    "is_loopback",
+    "read_url",
+    "refused",
+    "require_base_url",
+    "translated",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RestSettings:
+    """`place` is host, port and path; `options` are the keywords for the store."""
+
+    place: str
+    options: dict[str, Any]
+
+
+def read_url(url: str, token_env: str, options: dict[str, Any], *also: str) -> RestSettings:
+    """Split a URL. `also` are the names of further parameters; `options` override what it says."""
+    parts = urlsplit(url)
+    if parts.username or parts.password:
+        reject(
+            f"a {parts.scheme}:// URL must not hold a token: put it into an environment variable "
+            f"and name that with ?token_env=; the default is {token_env}"
+        )
+    said: dict[str, Any] = {}
+    for name, text in parse_qsl(parts.query, keep_blank_values=True):
+        if name == "timeout_ms" and text.isdecimal():
+            said[name] = int(text)
+        elif name == "token_env" or name in also:
+            said[name] = text
+        else:
+            known = ", ".join(f"{one}=" for one in ("timeout_ms", "token_env", *also))
+            reject(f"a {parts.scheme}:// URL takes {known}, not {name!r}")
+    variable = said.pop("token_env", token_env)
+    said.update(options)
+    if "token" not in said:
+        said["token"] = _token_from(variable)
+    return RestSettings(f"{parts.netloc}{parts.path}", said)
+
+
+def _token_from(variable: str) -> str:
+    token = os.environ.get(variable, "")
+    if not token:
+        reject(
+            f"the environment variable {variable} is not set: put the token there, or name "
+            "another variable with ?token_env="
+        )
+    return token
+
+
+class ApiToken:
+    """A secret that no repr, log or traceback with local variables shows."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: object) -> None:
+        if not isinstance(text, str) or not text.isascii() or not text.isprintable():
+            reject("token must be a text of printable ASCII characters")
+        if not text or " " in text:
+            reject("token must not be empty or contain spaces")
+        self._text = text
+
+    def header(self) -> str:
+        return f"Bearer {self._text}"
+
+    def __repr__(self) -> str:
+        return "ApiToken(...)"
+
+
+def require_base_url(url: object) -> str:
+    """https, or http to this machine: a token must not travel in the clear."""
+    parts = urlsplit(url) if isinstance(url, str) else SplitResult("", "", "", "", "")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        reject("the base URL must be https://host/path")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        reject("the base URL must be scheme, host and path, with no user, token or query")
+    if parts.scheme == "http" and not is_loopback(str(url)):
+        reject(f"http:// would send the token in the clear to {parts.hostname}: use https://")
+    return str(url).rstrip("/")
+
+
+def is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+# By name, since httpx is only imported when it is used.
+_NOT_SENT = frozenset(
+    {
+        "ConnectError",
+        "ConnectTimeout",
+        "InvalidURL",
+        "LocalProtocolError",
+        "PoolTimeout",
+        "ProxyError",
+        "UnsupportedProtocol",
+    }
+)
+_LATE = frozenset({"PoolTimeout", "ConnectTimeout", "ReadTimeout", "WriteTimeout"})
+
+
+def translated(error: Exception, where: str) -> Exception:
+    """From what httpx raised; what is not httpx's stays itself."""
+    if not any(base.__module__.partition(".")[0] == "httpx" for base in type(error).__mro__):
+        return error
+    name = type(error).__name__
+    text = f"{where}: {str(error) or name}"
+    return ConnectionFailedError(text, may_have_run=name not in _NOT_SENT, again=name not in _LATE)
+
+
+def refused(status: int, said: str, where: str) -> Exception:
+    """From a status and what the server said about it."""
+    text = f"{where} answered {status}: {said[:300]}"
+    if status in (401, 403):
+        return ConnectionFailedError(
+            f"{text}; the token is wrong or lacks a permission", may_have_run=False
+        )
+    if status == 429:
+        return ConnectionFailedError(text, may_have_run=False, again=True)
+    if status >= 500 or status == 408:
+        return ConnectionFailedError(text, may_have_run=True, again=True)
+    return ConfigInvalidError(text)
+
+
+_CONNECTIONS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class HttpCall:
+    """One request. `body` is text as it is, or anything else as JSON."""
+
+    method: str
+    path: str
+    body: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class RestReply:
+    status: int
+    text: str
+
+    def json(self) -> Any:
+        """The body, or None where it is not JSON: a proxy may have answered."""
+        try:
+            return json.loads(self.text)
+        except ValueError:
+            return None
+
+
+class RestClient:
+    """One httpx client for all threads, and one for each loop. They repeat nothing by themselves.
+
+    The token shows up in the header of a request and nowhere else.
+    """
+
+    def __init__(self, base_url: str, token: str, timeout_ms: int) -> None:
+        self.base_url: str = require_base_url(base_url)
+        self._timeout_s = timeout_ms / 1000
+        self._make = partial(_make, self.base_url, ApiToken(token), self._timeout_s)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._mutex = Mutex()
+        self._workers = Workers()
+        self._blocking: Any = None
+        self._asynchronous = PerLoop(self._open, _shut)
+
+    after_fork = _forget
+
+    def prepare(self) -> None:
+        if self._blocking is None:
+            with self._mutex.hold():
+                if self._blocking is None:
+                    self._blocking = self._make("Client")
+
+    async def aprepare(self) -> None:
+        await self._asynchronous.get()
+
+    def send(self, calls: Sequence[HttpCall], deadline: float) -> list[Any]:
+        """All calls at once: for each its RestReply, or the ConnectionFailedError it met."""
+        self.prepare()
+        jobs = [partial(self._send, self._blocking, call, deadline) for call in calls]
+        return self._workers.run(jobs, deadline)
+
+    async def asend(self, calls: Sequence[HttpCall], deadline: float) -> list[Any]:
+        client = await self._asynchronous.get()
+        jobs = [self._asend(client, call, deadline) for call in calls]
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    def close(self) -> None:
+        with self._mutex.hold():
+            client, self._blocking = self._blocking, None
+        if client is not None:
+            client.close()
+        self._workers.close()
+
+    async def aclose(self) -> None:
+        self.close()
+        await self._asynchronous.aclose()
+
+    def __repr__(self) -> str:
+        return f"<RestClient of {self.base_url}>"
+
+    def _send(self, client: Any, call: HttpCall, deadline: float) -> RestReply:
+        try:
+            response = client.request(**self._arguments(call), timeout=_left_s(deadline))
+        except Exception as error:
+            raise translated(error, self.base_url) from None
+        return RestReply(response.status_code, response.text)
+
+    async def _asend(self, client: Any, call: HttpCall, deadline: float) -> RestReply:
+        left_s = _left_s(deadline)
+        try:
+            request = client.request(**self._arguments(call), timeout=left_s)
+            response = await asyncio.wait_for(request, left_s)
+        except asyncio.TimeoutError:
+            raise ConnectionFailedError("no reply in time", may_have_run=True) from None
+        except Exception as error:
+            raise translated(error, self.base_url) from None
+        return RestReply(response.status_code, response.text)
+
+    def _arguments(self, call: HttpCall) -> dict[str, Any]:
+        # Joined here: httpx would end the address with a slash that nobody wrote.
+        arguments: dict[str, Any] = {"method": call.method, "url": self.base_url + call.path}
+        if isinstance(call.body, str):
+            arguments["content"] = call.body.encode()
+        elif call.body is not None:
+            arguments["content"] = json.dumps(call.body, separators=(",", ":")).encode()
+            arguments["headers"] = {"Content-Type": "application/json"}
+        return arguments
+
+    async def _open(self) -> Any:
+        return self._make("AsyncClient")
+
+
+def _make(base_url: str, token: ApiToken, timeout_s: float, kind: str) -> Any:
+    httpx = require_module("a store behind an HTTP API", "httpx")
+    limits = httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS)
+    return getattr(httpx, kind)(
+        headers={"Authorization": token.header()},
+        timeout=timeout_s,
+        limits=limits,
+        follow_redirects=False,
+        # A proxy that the environment names is for the world, not for this machine.
+        trust_env=not is_loopback(base_url),
+    )
+
+
+async def _shut(client: Any) -> None:
+    await client.aclose()
+
+
+def _left_s(deadline: float) -> float:
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise ConnectionFailedError("no time left to ask", may_have_run=False)
+    return left_s

@@ -1,0 +1,183 @@
+"""RestStore: a CasStore whose requests become HTTP calls.
+
+The protocol of the small servers that ship with Penstock: records, compared and swapped.
+
+    POST <base URL>    Authorization: Bearer <token>
+    {"namespace": "default", "operations": [
+        {"op": "read", "key": k},
+        {"op": "swap", "key": k, "expected": stamp or null, "version": v, "record": r,
+         "keep_ms": n},
+        {"op": "drop", "key": k},
+        {"op": "drop", "key": k, "expected": stamp}]}
+
+    {"answers": [
+        {"found": {"record": r, "version": v, "stamp": s} or null},
+        {"done": true, "stamp": s},
+        {"done": false, "found": ...},
+        {"error": "what went wrong"}]}
+
+Operations name different keys and may be done in any order. A server knows records and versions,
+and no rate limiting; so it needs no new release when a strategy is added.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+from urllib.parse import parse_qsl, urlsplit
+from weakref import WeakKeyDictionary
+
+from ...core._store import from_its_url
+from ...core._validation import reject
+from ..cas import CasStore, Conflict, ConnectionFailedError, Drop, Held, Read, Request
+from ..cas._requests import fit, require_name
+from ._batching import RequestBatcher
+from ._client import HttpCall, RestClient, RestReply, read_url, refused
+
+__all__ = ["TOKEN_ENV", "RecordServerStore", "RestStore", "token_variable"]
+
+
+class RestStore(CasStore):
+    """A backend behind HTTP says how its requests are written and its replies are read."""
+
+    most_calls: ClassVar[int] = 4
+    """HTTP calls that a loop has under way at once."""
+
+    most_requests: ClassVar[int] = 32
+    """Requests that go in one HTTP call."""
+
+    def __init__(self, base_url: str, token: str, timeout_ms: int) -> None:
+        super().__init__(timeout_ms)
+        self._client = RestClient(base_url, token, self.timeout_ms)
+        self._batchers: WeakKeyDictionary[Any, RequestBatcher] = WeakKeyDictionary()
+
+    @abstractmethod
+    def _calls(self, requests: Sequence[Request]) -> list[HttpCall]:
+        """The HTTP calls for the requests: one for each, or one for all."""
+
+    @abstractmethod
+    def _answers(self, requests: Sequence[Request], replies: Sequence[RestReply]) -> list[Any]:
+        """What the replies to those calls say about each request, exceptions included."""
+
+    def serve(self, requests: Sequence[Request], deadline: float) -> list[Any]:
+        return self._heard(requests, self._client.send(self._calls(requests), deadline))
+
+    async def aserve(self, requests: Sequence[Request], deadline: float) -> list[Any]:
+        loop = asyncio.get_running_loop()
+        batcher = self._batchers.get(loop)
+        if batcher is None:
+            batcher = RequestBatcher(self._asend, self.most_calls, self.most_requests)
+            self._batchers[loop] = batcher
+        return await batcher.ask(requests, deadline)
+
+    async def _asend(self, requests: Sequence[Request], deadline: float) -> list[Any]:
+        return self._heard(requests, await self._client.asend(self._calls(requests), deadline))
+
+    def close(self) -> None:
+        self._client.close()
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    def _prepare(self) -> None:
+        self._client.prepare()
+
+    async def _aprepare(self) -> None:
+        await self._client.aprepare()
+
+    def _after_fork_in_child(self) -> None:
+        super()._after_fork_in_child()
+        self._client.after_fork()
+
+    def _heard(self, requests: Sequence[Request], replies: list[Any]) -> list[Any]:
+        """Calls that failed fail their request, or all requests if one call was for all."""
+        if len(replies) == len(requests):
+            return [
+                reply if isinstance(reply, BaseException) else self._answers([one], [reply])[0]
+                for one, reply in zip(requests, replies, strict=True)
+            ]
+        [reply] = replies
+        if isinstance(reply, BaseException):
+            return [reply] * len(requests)
+        return self._answers(requests, replies)
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        return f"<{name} at {self._client.base_url}, timeout_ms={self.timeout_ms}>"
+
+
+TOKEN_ENV = "PENSTOCK_TOKEN"
+
+
+def token_variable(url: str) -> str | None:
+    """The variable from which the store behind `url` takes a token; None if it takes none, or one
+    that only its own kind of store uses."""
+    parts = urlsplit(url)
+    is_record_server = parts.scheme.rpartition("+")[2] in ("http", "https")
+    return dict(parse_qsl(parts.query)).get("token_env", TOKEN_ENV if is_record_server else None)
+
+
+class RecordServerStore(RestStore):
+    """A store on one of those servers. `namespace` keeps programs apart that share a server."""
+
+    max_key_bytes: ClassVar[int]
+
+    def __init__(
+        self, base_url: str, *, token: str, namespace: str = "default", timeout_ms: int = 1_000
+    ) -> None:
+        super().__init__(base_url, token, timeout_ms)
+        self.namespace: str = require_name("namespace", namespace, r"[A-Za-z0-9_.-]{1,64}")
+
+    @classmethod
+    @from_its_url
+    def from_url(cls, url: str, **options: Any) -> Any:
+        """`<scheme>+https://host/path`, with `?token_env=`, `namespace=`, `timeout_ms=`."""
+        settings = read_url(url, TOKEN_ENV, options, "namespace")
+        scheme = url.partition("://")[0].rpartition("+")[2].lower()
+        return cls(f"{scheme}://{settings.place}", **settings.options)
+
+    def _calls(self, requests: Sequence[Request]) -> list[HttpCall]:
+        operations = [self._operation(request) for request in requests]
+        return [HttpCall("POST", "", {"namespace": self.namespace, "operations": operations})]
+
+    def _answers(self, requests: Sequence[Request], replies: Sequence[RestReply]) -> list[Any]:
+        where, reply = self._client.base_url, replies[0]
+        body = reply.json()
+        if reply.status != 200 or not isinstance(body, dict):
+            said = body.get("error", "") if isinstance(body, dict) else "not a record server"
+            return [refused(reply.status, str(said), where)] * len(requests)
+        answers = body.get("answers", ())
+        if len(answers) != len(requests):
+            reject(f"{where} does not answer as a record server: {reply.text[:200]}")
+        return [
+            _answer(request, one, where) for request, one in zip(requests, answers, strict=True)
+        ]
+
+    def _operation(self, request: Request) -> dict[str, Any]:
+        key = fit(request.key, self.max_key_bytes)
+        if isinstance(request, Read):
+            return {"op": "read", "key": key}
+        if isinstance(request, Drop):
+            drop = {"op": "drop", "key": key}
+            return (
+                drop if request.expected is None else {**drop, "expected": request.expected.stamp}
+            )
+        return {
+            "op": "swap",
+            "key": key,
+            "expected": request.expected and request.expected.stamp,
+            "version": request.version,
+            "record": request.record,
+            "keep_ms": request.keep_ms,
+        }
+
+
+def _answer(request: Request, answer: dict[str, Any], where: str) -> Any:
+    if "error" in answer:
+        return ConnectionFailedError(f"{where}: {answer['error']}", may_have_run=True, again=True)
+    if answer.get("done"):
+        return answer.get("stamp", "")
+    found = answer["found"] and Held(**answer["found"])
+    return found if isinstance(request, Read) else Conflict(found, known=True)

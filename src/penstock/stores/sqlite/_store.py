@@ -1,0 +1,346 @@
+"""The URLs of a SqliteStore: as in SQLAlchemy, three slashes and then the path.
+
+The thread that serves async callers, so that no file is ever touched on an event loop.
+
+SqliteStore: limits that survive a restart and hold for every process of one host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import partial
+from types import FrameType
+from typing import Any, TypeVar
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from ..._queueing import Batch, GroupCommit, LateError, ThreadWaiter, Waiter
+from ..._queueing.fork import ForkAware, watch_forks
+from ..._queueing.tasks import Background
+from ...core._clock import SystemClock
+from ...core._errors import PenstockError
+from ...core._store import Store, Transform, from_its_url
+from ...core._validation import reject, require_choice, require_instant, require_int
+from .._sheet import Call, Sheet
+from ._database import SYNCHRONOUS, Database, LockedError, Synchronous, interrupted, late
+
+__all__ = ["SqliteStore", "Worker", "parse_url", "require_path"]
+
+
+def parse_url(url: str) -> tuple[str, dict[str, Any]]:
+    """The path, and the options by name."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = SplitResult("sqlite", "", "", "", "")
+    if parts.netloc or len(parts.path) < 2:
+        reject(
+            "a SQLite URL is sqlite:///relative.db or sqlite:////absolute.db, with three slashes "
+            "before the path"
+        )
+    if parts.fragment:
+        reject("a SQLite URL has no fragment; write '#' in a path as %23")
+    options: dict[str, Any] = {}
+    for name, text in parse_qsl(parts.query, keep_blank_values=True):
+        if name == "timeout_ms" and text.isdecimal():
+            options[name] = int(text)
+        elif name == "synchronous":
+            options[name] = text.lower()
+        else:
+            shown = f"this {name}" if name.isidentifier() else "what it was given"
+            reject(
+                "sqlite:// takes ?synchronous=off|normal|full|extra and ?timeout_ms=<number>, "
+                f"not {shown}"
+            )
+    return unquote(parts.path[1:]), options
+
+
+def require_path(path: Any) -> str:
+    """Absolute, so that a change of the working folder does not change the limit."""
+    if not isinstance(path, (str, os.PathLike)):
+        reject(f"path must be the path of a file, not {path!r}")
+    text = os.fspath(path)
+    if not isinstance(text, str) or not text or "\0" in text:
+        reject(f"path must be the path of a file as text, not {text!r}")
+    if text == ":memory:":
+        reject("a SqliteStore is a file; for limits inside one process use MemoryStore")
+    return os.path.abspath(text)
+
+
+class Worker:
+    """Runs `serve` after every `wake`, at least once for all wakes so far."""
+
+    def __init__(self, commit: GroupCommit[Any], serve: Callable[[], None]) -> None:
+        self._commit = commit
+        self._serve = serve
+        self._background = Background("penstock-sqlite")
+
+    def wake(self) -> None:
+        self._background.submit(self._serve)
+
+    def stop(self) -> None:
+        """End the thread once it has served what came before. A later wake starts another."""
+        self._background.stop()
+
+    # What a task that waits for its call needs:
+
+    def withdraw(self, call: Any) -> bool:
+        return self._commit.withdraw(call)
+
+    def look(self) -> None:
+        """Something keeps a task waiting: the wake may have been interrupted."""
+        self.wake()
+
+
+R = TypeVar("R")
+
+_MOST_CALLS = 256
+"""Calls per transaction, so that no other process waits long for the lock."""
+_SLICE = 1_000
+_READING = ("peek", "forecast")
+
+
+class SqliteStore(Store, ForkAware):
+    """Keeps states in a file, exact across the threads and processes of one host.
+
+    `path` is a file of the store's own; it is created when it is not there, but its folder is not.
+    `synchronous` is SQLite's: `"normal"` loses no decision when a process dies, `"full"` none when
+    the power fails, at the price of a disk write per check; `"off"` leaves it all to the system.
+    `timeout_ms` is how long a call may wait for its turn; past it, it raises `store_unavailable`.
+
+    Async calls are served by a thread of the store: they never block the loop.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        synchronous: Synchronous = "normal",
+        timeout_ms: int = 1_000,
+    ) -> None:
+        self.path: str = require_path(path)
+        self.synchronous: Synchronous = require_choice("synchronous", synchronous, SYNCHRONOUS)
+        self.timeout_ms: int = require_int("timeout_ms", timeout_ms, high=3_600_000)
+        self._database = Database(self.path, synchronous, timeout_ms)
+        self._forking: Waiter | None = None
+        self._begin()
+        watch_forks(self)
+
+    @classmethod
+    @from_its_url
+    def from_url(cls, url: str, **options: Any) -> SqliteStore:
+        """`sqlite:///relative.db`, `sqlite:////absolute.db`; `?synchronous=` and `?timeout_ms=`."""
+        path, settings = parse_url(url)
+        return cls(path, **{**settings, **options})
+
+    def init(self) -> None:
+        """Create the file and its schema, or see that they are there. The first call of any kind
+        does the same; this one finds out before there is traffic."""
+        self._in_turn(self._database.open)
+
+    async def ainit(self) -> None:
+        """The awaitable twin of `init`."""
+        await asyncio.get_running_loop().run_in_executor(None, self.init)
+
+    def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
+        result: R = self.apply_many((key,), transform, now, cost)[0]
+        return result
+
+    async def aapply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
+        result: R = (await self.aapply_many((key,), transform, now, cost))[0]
+        return result
+
+    def apply_many(
+        self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
+    ) -> list[R]:
+        """All keys in one transaction: if one of them fails, none is charged."""
+        call = Call(keys, transform, now, cost, self._deadline())
+        try:
+            self._commit.run(call)
+        except LateError as error:
+            raise late(self.path, self.timeout_ms, in_doubt=error.in_doubt) from None
+        return call.answer()
+
+    async def aapply_many(
+        self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
+    ) -> list[R]:
+        """The awaitable twin of `apply_many`."""
+        from ..._queueing.tasks import Reply
+
+        call = Call(keys, transform, now, cost, self._deadline())
+        reply = Reply(call, self._worker)
+        self._commit.submit(call)
+        self._worker.wake()
+        try:
+            await reply.wait()
+        except LateError as error:
+            raise late(self.path, self.timeout_ms, in_doubt=error.in_doubt) from None
+        return call.answer()
+
+    def sweep(self, now: int | None = None) -> int:
+        """Drop what no clock can need any more at `now` (by default, the system's). Returns how
+        many keys that were. Works in slices, between which others get their turn."""
+        instant = SystemClock().now() if now is None else require_instant(now)
+        after: str | None = ""
+        total = 0
+        while after is not None:
+            after, dropped = self._in_turn(partial(self._sweep_slice, after, instant))
+            total += dropped
+        return total
+
+    async def asweep(self, now: int | None = None) -> int:
+        """The awaitable twin of `sweep`."""
+        return await asyncio.get_running_loop().run_in_executor(None, self.sweep, now)
+
+    def close(self) -> None:
+        """Close the file. A later call opens it again."""
+        self._worker.stop()
+        self._in_turn(lambda _deadline: self._database.close())
+
+    async def aclose(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self.close)
+
+    def __repr__(self) -> str:
+        return f"SqliteStore({self.path!r}, synchronous={self.synchronous!r})"
+
+    def _begin(self) -> None:
+        self._commit: GroupCommit[Call] = GroupCommit(
+            self._serve, self._mend, lambda _call: interrupted(self.path)
+        )
+        self._worker = Worker(self._commit, self._serve_tasks)
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.timeout_ms / 1000
+
+    def _in_turn(self, work: Callable[[float], R]) -> R:
+        """Use the database for something else than calls."""
+        deadline = self._deadline()
+        try:
+            return self._commit.in_turn(deadline, lambda _batch: work(deadline))
+        except LateError:
+            raise late(self.path, self.timeout_ms, in_doubt=False) from None
+
+    def _sweep_slice(self, after: str, now: int, deadline: float) -> tuple[str | None, int]:
+        self._database.open(deadline)
+        return self._database.sweep_slice(after, now, _SLICE, deadline)
+
+    def _serve(self, batch: Batch[Call], deadline: float) -> None:
+        """One transaction for all who wait once the lock is ours. Those in front that only read
+        are served without it: they do not wait for another process that writes."""
+        self._database.open(deadline)
+        first = self._commit.first()
+        if first is not None and _only_reads(first):
+            self._answer(batch.take(_MOST_CALLS, _only_reads), self._read)
+        else:
+            self._database.begin(deadline)
+            self._answer(batch.take(_MOST_CALLS), self._write)
+
+    def _answer(self, calls: list[Call], run: Callable[[list[Call]], None]) -> None:
+        """Every call gets its results, or what failed for all of them."""
+        try:
+            run(calls)
+        except PenstockError as error:
+            for call in calls:
+                call.fail(copy(error))
+        for call in calls:
+            call.open = ()
+            call.in_flight = False
+
+    def _read(self, calls: list[Call]) -> None:
+        sheet = Sheet(self._database.read)
+        for call in calls:
+            sheet.run(call)
+
+    def _write(self, calls: list[Call]) -> None:
+        for call in calls:
+            call.in_flight = True
+        sheet = Sheet(self._database.read)
+        for call in calls:
+            # Not one that has given up meanwhile, and was told that nothing was charged.
+            if not call.has_left:
+                sheet.run(call)
+        for call in calls:
+            call.in_flight = bool(call.writing)
+        self._database.commit(sheet.writes)
+
+    def _mend(self, batch: Batch[Call]) -> None:
+        """After an interrupt: a transaction that is still open has written nothing."""
+        if self._database.rollback():
+            for call in batch.calls:
+                call.in_flight = False
+
+    def _serve_tasks(self) -> None:
+        """The worker's round. Who waits too long is withdrawn by the timer of its own loop."""
+        while self._commit.pending or self._commit.unfinished is not None:
+            deadline = self._deadline()
+            with contextlib.suppress(LateError, LockedError):
+                self._commit.in_turn(deadline, partial(self._serve_for_tasks, deadline))
+
+    def _serve_for_tasks(self, deadline: float, batch: Batch[Call]) -> None:
+        if not self._commit.pending:
+            return
+        try:
+            self._serve(batch, deadline)
+        except LockedError:
+            raise
+        except PenstockError as error:
+            for call in batch.take_all(_is_of_a_task):
+                call.fail(copy(error))
+
+    def _before_fork(self, forker: FrameType) -> None:
+        """SQLite does not survive a fork: the child would believe in locks that only the parent
+        holds. So the file is closed, at a moment when nobody is using it, and stays closed until
+        the process has forked. Should there be none in time, the calls of the child fail."""
+        self._forking = waiter = _Forker(forker)
+        if self._commit.enter(waiter, self._deadline()):
+            self._database.close()
+        else:
+            self._commit.leave(waiter)
+            self._forking = None
+
+    def _after_fork_in_parent(self) -> None:
+        if self._forking is not None:
+            self._commit.leave(self._forking)
+            self._forking.end()
+
+    def _after_fork_in_child(self) -> None:
+        in_use = self._forking is None
+        self._begin()
+        if in_use:
+            self._commit.join(_Parent())
+
+
+class _Forker(ThreadWaiter):
+    """Whoever forks leads until the fork is over, which is when its frame goes on."""
+
+    __slots__ = ("_at",)
+
+    def __init__(self, frame: FrameType) -> None:
+        super().__init__(frame)
+        self._at = frame.f_lasti
+
+    def is_running(self) -> bool:
+        frame = self._frame
+        return super().is_running() and frame is not None and frame.f_lasti == self._at
+
+
+class _Parent(Waiter):
+    """Leads for ever: in the child of a fork that came while its parent used the file."""
+
+    def is_running(self) -> bool:
+        return True
+
+    def wake(self) -> None:
+        """Nobody is there."""
+
+
+def _only_reads(call: Call) -> bool:
+    return call.transform.role in _READING
+
+
+def _is_of_a_task(call: Call) -> bool:
+    return call.waiter is not None and call.waiter.crowd is not None

@@ -1,0 +1,142 @@
+"""The fixed window: count, and start over when the window ends.
+
+With anchor "epoch" windows are slices of the calendar, the same for every key: a minute's window
+starts on the minute. With anchor "first" a key's window starts with its first request and the
+next one with the first request after its end.
+
+The weakness is part of the definition: the whole quota may be spent at the end of one window and
+again at the start of the next. Aligned to the epoch that is 2 x limit within an instant; anchored
+at "first" it is one less, because one request must have opened the first window.
+
+A stored window that starts later than the computed one means that the clock went back. The
+stored one stands, so that the jump does not open a fresh quota.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..core._decision import Decision, Forecast, Outcome
+from ..core._lua import LuaSource, beside, hash_fields, whole
+from ..core._strategy import Parameter, Strategy
+from ..core._validation import MAX_SAFE, MAX_STORED_MS, stored_pair, stored_whole
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+
+__all__ = ["Anchor", "FixedWindow", "fixed_window"]
+
+
+Anchor = Literal["epoch", "first"]
+"""Where windows start: on multiples of their length, or with a key's first request."""
+
+State = tuple[int, int]
+
+
+def _decode(raw: Any) -> State | None:
+    fields = hash_fields(raw)
+    return None if fields is None else (whole(fields[0]), whole(fields[1]))
+
+
+def _lua_source(name: str, anchor: str) -> LuaSource:
+    return LuaSource(
+        name,
+        beside(__file__),
+        strategy="fixedWindow",
+        argv=("now", "limit", "windowMs", "cost"),
+        constants={"anchor": anchor},
+        state="hash: s start of the window, c count in it, each %.0f",
+        raw="s and c, or nil twice",
+        decode=_decode,
+    )
+
+
+class FixedWindow(Strategy):
+    """State: (start, count)."""
+
+    name = "fixed_window"
+    parameters: tuple[Parameter, ...] = (
+        Parameter("limit", "count", "units per window"),
+        Parameter("window_ms", "span", "the length of a window"),
+        Parameter(
+            "anchor",
+            "choice",
+            "where windows start, on the calendar or with a first request",
+            choices=("epoch", "first"),
+            default="epoch",
+        ),
+    )
+    window_kind: str | None = "fixed"
+    kernel: str | None = "fixed_window"
+    lua_sources: tuple[LuaSource, ...] = (
+        _lua_source("fixedWindow", "epoch"),
+        _lua_source("fixedWindowFirst", "first"),
+    )
+
+    def __init__(self, limit: int, window_ms: int | timedelta, anchor: str = "epoch") -> None:
+        super().__init__(limit=limit, window_ms=window_ms, anchor=anchor)
+        self.limit = limit
+        self.window_ms: int = self.values["window_ms"]
+        self.anchor = anchor
+        self.ttl_ms: int = self.window_ms
+        self._aligned = anchor == "epoch"
+
+    @classmethod
+    def per(cls, limit: int, window_ms: int) -> FixedWindow:
+        # No window of the calendar suits a limit that was made up for one request.
+        return cls(limit, window_ms, "first")
+
+    def kernel_arguments(self) -> tuple[Any, ...]:
+        return self.limit, self.window_ms, self._aligned
+
+    def lua_source(self) -> LuaSource:
+        return self.lua_sources[0 if self._aligned else 1]
+
+    def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
+        start, count = self._window(state, now)
+        reset_at = start + self.window_ms
+        if count + cost <= self.limit:
+            decision = Decision(True, self.limit, self.limit - count - cost, reset_at, 0)
+            return Outcome((start, count + cost), decision, reset_at - now, True)
+        remaining = max(0, self.limit - count)
+        return Outcome(
+            state, Decision(False, self.limit, remaining, reset_at, reset_at - now), 0, False
+        )
+
+    def longest_wait_ms(self, cost: int) -> int:
+        return self.window_ms
+
+    def restore(self, kept: Any) -> State:
+        start, count = stored_pair(kept)
+        return stored_whole(start, MAX_STORED_MS), stored_whole(count, MAX_SAFE)
+
+    def peek(self, state: State | None, now: int) -> Decision:
+        decision = self.check(state, now, 1).result
+        _, count = self._window(state, now)
+        remaining = max(0, self.limit - count)
+        return Decision(
+            decision.allowed, self.limit, remaining, decision.reset_at, decision.retry_after_ms
+        )
+
+    def forecast(self, state: State | None, now: int, cost: int) -> Forecast:
+        start, count = self._window(state, now)
+        full_at = start + self.window_ms if count else now
+        return Forecast(max(0, self.limit - count) // cost, full_at, full_at)
+
+    def _window(self, state: State | None, now: int) -> State:
+        """The window that `now` falls into, and what was spent in it."""
+        if self._aligned:
+            start = now // self.window_ms * self.window_ms
+        elif state is not None and now - state[0] < self.window_ms:
+            return state
+        else:
+            start = now
+        return state if state is not None and state[0] >= start else (start, 0)
+
+
+def fixed_window(
+    limit: int, window_ms: int | timedelta, anchor: Literal["epoch", "first"] = "epoch"
+) -> FixedWindow:
+    """`limit` per window. Windows are aligned to the epoch, or open with the first request."""
+    return FixedWindow(limit, window_ms, anchor)

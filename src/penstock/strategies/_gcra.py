@@ -1,0 +1,200 @@
+"""The generic cell rate algorithm: a leaky bucket kept as one number.
+
+A limit of `limit` per `period_ms` is one unit every T = period / limit ms. The state is the
+theoretical arrival time (TAT): the instant at which everything admitted so far will have been
+paid for at that pace. A request of cost n moves the TAT by n * T, and is admitted if the TAT then
+runs ahead of now by no more than tau = T * burst. So an idle key may spend `burst` at once, and
+after that one unit every T, evenly, with no window to game.
+
+The TAT never moves back, and an instant before it only makes the debt look larger: a clock that
+jumps back is denied until real time catches up.
+
+The TAT is a double in epoch milliseconds. So that no sum is ever rounded, T is: down to a multiple
+of 1/2048 ms,
+
+    T = floor(period_ms * 2048 / limit) / 2048
+
+Until the year 2109 an instant is below 2**42 ms. Instants, T * cost, tau and their sums are then
+multiples of 1/2048 with at most 53 bits, which doubles hold exactly. So a cold key admits `burst`
+units at one instant, neither one more nor one less, in whatever portions they come; and since
+tau <= period for the default burst, all of them are there again after `period_ms`. Quotients are
+not exact, but their floors are: a / b with whole a up to 2**53 is never rounded up to a whole
+number that it does not reach.
+
+The price is a rate that is up to 2**-11 / T too fast: 0.003% at 60 a second, 0.05% at 1,000. Where
+it could pass 0.5%, above 10,240 a second, the constructor refuses, and names the token bucket,
+which counts tokens and has no grid.
+
+The order of the floating-point operations is fixed: every accelerator repeats it to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil, floor
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ..core._decision import Decision, Forecast, Outcome
+from ..core._lua import LuaSource, beside, real
+from ..core._strategy import Parameter, Strategy
+from ..core._validation import MAX_SAFE, MAX_SPAN_MS, MAX_STORED_MS, reject, stored_number
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+
+__all__ = ["Gcra", "gcra"]
+
+
+def _decode(raw: Any) -> float | None:
+    return None if raw is None else real(raw)
+
+
+_GRID = 2048
+# Of 1/2048 ms. Rounded down from just below one more, T is 0.5% too short.
+_LEAST_STEPS = 200
+
+
+class Gcra(Strategy):
+    """State: the TAT, a float in epoch ms."""
+
+    name = "gcra"
+    parameters: tuple[Parameter, ...] = (
+        Parameter("limit", "count", "units per period"),
+        Parameter("period_ms", "span", "the period of the rate"),
+        Parameter(
+            "burst",
+            "count",
+            "units that may come at once; by default the limit",
+            default=None,
+            example=10,
+        ),
+    )
+    kernel: str | None = "gcra"
+    lua_sources: tuple[LuaSource, ...] = (
+        LuaSource(
+            "gcra",
+            beside(__file__),
+            argv=("now", "periodMs", "limit", "burst", "cost"),
+            state="string: the TAT, %.17g",
+            raw="the TAT, or nil",
+            decode=_decode,
+        ),
+    )
+
+    def __init__(self, limit: int, period_ms: int | timedelta, burst: int | None = None) -> None:
+        super().__init__(limit=limit, period_ms=period_ms, burst=burst)
+        burst = limit if burst is None else burst
+        self.values: Mapping[str, Any] = {**self.values, "burst": burst}
+        self.rate_limit = limit
+        self.period_ms: int = self.values["period_ms"]
+        self.burst: int = burst
+        self.limit: int = burst
+        if not is_coarse_enough(limit, self.period_ms):
+            _refuse(limit, self.period_ms, burst)
+        self.interval_ms: float = _steps(limit, self.period_ms) / _GRID
+        self.tolerance_ms: float = self.interval_ms * self.burst
+        if self.tolerance_ms > MAX_SPAN_MS:
+            reject(f"burst {self.burst} at this rate takes over {MAX_SPAN_MS} ms; lower it")
+        self.ttl_ms: int = max(1, ceil(self.tolerance_ms))
+
+    def kernel_arguments(self) -> tuple[Any, ...]:
+        return self.interval_ms, self.tolerance_ms, self.burst
+
+    @property
+    def rate(self) -> tuple[int, int]:
+        return self.rate_limit, self.period_ms
+
+    def in_words(self) -> str:
+        rate = super().in_words()
+        return rate if self.burst == self.rate_limit else f"{rate}, {self.burst} at once"
+
+    def check(self, state: float | None, now: int, cost: int) -> Outcome[Decision]:
+        interval, tau = self.interval_ms, self.tolerance_ms
+        # The same instant as a double: mixed arithmetic would convert it again each time.
+        at = now + 0.0
+        tat = at if state is None or state < at else state
+        new = tat + (interval if cost == 1 else interval * cost)
+        allow_at = new - tau
+        if at < allow_at:
+            remaining = floor((tau - (tat - at)) / interval)
+            if remaining < 0:
+                remaining = 0
+            retry = ceil(allow_at - at)
+            if retry > MAX_SAFE:
+                retry = MAX_SAFE
+            return Outcome(
+                state, Decision(False, self.burst, remaining, ceil(tat), retry), 0, False
+            )
+        remaining = floor((tau - (new - at)) / interval)
+        if remaining < 0:
+            remaining = 0
+        reset_at = ceil(new)
+        # Not one rounding away from ceil(new - now): below 2^53 that difference is exact.
+        ttl_ms = reset_at - now or 1
+        return Outcome(new, Decision(True, self.burst, remaining, reset_at, 0), ttl_ms, True)
+
+    def more_in_ms(self, decision: Decision, now: int, peeked: bool = False) -> float:
+        # `reset_at` is when all of `burst` is there; the units after the next one come later. It
+        # was rounded up, and may be by another clock: the next unit is never more than T away.
+        later = self.burst - decision.remaining - (not peeked)
+        interval = self.interval_ms
+        ms = decision.reset_at - now - later * interval
+        return ms if ms < interval else interval
+
+    def longest_wait_ms(self, cost: int) -> int:
+        # The TAT is at most tau ahead. Two roundings up, as in the retry itself.
+        return ceil(self.interval_ms * cost) + 1
+
+    def restore(self, kept: Any) -> float:
+        return stored_number(kept, MAX_STORED_MS)
+
+    def peek(self, state: float | None, now: int) -> Decision:
+        decision = self.check(state, now, 1).result
+        tat = now if state is None or state < now else state
+        return Decision(
+            decision.allowed,
+            self.burst,
+            self._units_at(tat, now),
+            decision.reset_at,
+            decision.retry_after_ms,
+        )
+
+    def forecast(self, state: float | None, now: int, cost: int) -> Forecast:
+        if state is None or state <= now:
+            return Forecast(self.burst // cost, now, now)
+        units = self._units_at(state, now)
+        full_at = ceil(state)
+        more_at = ceil(state - self.tolerance_ms + (units + 1) * self.interval_ms)
+        return Forecast(units // cost, min(more_at, full_at), full_at)
+
+    def _units_at(self, tat: float, now: int) -> int:
+        """The largest cost that `check` would admit."""
+        return max(0, floor((self.tolerance_ms - (tat - now)) / self.interval_ms))
+
+
+def is_coarse_enough(limit: int, period_ms: int) -> bool:
+    """Whether rounding the interval down to the grid changes the rate by at most 0.5%."""
+    return _steps(limit, period_ms) >= _LEAST_STEPS
+
+
+def _refuse(limit: int, period_ms: int, burst: int) -> NoReturn:
+    reject(
+        f"gcra of {limit} per {period_ms} ms is too fine for its grid of 1/{_GRID} ms: the rate "
+        f"could be over 0.5% too high; use token_bucket({burst}, {limit * 1000 / period_ms!r}), or "
+        f"at most {period_ms * _GRID // _LEAST_STEPS} per {period_ms} ms"
+    )
+
+
+def _steps(limit: int, period_ms: int) -> int:
+    # Lua divides doubles and takes the floor, which is the same; see above.
+    return period_ms * _GRID // limit
+
+
+def gcra(limit: int, period_ms: int | timedelta, burst: int | None = None) -> Gcra:
+    """`limit` per `period_ms`, evenly paced, with up to `burst` (by default `limit`) at once.
+
+    In any period at most `burst` + `limit` - 1, and from a limit of 2,048 on up to 0.5% more: a
+    rested key may spend its burst at once, and goes on at the rate.
+    """
+    return Gcra(limit, period_ms, burst)

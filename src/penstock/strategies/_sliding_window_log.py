@@ -1,0 +1,125 @@
+"""The sliding window, exact: remember when each admitted unit came.
+
+A unit counts for `window_ms` after its stamp. A request is admitted if the units that still count
+and its own cost fit the limit. There is no estimate and no edge; the price is memory for every
+distinct instant within the window, which is why the limit is bounded.
+
+Units admitted in one millisecond share one (stamp, count) pair. A unit is stamped with the newest
+instant in the log when the clock reads earlier than that: after a backward jump, stamps stay
+ascending and nothing leaves the window before its time.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, groupby
+from typing import TYPE_CHECKING, Any
+
+from ..core._decision import Decision, Forecast, Outcome
+from ..core._lua import LuaSource, beside, whole
+from ..core._strategy import Parameter, Strategy
+from ..core._validation import MAX_STORED_MS, stored_runs
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+
+__all__ = ["SlidingWindowLog", "sliding_window_log"]
+
+
+# A shared store keeps one member per unit, so the log's size must stay reasonable there too.
+MAX_LOG_LIMIT = 1_000_000
+
+State = tuple[tuple[int, int], ...]
+
+
+def _decode(raw: Any) -> State | None:
+    stamps = groupby(whole(score) for score in raw)
+    return tuple((stamp, sum(1 for _ in units)) for stamp, units in stamps) or None
+
+
+class SlidingWindowLog(Strategy):
+    """State: ((stamp, count), ...), ascending."""
+
+    name = "sliding_window_log"
+    parameters: tuple[Parameter, ...] = (
+        Parameter("limit", "count", "units in any window", high=MAX_LOG_LIMIT),
+        Parameter("window_ms", "span", "the length of the window"),
+    )
+    window_kind: str | None = "sliding"
+    kernel: str | None = "sliding_window_log"
+    lua_sources: tuple[LuaSource, ...] = (
+        LuaSource(
+            "slidingWindowLog",
+            beside(__file__),
+            argv=("now", "windowMs", "limit", "cost"),
+            state="sorted set: one member per accepted unit, score its ms",
+            raw="the scores, ascending, one per unit",
+            decode=_decode,
+        ),
+    )
+    unit_bytes = 32
+
+    def __init__(self, limit: int, window_ms: int | timedelta) -> None:
+        super().__init__(limit=limit, window_ms=window_ms)
+        self.limit = limit
+        self.window_ms: int = self.values["window_ms"]
+        self.ttl_ms: int = self.window_ms
+
+    def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
+        log, count = self._live(state, now)
+        oldest = log[0][0] if log else now
+        reset_at = oldest + self.window_ms
+        if count + cost <= self.limit:
+            decision = Decision(True, self.limit, self.limit - count - cost, reset_at, 0)
+            if log and log[-1][0] >= now:
+                newest, units = log[-1]
+                log = (*log[:-1], (newest, units + cost))
+            else:
+                log = (*log, (now, cost))
+            return Outcome(log, decision, log[-1][0] - now + self.window_ms, True)
+        retry = self._retry(log, count, now, cost)
+        remaining = max(0, self.limit - count)
+        return Outcome(state, Decision(False, self.limit, remaining, reset_at, retry), 0, False)
+
+    def longest_wait_ms(self, cost: int) -> int:
+        return self.window_ms
+
+    def restore(self, kept: Any) -> State:
+        return stored_runs(kept, MAX_STORED_MS)
+
+    def peek(self, state: State | None, now: int) -> Decision:
+        decision = self.check(state, now, 1).result
+        _, count = self._live(state, now)
+        remaining = max(0, self.limit - count)
+        return Decision(
+            decision.allowed, self.limit, remaining, decision.reset_at, decision.retry_after_ms
+        )
+
+    def forecast(self, state: State | None, now: int, cost: int) -> Forecast:
+        log, count = self._live(state, now)
+        spendable = max(0, self.limit - count) // cost
+        if not log:
+            return Forecast(spendable, now, now)
+        return Forecast(spendable, log[0][0] + self.window_ms, log[-1][0] + self.window_ms)
+
+    def _live(self, state: State | None, now: int) -> tuple[State, int]:
+        """The pairs that still count at `now`, and how many units they hold."""
+        edge = now - self.window_ms
+        log = state or ()
+        if log and log[0][0] <= edge:
+            log = tuple([pair for pair in log if pair[0] > edge])
+        return log, sum([units for _, units in log])
+
+    def _retry(self, log: State, count: int, now: int, cost: int) -> int:
+        """Until enough of the oldest units have left; a cost above the limit waits for all."""
+        if not log:
+            return self.window_ms
+        needed = min(max(count + cost - self.limit, 1), count)
+        freed = accumulate(units for _, units in log)
+        stamp = next(pair[0] for pair, total in zip(log, freed, strict=True) if total >= needed)
+        return max(1, stamp + self.window_ms - now)
+
+
+def sliding_window_log(limit: int, window_ms: int | timedelta) -> SlidingWindowLog:
+    """`limit` in any `window_ms`, to the millisecond."""
+    return SlidingWindowLog(limit, window_ms)

@@ -1,0 +1,160 @@
+"""The token bucket: a store of permission that refills steadily and never overflows.
+
+The bucket holds at most `capacity` tokens, starts full, and gains r = refill_per_sec / 1000 each
+millisecond. A request of cost n is admitted if n tokens are there, and takes them.
+
+`last` is the instant up to which refills have been credited. It never moves back: after a
+backward jump nothing accrues until the clock passes `last` again, so the same span is never
+credited twice.
+
+The state is forgotten once an untouched bucket is full again. That instant is found with the
+arithmetic that `check` itself uses: a product that falls short of the capacity by one rounding
+gets one millisecond more, so that forgetting never differs from remembering.
+
+The order of the floating-point operations is fixed: every accelerator repeats it to the bit.
+"""
+
+from __future__ import annotations
+
+from math import ceil, floor
+from typing import Any
+
+from ..core._decision import Decision, Forecast, Outcome
+from ..core._lua import LuaSource, beside, hash_fields, real, whole
+from ..core._strategy import Parameter, Strategy
+from ..core._validation import (
+    MAX_SAFE,
+    MAX_SPAN_MS,
+    MAX_STORED_MS,
+    reject,
+    stored_number,
+    stored_pair,
+    stored_whole,
+)
+
+__all__ = ["TokenBucket", "token_bucket"]
+
+
+State = tuple[float, int]
+
+_WINDOW = Parameter("window_ms", "span")
+
+
+def _decode(raw: Any) -> State | None:
+    fields = hash_fields(raw)
+    return None if fields is None else (real(fields[0]), whole(fields[1]))
+
+
+class TokenBucket(Strategy):
+    """State: (tokens, last): a float, and the epoch ms up to which it was credited."""
+
+    name = "token_bucket"
+    parameters: tuple[Parameter, ...] = (
+        Parameter("capacity", "count", "tokens that the bucket holds"),
+        Parameter("refill_per_sec", "rate", "tokens that come back each second"),
+    )
+    kernel: str | None = "token_bucket"
+    lua_sources: tuple[LuaSource, ...] = (
+        LuaSource(
+            "tokenBucket",
+            beside(__file__),
+            argv=("now", "capacity", "refillPerSec", "cost"),
+            state="hash: t tokens, %.17g; l the last ms credited, %.0f",
+            raw="t and l, or nil twice",
+            decode=_decode,
+        ),
+    )
+
+    def __init__(self, capacity: int, refill_per_sec: float) -> None:
+        super().__init__(capacity=capacity, refill_per_sec=refill_per_sec)
+        self.limit = capacity
+        self.refill_per_sec: float = self.values["refill_per_sec"]
+        self.capacity: float = float(capacity)
+        self.refill_per_ms: float = self.refill_per_sec / 1000
+        # A rate as small as 1e-308 divides down to zero here.
+        if self.refill_per_ms <= 0 or self.capacity / self.refill_per_ms > MAX_SPAN_MS:
+            reject(
+                f"a bucket of {capacity} at {refill_per_sec} per second takes over {MAX_SPAN_MS} "
+                "ms to fill; lower the capacity or raise the refill"
+            )
+        self.ttl_ms: int = max(1, ceil(self.capacity / self.refill_per_ms))
+        while self.ttl_ms * self.refill_per_ms < self.capacity:
+            self.ttl_ms += 1
+
+    @classmethod
+    def per(cls, limit: int, window_ms: int) -> TokenBucket:
+        for parameter, value in ((cls.parameters[0], limit), (_WINDOW, window_ms)):
+            parameter.require(value)
+        return cls(limit, limit * 1000 / window_ms)
+
+    def kernel_arguments(self) -> tuple[Any, ...]:
+        return self.capacity, self.refill_per_ms, self.ttl_ms
+
+    def in_words(self) -> str:
+        return f"{self.refill_per_sec:g} per second, {self.limit} at once"
+
+    def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
+        rate = self.refill_per_ms
+        tokens, at = self._level(state, now)
+        if tokens >= cost:
+            tokens -= cost
+            reset_at = at + ceil((self.capacity - tokens) / rate)
+            decision = Decision(True, self.limit, floor(tokens), reset_at, 0)
+            return Outcome((tokens, at), decision, (at - now) + self.ttl_ms, True)
+        reset_at = at + ceil((self.capacity - tokens) / rate)
+        retry = min((at - now) + ceil((cost - tokens) / rate), MAX_SAFE)
+        return Outcome(state, Decision(False, self.limit, floor(tokens), reset_at, retry), 0, False)
+
+    def more_in_ms(self, decision: Decision, now: int, peeked: bool = False) -> float:
+        # `reset_at` is when the bucket is full; the tokens after the next one come later.
+        later = self.limit - decision.remaining - (not peeked)
+        return decision.reset_at - now - later / self.refill_per_ms
+
+    def longest_wait_ms(self, cost: int) -> int:
+        # From an empty bucket, credited up to now.
+        return ceil(cost / self.refill_per_ms)
+
+    def restore(self, kept: Any) -> State:
+        tokens, last = stored_pair(kept)
+        return stored_number(tokens, MAX_SAFE), stored_whole(last, MAX_STORED_MS)
+
+    def peek(self, state: State | None, now: int) -> Decision:
+        decision = self.check(state, now, 1).result
+        tokens, _ = self._level(state, now)
+        return Decision(
+            decision.allowed, self.limit, floor(tokens), decision.reset_at, decision.retry_after_ms
+        )
+
+    def forecast(self, state: State | None, now: int, cost: int) -> Forecast:
+        tokens, _ = self._level(state, now)
+        whole = floor(tokens)
+        if tokens >= self.capacity:
+            return Forecast(whole // cost, now, now)
+        more_at = self._reaches(whole + 1, state, now)
+        return Forecast(whole // cost, more_at, self._reaches(self.capacity, state, now))
+
+    def _reaches(self, goal: float, state: State | None, now: int) -> int:
+        """The first instant after `now` at which `check` would find `goal` tokens: the closed
+        form, corrected for rounding."""
+        tokens, at = self._level(state, now)
+        when = at + ceil((goal - tokens) / self.refill_per_ms)
+        while self._level(state, when)[0] < goal:
+            when += 1
+        while when > now + 1 and self._level(state, when - 1)[0] >= goal:
+            when -= 1
+        return when
+
+    def _level(self, state: State | None, now: int) -> State:
+        """Tokens at `now`, and the instant up to which they are credited."""
+        if state is None:
+            return self.capacity, now
+        tokens, at = state
+        if now > at:
+            tokens += (now - at) * self.refill_per_ms
+            at = now
+        return (tokens if tokens < self.capacity else self.capacity), at
+
+
+def token_bucket(capacity: int, refill_per_sec: float) -> TokenBucket:
+    """Up to `capacity` at once, refilled at `refill_per_sec`, fractions included."""
+    return TokenBucket(capacity, refill_per_sec)

@@ -1,0 +1,37 @@
+"""No limit at all: every request is allowed and nothing is kept.
+
+For tests, and as a kill switch that leaves the calling code as it is.
+"""
+
+from __future__ import annotations
+
+from ..core._decision import Decision, Forecast, Outcome
+from ..core._strategy import Strategy
+from ..core._validation import MAX_SAFE
+
+__all__ = ["Unlimited", "unlimited"]
+
+
+class Unlimited(Strategy):
+    """Allows everything and keeps no state. Made by `unlimited`."""
+
+    name = "unlimited"
+    limit = MAX_SAFE
+
+    def check(self, _state: None, now: int, _cost: int) -> Outcome[Decision]:
+        return Outcome(None, self.peek(None, now), 0, False)
+
+    def peek(self, _state: None, now: int) -> Decision:
+        return Decision(True, MAX_SAFE, MAX_SAFE, now, 0)
+
+    def forecast(self, _state: None, now: int, cost: int) -> Forecast:
+        return Forecast(MAX_SAFE // cost, now, now)
+
+    def __repr__(self) -> str:
+        return "unlimited()"
+
+
+def unlimited() -> Unlimited:
+    """Allows every request and reports the largest limit there is: for tests, and to switch a
+    limit off without changing the code that asks."""
+    return Unlimited()
