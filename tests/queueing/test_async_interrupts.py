@@ -154,7 +154,7 @@ def test_tasks_on_postgres_outlive_an_interrupt_anywhere(driver: str) -> None:
     other: Any = PostgresStore.from_url(url_of(table, timeout_ms=20_000))
     sync = rate_limit(fixed_window(PLENTY, SPAN_MS), store=other, clock=ManualClock(NOW))
     loop = Loop(limiter.acheck)
-    parts = ("_queueing", "stores/postgres/async", "stores/postgres/commits")
+    parts = ("_queueing", "stores/postgres/_async", "stores/postgres/_commits")
     loop.strike(parts, verified(sync), least=100)
     loop.close(store.aclose())
     other.close()
@@ -171,7 +171,7 @@ def test_tasks_on_compare_and_swap_outlive_an_interrupt_anywhere() -> None:
         verified(limiter)(key, told)
 
     loop = Loop(limiter.acheck)
-    loop.strike(("_queueing", "stores/cas/callers"), verify, least=100)
+    loop.strike(("_queueing", "stores/cas/_callers"), verify, least=100)
     loop.close()
 
 
@@ -183,7 +183,7 @@ def test_tasks_that_acquire_outlive_an_interrupt_anywhere() -> None:
         assert limiter.acquire(key, timeout=SOON_S).allowed
 
     loop = Loop(limiter.aacquire)
-    parts = ("_queueing", "core/waiting", "core/limiter", "core/flow")
+    parts = ("_queueing", "core/_waiting", "core/_limiter", "core/_flow")
     loop.strike(parts, verify, least=80)
     loop.close()
 
@@ -200,6 +200,6 @@ def test_tasks_that_lease_outlive_an_interrupt_anywhere() -> None:
         far.grants.clear()
 
     loop = Loop(limiter.acheck)
-    loop.strike(("_queueing", "leasing/refilling", "leasing/near"), verify, least=80)
+    loop.strike(("_queueing", "leasing/_refilling", "leasing/_near"), verify, least=80)
     loop.close()
     limiter.close()

@@ -215,7 +215,7 @@ def test_sqlite_outlives_an_interrupt_anywhere(tmp_path: Path, role: str, error:
     """At every bytecode: no turn is lost, no transaction stays open, nobody else fails."""
     store = SqliteStore(tmp_path / "limits.db", synchronous="off", timeout_ms=PATIENT_MS)
     world = StoreWorld(store, lambda _key: store._commit.pending)
-    parts = ("_queueing", "stores/sqlite", "stores/sheet")
+    parts = ("_queueing", "stores/sqlite", "stores/_sheet")
     world.strike(parts, role, error, least=800, by_opcode=True)
 
 
@@ -223,7 +223,7 @@ def test_sqlite_outlives_an_interrupt_while_it_opens_the_file(tmp_path: Path) ->
     """A connection that is being set up may hold the lock; it is not left behind."""
     store = SqliteStore(tmp_path / "limits.db", synchronous="off", timeout_ms=PATIENT_MS)
     world = StoreWorld(store, lambda _key: store._commit.pending, reopens=True)
-    world.strike(("stores/sqlite/database",), "leader", least=100, by_opcode=True)
+    world.strike(("stores/sqlite/_database",), "leader", least=100, by_opcode=True)
 
 
 @each_role
@@ -231,14 +231,14 @@ def test_postgres_outlives_an_interrupt_anywhere(role: str) -> None:
     """Also with a reply unread: that connection is not used again."""
     store: Any = PostgresStore.from_url(url_of(new_table(), timeout_ms=PATIENT_MS))
     world = StoreWorld(store, lambda _key: store._sync._queue.pending)
-    world.strike(("_queueing", "stores/postgres", "stores/sheet"), role, least=150)
+    world.strike(("_queueing", "stores/postgres", "stores/_sheet"), role, least=150)
 
 
 def test_postgres_outlives_an_interrupt_while_it_connects() -> None:
     """Those who wait for the connection get theirs."""
     store: Any = PostgresStore.from_url(url_of(new_table(), timeout_ms=PATIENT_MS))
     world = StoreWorld(store, lambda _key: store._sync._queue.pending, reopens=True)
-    world.strike(("stores/postgres/connections",), "leader", least=80, by_opcode=True)
+    world.strike(("stores/postgres/_sync_connections",), "leader", least=80, by_opcode=True)
 
 
 def test_a_pool_gets_its_connections_back_after_an_interrupt_anywhere() -> None:
@@ -249,7 +249,7 @@ def test_a_pool_gets_its_connections_back_after_an_interrupt_anywhere() -> None:
         pool.wait()
         store: Any = PostgresStore(pool, table=new_table(), timeout_ms=PATIENT_MS)
         world = StoreWorld(store, lambda _key: store._sync._queue.pending)
-        parts = ("stores/postgres/connections", "stores/postgres/commits")
+        parts = ("stores/postgres/_sync_connections", "stores/postgres/_commits")
         world.strike(parts, "leader", least=200, by_opcode=True)
         with pool.connection(timeout=SOON_S), pool.connection(timeout=SOON_S):
             pass
@@ -265,7 +265,7 @@ def test_compare_and_swap_outlives_an_interrupt_anywhere(role: str) -> None:
         return 0 if queue is None else queue.pending
 
     world = StoreWorld(store, waiting)
-    world.strike(("_queueing", "stores/cas", "stores/sheet"), role, least=200)
+    world.strike(("_queueing", "stores/cas", "stores/_sheet"), role, least=200)
 
 
 @each_role
@@ -301,7 +301,7 @@ def test_acquire_outlives_an_interrupt_anywhere(role: str) -> None:
         time_passes.join(SOON_S)
         assert crowd.errors == []
 
-    parts = ("_queueing", "core/waiting", "core/limiter", "core/flow")
+    parts = ("_queueing", "core/_waiting", "core/_limiter", "core/_flow")
     strike_everywhere(parts, scenario, least=400, by_opcode=True)
 
 
@@ -364,7 +364,7 @@ def test_a_lease_outlives_an_interrupt_anywhere(role: str) -> None:
         assert crowd.admitted + limiter._near.held(key) <= granted
         far.grants.clear()
 
-    parts = ("_queueing", "leasing/refilling", "leasing/near")
+    parts = ("_queueing", "leasing/_refilling", "leasing/_near")
     strike_everywhere(parts, scenario, least=300, by_opcode=True)
     limiter.close()
 

@@ -274,7 +274,8 @@ class GroupCommit(CallQueue[C]):
 
     def _alone(self, leader: Waiter, work: Callable[..., R], *arguments: float) -> R:
         """Work with a batch, which the next leader finds if this one is stopped."""
-        self._repair()
+        if self._batch is not None:
+            self._repair()
         batch = self.begin(leader)
         try:
             result = work(batch, *arguments)

@@ -126,7 +126,10 @@ class Sheet:
 
     def _decide(self, call: Call) -> tuple[list[Any], dict[str, Write]]:
         layer: dict[str, Write] = {}
-        return [self._step(call.keys[place], call, layer) for place in call.open], layer
+        results = []
+        for place in call.open:
+            results.append(self._step(call.keys[place], call, layer))  # noqa: PERF401 - mostly one
+        return results, layer
 
     def _fails(self, call: Call) -> bool:
         try:
@@ -136,7 +139,8 @@ class Sheet:
         return False
 
     def _step(self, key: str, call: Call, layer: dict[str, Write]) -> Any:
-        raw = self._record(key, layer)
+        written = layer.get(key) or self.writes.get(key)
+        raw = self.held[key] if written is None else written[0]
         transform, now = call.transform, call.now
         outcome = transform.run(restore(raw, key, transform, now), now, call.cost)
         if not outcome.persist:
@@ -147,9 +151,3 @@ class Sheet:
             text = pack(transform.kind, outcome.state, now + outcome.ttl_ms)
             layer[key] = (text, now + keep_ms(outcome.ttl_ms))
         return outcome.result
-
-    def _record(self, key: str, layer: dict[str, Write]) -> str | None:
-        for writes in (layer, self.writes):
-            if key in writes:
-                return writes[key][0]
-        return self.held[key]

@@ -22,10 +22,10 @@ from penstock import (
     token_bucket,
 )
 from penstock.stores import open_store
-from penstock.stores.postgres import PostgresStore, connection, flows
-from penstock.stores.postgres.async_connections import AsyncConnection
-from penstock.stores.postgres.asyncpg_connections import AsyncpgConnection
-from penstock.stores.postgres.requests import Ask
+from penstock.stores.postgres import PostgresStore, _flows, _libpq
+from penstock.stores.postgres._async_connections import AsyncConnection
+from penstock.stores.postgres._asyncpg_connections import AsyncpgConnection
+from penstock.stores.postgres._requests import Query
 from penstock.testkit import run_store_conformance
 from tests.stores.exactness import (
     assert_exact_from_processes,
@@ -71,8 +71,8 @@ def test_callers_that_wait_for_the_lock_are_admitted_exactly(
 ) -> None:
     """The way of those whose guesses keep failing, taken from the first round on; with a libpq
     that cannot send several statements at once, too."""
-    monkeypatch.setattr(flows, "_GUESSES", 0)
-    monkeypatch.setattr(connection, "_PIPELINES", pipelines)
+    monkeypatch.setattr(_flows, "_GUESSES", 0)
+    monkeypatch.setattr(_libpq, "_PIPELINES", pipelines)
     if driver == "psycopg":
         run_store_conformance(open_empty)
     table = new_table()
@@ -153,7 +153,7 @@ def test_a_race_is_lost_twice_at_most(
     execute = kind.execute
 
     async def interfering(connection: Any, request: Any, deadline: float) -> Any:
-        if interferes and isinstance(request, Ask) and request.statement.name.endswith("_swap"):
+        if interferes and isinstance(request, Query) and request.statement.name.endswith("_swap"):
             other.check_many(["k", "warm"])
         return await execute(connection, request, deadline)
 

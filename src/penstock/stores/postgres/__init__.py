@@ -4,11 +4,11 @@ Checks are exact for everyone who shares the table. `PostgresStore` opens connec
 borrows them from a pool of psycopg or asyncpg.
 """
 
-# A check travels through four modules. `commits` gathers calls into batches. `flows` decides what
-# to ask the server, and does no I/O. `schema` holds the table, its function and every statement.
-# `connection` speaks to the server; `connections`, `async_connections` and `asyncpg_connections`
-# say where one comes from, and `faults` is the one place where errors become ours.
+# A check travels through five modules. `commits` gathers calls into batches. `flows` decides what
+# to ask the server, and does no I/O. `schema` holds the table, its function and every statement,
+# `requests` what can be asked and every way in which that fails. `libpq` speaks to the server;
+# `sync_connections`, `async_connections` and `asyncpg_connections` say where one comes from.
 
-from .store import PostgresStore
+from ._store import PostgresStore
 
 __all__ = ["PostgresStore"]

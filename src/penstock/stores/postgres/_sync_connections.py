@@ -21,20 +21,19 @@ from typing import Any
 
 from ...core._flow import drive
 from .._sheet import ConnectionFailedError
-from .connection import Connection, connecting, wait
-from .faults import late_connect
-from .requests import PostgresFlow
-from .target import Target
+from ._libpq import LibpqConnection, connecting, wait
+from ._requests import PostgresFlow, late_connect
+from ._urls import PostgresTarget
 
 __all__ = ["OwnConnection", "PooledConnections", "connect_in_thread"]
 
 Greet = Callable[[], PostgresFlow]
 
 
-def connect_in_thread(target: Target, deadline: float) -> Future[Connection]:
+def connect_in_thread(target: PostgresTarget, deadline: float) -> Future[LibpqConnection]:
     """Connect in a thread of its own: libpq looks names up in its own time, whatever the deadline.
     A connection that comes too late for its caller is closed."""
-    future: Future[Connection] = Future()
+    future: Future[LibpqConnection] = Future()
 
     def connect() -> None:
         try:
@@ -52,7 +51,7 @@ def connect_in_thread(target: Target, deadline: float) -> Future[Connection]:
     return future
 
 
-def _connect(target: Target, deadline: float) -> Connection:
+def _connect(target: PostgresTarget, deadline: float) -> LibpqConnection:
     steps = connecting(target.url, target.where)
     try:
         socket, what = next(steps)
@@ -62,26 +61,26 @@ def _connect(target: Target, deadline: float) -> Connection:
                 raise late_connect(target.where)
             socket, what = steps.send(0)
     except StopIteration as finished:
-        connection: Connection = finished.value
+        connection: LibpqConnection = finished.value
         return connection
     except ConnectionFailedError as error:
         raise ConnectionFailedError(target.redact(str(error)), may_have_run=False) from None
 
 
-def _greet(connection: Connection, greet: Greet, deadline: float) -> None:
+def _greet(connection: LibpqConnection, greet: Greet, deadline: float) -> None:
     drive(greet(), lambda request: connection.run(request, deadline))
 
 
 class OwnConnection:
     """One connection, kept from call to call."""
 
-    def __init__(self, target: Target, greet: Greet) -> None:
+    def __init__(self, target: PostgresTarget, greet: Greet) -> None:
         self._target = target
         self._greet = greet
-        self._kept: Connection | None = None
+        self._kept: LibpqConnection | None = None
         self.where: str = target.where
 
-    def borrow(self, deadline: float) -> Connection:
+    def borrow(self, deadline: float) -> LibpqConnection:
         connection = self._kept
         if connection is not None and connection.is_alive():
             return connection
@@ -94,7 +93,7 @@ class OwnConnection:
             raise
         return connection
 
-    def connect(self, deadline: float) -> Connection:
+    def connect(self, deadline: float) -> LibpqConnection:
         """A new connection, for its caller alone."""
         future = connect_in_thread(self._target, deadline)
         try:
@@ -104,11 +103,11 @@ class OwnConnection:
         finally:
             future.cancel()
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: LibpqConnection) -> None:
         if not connection.is_idle:
             self.drop(connection)
 
-    def drop(self, connection: Connection) -> None:
+    def drop(self, connection: LibpqConnection) -> None:
         if self._kept is connection:
             self._kept = None
         connection.close()
@@ -133,7 +132,7 @@ class PooledConnections:
         self._error: type[Exception] = import_module("psycopg").Error
         self.where = "PostgreSQL"
 
-    def borrow(self, deadline: float) -> Connection:
+    def borrow(self, deadline: float) -> LibpqConnection:
         self._reclaim()
         connection = self._take(self._lent, deadline)
         if not self._is_greeted:
@@ -141,14 +140,14 @@ class PooledConnections:
             self._is_greeted = True
         return connection
 
-    def connect(self, deadline: float) -> Connection:
+    def connect(self, deadline: float) -> LibpqConnection:
         """A connection for its caller alone, who drops it."""
         return self._take([], deadline)
 
-    def give_back(self, _connection: Connection) -> None:
+    def give_back(self, _connection: LibpqConnection) -> None:
         self._reclaim()
 
-    def drop(self, connection: Connection) -> None:
+    def drop(self, connection: LibpqConnection) -> None:
         """Of one that was not borrowed."""
         self._put(connection.owner)
 
@@ -158,7 +157,7 @@ class PooledConnections:
     def forget(self) -> None:
         self._lent = []
 
-    def _take(self, lent: list[Any], deadline: float) -> Connection:
+    def _take(self, lent: list[Any], deadline: float) -> LibpqConnection:
         while True:
             left = max(0.001, deadline - time.monotonic())
             try:
@@ -168,7 +167,9 @@ class PooledConnections:
                 raise ConnectionFailedError(
                     f"no connection from the pool: {error}", may_have_run=False
                 ) from error
-            connection = Connection(lent[-1].pgconn, self.where, prepares=False, owner=lent[-1])
+            connection = LibpqConnection(
+                lent[-1].pgconn, self.where, prepares=False, owner=lent[-1]
+            )
             if connection.is_alive():
                 return connection
             # The pool looks at what it is given back, and replaces what was closed.
@@ -182,7 +183,7 @@ class PooledConnections:
             self._lent.pop()
 
     def _put(self, owned: Any) -> None:
-        if not Connection(owned.pgconn, self.where, prepares=False).is_idle:
+        if not LibpqConnection(owned.pgconn, self.where, prepares=False).is_idle:
             owned.close()
         # Given back already, by somebody who was interrupted right after.
         with contextlib.suppress(ValueError):

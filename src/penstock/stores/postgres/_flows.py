@@ -28,35 +28,52 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import filterfalse
+from operator import attrgetter
 
 from .._sheet import Call, ConnectionFailedError, Sheet
-from .faults import CONFLICTS, TIMEOUTS, unavailable
-from .requests import Ask, PostgresFlow, RefusalError, Row, Statement, Together
-from .schema import SHARE, Schema, bound, encode_key
+from ._requests import (
+    CONFLICTS,
+    TIMEOUTS,
+    Pipeline,
+    PostgresFlow,
+    Query,
+    RefusalError,
+    Row,
+    Statement,
+    unavailable,
+)
+from ._schema import SHARE, Schema, bound, encode_key
 
-__all__ = ["Flows", "Memory"]
+__all__ = ["PostgresFlows", "SeenRecords"]
 
 _GUESSES = 2
 _MOST_LOCKS = 64
 _LONGEST_RECORD = 8_192
 # READ COMMITTED: under an older snapshot a row could be stale despite its lock.
-_BEGIN = Ask(Statement("BEGIN ISOLATION LEVEL READ COMMITTED"))
-_COMMIT = Ask(Statement("COMMIT"), writes=True)
-_ROLLBACK = Ask(Statement("ROLLBACK"))
+_BEGIN = Query(Statement("BEGIN ISOLATION LEVEL READ COMMITTED"))
+_COMMIT = Query(Statement("COMMIT"), writes=True)
+_ROLLBACK = Query(Statement("ROLLBACK"))
+
+_deadline = attrgetter("deadline")
+_has_left = attrgetter("has_left")
+_is_open = attrgetter("open")
 
 
-class Memory:
+class SeenRecords:
     """The record last seen under each of the keys used most recently, and which of these keys
     are raced. Only ever a guess."""
 
     def __init__(self, most: int = 4_096) -> None:
         self._most = most
         self._records: dict[str, str] = {}
+        self.get: Callable[[str], str | None] = self._records.get
         self._raced: set[str] = set()
 
-    def get(self, key: str) -> str | None:
-        return self._records.get(key)
+    @property
+    def has_raced(self) -> bool:
+        return bool(self._raced)
 
     def put(self, key: str, record: str | None) -> None:
         self._records.pop(key, None)
@@ -80,7 +97,7 @@ class Memory:
         self._raced.discard(key)
 
 
-class Flows:
+class PostgresFlows:
     """The flows over one table. One batch at a time uses them, and their `memory`.
 
     `is_bounded`: connections have settings by which the server gives up in `timeout_ms`.
@@ -97,7 +114,7 @@ class Flows:
         bounds_late: bool = False,
     ) -> None:
         self.schema = schema
-        self.memory: Memory = Memory()
+        self.memory: SeenRecords = SeenRecords()
         self._server_time = use_server_time
         self._timeout_s = timeout_ms / 1000
         self._is_bounded = is_bounded
@@ -107,41 +124,36 @@ class Flows:
     def run(self, calls: Iterable[Call]) -> PostgresFlow:
         """Answer the calls. Those that it leaves open, without an error, are to be asked anew."""
         began = time.monotonic()
-        open_calls = [call for call in calls if call.open]
+        open_calls = list(filter(_is_open, calls))
+        known: dict[str, str | None] = {}
+        rounds = 0
         try:
-            yield from self._answer(open_calls)
+            if self._server_time and open_calls:
+                yield from self._read_clock(open_calls, known)
+            while open_calls:
+                rounds += 1
+                bound_ms = self._bound_ms(open_calls)
+                try:
+                    if rounds > _GUESSES or self._are_raced(open_calls):
+                        is_first = rounds == 1
+                        stale = yield from self._locked_round(open_calls, known, is_first, bound_ms)
+                    else:
+                        stale = yield from self._round(open_calls, known, bound_ms)
+                except RefusalError as refusal:
+                    if refusal.state in CONFLICTS:
+                        continue
+                    if bound_ms is None or refusal.state not in TIMEOUTS:
+                        raise
+                    return self._refuse_the_hasty(open_calls, bound_ms, refusal)
+                open_calls = _still_open(open_calls, stale)
+                known.update(stale)
         finally:
             self._last_s = time.monotonic() - began
-
-    def _answer(self, open_calls: list[Call]) -> PostgresFlow:
-        known: dict[str, str | None] = {}
-        if self._server_time and open_calls:
-            yield from self._read_clock(open_calls, known)
-        rounds = 0
-        while open_calls:
-            rounds += 1
-            bound_ms = self._bound_ms(open_calls)
-            try:
-                if rounds > _GUESSES or self._are_raced(open_calls):
-                    is_first = rounds == 1
-                    stale = yield from self._locked_round(open_calls, known, is_first, bound_ms)
-                else:
-                    stale = yield from self._round(open_calls, known, bound_ms)
-            except RefusalError as refusal:
-                if refusal.state in CONFLICTS:
-                    continue
-                if bound_ms is None or refusal.state not in TIMEOUTS:
-                    raise
-                return self._refuse_the_hasty(open_calls, bound_ms, refusal)
-            known.update(stale)
-            for call in open_calls:
-                call.charged = call.charged or any(key not in stale for key in call.writing)
-            open_calls = [call for call in open_calls if not _answered(call, stale)]
 
     def _bound_ms(self, calls: list[Call]) -> int | None:
         """How long the server may take, if its connection's settings would let it take longer than
         somebody here has."""
-        left_s = min(call.deadline for call in calls) - time.monotonic()
+        left_s = min(map(_deadline, calls)) - time.monotonic()
         if self._bounds_late and self._last_s < self._timeout_s / 10:
             return None
         if self._is_bounded and left_s > self._timeout_s * 0.95:
@@ -163,10 +175,13 @@ class Flows:
         """Decide on what is known or guessed, and swap. Returns what was not as guessed."""
         sheet = self._decide(calls, known)
         doubtful = _doubtful(sheet, known)
-        stale: dict[str, str | None] = {}
+        rows: list[Row] = []
         if doubtful:
             rows = yield self._swap(sheet, doubtful, bool(sheet.writes), bound_ms)
-            stale = _stale(rows, doubtful)
+        if not rows:
+            self._learn(sheet, known, {})
+            return {}
+        stale = _stale(rows, doubtful)
         seen = [key for key in stale if key in known]
         self._learn(sheet, known, stale)
         for key in seen:
@@ -178,8 +193,9 @@ class Flows:
         has given up before is left out."""
         for call in calls:
             call.in_flight = True
-        calls[:] = [call for call in calls if not call.has_left]
-        sheet = Sheet(lambda key: known[key] if key in known else self.memory.get(key))
+        calls[:] = filterfalse(_has_left, calls)
+        guess = self.memory.get
+        sheet = Sheet((lambda key: known[key] if key in known else guess(key)) if known else guess)
         for call in calls:
             sheet.run(call)
             call.in_flight = bool(call.writing)
@@ -203,20 +219,24 @@ class Flows:
         asked: list[tuple[bytes, str]],
         writes: bool,
         bound_ms: int | None = None,
-    ) -> Ask:
+    ) -> Query:
+        keys: list[bytes] = []
+        expected: list[str | None] = []
         records: list[str | None] = []
         keeps: list[int] = []
-        for _, key in asked:
+        for raw, key in asked:
             record, keep_until = sheet.writes.get(key, (None, 0))
+            keys.append(raw)
+            expected.append(sheet.held[key])
             records.append(record)
             keeps.append(max(1, keep_until) if record is not None else -(key in sheet.writes))
-        keys = [raw for raw, _ in asked]
-        expected = [sheet.held[key] for _, key in asked]
-        return Ask(self.schema.swap, (keys, expected, records, keeps), writes, bound_ms)
+        return Query(self.schema.swap, (keys, expected, records, keeps), writes, bound_ms)
 
     def _are_raced(self, calls: list[Call]) -> bool:
         """All keys of them: no row is held while another key is waited for. Who only looks cannot
         lose, and does not lock."""
+        if not self.memory.has_raced:
+            return False
         if all(call.transform.role in ("peek", "forecast") for call in calls):
             return False
         return all(map(self.memory.is_raced, _open_keys(calls)))
@@ -236,7 +256,7 @@ class Flows:
         locks = self.schema.lock([self.schema.lock_of(key) for key in keys[:_MOST_LOCKS]])
         try:
             bounds = () if bound_ms is None else (bound(bound_ms),)
-            *_, rows = yield Together((_BEGIN, *bounds, locks, Ask(self.schema.hold, (keys,))))
+            *_, rows = yield Pipeline((_BEGIN, *bounds, locks, Query(self.schema.hold, (keys,))))
             held = dict(rows)
             known.update((name, held.get(key)) for key, name in names.items())
             for name in names.values():
@@ -246,7 +266,7 @@ class Flows:
             asked = _doubtful(sheet, known)
             # Nothing is done before the commit, so that alone leaves a doubt.
             swap = [self._swap(sheet, asked, False)] if asked else []
-            *swapped, _ = yield Together((*swap, _COMMIT))
+            *swapped, _ = yield Pipeline((*swap, _COMMIT))
         except RefusalError:
             # A session that was ended cannot be told; what counts is why.
             with contextlib.suppress(ConnectionFailedError, RefusalError):
@@ -264,16 +284,16 @@ class Flows:
     def sweep(self, now: int | None, slice_size: int) -> PostgresFlow:
         """Drop what is past keeping, slice by slice; returns how many keys that were."""
         if now is None:
-            [[now]] = yield Ask(self.schema.now)
+            [[now]] = yield Query(self.schema.now)
         after, total = b"", 0
         while after is not None:
-            [[after, dropped]] = yield Ask(self.schema.sweep, (after, slice_size, now))
+            [[after, dropped]] = yield Query(self.schema.sweep, (after, slice_size, now))
             total += dropped
         return total
 
     def _look(self, keys: list[str], known: dict[str, str | None]) -> PostgresFlow:
         """Read the records of the keys; returns the server's clock."""
-        rows = yield Ask(self.schema.look, (list(map(encode_key, keys)),))
+        rows = yield Query(self.schema.look, (list(map(encode_key, keys)),))
         if len(rows) != len(keys):
             raise ConnectionFailedError("a reply was not complete", may_have_run=False)
         for place, record, _ in rows:
@@ -287,20 +307,31 @@ def _open_keys(calls: list[Call]) -> set[str]:
 
 def _doubtful(sheet: Sheet, known: dict[str, str | None]) -> list[tuple[bytes, str]]:
     """The keys to be written, or to be confirmed, in the order of the table."""
-    return sorted(
-        (encode_key(key), key) for key in sheet.held if key in sheet.writes or key not in known
-    )
+    keys = []
+    for key in sheet.held:
+        if key in sheet.writes or key not in known:
+            keys.append((encode_key(key), key))  # noqa: PERF401 - nearly always one
+    keys.sort()
+    return keys
 
 
 def _stale(rows: list[Row], asked: list[tuple[bytes, str]]) -> dict[str, str | None]:
     return {asked[place - 1][1]: held for place, held in rows}
 
 
-def _answered(call: Call, stale: dict[str, str | None]) -> bool:
-    """Whether the call is done. An error stands if all that it rests on was confirmed."""
-    again = [place for place in call.open if call.keys[place] in stale]
-    if call.error is None or not again:
-        call.open = again
-    # Only now: who gives up must see the one or the other.
-    call.in_flight = False
-    return not again
+def _still_open(calls: list[Call], stale: dict[str, str | None]) -> list[Call]:
+    """The calls that are not done. An error stands if all that it rests on was confirmed."""
+    left = []
+    for call in calls:
+        # What it wrote is committed, but for what was not as guessed.
+        call.charged = call.charged or not stale.keys() >= set(call.writing)
+        again: list[int] = []
+        if stale:
+            again = [place for place in call.open if call.keys[place] in stale]
+        if call.error is None or not again:
+            call.open = again
+        # Only now: who gives up must see the one or the other.
+        call.in_flight = False
+        if again:
+            left.append(call)
+    return left

@@ -18,11 +18,19 @@ from importlib import import_module
 from typing import Any
 
 from .._sheet import ConnectionFailedError
-from .faults import UNPREPARED, late_reply
-from .requests import Ask, RefusalError, Request, Row, Statement, Together
-from .schema import bound
+from ._requests import (
+    UNPREPARED,
+    Pipeline,
+    PostgresRequest,
+    Query,
+    RefusalError,
+    Row,
+    Statement,
+    late_reply,
+)
+from ._schema import bound
 
-__all__ = ["READ", "WRITE", "Connection", "connecting", "find_fault", "wait"]
+__all__ = ["READ", "WRITE", "LibpqConnection", "connecting", "find_fault", "wait"]
 
 READ, WRITE = 1, 2
 
@@ -35,8 +43,8 @@ _PIPELINES = 140_000
 _OIDS = {"bytea": 17, "int8": 20, "text": 25, "bytea[]": 1001, "text[]": 1009, "int8[]": 1016}
 _ENCODE: dict[str, Callable[[Any], bytes]] = {
     "bytea": bytes,
-    "int8": lambda value: int(value).to_bytes(8, "big", signed=True),
-    "text": lambda value: str(value).encode(),
+    "int8": struct.Struct("!q").pack,
+    "text": str.encode,
 }
 _DECODE: dict[str, Callable[[bytes], Any]] = {
     "bytea": bytes,
@@ -73,7 +81,7 @@ def find_fault(conninfo: str) -> str | None:
     return None
 
 
-def connecting(conninfo: str, where: str) -> Generator[tuple[int, int], int, Connection]:
+def connecting(conninfo: str, where: str) -> Generator[tuple[int, int], int, LibpqConnection]:
     """Connect. Yields (socket, what to wait for): the socket may change on the way."""
     pq: Any = import_module("psycopg.pq")
     pgconn = pq.PGconn.connect_start(conninfo.encode())
@@ -83,7 +91,7 @@ def connecting(conninfo: str, where: str) -> Generator[tuple[int, int], int, Con
         status = pgconn.connect_poll()
         if status == pq.PollingStatus.OK:
             pgconn.nonblocking = 1
-            return Connection(pgconn, where, prepares=True)
+            return LibpqConnection(pgconn, where, prepares=True)
         if status == pq.PollingStatus.FAILED:
             raise _cannot_connect(pgconn, where)
         yield pgconn.socket, READ if status == pq.PollingStatus.READING else WRITE
@@ -115,7 +123,7 @@ def wait(socket: int, what: int, deadline: float) -> int:
     return bool(bits & select.POLLOUT) * WRITE | bool(bits & ~select.POLLOUT) * READ
 
 
-class Connection:
+class LibpqConnection:
     """One connection. `prepares`: nobody else uses it, so statements can stay prepared. `owner` is
     the object of the pool that it is from."""
 
@@ -163,24 +171,24 @@ class Connection:
     def close(self) -> None:
         self._pgconn.finish()
 
-    def run(self, request: Request, deadline: float) -> Any:
+    def run(self, request: PostgresRequest, deadline: float) -> Any:
         """Serve a request by blocking; returns its rows."""
-        steps = self.execute(request)
+        steps, socket = self.execute(request), self.socket
         try:
             what = next(steps)
             while True:
-                ready = wait(self.socket, what, deadline)
+                ready = wait(socket, what, deadline)
                 if not ready:
                     raise late_reply(self._where, request)
                 what = steps.send(ready)
         except StopIteration as finished:
             return finished.value
 
-    def execute(self, request: Request) -> Waiting:
+    def execute(self, request: PostgresRequest) -> Waiting:
         """Serve a request; returns its rows."""
         try:
-            if isinstance(request, Together):
-                return (yield from self._run_together(request.asks))
+            if isinstance(request, Pipeline):
+                return (yield from self._run_together(request.queries))
             if request.bound_ms is not None and self._can_pipeline():
                 # Outside of a transaction, what is sent together is one by itself.
                 *_, rows = yield from self._run_together((bound(request.bound_ms), request))
@@ -201,8 +209,8 @@ class Connection:
         able: bool = self._pq.version() >= _PIPELINES
         return able
 
-    def _run(self, ask: Ask) -> Waiting:
-        statement, parameters = ask.statement, _parameters(ask)
+    def _run(self, query: Query) -> Waiting:
+        statement, parameters = query.statement, _parameters(query)
         if not (self._prepares and statement.name):
             self._send_unnamed(statement, parameters)
             return (yield from self._rows(statement))
@@ -230,11 +238,19 @@ class Connection:
 
     def _rows(self, statement: Statement) -> Waiting:
         """Send what is left to send, and read all there is for one statement."""
-        status = self._pq.ExecStatus
-        yield from self._flush()
+        pgconn, status = self._pgconn, self._pq.ExecStatus
+        if pgconn.flush():
+            yield from self._flush()
         rows: list[Row] | None = None
         refusal: RefusalError | None = None
-        while (result := (yield from self._result())) is not None:
+        while True:
+            # As in `_result`, without a generator for each result.
+            while pgconn.is_busy():
+                yield READ
+                pgconn.consume_input()
+            result = pgconn.get_result()
+            if result is None:
+                break
             if result.status in (status.TUPLES_OK, status.COMMAND_OK):
                 rows = self._decode(result, statement.gives)
             else:
@@ -257,22 +273,22 @@ class Connection:
             self._pgconn.consume_input()
         return self._pgconn.get_result()
 
-    def _run_together(self, asks: tuple[Ask, ...]) -> Waiting:
+    def _run_together(self, queries: tuple[Query, ...]) -> Waiting:
         """Send all, then read; the server passes over what comes after a refusal."""
         if not self._can_pipeline():
             answers = []
-            for ask in asks:
-                answers.append((yield from self._run(ask)))  # noqa: PERF401 - it yields
+            for query in queries:
+                answers.append((yield from self._run(query)))  # noqa: PERF401 - it yields
             return answers
         self._pgconn.enter_pipeline_mode()
-        for ask in asks:
-            self._send_unnamed(ask.statement, _parameters(ask))
+        for query in queries:
+            self._send_unnamed(query.statement, _parameters(query))
         self._pgconn.pipeline_sync()
-        rows = yield from self._rows_together(asks)
+        rows = yield from self._rows_together(queries)
         self._pgconn.exit_pipeline_mode()
         return rows
 
-    def _rows_together(self, asks: tuple[Ask, ...]) -> Waiting:
+    def _rows_together(self, queries: tuple[Query, ...]) -> Waiting:
         """As `_rows`, for each statement in turn, and then the end of them all, which is where a
         transaction is committed that nobody began."""
         status = self._pq.ExecStatus
@@ -280,11 +296,11 @@ class Connection:
         refusal: RefusalError | None = None
         rows: list[list[Row]] = []
         try:
-            for ask in asks:
+            for query in queries:
                 answer: list[Row] | None = None
                 while (result := (yield from self._result())) is not None:
                     if result.status in (status.TUPLES_OK, status.COMMAND_OK):
-                        answer = self._decode(result, ask.statement.gives)
+                        answer = self._decode(result, query.statement.gives)
                     elif result.status != status.PIPELINE_ABORTED:
                         refusal = refusal or self._refusal(result)
                 if answer is None and refusal is None:
@@ -329,6 +345,5 @@ _NOTHING = Statement("")
 """Stands for a statement that gives no rows."""
 
 
-def _parameters(ask: Ask) -> list[bytes]:
-    kinds = ask.statement.takes
-    return [_encode(kind, value) for kind, value in zip(kinds, ask.values, strict=True)]
+def _parameters(query: Query) -> list[bytes]:
+    return list(map(_encode, query.statement.takes, query.values))

@@ -1,4 +1,4 @@
-"""Every fault of a driver, a socket or a server, as one of ours. No other file translates.
+"""What the flows of PostgresStore ask of a connection, and every way in which that may fail.
 
 A statement that the server refuses has changed nothing. After a connection that failed, the sole
 question is whether the statement had been sent: if so, the text says that the request may have
@@ -7,14 +7,24 @@ been charged, and it is not repeated, since that could charge it twice.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from ...core._errors import ConfigInvalidError, PenstockError, StoreUnavailableError
+from ...core._flow import Flow
 from .._sheet import ConnectionFailedError
-from .requests import RefusalError, Request
 
 __all__ = [
     "CONFLICTS",
     "TIMEOUTS",
     "UNPREPARED",
+    "Pipeline",
+    "PostgresFlow",
+    "PostgresRequest",
+    "Query",
+    "RefusalError",
+    "Row",
+    "Statement",
     "interrupted",
     "late",
     "late_connect",
@@ -23,6 +33,59 @@ __all__ = [
     "not_ours",
     "unavailable",
 ]
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One statement with the types of its parameters and of its columns.
+
+    Types are `text`, `int8`, `int4` and, for parameters, arrays of `bytea`, `text` and `int8`.
+    A name lets a connection keep it prepared.
+    """
+
+    sql: str
+    takes: tuple[str, ...] = ()
+    gives: tuple[str, ...] = ()
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Run a statement: one round trip. Sends back the rows.
+
+    `bound_ms` is how long the server may take, where the connection's own bound is too long."""
+
+    statement: Statement
+    values: tuple[Any, ...] = ()
+    writes: bool = False
+    bound_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Run statements one after the other, up to the first that is refused: one round trip, where
+    the driver can send them at once. Sends back the rows of each."""
+
+    queries: tuple[Query, ...]
+
+    @property
+    def writes(self) -> bool:
+        return any(query.writes for query in self.queries)
+
+
+PostgresRequest = Query | Pipeline
+PostgresFlow = Flow[PostgresRequest, Any]
+
+
+class RefusalError(Exception):
+    """The server refused a statement, and rolled it back."""
+
+    def __init__(self, state: str, text: str) -> None:
+        super().__init__(text)
+        self.state = state
+
 
 _SETTLED = "nothing was charged"
 _DOUBT = "the request may have been charged, and was not repeated for that reason"
@@ -89,7 +152,7 @@ def late_connect(where: str) -> ConnectionFailedError:
     return ConnectionFailedError(f"no connection to {where} in time", may_have_run=False)
 
 
-def late_reply(where: str, request: Request) -> ConnectionFailedError:
+def late_reply(where: str, request: PostgresRequest) -> ConnectionFailedError:
     return ConnectionFailedError(f"no reply from {where} in time", may_have_run=request.writes)
 
 

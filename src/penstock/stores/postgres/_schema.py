@@ -18,8 +18,7 @@ from hashlib import sha256
 from typing import Any
 
 from ...core._validation import reject
-from .faults import missing_table, not_ours
-from .requests import Ask, PostgresFlow, Statement
+from ._requests import PostgresFlow, Query, Statement, missing_table, not_ours
 
 __all__ = ["SHARE", "Schema", "begin_bounded", "bound", "encode_key"]
 
@@ -86,9 +85,9 @@ SHARE = 0.8
 _SETTINGS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
 
 
-def bound(ms: int) -> Ask:
+def bound(ms: int) -> Query:
     """Bound what the server may take for what follows in the transaction."""
-    return Ask(_BOUND, (f"{ms}ms",))
+    return Query(_BOUND, (f"{ms}ms",))
 
 
 def begin_bounded(ms: int) -> str:
@@ -138,7 +137,7 @@ class Schema:
     def greet(self, timeout_ms: int | None) -> PostgresFlow:
         """For a new connection: bound what the server may take, and see whose table it is."""
         if timeout_ms is not None:
-            yield Ask(_SET, (f"{max(1, int(timeout_ms * SHARE))}ms",))
+            yield Query(_SET, (f"{max(1, int(timeout_ms * SHARE))}ms",))
         found, mark = yield from self._inspect()
         if not found:
             raise missing_table(self.table)
@@ -147,27 +146,27 @@ class Schema:
 
     def init(self) -> PostgresFlow:
         """Create what is missing, in one transaction, alone; refuse what is not ours."""
-        yield Ask(Statement("BEGIN"))
-        yield Ask(_LOCK, ([_INIT_LOCK],))
-        [[schema]] = yield Ask(_NAMESPACE, (f'"{self._schema}"',))
+        yield Query(Statement("BEGIN"))
+        yield Query(_LOCK, ([_INIT_LOCK],))
+        [[schema]] = yield Query(_NAMESPACE, (f'"{self._schema}"',))
         if schema is None:
-            yield Ask(Statement(f'CREATE SCHEMA "{self._schema}"'))
+            yield Query(Statement(f'CREATE SCHEMA "{self._schema}"'))
         found, mark = yield from self._inspect()
         if not found:
-            yield Ask(Statement(_TABLE.format(table=self.table)))
-            yield Ask(Statement(f"COMMENT ON TABLE {self.table} IS '{_MARK.format(VERSION)}'"))
+            yield Query(Statement(_TABLE.format(table=self.table)))
+            yield Query(Statement(f"COMMENT ON TABLE {self.table} IS '{_MARK.format(VERSION)}'"))
         elif mark != _MARK.format(VERSION):
             raise not_ours(self.table, mark)
         signature = f"{self.swap_function}(bytea[],text[],text[],bigint[])"
-        [[function]] = yield Ask(_PROCEDURE, (signature,))
+        [[function]] = yield Query(_PROCEDURE, (signature,))
         if function is None:
             sql = _FUNCTION.format(table=self.table, swap=self.swap_function)
-            yield Ask(Statement(sql))
-        yield Ask(Statement("COMMIT"))
+            yield Query(Statement(sql))
+        yield Query(Statement("COMMIT"))
 
-    def lock(self, hashes: list[int]) -> Ask:
+    def lock(self, hashes: list[int]) -> Query:
         """Take advisory locks until the end of the transaction."""
-        return Ask(_LOCK, (sorted(hashes),))
+        return Query(_LOCK, (sorted(hashes),))
 
     def lock_of(self, key: bytes) -> int:
         """The advisory lock of a key: one per table and key, but for collisions, which only
@@ -176,7 +175,7 @@ class Schema:
         return int.from_bytes(digest[:8], "big", signed=True)
 
     def _inspect(self) -> Any:
-        [[found, mark]] = yield Ask(_INSPECT, (self.table,))
+        [[found, mark]] = yield Query(_INSPECT, (self.table,))
         return found is not None, mark
 
 

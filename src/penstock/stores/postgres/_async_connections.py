@@ -15,11 +15,10 @@ from typing import Any
 
 from ...core._flow import adrive
 from .._sheet import ConnectionFailedError
-from .connection import READ, WRITE, Connection
-from .connections import connect_in_thread
-from .faults import late_connect, late_reply
-from .requests import PostgresFlow, Request
-from .target import Target
+from ._libpq import READ, WRITE, LibpqConnection
+from ._requests import PostgresFlow, PostgresRequest, late_connect, late_reply
+from ._sync_connections import connect_in_thread
+from ._urls import PostgresTarget
 
 __all__ = ["AsyncConnection", "AsyncOwnConnection", "AsyncPooledConnections"]
 
@@ -29,11 +28,11 @@ Greet = Callable[[], PostgresFlow]
 class AsyncConnection:
     """A connection whose waiting is done by the running loop."""
 
-    def __init__(self, connection: Connection, where: str) -> None:
+    def __init__(self, connection: LibpqConnection, where: str) -> None:
         self.connection = connection
         self._where = where
 
-    async def execute(self, request: Request, deadline: float) -> Any:
+    async def execute(self, request: PostgresRequest, deadline: float) -> Any:
         steps = self.connection.execute(request)
         try:
             what = next(steps)
@@ -85,7 +84,7 @@ async def _greet(connection: AsyncConnection, greet: Greet, deadline: float) -> 
 class AsyncOwnConnection:
     """One connection, kept from batch to batch."""
 
-    def __init__(self, target: Target, greet: Greet) -> None:
+    def __init__(self, target: PostgresTarget, greet: Greet) -> None:
         self._target = target
         self._greet = greet
         self._kept: AsyncConnection | None = None
@@ -187,7 +186,7 @@ class AsyncPooledConnections:
                 raise ConnectionFailedError(
                     f"no connection from the pool: {error}", may_have_run=False
                 ) from error
-            connection = Connection(owned.pgconn, self.where, prepares=False, owner=owned)
+            connection = LibpqConnection(owned.pgconn, self.where, prepares=False, owner=owned)
             if connection.is_alive():
                 return AsyncConnection(connection, self.where)
             # The pool looks at what it is given back, and replaces what was closed.
@@ -200,7 +199,7 @@ class AsyncPooledConnections:
             self._lent.pop()
 
     async def _put(self, owned: Any) -> None:
-        connection = Connection(owned.pgconn, self.where, prepares=False)
+        connection = LibpqConnection(owned.pgconn, self.where, prepares=False)
         if not connection.is_idle:
             AsyncConnection(connection, self.where).unwatch()
             await owned.close()

@@ -13,14 +13,14 @@ from ...core._clock import SystemClock
 from ...core._errors import ConfigInvalidError, UnsupportedError, missing
 from ...core._store import Store, Transform, from_its_url
 from ...core._validation import reject, require_choice, require_instant, require_int
-from .async_connections import AsyncOwnConnection, AsyncPooledConnections
-from .asyncpg_connections import AsyncpgOwnConnection, AsyncpgPooledConnections
-from .commits import AsyncCommits, SyncCommits
-from .connection import find_fault
-from .connections import OwnConnection, PooledConnections
-from .flows import Flows
-from .schema import Schema
-from .target import parse_url
+from ._async_connections import AsyncOwnConnection, AsyncPooledConnections
+from ._asyncpg_connections import AsyncpgOwnConnection, AsyncpgPooledConnections
+from ._commits import AsyncCommits, SyncCommits
+from ._flows import PostgresFlows
+from ._libpq import find_fault
+from ._schema import Schema
+from ._sync_connections import OwnConnection, PooledConnections
+from ._urls import parse_url
 
 __all__ = ["PostgresStore"]
 
@@ -130,7 +130,8 @@ class PostgresStore(Store, ForkAware):
         await self._for_tasks().init(_INIT_TIMEOUT_MS)
 
     def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
-        result: R = self._for_threads().apply_many((key,), transform, now, cost)[0]
+        commits = self._sync or self._for_threads()
+        result: R = commits.apply_many((key,), transform, now, cost)[0]
         return result
 
     async def aapply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
@@ -185,8 +186,8 @@ class PostgresStore(Store, ForkAware):
             return require_instant(now)
         return None if self.reads_own_clock else SystemClock().now()
 
-    def _flows(self, *, is_bounded: bool = True, bounds_late: bool = False) -> Flows:
-        return Flows(
+    def _flows(self, *, is_bounded: bool = True, bounds_late: bool = False) -> PostgresFlows:
+        return PostgresFlows(
             self._schema,
             self.timeout_ms,
             use_server_time=self.reads_own_clock,

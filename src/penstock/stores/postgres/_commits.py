@@ -19,9 +19,8 @@ from ...core._errors import PenstockError
 from ...core._flow import adrive, drive
 from ...core._store import Transform
 from .._sheet import Call, ConnectionFailedError, telling_of_others
-from .faults import interrupted, late, unavailable
-from .flows import Flows
-from .requests import PostgresFlow, RefusalError
+from ._flows import PostgresFlows
+from ._requests import PostgresFlow, RefusalError, interrupted, late, unavailable
 
 __all__ = ["AsyncCommits", "SyncCommits"]
 
@@ -34,13 +33,11 @@ _LEAST_S = 0.02
 class _Commits:
     """What both have: connections, the flows over the table, and the words for what went wrong."""
 
-    def __init__(self, connections: Any, flows: Flows, timeout_ms: int) -> None:
+    def __init__(self, connections: Any, flows: PostgresFlows, timeout_ms: int) -> None:
         self.connections = connections
         self._flows = flows
         self._timeout_ms = timeout_ms
-
-    def _call(self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int) -> Call:
-        return Call(keys, transform, now, cost, time.monotonic() + self._timeout_ms / 1000)
+        self._timeout_s = timeout_ms / 1000
 
     def _take(self, batch: Batch[Call]) -> list[Call]:
         """The calls of the batch. Those who have waited so long that a reply would hardly reach
@@ -93,7 +90,7 @@ def _mend(_batch: Batch[Call]) -> None:
 class SyncCommits(_Commits):
     """The batches of threads."""
 
-    def __init__(self, connections: Any, flows: Flows, timeout_ms: int) -> None:
+    def __init__(self, connections: Any, flows: PostgresFlows, timeout_ms: int) -> None:
         super().__init__(connections, flows, timeout_ms)
         self._begin()
 
@@ -109,7 +106,7 @@ class SyncCommits(_Commits):
     def apply_many(
         self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
     ) -> list[Any]:
-        call = self._call(keys, transform, now, cost)
+        call = Call(keys, transform, now, cost, time.monotonic() + self._timeout_s)
         try:
             self._queue.run(call)
         except LateError as error:
@@ -175,14 +172,14 @@ class SyncCommits(_Commits):
 class AsyncCommits(_Commits):
     """The batches of the tasks of one event loop."""
 
-    def __init__(self, connections: Any, flows: Flows, timeout_ms: int) -> None:
+    def __init__(self, connections: Any, flows: PostgresFlows, timeout_ms: int) -> None:
         super().__init__(connections, flows, timeout_ms)
         self._pump: Pump[Call] = Pump(self._serve, self._broken, most_calls=_MOST_CALLS)
 
     async def apply_many(
         self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
     ) -> list[Any]:
-        call = self._call(keys, transform, now, cost)
+        call = Call(keys, transform, now, cost, time.monotonic() + self._timeout_s)
         try:
             await self._pump.run(call)
         except LateError as error:

@@ -9,14 +9,14 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsp
 
 from ...core._validation import reject
 
-__all__ = ["Target", "parse_url"]
+__all__ = ["PostgresTarget", "parse_url"]
 
 _OURS = ("schema", "table", "driver", "timeout_ms", "use_server_time")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 @dataclass(frozen=True)
-class Target:
+class PostgresTarget:
     """The URL for the driver, and how to speak of it: without secrets."""
 
     url: str = field(repr=False)
@@ -30,7 +30,7 @@ class Target:
         return text
 
 
-def parse_url(url: str) -> tuple[Target, dict[str, Any]]:
+def parse_url(url: str) -> tuple[PostgresTarget, dict[str, Any]]:
     """The target, and our own options: `schema`, `table`, `driver`, `timeout_ms` and
     `use_server_time`. All other parameters are the driver's, unless they look like one of ours
     misspelt: as a driver's, each driver would refuse it in its own words, when it connects."""
@@ -57,4 +57,4 @@ def parse_url(url: str) -> tuple[Target, dict[str, Any]]:
     query = urlencode(theirs, quote_via=quote)
     plain = urlunsplit(("postgresql", parts.netloc, parts.path, query, ""))
     where = f"PostgreSQL at {hosts or 'the default address'}{parts.path}"
-    return Target(plain, where), options
+    return PostgresTarget(plain, where), options

@@ -15,10 +15,18 @@ from typing import Any
 
 from ...core._flow import adrive
 from .._sheet import ConnectionFailedError
-from .faults import late_connect, late_reply
-from .requests import Ask, PostgresFlow, RefusalError, Request, Row, Together
-from .schema import begin_bounded
-from .target import Target
+from ._requests import (
+    Pipeline,
+    PostgresFlow,
+    PostgresRequest,
+    Query,
+    RefusalError,
+    Row,
+    late_connect,
+    late_reply,
+)
+from ._schema import begin_bounded
+from ._urls import PostgresTarget
 
 __all__ = ["AsyncpgConnection", "AsyncpgOwnConnection", "AsyncpgPooledConnections"]
 
@@ -33,32 +41,32 @@ class AsyncpgConnection:
         self._is_broken = False
         self._where = where
 
-    async def execute(self, request: Request, deadline: float) -> Any:
-        if isinstance(request, Together):
-            return [await self._fetch(ask, deadline) for ask in request.asks]
+    async def execute(self, request: PostgresRequest, deadline: float) -> Any:
+        if isinstance(request, Pipeline):
+            return [await self._fetch(query, deadline) for query in request.queries]
         if request.bound_ms is not None:
             return await self._fetch_bounded(request, request.bound_ms, deadline)
         return await self._fetch(request, deadline)
 
-    async def _fetch(self, ask: Ask, deadline: float) -> list[Row]:
-        fetch = self.raw.fetch(ask.statement.sql, *ask.values, timeout=_left_s(deadline))
-        return [tuple(record) for record in await self._met(fetch, ask)]
+    async def _fetch(self, query: Query, deadline: float) -> list[Row]:
+        fetch = self.raw.fetch(query.statement.sql, *query.values, timeout=_left_s(deadline))
+        return [tuple(record) for record in await self._met(fetch, query)]
 
-    async def _fetch_bounded(self, ask: Ask, bound_ms: int, deadline: float) -> list[Row]:
+    async def _fetch_bounded(self, query: Query, bound_ms: int, deadline: float) -> list[Row]:
         """In a transaction, which a bound of its own can be set for."""
-        await self._run(begin_bounded(bound_ms), ask, deadline)
+        await self._run(begin_bounded(bound_ms), query, deadline)
         try:
-            rows = await self._fetch(ask, deadline)
+            rows = await self._fetch(query, deadline)
         except RefusalError:
-            await self._run("ROLLBACK", ask, deadline)
+            await self._run("ROLLBACK", query, deadline)
             raise
-        await self._run("COMMIT", ask, deadline)
+        await self._run("COMMIT", query, deadline)
         return rows
 
-    async def _run(self, sql: str, ask: Ask, deadline: float) -> None:
-        await self._met(self.raw.execute(sql, timeout=_left_s(deadline)), ask)
+    async def _run(self, sql: str, query: Query, deadline: float) -> None:
+        await self._met(self.raw.execute(sql, timeout=_left_s(deadline)), query)
 
-    async def _met(self, reply: Awaitable[Any], ask: Ask) -> Any:
+    async def _met(self, reply: Awaitable[Any], query: Query) -> Any:
         """The reply, or what was met instead, in our words."""
         asyncpg: Any = import_module("asyncpg")
         # Until it has come to its end, the connection is not to be used again.
@@ -66,22 +74,22 @@ class AsyncpgConnection:
         try:
             answer = await reply
         except asyncio.TimeoutError:
-            raise late_reply(self._where, ask) from None
+            raise late_reply(self._where, query) from None
         except asyncpg.PostgresError as error:
             state = error.sqlstate or ""
             if state.startswith("08"):
                 # The driver's own word for a connection that ended before the reply.
-                raise self._failed(error, ask) from error
+                raise self._failed(error, query) from error
             self._is_broken = broken or self.raw.is_closed()
             raise RefusalError(state, str(error)) from error
         except (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
-            raise self._failed(error, ask) from error
+            raise self._failed(error, query) from error
         self._is_broken = broken
         return answer
 
-    def _failed(self, error: Exception, ask: Ask) -> ConnectionFailedError:
+    def _failed(self, error: Exception, query: Query) -> ConnectionFailedError:
         text = f"the connection to {self._where} failed: {error}"
-        return ConnectionFailedError(text, may_have_run=ask.writes)
+        return ConnectionFailedError(text, may_have_run=query.writes)
 
     @property
     def is_idle(self) -> bool:
@@ -101,7 +109,7 @@ async def _greet(connection: AsyncpgConnection, greet: Greet, deadline: float) -
 class AsyncpgOwnConnection:
     """One connection, kept from batch to batch."""
 
-    def __init__(self, target: Target, greet: Greet) -> None:
+    def __init__(self, target: PostgresTarget, greet: Greet) -> None:
         self._target = target
         self._greet = greet
         self._kept: AsyncpgConnection | None = None
