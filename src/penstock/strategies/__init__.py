@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..core._lua import LuaAccelerator, LuaScript, LuaSource, beside, hash_fields, real, whole
-from ..core._strategy import register
+from ..core._strategy import register as _register
 from ._fixed_window import FixedWindow, fixed_window
 from ._gcra import Gcra, gcra
 from ._rates import strategy_of_rate
@@ -13,7 +13,7 @@ from ._token_bucket import TokenBucket, token_bucket
 from ._unlimited import Unlimited, unlimited
 
 for _built_in in (Gcra, TokenBucket, FixedWindow, SlidingWindow, SlidingWindowLog):
-    register(_built_in)
+    _register(_built_in)
 
 __all__ = [
     "FixedWindow",

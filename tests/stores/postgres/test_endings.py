@@ -21,7 +21,7 @@ from penstock import (
     rate_limit,
 )
 from penstock.stores import open_store
-from penstock.stores.postgres import PostgresStore, flows
+from penstock.stores.postgres import PostgresStore, _flows
 from tests.stores.postgres.ending import EndingProxy
 from tests.stores.postgres.live import new_table, running, url_of
 
@@ -53,7 +53,7 @@ def test_a_reply_that_ends_anywhere_is_an_outage(
     """At each message of the server in turn: never an answer, never another exception, and the
     word on the charge is true."""
     if way == "lock":
-        monkeypatch.setattr(flows, "_GUESSES", 0)
+        monkeypatch.setattr(_flows, "_GUESSES", 0)
     table = new_table()
     witness = rate_limit(gcra(LIMIT, 864_000_000), store=open_store(url_of(table)))
     with EndingProxy(running().port) as proxy:
@@ -158,7 +158,7 @@ def test_sessions_that_are_terminated_under_load_are_outages(
 ) -> None:
     """Threads share batches; each of them is told, and truly."""
     if way == "lock":
-        monkeypatch.setattr(flows, "_GUESSES", 0)
+        monkeypatch.setattr(_flows, "_GUESSES", 0)
     table, load = new_table(), Load()
     store = open_store(url_of(table, timeout_ms=5_000, application_name="victim"))
     limiter = rate_limit(fixed_window(LIMIT, 10**9), store=store, clock=ManualClock(NOW))

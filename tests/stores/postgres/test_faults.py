@@ -11,7 +11,7 @@ import pytest
 
 from penstock import ConfigInvalidError, StoreUnavailableError, gcra, rate_limit
 from penstock.stores import open_store
-from penstock.stores.postgres import PostgresStore, flows
+from penstock.stores.postgres import PostgresStore, _flows
 from tests.servers import FaultProxy, Postgres, require
 from tests.stores.crash import Spender
 from tests.stores.postgres.live import new_table, running, url_of
@@ -229,7 +229,7 @@ def test_a_key_that_cannot_be_locked_is_refused_in_time(
     monkeypatch: pytest.MonkeyPatch, driver: str
 ) -> None:
     """On the way of those who lost their guesses: nothing was charged, the connection goes on."""
-    monkeypatch.setattr(flows, "_GUESSES", 0)
+    monkeypatch.setattr(_flows, "_GUESSES", 0)
     psycopg = pytest.importorskip("psycopg")
     table = new_table()
 
@@ -251,7 +251,7 @@ def test_only_a_lost_commit_leaves_a_doubt(
     proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a transaction: the connection ends after the lock was asked for, or after the commit."""
-    monkeypatch.setattr(flows, "_GUESSES", 0)
+    monkeypatch.setattr(_flows, "_GUESSES", 0)
     store = open_store(f"{proxy.url_of(running())}?table={new_table()}&timeout_ms=2000")
     limiter = rate_limit(gcra(5, 864_000_000), store=store)
     limiter.check("k")
@@ -264,11 +264,11 @@ def test_only_a_lost_commit_leaves_a_doubt(
         proxy.cut_after_request(times=1)
         return doubtful(sheet, known)
 
-    doubtful = flows._doubtful
-    monkeypatch.setattr(flows, "_doubtful", cut_the_commit)
+    doubtful = _flows._doubtful
+    monkeypatch.setattr(_flows, "_doubtful", cut_the_commit)
     with pytest.raises(StoreUnavailableError, match="may have been charged"):
         limiter.check("k")
-    monkeypatch.setattr(flows, "_doubtful", doubtful)
+    monkeypatch.setattr(_flows, "_doubtful", doubtful)
     assert limiter.check("k").remaining == 1
     store.close()
 
