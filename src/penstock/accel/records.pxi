@@ -1,7 +1,7 @@
 # What a table keeps under a key, and how it keeps the key.
 #
 # A key is kept as UTF-8 in a block of its own, and as a digest if it is long (see
-# stores/memory/keys.py), so that what it takes is a matter of its bytes and not of how Python holds
+# core/_validation.py), so that what it takes is a matter of its bytes and not of how Python holds
 # it: a string with one emoji takes four bytes a character.
 #
 # A key that is looked for is `Sought`: where its text lies, and 32 bits of its hash. For a short

@@ -5,9 +5,9 @@
 # same 32 bits, so that moving slots never touches a key, and a probe hardly ever a foreign one.
 # Compared with a dict of objects this saves an allocation and a cache miss per key.
 # Beside its two words of state a record carries its links in the timing wheel (see
-# stores/memory/wheel.py, whose twin this is) and its rank in the order of eviction (order.pxi).
+# stores/memory/_wheel.py, whose twin this is) and its rank in the order of eviction (order.pxi).
 #
-# The rules of expiry, reclaiming, the horizon and the bounds are those of stores/memory/table.py;
+# The rules of expiry, reclaiming, the horizon and the bounds are those of stores/memory/_table.py;
 # its essay gives the reasons.
 #
 # Dropping a custom state may run Python code (a finalizer), which may come back here. So whatever

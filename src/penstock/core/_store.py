@@ -80,7 +80,7 @@ class Transform(Generic[R]):
 
     `run(state, now, cost)` yields an Outcome. `strategy` is whose state it reads and `kind` that
     one's name. `lua` and `native` are its accelerators; `role` says what they have to do to stand
-    for `run`: "check", "lease" (see `core/grant.py`), or "peek" and "forecast", which only read.
+    for `run`: "check", "lease" (see `Grant`), or "peek" and "forecast", which only read.
     `refuse(now, retry_after_ms)` is the answer of a store that has no room for a new key, and
     `decision_in(result)` the decision about the key, for a store that has to choose which keys it
     can do without; None where a result tells nothing of the kind.
@@ -208,7 +208,7 @@ class Store:
     made_by: MadeBy | None = None
     """How to open it again, if it was opened from a URL; see `from_its_url`."""
 
-    # Who counts under which prefix; see `core/claims.py`.
+    # Who counts under which prefix; see `core/_limiter.py`.
     _claims: WeakValueDictionary[str, Any] | None = None
 
     def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:

@@ -7,7 +7,7 @@ Coupled to the window, credits are void from its end on, so that what a node lea
 can never add to the next one's limit. Not coupled, they carry over.
 
 `penstock.leasing` applies the same rule to many keys at once, as the strategy of a MemoryStore
-(`leasing/credits.py`); the tests hold the two together.
+(`Credits`); the tests hold the two together.
 
 Credits as a strategy: what a node may still spend of its lease.
 
@@ -18,7 +18,7 @@ and a denial here only means that a lease is needed.
 The state is (credits, reset_at, until). `reset_at` is the end of the window as the store told it,
 for the caller to see. `until` is the same end on this node's steady clock, reckoned from the
 moment the lease was *requested*: the store's reading came later, so `until` is not late (with a
-margin for clocks that run apart, see `near.py`), and a node whose clock shows another time of day
+margin for clocks that run apart, see `_near.py`), and a node whose clock shows another time of day
 is not fooled. From `until` on the state is expired,
 which is how credits that are coupled to their window are dropped.
 

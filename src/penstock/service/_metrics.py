@@ -148,7 +148,7 @@ class MetricsSnapshot:
     "http" or "grpc", to its histogram. `reloads`: "ok" and "failed" to a count. `grpc_codes`: the
     name of a status to a count. `stores`: a kind of table in this process, to what they tell of
     themselves, added up. `foreign_clocks`: how often a stored instant was further ahead than the
-    deciding clock can have written (`core/foreign_clocks.py`).
+    deciding clock can have written (`core/_foreign_clocks.py`).
     """
 
     policies: dict[str, dict[str, int]] = field(default_factory=dict)

@@ -150,7 +150,7 @@ def test_interrupted_callers_leave_their_place_among_those_that_connect() -> Non
         for _ in range(20):
             store.close()
             with (
-                At(number, "stores/redis/sync_connections.py") as at,
+                At(number, "stores/redis/_sync_connections.py") as at,
                 contextlib.suppress(Interrupt),
             ):
                 limiter.check("k")

@@ -1,8 +1,8 @@
 """Connections as every protocol needs them: bounded, shared out, and closed in order.
 
 A protocol brings what its bytes mean (`Inbox` and `ClientConnection.serve`) and what it says when
-it refuses; what a client may make grow, and whose turn it is, is decided here. Read bounds.py,
-sharing.py, connection.py and listener.py in this order.
+it refuses; what a client may make grow, and whose turn it is, is decided here. Read _sharing.py,
+_connection.py and _listener.py in this order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The HTTP server. Read head.py, router.py, reader.py, connection.py, server.py in this order."""
+"""The HTTP server. Read _head.py, _router.py, _reader.py and _server.py in this order."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class DynamoDBStore(CasStore):
     sync or async callers, or both, by those it was given, and does not close them.
 
     A check is a strongly consistent read and a conditional put. Keys of 2,048 bytes and more are
-    stored under their SHA-256, see `cas/names.py`.
+    stored under their SHA-256, see `cas/_requests.py`.
     """
 
     # An item may have 400 KiB in all: the key, the version and the names are in it too.

@@ -8,7 +8,7 @@
 User and password are those of the data servers; sentinels that ask for their own take
 `?sentinel_username=` and `?sentinel_password=`. `?timeout_ms=` and `?use_server_time=` are the
 store's, for programs that know it only by its URL. Other parameters are the driver's, such as
-`?ssl_ca_certs=` and `?client_name=`; `factory.py` refuses those that it does not know.
+`?ssl_ca_certs=` and `?client_name=`; those that it does not know are refused.
 
 A URL holds a password, and one that was not escaped may end up in any of its parts: so no message
 repeats the URL, nor its host or path.
