@@ -25,7 +25,7 @@ from penstock import (
 from penstock.core._native import native
 from penstock.core._strategy import find_strategy, registered
 from penstock.stores.memory._table import RECLAIM_FLOOR
-from tests.helpers import (
+from tests.support.helpers import (
     HUGE,
     KINDS,
     NOW,

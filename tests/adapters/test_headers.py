@@ -24,7 +24,7 @@ from penstock.adapters import decision_headers
 from penstock.adapters._headers import field_name, policy_field, retry_after_s
 from penstock.budget import token_budget
 from penstock.concurrency import ConcurrencyLimiter, Gradient
-from tests.helpers import KINDS, Reference, draw_strategy, draw_timeline
+from tests.support.helpers import KINDS, Reference, draw_strategy, draw_timeline
 
 NOW = 1_700_000_000_000
 

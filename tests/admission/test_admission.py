@@ -23,7 +23,7 @@ from penstock import (
 from penstock.admission import AXES, Admission, AdmissionControl
 from penstock.budget import token_budget
 from penstock.concurrency import ConcurrencyLimiter, Gradient
-from tests.helpers import NOW
+from tests.support.helpers import NOW
 
 WINDOW = 60_000
 START = NOW // WINDOW * WINDOW

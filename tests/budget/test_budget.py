@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock import ConfigInvalidError, Decision, ManualClock, rate_limit
 from penstock.budget import TokenBudget, token_budget
 from penstock.core._validation import MAX_SAFE
-from tests.helpers import NOW, PATHS, make_limiter, make_store
+from tests.support.helpers import NOW, PATHS, make_limiter, make_store
 
 WINDOW = 1_000
 BASE = NOW // WINDOW * WINDOW

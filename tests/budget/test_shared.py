@@ -12,8 +12,8 @@ from penstock import ManualClock, rate_limit
 from penstock.budget import token_budget
 from penstock.core._validation import MAX_SAFE
 from penstock.stores.redis import RedisStore
-from tests.helpers import NOW
 from tests.servers import Valkey, require
+from tests.support.helpers import NOW
 
 
 @pytest.fixture(scope="module")

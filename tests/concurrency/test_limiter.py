@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock import ConfigInvalidError, Decision, ManualClock
 from penstock.concurrency import Aimd, ConcurrencyLimiter, Gradient, SlotGrant, SlotLeases
-from tests.helpers import NOW
+from tests.support.helpers import NOW
 
 
 def pinned(limit: int, clock: ManualClock | None = None, **options: object) -> ConcurrencyLimiter:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock import ManualClock, RateLimitExceededError
 from penstock.concurrency import Aimd, ConcurrencyLimiter
-from tests.helpers import NOW
+from tests.support.helpers import NOW
 
 
 def limiter_of(limit: int, clock: ManualClock | None = None) -> ConcurrencyLimiter:

@@ -26,11 +26,11 @@ from tests.conformance.broken_stores import (
     NonAtomicAsyncStore,
     NonAtomicStore,
 )
-from tests.helpers import PATHS, make_store
 from tests.stores import edge
 from tests.stores.postgres.live import open_empty as open_empty_postgres
 from tests.stores.redis.live import open_empty
 from tests.stores.sqlite.fresh import FreshSqliteStore
+from tests.support.helpers import PATHS, make_store
 
 Factory = Callable[[], Store]
 

@@ -32,7 +32,7 @@ from penstock import (
     token_bucket,
 )
 from penstock._queueing import ThreadWaiter
-from tests.helpers import NOW, PATHS, Quota, make_limiter, run
+from tests.support.helpers import NOW, PATHS, Quota, make_limiter, run
 
 both_paths = pytest.mark.parametrize("path", PATHS)
 

@@ -28,7 +28,7 @@ from penstock import (
 )
 from penstock.budget import token_budget
 from penstock.core._validation import parse_duration_ms, parse_rate
-from tests.helpers import HUGE, NOW, PATHS, CountingClock, Quota, make_limiter, make_store
+from tests.support.helpers import HUGE, NOW, PATHS, CountingClock, Quota, make_limiter, make_store
 
 
 class One(enum.IntEnum):

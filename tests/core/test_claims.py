@@ -28,8 +28,8 @@ from penstock.core._limiter import Limiter
 from penstock.leasing import two_tier
 from penstock.service import build_service
 from penstock.stores.sqlite import SqliteStore
-from tests.helpers import Quota
 from tests.service.worlds import policies
+from tests.support.helpers import Quota
 
 CLASHES = [
     ("5/second", "6/second"),

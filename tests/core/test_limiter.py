@@ -31,7 +31,7 @@ from penstock import (
     unlimited,
 )
 from tests.conformance.broken_stores import AsyncOnlyStore, DictStore
-from tests.helpers import (
+from tests.support.helpers import (
     KINDS,
     NOW,
     PATHS,

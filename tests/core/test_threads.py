@@ -18,7 +18,7 @@ from penstock import (
     sliding_window_log,
     token_bucket,
 )
-from tests.helpers import NOW, PATHS, Quota, frantic_switching, make_limiter, make_store
+from tests.support.helpers import NOW, PATHS, Quota, frantic_switching, make_limiter, make_store
 
 THREADS, LIMIT, TRIALS = 16, 50, 100
 

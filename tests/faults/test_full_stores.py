@@ -20,9 +20,9 @@ from penstock.service import Service, build_service
 from penstock.stores.postgres import PostgresStore
 from penstock.stores.redis import RedisStore
 from penstock.stores.sqlite import SqliteStore
-from tests.helpers import Quota
 from tests.servers import Redis8, RedisServer, Valkey, require
 from tests.stores.postgres.live import PATIENT_MS, new_table, running
+from tests.support.helpers import Quota
 
 LONG_MS = 864_000_000
 

@@ -14,7 +14,6 @@ import redis
 from penstock import Decision, Limiter, StoreUnavailableError, gcra, rate_limit
 from penstock.stores.record import pack
 from penstock.stores.redis import RedisStore
-from tests.helpers import Quota
 from tests.servers import (
     FaultProxy,
     NotReady,
@@ -26,6 +25,7 @@ from tests.servers import (
 )
 from tests.stores.crash import LIMIT, STRATEGY, Spender
 from tests.stores.redis.live import FIVE, PATIENT_MS, new_key, running, url_of
+from tests.support.helpers import Quota
 
 TIMEOUT_MS = 150
 # What a slow machine may add to a deadline before it counts as a hang.

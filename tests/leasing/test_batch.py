@@ -11,8 +11,8 @@ import pytest
 from penstock import ConfigInvalidError, ManualClock, fixed_window
 from penstock.leasing import AdaptiveBatch, two_tier
 from penstock.leasing._batch import Demand
-from tests.helpers import frantic_switching
 from tests.leasing.far import NOW, FarStore
+from tests.support.helpers import frantic_switching
 
 WINDOW = 1_000
 START = NOW // WINDOW * WINDOW

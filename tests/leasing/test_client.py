@@ -26,11 +26,11 @@ from penstock import (
 )
 from penstock.core._errors import install_line
 from penstock.leasing import LeasedLimiter
-from tests.helpers import run
 from tests.leasing.far import ServerClock
 from tests.leasing.server import START, InProcessServer, opened
 from tests.servers import NotReady, eventually
 from tests.service.worlds import AWAY, FragileStore
+from tests.support.helpers import run
 
 MINUTE = 60_000
 

@@ -11,7 +11,7 @@ from penstock import Decision, ManualClock
 from penstock.core._validation import MAX_SPAN_MS
 from penstock.leasing import LeaseSpender
 from penstock.leasing._credits import Credits, granting
-from tests.helpers import NOW, PATHS, make_limiter, make_store, needs_native
+from tests.support.helpers import NOW, PATHS, make_limiter, make_store, needs_native
 
 SEEDS = range(40)
 

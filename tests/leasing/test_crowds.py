@@ -16,8 +16,8 @@ import pytest
 
 from penstock import Limiter, StoreUnavailableError, fixed_window
 from penstock.leasing import TwoTierLimiter, two_tier
-from tests.helpers import frantic_switching, run
 from tests.leasing.far import FarStore
+from tests.support.helpers import frantic_switching, run
 
 WINDOW = 60_000
 

@@ -15,8 +15,8 @@ from penstock.leasing import TwoTierLimiter
 from penstock.leasing._two_tier import MODES as LEASING_MODES
 from penstock.leasing._two_tier import CachedDenyLimiter
 from penstock.service import build_service
-from tests.helpers import run
 from tests.leasing.far import NOW, FarStore
+from tests.support.helpers import run
 
 
 def spec(policy: str) -> Any:

@@ -12,7 +12,7 @@ from penstock import ConfigInvalidError, Decision
 from penstock.core._store import checking
 from penstock.leasing import LeaseSpender
 from penstock.leasing._credits import Credits, granting
-from tests.helpers import PATHS, make_store
+from tests.support.helpers import PATHS, make_store
 from tools.wire.convert import decision_fields
 
 VECTORS = json.loads(

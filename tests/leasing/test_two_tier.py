@@ -27,8 +27,8 @@ from penstock.core._store import leasing
 from penstock.leasing import AdaptiveBatch, TwoTierLimiter, two_tier
 from penstock.leasing._credits import term_of
 from penstock.leasing._near import NearTier
-from tests.helpers import KINDS, NOW, CountingClock, draw_strategy, draw_timeline, run
 from tests.leasing.far import FarStore, ServerClock
+from tests.support.helpers import KINDS, NOW, CountingClock, draw_strategy, draw_timeline, run
 
 WINDOW = 60_000
 # Aligned to the minute, so that a window lies ahead in full.

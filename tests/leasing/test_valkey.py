@@ -20,8 +20,8 @@ from penstock import (
 )
 from penstock.leasing import two_tier
 from penstock.stores.redis import RedisStore
-from tests.helpers import Quota, run
 from tests.servers import NotReady, RedisCluster, Valkey, eventually, require
+from tests.support.helpers import Quota, run
 
 DAY = 86_400_000
 PATIENT_MS = 20_000

@@ -27,10 +27,10 @@ from penstock import (
 from penstock.leasing import two_tier
 from penstock.stores.postgres import PostgresStore
 from penstock.stores.sqlite import SqliteStore
-from tests.helpers import NOW
 from tests.leasing.far import FarStore
 from tests.stores.cas.backend import DictCasStore
 from tests.stores.postgres.live import new_table, url_of
+from tests.support.helpers import NOW
 from tests.support.interrupts import Interrupt, Striker
 
 # What was begun and cut off is found by the collector, which complains.

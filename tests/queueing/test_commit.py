@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock._queueing import Batch, CallQueue, GroupCommit, LateError, QueuedCall, ThreadWaiter
-from tests.helpers import frantic_switching
+from tests.support.helpers import frantic_switching
 
 
 class Asked(QueuedCall):

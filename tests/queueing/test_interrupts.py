@@ -23,10 +23,10 @@ from penstock._queueing import Mutex
 from penstock.leasing import TwoTierLimiter, two_tier
 from penstock.stores.postgres import PostgresStore
 from penstock.stores.sqlite import SqliteStore
-from tests.helpers import NOW, Quota
 from tests.leasing.far import FarStore
 from tests.stores.cas.backend import DictCasStore
 from tests.stores.postgres.live import new_table, running, url_of
+from tests.support.helpers import NOW, Quota
 from tests.support.interrupts import Interrupt, SoftTimeoutError, Strike, strike_everywhere
 
 PLENTY = 10**6

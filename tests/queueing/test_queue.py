@@ -16,7 +16,7 @@ import pytest
 
 from penstock._queueing import Mutex, Place, Queue, Queues, ThreadWaiter
 from penstock._queueing.tasks import Event, TaskPlace, TaskWaiter
-from tests.helpers import frantic_switching, run
+from tests.support.helpers import frantic_switching, run
 
 
 def until(condition: Callable[[], Any]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from penstock._queueing import Batch, LateError, QueuedCall, tasks
 from penstock._queueing.tasks import Pump
-from tests.helpers import run
+from tests.support.helpers import run
 
 
 class Asked(QueuedCall):

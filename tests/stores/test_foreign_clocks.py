@@ -30,8 +30,8 @@ from penstock.service import build_service
 from penstock.service.http._pages import exposition
 from penstock.stores.redis import RedisStore
 from penstock.stores.sqlite import SqliteStore
-from tests.helpers import NOW, Quota, Reference
 from tests.stores.redis.live import PATIENT_MS, new_key, url_of
+from tests.support.helpers import NOW, Quota, Reference
 
 HOUR = 3_600_000
 MINUTE = 60_000

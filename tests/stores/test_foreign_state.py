@@ -26,8 +26,8 @@ from penstock.core._store import checking
 from penstock.stores.record import pack, restore
 from penstock.stores.redis import RedisStore
 from penstock.stores.sqlite import SqliteStore
-from tests.helpers import NOW, sharing
 from tests.stores.redis.live import PATIENT_MS, new_key, running
+from tests.support.helpers import NOW, sharing
 
 STRATEGIES: dict[str, Strategy] = {
     "gcra": gcra(5, 60_000),

@@ -10,7 +10,7 @@ import pytest
 from penstock import Decision, gcra
 from penstock.core._store import checking
 from penstock.stores._sheet import Call, Sheet
-from tests.helpers import Quota
+from tests.support.helpers import Quota
 
 NOW = 1_700_000_000_000
 CHECK = checking(gcra(5, 60_000))

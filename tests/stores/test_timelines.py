@@ -6,9 +6,9 @@ import pytest
 
 from penstock import Store
 from penstock.core._store import checking
-from tests.helpers import Reference
 from tests.stores.postgres.live import open_empty
 from tests.stores.sqlite.fresh import FreshSqliteStore
+from tests.support.helpers import Reference
 from tests.wire.timelines import KINDS, make_timelines
 
 STEPS = 600

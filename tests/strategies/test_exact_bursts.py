@@ -12,7 +12,7 @@ import redis
 
 from penstock import ConfigInvalidError, ManualClock, gcra, rate_limit, token_bucket
 from penstock.strategies._gcra import Gcra
-from tests.helpers import PATHS, make_limiter, make_store
+from tests.support.helpers import PATHS, make_limiter, make_store
 from tests.wire.live import SERVERS, check_all, check_many, connected
 
 PERIODS = {"second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}

@@ -16,9 +16,9 @@ from penstock import ManualClock, MemoryStore, rate_limit
 from penstock.config import parse_policies
 from penstock.core._strategy import register
 from penstock.testkit import draw_strategy, temporarily_registered
-from tests.helpers import draw_timeline
 from tests.servers.process import REPO
 from tests.stores.redis.live import open_empty, url_of
+from tests.support.helpers import draw_timeline
 
 GUIDE = (REPO / "docs" / "write-your-own-strategy.md").read_text(encoding="utf-8")
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Decision, Strategy, gcra, sliding_window, token_bucket
-from tests.helpers import HUGE, KINDS, NOW, Reference, draw_strategy, draw_timeline
+from tests.support.helpers import HUGE, KINDS, NOW, Reference, draw_strategy, draw_timeline
 
 every_strategy = pytest.mark.parametrize("kind", KINDS)
 

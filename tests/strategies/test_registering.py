@@ -27,10 +27,10 @@ from penstock.testkit import (
     sample_strategies,
     temporarily_registered,
 )
-from tests.helpers import NOW
 from tests.servers.process import REPO, environment
 from tests.service.worlds import policies, service_on
 from tests.stores.redis.live import new_key, open_empty, running
+from tests.support.helpers import NOW
 from tools.wire.convert import strategy_of
 from tools.wire.manifest import published
 

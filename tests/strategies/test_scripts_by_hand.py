@@ -16,7 +16,7 @@ from penstock import (
     token_bucket,
     unlimited,
 )
-from tests.helpers import NOW, Reference
+from tests.support.helpers import NOW, Reference
 
 Row = tuple[int, int, bool, int, int, int]
 

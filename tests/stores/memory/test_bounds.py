@@ -29,7 +29,7 @@ from penstock.core._store import leasing
 from penstock.core._validation import LONGEST_KEPT
 from penstock.leasing._credits import Credits, granting
 from penstock.stores import open_store
-from tests.helpers import NOW, PATHS, Quota, make_limiter, make_store
+from tests.support.helpers import NOW, PATHS, Quota, make_limiter, make_store
 
 both_paths = pytest.mark.parametrize("path", PATHS)
 

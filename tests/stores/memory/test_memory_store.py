@@ -30,7 +30,7 @@ from penstock import (
 )
 from penstock.core._store import Transform, checking, peeking
 from penstock.stores.memory._table import RECLAIM_FLOOR
-from tests.helpers import NOW, PATHS, Quota, make_limiter, make_store
+from tests.support.helpers import NOW, PATHS, Quota, make_limiter, make_store
 
 both_paths = pytest.mark.parametrize("path", PATHS)
 

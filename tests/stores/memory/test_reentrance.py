@@ -25,7 +25,7 @@ from penstock import (
     gcra,
     sliding_window_log,
 )
-from tests.helpers import NOW, PATHS, make_limiter, make_store
+from tests.support.helpers import NOW, PATHS, make_limiter, make_store
 
 both_paths = pytest.mark.parametrize("path", PATHS)
 

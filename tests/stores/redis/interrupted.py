@@ -16,8 +16,8 @@ from typing import Any
 
 from penstock import Limiter, fixed_window, gcra, sliding_window_log, token_bucket
 from penstock.stores.redis import RedisStore
-from tests.helpers import Quota
 from tests.stores.redis.live import SPAN_MS, new_key
+from tests.support.helpers import Quota
 
 
 class Interrupt(BaseException):

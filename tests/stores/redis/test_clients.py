@@ -20,9 +20,9 @@ from penstock.stores import open_store
 from penstock.stores.redis import RedisStore
 from penstock.stores.redis._factory import parse
 from penstock.stores.redis._requests import Address
-from tests.helpers import run
 from tests.servers import Valkey, require
 from tests.stores.redis.live import PATIENT_MS, running, url_of
+from tests.support.helpers import run
 
 
 def at(name: str) -> dict[str, Any]:

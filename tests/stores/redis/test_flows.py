@@ -15,7 +15,7 @@ from penstock.stores.redis._flows import MAX_KEYS, MAX_WATCHED_KEYS, RedisFlows
 from penstock.stores.redis._requests import Address, CloseIdle, Delay, Exchange, Parallel, Refusal
 from penstock.stores.redis._routing import RedisRouter
 from penstock.stores.redis._topology import Cluster, Fixed, Sentinels, Topology, slot_of
-from tests.helpers import NOW, Quota
+from tests.support.helpers import NOW, Quota
 
 HERE, THERE = Address("here", 1), Address("there", 2)
 YES = [1, 10, 9, 1_000, 0]

@@ -25,9 +25,9 @@ from penstock import (
 )
 from penstock.core._store import Transform
 from penstock.stores.redis import RedisStore
-from tests.helpers import NOW, Quota, run
 from tests.servers import FaultProxy, RedisServer
 from tests.stores.redis.live import FIVE, PATIENT_MS, new_key, running, url_of
+from tests.support.helpers import NOW, Quota, run
 
 
 def by_caller(name: str = "valkey") -> RedisStore:

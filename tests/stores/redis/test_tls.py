@@ -11,11 +11,11 @@ import redis
 
 from penstock import StoreUnavailableError, gcra, rate_limit
 from penstock.stores.redis import RedisStore
-from tests.helpers import run
 from tests.servers import Redis7, require
 from tests.servers.process import Port
 from tests.service.grpc.certificates import Pair, authority, signed
 from tests.stores.redis.live import PATIENT_MS
+from tests.support.helpers import run
 
 LONG_MS = 864_000_000
 

@@ -20,10 +20,10 @@ from penstock import (
     rate_limit,
 )
 from penstock.stores.redis import RedisStore
-from tests.helpers import Quota, run
 from tests.servers import NotReady, eventually
 from tests.stores.redis.live import FIVE, PATIENT_MS, running
 from tests.stores.redis.rest_bridge import RestBridge
+from tests.support.helpers import Quota, run
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers import run
 from tests.stores.redis.live import open_empty
 from tests.stores.replay import assert_vectors_hold, assert_vectors_hold_async
+from tests.support.helpers import run
 
 
 @pytest.mark.parametrize("name", ["valkey", "redis8", "cluster"])
