@@ -49,19 +49,18 @@ class Decision:
     def __new__(
         cls, allowed: bool, limit: int, remaining: int, reset_at: int, retry_after_ms: int
     ) -> Decision:
-        numbers = (limit, remaining, reset_at, retry_after_ms)
-        for name, value in zip(cls.__match_args__[1:], numbers, strict=True):
-            # What the compiled one can hold.
-            if not isinstance(value, int) or not -_MAX_WORD <= value <= _MAX_WORD:
-                raise TypeError(
-                    f"a Decision's {name} must be a whole number of 64 bits, not {value!r}"
-                )
-        self, fill = object.__new__(cls), object.__setattr__
-        fill(self, "allowed", bool(allowed))
-        fill(self, "limit", limit)
-        fill(self, "remaining", remaining)
-        fill(self, "reset_at", reset_at)
-        fill(self, "retry_after_ms", retry_after_ms)
+        # What the compiled one can hold: of whole numbers none is too large if their union is not.
+        if (
+            not type(limit) is type(remaining) is type(reset_at) is type(retry_after_ms) is int
+            or not 0 <= limit | remaining | reset_at | retry_after_ms <= _MAX_WORD
+        ):
+            _require_words(limit, remaining, reset_at, retry_after_ms)
+        self: Decision = _new(cls)
+        _fill_allowed(self, True if allowed else False)  # noqa: SIM210 - a call less than bool()
+        _fill_limit(self, limit)
+        _fill_remaining(self, remaining)
+        _fill_reset_at(self, reset_at)
+        _fill_retry_after_ms(self, retry_after_ms)
         return self
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -92,6 +91,19 @@ class Decision:
 
     def __reduce__(self) -> tuple[Any, tuple[bool, int, int, int, int]]:
         return _rebuild, self._tuple()
+
+
+# Setting a field by its descriptor is how a class that forbids it fills its own.
+_new: Any = object.__new__
+_fill_allowed, _fill_limit, _fill_remaining, _fill_reset_at, _fill_retry_after_ms = (
+    vars(Decision)[name].__set__ for name in Decision.__match_args__
+)
+
+
+def _require_words(*numbers: Any) -> None:
+    for name, value in zip(Decision.__match_args__[1:], numbers, strict=True):
+        if not isinstance(value, int) or not -_MAX_WORD <= value <= _MAX_WORD:
+            raise TypeError(f"a Decision's {name} must be a whole number of 64 bits, not {value!r}")
 
 
 class Forecast:
