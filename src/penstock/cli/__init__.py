@@ -72,7 +72,7 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
     for name in COMMANDS:
         if asked in COMMANDS and name != asked:
             continue
-        module = _load(name, required=name == asked)
+        module = _import_command(name, required=name == asked)
         summary = getattr(module, "SUMMARY", "not installed")
         sentence = f"{summary[0].upper()}{summary[1:]}."
         command = commands.add_parser(name, help=summary, description=sentence)
@@ -82,7 +82,7 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _load(name: str, *, required: bool) -> ModuleType | None:
+def _import_command(name: str, *, required: bool) -> ModuleType | None:
     try:
         return import_module(COMMANDS[name], __package__)
     except ImportError as error:
