@@ -36,21 +36,23 @@ class Decision:
     reset_at: int
     retry_after_ms: int
 
-    def __init__(
-        self, allowed: bool, limit: int, remaining: int, reset_at: int, retry_after_ms: int
-    ) -> None:
-        for value in (limit, remaining, reset_at, retry_after_ms):
+    def __new__(
+        cls, allowed: bool, limit: int, remaining: int, reset_at: int, retry_after_ms: int
+    ) -> Decision:
+        numbers = (limit, remaining, reset_at, retry_after_ms)
+        for name, value in zip(cls.__match_args__[1:], numbers, strict=True):
             # What the compiled one can hold.
             if not isinstance(value, int) or not -_MAX_WORD <= value <= _MAX_WORD:
                 raise TypeError(
-                    f"the numbers of a Decision must be whole and of 64 bits, not {value!r}"
+                    f"a Decision's {name} must be a whole number of 64 bits, not {value!r}"
                 )
-        fill = object.__setattr__
+        self, fill = object.__new__(cls), object.__setattr__
         fill(self, "allowed", bool(allowed))
         fill(self, "limit", limit)
         fill(self, "remaining", remaining)
         fill(self, "reset_at", reset_at)
         fill(self, "retry_after_ms", retry_after_ms)
+        return self
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Decision is frozen: cannot set {name!r}")
