@@ -21,8 +21,9 @@ from .core._errors import (
 )
 from .core._limiter import Limiter
 from .core._native import accelerated
-from .core._store import Store, Transform
+from .core._store import Store
 from .core._strategy import Parameter, Strategy, register
+from .core._transform import Transform
 from .stores.memory import MemoryStore
 from .strategies import (
     fixed_window,

@@ -32,7 +32,7 @@ from penstock import (
     unlimited,
 )
 from penstock.concurrency import ConcurrencyLimiter
-from penstock.core._store import checking
+from penstock.core._transform import checking
 from penstock.leasing import AdaptiveBatch, two_tier
 from penstock.stores import open_store
 from penstock.stores.redis import RedisStore

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from penstock import ManualClock, MemoryStore, Store, StoreUnavailableError, Transform
-from penstock.core._store import Grant
+from penstock.core._transform import Grant
 
 NOW = 1_700_000_000_000
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock import fixed_window
-from penstock.core._store import leasing
+from penstock.core._transform import leasing
 from penstock.stores.redis import RedisStore
 from tests.leasing.node import RECORD, true_us
 from tests.servers import Valkey, require

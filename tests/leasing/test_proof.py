@@ -12,7 +12,7 @@ import pytest
 
 from penstock import ManualClock, MemoryStore, fixed_window
 from penstock._queueing import Place
-from penstock.core._store import Grant, leasing
+from penstock.core._transform import Grant, leasing
 from penstock.leasing._credits import term_of
 from penstock.leasing._near import LeaseRequest, NearTier
 from proofs.explore import explore

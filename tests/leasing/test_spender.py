@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock import ConfigInvalidError, Decision
-from penstock.core._store import checking
+from penstock.core._transform import checking
 from penstock.leasing import LeaseSpender
 from penstock.leasing._credits import Credits, granting
 from tests.support.helpers import PATHS, make_store

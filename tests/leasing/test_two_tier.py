@@ -23,7 +23,7 @@ from penstock import (
     token_bucket,
     unlimited,
 )
-from penstock.core._store import leasing
+from penstock.core._transform import leasing
 from penstock.leasing import AdaptiveBatch, TwoTierLimiter, two_tier
 from penstock.leasing._credits import term_of
 from penstock.leasing._near import NearTier

@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from penstock import Decision, ManualClock, rate_limit
-from penstock.core._store import checking
+from penstock.core._transform import checking
 from penstock.stores.memory._table import Table
 from tests.wire.live import SERVERS, check_all, check_crowd, connected, fields, read
 from tests.wire.timelines import KINDS, Crowd, Timeline, make_crowds, make_timelines

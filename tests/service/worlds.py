@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from penstock import ManualClock, MemoryStore, Store, StoreUnavailableError
 from penstock.config import PolicyFile, parse_policies
-from penstock.core._store import Transform
+from penstock.core._transform import Transform
 from penstock.service import Service, build_service
 
 R = TypeVar("R")

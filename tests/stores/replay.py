@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import Store
-from penstock.core._store import checking
+from penstock.core._transform import checking
 from tools.wire.convert import decision_fields, strategy_of
 
 VECTORS = Path(__file__).resolve().parents[2] / "wire" / "vectors" / "golden-vectors.json"

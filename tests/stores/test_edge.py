@@ -18,7 +18,7 @@ import pytest
 
 from penstock import ConfigInvalidError, ManualClock, StoreUnavailableError, gcra, rate_limit
 from penstock.core._errors import install_line
-from penstock.core._store import checking
+from penstock.core._transform import checking
 from penstock.stores import open_store
 from tests.servers import FaultProxy
 from tests.stores import edge

@@ -22,7 +22,7 @@ from penstock import (
     token_bucket,
 )
 from penstock.budget import token_budget
-from penstock.core._store import checking
+from penstock.core._transform import checking
 from penstock.stores.record import pack, restore
 from penstock.stores.redis import RedisStore
 from penstock.stores.sqlite import SqliteStore

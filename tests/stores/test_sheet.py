@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock import Decision, gcra
-from penstock.core._store import checking
+from penstock.core._transform import checking
 from penstock.stores._sheet import Call, Sheet
 from tests.support.helpers import Quota
 

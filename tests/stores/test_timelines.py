@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock import Store
-from penstock.core._store import checking
+from penstock.core._transform import checking
 from tests.stores.postgres.live import open_empty
 from tests.stores.sqlite.fresh import FreshSqliteStore
 from tests.support.helpers import Reference

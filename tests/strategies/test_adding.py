@@ -27,6 +27,7 @@ WANTED = {
     "service/_fail_modes.py": "a probe that is always admitted and has to be written",
     "cli/_bench.py": "a limit that is never reached, to measure the rest",
     "core/_limiter.py": "an example in a message",
+    "core/_strategy.py": "what to use where something is to be booked ahead",
 }
 
 

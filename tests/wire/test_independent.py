@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from penstock import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
-from penstock.core._store import checking
 from penstock.core._strategy import Strategy
+from penstock.core._transform import checking
 from penstock.stores.redis import RedisStore
 from tests.wire import independent
 from tests.wire.independent import IndependentClient

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from penstock import ManualClock, rate_limit
-from penstock.core._store import checking
+from penstock.core._transform import checking
 from penstock.stores.memory._table import Table
 from tests.wire.live import check_all
 from tools.wire.convert import decision_fields, strategy_of

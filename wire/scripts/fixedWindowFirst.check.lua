@@ -5,7 +5,7 @@
 -- state hash: s start of the window, c count in it, each %.0f
 
 local FOREIGN = 'WRONGTYPE not the state of a fixedWindow'
-local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 70368744177664, 140737488355328
+local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_SPAN_MS, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 4398046511104, 70368744177664, 140737488355328
 
 local now, cost = tonumber(ARGV[1]), tonumber(ARGV[4])
 local p = {limit = tonumber(ARGV[2]), windowMs = tonumber(ARGV[3]), anchor = 'first'}
@@ -31,7 +31,7 @@ local function fieldsOf(key, first, second)
   return stored
 end
 
-local WHOLE, REAL = '^%d+$', '^%d+%.?%d*e?-?%d*$'
+local WHOLE, REAL, SIGNED = '^%d+$', '^%d+%.?%d*e?-?%d*$', '^-?%d+%.?%d*e?-?%d*$'
 
 -- The server's clock is read once at most, so that all keys of a call are decided at one instant.
 local ownClock, serverNow = now == 0, nil
@@ -75,14 +75,19 @@ local function read(key)
   end
 end
 
-local function check(p, stored, now, cost)
-  local limit, windowMs = p.limit, p.windowMs
-  local start, count = floor(now / windowMs) * windowMs, 0
+local function windowAt(p, stored, now)
+  local start = floor(now / p.windowMs) * p.windowMs
   if p.anchor == 'first' then
     start = now
-    if stored and now - stored.start < windowMs then start = stored.start end
+    if stored and now - stored.start < p.windowMs then start = stored.start end
   end
-  if stored and stored.start >= start then start, count = stored.start, stored.count end
+  if stored and stored.start >= start then return stored.start, stored.count end
+  return start, 0
+end
+
+local function check(p, stored, now, cost)
+  local limit, windowMs = p.limit, p.windowMs
+  local start, count = windowAt(p, stored, now)
   local resetAt = start + windowMs
   if count + cost > limit then
     return 0, limit, max(0, limit - count), resetAt, resetAt - now
@@ -95,6 +100,7 @@ local function write(key, p, state, px)
   call('HSET', key, 's', format('%.0f', state.start), 'c', format('%.0f', state.count))
   call('PEXPIRE', key, px)
 end
+
 
 local key = KEYS[1]
 local allowed, limit, remaining, resetAt, retryAfterMs, state, ttl =

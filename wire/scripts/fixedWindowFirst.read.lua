@@ -5,7 +5,7 @@
 -- state hash: s start of the window, c count in it, each %.0f
 
 local FOREIGN = 'WRONGTYPE not the state of a fixedWindow'
-local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 70368744177664, 140737488355328
+local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_SPAN_MS, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 4398046511104, 70368744177664, 140737488355328
 
 -- What every strategy's file may use.
 local call, format, find, match = redis.call, string.format, string.find, string.match
@@ -28,7 +28,7 @@ local function fieldsOf(key, first, second)
   return stored
 end
 
-local WHOLE, REAL = '^%d+$', '^%d+%.?%d*e?-?%d*$'
+local WHOLE, REAL, SIGNED = '^%d+$', '^%d+%.?%d*e?-?%d*$', '^-?%d+%.?%d*e?-?%d*$'
 
 -- The fixed window: a hash of two fields, `s` the window's start and `c` its count.
 --

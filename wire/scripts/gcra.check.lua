@@ -5,7 +5,7 @@
 -- state string: the TAT, %.17g
 
 local FOREIGN = 'WRONGTYPE not the state of a gcra'
-local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 70368744177664, 140737488355328
+local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_SPAN_MS, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 4398046511104, 70368744177664, 140737488355328
 
 local now, cost = tonumber(ARGV[1]), tonumber(ARGV[5])
 local p = {periodMs = tonumber(ARGV[2]), limit = tonumber(ARGV[3]), burst = tonumber(ARGV[4])}
@@ -31,7 +31,7 @@ local function fieldsOf(key, first, second)
   return stored
 end
 
-local WHOLE, REAL = '^%d+$', '^%d+%.?%d*e?-?%d*$'
+local WHOLE, REAL, SIGNED = '^%d+$', '^%d+%.?%d*e?-?%d*$', '^-?%d+%.?%d*e?-?%d*$'
 
 -- The server's clock is read once at most, so that all keys of a call are decided at one instant.
 local ownClock, serverNow = now == 0, nil
@@ -84,6 +84,7 @@ end
 local function write(key, p, tat, px)
   call('SET', key, format('%.17g', tat), 'PX', px)
 end
+
 
 local key = KEYS[1]
 local allowed, limit, remaining, resetAt, retryAfterMs, state, ttl =

@@ -5,7 +5,7 @@
 -- state hash: field tick % (buckets + 1), value "<tick>:<count>", each %.0f
 
 local FOREIGN = 'WRONGTYPE not the state of a slidingWindow'
-local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 70368744177664, 140737488355328
+local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_SPAN_MS, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 4398046511104, 70368744177664, 140737488355328
 
 local now, cost = tonumber(ARGV[1]), tonumber(ARGV[4])
 local p = {windowMs = tonumber(ARGV[2]), limit = tonumber(ARGV[3]), buckets = tonumber(ARGV[5])}
@@ -31,7 +31,7 @@ local function fieldsOf(key, first, second)
   return stored
 end
 
-local WHOLE, REAL = '^%d+$', '^%d+%.?%d*e?-?%d*$'
+local WHOLE, REAL, SIGNED = '^%d+$', '^%d+%.?%d*e?-?%d*$', '^-?%d+%.?%d*e?-?%d*$'
 
 -- The server's clock is read once at most, so that all keys of a call are decided at one instant.
 local ownClock, serverNow = now == 0, nil
@@ -79,6 +79,13 @@ local function read(key, p)
   return newest and {counts = counts, newest = newest}
 end
 
+-- With so many more units in a tick, which is remembered as to be written.
+local function add(stored, counts, tick, units)
+  local changed = stored and stored.changed or {}
+  counts[tick], changed[tick] = (counts[tick] or 0) + units, true
+  return {counts = counts, changed = changed, newest = max(tick, stored and stored.newest or tick)}
+end
+
 local function check(p, stored, now, cost)
   local limit, buckets, w = p.limit, p.buckets, p.windowMs / p.buckets
   local counts, tick = {}, floor(now / w)
@@ -107,16 +114,18 @@ local function check(p, stored, now, cost)
     return 0, limit, max(0, floor(limit - estimate)), resetAt, max(1, retry)
   end
 
-  counts[tick] = (counts[tick] or 0) + cost
-  local state, ttl = {counts = counts, newest = tick}, max(1, resetAt - now)
-  return 1, limit, max(0, floor(limit - projected)), resetAt, 0, state, ttl
+  local state = add(stored, counts, tick, cost)
+  return 1, limit, max(0, floor(limit - projected)), resetAt, 0, state, max(1, resetAt - now)
 end
 
 local function write(key, p, state, px)
-  local field = format('%.0f', state.newest % (p.buckets + 1))
-  call('HSET', key, field, format('%.0f:%.0f', state.newest, state.counts[state.newest]))
+  for tick in pairs(state.changed) do
+    local field = format('%.0f', tick % (p.buckets + 1))
+    call('HSET', key, field, format('%.0f:%.0f', tick, state.counts[tick]))
+  end
   call('PEXPIRE', key, px)
 end
+
 
 local key = KEYS[1]
 local allowed, limit, remaining, resetAt, retryAfterMs, state, ttl =

@@ -5,7 +5,7 @@
 -- state sorted set: one member per accepted unit, score its ms
 
 local FOREIGN = 'WRONGTYPE not the state of a slidingWindowLog'
-local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 70368744177664, 140737488355328
+local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_SPAN_MS, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 4398046511104, 70368744177664, 140737488355328
 
 local now, cost = tonumber(ARGV[1]), tonumber(ARGV[4])
 local p = {windowMs = tonumber(ARGV[2]), limit = tonumber(ARGV[3])}
@@ -31,7 +31,7 @@ local function fieldsOf(key, first, second)
   return stored
 end
 
-local WHOLE, REAL = '^%d+$', '^%d+%.?%d*e?-?%d*$'
+local WHOLE, REAL, SIGNED = '^%d+$', '^%d+%.?%d*e?-?%d*$', '^-?%d+%.?%d*e?-?%d*$'
 
 -- The server's clock is read once at most, so that all keys of a call are decided at one instant.
 local ownClock, serverNow = now == 0, nil
@@ -93,7 +93,27 @@ local function read(key, p, now)
   return {key = key, edge = edge, gone = gone, stored = stored, oldest = oldest, added = 0}
 end
 
+-- Ranks no longer say where a unit stands once some are to be taken out.
+local function requireWhole(log)
+  if not log or log.returned then error('ERR a log cannot be given back to and asked again in one call', 0) end
+end
+
+-- With so many more units, stamped with the newest instant that is known.
+local function add(p, log, now, units)
+  if not log.newest then
+    log.newest, log.isTaken = now, false
+    if log.stored > 0 then
+      local last = stampAt(log.key, -1)
+      if last >= now then log.newest, log.isTaken = last, true end
+    end
+  end
+  log.oldest = log.oldest or log.newest
+  log.added = log.added + units
+  return log, log.newest - now + p.windowMs
+end
+
 local function check(p, log, now, cost)
+  requireWhole(log)
   local limit, windowMs = p.limit, p.windowMs
   local count = log.stored + log.added
   local resetAt = ceil((log.oldest or now) + windowMs)
@@ -109,21 +129,20 @@ local function check(p, log, now, cost)
     return 0, limit, max(0, limit - count), resetAt, retry
   end
 
-  if not log.newest then
-    log.newest, log.isTaken = now, false
-    if log.stored > 0 then
-      local last = stampAt(log.key, -1)
-      if last >= now then log.newest, log.isTaken = last, true end
-    end
-  end
-  log.oldest = log.oldest or log.newest
-  log.added = log.added + cost
-  return 1, limit, limit - count - cost, resetAt, 0, log, log.newest - now + windowMs
+  return 1, limit, limit - count - cost, resetAt, 0, add(p, log, now, cost)
 end
 
 local function write(key, p, log, px)
   if log.gone > 0 then call('ZREMRANGEBYSCORE', key, '-inf', format('%.0f', log.edge)) end
-  local score, n, missing = format('%.0f', log.newest), 0, log.added
+  if log.returned then
+    local units = log.units
+    while units > 0 do
+      local chunk = min(units, 500)
+      call('ZREM', key, unpack(call('ZRANGEBYSCORE', key, log.returned, log.returned, 'LIMIT', 0, chunk)))
+      units = units - chunk
+    end
+  end
+  local score, n, missing = format('%.0f', log.newest or 0), 0, log.added
   if log.isTaken then n = call('ZCOUNT', key, score, score) end
   while missing > 0 do
     local chunk = {}
@@ -137,6 +156,7 @@ local function write(key, p, log, px)
   end
   call('PEXPIRE', key, px)
 end
+
 
 local key = KEYS[1]
 local allowed, limit, remaining, resetAt, retryAfterMs, state, ttl =

@@ -5,7 +5,7 @@
 -- state hash: t tokens, %.17g; l the last ms credited, %.0f
 
 local FOREIGN = 'WRONGTYPE not the state of a tokenBucket'
-local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 70368744177664, 140737488355328
+local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_SPAN_MS, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 4398046511104, 70368744177664, 140737488355328
 
 local now, cost = tonumber(ARGV[1]), tonumber(ARGV[4])
 local p = {capacity = tonumber(ARGV[2]), refillPerSec = tonumber(ARGV[3])}
@@ -31,7 +31,7 @@ local function fieldsOf(key, first, second)
   return stored
 end
 
-local WHOLE, REAL = '^%d+$', '^%d+%.?%d*e?-?%d*$'
+local WHOLE, REAL, SIGNED = '^%d+$', '^%d+%.?%d*e?-?%d*$', '^-?%d+%.?%d*e?-?%d*$'
 
 -- The server's clock is read once at most, so that all keys of a call are decided at one instant.
 local ownClock, serverNow = now == 0, nil
@@ -65,25 +65,25 @@ local function raw(key) return fieldsOf(key, 't', 'l') end
 local function read(key)
   local stored = raw(key)
   if stored[1] then
-    local last = number(stored[2], WHOLE, MAX_STORED_MS)
-    return {tokens = number(stored[1], REAL, MAX_SAFE), last = last}
+    local tokens = number(stored[1], SIGNED, MAX_SAFE)
+    if tokens < -MAX_SAFE then foreign() end
+    return {tokens = tokens, last = number(stored[2], WHOLE, MAX_STORED_MS)}
   end
+end
+
+local function level(p, stored, now)
+  if not stored then return p.capacity, now end
+  if now <= stored.last then return min(p.capacity, stored.tokens), stored.last end
+  return min(p.capacity, stored.tokens + (now - stored.last) * (p.refillPerSec / 1000)), now
 end
 
 local function check(p, stored, now, cost)
   local capacity, rate = p.capacity, p.refillPerSec / 1000
-  local tokens, at = capacity, now
-  if stored then
-    if now <= stored.last then
-      tokens, at = min(capacity, stored.tokens), stored.last
-    else
-      tokens = min(capacity, stored.tokens + (now - stored.last) * rate)
-    end
-  end
+  local tokens, at = level(p, stored, now)
   if tokens < cost then
     local resetAt = at + ceil((capacity - tokens) / rate)
     local retry = min((at - now) + ceil((cost - tokens) / rate), MAX_SAFE)
-    return 0, capacity, floor(tokens), resetAt, retry
+    return 0, capacity, max(0, floor(tokens)), resetAt, retry
   end
   tokens = tokens - cost
   local resetAt = at + ceil((capacity - tokens) / rate)
@@ -95,6 +95,7 @@ local function write(key, p, state, px)
   call('HSET', key, 't', format('%.17g', state.tokens), 'l', format('%.0f', state.last))
   call('PEXPIRE', key, px)
 end
+
 
 local key = KEYS[1]
 local allowed, limit, remaining, resetAt, retryAfterMs, state, ttl =

@@ -16,12 +16,12 @@ holds for the whole: a combined decision has a `retry_after_ms` of 0 exactly whe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from ._native import native
 from ._validation import MAX_SAFE
 
-__all__ = ["NEUTRAL", "Decision", "Forecast", "Outcome", "combine"]
+__all__ = ["NEUTRAL", "Booking", "Decision", "Forecast", "Outcome", "combine"]
 
 
 R_co = TypeVar("R_co", covariant=True)
@@ -181,6 +181,13 @@ class Outcome(Generic[R_co]):
             f"Outcome(state={self.state!r}, result={self.result!r}, "
             f"ttl_ms={self.ttl_ms}, persist={self.persist})"
         )
+
+
+class Booking(NamedTuple):
+    """Units that are the caller's from `delay_ms` on, if `decision` allows it."""
+
+    decision: Decision
+    delay_ms: int
 
 
 def _rebuild(*fields: Any) -> Decision:

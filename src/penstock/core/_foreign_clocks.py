@@ -24,8 +24,8 @@ from ._clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from ._decision import Decision
-    from ._store import Transform
     from ._strategy import Strategy
+    from ._transform import Transform
 
 
 __all__ = ["FOREIGN_CLOCKS", "TOLERATED_MS", "ForeignClocks"]

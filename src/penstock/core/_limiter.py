@@ -29,8 +29,9 @@ from ._clock import Clock, ManualClock, SystemClock, require_clock
 from ._decision import Decision, Forecast
 from ._errors import UnsupportedError
 from ._flow import adrive, drive
-from ._store import MadeBy, Store, checking, forecasting, peeking
+from ._store import MadeBy, Store
 from ._strategy import Strategy
+from ._transform import checking, forecasting, peeking
 from ._validation import (
     MAX_KEY_BYTES,
     MAX_SPAN_MS,

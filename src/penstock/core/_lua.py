@@ -1,6 +1,6 @@
 """A strategy in Lua: the accelerator of Redis, and how its scripts are put together.
 
-A strategy has one Lua file, which lies beside its Python file and holds five things in plain Lua::
+A strategy has one Lua file, which lies beside its Python file and holds these things in plain Lua::
 
     raw(key)                      what the key holds, as Redis returns it
     -- Decide.                    a line of its own: what stands above it is all that reading needs
@@ -8,11 +8,18 @@ A strategy has one Lua file, which lies beside its Python file and holds five th
     check(p, state, now, cost)    pure: allowed (1 or 0), limit, remaining, resetAt, retryAfterMs,
                                   and if allowed the new state and its ttl
     write(key, p, state, px)      keeps a state for `px` ms
+    -- Give back.                 optional: what stands below it is not needed for a check
+    refund(p, state, now, cost, chargedAt)     1, units, 0, 0, 0, and the new state and its ttl
+    charge(p, state, now, cost)                as check
+    book(p, state, now, cost, maxWaitMs)       as check, with the delay as retryAfterMs
+    pause(p, state, now, untilMs)              1, 0, 0, 0, 0, and the new state and its ttl
 
 All of them may use what `scripts/prelude.lua` defines. `p` holds the parameters by their names on
-the wire. From the one file come three scripts: `check`
-decides for one key and writes, `read` returns the raw state and never writes, `many` decides for
-all of its KEYS in order, at one instant. The files in `scripts/` are what they share.
+the wire. Where a ttl is returned there is something to write, and a state of nil deletes the key.
+From the one file come three scripts: `check` decides for one key and writes, `read` returns the
+raw state and never writes, `many` decides for all of its KEYS in order, at one instant. A fourth,
+`all`, holds the files of several strategies and decides any mixture of them as one. The files in
+`scripts/` are what they share.
 
 A script starts with its arguments, and with the constants of this package. A `now` of 0 means the
 server's clock, any other value is the instant to use. Lua has one kind of number, the double, so
@@ -51,11 +58,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from ._errors import ConfigInvalidError
-from ._validation import MAX_INSTANT_MS, MAX_SAFE, MAX_STORED_MS
+from ._validation import MAX_INSTANT_MS, MAX_SAFE, MAX_SPAN_MS, MAX_STORED_MS
 
 __all__ = [
     "MARGIN_MS",
@@ -68,6 +75,8 @@ __all__ = [
     "beside",
     "hash_fields",
     "real",
+    "script_of_all",
+    "signed",
     "whole",
 ]
 
@@ -85,10 +94,12 @@ _CONSTANTS = {
     "MARGIN_MS": MARGIN_MS,
     "MAX_MARGIN_MS": MAX_MARGIN_MS,
     "MAX_SAFE": MAX_SAFE,
+    "MAX_SPAN_MS": MAX_SPAN_MS,
     "MAX_INSTANT_MS": MAX_INSTANT_MS,
     "MAX_STORED_MS": MAX_STORED_MS,
 }
 _DECIDE = "\n-- Decide.\n"
+_GIVE_BACK = "\n-- Give back.\n"
 _SHARED = os.path.join(os.path.dirname(__file__), "scripts")
 
 
@@ -128,6 +139,7 @@ class LuaSource:
     the wire. `constants` are parameters that are not passed, where one file has several variants.
     `state` and `raw` say in words what a key holds and what reading it returns. `decode` turns the
     latter into what `Strategy.restore` takes, or None; ValueError if it cannot be one.
+    `beyond_check` names the functions that the file has below `-- Give back.`
     """
 
     def __init__(
@@ -141,6 +153,7 @@ class LuaSource:
         raw: str,
         decode: Callable[[Any], Any],
         constants: Mapping[str, Any] | None = None,
+        beyond_check: tuple[str, ...] = (),
     ) -> None:
         self.name = name
         self.file = file
@@ -149,6 +162,7 @@ class LuaSource:
         self.state = state
         self.raw = raw
         self.decode = decode
+        self.operations: tuple[str, ...] = ("check", *beyond_check)
         self._constants = dict(constants or {})
         if argv[:NOW_ARGV] != ("now",) or "cost" not in argv:
             raise ConfigInvalidError(f"argv of {name} must begin with 'now' and hold 'cost'")
@@ -157,18 +171,18 @@ class LuaSource:
     def check(self) -> LuaScript:
         """Decides for one key and writes."""
         parts = (self._facts(), self._arguments(), _shared("prelude"), _shared("clock"))
-        return self._script("check", *parts, self._text, _shared("check"))
+        return self._script("check", *parts, self._deciding, _shared("check"))
 
     @cached_property
     def many(self) -> LuaScript:
         """Decides for all of its keys, in order, at one instant."""
         parts = (self._facts(), self._arguments(), _shared("prelude"), _shared("clock"))
-        return self._script("many", *parts, self._text, _shared("many"))
+        return self._script("many", *parts, self._deciding, _shared("many"))
 
     @cached_property
     def read(self) -> LuaScript:
         """Returns what a key holds, and never writes."""
-        reading, _, _ = self._text.partition(_DECIDE)
+        reading, _, _ = self.text.partition(_DECIDE)
         parts = (self._facts(), _shared("prelude"), reading)
         return self._script("read", *parts, _shared("read"))
 
@@ -182,8 +196,27 @@ class LuaSource:
         )
         return LuaAccelerator(self, before, after)
 
+    def loader(self) -> str:
+        """For the script `all`: a function that returns what the file defines."""
+        names = ", ".join(f"{name} = {name}" for name in ("read", "write", *self.operations))
+        return f"function()\n{self.text}\nreturn {{{names}}}\nend"
+
+    def entry(self, loader: str) -> str:
+        """For the script `all`: how a strategy is called, named `name`."""
+        parameters = ", ".join(f"'{name}'" for name in self.argv if name not in ("now", "cost"))
+        fixed = ", ".join(f"{name} = {_literal(value)}" for name, value in self._constants.items())
+        return (
+            f"{self.name} = {{load = {loader}, foreign = '{self._foreign()}', "
+            f"parameters = {{{parameters}}}, constants = {{{fixed}}}}}"
+        )
+
+    @property
+    def _deciding(self) -> str:
+        return self.text.partition(_GIVE_BACK)[0] + "\n"
+
     @cached_property
-    def _text(self) -> str:
+    def text(self) -> str:
+        """What the file holds."""
         with open(self.file, encoding="utf-8") as file:
             text = file.read()
         if _DECIDE not in text:
@@ -211,9 +244,10 @@ class LuaSource:
         return ", ".join(f"{place} {name}" for place, name in enumerate(self.argv, 1))
 
     def _facts(self) -> str:
-        values = ", ".join(map(str, _CONSTANTS.values()))
-        foreign = f"local FOREIGN = 'WRONGTYPE not the state of a {self.strategy}'\n"
-        return f"{foreign}local {', '.join(_CONSTANTS)} = {values}\n"
+        return f"local FOREIGN = '{self._foreign()}'\n{_constants()}"
+
+    def _foreign(self) -> str:
+        return f"WRONGTYPE not the state of a {self.strategy}"
 
     def _arguments(self) -> str:
         given = {name: f"tonumber(ARGV[{place}])" for place, name in enumerate(self.argv, NOW_ARGV)}
@@ -226,15 +260,52 @@ class LuaSource:
         return f"<LuaSource {self.name}>"
 
 
+def _constants() -> str:
+    values = ", ".join(map(str, _CONSTANTS.values()))
+    return f"local {', '.join(_CONSTANTS)} = {values}\n"
+
+
+@lru_cache(maxsize=64)
+def script_of_all(sources: frozenset[LuaSource]) -> LuaScript:
+    """The script that decides steps of any of these strategies as one, all or nothing."""
+    ordered = sorted(sources, key=lambda source: source.name)
+    files = {source.file: source for source in reversed(ordered)}
+    loaders = {file: f"load{place}" for place, file in enumerate(sorted(files))}
+    head = (
+        "-- all\n"
+        "-- KEYS  one per step\n"
+        "-- ARGV  1 now, then per step: strategy, operation, cost, 1 for a shadow, argument, and\n"
+        "--       the parameters of the strategy\n"
+        "-- reply now, then five integers per step\n"
+    )
+    texts = [f"local {loaders[file]} = {files[file].loader()}\n" for file in sorted(files)]
+    entries = ",\n  ".join(source.entry(loaders[source.file]) for source in ordered)
+    return LuaScript(
+        "all",
+        "\n".join(
+            (
+                head,
+                f"local now, FOREIGN = tonumber(ARGV[1]), nil\n{_constants()}",
+                _shared("prelude"),
+                _shared("clock"),
+                *texts,
+                f"local strategies = {{\n  {entries}\n}}\n",
+                _shared("all"),
+            )
+        ),
+    )
+
+
 class LuaAccelerator:
     """A strategy's scripts with its parameters: `check` decides and writes, `many` does so for all
     of its keys, `read` returns the raw state, which `decode` turns into one that Python sees."""
 
-    __slots__ = ("_after", "_before", "_usual", "check", "decode", "many", "read")
+    __slots__ = ("_after", "_before", "_usual", "check", "decode", "many", "read", "source")
 
     def __init__(
         self, source: LuaSource, before: tuple[bytes, ...], after: tuple[bytes, ...]
     ) -> None:
+        self.source: LuaSource = source
         self.check: LuaScript = source.check
         self.many: LuaScript = source.many
         self.read: LuaScript = source.read
@@ -251,6 +322,19 @@ class LuaAccelerator:
         if now == 0 and cost == 1:
             return self._usual
         return (b"%d" % now, *self._before, b"%d" % cost, *self._after)
+
+    def step(self, role: str, cost: int, shadow: bool, argument: int) -> tuple[bytes, ...]:
+        """The arguments of one step of the script `all`."""
+        name, operation = self.source.name.encode(), role.encode()
+        return (
+            name,
+            operation,
+            b"%d" % cost,
+            b"1" if shadow else b"0",
+            b"%d" % argument,
+            *self._before,
+            *self._after,
+        )
 
 
 def beside(module_file: str) -> str:
@@ -284,6 +368,11 @@ def whole(raw: Any) -> int:
 def real(raw: Any) -> float:
     """The same for a number that may have a fraction."""
     return float(_matching(r"[0-9]+\.?[0-9]*(e-?[0-9]+)?", raw))
+
+
+def signed(raw: Any) -> float:
+    """The same for one that may be below zero."""
+    return float(_matching(r"-?[0-9]+\.?[0-9]*(e-?[0-9]+)?", raw))
 
 
 def _matching(form: str, raw: Any) -> str:

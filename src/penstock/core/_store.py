@@ -1,50 +1,33 @@
-"""How what holds locks, connections and counts is pickled: as the call that it was made by.
-
-What a backend is: one atomic read-modify-write, `apply`.
+"""What a backend is: one atomic read-modify-write, `apply`.
 
 A store keeps states under keys and knows nothing about rate limiting. Subclass `Store` and write
 `apply` (or `aapply`, or both): read the key's state, treating one whose time has passed on the
 caller's clock as absent; call `transform.run(state, now, cost)`; write what the outcome says;
-return its result; let nobody in between. `reset` and the batch forms follow from that, and may be
-overridden where the backend has something better.
+return its result; let nobody in between. `reset`, the batch forms and `apply_all` follow from that,
+and may be overridden where the backend has something better.
 
-Taking many units at once from a shared store, to spend them elsewhere.
-
-A lease is a check of a larger cost, with one twist: when less than wanted is left but enough for
-the request that asks, what is left is taken, so that no budget is stranded at the end of a window.
-`bargain` holds that rule once; the transform runs it against the oracle inside an atomic `apply`,
-and a store with a faster `check` may run it against that, one atomic check at a time.
+What holds locks, connections and counts is pickled as the call that it was made by (`MadeBy`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from operator import attrgetter
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from ._clock import Clock
-from ._decision import Decision, Forecast, Outcome
 from ._errors import UnsupportedError
-from ._lua import LuaAccelerator
-from ._strategy import Strategy
+from ._flow import adrive, drive
+from ._transform import CLEAR, Step, Transform, in_order, looked_at
 from ._validation import reject
 
 __all__ = [
-    "CLEAR",
     "COUNTED",
     "STATS",
-    "Grant",
     "MadeBy",
     "Store",
-    "Transform",
-    "bargain",
-    "checking",
-    "forecasting",
     "from_its_url",
-    "leasing",
-    "peeking",
 ]
 
 
@@ -73,109 +56,6 @@ def _make_again(make: Callable[..., Any], arguments: tuple[Any, ...], options: A
 R = TypeVar("R")
 P = ParamSpec("P")
 S = TypeVar("S", bound="Store")
-
-
-class Transform(Generic[R]):
-    """A pure transition on its way to a store, with the accelerators it may be swapped for.
-
-    `run(state, now, cost)` yields an Outcome. `strategy` is whose state it reads and `kind` that
-    one's name. `lua` and `native` are its accelerators; `role` says what they have to do to stand
-    for `run`: "check", "lease" (see `Grant`), or "peek" and "forecast", which only read.
-    `refuse(now, retry_after_ms)` is the answer of a store that has no room for a new key, and
-    `decision_in(result)` the decision about the key, for a store that has to choose which keys it
-    can do without; None where a result tells nothing of the kind.
-    """
-
-    __slots__ = (
-        "decision_in",
-        "kernel",
-        "kind",
-        "lua",
-        "native",
-        "need",
-        "refuse",
-        "role",
-        "run",
-        "strategy",
-    )
-
-    def __init__(
-        self,
-        strategy: Strategy | None,
-        role: str,
-        run: Callable[[Any, int, int], Outcome[R]],
-        refuse: Callable[[int, int], R],
-    ) -> None:
-        self.strategy: Strategy | None = strategy
-        self.kind: str = "" if strategy is None else strategy.name
-        self.role: str = role
-        self.run: Callable[[Any, int, int], Outcome[R]] = run
-        self.refuse: Callable[[int, int], R] = refuse
-        self.lua: LuaAccelerator | None = None if strategy is None else strategy.lua
-        self.native: tuple[Any, ...] | None = None if strategy is None else strategy.native
-        self.decision_in: Callable[[R], Any] = _none
-        # For the role "lease": the least that helps, where `cost` is what is wanted.
-        self.need: int = 1
-        # What the compiled path made of `native`, once it has seen this transform.
-        self.kernel: Any = None
-
-    def needs_room(self, now: int, cost: int) -> bool:
-        """Whether a check of a new key would be kept. Where there is no room for it, those who only
-        look are told what such a check would be."""
-        return self.strategy is not None and self.strategy.check(None, now, cost).persist
-
-    def __repr__(self) -> str:
-        return f"<Transform {self.role} of {self.strategy!r}>"
-
-
-def _none(_result: Any) -> None:
-    return None
-
-
-def _itself(result: Any) -> Any:
-    return result
-
-
-def checking(strategy: Strategy) -> Transform[Decision]:
-    """The transform behind `check`."""
-
-    def refuse(now: int, retry_after_ms: int) -> Decision:
-        return Decision(False, strategy.limit, 0, now + retry_after_ms, retry_after_ms)
-
-    transform = Transform(strategy, "check", strategy.check, refuse)
-    if strategy.restricts:
-        transform.decision_in = _itself
-    return transform
-
-
-def peeking(strategy: Strategy) -> Transform[Decision]:
-    """The transform behind `peek`: it never writes."""
-
-    def run(state: Any, now: int, _cost: int) -> Outcome[Decision]:
-        return Outcome(state, strategy.peek(state, now), 0, False)
-
-    return Transform(strategy, "peek", run, checking(strategy).refuse)
-
-
-def forecasting(strategy: Strategy) -> Transform[Forecast]:
-    """The transform behind `forecast`: it never writes."""
-
-    def run(state: Any, now: int, cost: int) -> Outcome[Forecast]:
-        return Outcome(state, strategy.forecast(state, now, cost), 0, False)
-
-    def refuse(now: int, retry_after_ms: int) -> Forecast:
-        return Forecast(0, now + retry_after_ms, now + retry_after_ms)
-
-    return Transform(strategy, "forecast", run, refuse)
-
-
-CLEAR: Transform[None] = Transform(
-    None,
-    "clear",
-    lambda _state, _now, _cost: Outcome(None, None, 0, True),
-    lambda _now, _retry_after_ms: None,
-)
-"""Forgets a key."""
 
 
 STATS: dict[str, str] = {
@@ -230,6 +110,30 @@ class Store:
     ) -> list[R]:
         """The awaitable twin of `apply_many`."""
         return [await self.aapply(key, transform, now, cost) for key in keys]
+
+    def apply_all(self, steps: Sequence[Step], now: int) -> list[Any]:
+        """Several steps as one decision: all are written if every step that is no shadow allowed,
+        else none is. Returns their results, in order, each as its own `apply` would have answered.
+        A step of cost 0 only looks.
+
+        This one charges in order and gives back when a later step denies (`is_atomic` is False)."""
+
+        def serve(step: Step) -> Any:
+            return self.apply(step.key, step.transform, now, step.cost)
+
+        return drive(in_order(looked_at(steps), now), serve)
+
+    async def aapply_all(self, steps: Sequence[Step], now: int) -> list[Any]:
+        """The awaitable twin of `apply_all`."""
+
+        async def serve(step: Step) -> Any:
+            return await self.aapply(step.key, step.transform, now, step.cost)
+
+        return await adrive(in_order(looked_at(steps), now), serve)
+
+    def is_atomic(self, lead: str) -> bool:
+        """Whether `apply_all` lets nobody in between, for keys that begin with `lead`."""
+        return False
 
     def reset(self, key: str) -> None:
         """Forget a key."""
@@ -295,55 +199,3 @@ def _lacks(store: Store, method: str, instead: str) -> UnsupportedError:
     return UnsupportedError(
         f"{type(store).__name__} has no {method}(); use {instead}, or a store that serves both"
     )
-
-
-# Others may take what was left between two attempts; after this many the bare need decides.
-_ATTEMPTS = 8
-
-
-class Grant(NamedTuple):
-    """`capacity` units, taken at `now` on the clock that decides; 0 is a refusal. `decision` is
-    the store's answer to the last attempt."""
-
-    capacity: int
-    decision: Decision
-    now: int
-
-
-def bargain(want: int, need: int) -> Generator[int, Decision, tuple[int, Decision]]:
-    """Yields the cost to try next and is sent the decision; returns what was taken."""
-    cost = want
-    for attempt in range(_ATTEMPTS):
-        decision = yield cost
-        if decision.allowed:
-            return cost, decision
-        if cost == need:
-            break
-        left = decision.remaining
-        cost = left if need < left < cost and attempt < _ATTEMPTS - 2 else need
-    return 0, decision
-
-
-def leasing(strategy: Strategy, need: int) -> Transform[Grant]:
-    """The transform behind a lease: `cost` is how much is wanted, `need` the least that helps."""
-
-    def run(state: Any, now: int, want: int) -> Outcome[Grant]:
-        deal = bargain(max(want, need), need)
-        cost = next(deal)
-        while True:
-            outcome = strategy.check(state, now, cost)
-            try:
-                cost = deal.send(outcome.result)
-            except StopIteration as settled:
-                taken, decision = settled.value
-                grant = Grant(taken, decision, now)
-                return Outcome(outcome.state, grant, outcome.ttl_ms, outcome.persist)
-
-    def refuse(now: int, retry_after_ms: int) -> Grant:
-        denial = Decision(False, strategy.limit, 0, now + retry_after_ms, retry_after_ms)
-        return Grant(0, denial, now)
-
-    transform = Transform(strategy, "lease", run, refuse)
-    transform.need = need
-    transform.decision_in = attrgetter("decision")
-    return transform

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ._decision import Decision, Forecast, Outcome
+from ._decision import Booking, Decision, Forecast, Outcome
 from ._errors import UnsupportedError
 from ._validation import (
     MAX_SAFE,
@@ -238,6 +238,33 @@ class Strategy(ABC):
         """What can be spent now and when there is more. Optional."""
         raise UnsupportedError(
             f"strategy {self.name!r} has no forecast; give it a forecast(state, now, cost) method"
+        )
+
+    def refund(self, state: Any, now: int, cost: int, charged_at: int) -> Outcome[int]:
+        """Give back up to `cost` units that were charged at `charged_at`: no more than the state
+        still holds of them, so that no key is ever richer than one that was never asked for. The
+        result is how many came back. Optional, as are the three that follow."""
+        raise self._lacks("refund", "(state, now, cost, charged_at)")
+
+    def charge(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
+        """Take `cost` units whatever is left: they have been used. What is missing is paid off
+        before anything is admitted again."""
+        raise self._lacks("charge", "(state, now, cost)")
+
+    def book(self, state: Any, now: int, cost: int, max_wait_ms: int) -> Outcome[Booking]:
+        """Take `cost` units that may not be there yet, if they are within `max_wait_ms`."""
+        raise UnsupportedError(
+            f"strategy {self.name!r} has no pace, so nothing can be booked ahead; use gcra(...), "
+            "or reserve without max_wait_ms"
+        )
+
+    def pause(self, state: Any, now: int, until_ms: int) -> Outcome[None]:
+        """Admit nothing before `until_ms`."""
+        raise self._lacks("pause", "(state, now, until_ms)")
+
+    def _lacks(self, name: str, arguments: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"strategy {self.name!r} has no {name}; give it a {name}{arguments} method"
         )
 
     def more_in_ms(self, decision: Decision, now: int, peeked: bool = False) -> float:

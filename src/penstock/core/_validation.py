@@ -177,10 +177,10 @@ def stored_whole(value: Any, most: int) -> int:
     return value
 
 
-def stored_number(value: Any, most: int) -> float:
+def stored_number(value: Any, most: int, least: int = 0) -> float:
     """The same for a number that may have a fraction. NaN is none."""
-    if type(value) not in (int, float) or not 0 <= value <= most:
-        raise ValueError(f"{shown(value)}, where a number from 0 to {most} should be")
+    if type(value) not in (int, float) or not least <= value <= most:
+        raise ValueError(f"{shown(value)}, where a number from {least} to {most} should be")
     number: float = value
     return number
 

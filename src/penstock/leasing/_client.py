@@ -21,7 +21,7 @@ from ..core._clock import Clock
 from ..core._decision import Decision, Forecast
 from ..core._errors import StoreUnavailableError
 from ..core._flow import Flow, adrive, drive
-from ..core._store import Grant
+from ..core._transform import Grant
 from ..core._validation import reject, require_choice, require_int, require_key, require_prefix
 from ..wire.proto import fleet_pb2
 from ._credits import REMOTE, overlap

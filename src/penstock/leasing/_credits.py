@@ -55,8 +55,9 @@ from typing import Any, NamedTuple
 
 from ..core._clock import Clock, SystemClock
 from ..core._decision import Decision, Forecast, Outcome
-from ..core._store import Grant, Store, Transform
+from ..core._store import Store
 from ..core._strategy import Strategy
+from ..core._transform import Grant, Transform
 from ..core._validation import (
     MAX_SPAN_MS,
     kept_key,

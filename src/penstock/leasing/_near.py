@@ -22,7 +22,7 @@ from ..core._clock import Clock
 from ..core._decision import Decision
 from ..core._errors import StoreUnavailableError, outage_reason
 from ..core._limiter import Limiter
-from ..core._store import Grant, checking
+from ..core._transform import Grant, checking
 from ..core._validation import MAX_SAFE
 from ..stores.memory import MemoryStore
 from ._batch import AdaptiveBatch, Demand

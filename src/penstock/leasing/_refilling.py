@@ -24,7 +24,7 @@ from .._queueing.tasks import Background, TaskPlace
 from ..accel._limiter import spending
 from ..core._decision import Decision
 from ..core._errors import StoreUnavailableError
-from ..core._store import Grant
+from ..core._transform import Grant
 from ..core._validation import MAX_SAFE, require_key
 from ._near import LeaseRequest, NearTier
 

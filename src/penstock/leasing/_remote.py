@@ -22,8 +22,9 @@ from ..core._errors import (
     StoreUnavailableError,
     UnsupportedError,
 )
-from ..core._store import Grant, Store, Transform
+from ..core._store import Store
 from ..core._strategy import Strategy
+from ..core._transform import Grant, Transform
 from ..wire.messages import decision_of, forecast_of
 from ..wire.proto import fleet_pb2, rate_limiter_pb2
 from ..wire.proto.fleet_pb2_grpc import FleetAsyncStub, FleetStub

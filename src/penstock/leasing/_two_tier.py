@@ -30,8 +30,9 @@ from .._rate_limit import rate_limit
 from ..core._clock import Clock, SystemClock
 from ..core._decision import Decision, Forecast
 from ..core._limiter import Limiter
-from ..core._store import Grant, MadeBy, Store, Transform, leasing
+from ..core._store import MadeBy, Store
 from ..core._strategy import Strategy
+from ..core._transform import Grant, Transform, leasing
 from ..core._validation import (
     reject,
     require_choice,

@@ -36,7 +36,8 @@ from ..core._errors import (
     UnsupportedError,
     outage_reason,
 )
-from ..core._store import Store, checking, peeking
+from ..core._store import Store
+from ..core._transform import checking, peeking
 from ..core._validation import MAX_SAFE, require_cost, require_key
 from ..strategies import fixed_window, unlimited
 from ._metrics import Tally

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ..core._decision import Decision
 from ..core._limiter import Limiter
-from ..core._store import Grant, leasing
+from ..core._transform import Grant, leasing
 from ..core._validation import key_lead, require_int, require_key
 from ..leasing._credits import term_of
 from ._fail_modes import RETRY_MS, Guard

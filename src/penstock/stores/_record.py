@@ -19,7 +19,7 @@ from typing import Any
 
 from ..core._errors import ConfigInvalidError
 from ..core._lua import MARGIN_MS, MAX_MARGIN_MS
-from ..core._store import Transform
+from ..core._transform import Transform
 from ..core._validation import reject
 
 __all__ = ["FORMAT", "MARGIN_MS", "foreign_state", "keep_ms", "pack", "restore", "unpack"]

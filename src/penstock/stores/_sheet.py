@@ -19,7 +19,7 @@ from typing import Any
 from .._queueing import QueuedCall
 from ..core._errors import PenstockError
 from ..core._foreign_clocks import FOREIGN_CLOCKS
-from ..core._store import Transform
+from ..core._transform import Transform
 from ._record import keep_ms, pack, restore
 
 __all__ = ["Call", "ConnectionFailedError", "Sheet", "Write", "telling_of_others"]

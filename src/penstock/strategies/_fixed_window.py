@@ -49,6 +49,7 @@ def _lua_source(name: str, anchor: str) -> LuaSource:
         state="hash: s start of the window, c count in it, each %.0f",
         raw="s and c, or nil twice",
         decode=_decode,
+        beyond_check=("refund", "charge", "pause"),
     )
 
 
@@ -103,6 +104,39 @@ class FixedWindow(Strategy):
         return Outcome(
             state, Decision(False, self.limit, remaining, reset_at, reset_at - now), 0, False
         )
+
+    def refund(self, state: State | None, now: int, cost: int, charged_at: int) -> Outcome[int]:
+        start, count = self._window(state, now)
+        units = min(cost, count) if start <= charged_at < start + self.window_ms else 0
+        if not units:
+            return Outcome(state, 0, 0, False)
+        if units == count and not self._aligned and start <= now:
+            # The request that opened the window has not been made.
+            return Outcome(None, units, 0, True)
+        return Outcome((start, count - units), units, start + self.window_ms - now, True)
+
+    def charge(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
+        start, count = self._window(state, now)
+        count = min(count + cost, MAX_SAFE)
+        reset_at = start + self.window_ms
+        decision = Decision(True, self.limit, max(0, self.limit - count), reset_at, 0)
+        return Outcome((start, count), decision, reset_at - now, True)
+
+    def pause(self, state: State | None, now: int, until_ms: int) -> Outcome[None]:
+        start, count = self._window(state, now)
+        end = start + self.window_ms
+        if until_ms <= now or (end >= until_ms and count >= self.limit):
+            return Outcome(state, None, 0, False)
+        if end < until_ms:
+            # The first window that ends no earlier, as if the clock had been there before.
+            last = until_ms - 1
+            start = (
+                last // self.window_ms * self.window_ms
+                if self._aligned
+                else until_ms - self.window_ms
+            )
+            end, count = start + self.window_ms, 0
+        return Outcome((start, max(count, self.limit)), None, end - now, True)
 
     def longest_wait_ms(self, cost: int) -> int:
         return self.window_ms

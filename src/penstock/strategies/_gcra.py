@@ -34,7 +34,7 @@ from collections.abc import Mapping
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..core._decision import Decision, Forecast, Outcome
+from ..core._decision import Booking, Decision, Forecast, Outcome
 from ..core._lua import LuaSource, beside, real
 from ..core._strategy import Parameter, Strategy
 from ..core._validation import MAX_SAFE, MAX_SPAN_MS, MAX_STORED_MS, reject, stored_number
@@ -79,6 +79,7 @@ class Gcra(Strategy):
             state="string: the TAT, %.17g",
             raw="the TAT, or nil",
             decode=_decode,
+            beyond_check=("refund", "charge", "book", "pause"),
         ),
     )
 
@@ -133,6 +134,50 @@ class Gcra(Strategy):
         # Not one rounding away from ceil(new - now): below 2^53 that difference is exact.
         ttl_ms = reset_at - now or 1
         return Outcome(new, Decision(True, self.burst, remaining, reset_at, 0), ttl_ms, True)
+
+    def refund(self, state: float | None, now: int, cost: int, charged_at: int) -> Outcome[int]:
+        if state is None or state <= now:
+            return Outcome(state, 0, 0, False)
+        # What was booked for later stays as it is once somebody stands behind it: two would be
+        # let in at one instant.
+        if charged_at > now and ceil(state - self.tolerance_ms) > charged_at:
+            return Outcome(state, 0, 0, False)
+        taken = self.interval_ms * cost
+        # The TAT was no earlier than this before the charge; a clock that went back may be.
+        least = charged_at - max(0.0, taken - self.tolerance_ms)
+        new = state - taken
+        if ceil(new) < least:
+            new = min(least, state)
+        # Kept, though it may mean no more than no state: a clock that goes back must not find less.
+        new = max(new, now + 0.0)
+        units = min(cost, floor((state - new) / self.interval_ms))
+        return Outcome(new, units, max(1, ceil(new - now)), True)
+
+    def charge(self, state: float | None, now: int, cost: int) -> Outcome[Decision]:
+        tat = now + 0.0 if state is None or state < now else state
+        return self._taken(min(tat + self.interval_ms * cost, MAX_STORED_MS + 0.0), now)
+
+    def book(self, state: float | None, now: int, cost: int, max_wait_ms: int) -> Outcome[Booking]:
+        tat = now + 0.0 if state is None or state < now else state
+        new = tat + self.interval_ms * cost
+        delay_ms = max(0, min(ceil(new - self.tolerance_ms - now), MAX_SAFE))
+        if delay_ms > max_wait_ms:
+            remaining = self._units_at(tat, now)
+            denial = Decision(False, self.burst, remaining, ceil(tat), delay_ms)
+            return Outcome(state, Booking(denial, delay_ms), 0, False)
+        taken = self._taken(new, now)
+        return Outcome(taken.state, Booking(taken.result, delay_ms), taken.ttl_ms, True)
+
+    def pause(self, state: float | None, now: int, until_ms: int) -> Outcome[None]:
+        # With this TAT the first unit is there at `until_ms`, and the others follow at the pace.
+        tat = until_ms + (self.tolerance_ms - self.interval_ms)
+        if until_ms <= now or (state is not None and state >= tat):
+            return Outcome(state, None, 0, False)
+        return Outcome(tat, None, max(1, ceil(tat - now)), True)
+
+    def _taken(self, tat: float, now: int) -> Outcome[Decision]:
+        decision = Decision(True, self.burst, self._units_at(tat, now), ceil(tat), 0)
+        return Outcome(tat, decision, max(1, ceil(tat - now)), True)
 
     def more_in_ms(self, decision: Decision, now: int, peeked: bool = False) -> float:
         # `reset_at` is when all of `burst` is there; the units after the next one come later. It

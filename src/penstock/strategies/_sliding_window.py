@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ..core._decision import Decision, Forecast, Outcome
 from ..core._lua import LuaSource, beside, whole
 from ..core._strategy import Parameter, Strategy
-from ..core._validation import MAX_INSTANT_MS, reject, stored_runs
+from ..core._validation import MAX_INSTANT_MS, MAX_SAFE, reject, stored_runs
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -49,7 +49,7 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 class SlidingWindow(Strategy):
-    """State: ((tick, count), ...), ascending, without empty ticks."""
+    """State: ((tick, count), ...), ascending. A tick may be empty: what was in it came back."""
 
     name = "sliding_window"
     parameters: tuple[Parameter, ...] = (
@@ -74,6 +74,7 @@ class SlidingWindow(Strategy):
             state='hash: field tick % (buckets + 1), value "<tick>:<count>", each %.0f',
             raw='field, "<tick>:<count>", field, "<tick>:<count>", ...',
             decode=_decode,
+            beyond_check=("refund", "charge", "pause"),
         ),
     )
 
@@ -90,6 +91,8 @@ class SlidingWindow(Strategy):
         # taken at its word it would lie so far ahead that no arithmetic holds there.
         self.last_tick: int = floor(MAX_INSTANT_MS / self.tick_ms)
         self.ttl_ms: int = ceil(self.tick_ms + self.window_ms) + 1
+        # The most that a tick may be charged with, so that the sum of all is a whole double.
+        self.most_in_tick: int = max(limit, MAX_SAFE // (buckets + 1))
 
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         w = self.tick_ms
@@ -99,12 +102,8 @@ class SlidingWindow(Strategy):
         reset_at = ceil((tick + 1) * w + self.window_ms)
         if projected <= self.limit:
             remaining = max(0, floor(self.limit - projected))
-            if kept and kept[-1][0] >= tick:
-                kept = (*kept[:-1], (kept[-1][0], kept[-1][1] + cost))
-            else:
-                kept = (*kept, (tick, cost))
             decision = Decision(True, self.limit, remaining, reset_at, 0)
-            return Outcome(kept, decision, self._expiry(tick) - now, True)
+            return Outcome(_added(kept, tick, cost), decision, self._expiry(tick) - now, True)
         excess = projected - self.limit
         if oldest > 0 and excess <= oldest * weight:
             retry = ceil(excess * w / oldest)
@@ -113,6 +112,37 @@ class SlidingWindow(Strategy):
         remaining = max(0, floor(self.limit - estimate))
         decision = Decision(False, self.limit, remaining, reset_at, max(1, retry))
         return Outcome(state, decision, 0, False)
+
+    def refund(self, state: State | None, now: int, cost: int, charged_at: int) -> Outcome[int]:
+        _, kept, _, _, _ = self._view(state, now)
+        charged = floor(charged_at / self.tick_ms)
+        units = min(cost, dict(kept).get(charged, 0))
+        if not units:
+            return Outcome(state, 0, 0, False)
+        kept = tuple([(at, count - units if at == charged else count) for at, count in kept])
+        # An empty tick stays: the clock has been there.
+        return Outcome(kept, units, self._expiry(kept[-1][0]) - now, True)
+
+    def charge(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
+        tick, kept, full, oldest, weight = self._view(state, now)
+        projected = full + oldest * weight + cost
+        remaining = max(0, floor(self.limit - projected))
+        reset_at = ceil((tick + 1) * self.tick_ms + self.window_ms)
+        decision = Decision(True, self.limit, remaining, reset_at, 0)
+        units = min(cost, self.most_in_tick - dict(kept).get(tick, 0))
+        return Outcome(_added(kept, tick, units), decision, self._expiry(tick) - now, True)
+
+    def pause(self, state: State | None, now: int, until_ms: int) -> Outcome[None]:
+        tick, kept, _, _, _ = self._view(state, now)
+        if until_ms <= now:
+            return Outcome(state, None, 0, False)
+        # A full tick holds for as long as it counts whole: for the `buckets` ticks from its start.
+        tick = min(max(tick, ceil(until_ms / self.tick_ms) - self.buckets), self.last_tick)
+        missing = self.limit - dict(kept).get(tick, 0)
+        if missing <= 0:
+            return Outcome(state, None, 0, False)
+        kept = tuple([pair for pair in kept if pair[0] >= tick - self.buckets])
+        return Outcome(_added(kept, tick, missing), None, self._expiry(tick) - now, True)
 
     def more_in_ms(self, decision: Decision, now: int, peeked: bool = False) -> float:
         # A decision does not tell the ticks apart. If all that is used came in the newest one, it
@@ -202,6 +232,14 @@ class SlidingWindow(Strategy):
         while floor(at / self.tick_ms) - self.buckets <= tick:
             at += 1
         return at
+
+
+def _added(kept: State, tick: int, cost: int) -> State:
+    """With `cost` more in the newest tick, which is `tick` or later."""
+    if kept and kept[-1][0] >= tick:
+        newest, count = kept[-1]
+        return (*kept[:-1], (newest, count + cost))
+    return (*kept, (tick, cost))
 
 
 def sliding_window(limit: int, window_ms: int | timedelta, buckets: int = 10) -> SlidingWindow:

@@ -55,6 +55,7 @@ class SlidingWindowLog(Strategy):
             state="sorted set: one member per accepted unit, score its ms",
             raw="the scores, ascending, one per unit",
             decode=_decode,
+            beyond_check=("refund", "charge", "pause"),
         ),
     )
     unit_bytes = 32
@@ -71,15 +72,42 @@ class SlidingWindowLog(Strategy):
         reset_at = oldest + self.window_ms
         if count + cost <= self.limit:
             decision = Decision(True, self.limit, self.limit - count - cost, reset_at, 0)
-            if log and log[-1][0] >= now:
-                newest, units = log[-1]
-                log = (*log[:-1], (newest, units + cost))
-            else:
-                log = (*log, (now, cost))
+            log = _added(log, now, cost)
             return Outcome(log, decision, log[-1][0] - now + self.window_ms, True)
         retry = self._retry(log, count, now, cost)
         remaining = max(0, self.limit - count)
         return Outcome(state, Decision(False, self.limit, remaining, reset_at, retry), 0, False)
+
+    def refund(self, state: State | None, now: int, cost: int, charged_at: int) -> Outcome[int]:
+        log, _ = self._live(state, now)
+        # Not while the clock is behind: what left the window in the meantime would be let in again.
+        units = min(cost, dict(log).get(charged_at, 0)) if charged_at <= now else 0
+        if not units:
+            return Outcome(state, 0, 0, False)
+        left = [(at, count - units if at == charged_at else count) for at, count in log]
+        log = tuple([pair for pair in left if pair[1]])
+        if not log:
+            return Outcome(None, units, 0, True)
+        return Outcome(log, units, log[-1][0] - now + self.window_ms, True)
+
+    def charge(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
+        log, count = self._live(state, now)
+        # More than the limit at one instant denies no more than that: it leaves all at once.
+        cost = min(cost, self.limit)
+        remaining = max(0, self.limit - count - cost)
+        oldest = log[0][0] if log else now
+        decision = Decision(True, self.limit, remaining, oldest + self.window_ms, 0)
+        log = _added(log, now, cost)
+        return Outcome(log, decision, log[-1][0] - now + self.window_ms, True)
+
+    def pause(self, state: State | None, now: int, until_ms: int) -> Outcome[None]:
+        log, _ = self._live(state, now)
+        newest = log[-1][0] if log else 0
+        stamp = max(newest, until_ms - self.window_ms)
+        missing = self.limit - dict(log).get(stamp, 0)
+        if until_ms <= now or missing <= 0:
+            return Outcome(state, None, 0, False)
+        return Outcome(_added(log, stamp, missing), None, stamp - now + self.window_ms, True)
 
     def longest_wait_ms(self, cost: int) -> int:
         return self.window_ms
@@ -118,6 +146,14 @@ class SlidingWindowLog(Strategy):
         freed = accumulate(units for _, units in log)
         stamp = next(pair[0] for pair, total in zip(log, freed, strict=True) if total >= needed)
         return max(1, stamp + self.window_ms - now)
+
+
+def _added(log: State, now: int, cost: int) -> State:
+    """With `cost` more units, stamped with the newest instant that is known."""
+    if log and log[-1][0] >= now:
+        newest, units = log[-1]
+        return (*log[:-1], (newest, units + cost))
+    return (*log, (now, cost))
 
 
 def sliding_window_log(limit: int, window_ms: int | timedelta) -> SlidingWindowLog:

@@ -16,11 +16,11 @@ The order of the floating-point operations is fixed: every accelerator repeats i
 
 from __future__ import annotations
 
-from math import ceil, floor
+from math import ceil, floor, nextafter
 from typing import Any
 
-from ..core._decision import Decision, Forecast, Outcome
-from ..core._lua import LuaSource, beside, hash_fields, real, whole
+from ..core._decision import Booking, Decision, Forecast, Outcome
+from ..core._lua import LuaSource, beside, hash_fields, signed, whole
 from ..core._strategy import Parameter, Strategy
 from ..core._validation import (
     MAX_SAFE,
@@ -37,12 +37,15 @@ __all__ = ["TokenBucket", "token_bucket"]
 
 State = tuple[float, int]
 
+# Not yet a token, however little is missing.
+_NEARLY_ONE = nextafter(1.0, 0.0)
+
 _WINDOW = Parameter("window_ms", "span")
 
 
 def _decode(raw: Any) -> State | None:
     fields = hash_fields(raw)
-    return None if fields is None else (real(fields[0]), whole(fields[1]))
+    return None if fields is None else (signed(fields[0]), whole(fields[1]))
 
 
 class TokenBucket(Strategy):
@@ -62,6 +65,7 @@ class TokenBucket(Strategy):
             state="hash: t tokens, %.17g; l the last ms credited, %.0f",
             raw="t and l, or nil twice",
             decode=_decode,
+            beyond_check=("refund", "charge", "book", "pause"),
         ),
     )
 
@@ -80,6 +84,8 @@ class TokenBucket(Strategy):
         self.ttl_ms: int = max(1, ceil(self.capacity / self.refill_per_ms))
         while self.ttl_ms * self.refill_per_ms < self.capacity:
             self.ttl_ms += 1
+        # The deepest debt: its end is still an instant that a state may name.
+        self.lowest: float = max(self.capacity - 2 * MAX_SPAN_MS * self.refill_per_ms, -MAX_SAFE)
 
     @classmethod
     def per(cls, limit: int, window_ms: int) -> TokenBucket:
@@ -103,7 +109,62 @@ class TokenBucket(Strategy):
             return Outcome((tokens, at), decision, (at - now) + self.ttl_ms, True)
         reset_at = at + ceil((self.capacity - tokens) / rate)
         retry = min((at - now) + ceil((cost - tokens) / rate), MAX_SAFE)
-        return Outcome(state, Decision(False, self.limit, floor(tokens), reset_at, retry), 0, False)
+        remaining = max(0, floor(tokens))
+        return Outcome(state, Decision(False, self.limit, remaining, reset_at, retry), 0, False)
+
+    def refund(self, state: State | None, now: int, cost: int, charged_at: int) -> Outcome[int]:
+        if state is None:
+            return Outcome(state, 0, 0, False)
+        tokens, at = self._level(state, now)
+        # What was booked for later stays as it is once somebody stands behind it.
+        if charged_at > now and tokens < 0 and at + ceil(-tokens / self.refill_per_ms) > charged_at:
+            return Outcome(state, 0, 0, False)
+        if tokens >= self.capacity:
+            return Outcome(state, 0, 0, False)
+        units = min(cost, floor(self.capacity - tokens))
+        # Kept, though it may be full: a clock that goes back must not be credited twice.
+        tokens = min(self.capacity, tokens + cost)
+        return Outcome((tokens, at), units, self._ttl(tokens, at, now), True)
+
+    def charge(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
+        tokens, at = self._level(state, now)
+        return self._taken(max(tokens - cost, self.lowest), at, now)
+
+    def book(self, state: State | None, now: int, cost: int, max_wait_ms: int) -> Outcome[Booking]:
+        tokens, at = self._level(state, now)
+        left = tokens - cost
+        delay_ms = 0
+        if left < 0:
+            delay_ms = min((at - now) + ceil(-left / self.refill_per_ms), MAX_SAFE)
+        if delay_ms > max_wait_ms or left < self.lowest:
+            reset_at = at + ceil((self.capacity - tokens) / self.refill_per_ms)
+            remaining = max(0, floor(tokens))
+            denial = Decision(False, self.limit, remaining, reset_at, delay_ms)
+            return Outcome(state, Booking(denial, delay_ms), 0, False)
+        taken = self._taken(left, at, now)
+        return Outcome(taken.state, Booking(taken.result, delay_ms), taken.ttl_ms, True)
+
+    def pause(self, state: State | None, now: int, until_ms: int) -> Outcome[None]:
+        tokens, at = self._level(state, now)
+        if until_ms <= now or (tokens < 1 and at >= until_ms):
+            return Outcome(state, None, 0, False)
+        # Nothing accrues before `last`, and one token is there a millisecond after it.
+        tokens, at = min(tokens, _NEARLY_ONE), max(at, until_ms)
+        return Outcome((tokens, at), None, self._ttl(tokens, at, now), True)
+
+    def _taken(self, tokens: float, at: int, now: int) -> Outcome[Decision]:
+        reset_at = at + ceil((self.capacity - tokens) / self.refill_per_ms)
+        decision = Decision(True, self.limit, max(0, floor(tokens)), reset_at, 0)
+        return Outcome((tokens, at), decision, self._ttl(tokens, at, now), True)
+
+    def _ttl(self, tokens: float, at: int, now: int) -> int:
+        """Until the bucket is full again; a debt takes longer than an empty bucket."""
+        if tokens >= 0:
+            return (at - now) + self.ttl_ms
+        full_in = ceil((self.capacity - tokens) / self.refill_per_ms)
+        while tokens + full_in * self.refill_per_ms < self.capacity:
+            full_in += 1
+        return (at - now) + full_in
 
     def more_in_ms(self, decision: Decision, now: int, peeked: bool = False) -> float:
         # `reset_at` is when the bucket is full; the tokens after the next one come later.
@@ -116,18 +177,22 @@ class TokenBucket(Strategy):
 
     def restore(self, kept: Any) -> State:
         tokens, last = stored_pair(kept)
-        return stored_number(tokens, MAX_SAFE), stored_whole(last, MAX_STORED_MS)
+        return stored_number(tokens, MAX_SAFE, -MAX_SAFE), stored_whole(last, MAX_STORED_MS)
 
     def peek(self, state: State | None, now: int) -> Decision:
         decision = self.check(state, now, 1).result
         tokens, _ = self._level(state, now)
         return Decision(
-            decision.allowed, self.limit, floor(tokens), decision.reset_at, decision.retry_after_ms
+            decision.allowed,
+            self.limit,
+            max(0, floor(tokens)),
+            decision.reset_at,
+            decision.retry_after_ms,
         )
 
     def forecast(self, state: State | None, now: int, cost: int) -> Forecast:
         tokens, _ = self._level(state, now)
-        whole = floor(tokens)
+        whole = max(0, floor(tokens))
         if tokens >= self.capacity:
             return Forecast(whole // cost, now, now)
         more_at = self._reaches(whole + 1, state, now)

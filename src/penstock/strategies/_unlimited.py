@@ -5,7 +5,7 @@ For tests, and as a kill switch that leaves the calling code as it is.
 
 from __future__ import annotations
 
-from ..core._decision import Decision, Forecast, Outcome
+from ..core._decision import Booking, Decision, Forecast, Outcome
 from ..core._strategy import Strategy
 from ..core._validation import MAX_SAFE
 
@@ -23,6 +23,15 @@ class Unlimited(Strategy):
 
     def peek(self, _state: None, now: int) -> Decision:
         return Decision(True, MAX_SAFE, MAX_SAFE, now, 0)
+
+    def refund(self, _state: None, _now: int, cost: int, _charged_at: int) -> Outcome[int]:
+        return Outcome(None, cost, 0, False)
+
+    def charge(self, _state: None, now: int, cost: int) -> Outcome[Decision]:
+        return self.check(None, now, cost)
+
+    def book(self, _state: None, now: int, _cost: int, _max_wait_ms: int) -> Outcome[Booking]:
+        return Outcome(None, Booking(self.peek(None, now), 0), 0, False)
 
     def forecast(self, _state: None, now: int, cost: int) -> Forecast:
         return Forecast(MAX_SAFE // cost, now, now)

@@ -19,14 +19,19 @@ local function read(key)
   end
 end
 
-local function check(p, stored, now, cost)
-  local limit, windowMs = p.limit, p.windowMs
-  local start, count = floor(now / windowMs) * windowMs, 0
+local function windowAt(p, stored, now)
+  local start = floor(now / p.windowMs) * p.windowMs
   if p.anchor == 'first' then
     start = now
-    if stored and now - stored.start < windowMs then start = stored.start end
+    if stored and now - stored.start < p.windowMs then start = stored.start end
   end
-  if stored and stored.start >= start then start, count = stored.start, stored.count end
+  if stored and stored.start >= start then return stored.start, stored.count end
+  return start, 0
+end
+
+local function check(p, stored, now, cost)
+  local limit, windowMs = p.limit, p.windowMs
+  local start, count = windowAt(p, stored, now)
   local resetAt = start + windowMs
   if count + cost > limit then
     return 0, limit, max(0, limit - count), resetAt, resetAt - now
@@ -38,4 +43,37 @@ end
 local function write(key, p, state, px)
   call('HSET', key, 's', format('%.0f', state.start), 'c', format('%.0f', state.count))
   call('PEXPIRE', key, px)
+end
+
+-- Give back.
+local function refund(p, stored, now, cost, chargedAt)
+  local start, count = windowAt(p, stored, now)
+  local units = 0
+  if start <= chargedAt and chargedAt < start + p.windowMs then units = min(cost, count) end
+  if units == 0 then return 1, 0, 0, 0, 0 end
+  if units == count and p.anchor == 'first' and start <= now then
+    -- The request that opened the window has not been made.
+    return 1, units, 0, 0, 0, nil, 0
+  end
+  return 1, units, 0, 0, 0, {start = start, count = count - units}, start + p.windowMs - now
+end
+
+local function charge(p, stored, now, cost)
+  local start, count = windowAt(p, stored, now)
+  count = min(count + cost, MAX_SAFE)
+  local resetAt = start + p.windowMs
+  local state = {start = start, count = count}
+  return 1, p.limit, max(0, p.limit - count), resetAt, 0, state, resetAt - now
+end
+
+local function pause(p, stored, now, untilMs)
+  local start, count = windowAt(p, stored, now)
+  local finish = start + p.windowMs
+  if untilMs <= now or (finish >= untilMs and count >= p.limit) then return 1, 0, 0, 0, 0 end
+  if finish < untilMs then
+    start = untilMs - p.windowMs
+    if p.anchor ~= 'first' then start = floor((untilMs - 1) / p.windowMs) * p.windowMs end
+    finish, count = start + p.windowMs, 0
+  end
+  return 1, 0, 0, 0, 0, {start = start, count = max(count, p.limit)}, finish - now
 end

@@ -23,6 +23,13 @@ local function read(key, p)
   return newest and {counts = counts, newest = newest}
 end
 
+-- With so many more units in a tick, which is remembered as to be written.
+local function add(stored, counts, tick, units)
+  local changed = stored and stored.changed or {}
+  counts[tick], changed[tick] = (counts[tick] or 0) + units, true
+  return {counts = counts, changed = changed, newest = max(tick, stored and stored.newest or tick)}
+end
+
 local function check(p, stored, now, cost)
   local limit, buckets, w = p.limit, p.buckets, p.windowMs / p.buckets
   local counts, tick = {}, floor(now / w)
@@ -51,13 +58,63 @@ local function check(p, stored, now, cost)
     return 0, limit, max(0, floor(limit - estimate)), resetAt, max(1, retry)
   end
 
-  counts[tick] = (counts[tick] or 0) + cost
-  local state, ttl = {counts = counts, newest = tick}, max(1, resetAt - now)
-  return 1, limit, max(0, floor(limit - projected)), resetAt, 0, state, ttl
+  local state = add(stored, counts, tick, cost)
+  return 1, limit, max(0, floor(limit - projected)), resetAt, 0, state, max(1, resetAt - now)
 end
 
 local function write(key, p, state, px)
-  local field = format('%.0f', state.newest % (p.buckets + 1))
-  call('HSET', key, field, format('%.0f:%.0f', state.newest, state.counts[state.newest]))
+  for tick in pairs(state.changed) do
+    local field = format('%.0f', tick % (p.buckets + 1))
+    call('HSET', key, field, format('%.0f:%.0f', tick, state.counts[tick]))
+  end
   call('PEXPIRE', key, px)
+end
+
+-- Give back.
+local function tickAt(p, stored, now)
+  local tick = floor(now / (p.windowMs / p.buckets))
+  if stored then return max(tick, stored.newest), stored.counts end
+  return tick, {}
+end
+
+local function ttlOf(p, tick, now)
+  return max(1, ceil((tick + 1) * (p.windowMs / p.buckets) + p.windowMs) - now)
+end
+
+local function refund(p, stored, now, cost, chargedAt)
+  local w = p.windowMs / p.buckets
+  local tick, counts = tickAt(p, stored, now)
+  local edge, charged = tick - p.buckets, floor(chargedAt / w)
+  local units = 0
+  if charged >= edge then units = min(cost, counts[charged] or 0) end
+  if units == 0 then return 1, 0, 0, 0, 0 end
+  local state = add(stored, counts, charged, -units)
+  return 1, units, 0, 0, 0, state, ttlOf(p, state.newest, now)
+end
+
+local function charge(p, stored, now, cost)
+  local limit, w = p.limit, p.windowMs / p.buckets
+  local tick, counts = tickAt(p, stored, now)
+  local edge = tick - p.buckets
+  local full, oldest = 0, counts[edge] or 0
+  for at, count in pairs(counts) do
+    if at > edge then full = full + count end
+  end
+  local elapsed = max(0, now - tick * w)
+  local weight = min(1, max(0, (w - elapsed) / w))
+  local projected = full + oldest * weight + cost
+  local most = max(limit, floor(MAX_SAFE / (p.buckets + 1)))
+  local state = add(stored, counts, tick, min(cost, most - (counts[tick] or 0)))
+  local resetAt = ceil((tick + 1) * w + p.windowMs)
+  return 1, limit, max(0, floor(limit - projected)), resetAt, 0, state, ttlOf(p, tick, now)
+end
+
+local function pause(p, stored, now, untilMs)
+  if untilMs <= now then return 1, 0, 0, 0, 0 end
+  local w = p.windowMs / p.buckets
+  local tick, counts = tickAt(p, stored, now)
+  tick = min(max(tick, ceil(untilMs / w) - p.buckets), floor(MAX_INSTANT_MS / w))
+  local missing = p.limit - (counts[tick] or 0)
+  if missing <= 0 then return 1, 0, 0, 0, 0 end
+  return 1, 0, 0, 0, 0, add(stored, counts, tick, missing), ttlOf(p, tick, now)
 end

@@ -37,7 +37,27 @@ local function read(key, p, now)
   return {key = key, edge = edge, gone = gone, stored = stored, oldest = oldest, added = 0}
 end
 
+-- Ranks no longer say where a unit stands once some are to be taken out.
+local function requireWhole(log)
+  if not log or log.returned then error('ERR a log cannot be given back to and asked again in one call', 0) end
+end
+
+-- With so many more units, stamped with the newest instant that is known.
+local function add(p, log, now, units)
+  if not log.newest then
+    log.newest, log.isTaken = now, false
+    if log.stored > 0 then
+      local last = stampAt(log.key, -1)
+      if last >= now then log.newest, log.isTaken = last, true end
+    end
+  end
+  log.oldest = log.oldest or log.newest
+  log.added = log.added + units
+  return log, log.newest - now + p.windowMs
+end
+
 local function check(p, log, now, cost)
+  requireWhole(log)
   local limit, windowMs = p.limit, p.windowMs
   local count = log.stored + log.added
   local resetAt = ceil((log.oldest or now) + windowMs)
@@ -53,21 +73,20 @@ local function check(p, log, now, cost)
     return 0, limit, max(0, limit - count), resetAt, retry
   end
 
-  if not log.newest then
-    log.newest, log.isTaken = now, false
-    if log.stored > 0 then
-      local last = stampAt(log.key, -1)
-      if last >= now then log.newest, log.isTaken = last, true end
-    end
-  end
-  log.oldest = log.oldest or log.newest
-  log.added = log.added + cost
-  return 1, limit, limit - count - cost, resetAt, 0, log, log.newest - now + windowMs
+  return 1, limit, limit - count - cost, resetAt, 0, add(p, log, now, cost)
 end
 
 local function write(key, p, log, px)
   if log.gone > 0 then call('ZREMRANGEBYSCORE', key, '-inf', format('%.0f', log.edge)) end
-  local score, n, missing = format('%.0f', log.newest), 0, log.added
+  if log.returned then
+    local units = log.units
+    while units > 0 do
+      local chunk = min(units, 500)
+      call('ZREM', key, unpack(call('ZRANGEBYSCORE', key, log.returned, log.returned, 'LIMIT', 0, chunk)))
+      units = units - chunk
+    end
+  end
+  local score, n, missing = format('%.0f', log.newest or 0), 0, log.added
   if log.isTaken then n = call('ZCOUNT', key, score, score) end
   while missing > 0 do
     local chunk = {}
@@ -80,4 +99,45 @@ local function write(key, p, log, px)
     missing = missing - call('ZADD', key, 'NX', unpack(chunk))
   end
   call('PEXPIRE', key, px)
+end
+
+-- Give back.
+local function refund(p, log, now, cost, chargedAt)
+  requireWhole(log)
+  if chargedAt > now or chargedAt <= log.edge or log.stored == 0 then return 1, 0, 0, 0, 0 end
+  local score = format('%.0f', chargedAt)
+  local there = call('ZCOUNT', log.key, score, score)
+  local units = min(cost, there)
+  if units == 0 then return 1, 0, 0, 0, 0 end
+  if units == log.stored then return 1, units, 0, 0, 0, nil, 0 end
+  local newest = stampAt(log.key, -1)
+  if newest == chargedAt and units == there then
+    newest = stampAt(log.key, log.gone + log.stored - units - 1)
+  end
+  log.returned, log.units = score, units
+  return 1, units, 0, 0, 0, log, newest - now + p.windowMs
+end
+
+local function charge(p, log, now, cost)
+  requireWhole(log)
+  local units, count = min(cost, p.limit), log.stored + log.added
+  local resetAt = ceil((log.oldest or now) + p.windowMs)
+  return 1, p.limit, max(0, p.limit - count - units), resetAt, 0, add(p, log, now, units)
+end
+
+local function pause(p, log, now, untilMs)
+  requireWhole(log)
+  if untilMs <= now then return 1, 0, 0, 0, 0 end
+  local newest = log.newest or (log.stored > 0 and stampAt(log.key, -1)) or 0
+  local stamp = max(newest, untilMs - p.windowMs)
+  local score, there = format('%.0f', stamp), 0
+  if stamp == newest then there = call('ZCOUNT', log.key, score, score) + log.added end
+  if there >= p.limit then return 1, 0, 0, 0, 0 end
+  if log.added > 0 and log.newest ~= stamp then
+    error('ERR a log cannot be asked and paused in one call', 0)
+  end
+  log.newest, log.isTaken = stamp, stamp == newest
+  log.oldest = log.oldest or stamp
+  log.added = log.added + p.limit - there
+  return 1, 0, 0, 0, 0, log, stamp - now + p.windowMs
 end

@@ -9,25 +9,25 @@ local function raw(key) return fieldsOf(key, 't', 'l') end
 local function read(key)
   local stored = raw(key)
   if stored[1] then
-    local last = number(stored[2], WHOLE, MAX_STORED_MS)
-    return {tokens = number(stored[1], REAL, MAX_SAFE), last = last}
+    local tokens = number(stored[1], SIGNED, MAX_SAFE)
+    if tokens < -MAX_SAFE then foreign() end
+    return {tokens = tokens, last = number(stored[2], WHOLE, MAX_STORED_MS)}
   end
+end
+
+local function level(p, stored, now)
+  if not stored then return p.capacity, now end
+  if now <= stored.last then return min(p.capacity, stored.tokens), stored.last end
+  return min(p.capacity, stored.tokens + (now - stored.last) * (p.refillPerSec / 1000)), now
 end
 
 local function check(p, stored, now, cost)
   local capacity, rate = p.capacity, p.refillPerSec / 1000
-  local tokens, at = capacity, now
-  if stored then
-    if now <= stored.last then
-      tokens, at = min(capacity, stored.tokens), stored.last
-    else
-      tokens = min(capacity, stored.tokens + (now - stored.last) * rate)
-    end
-  end
+  local tokens, at = level(p, stored, now)
   if tokens < cost then
     local resetAt = at + ceil((capacity - tokens) / rate)
     local retry = min((at - now) + ceil((cost - tokens) / rate), MAX_SAFE)
-    return 0, capacity, floor(tokens), resetAt, retry
+    return 0, capacity, max(0, floor(tokens)), resetAt, retry
   end
   tokens = tokens - cost
   local resetAt = at + ceil((capacity - tokens) / rate)
@@ -38,4 +38,59 @@ end
 local function write(key, p, state, px)
   call('HSET', key, 't', format('%.17g', state.tokens), 'l', format('%.0f', state.last))
   call('PEXPIRE', key, px)
+end
+
+-- Give back.
+-- Until the bucket is full again; a debt takes longer than an empty bucket.
+local function ttlOf(p, tokens, at, now)
+  local rate = p.refillPerSec / 1000
+  return (at - now) + max(1, ceil((p.capacity - min(tokens, 0)) / rate))
+end
+
+local function take(p, tokens, at, now, retry)
+  local resetAt = at + ceil((p.capacity - tokens) / (p.refillPerSec / 1000))
+  local state = {tokens = tokens, last = at}
+  local ttl = ttlOf(p, tokens, at, now)
+  return 1, p.capacity, max(0, floor(tokens)), resetAt, retry, state, ttl
+end
+
+local function lowest(p)
+  return max(p.capacity - 2 * MAX_SPAN_MS * (p.refillPerSec / 1000), -MAX_SAFE)
+end
+
+local function refund(p, stored, now, cost, chargedAt)
+  if not stored then return 1, 0, 0, 0, 0 end
+  local tokens, at = level(p, stored, now)
+  if chargedAt > now and tokens < 0 and at + ceil(-tokens / (p.refillPerSec / 1000)) > chargedAt then
+    return 1, 0, 0, 0, 0
+  end
+  if tokens >= p.capacity then return 1, 0, 0, 0, 0 end
+  local units = min(cost, floor(p.capacity - tokens))
+  tokens = min(p.capacity, tokens + cost)
+  return 1, units, 0, 0, 0, {tokens = tokens, last = at}, ttlOf(p, tokens, at, now)
+end
+
+local function charge(p, stored, now, cost)
+  local tokens, at = level(p, stored, now)
+  return take(p, max(tokens - cost, lowest(p)), at, now, 0)
+end
+
+local function book(p, stored, now, cost, maxWaitMs)
+  local rate = p.refillPerSec / 1000
+  local tokens, at = level(p, stored, now)
+  local left, delay = tokens - cost, 0
+  if left < 0 then delay = min((at - now) + ceil(-left / rate), MAX_SAFE) end
+  if delay > maxWaitMs or left < lowest(p) then
+    local resetAt = at + ceil((p.capacity - tokens) / rate)
+    return 0, p.capacity, max(0, floor(tokens)), resetAt, delay
+  end
+  return take(p, left, at, now, delay)
+end
+
+local function pause(p, stored, now, untilMs)
+  local tokens, at = level(p, stored, now)
+  if untilMs <= now or (tokens < 1 and at >= untilMs) then return 1, 0, 0, 0, 0 end
+  -- The largest double below 1.
+  tokens, at = min(tokens, 1 - 2 ^ -53), max(at, untilMs)
+  return 1, 0, 0, 0, 0, {tokens = tokens, last = at}, ttlOf(p, tokens, at, now)
 end

@@ -13,7 +13,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from ..core._store import Store, Transform
+from ..core._store import Store
+from ..core._transform import Transform
 
 __all__ = [
     "Apply",

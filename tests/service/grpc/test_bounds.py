@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from penstock import ConfigInvalidError
-from penstock.core._store import Transform
+from penstock.core._transform import Transform
 from penstock.service._ports import shares
 from penstock.service.grpc import open_grpc
 from penstock.service.grpc._calls import handlers

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 
 from penstock import MemoryStore, Store
-from penstock.core._store import Transform
+from penstock.core._transform import Transform
 from penstock.service.http import Bounds
 from tests.servers import NotReady, eventually
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock import ConfigInvalidError, StoreUnavailableError, fixed_window, gcra, rate_limit
-from penstock.core._store import Transform, checking, peeking
+from penstock.core._transform import Transform, checking, peeking
 from penstock.stores.cas import Read, Request, Swap
 from penstock.stores.cas import _callers as callers
 from tests.stores.cas.backend import LATE, REFUSED, DictCasStore, Records, once

@@ -17,7 +17,7 @@ from penstock import (
     sliding_window_log,
 )
 from penstock.core._flow import drive
-from penstock.core._store import Transform, checking, peeking
+from penstock.core._transform import Transform, checking, peeking
 from penstock.stores._sheet import Call
 from penstock.stores.cas import RACES, TRAIL, Conflict, Drop, Held, Read, Request, Swap
 from penstock.stores.cas._compare_and_swap import settle

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock import ConfigInvalidError, Decision, Outcome, StoreUnavailableError, Strategy, gcra
-from penstock.core._store import checking
+from penstock.core._transform import checking
 from tests.servers import Deno, require
 from tests.stores import edge
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock import gcra
-from penstock.core._store import checking
+from penstock.core._transform import checking
 from penstock.stores import open_store
 from tests.servers.node import http_call
 from tests.stores import edge

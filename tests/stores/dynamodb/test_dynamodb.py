@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError, NoCredentialsError, NoRegionError
 
 from penstock import ConfigInvalidError, StoreUnavailableError, UnsupportedError, gcra
 from penstock.core._flow import drive
-from penstock.core._store import checking
+from penstock.core._transform import checking
 from penstock.stores import open_store
 from penstock.stores.cas import Conflict, ConnectionFailedError, Held, Read, Swap
 from penstock.stores.dynamodb import DynamoDBStore

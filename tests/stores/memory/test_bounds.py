@@ -25,7 +25,7 @@ from penstock import (
     token_bucket,
 )
 from penstock.budget import token_budget
-from penstock.core._store import leasing
+from penstock.core._transform import leasing
 from penstock.core._validation import LONGEST_KEPT
 from penstock.leasing._credits import Credits, granting
 from penstock.stores import open_store

@@ -28,7 +28,7 @@ from penstock import (
     sliding_window_log,
     unlimited,
 )
-from penstock.core._store import Transform, checking, peeking
+from penstock.core._transform import Transform, checking, peeking
 from penstock.stores.memory._table import RECLAIM_FLOOR
 from tests.support.helpers import NOW, PATHS, Quota, make_limiter, make_store
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from penstock import SystemClock
-from penstock.core._store import checking
+from penstock.core._transform import checking
 from penstock.stores.redis import RedisStore
 from tests.stores.redis.live import PATIENT_MS, SIX
 

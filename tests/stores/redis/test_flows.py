@@ -8,7 +8,7 @@ import pytest
 
 from penstock import ConfigInvalidError, Decision, StoreUnavailableError, gcra
 from penstock.core._flow import drive
-from penstock.core._store import checking, forecasting
+from penstock.core._transform import checking, forecasting
 from penstock.stores._sheet import ConnectionFailedError
 from penstock.stores.record import pack
 from penstock.stores.redis._flows import MAX_KEYS, MAX_WATCHED_KEYS, RedisFlows

@@ -23,7 +23,7 @@ from penstock import (
     rate_limit,
     token_bucket,
 )
-from penstock.core._store import Transform
+from penstock.core._transform import Transform
 from penstock.stores.redis import RedisStore
 from tests.servers import FaultProxy, RedisServer
 from tests.stores.redis.live import FIVE, PATIENT_MS, new_key, running, url_of

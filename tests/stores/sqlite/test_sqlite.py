@@ -22,7 +22,7 @@ from penstock import (
     rate_limit,
     token_bucket,
 )
-from penstock.core._store import checking
+from penstock.core._transform import checking
 from penstock.stores.sqlite import SqliteStore
 from tests.stores.crash import LIMIT, STRATEGY, Spender
 from tests.stores.exactness import (

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from penstock import Decision, Outcome, Strategy, fixed_window, gcra
-from penstock.core._store import checking
+from penstock.core._transform import checking
 from penstock.stores.workers_kv import WorkersKVStore
 from tests.stores import edge
 from tests.stores.exactness import assert_exact_from_tasks, assert_exact_from_threads

@@ -25,7 +25,7 @@ from ..._queueing import Batch, CallQueue, Queues, ThreadWaiter, Waiter
 from ..._queueing.tasks import Event, TaskWaiter
 from ...core._errors import PenstockError
 from ...core._flow import Flow, adrive, drive
-from ...core._store import Transform
+from ...core._transform import Transform
 from .._sheet import Call, ConnectionFailedError, telling_of_others
 from ._compare_and_swap import settle
 from ._memory import RaceMemory

@@ -23,7 +23,8 @@ from typing import Any, ClassVar, TypeVar
 
 from ..._queueing import Mutex, Queues
 from ..._queueing.fork import ForkAware, watch_forks
-from ...core._store import Store, Transform
+from ...core._store import Store
+from ...core._transform import Transform
 from ...core._validation import require_int
 from .._sheet import ConnectionFailedError
 from ._callers import AsyncCaller, KeyQueue, SyncCaller

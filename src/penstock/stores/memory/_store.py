@@ -20,7 +20,8 @@ from typing import Any, Literal, TypeVar
 from ..._queueing.fork import ForkAware, watch_forks
 from ...core._clock import Clock, SystemClock, require_clock
 from ...core._native import native
-from ...core._store import Store, Transform, from_its_url
+from ...core._store import Store, from_its_url
+from ...core._transform import Transform
 from ...core._validation import (
     LONGEST_KEPT,
     digest_of,

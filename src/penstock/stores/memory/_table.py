@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from ...core._decision import Decision
 from ...core._errors import ConfigInvalidError
-from ...core._store import Transform
+from ...core._transform import Transform
 from ...core._validation import LONGEST_KEPT, MAX_SAFE, digest_of, kept_key
 from ._order import IDLE, Order, RankedRecord, Record, rank_of
 from ._wheel import Wheel

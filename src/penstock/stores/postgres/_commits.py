@@ -17,7 +17,7 @@ from ..._queueing import Batch, GroupCommit, LateError
 from ..._queueing.tasks import Pump
 from ...core._errors import PenstockError
 from ...core._flow import adrive, drive
-from ...core._store import Transform
+from ...core._transform import Transform
 from .._sheet import Call, ConnectionFailedError, telling_of_others
 from ._flows import PostgresFlows
 from ._requests import PostgresFlow, RefusalError, interrupted, late, unavailable

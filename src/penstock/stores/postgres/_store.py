@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from ..._queueing.fork import ForkAware, watch_forks
 from ...core._clock import SystemClock
 from ...core._errors import ConfigInvalidError, UnsupportedError, missing
-from ...core._store import Store, Transform, from_its_url
+from ...core._store import Store, from_its_url
+from ...core._transform import Transform
 from ...core._validation import reject, require_choice, require_instant, require_int
 from ._async_connections import AsyncOwnConnection, AsyncPooledConnections
 from ._asyncpg_connections import AsyncpgOwnConnection, AsyncpgPooledConnections

@@ -16,6 +16,8 @@ How each operation is put to Redis.
 | peek, forecast | one read script and TIME, decided here | GET and TIME, decided here |
 | lease | the check script and TIME, again if less is left | as check |
 | check of many | one script per slot group | one transaction per slot group |
+| refund, charge, book, pause | one script | as check |
+| several steps | one script per slot | read, decided here, swapped by the script |
 | clear | DEL | DEL |
 
 `now` is sent as 0 when the server's clock decides.
@@ -30,11 +32,11 @@ from operator import not_
 from typing import Any, TypeVar
 
 from ...core._decision import Decision
-from ...core._errors import PenstockError, StoreUnavailableError, UnsupportedError
+from ...core._errors import PenstockError, StoreUnavailableError
 from ...core._foreign_clocks import FOREIGN_CLOCKS
 from ...core._lua import LuaAccelerator, LuaScript
-from ...core._store import Grant, Transform, bargain
 from ...core._strategy import Strategy
+from ...core._transform import READING, Grant, Step, Transform, bargain, looked_at
 from ...core._validation import reject
 from .. import _record as record
 from .._sheet import Call, ConnectionFailedError, Sheet
@@ -51,6 +53,7 @@ from ._requests import (
     unavailable,
 )
 from ._routing import CommandSet, RedisRouter, names_of, refusal_in
+from ._several import apply_steps, decision_of
 
 __all__ = ["MAX_KEYS", "MAX_WATCHED_KEYS", "RedisFlows", "decision_of", "transact"]
 
@@ -178,7 +181,6 @@ def _write(key: str, write: tuple[str | None, int], since: int) -> Command:
 
 R = TypeVar("R")
 
-_READING = ("peek", "forecast")
 MAX_KEYS = 512
 """Keys per script: a server does nothing else while a script runs."""
 
@@ -197,18 +199,15 @@ class RedisFlows:
             return self._clear(key)
         now = 0 if self._server_time else _instant(now)
         if lua is None:
-            run = self._read if role in _READING else self._transact
+            run = self._read if role in READING else self._transact
             return run(key, transform, now, cost)
         if role == "check":
             return self._check(key, transform, lua, now, cost)
         if role == "lease":
             return self._lease(key, transform, lua, now, cost)
-        if role in _READING:
+        if role in READING:
             return self._read_state(key, transform, lua, now, cost)
-        raise UnsupportedError(
-            f"RedisStore cannot run {role!r} on the state of {transform.kind!r}, which is kept in "
-            "its wire encoding; only check, lease, peek, forecast and clear know that"
-        )
+        return self._operate(key, transform, now, cost)
 
     def apply_many(
         self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
@@ -221,6 +220,15 @@ class RedisFlows:
         if role in ("check", "lease") and lua is None:
             return transact(self._router, keys, transform, at, cost)
         return self._one_by_one(keys, transform, now, cost)
+
+    def apply_all(self, steps: Sequence[Step], now: int) -> RedisFlow:
+        """The flow that stands for `Store.apply_all`; with the instant of the decision."""
+        at = 0 if self._server_time else _instant(now)
+        return (yield from apply_steps(self._router, looked_at(steps), at))
+
+    def _operate(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
+        (result,), _ = yield from apply_steps(self._router, (Step(key, transform, cost),), now)
+        return result
 
     def _check(
         self, key: str, transform: Transform[Any], lua: LuaAccelerator, now: int, cost: int
@@ -368,8 +376,3 @@ def _decode(strategy: Strategy, raw: Any, key: str) -> Any:
         return strategy.read_state(raw)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise record.foreign_state(f"key {key!r}", error) from error
-
-
-def decision_of(reply: Any) -> Decision:
-    allowed, limit, remaining, reset_at, retry_after_ms = reply
-    return Decision(allowed == 1, limit, remaining, reset_at, retry_after_ms)

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from ..._queueing.fork import ForkAware, watch_forks
 from ...core._errors import UnsupportedError
-from ...core._store import Store, Transform, from_its_url
+from ...core._store import Store, from_its_url
+from ...core._transform import Step, Transform
 from ...core._validation import reject, require_int
 from ._factory import (
     Deployment,
@@ -117,6 +118,18 @@ class RedisStore(Store, ForkAware):
         flow = self._flows.apply_many(keys, transform, now, cost)
         results: list[R] = await self._async.run(flow)
         return results
+
+    def apply_all(self, steps: Sequence[Step], now: int) -> list[Any]:
+        results, _ = self._sync.run(self._flows.apply_all(steps, now))
+        return list(results)
+
+    async def aapply_all(self, steps: Sequence[Step], now: int) -> list[Any]:
+        results, _ = await self._async.run(self._flows.apply_all(steps, now))
+        return list(results)
+
+    def is_atomic(self, lead: str) -> bool:
+        """In a cluster, only where all keys are in one slot: where the prefix has a hash tag."""
+        return self._router.topology.is_one_slot(lead)
 
     def close(self) -> None:
         """Close the connections that the store has made. A later call opens new ones.

@@ -41,6 +41,9 @@ class Topology(Protocol):
     def groups(self, keys: Sequence[str]) -> list[list[int]]:
         """The places of the keys, in order, by which of them may be used by one script."""
 
+    def is_one_slot(self, lead: str) -> bool:
+        """Whether all keys that begin with `lead` may be used by one script."""
+
     def find(self) -> RedisFlow:
         """Learn the places; raises ConnectionFailedError when nobody can tell."""
 
@@ -62,6 +65,9 @@ class Fixed:
 
     def groups(self, keys: Sequence[str]) -> list[list[int]]:
         return [list(range(len(keys)))]
+
+    def is_one_slot(self, _lead: str) -> bool:
+        return True
 
     def find(self) -> RedisFlow:
         yield from ()
@@ -176,6 +182,9 @@ class Cluster:
             by_slot.setdefault(slot_of(key), []).append(place)
         return list(by_slot.values())
 
+    def is_one_slot(self, lead: str) -> bool:
+        return hash_tag(lead) is not None
+
     def find(self) -> RedisFlow:
         known = {owner for owner in self._owners if owner is not None}
         places = random.sample(sorted(known), len(known))
@@ -227,12 +236,15 @@ class Cluster:
 
 def slot_of(key: str) -> int:
     """The slot of a key, or of its hash tag: what stands in the first pair of braces."""
+    tag = hash_tag(key)
+    return crc_hqx((key if tag is None else tag).encode(), 0) % SLOTS
+
+
+def hash_tag(key: str) -> str | None:
+    """What stands in the first pair of braces, if that is anything."""
     start = key.find("{")
-    if start >= 0:
-        end = key.find("}", start + 1)
-        if end > start + 1:
-            key = key[start + 1 : end]
-    return crc_hqx(key.encode(), 0) % SLOTS
+    end = key.find("}", start + 1)
+    return key[start + 1 : end] if 0 <= start < end - 1 else None
 
 
 def _text(raw: Any) -> str:

@@ -23,7 +23,8 @@ from ..._queueing.fork import ForkAware, watch_forks
 from ..._queueing.tasks import Background
 from ...core._clock import SystemClock
 from ...core._errors import PenstockError
-from ...core._store import Store, Transform, from_its_url
+from ...core._store import Store, from_its_url
+from ...core._transform import Transform
 from ...core._validation import reject, require_choice, require_instant, require_int
 from .._sheet import Call, Sheet
 from ._database import SYNCHRONOUS, Database, LockedError, Synchronous, interrupted, late

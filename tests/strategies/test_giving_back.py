@@ -1,0 +1,332 @@
+"""Refunds, charges without condition, bookings and pauses: the laws that every strategy keeps."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from penstock import (
+    Strategy,
+    UnsupportedError,
+    fixed_window,
+    gcra,
+    sliding_window,
+    sliding_window_log,
+    token_bucket,
+    unlimited,
+)
+
+NOW = 1_700_000_000_000
+
+STRATEGIES: list[Strategy] = [
+    gcra(7, 1_000),
+    gcra(10, 60_000, burst=3),
+    token_bucket(5, 3.3),
+    token_bucket(10, 0.01),
+    fixed_window(4, 1_000),
+    fixed_window(4, 1_000, anchor="first"),
+    sliding_window(6, 1_000, buckets=1),
+    sliding_window(6, 1_000),
+    sliding_window_log(5, 1_000),
+]
+PACED = [strategy for strategy in STRATEGIES if strategy.window_kind is None]
+each = pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+paced = pytest.mark.parametrize("strategy", PACED, ids=repr)
+
+costs = st.integers(1, 4)
+gaps = st.lists(st.tuples(st.integers(0, 700), costs), max_size=12)
+
+
+class Key:
+    """A key of a store, driven by hand."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+        self.state: Any = None
+        self.expires = 0
+
+    def at(self, now: int) -> Any:
+        return self.state if now < self.expires else None
+
+    def run(self, name: str, now: int, *arguments: int) -> Any:
+        outcome = getattr(self.strategy, name)(self.at(now), now, *arguments)
+        if outcome.persist:
+            self.state, self.expires = outcome.state, now + outcome.ttl_ms
+        return outcome.result
+
+
+def _aged(strategy: Strategy, timeline: list[tuple[int, int]]) -> tuple[Key, int]:
+    key, now = Key(strategy), NOW
+    for gap, cost in timeline:
+        now += gap
+        key.run("check", now, cost)
+    return key, now
+
+
+def _future(key: Key, now: int) -> list[Any]:
+    """Everything that the state says about the times to come."""
+    later = [now + step for step in (0, 1, 40, 130, 333, 700, 999, 1_400, 5_000, 60_000)]
+    return [(key.strategy.peek(key.at(at), at).allowed, _left(key, at)) for at in later]
+
+
+def _left(key: Key, now: int) -> int:
+    return key.strategy.forecast(key.at(now), now, 1).spendable_now
+
+
+@each
+@given(timeline=gaps, cost=costs)
+def test_a_refund_at_the_same_instant_undoes_a_charge(
+    strategy: Strategy, timeline: list[tuple[int, int]], cost: int
+) -> None:
+    """It restores what the state means, now and at any time to come."""
+    key, now = _aged(strategy, timeline)
+    before = _future(key, now)
+    assume(key.run("check", now, cost).allowed)
+
+    assert key.run("refund", now, cost, now) == cost
+    assert _future(key, now) == before
+
+
+# How long after the one before, how much, and whether and how much later it is given back.
+charges = st.lists(
+    st.tuples(st.integers(0, 700), costs, st.none() | st.integers(0, 900)), max_size=12
+)
+
+
+@each
+@given(timeline=charges)
+def test_what_was_given_back_is_worth_no_more_than_what_was_never_charged(
+    strategy: Strategy, timeline: list[tuple[int, int, int | None]]
+) -> None:
+    """Whatever is given back, and whenever: a key is never richer than one without these charges,
+    nor than a cold one."""
+    key, without, now = Key(strategy), Key(strategy), NOW
+    for gap, cost, later in timeline:
+        now += gap
+        key.run("charge", now, cost)
+        if later is None:
+            without.run("charge", now, cost)
+            continue
+        charged_at, now = now, now + later
+        assert 0 <= key.run("refund", now, cost, charged_at) <= cost
+        for at in (now, now + 1, now + 150, now + 1_000):
+            assert 0 <= _left(key, at) <= _left(without, at) <= strategy.limit
+
+
+@each
+@given(
+    timeline=st.lists(st.tuples(st.integers(-300, 700), costs, st.booleans()), max_size=20),
+    charged=st.integers(0, 19),
+)
+def test_no_refund_makes_a_key_richer_than_a_cold_one(
+    strategy: Strategy, timeline: list[tuple[int, int, bool]], charged: int
+) -> None:
+    """Not even one of what was never charged, by a clock that goes back."""
+    key, now, instants = Key(strategy), NOW, [NOW]
+    for gap, cost, gives_back in timeline:
+        now += gap
+        if gives_back:
+            key.run("refund", now, cost, instants[charged % len(instants)])
+        else:
+            key.run("charge", now, cost)
+            instants.append(now)
+        assert 0 <= _left(key, now) <= strategy.limit
+
+
+@each
+@given(timeline=gaps, cost=costs)
+def test_an_unconditional_charge_is_a_check_where_that_allows(
+    strategy: Strategy, timeline: list[tuple[int, int]], cost: int
+) -> None:
+    key, now = _aged(strategy, timeline)
+    checked = strategy.check(key.at(now), now, cost)
+    charged = strategy.charge(key.at(now), now, cost)
+
+    assert charged.persist
+    assert charged.result.allowed
+    if checked.result.allowed:
+        assert charged == checked
+
+
+@each
+@given(timeline=gaps, cost=st.integers(1, 40))
+def test_an_unconditional_charge_takes_what_is_not_there(
+    strategy: Strategy, timeline: list[tuple[int, int]], cost: int
+) -> None:
+    """Nothing is reported below zero, and a key in debt admits nothing."""
+    key, now = _aged(strategy, timeline)
+    left = _left(key, now)
+    decision = key.run("charge", now, cost)
+
+    assert decision.remaining >= 0
+    assert _left(key, now) == max(0, left - cost)
+    if cost >= left:
+        assert not key.run("check", now, 1).allowed
+
+
+@each
+@pytest.mark.parametrize("cost", [2**53 - 1, 10**12])
+def test_even_a_huge_charge_leaves_a_state_that_can_be_kept(strategy: Strategy, cost: int) -> None:
+    key = Key(strategy)
+    for now in (NOW, NOW + 50, NOW + 400):
+        key.run("charge", now, cost)
+        strategy.restore(key.state)
+        denied = key.run("check", now, 1)
+        assert not denied.allowed
+        assert 0 < denied.retry_after_ms < 2**53
+
+
+@each
+@given(
+    timeline=gaps,
+    ahead=st.integers(1, 5_000),
+    asked=st.lists(st.integers(-500, 4_999), min_size=1, max_size=8),
+)
+def test_nothing_is_admitted_before_a_pause_ends(
+    strategy: Strategy, timeline: list[tuple[int, int]], ahead: int, asked: list[int]
+) -> None:
+    """Not even when the clock goes back meanwhile."""
+    key, now = _aged(strategy, timeline)
+    until = now + ahead
+    key.run("pause", now, until)
+
+    for step in asked:
+        at = min(now + step, until - 1)
+        assert not key.run("check", at, 1).allowed
+
+
+@each
+def test_after_a_pause_service_goes_on(strategy: Strategy) -> None:
+    """Within a window, or the time that one unit takes."""
+    key = Key(strategy)
+    key.run("pause", NOW, NOW + 3_000)
+    denied = key.run("check", NOW + 10, 1)
+    window_ms = strategy.window_ms or 1
+
+    # A sliding window only ever looks to the end of its tick.
+    least = 1 if strategy.name == "sliding_window" else 2_990
+    assert least <= denied.retry_after_ms <= 2_990 + window_ms
+    assert key.run("check", NOW + 3_000 + window_ms, 1).allowed
+
+
+@each
+@given(timeline=gaps, ahead=st.integers(-1_000, 2_000))
+def test_a_pause_never_makes_a_key_richer(
+    strategy: Strategy, timeline: list[tuple[int, int]], ahead: int
+) -> None:
+    key, now = _aged(strategy, timeline)
+    before = [_left(key, now + step) for step in (0, 100, 900, 2_500)]
+    key.run("pause", now, now + ahead)
+    after = [_left(key, now + step) for step in (0, 100, 900, 2_500)]
+
+    assert all(late <= early for late, early in zip(after, before, strict=True))
+
+
+@paced
+@given(
+    timeline=gaps,
+    bookings=st.lists(st.tuples(st.integers(0, 300), costs), min_size=1, max_size=10),
+)
+def test_bookings_queue_at_the_pace(
+    strategy: Strategy, timeline: list[tuple[int, int]], bookings: list[tuple[int, int]]
+) -> None:
+    """Each begins when its units have come in, after all that were booked before it; a check that
+    had waited until then would have been admitted, and one a moment earlier not."""
+    key, now = _aged(strategy, timeline)
+    last = 0
+    for gap, cost in bookings:
+        now += gap
+        check = strategy.check(key.at(now), now, cost).result
+        booked = key.run("book", now, cost, 10_000_000)
+
+        assert booked.decision.allowed
+        assert booked.decision.remaining >= 0
+        assert check.allowed is (booked.delay_ms == 0)
+        if cost <= strategy.limit and not check.allowed:
+            assert booked.delay_ms == check.retry_after_ms
+        assert now + booked.delay_ms >= last or booked.delay_ms == 0
+        last = now + booked.delay_ms
+
+
+@paced
+def test_what_lies_too_far_ahead_is_not_booked(strategy: Strategy) -> None:
+    key = Key(strategy)
+    while (booked := key.run("book", NOW, 1, 0)).decision.allowed:
+        assert booked.delay_ms == 0
+    before = key.state
+    denied = key.run("book", NOW, 1, booked.delay_ms - 1)
+
+    assert not denied.decision.allowed
+    assert denied.decision.retry_after_ms == denied.delay_ms == booked.delay_ms
+    assert key.state == before
+    assert key.run("book", NOW, 1, booked.delay_ms).decision.allowed
+
+
+@paced
+def test_only_the_last_booking_comes_back(strategy: Strategy) -> None:
+    """Were an earlier one given back, two would begin at one instant."""
+    key = Key(strategy)
+    key.run("charge", NOW, strategy.limit)
+    first = NOW + key.run("book", NOW, 1, 10_000_000).delay_ms
+    second = NOW + key.run("book", NOW, 1, 10_000_000).delay_ms
+
+    assert key.run("refund", NOW, 1, first) == 0
+    assert key.run("refund", NOW, 1, second) == 1
+    assert key.run("book", NOW, 1, 10_000_000).delay_ms == second - NOW
+    assert key.run("refund", NOW, 1, second) == 1
+    assert key.run("refund", NOW, 1, first) == 1
+
+
+@pytest.mark.parametrize("strategy", [s for s in STRATEGIES if s.window_kind], ids=repr)
+def test_windows_cannot_be_booked(strategy: Strategy) -> None:
+    with pytest.raises(UnsupportedError, match="gcra"):
+        strategy.book(None, NOW, 1, 1_000)
+
+
+def test_what_left_the_window_does_not_come_back() -> None:
+    for strategy in (
+        fixed_window(4, 1_000),
+        sliding_window(4, 1_000),
+        sliding_window_log(4, 1_000),
+    ):
+        key = Key(strategy)
+        key.run("check", NOW, 4)
+        later = NOW + 2_100
+        assert key.run("check", later, 3).allowed
+        assert key.run("refund", later, 4, NOW) == 0
+        assert _left(key, later) == 1
+
+
+def test_an_emptied_tick_ahead_of_the_clock_still_stands() -> None:
+    """A clock that went back does not find what was dropped when it was ahead."""
+    strategy = sliding_window(5, 1_000)
+    key = Key(strategy)
+    key.run("check", NOW, 5)
+    key.run("check", NOW + 1_200, 2)
+    assert key.run("refund", NOW + 100, 2, NOW + 1_200) == 2
+    assert key.state is not None
+    assert key.run("check", NOW + 100, 5).allowed
+    assert not key.run("check", NOW + 100, 1).allowed
+
+
+def test_a_debt_is_paid_off_first() -> None:
+    bucket = Key(token_bucket(10, 10))
+    bucket.run("charge", NOW, 25)
+    assert bucket.run("check", NOW + 1_500, 1).retry_after_ms == 100
+    assert bucket.run("check", NOW + 1_600, 1).allowed
+
+    cell = Key(gcra(10, 1_000))
+    cell.run("charge", NOW, 25)
+    wait = cell.run("check", NOW, 1).retry_after_ms
+    assert wait == ceil(16 * cell.strategy.values["period_ms"] / 10)
+
+
+def test_no_limit_takes_and_gives_anything() -> None:
+    key = Key(unlimited())
+    assert key.run("refund", NOW, 3, NOW) == 3
+    assert key.run("charge", NOW, 3).allowed
+    assert key.run("book", NOW, 3, 5).delay_ms == 0
