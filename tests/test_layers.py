@@ -16,7 +16,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"core"}),
     frozenset({"strategies"}),
     frozenset({"accel", "stores"}),
-    frozenset({"_rate_limit", "budget", "concurrency"}),
+    frozenset({"_limits", "_rate_limit", "budget", "concurrency"}),
     frozenset({"admission", "testkit"}),
     frozenset({"config", "observe", "wire"}),
     frozenset({"adapters", "leasing"}),

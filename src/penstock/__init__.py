@@ -8,6 +8,7 @@ True
 
 from __future__ import annotations
 
+from ._limits import Limit, Limits
 from ._rate_limit import rate_limit
 from .core._clock import Clock, ManualClock, SystemClock
 from .core._decision import Decision, Forecast, Outcome
@@ -23,7 +24,8 @@ from .core._limiter import Limiter
 from .core._native import accelerated
 from .core._store import Store
 from .core._strategy import Parameter, Strategy, register
-from .core._transform import Transform
+from .core._transform import Step, Transform
+from .core._verdict import Verdict
 from .stores.memory import MemoryStore
 from .strategies import (
     fixed_window,
@@ -41,7 +43,9 @@ __all__ = [
     "ConfigInvalidError",
     "Decision",
     "Forecast",
+    "Limit",
     "Limiter",
+    "Limits",
     "ManualClock",
     "MemoryStore",
     "Outcome",
@@ -49,12 +53,14 @@ __all__ = [
     "PenstockError",
     "QueueFullError",
     "RateLimitExceededError",
+    "Step",
     "Store",
     "StoreUnavailableError",
     "Strategy",
     "SystemClock",
     "Transform",
     "UnsupportedError",
+    "Verdict",
     "accelerated",
     "fixed_window",
     "gcra",

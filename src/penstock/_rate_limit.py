@@ -7,8 +7,7 @@ from .core._clock import Clock
 from .core._limiter import Limiter
 from .core._store import MadeBy, Store
 from .core._strategy import Strategy
-from .stores._opening import open_store
-from .stores.memory import MemoryStore
+from .stores._opening import open_for_limiter
 from .strategies._rates import strategy_of_rate
 
 __all__ = ["rate_limit"]
@@ -38,8 +37,7 @@ def rate_limit(
     mean the same. `max_waiters` bounds how many callers may wait in `acquire` for one key.
     """
     chosen = strategy_of_rate(strategy) if isinstance(strategy, str) else strategy
-    home = _opened(store, clock) if store is None or isinstance(store, str) else store
-    owns_store = home is not store
+    home, owns_store = open_for_limiter(store, clock)
     try:
         limiter = limiter_class(chosen, home)(
             chosen,
@@ -57,11 +55,3 @@ def rate_limit(
         rate_limit, strategy, store=store, clock=clock, prefix=prefix, max_waiters=max_waiters
     )
     return limiter
-
-
-def _opened(url: str | None, clock: Clock | None) -> Store:
-    if url is None:
-        return MemoryStore(clock=clock)
-    # A table in this process is swept by the limiter's clock; servers have none to be told.
-    is_memory = url.partition("://")[0].lower() == "memory"
-    return open_store(url, clock=clock) if is_memory else open_store(url)

@@ -51,6 +51,23 @@ cdef extern from *:
     void make_awaitable "penstock_make_awaitable"(PyObject* type, finishfunc finish) noexcept
     long long PyLong_AsLongLongAndOverflow(object value, int* overflow) except? -1
 
+cdef extern from *:
+    """
+    static inline PyObject* penstock_make_of(PyObject* type, PyObject* none, PyObject* named) {
+        return ((PyTypeObject*) type)->tp_new((PyTypeObject*) type, none, named);
+    }
+    """
+    object make_of "penstock_make_of"(PyObject* type, object none, PyObject* named)
+    PyObject* PyDict_GetItemWithError(object mapping, object key) except? NULL
+    PyObject* PyList_GET_ITEM(list items, Py_ssize_t place)
+
+cdef tuple NO_ARGUMENTS = ()
+cdef enum:
+    MOST_JOINED = 128
+
+# The interpreter keeps one object for this integer, and True is another.
+cdef object ONE = 1
+
 reads_steady_clock = bool(PENSTOCK_STEADY)
 
 
@@ -140,6 +157,122 @@ cdef class Gate:
         if self._steady:
             return (self._anchor_ns + monotonic_ns()) // 1000000
         return self._read_clock()
+
+
+@cython.no_gc
+cdef class VerdictFields:
+    """Where a verdict keeps what it was made of, none of which can lead back to it."""
+
+    cdef readonly tuple _names
+    cdef readonly tuple _decisions
+    cdef readonly tuple _shadows
+    cdef readonly bint allowed
+
+    def __init__(self, tuple names not None, tuple decisions not None, tuple shadows not None):
+        if self._names is not None:
+            raise AttributeError("a Verdict is frozen: cannot make it again")
+        if not len(names) == len(decisions) == len(shadows):
+            raise ValueError("a Verdict has a name, a decision and a flag for each limit")
+        self._names = names
+        self._decisions = decisions
+        self._shadows = shadows
+        self.allowed = True
+        for decision, shadow in zip(decisions, shadows):
+            if not (<Decision?> decision).allowed and not shadow:
+                self.allowed = False
+
+
+@cython.final
+cdef class LimitsGate:
+    """`check` of several limits, where each has a key and costs one unit."""
+
+    cdef Table _table
+    cdef list _leads
+    cdef list _names
+    cdef list _kernels
+    cdef tuple _all_names
+    cdef tuple _shadows
+    cdef bytes _flags
+    cdef Py_ssize_t _count
+    cdef Py_ssize_t _keyed
+    cdef Py_ssize_t _longest
+    cdef bint _steady
+    cdef int64_t _anchor_ns
+    cdef object _read_clock
+    cdef type _verdict
+    cdef object _otherwise
+
+    @staticmethod
+    def fits(Table table not None, Py_ssize_t count):
+        """Whether so many limits on that table can be decided here."""
+        return not table.bounded and count <= MOST_AT_ONCE
+
+    def __init__(
+        self, Table table not None, list parts, tuple shadows, read_clock, anchor_ns, type verdict,
+        otherwise
+    ):
+        self._table = table
+        # None in the place of the name of a limit that takes no key.
+        self._names = [None if keyless else name for name, _, _, keyless in parts]
+        self._all_names = tuple([name for name, _, _, _ in parts])
+        self._leads = [lead for _, lead, _, _ in parts]
+        self._kernels = [Kernel(transform.native) for _, _, transform, _ in parts]
+        self._shadows = shadows
+        self._flags = bytes(shadows)
+        self._count = len(parts)
+        self._longest = min(table.longest, MOST_JOINED)
+        self._keyed = len([name for name in self._names if name is not None])
+        self._steady = anchor_ns is not None
+        self._anchor_ns = anchor_ns or 0
+        self._read_clock = read_clock
+        self._verdict = verdict
+        self._otherwise = otherwise
+
+    def check(self, keys, cost=1):
+        """Decide a request and, if all limits admit it, spend its cost on each of them."""
+        cdef Sought[MOST_AT_ONCE] sought
+        cdef char[MOST_AT_ONCE][MOST_JOINED] rooms
+        cdef Py_ssize_t place
+        cdef int64_t now
+        cdef PyObject* lead
+        cdef PyObject* name
+        cdef PyObject* key
+        cdef bint allowed = True
+        cdef VerdictFields verdict
+        if type(keys) is not dict or len(<dict> keys) != self._keyed or cost is not ONE:
+            return self._otherwise(keys, cost)
+        for place in range(self._count):
+            lead = PyList_GET_ITEM(self._leads, place)
+            name = PyList_GET_ITEM(self._names, place)
+            if name == <PyObject*> None:
+                if not seek_ascii(lead, self._longest, &sought[place]):
+                    return self._otherwise(keys, cost)
+                continue
+            key = PyDict_GetItemWithError(keys, <object> name)
+            if key == NULL or not is_plain_key(key) or not seek_joined(
+                lead, key, self._longest, rooms[place], &sought[place]
+            ):
+                return self._otherwise(keys, cost)
+        if self._steady:
+            now = (self._anchor_ns + monotonic_ns()) // 1000000
+        else:
+            now = self._read_clock()
+        decisions = self._table.check_all(
+            self._kernels,
+            sought,
+            self._count,
+            now,
+            <const unsigned char*> <const char*> self._flags,
+            &allowed,
+        )
+        if decisions is None:
+            return self._otherwise(keys, cost)
+        verdict = <VerdictFields> make_of(<PyObject*> self._verdict, NO_ARGUMENTS, NULL)
+        verdict._names = self._all_names
+        verdict._decisions = decisions
+        verdict._shadows = self._shadows
+        verdict.allowed = allowed
+        return verdict
 
 
 @cython.final

@@ -169,7 +169,7 @@ cdef inline void decide_token_bucket(
         wait = ceil((cost - tokens) / rate)
         verdict.retry = saturated(wait)
         verdict.retry = min(verdict.retry + (at - now), MAX_SAFE)
-    verdict.remaining = <int64_t> floor(tokens)
+    verdict.remaining = at_least(0, <int64_t> floor(tokens))
     verdict.reset_at = at + <int64_t> ceil((capacity - tokens) / rate)
 
 

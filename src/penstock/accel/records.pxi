@@ -32,6 +32,32 @@ cdef extern from *:
             && memcmp(name->text, sought->text, sought->length) == 0;
     }
 
+    #if PY_VERSION_HEX >= 0x030E0000
+    #define penstock_hash_bytes Py_HashBuffer
+    #else
+    #define penstock_hash_bytes _Py_HashBytes
+    #endif
+
+    /* As penstock_seek_ascii finds the string of both, without making it: the hash of a string of
+       one-byte characters is that of its bytes. */
+    static inline int penstock_seek_joined(
+        PyObject* lead, PyObject* key, Py_ssize_t longest, char* room, PenstockSought* sought
+    ) {
+        Py_ssize_t before = PyUnicode_GET_LENGTH(lead), after = PyUnicode_GET_LENGTH(key);
+        if (!PyUnicode_IS_COMPACT_ASCII(lead) || before + after > longest) return 0;
+        memcpy(room, PyUnicode_1BYTE_DATA(lead), before);
+        memcpy(room + before, PyUnicode_1BYTE_DATA(key), after);
+        sought->text = room;
+        sought->length = (uint32_t) (before + after);
+        sought->mark = (uint32_t) penstock_hash_bytes(room, before + after);
+        return 1;
+    }
+
+    static inline int penstock_same(const PenstockSought* one, const PenstockSought* other) {
+        return one->mark == other->mark && one->length == other->length
+            && memcmp(one->text, other->text, one->length) == 0;
+    }
+
     static inline size_t penstock_name_bytes(uint32_t length) {
         return offsetof(PenstockName, text) + length;
     }
@@ -52,6 +78,10 @@ cdef extern from *:
     Py_hash_t hash_of "penstock_hash"(PyObject* text)
     bint seek_ascii "penstock_seek_ascii"(PyObject* key, Py_ssize_t longest, Sought* sought)
     bint is_named "penstock_is"(const Name* name, const Sought* sought)
+    bint seek_joined "penstock_seek_joined"(
+        PyObject* lead, PyObject* key, Py_ssize_t longest, char* room, Sought* sought
+    )
+    bint is_same "penstock_same"(const Sought* one, const Sought* other)
     size_t name_bytes "penstock_name_bytes"(uint32_t length)
     bint is_plain_key "penstock_plain_key"(PyObject* key)
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL

@@ -24,10 +24,25 @@ cdef enum:
     LIGHT_BYTES = 1 << 20
     WEIGH_EVERY_MS = 1000
     LEAST_ENTRIES = 8
+    MOST_AT_ONCE = 8
     # An entry, its place in the order and its share of the index, each as they grow by steps.
     RECORD_BYTES = 100
 
-cdef tuple LOOKING = ("peek", "forecast")
+cdef tuple LOOKING = ("peek", "forecast", "look", "try")
+ctypedef struct Writing:
+    Sought sought
+    Entry fresh
+    Entry before
+    int64_t expires
+    int64_t expires_before
+    int64_t weight
+    uint32_t version
+    int rank
+
+cdef extern from "Python.h":
+    tuple PyTuple_New(Py_ssize_t size)
+    void PyTuple_SET_ITEM(tuple made, Py_ssize_t place, object item)
+
 cdef int64_t REACH_MS = <int64_t> 1 << (LEVEL_BITS * LEVELS)
 
 
@@ -73,12 +88,13 @@ cdef class Table:
     cdef bint evict
     cdef Order order            # of a table with bounds
     cdef uint32_t clock
+    cdef bint holding           # while several keys are written: nothing is released
     cdef readonly int64_t evictions
     cdef readonly int64_t refusals
     cdef Py_ssize_t longest
     cdef object digest_of
     cdef object wrong_kind
-    cdef object require_ttl
+    cdef readonly object require_ttl
     cdef object lock
 
     def __cinit__(
@@ -124,9 +140,7 @@ cdef class Table:
     # The public face, the same as that of the interpreted table.
 
     def apply(self, str key not None, transform, int64_t now, int64_t cost):
-        kernel = transform.kernel
-        if kernel is None:
-            kernel = transform.kernel = _kernel_of(transform)
+        kernel = kernel_of(transform)
         if kernel and transform.role == "check":
             return self.check(<Kernel> kernel, key, now, cost, transform)
         with self.lock:
@@ -172,13 +186,193 @@ cdef class Table:
                 total += least_size(self.entries[position].name.length)
         return total + self._states_weight()
 
+    # Several keys at once; stores/memory/_several.py says in which order.
+
+    def read(self, str key not None, transform, int64_t now):
+        """The state of a key, the instant to decide it at, until when it counts, and a mark that
+        changes with every write."""
+        cdef Sought sought
+        cdef uint32_t position
+        held = self._seek(key, &sought)
+        self._advance(now)
+        position = self._find_or_room(&sought)
+        if position == NIL:
+            return None, (now if now > self.horizon else self.horizon), 0, 0
+        if now >= self.entries[position].expires:
+            return None, now, 0, self.entries[position].version
+        # Before the state is made, which may run anything.
+        expires, version = self.entries[position].expires, self.entries[position].version
+        state = self._export(key, position, transform.kind, kind_of(transform))
+        return state, now, expires, version
+
+    def is_shut(self, str key not None):
+        """Whether a new key of that name would be refused."""
+        cdef Sought sought
+        held = self._seek(key, &sought)
+        return self._find(&sought) == NIL and self._is_shut(&sought)
+
+    def due_in(self):
+        """How long until there may be room."""
+        return self._next_due() - self.wheel_now
+
+    def commit(self, list writes not None):
+        """Write all of them, if nothing was written meanwhile: True. None, if something was; and
+        where there is no room for one of them, its place, and nothing is written. Each is (key,
+        transform, state, until when, mark, the state before, until when that counted, decision)."""
+        cdef Py_ssize_t place
+        cdef Py_ssize_t written = 0
+        cdef Py_ssize_t count = len(writes)
+        cdef uint32_t position
+        cdef Writing* each
+        cdef Writing* all_of_them = <Writing*> PyMem_Malloc((count + 1) * sizeof(Writing))
+        # Whatever has to live until the end: the texts that are looked for, the states that go.
+        held = []
+        if all_of_them == NULL:
+            raise MemoryError()
+        memset(all_of_them, 0, (count + 1) * sizeof(Writing))
+        try:
+            # First everything that may run Python code.
+            for place in range(count):
+                held.append(self._prepare(writes[place], &all_of_them[place]))
+            self._make_space(count)
+            for place in range(count):
+                each = &all_of_them[place]
+                position = self._find(&each.sought)
+                if each.version != (0 if position == NIL else self.entries[position].version):
+                    return None
+            # From here on nothing runs but what is in this file.
+            self.holding = True
+            while written < count:
+                each = &all_of_them[written]
+                if not self._replace(&each.sought, &each.fresh, each.expires, each.weight,
+                                     each.rank):
+                    break
+                written += 1
+            if written == count:
+                return True
+            for place in range(written):
+                each = &all_of_them[place]
+                self._replace(&each.sought, &each.before, each.expires_before, each.weight, -1)
+            return written
+        finally:
+            self.holding = False
+            for place in range(count):
+                self._release(all_of_them[place].fresh)
+                self._release(all_of_them[place].before)
+            PyMem_Free(all_of_them)
+            self._let_go()
+
+    cdef object _prepare(self, tuple write, Writing* each):
+        """Returns what has to live as long as it."""
+        key, transform, state, until, version, before, until_before, decision = write
+        held = self._seek(key, &each.sought)
+        each.version = version
+        each.expires, each.expires_before = until, until_before
+        each.rank = rank_of_decision(decision)
+        each.weight = getsizeof(state, 0) if self.bounded else 0
+        kind = kind_of(transform)
+        if state is not None:
+            self._pack(&each.fresh, kind, transform.kind, state, &each.expires)
+        if before is not None:
+            self._pack(&each.before, kind, transform.kind, before, &each.expires_before)
+        return held, state, before
+
+    cdef bint _replace(
+        self, const Sought* sought, Entry* fresh, int64_t expires, int64_t weight, int rank
+    ) except -1:
+        """Put a state under a key, or take the key out where there is none. False: no room."""
+        cdef uint32_t position = self._find(sought)
+        cdef Entry taken = fresh[0]
+        fresh.kind = NOTHING
+        if taken.kind != NOTHING:
+            return self._put(sought, position, &taken, expires, weight, rank)
+        if position != NIL:
+            self._leave(position)
+        return True
+
+    cdef tuple check_all(
+        self,
+        list kernels,
+        Sought* sought,
+        Py_ssize_t count,
+        int64_t now,
+        const unsigned char* shadows,
+        bint* allowed,
+    ):
+        """One unit of each key, all or nothing: the decisions. None for what is not plain, which
+        has to go the long way."""
+        cdef Verdict[MOST_AT_ONCE] verdicts
+        cdef uint32_t[MOST_AT_ONCE] positions
+        cdef int64_t[MOST_AT_ONCE] instants
+        cdef bint[MOST_AT_ONCE] known
+        cdef Py_ssize_t place, other
+        cdef bint admitted = True
+        cdef Word a, b
+        cdef int64_t expires
+        cdef Entry* entry
+        cdef Kernel kernel
+        cdef Decision decision
+        self._advance(now)
+        for place in range(count):
+            positions[place] = self._find(&sought[place])
+            instants[place] = now
+            known[place] = False
+            a.i = b.i = expires = 0
+            kernel = <Kernel> kernels[place]
+            if positions[place] == NIL:
+                instants[place] = at_least(now, self.horizon)
+            else:
+                entry = &self.entries[positions[place]]
+                if now < entry.expires:
+                    if entry.kind != kernel.kind:
+                        return None
+                    known[place] = True
+                    a = entry.a
+                    b = entry.b
+                    expires = entry.expires
+            for other in range(place):
+                if is_same(&sought[place], &sought[other]):
+                    return None
+            decide(kernel, known[place], a, b, expires, instants[place], 1, &verdicts[place])
+            if not verdicts[place].allowed and not shadows[place]:
+                admitted = False
+        allowed[0] = admitted
+        if admitted:
+            self._make_space(count)
+            for place in range(count):
+                if verdicts[place].allowed:
+                    self._commit(
+                        &sought[place],
+                        positions[place],
+                        (<Kernel> kernels[place]).kind,
+                        known[place],
+                        instants[place] + verdicts[place].ttl,
+                        1,
+                        &verdicts[place],
+                    )
+        decisions = PyTuple_New(count)
+        for place in range(count):
+            decision = decision_of(&verdicts[place])
+            Py_INCREF(decision)
+            PyTuple_SET_ITEM(decisions, place, decision)
+        return decisions
+
     # Deciding.
+
+    cdef inline int _advance(self, int64_t now) except -1:
+        """The latest instant that was seen: what is due by it may go."""
+        if now > self.seen:
+            self.seen = now
+            if self.count > RECLAIM_FLOOR:
+                self._reclaim(now)
+            elif now >= self.weigh_at:
+                self._weigh(now)
+        return 0
 
     cdef Decision check(self, Kernel kernel, str key, int64_t now, int64_t cost, transform):
         cdef Word a, b
         cdef Verdict verdict
         cdef Entry* entry
-        cdef Decision decision
         cdef Sought sought
         cdef bint known = False
         cdef uint32_t position
@@ -187,12 +381,7 @@ cdef class Table:
         if not seek_ascii(<PyObject*> key, self.longest, &sought):
             held = self._seek(key, &sought)
         a.i = b.i = 0
-        if now > self.seen:
-            self.seen = now
-            if self.count > RECLAIM_FLOOR:
-                self._reclaim(now)
-            elif now >= self.weigh_at:
-                self._weigh(now)
+        self._advance(now)
         position = self._find_or_room(&sought)
         if position == NIL:
             if now < self.horizon:
@@ -213,14 +402,7 @@ cdef class Table:
                 return self._refuse(transform, now)
         elif self.bounded and position != NIL:
             self._use(position, kernel.kind, rank_of(&verdict))
-        decision = Decision.__new__(Decision)
-        decision.made = True
-        decision.allowed = verdict.allowed
-        decision.limit = verdict.limit
-        decision.remaining = verdict.remaining
-        decision.reset_at = verdict.reset_at
-        decision.retry_after_ms = verdict.retry
-        return decision
+        return decision_of(&verdict)
 
     cdef bint _commit(
         self,
@@ -299,7 +481,7 @@ cdef class Table:
         gone.kind = NOTHING
         try:
             if position == NIL:
-                self._make_space()
+                self._make_space(1)
                 name = name_new(sought)
         except BaseException:
             self._release(fresh[0])
@@ -340,12 +522,7 @@ cdef class Table:
         held = self._seek(key, &sought)
         while True:
             at = now
-            if now > self.seen:
-                self.seen = now
-                if self.count > RECLAIM_FLOOR:
-                    self._reclaim(now)
-                elif now >= self.weigh_at:
-                    self._weigh(now)
+            self._advance(now)
             position = self._find_or_room(&sought)
             version = 0
             state = None
@@ -507,11 +684,11 @@ cdef class Table:
                 hole = probe
         self.index[hole] = 0
 
-    cdef int _make_space(self) except -1:
-        """Make sure that one more record fits, so that adding it cannot fail half-way."""
-        if self.free == NIL and self.top == self.room:
+    cdef int _make_space(self, Py_ssize_t more) except -1:
+        """Make sure that so many more records fit, so that adding them cannot fail half-way."""
+        while self.top + more > self.room and (more > 1 or self.free == NIL):
             self._grow()
-        if (<uint64_t> self.count + 1) * 3 > (self.mask + 1) * 2:
+        while (<uint64_t> self.count + more) * 3 > (self.mask + 1) * 2:
             self._widen()
         return 0
 
@@ -639,6 +816,8 @@ cdef class Table:
         """Release the states of records that have left. The table must be whole."""
         cdef uint32_t position
         cdef Entry gone
+        if self.holding:
+            return
         while self.leaving != NIL:
             position = self.leaving
             gone = self.entries[position]
@@ -830,15 +1009,37 @@ cdef class Table:
         return soonest
 
 
-cdef object _kernel_of(transform):
+cdef inline Decision decision_of(Verdict* verdict):
+    cdef Decision decision = Decision.__new__(Decision)
+    decision.made = True
+    decision.allowed = verdict.allowed
+    decision.limit = verdict.limit
+    decision.remaining = verdict.remaining
+    decision.reset_at = verdict.reset_at
+    decision.retry_after_ms = verdict.retry
+    return decision
+
+
+cdef inline object kernel_of(transform):
     """The kernel that stands for a transform's strategy, or False."""
-    rider = transform.native
-    return False if rider is None else Kernel(rider)
+    kernel = transform.kernel
+    if kernel is None:
+        arguments = transform.native
+        kernel = transform.kernel = False if arguments is None else Kernel(arguments)
+    return kernel
+
+
+cdef Kind kind_of(transform) except? NOTHING:
+    kernel = kernel_of(transform)
+    return (<Kernel> kernel).kind if kernel else OBJECT
 
 
 cdef int rank_in(transform, result) except? -2:
     """The rank of a key after a transform that told this; -1 if it says nothing about the key."""
-    decision = transform.decision_in(result)
+    return rank_of_decision(transform.decision_in(result))
+
+
+cdef int rank_of_decision(decision) except? -2:
     if type(decision) is not Decision:
         return -1
     if not (<Decision> decision).allowed:

@@ -18,23 +18,20 @@ the async calls are twins over the same store contract and make the same decisio
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
-from .._queueing import Mutex, ThreadWaiter
+from .._queueing import Mutex
 from ._clock import Clock, ManualClock, SystemClock, require_clock
 from ._decision import Decision, Forecast
 from ._errors import UnsupportedError
-from ._flow import adrive, drive
-from ._store import MadeBy, Store
+from ._store import MadeBy, Store, require_store
 from ._strategy import Strategy
 from ._transform import checking, forecasting, peeking
 from ._validation import (
     MAX_KEY_BYTES,
-    MAX_SPAN_MS,
     key_lead,
     reject,
     require_cost,
@@ -43,9 +40,9 @@ from ._validation import (
     require_key,
     require_keys,
 )
-from ._waiting import CheckStep, KeyQueues, PeekStep, Step, Watch, acquire_flow, waiting_clock
+from ._waiting import KeyQueues, aacquire, acquire, timeout_in_ms, waiting_clock
 
-__all__ = ["Claim", "Limiter", "claim"]
+__all__ = ["Claim", "Limiter", "claim", "clock_reader"]
 
 
 _mutex = Mutex()
@@ -126,12 +123,7 @@ class Limiter:
     ) -> None:
         if not isinstance(strategy, Strategy):
             reject(f"strategy must be a penstock.Strategy, such as gcra(100, 60_000): {strategy!r}")
-        if not isinstance(store, Store):
-            reject(
-                "store must be a penstock.Store, such as MemoryStore(), or for rate_limit a URL, "
-                f"not {store!r}"
-            )
-        store.require_clock(clock)
+        require_store(store).require_clock(clock)
         if max_waiters is not None:
             require_int("max_waiters", max_waiters, low=0)
         self.strategy = strategy
@@ -141,7 +133,7 @@ class Limiter:
         self.made_by: MadeBy | None = None
         self._owns_store = owns_store
         self._lead = key_lead(prefix)
-        self._now = _reader(self.clock)
+        self._now = clock_reader(self.clock)
         self._check = checking(strategy)
         self._peek = peeking(strategy)
         self._forecast = forecasting(strategy)
@@ -217,63 +209,27 @@ class Limiter:
         Past `timeout` seconds, or as soon as it is plain that it would be past them, raises
         `rate_limit_exceeded` with the decision. Plain `check` calls do not wait for anybody.
         """
-        timeout_ms = self._admissible(key, cost, timeout)
-        clock, queues = self._waiting_clock, self._queues
-        began_at, resets, told = clock.now(), queues.resets, None
-        if queues.is_free(key):
-            decision = self.check(key, cost)
-            if decision.allowed:
-                return decision
-            told = decision, resets
-        waiter = ThreadWaiter(sys._getframe())
-        watch = Watch(clock, waiter.wake)
-
-        def obey(step: Step) -> Decision | None:
-            if isinstance(step, CheckStep):
-                return self.check(key, cost)
-            if isinstance(step, PeekStep):
-                return self.peek(key)
-            (waiter.sleep if step.leads else waiter.rest)(watch.real_s(step.ms))
-            return None
-
-        try:
-            flow = acquire_flow(queues, key, waiter, clock, began_at, timeout_ms, told)
-            return drive(flow, obey)
-        finally:
-            watch.end()
-            waiter.end()
+        decision: Decision = acquire(
+            self._queues,
+            key,
+            self._waiting_clock,
+            self._admissible(key, cost, timeout),
+            lambda: self.check(key, cost),
+            lambda: self.peek(key),
+        )
+        return decision
 
     async def aacquire(self, key: str, cost: int = 1, timeout: float | None = None) -> Decision:
         """The awaitable twin of `acquire`. Cancelling it leaves the queue."""
-        timeout_ms = self._admissible(key, cost, timeout)
-        clock, queues = self._waiting_clock, self._queues
-        began_at, resets, told = clock.now(), queues.resets, None
-        if queues.is_free(key):
-            decision = await self.acheck(key, cost)
-            if decision.allowed:
-                return decision
-            told = decision, resets
-        # Here, so that `import penstock` does not load asyncio.
-        from .._queueing.tasks import Event, TaskWaiter
-
-        woken = Event()
-        waiter = TaskWaiter(woken)
-        watch = Watch(clock, waiter.wake)
-
-        async def obey(step: Step) -> Decision | None:
-            if isinstance(step, CheckStep):
-                return await self.acheck(key, cost)
-            if isinstance(step, PeekStep):
-                return await self.apeek(key)
-            await (waiter.sleep if step.leads else waiter.rest)(watch.real_s(step.ms))
-            return None
-
-        try:
-            flow = acquire_flow(queues, key, waiter, clock, began_at, timeout_ms, told)
-            return await adrive(flow, obey)
-        finally:
-            watch.end()
-            waiter.end()
+        decision: Decision = await aacquire(
+            self._queues,
+            key,
+            self._waiting_clock,
+            self._admissible(key, cost, timeout),
+            lambda: self.acheck(key, cost),
+            lambda: self.apeek(key),
+        )
+        return decision
 
     def close(self) -> None:
         """Close the store, if this limiter made it."""
@@ -343,14 +299,10 @@ class Limiter:
                 f"a cost of {cost} can never be admitted by {self.strategy!r}: "
                 f"ask for at most {self.strategy.limit} at once"
             )
-        if timeout is None:
-            return None
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
-            reject(f"timeout must be None or seconds from 0 up, not {timeout!r}")
-        return None if timeout > MAX_SPAN_MS else int(timeout * 1000)
+        return timeout_in_ms(timeout)
 
 
-def _reader(clock: Clock) -> Callable[[], int]:
+def clock_reader(clock: Clock) -> Callable[[], int]:
     """The clock's method, watched if it is not one of ours: states must never hold nonsense."""
     if type(clock) in (SystemClock, ManualClock):
         return clock.now

@@ -28,6 +28,7 @@ __all__ = [
     "MadeBy",
     "Store",
     "from_its_url",
+    "require_store",
 ]
 
 
@@ -179,6 +180,16 @@ class Store:
                 "or make one in the other process"
             )
         return self.made_by.reduced()
+
+
+def require_store(store: Any) -> Store:
+    """The store, or `config_invalid` for anything else."""
+    if not isinstance(store, Store):
+        reject(
+            "store must be a penstock.Store, such as MemoryStore(), or for rate_limit and Limits a "
+            f"URL, not {store!r}"
+        )
+    return store
 
 
 def from_its_url(from_url: Callable[P, S]) -> Callable[P, S]:

@@ -4,18 +4,22 @@ Each key that somebody waits for has a queue. Only its leader asks the limiter; 
 until those before them have left, so a freed unit goes to whoever came first and nobody polls.
 
 `acquire_flow` is the procedure itself, written once: it yields `CheckStep` or `PeekStep` to get a
-decision, and `SleepStep` to sleep until it is woken or the time is up; a thin sync or async shell
-obeys.
+decision, and `SleepStep` to sleep until it is woken or the time is up. `acquire` and `aacquire` are
+the shells that obey; what they check and peek at is the limiter's matter, one key or several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import sys
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any
 
-from .._queueing import Queue, Queues, Waiter
+from .._queueing import Queue, Queues, ThreadWaiter, Waiter
 from ._clock import Clock, SystemClock
 from ._decision import Decision
 from ._errors import QueueFullError, RateLimitExceededError
+from ._flow import adrive, drive
+from ._validation import MAX_SPAN_MS, reject
 
 __all__ = [
     "CheckStep",
@@ -24,7 +28,10 @@ __all__ = [
     "SleepStep",
     "Step",
     "Watch",
+    "aacquire",
+    "acquire",
     "acquire_flow",
+    "timeout_in_ms",
     "waiting_clock",
 ]
 
@@ -89,6 +96,13 @@ class _KeyQueue(Queue):
         self.last_denial: Decision | None = None
         self.is_void: bool = False
 
+    def make_void(self) -> None:
+        """Whoever leads need not wait for what it was told."""
+        self.is_void, self.last_denial = True, None
+        leader = self.leader()
+        if leader is not None:
+            leader.wake()
+
 
 class KeyQueues:
     """The queues of one limiter, by key."""
@@ -116,14 +130,17 @@ class KeyQueues:
         self._queues.leave(key, queue, waiter)
 
     def reset(self, key: str) -> None:
-        """The key was forgotten: whoever leads need not wait for what it was told."""
+        """The key was forgotten."""
         self.resets += 1
         queue = self._queues.get(key)
         if queue is not None:
-            queue.is_void, queue.last_denial = True, None
-            leader = queue.leader()
-            if leader is not None:
-                leader.wake()
+            queue.make_void()
+
+    def reset_all(self) -> None:
+        """Keys were forgotten, and which queues wait for them is not known here."""
+        self.resets += 1
+        for queue in self._queues.values():
+            queue.make_void()
 
     def __len__(self) -> int:
         """How many callers wait, over all keys."""
@@ -132,6 +149,85 @@ class KeyQueues:
     def _has_room(self, queue: _KeyQueue) -> bool:
         # The leader is being served; those behind it wait.
         return self._max_waiters is None or len(queue) <= self._max_waiters
+
+
+def acquire(
+    queues: KeyQueues,
+    key: str,
+    clock: Clock,
+    timeout_ms: int | None,
+    check: Callable[[], Any],
+    peek: Callable[[], Any],
+) -> Any:
+    """Wait in the queue of `key` until `check` admits; what it answered then."""
+    began_at, resets, told = clock.now(), queues.resets, None
+    if queues.is_free(key):
+        decision = check()
+        if decision.allowed:
+            return decision
+        told = decision, resets
+    waiter = ThreadWaiter(sys._getframe())
+    watch = Watch(clock, waiter.wake)
+
+    def obey(step: Step) -> Any:
+        if isinstance(step, CheckStep):
+            return check()
+        if isinstance(step, PeekStep):
+            return peek()
+        (waiter.sleep if step.leads else waiter.rest)(watch.real_s(step.ms))
+        return None
+
+    try:
+        return drive(acquire_flow(queues, key, waiter, clock, began_at, timeout_ms, told), obey)
+    finally:
+        watch.end()
+        waiter.end()
+
+
+async def aacquire(
+    queues: KeyQueues,
+    key: str,
+    clock: Clock,
+    timeout_ms: int | None,
+    check: Callable[[], Awaitable[Any]],
+    peek: Callable[[], Awaitable[Any]],
+) -> Any:
+    """The awaitable twin of `acquire`. Cancelling it leaves the queue."""
+    began_at, resets, told = clock.now(), queues.resets, None
+    if queues.is_free(key):
+        decision = await check()
+        if decision.allowed:
+            return decision
+        told = decision, resets
+    # Here, so that `import penstock` does not load asyncio.
+    from .._queueing.tasks import Event, TaskWaiter
+
+    waiter = TaskWaiter(Event())
+    watch = Watch(clock, waiter.wake)
+
+    async def obey(step: Step) -> Any:
+        if isinstance(step, CheckStep):
+            return await check()
+        if isinstance(step, PeekStep):
+            return await peek()
+        await (waiter.sleep if step.leads else waiter.rest)(watch.real_s(step.ms))
+        return None
+
+    try:
+        flow = acquire_flow(queues, key, waiter, clock, began_at, timeout_ms, told)
+        return await adrive(flow, obey)
+    finally:
+        watch.end()
+        waiter.end()
+
+
+def timeout_in_ms(timeout: Any) -> int | None:
+    """Seconds, as `acquire` takes them."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+        reject(f"timeout must be None or seconds from 0 up, not {timeout!r}")
+    return None if timeout > MAX_SPAN_MS else int(timeout * 1000)
 
 
 def acquire_flow(
@@ -155,7 +251,7 @@ def acquire_flow(
         return RateLimitExceededError(
             f"{key!r} was not admitted within {timeout_ms} ms; "
             f"the next attempt is worth making in {decision.retry_after_ms} ms",
-            decision,
+            decision if isinstance(decision, Decision) else decision.decision,
         )
 
     queue = queues.join(key, waiter)

@@ -10,10 +10,11 @@ import re
 from importlib import import_module
 from typing import Any, NoReturn
 
+from ..core._clock import Clock
 from ..core._store import Store
 from ..core._validation import reject
 
-__all__ = ["SCHEMES", "open_store"]
+__all__ = ["SCHEMES", "open_for_limiter", "open_store"]
 
 
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*"
@@ -65,6 +66,20 @@ def open_store(url: str, **options: Any) -> Store:
     store = target(url, **options)
     assert isinstance(store, Store)
     return store
+
+
+def open_for_limiter(store: Store | str | None, clock: Clock | None) -> tuple[Store, bool]:
+    """The store of a limiter that was given this one, a URL or nothing; and whether the limiter
+    is to close it."""
+    if store is None:
+        from .memory import MemoryStore
+
+        return MemoryStore(clock=clock), True
+    if not isinstance(store, str):
+        return store, False
+    # A table in this process is swept by the limiter's clock; servers have none to be told.
+    is_memory = store.partition("://")[0].lower() == "memory"
+    return (open_store(store, clock=clock) if is_memory else open_store(store)), True
 
 
 def _refuse(scheme: str, is_url: bool) -> NoReturn:

@@ -21,7 +21,7 @@ from ..._queueing.fork import ForkAware, watch_forks
 from ...core._clock import Clock, SystemClock, require_clock
 from ...core._native import native
 from ...core._store import Store, from_its_url
-from ...core._transform import Transform
+from ...core._transform import Step, Transform
 from ...core._validation import (
     LONGEST_KEPT,
     digest_of,
@@ -30,6 +30,7 @@ from ...core._validation import (
     require_instant,
     require_int,
 )
+from ._several import apply_all
 from ._table import Table, require_ttl, wrong_kind
 
 __all__ = ["MemoryStore", "Sweeper"]
@@ -154,6 +155,15 @@ class MemoryStore(Store, ForkAware):
     ) -> list[R]:
         apply = self.apply
         return [apply(key, transform, now, cost) for key in keys]
+
+    def apply_all(self, steps: Sequence[Step], now: int) -> list[Any]:
+        return apply_all(self.table, steps, now)
+
+    async def aapply_all(self, steps: Sequence[Step], now: int) -> list[Any]:
+        return self.apply_all(steps, now)
+
+    def is_atomic(self, lead: str) -> bool:
+        return True
 
     @property
     def native_table(self) -> Any:

@@ -27,9 +27,9 @@ import threading
 from sys import getsizeof
 from typing import Any, TypeVar
 
-from ...core._decision import Decision
+from ...core._decision import Decision, Outcome
 from ...core._errors import ConfigInvalidError
-from ...core._transform import Transform
+from ...core._transform import READING, Transform
 from ...core._validation import LONGEST_KEPT, MAX_SAFE, digest_of, kept_key
 from ._order import IDLE, Order, RankedRecord, Record, rank_of
 from ._wheel import Wheel
@@ -48,7 +48,6 @@ _TUPLE_BYTES = 56
 _NUMBER_BYTES = 40
 _PAIR_BYTES = 112
 
-_LOOKING = ("peek", "forecast")
 # In place of the state of a record that is no longer in the table.
 _DROPPED = object()
 
@@ -105,11 +104,7 @@ class Table:
         try:
             self._lock.acquire()
             if now > self._seen:
-                self._seen = now
-                if len(self._records) > RECLAIM_FLOOR:
-                    self._reclaim(now)
-                elif now >= self._weigh_at:
-                    self._weigh(now)
+                self._advance(now)
             record = self._records.get(key)
             if record is None:
                 return self._apply_anew(key, transform, now, cost)
@@ -150,6 +145,15 @@ class Table:
                 # Interrupted while it was waiting for the lock, this caller never had it.
                 pass
 
+    def _advance(self, now: int) -> None:
+        """The latest instant that was seen: what is due by it may go."""
+        if now > self._seen:
+            self._seen = now
+            if len(self._records) > RECLAIM_FLOOR:
+                self._reclaim(now)
+            elif now >= self._weigh_at:
+                self._weigh(now)
+
     def _apply_anew(self, key: str | bytes, transform: Transform[R], now: int, cost: int) -> R:
         """Apply to a key that has no record."""
         if len(key) > LONGEST_KEPT:
@@ -160,7 +164,7 @@ class Table:
         if key in self._records:
             return self.apply(key, transform, now, cost)
         at = max(now, self._horizon)
-        if not has_room and transform.role in _LOOKING and transform.needs_room(at, cost):
+        if not has_room and transform.role in READING and transform.needs_room(at, cost):
             return self._refuse(transform, at)
         outcome = transform.run(None, at, cost)
         new, result = outcome.state, outcome.result
@@ -195,6 +199,65 @@ class Table:
 
     def _refuse(self, transform: Transform[R], now: int) -> R:
         return transform.refuse(now, self._wheel.next_due() - self._wheel.now)
+
+    # Several keys at once; `_several.py` says in which order.
+
+    require_ttl = staticmethod(require_ttl)
+
+    def read(self, key: str, transform: Transform[Any], now: int) -> tuple[Any, int, int, Any]:
+        """The state of a key, the instant to decide it at, until when it counts, and a mark that
+        changes with every write."""
+        with self._lock:
+            self._advance(now)
+            record = self._records.get(kept_key(key))
+            if record is None:
+                return None, max(now, self._horizon), 0, None
+            if now >= record.expires:
+                return None, now, 0, record.state
+            self._require_kind(key, record, transform)
+            return record.state, now, record.expires, record.state
+
+    def is_shut(self, key: str) -> bool:
+        """Whether a new key of that name would be refused."""
+        kept = kept_key(key)
+        with self._lock:
+            order = self._order
+            is_new = order is not None and kept not in self._records
+            return is_new and not self._has_room(_least_size(kept))
+
+    def due_in(self) -> int:
+        """How long until there may be room."""
+        return self._wheel.next_due() - self._wheel.now
+
+    def commit(self, writes: list[Any]) -> int | bool | None:
+        """Write all of them, if nothing was written meanwhile: True. None, if something was; and
+        where there is no room for one of them, its place, and nothing is written. Each is (key,
+        transform, state, until when, mark, the state before, until when that counted, decision)."""
+        with self._lock:
+            for key, _, _, _, mark, *_ in writes:
+                record = self._records.get(kept_key(key))
+                if (None if record is None else record.state) is not mark:
+                    return None
+            for place, (key, transform, state, until, _, _, _, decision) in enumerate(writes):
+                if not self._replace(key, transform, state, until, decision):
+                    for other, kind, _, _, _, before, until_before, _ in writes[:place]:
+                        self._replace(other, kind, before, until_before, None)
+                    return place
+            return True
+
+    def _replace(
+        self, key: str, transform: Transform[Any], state: Any, until: int, decision: Any
+    ) -> bool:
+        """Put a state under a key, or take the key out where there is none. False: no room."""
+        done = object()
+
+        def put(_state: Any, now: int, _cost: int) -> Outcome[Any]:
+            return Outcome(state, done, until - now, True)
+
+        writing = Transform(transform.strategy, "put", put, lambda _now, _retry_after_ms: None)
+        writing.decision_in = lambda _result: decision
+        # At an instant from which a record that is there is not yet seen as expired.
+        return self.apply(key, writing, min(self._seen, until - 1), 1) is done
 
     def discard(self, key: str) -> None:
         with self._lock:

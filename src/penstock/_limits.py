@@ -1,0 +1,437 @@
+"""`Limits`: several limits, one decision.
+
+A request names a key for each limit. It is admitted if all of them admit it, and a denied request
+is charged nowhere: the store runs all steps as one (`Store.apply_all`), or, where it cannot write
+several keys at once, gives back what it charged. `atomic` says which of the two.
+
+Everything that can be settled at construction is: the lead of each limit's keys, its transforms,
+the order of its steps. A call puts the keys behind the leads and hands the steps to the store.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from .accel._limits import gate_of
+from .core._clock import Clock, SystemClock, require_clock
+from .core._decision import Decision, Forecast
+from .core._errors import UnsupportedError
+from .core._limiter import Claim, claim, clock_reader
+from .core._store import MadeBy, Store, require_store
+from .core._strategy import Strategy
+from .core._transform import Step, Transform, checking, forecasting, looking
+from .core._validation import (
+    MAX_SAFE,
+    key_lead,
+    reject,
+    require_int,
+    require_key,
+    shown,
+)
+from .core._verdict import Verdict
+from .core._waiting import KeyQueues, aacquire, acquire, timeout_in_ms, waiting_clock
+from .stores._opening import open_for_limiter
+from .strategies._rates import strategy_of_rate
+
+__all__ = ["Limit", "Limits"]
+
+# No colon: it parts the name from the key.
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
+
+Cost = int | Mapping[str, int]
+"""Of every limit, or by name; a name that is left out costs 1, and 0 only looks."""
+
+
+class Limit:
+    """One of several limits, where a bare strategy does not say enough.
+
+    `strategy` may be a rate such as `"100/minute"`. A `shadow` never denies a request: it counts
+    what it would have admitted, and the verdict tells when it would have denied. An `optional`
+    limit is left out of a call that has no key for it, where others make that an error. A
+    `keyless` one is for everybody and takes no key.
+    """
+
+    __slots__ = ("keyless", "optional", "shadow", "strategy")
+
+    def __init__(
+        self,
+        strategy: Strategy | str,
+        *,
+        shadow: bool = False,
+        optional: bool = False,
+        keyless: bool = False,
+    ) -> None:
+        chosen = strategy_of_rate(strategy) if isinstance(strategy, str) else strategy
+        if not isinstance(chosen, Strategy):
+            reject(
+                "a limit must be a rate such as '100/minute', a strategy such as "
+                f"fixed_window(100, 60_000), or a Limit of one, not {shown(strategy)}"
+            )
+        for name, value in (("shadow", shadow), ("optional", optional), ("keyless", keyless)):
+            if not isinstance(value, bool):
+                reject(f"{name} must be True or False, not {shown(value)}")
+        if optional and keyless:
+            reject("a keyless limit is part of every call, so it cannot be optional")
+        self.strategy: Strategy = chosen
+        self.shadow: bool = shadow
+        self.optional: bool = optional
+        self.keyless: bool = keyless
+
+    def __repr__(self) -> str:
+        flags = [
+            f"{name}=True" for name in ("shadow", "optional", "keyless") if getattr(self, name)
+        ]
+        return f"Limit({', '.join([repr(self.strategy), *flags])})"
+
+
+class _Part:
+    """A limit with what was settled for it."""
+
+    __slots__ = ("check", "forecast", "lead", "limit", "look", "name")
+
+    def __init__(self, name: str, limit: Limit, lead: str) -> None:
+        self.name = name
+        self.limit = limit
+        # Without its key: that of a keyless limit as it is, of others with a colon after it.
+        self.lead = lead + name if limit.keyless else f"{lead}{name}:"
+        self.check: Transform[Decision] = checking(limit.strategy)
+        self.look: Transform[Decision] = looking(limit.strategy)
+        self.forecast: Transform[Forecast] = forecasting(limit.strategy)
+
+
+class Limits:
+    """Checks requests against several limits at once, all or nothing. Safe to share between
+    threads.
+
+    `limits` maps names to strategies, rates or `Limit`s; their order is that of the steps. `store`,
+    `clock`, `prefix` and `max_waiters` are as for `rate_limit`. `require_atomic` refuses a store
+    that can only charge in order and give back.
+    """
+
+    def __init__(
+        self,
+        limits: Mapping[str, Strategy | str | Limit],
+        *,
+        store: Store | str | None = None,
+        clock: Clock | None = None,
+        prefix: str = "",
+        max_waiters: int | None = None,
+        require_atomic: bool = False,
+    ) -> None:
+        lead = key_lead(prefix)
+        declared = _declared(limits)
+        if max_waiters is not None:
+            require_int("max_waiters", max_waiters, low=0)
+        home, self._owns_store = open_for_limiter(store, clock)
+        try:
+            require_store(home).require_clock(clock)
+            self.clock: Clock = SystemClock() if clock is None else require_clock(clock)
+            self.store: Store = home
+            self.prefix: str = prefix
+            self.atomic: bool = home.is_atomic(lead)
+            """Whether nobody gets in between; else what was charged is given back."""
+            if require_atomic and not self.atomic:
+                _refuse_store(home, prefix)
+            self._parts = [_Part(name, limit, lead) for name, limit in declared.items()]
+            self._claims: list[Claim] = [
+                claim(home, part.lead, part.limit.strategy) for part in self._parts
+            ]
+        except BaseException:
+            if self._owns_store:
+                home.close()
+            raise
+        self._by_name = {part.name: part for part in self._parts}
+        self._names = tuple(self._by_name)
+        self._shadows = tuple([part.limit.shadow for part in self._parts])
+        self._now = clock_reader(self.clock)
+        self._queues = KeyQueues(max_waiters)
+        self._waiting_clock = waiting_clock(self.clock)
+        self._made_by = MadeBy(
+            Limits,
+            limits,
+            store=store,
+            clock=clock,
+            prefix=prefix,
+            max_waiters=max_waiters,
+            require_atomic=require_atomic,
+        )
+        gate = gate_of(self, [(p.name, p.limit, p.lead, p.check) for p in self._parts])
+        if gate is not None:
+            self.check = gate.check  # type: ignore[method-assign]
+
+    @property
+    def limits(self) -> Mapping[str, Limit]:
+        """What was declared, by name, in order."""
+        return {part.name: part.limit for part in self._parts}
+
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether no call but `acquire` ever waits, so that an event loop may call `check`."""
+        return self.store.answers_at_once
+
+    def check(self, keys: Mapping[str, str], cost: Cost = 1) -> Verdict:
+        """Decide a request and, if all limits admit it, spend its cost on each of them."""
+        parts, steps = self._steps(keys, cost)
+        return self._verdict(parts, self.store.apply_all(steps, self._now()))
+
+    async def acheck(self, keys: Mapping[str, str], cost: Cost = 1) -> Verdict:
+        """The awaitable twin of `check`."""
+        if self.store.answers_at_once:
+            return self.check(keys, cost)
+        parts, steps = self._steps(keys, cost)
+        return self._verdict(parts, await self.store.aapply_all(steps, self._now()))
+
+    def peek(self, keys: Mapping[str, str]) -> Verdict:
+        """What `check` would answer to a cost of 1, with `remaining` as it stands. Spends nothing
+        and writes nothing."""
+        parts, steps = self._steps(keys, 0)
+        return self._verdict(parts, self.store.apply_all(steps, self._now()))
+
+    async def apeek(self, keys: Mapping[str, str]) -> Verdict:
+        """The awaitable twin of `peek`."""
+        parts, steps = self._steps(keys, 0)
+        return self._verdict(parts, await self.store.aapply_all(steps, self._now()))
+
+    def forecast(self, keys: Mapping[str, str], cost: Cost = 1) -> Forecast:
+        """How many requests of `cost` fit into all limits now, and when there is more. Shadows do
+        not count. Spends nothing."""
+        now = self._now()
+        steps = self._forecasts(keys, cost)
+        return _combined(
+            [self.store.apply(key, part, now, units) for key, part, units in steps], now
+        )
+
+    async def aforecast(self, keys: Mapping[str, str], cost: Cost = 1) -> Forecast:
+        """The awaitable twin of `forecast`."""
+        now = self._now()
+        steps = self._forecasts(keys, cost)
+        return _combined(
+            [await self.store.aapply(key, part, now, units) for key, part, units in steps], now
+        )
+
+    def reset(self, keys: Mapping[str, str | None]) -> None:
+        """Forget what the keys that are named have spent, and no others. A keyless limit is named
+        with None."""
+        for key in self._named(keys):
+            self.store.reset(key)
+        self._queues.reset_all()
+
+    async def areset(self, keys: Mapping[str, str | None]) -> None:
+        """The awaitable twin of `reset`."""
+        for key in self._named(keys):
+            await self.store.areset(key)
+        self._queues.reset_all()
+
+    def acquire(
+        self, keys: Mapping[str, str], cost: Cost = 1, timeout: float | None = None
+    ) -> Verdict:
+        """Wait until all limits admit the request, in turn with the others that wait for the same
+        keys. Nothing is charged meanwhile.
+
+        Past `timeout` seconds, or as soon as it is plain that it would be past them, raises
+        `rate_limit_exceeded` with the decision of the limit that binds.
+        """
+        verdict: Verdict = acquire(
+            self._queues,
+            self._admissible(keys, cost),
+            self._waiting_clock,
+            timeout_in_ms(timeout),
+            lambda: self.check(keys, cost),
+            lambda: self.peek(keys),
+        )
+        return verdict
+
+    async def aacquire(
+        self, keys: Mapping[str, str], cost: Cost = 1, timeout: float | None = None
+    ) -> Verdict:
+        """The awaitable twin of `acquire`. Cancelling it leaves the queue."""
+        verdict: Verdict = await aacquire(
+            self._queues,
+            self._admissible(keys, cost),
+            self._waiting_clock,
+            timeout_in_ms(timeout),
+            lambda: self.acheck(keys, cost),
+            lambda: self.apeek(keys),
+        )
+        return verdict
+
+    def close(self) -> None:
+        """Close the store, if this object opened it."""
+        self._claims.clear()
+        if self._owns_store:
+            self.store.close()
+
+    async def aclose(self) -> None:
+        """The awaitable twin of `close`."""
+        self._claims.clear()
+        if self._owns_store:
+            await self.store.aclose()
+
+    def __enter__(self) -> Limits:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Limits:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle holds what this was made from: see `Store.__reduce__`."""
+        if self._owns_store and self.store.made_by is None:
+            raise UnsupportedError(
+                f"{self!r} cannot be pickled or copied: its counts are in the memory of this "
+                "process; give it a store that others can open too, as in "
+                "Limits(..., store='redis://localhost:6379')"
+            )
+        return self._made_by.reduced()
+
+    def __repr__(self) -> str:
+        declared = ", ".join(f"{part.name}: {part.limit.strategy!r}" for part in self._parts)
+        return f"<Limits {{{declared}}} on {self.store!r}, prefix={self.prefix!r}>"
+
+    def _steps(self, keys: Mapping[str, str], cost: Cost) -> tuple[list[_Part], list[Step]]:
+        """The limits that are asked, and what the store is asked of each."""
+        parts = self._asked(keys)
+        costs = self._costs(parts, cost)
+        steps = []
+        for part, units in zip(parts, costs, strict=True):
+            key = part.lead if part.limit.keyless else part.lead + require_key(keys[part.name])
+            transform = part.check if units else part.look
+            steps.append(Step(key, transform, units or 1, part.limit.shadow))
+        return parts, steps
+
+    def _asked(self, keys: Mapping[str, str]) -> list[_Part]:
+        if not isinstance(keys, Mapping):
+            reject(f"keys must be a mapping such as {self._example()}, not {shown(keys)}")
+        for name in keys:
+            self._require_keyed(name)
+        parts = []
+        for part in self._parts:
+            if part.limit.keyless or part.name in keys:
+                parts.append(part)
+            elif not part.limit.optional:
+                reject(
+                    f"the limit {part.name!r} has no key in this call; pass one, as in "
+                    f"{self._example()}, or make it Limit(..., optional=True)"
+                )
+        return parts
+
+    def _require_keyed(self, name: Any) -> None:
+        part = self._by_name.get(name)
+        if part is None:
+            reject(f"there is no limit {shown(name)}; there are {', '.join(self._names)}")
+        if part.limit.keyless:
+            reject(f"the limit {name!r} is for everybody and takes no key; leave it out")
+
+    def _example(self) -> str:
+        named = [f"{part.name!r}: 'alice'" for part in self._parts if not part.limit.keyless]
+        return "{" + ", ".join(named) + "}"
+
+    def _costs(self, parts: list[_Part], cost: Cost) -> list[int]:
+        if not isinstance(cost, Mapping):
+            return [require_int("cost", cost, 0)] * len(parts)
+        asked = {part.name for part in parts}
+        for name in cost:
+            if name not in asked:
+                there = "has no key in this call" if name in self._by_name else "is not there"
+                reject(f"cost names the limit {shown(name)}, which {there}")
+            require_int(f"the cost of {name!r}", cost[name], 0)
+        return [cost.get(part.name, 1) for part in parts]
+
+    def _verdict(self, parts: list[_Part], results: list[Decision]) -> Verdict:
+        if len(parts) == len(self._parts):
+            return Verdict(self._names, tuple(results), self._shadows)
+        names = tuple([part.name for part in parts])
+        return Verdict(names, tuple(results), tuple([part.limit.shadow for part in parts]))
+
+    def _forecasts(
+        self, keys: Mapping[str, str], cost: Cost
+    ) -> list[tuple[str, Transform[Forecast], int]]:
+        parts, steps = self._steps(keys, cost)
+        costs = self._costs(parts, cost)
+        if 0 in costs:
+            reject("the cost of a forecast must be at least 1")
+        pairs = zip(parts, steps, strict=True)
+        return [(s.key, p.forecast, s.cost) for p, s in pairs if not p.limit.shadow]
+
+    def _named(self, keys: Mapping[str, str | None]) -> list[str]:
+        """The names in the store of what is to be reset."""
+        if not isinstance(keys, Mapping) or not keys:
+            reject(f"keys must name what to reset, as in {self._example()}, not {shown(keys)}")
+        names = []
+        for name, key in keys.items():
+            part = self._by_name.get(name)
+            if part is not None and part.limit.keyless and key is None:
+                names.append(part.lead)
+                continue
+            self._require_keyed(name)
+            names.append(self._by_name[name].lead + require_key(key))
+        return names
+
+    def _admissible(self, keys: Mapping[str, str], cost: Cost) -> str:
+        """Refuse what no wait could ever admit. Returns what the callers for these keys queue
+        under."""
+        parts, steps = self._steps(keys, cost)
+        for part, step in zip(parts, steps, strict=True):
+            strategy = part.limit.strategy
+            if 0 < strategy.limit < step.cost and not part.limit.shadow:
+                reject(
+                    f"a cost of {step.cost} can never be admitted by {part.name!r}, {strategy!r}: "
+                    f"ask for at most {strategy.limit} at once"
+                )
+        return ", ".join([step.key for step in steps])
+
+
+def _declared(limits: Any) -> dict[str, Limit]:
+    if not isinstance(limits, Mapping) or not limits:
+        reject(
+            "limits must be a mapping of names to limits, such as {'user': '100/minute'}, not "
+            f"{shown(limits)}"
+        )
+    for name in limits:
+        if not isinstance(name, str) or not re.fullmatch(_NAME, name):
+            reject(
+                "the name of a limit consists of letters, digits, '_', '.' and '-', at most 64, "
+                f"not {shown(name)}"
+            )
+    return {
+        name: limit if isinstance(limit, Limit) else Limit(limit) for name, limit in limits.items()
+    }
+
+
+def _refuse_store(store: Store, prefix: str) -> None:
+    reject(
+        f"{store!r} cannot decide all keys under the prefix {prefix!r} in one step; leave "
+        "require_atomic out and what is charged is given back when a later limit denies, use "
+        "another store, or in a Redis Cluster a prefix with a hash tag, such as '{api}'"
+    )
+
+
+def _combined(forecasts: list[Forecast], now: int) -> Forecast:
+    """What fits into all of them: as much as into the tightest."""
+    if not forecasts:
+        return Forecast(MAX_SAFE, now, now)
+    fits = min(forecast.spendable_now for forecast in forecasts)
+    tightest = [forecast for forecast in forecasts if forecast.spendable_now == fits]
+    return Forecast(
+        fits,
+        max(forecast.next_replenish_at for forecast in tightest),
+        max(forecast.full_at for forecast in forecasts),
+    )

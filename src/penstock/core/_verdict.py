@@ -1,0 +1,149 @@
+"""The answer of several limits to one request.
+
+A request is admitted if every limit that is no shadow admits it. The verdict keeps what each of
+them said, and works out the rest when it is asked for: most callers only want to know whether they
+may go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ._decision import NEUTRAL, Decision
+from ._native import native
+
+__all__ = ["Verdict"]
+
+
+class _Fields:
+    """Where a verdict keeps what it was made of; the compiled path has a faster one."""
+
+    __slots__ = ("_decisions", "_names", "_shadows", "allowed")
+
+    _names: tuple[str, ...]
+    _decisions: tuple[Decision, ...]
+    _shadows: tuple[bool, ...]
+    allowed: bool
+
+    def __init__(
+        self, names: tuple[str, ...], decisions: tuple[Decision, ...], shadows: tuple[bool, ...]
+    ) -> None:
+        fill = object.__setattr__
+        fill(self, "_names", names)
+        fill(self, "_decisions", decisions)
+        fill(self, "_shadows", shadows)
+        told = zip(decisions, shadows, strict=True)
+        fill(self, "allowed", all(decision.allowed or shadow for decision, shadow in told))
+
+
+if native is not None and not TYPE_CHECKING:
+    _Fields = native.VerdictFields
+
+
+class Verdict(_Fields):
+    """What several limits say to one request. `bool(verdict)` is `verdict.allowed`.
+
+    `decision` is that of the limit that binds, and `binding` its name: if the request was denied,
+    of those that denied it the one with the longest wait, else the one with the least remaining,
+    and of equals the first. A shadow only binds where there is nothing else.
+    """
+
+    __slots__ = ()
+
+    @property
+    def decision(self) -> Decision:
+        """The decision of the limit that binds."""
+        place = self._binding()
+        return NEUTRAL if place is None else self._decisions[place]
+
+    @property
+    def binding(self) -> str:
+        """The name of the limit that binds; empty if none was asked."""
+        place = self._binding()
+        return "" if place is None else self._names[place]
+
+    @property
+    def limits(self) -> Mapping[str, Decision]:
+        """What each limit said, by its name, in order."""
+        return dict(zip(self._names, self._decisions, strict=True))
+
+    @property
+    def violated(self) -> tuple[str, ...]:
+        """The limits that denied the request."""
+        return self._denying(shadow=False)
+
+    @property
+    def shadowed(self) -> tuple[str, ...]:
+        """The shadows that would have denied it."""
+        return self._denying(shadow=True)
+
+    @property
+    def limit(self) -> int:
+        """That of the binding limit, as are the three that follow."""
+        return self.decision.limit
+
+    @property
+    def remaining(self) -> int:
+        """What is left of the binding limit."""
+        return self.decision.remaining
+
+    @property
+    def reset_at(self) -> int:
+        """From when on nothing of this is remembered by the binding limit."""
+        return self.decision.reset_at
+
+    @property
+    def retry_after_ms(self) -> int:
+        """How long to wait before the same request is worth repeating: 0 exactly when allowed."""
+        return self.decision.retry_after_ms if not self.allowed else 0
+
+    def _denying(self, *, shadow: bool) -> tuple[str, ...]:
+        told = zip(self._names, self._decisions, self._shadows, strict=True)
+        return tuple([name for name, said, is_shadow in told if not said and is_shadow is shadow])
+
+    def _binding(self) -> int | None:
+        places = [place for place, shadow in enumerate(self._shadows) if not shadow]
+        if not places:
+            places = list(range(len(self._shadows)))
+        if not places:
+            return None
+        decisions = self._decisions
+        if self.allowed:
+            return min(places, key=lambda place: decisions[place].remaining)
+        denied = [place for place in places if not decisions[place].allowed]
+        return max(denied, key=lambda place: decisions[place].retry_after_ms)
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Verdict:
+            return NotImplemented
+        return self._tuple() == other._tuple()
+
+    def __hash__(self) -> int:
+        return hash(self._tuple())
+
+    def _tuple(self) -> tuple[Any, ...]:
+        return self._names, self._decisions, self._shadows
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Verdict is frozen: cannot set {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a Verdict is frozen: cannot delete {name!r}")
+
+    def __repr__(self) -> str:
+        return (
+            f"Verdict(allowed={self.allowed}, binding={self.binding!r}, limits={self.limits!r}, "
+            f"violated={self.violated!r}, shadowed={self.shadowed!r})"
+        )
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return _rebuild, self._tuple()
+
+
+def _rebuild(*fields: Any) -> Verdict:
+    """Unpickles a Verdict, in a process that may have the other class."""
+    return Verdict(*fields)
