@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from ._limits import Limit, Limits
 from ._rate_limit import rate_limit
+from .core._charges import Charge
 from .core._clock import Clock, ManualClock, SystemClock
 from .core._decision import Decision, Forecast, Outcome
 from .core._errors import (
@@ -39,6 +40,7 @@ from .strategies import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "Charge",
     "Clock",
     "ConfigInvalidError",
     "Decision",

@@ -11,11 +11,12 @@ the order of its steps. A call puts the keys behind the leads and hands the step
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from .accel._limits import gate_of
+from .core._charges import Charge, Part, areserved, pauses, require_until, require_wait, reserved
 from .core._clock import Clock, SystemClock, require_clock
 from .core._decision import Decision, Forecast
 from .core._errors import UnsupportedError
@@ -225,6 +226,38 @@ class Limits:
             await self.store.areset(key)
         self._queues.reset_all()
 
+    def reserve(self, keys: Mapping[str, str], cost: Cost = 1, *, max_wait_ms: int = 0) -> Charge:
+        """Spend the cost as `check` does, and hold it as a `Charge` that can be settled when the
+        true cost is known, or cancelled. A denial is a charge that is not `allowed`.
+
+        With a `max_wait_ms` the limits that have a pace may be booked ahead; the others must admit
+        now. `charge.starts_at` is the latest of what was booked.
+        """
+        parts, charged = self._charges(keys, cost)
+        wait = require_wait(max_wait_ms)
+        return reserved(
+            self.store, self._now, charged, wait, lambda told: self._verdict(parts, told)
+        )
+
+    async def areserve(
+        self, keys: Mapping[str, str], cost: Cost = 1, *, max_wait_ms: int = 0
+    ) -> Charge:
+        """The awaitable twin of `reserve`."""
+        parts, charged = self._charges(keys, cost)
+        wait = require_wait(max_wait_ms)
+        return await areserved(
+            self.store, self._now, charged, wait, lambda told: self._verdict(parts, told)
+        )
+
+    def pause(self, keys: Mapping[str, str | None], until_ms: int) -> None:
+        """Let none of the keys that are named admit anything before the instant `until_ms`, on
+        every node that shares the store. A keyless limit is named with None; `reset` lifts it."""
+        self.store.apply_all(self._pauses(keys, until_ms), self._now())
+
+    async def apause(self, keys: Mapping[str, str | None], until_ms: int) -> None:
+        """The awaitable twin of `pause`."""
+        await self.store.aapply_all(self._pauses(keys, until_ms), self._now())
+
     def acquire(
         self, keys: Mapping[str, str], cost: Cost = 1, timeout: float | None = None
     ) -> Verdict:
@@ -355,7 +388,7 @@ class Limits:
             require_int(f"the cost of {name!r}", cost[name], 0)
         return [cost.get(part.name, 1) for part in parts]
 
-    def _verdict(self, parts: list[_Part], results: list[Decision]) -> Verdict:
+    def _verdict(self, parts: list[_Part], results: Sequence[Decision]) -> Verdict:
         if len(parts) == len(self._parts):
             return Verdict(self._names, tuple(results), self._shadows)
         names = tuple([part.name for part in parts])
@@ -371,10 +404,23 @@ class Limits:
         pairs = zip(parts, steps, strict=True)
         return [(s.key, p.forecast, s.cost) for p, s in pairs if not p.limit.shadow]
 
+    def _charges(self, keys: Mapping[str, str], cost: Cost) -> tuple[list[_Part], list[Part]]:
+        parts, steps = self._steps(keys, cost)
+        costs = self._costs(parts, cost)
+        return parts, [
+            Part(part.name, step.key, part.limit.strategy, units, part.limit.shadow)
+            for part, step, units in zip(parts, steps, costs, strict=True)
+        ]
+
+    def _pauses(self, keys: Mapping[str, str | None], until_ms: int) -> list[Step]:
+        named = zip(keys, self._named(keys), strict=True)
+        parts = [Part(name, key, self._by_name[name].limit.strategy, 1) for name, key in named]
+        return pauses(parts, require_until(until_ms))
+
     def _named(self, keys: Mapping[str, str | None]) -> list[str]:
-        """The names in the store of what is to be reset."""
+        """What is named, as it is called in the store."""
         if not isinstance(keys, Mapping) or not keys:
-            reject(f"keys must name what to reset, as in {self._example()}, not {shown(keys)}")
+            reject(f"keys must name something, as in {self._example()}, not {shown(keys)}")
         names = []
         for name, key in keys.items():
             part = self._by_name.get(name)

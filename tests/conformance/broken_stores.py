@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from penstock import Store, Transform
+from penstock.core._transform import decide_all
 
 
 class DictStore(Store):
@@ -256,6 +258,48 @@ class HalfOpenAsyncStore(DictStore):
         return self.apply(key[:1], transform, now, cost)
 
 
+class GreedyStore(DictStore):
+    """Charges each key for itself."""
+
+    def apply_all(self, steps: Sequence[Any], now: int) -> list[Any]:
+        return [self.apply(step.key, step.transform, now, step.cost) for step in steps]
+
+
+class ForgetfulStore(DictStore):
+    """Decides every step on what was there before the first one."""
+
+    def apply_all(self, steps: Sequence[Any], now: int) -> list[Any]:
+        with self.lock:
+            made = [
+                (step, step.transform.run(self.read(step.key, now), now, step.cost))
+                for step in steps
+            ]
+            if all(step.shadow or step.transform.admits(out.result) for step, out in made):
+                for step, outcome in made:
+                    self.write(step.key, outcome, now)
+            return [outcome.result for _, outcome in made]
+
+
+class SternStore(DictStore):
+    """Lets shadows deny."""
+
+    def apply_all(self, steps: Sequence[Any], now: int) -> list[Any]:
+        return super().apply_all([step._replace(shadow=False) for step in steps], now)
+
+
+class CarelessStore(DictStore):
+    """Looks at all keys, then lets others in before it charges them."""
+
+    def apply_all(self, steps: Sequence[Any], now: int) -> list[Any]:
+        results, writes = decide_all(
+            steps, lambda key, _transform: self.read(key, now), lambda _key: now
+        )
+        time.sleep(0)
+        for key, (_, outcome) in writes.items():
+            self.write(key, outcome, now)
+        return results
+
+
 BROKEN = [
     pytest.param(NonAtomicStore, "applies atomically", id="non-atomic"),
     pytest.param(LeakingStore, "isolates keys", id="leaking"),
@@ -275,5 +319,9 @@ BROKEN = [
     pytest.param(UnorderedStore, "apply_many equals apply", id="unordered"),
     pytest.param(WedgedStore, "a failing transform changes nothing", id="wedged"),
     pytest.param(OwnTimeStore, "passes the instant and the cost", id="own-time"),
+    pytest.param(GreedyStore, "several keys are all or nothing", id="greedy"),
+    pytest.param(ForgetfulStore, "a key may be named twice", id="forgetful"),
+    pytest.param(SternStore, "a shadow never denies", id="stern"),
+    pytest.param(CarelessStore, "several keys agree in a crowd", id="careless"),
     pytest.param(FragileStore, "closes twice", id="fragile"),
 ]

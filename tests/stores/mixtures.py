@@ -119,7 +119,7 @@ def _step(rng: random.Random, name: str, tenant: int, now: int, charged: list[in
     elif role < 0.29:
         transform = pausing(strategy, now + rng.randint(-100, 2_500))
     elif role < 0.33:
-        transform = trying(strategy)
+        transform = trying(checking(strategy))
     cost = rng.choice((1, 1, 1, 2, 3, 0)) if transform.role == "check" else rng.randint(1, 3)
     return Step(f"{name}:{tenant}", transform, cost, rng.random() < 0.2)
 

@@ -18,12 +18,13 @@ the async calls are twins over the same store contract and make the same decisio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 from .._queueing import Mutex
+from ._charges import Charge, Part, areserved, pauses, require_until, require_wait, reserved
 from ._clock import Clock, ManualClock, SystemClock, require_clock
 from ._decision import Decision, Forecast
 from ._errors import UnsupportedError
@@ -203,6 +204,33 @@ class Limiter:
         await self.store.areset(self._name(key))
         self._queues.reset(key)
 
+    def reserve(self, key: str, cost: int = 1, *, max_wait_ms: int = 0) -> Charge:
+        """Spend `cost` as `check` does, and hold it as a `Charge` that can be settled when the true
+        cost is known, or cancelled. A denial is a charge that is not `allowed`.
+
+        With a `max_wait_ms` units may be booked that are not there yet, if they will be within that
+        time: `charge.starts_at` is when. Bookings are first come, first served, for everybody who
+        shares the store. That takes a strategy with a pace, such as gcra.
+        """
+        parts = self._parts(key, cost)
+        return reserved(self.store, self._now, parts, self._wait(max_wait_ms), _the_one)
+
+    async def areserve(self, key: str, cost: int = 1, *, max_wait_ms: int = 0) -> Charge:
+        """The awaitable twin of `reserve`."""
+        parts = self._parts(key, cost)
+        return await areserved(self.store, self._now, parts, self._wait(max_wait_ms), _the_one)
+
+    def pause(self, key: str, until_ms: int) -> None:
+        """Admit nothing for this key before the instant `until_ms`, on every node that shares the
+        store; a window may hold until its own end. `reset` lifts it."""
+        (step,) = pauses(self._parts(key, 1), require_until(until_ms))
+        self._apply(step.key, step.transform, self._now(), 1)
+
+    async def apause(self, key: str, until_ms: int) -> None:
+        """The awaitable twin of `pause`."""
+        (step,) = pauses(self._parts(key, 1), require_until(until_ms))
+        await self._aapply(step.key, step.transform, self._now(), 1)
+
     def acquire(self, key: str, cost: int = 1, timeout: float | None = None) -> Decision:
         """Wait until the request is admitted, in turn with the others that wait for this key.
 
@@ -283,6 +311,15 @@ class Limiter:
     def __repr__(self) -> str:
         return f"<Limiter {self.strategy!r} on {self.store!r}, prefix={self.prefix!r}>"
 
+    def _parts(self, key: str, cost: int) -> list[Part]:
+        return [Part("", self._name(key, cost), self.strategy, cost)]
+
+    def _wait(self, max_wait_ms: int) -> int:
+        if require_wait(max_wait_ms) and not self.strategy.books_ahead:
+            # Which says why.
+            self.strategy.book(None, 0, 1, max_wait_ms)
+        return max_wait_ms
+
     def _name(self, key: str, cost: int = 1) -> str:
         require_cost(cost)
         return self._lead + require_key(key)
@@ -300,6 +337,10 @@ class Limiter:
                 f"ask for at most {self.strategy.limit} at once"
             )
         return timeout_in_ms(timeout)
+
+
+def _the_one(decisions: Sequence[Decision]) -> Decision:
+    return decisions[0]
 
 
 def clock_reader(clock: Clock) -> Callable[[], int]:

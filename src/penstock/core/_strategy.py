@@ -178,6 +178,9 @@ class Strategy(ABC):
     unit_bytes: int = 0
     """What each admitted unit adds to a state in Redis, for strategies that remember units."""
 
+    books_ahead: bool = False
+    """Whether it has a pace, so that units can be taken before they are there: see `book`."""
+
     restricts: bool = True
     """Whether a state only ever takes away from what a key may do, so that to forget it lets more
     in; a full store keeps the states that take away most. False for one that grants."""

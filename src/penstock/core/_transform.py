@@ -44,12 +44,13 @@ __all__ = [
     "pausing",
     "peeking",
     "refunding",
+    "telling",
     "trying",
 ]
 
 R = TypeVar("R")
 
-READING = frozenset({"peek", "forecast", "look", "try"})
+READING = frozenset({"peek", "forecast", "look", "try", "tell"})
 """The roles that never write."""
 
 
@@ -144,15 +145,15 @@ def _denying(strategy: Strategy) -> Callable[[int, int], Decision]:
     return refuse
 
 
-def trying(strategy: Strategy) -> Transform[Decision]:
-    """What `check` would answer to the same cost, with nothing written."""
+def trying(transform: Transform[R]) -> Transform[R]:
+    """What the transform would answer, with nothing written."""
 
-    def run(state: Any, now: int, cost: int) -> Outcome[Decision]:
-        return Outcome(state, strategy.check(state, now, cost).result, 0, False)
+    def run(state: Any, now: int, cost: int) -> Outcome[R]:
+        return Outcome(state, transform.run(state, now, cost).result, 0, False)
 
-    transform = Transform(strategy, "try", run, _denying(strategy))
-    transform.admits = bool
-    return transform
+    trial = Transform(transform.strategy, "try", run, transform.refuse)
+    trial.admits = transform.admits
+    return trial
 
 
 def looking(strategy: Strategy) -> Transform[Decision]:
@@ -165,6 +166,15 @@ def looking(strategy: Strategy) -> Transform[Decision]:
     transform = Transform(strategy, "look", run, _denying(strategy))
     transform.admits = bool
     return transform
+
+
+def telling(strategy: Strategy) -> Transform[int]:
+    """The instant of the decision, where it is the store's clock that decides."""
+
+    def run(state: Any, now: int, _cost: int) -> Outcome[int]:
+        return Outcome(state, now, 0, False)
+
+    return Transform(strategy, "tell", run, lambda now, _retry_after_ms: now)
 
 
 def refunding(strategy: Strategy, charged_at: int) -> Transform[int]:
@@ -308,8 +318,8 @@ def in_order(steps: Sequence[Step], now: int) -> Generator[Step, Any, list[Any]]
         for place in places:
             step = steps[place]
             transform = step.transform
-            if not admitted and transform.role not in READING and transform.strategy is not None:
-                step = step._replace(transform=trying(transform.strategy))
+            if not admitted and transform.role not in READING:
+                step = step._replace(transform=trying(transform))
             results[place] = yield step
             if not transform.admits(results[place]):
                 if not step.shadow and admitted:

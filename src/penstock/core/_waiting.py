@@ -202,7 +202,9 @@ async def aacquire(
     # Here, so that `import penstock` does not load asyncio.
     from .._queueing.tasks import Event, TaskWaiter
 
-    waiter = TaskWaiter(Event())
+    # Held here: the waiter knows it weakly, so that a queue does not keep a task alive.
+    woken = Event()
+    waiter = TaskWaiter(woken)
     watch = Watch(clock, waiter.wake)
 
     async def obey(step: Step) -> Any:

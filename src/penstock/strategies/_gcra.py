@@ -70,6 +70,7 @@ class Gcra(Strategy):
             example=10,
         ),
     )
+    books_ahead = True
     kernel: str | None = "gcra"
     lua_sources: tuple[LuaSource, ...] = (
         LuaSource(

@@ -56,6 +56,7 @@ class TokenBucket(Strategy):
         Parameter("capacity", "count", "tokens that the bucket holds"),
         Parameter("refill_per_sec", "rate", "tokens that come back each second"),
     )
+    books_ahead = True
     kernel: str | None = "token_bucket"
     lua_sources: tuple[LuaSource, ...] = (
         LuaSource(

@@ -6,6 +6,7 @@ For tests, and as a kill switch that leaves the calling code as it is.
 from __future__ import annotations
 
 from ..core._decision import Booking, Decision, Forecast, Outcome
+from ..core._errors import UnsupportedError
 from ..core._strategy import Strategy
 from ..core._validation import MAX_SAFE
 
@@ -17,6 +18,7 @@ class Unlimited(Strategy):
 
     name = "unlimited"
     limit = MAX_SAFE
+    books_ahead = True
 
     def check(self, _state: None, now: int, _cost: int) -> Outcome[Decision]:
         return Outcome(None, self.peek(None, now), 0, False)
@@ -32,6 +34,9 @@ class Unlimited(Strategy):
 
     def book(self, _state: None, now: int, _cost: int, _max_wait_ms: int) -> Outcome[Booking]:
         return Outcome(None, Booking(self.peek(None, now), 0), 0, False)
+
+    def pause(self, _state: None, _now: int, _until_ms: int) -> Outcome[None]:
+        raise UnsupportedError("what has no limit cannot be paused: nothing is kept of its keys")
 
     def forecast(self, _state: None, now: int, cost: int) -> Forecast:
         return Forecast(MAX_SAFE // cost, now, now)

@@ -13,9 +13,9 @@ from typing import Any
 
 from ..core._decision import Decision, Outcome
 from ..core._strategy import Strategy
-from ..core._transform import Transform, checking, peeking
+from ..core._transform import Step, Transform, checking, peeking
 from ._samples import sample_strategies
-from ._steps import Apply, ApplyMany, Close, Flow, Raised, Reset, Storm
+from ._steps import Apply, ApplyAll, ApplyMany, Close, Flow, Raised, Reset, Storm
 
 __all__ = ["CASES", "Case"]
 
@@ -332,6 +332,80 @@ def _decides_as_plain_python() -> Flow:
                 state, expires = outcome.state, now + outcome.ttl_ms
 
 
+def _spend(limit: int) -> Transform[Any]:
+    """Adds the cost as long as the sum stays within the limit; the result is the sum, or -1."""
+
+    def spend(state: Any, _now: int, cost: int) -> Outcome[Any]:
+        total = (state or 0) + cost
+        if total > limit:
+            return Outcome(state, -1, 0, False)
+        return Outcome(total, total, TTL_MS, True)
+
+    def give_back(state: Any, _now: int, cost: int) -> Outcome[Any]:
+        return Outcome((state or 0) - cost, cost, TTL_MS, True)
+
+    transform = _transform("check", spend)
+    transform.admits = lambda result: result >= 0
+    transform.reverse = lambda _charged_at: _transform("refund", give_back)
+    return transform
+
+
+def _several_keys_are_all_or_nothing() -> Flow:
+    """`apply_all` writes every key if all steps allow it, and else none."""
+    both = (Step("a", _spend(3)), Step("b", _spend(2)))
+    _expect((yield ApplyAll(both, NOW)), [1, 1], "the first request")
+    _expect((yield ApplyAll(both, NOW)), [2, 2], "the second request")
+    results = yield ApplyAll(both, NOW)
+    _expect(results[1], -1, "a request beyond the limit of the second key")
+    _expect((yield Apply("a", _READ, NOW)), 2, "the first key after that request")
+    _expect((yield Apply("b", _READ, NOW)), 2, "the second key after that request")
+
+
+def _a_key_may_be_named_twice() -> Flow:
+    """The second step of `apply_all` on a key sees what the first one left."""
+    twice = (Step("a", _spend(5), 2), Step("b", _spend(9)), Step("a", _spend(5), 2))
+    _expect((yield ApplyAll(twice, NOW)), [2, 1, 4], "two steps on one key")
+    _expect((yield ApplyAll(twice, NOW))[2], -1, "two steps, of which only one fits")
+    _expect((yield Apply("a", _READ, NOW)), 4, "the key after that request")
+    _expect((yield Apply("b", _READ, NOW)), 1, "the other key after that request")
+
+
+def _a_shadow_never_denies() -> Flow:
+    """A shadow of `apply_all` is charged when the request is admitted and it admits it itself."""
+    steps = (Step("a", _spend(3)), Step("s", _spend(1), 1, True))
+    for count in (1, 2, 3):
+        _expect((yield ApplyAll(steps, NOW))[0], count, f"request {count}")
+    yield ApplyAll(steps, NOW)
+    _expect((yield Apply("a", _READ, NOW)), 3, "the key after four requests")
+    _expect((yield Apply("s", _READ, NOW)), 1, "the shadow after four requests")
+
+
+def _a_failing_step_changes_nothing() -> Flow:
+    """An error inside one step of `apply_all` reaches the caller, and no key is changed."""
+
+    def fail(_state: Any, _now: int, _cost: int) -> Outcome[Any]:
+        raise ZeroDivisionError("meant to fail")
+
+    yield ApplyAll((Step("a", _spend(9)), Step("b", _spend(9))), NOW)
+    steps = (Step("a", _spend(9)), Step("b", _transform("check", fail)))
+    raised = yield ApplyAll(steps, NOW, may_raise=True)
+    if not isinstance(raised, Raised) or not isinstance(raised.error, ZeroDivisionError):
+        raise AssertionError(f"the transform's own error did not arrive, but {_shown(raised)}")
+    _expect((yield Apply("a", _READ, NOW)), 1, "the first key after the error")
+    _expect((yield Apply("b", _READ, NOW)), 1, "the second key after the error")
+
+
+def _several_keys_agree_in_a_crowd() -> Flow:
+    """200 concurrent requests at limits of 300 and 50 are admitted 50 times, and each key is
+    charged for those and for no others."""
+    steps = (Step("loose", _spend(300)), Step("tight", _spend(50)))
+    results = yield Storm(ApplyAll(steps, NOW), CALLERS)
+    admitted = sum(loose >= 0 and tight >= 0 for loose, tight in results)
+    _expect(admitted, 50, "the number of requests that were admitted")
+    _expect((yield Apply("tight", _READ, NOW)), 50, "what the tighter limit was charged")
+    _expect((yield Apply("loose", _READ, NOW)), 50, "what the looser limit was charged")
+
+
 CASES: tuple[Case, ...] = (
     Case("persists and mutates", _persists_and_mutates),
     Case("passes the instant and the cost", _passes_the_instant_and_the_cost),
@@ -349,6 +423,11 @@ CASES: tuple[Case, ...] = (
     Case("a failing transform changes nothing", _a_failing_transform_changes_nothing),
     Case("apply_many equals apply", _apply_many_equals_apply),
     Case("applies atomically", _applies_atomically, needs_atomicity=True),
+    Case("several keys are all or nothing", _several_keys_are_all_or_nothing),
+    Case("a key may be named twice", _a_key_may_be_named_twice),
+    Case("a shadow never denies", _a_shadow_never_denies),
+    Case("a failing step changes nothing", _a_failing_step_changes_nothing),
+    Case("several keys agree in a crowd", _several_keys_agree_in_a_crowd, needs_atomicity=True),
     Case("closes twice", _closes_twice),
     Case("decides as plain Python", _decides_as_plain_python),
 )

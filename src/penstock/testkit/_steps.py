@@ -18,6 +18,7 @@ from ..core._transform import Transform
 
 __all__ = [
     "Apply",
+    "ApplyAll",
     "ApplyMany",
     "Close",
     "ConformanceError",
@@ -65,10 +66,19 @@ class ApplyMany:
 
 
 @dataclass(frozen=True, slots=True)
-class Storm:
-    """The same `apply` from `callers` threads or tasks at once. Sends back all results."""
+class ApplyAll:
+    """One `apply_all`. Sends back the list of results."""
 
-    apply: Apply
+    steps: tuple[Any, ...]
+    now: int
+    may_raise: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Storm:
+    """The same call from `callers` threads or tasks at once. Sends back all results."""
+
+    apply: Apply | ApplyAll
     callers: int
 
 
@@ -91,7 +101,7 @@ class Raised:
     error: Exception
 
 
-Step = Apply | ApplyMany | Storm | Reset | Close
+Step = Apply | ApplyAll | ApplyMany | Storm | Reset | Close
 Flow = Generator[Step, Any, None]
 
 
@@ -128,7 +138,7 @@ def _next(case: str, flow: Flow, answer: Any) -> Step | None:
 
 
 def _raised(case: str, step: Step, error: Exception) -> Raised:
-    if isinstance(step, Apply) and step.may_raise:
+    if isinstance(step, (Apply, ApplyAll)) and step.may_raise:
         return Raised(error)
     raise ConformanceError(case, f"the store raised {error!r} on {step}") from error
 
@@ -136,6 +146,8 @@ def _raised(case: str, step: Step, error: Exception) -> Raised:
 def _do(store: Store, step: Step) -> Any:
     if isinstance(step, Apply):
         return store.apply(step.key, step.transform, step.now, step.cost)
+    if isinstance(step, ApplyAll):
+        return store.apply_all(step.steps, step.now)
     if isinstance(step, ApplyMany):
         return store.apply_many(step.keys, step.transform, step.now, step.cost)
     if isinstance(step, Storm):
@@ -148,13 +160,12 @@ def _do(store: Store, step: Step) -> Any:
 async def _ado(store: Store, step: Step) -> Any:
     if isinstance(step, Apply):
         return await store.aapply(step.key, step.transform, step.now, step.cost)
+    if isinstance(step, ApplyAll):
+        return await store.aapply_all(step.steps, step.now)
     if isinstance(step, ApplyMany):
         return await store.aapply_many(step.keys, step.transform, step.now, step.cost)
     if isinstance(step, Storm):
-        one = step.apply
-        calls = (
-            store.aapply(one.key, one.transform, one.now, one.cost) for _ in range(step.callers)
-        )
+        calls = (_ado(store, step.apply) for _ in range(step.callers))
         return list(await asyncio.gather(*calls))
     if isinstance(step, Reset):
         return await store.areset(step.key)
@@ -163,7 +174,6 @@ async def _ado(store: Store, step: Step) -> Any:
 
 def _storm(store: Store, step: Storm) -> list[Any]:
     """All callers start together; the first fault among them is the storm's."""
-    one = step.apply
     gate = threading.Barrier(step.callers)
     results: list[Any] = []
     errors: list[Exception] = []
@@ -171,7 +181,7 @@ def _storm(store: Store, step: Storm) -> list[Any]:
     def call() -> None:
         gate.wait()
         try:
-            results.append(store.apply(one.key, one.transform, one.now, one.cost))
+            results.append(_do(store, step.apply))
         except Exception as error:
             errors.append(error)
 

@@ -39,6 +39,7 @@ end
 
 local function decide(strategy, operation, p, state, cost, argument)
   if operation == 'look' then return look(strategy, p, state) end
+  if operation == 'tell' then return 1, now, 0, 0, 0 end
   if operation == 'try' then
     local allowed, limit, remaining, resetAt, retryAfterMs =
       strategy.check(p, copied(state), now, cost)

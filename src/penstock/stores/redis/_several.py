@@ -22,7 +22,7 @@ from ...core._errors import PenstockError, StoreUnavailableError, UnsupportedErr
 from ...core._foreign_clocks import FOREIGN_CLOCKS
 from ...core._lua import LuaScript, LuaSource, script_of_all
 from ...core._strategy import registered
-from ...core._transform import Step, Transform, decide_all, refunding, trying
+from ...core._transform import Step, Transform, checking, decide_all, trying
 from .. import _record as record
 from .._sheet import ConnectionFailedError
 from ._requests import TIME, Command, Delay, RedisFlow, ms_of
@@ -30,10 +30,10 @@ from ._routing import RedisRouter, names_of
 
 __all__ = ["OPERATIONS", "apply_steps", "decision_of"]
 
-OPERATIONS = frozenset({"check", "look", "try", "refund", "charge", "book", "pause"})
+OPERATIONS = frozenset({"check", "look", "try", "tell", "refund", "charge", "book", "pause"})
 """The roles that the script knows."""
 
-_ALWAYS_THERE = frozenset({"check", "look", "try"})
+_ALWAYS_THERE = frozenset({"check", "look", "try", "tell"})
 _RACES = 256
 _LONGEST_PAUSE_MS = 32
 _FIELDS = 5
@@ -96,18 +96,19 @@ def _slot_by_slot(
 
 
 def _tried(step: Step) -> Step:
+    """The same, with nothing written. What the script tries is a check."""
     transform = step.transform
-    if transform.strategy is None or transform.reverse is None:
+    if transform.reverse is None or transform.strategy is None:
         return step
-    return step._replace(transform=trying(transform.strategy))
+    is_check = transform.lua is None or transform.role == "check"
+    return step._replace(transform=trying(transform if is_check else checking(transform.strategy)))
 
 
 def _give_back(router: RedisRouter, charged: list[tuple[Step, int]], now: int) -> RedisFlow:
     while charged:
         step, at = charged.pop()
-        strategy = step.transform.strategy
-        if step.transform.reverse is not None and strategy is not None:
-            refund = Step(step.key, refunding(strategy, at), step.cost)
+        if step.transform.reverse is not None:
+            refund = Step(step.key, step.transform.reverse(at), step.cost)
             yield from _Slot(router, [refund], others=True).run(now)
 
 
@@ -247,7 +248,7 @@ def _script(sources: frozenset[LuaSource]) -> LuaScript:
 
 
 def _answer(role: str, reply: list[int]) -> Any:
-    if role == "refund":
+    if role in ("refund", "tell"):
         return reply[1]
     if role == "pause":
         return None

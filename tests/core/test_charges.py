@@ -1,0 +1,257 @@
+"""Charges: reserved, settled once, cancelled, booked ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock import (
+    Charge,
+    ConfigInvalidError,
+    Limit,
+    Limits,
+    ManualClock,
+    MemoryStore,
+    Store,
+    UnsupportedError,
+    fixed_window,
+    gcra,
+    rate_limit,
+    sliding_window,
+    sliding_window_log,
+    token_bucket,
+    unlimited,
+)
+from tests.conformance.broken_stores import DictStore
+
+START = 1_700_000_000_000
+STRATEGIES = [
+    gcra(10, 1_000),
+    token_bucket(10, 7),
+    fixed_window(10, 1_000),
+    fixed_window(10, 1_000, anchor="first"),
+    sliding_window(10, 1_000),
+    sliding_window_log(10, 1_000),
+]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(START)
+
+
+@pytest.fixture(params=["memory", "in order"])
+def store(request: pytest.FixtureRequest) -> Store:
+    return MemoryStore() if request.param == "memory" else DictStore()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+def test_what_was_too_much_comes_back(strategy: Any, clock: ManualClock, store: Store) -> None:
+    limiter = rate_limit(strategy, store=store, clock=clock)
+    charge = limiter.reserve("k", 8)
+    assert charge
+    assert charge.starts_at == START
+    assert limiter.peek("k").remaining == 2
+    assert charge.settle(3)
+    assert limiter.peek("k").remaining == 7
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+def test_what_was_too_little_is_taken_whatever_is_left(
+    strategy: Any, clock: ManualClock, store: Store
+) -> None:
+    limiter = rate_limit(strategy, store=store, clock=clock)
+    charge = limiter.reserve("k", 2)
+    charge.settle(25)
+    assert limiter.peek("k").remaining == 0
+    assert not limiter.check("k")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+@given(reserved=st.integers(1, 10), used=st.integers(0, 10))
+def test_a_settled_charge_is_one_of_what_was_used(strategy: Any, reserved: int, used: int) -> None:
+    clock = ManualClock(START)
+    limiter = rate_limit(strategy, clock=clock)
+    limiter.reserve("k", reserved).settle(used)
+    assert limiter.forecast("k").spendable_now == 10 - used
+
+
+def test_a_charge_settles_once(clock: ManualClock, store: Store) -> None:
+    limiter = rate_limit(fixed_window(10, 1_000), store=store, clock=clock)
+    charge = limiter.reserve("k", 8)
+    assert charge.is_open
+    assert charge.settle(3)
+    assert not charge.is_open
+    assert not charge.settle(1)
+    assert not charge.cancel()
+    assert not asyncio.run(charge.asettle(0)) if store.answers_at_once else True
+    assert limiter.peek("k").remaining == 7
+
+
+def test_many_threads_settle_a_charge_once() -> None:
+    limiter = rate_limit(gcra(1_000, 10**9))
+    for _ in range(30):
+        assert sum(_cancelled_by_many(limiter.reserve("k", 20))) == 1
+    assert limiter.peek("k").remaining == 1_000
+
+
+def _cancelled_by_many(charge: Charge) -> list[bool]:
+    done: list[bool] = []
+    threads = [threading.Thread(target=lambda: done.append(charge.cancel())) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return done
+
+
+def test_a_denied_charge_holds_nothing(clock: ManualClock, store: Store) -> None:
+    limiter = rate_limit(fixed_window(5, 1_000), store=store, clock=clock)
+    limiter.check("k", 4)
+    charge = limiter.reserve("k", 2)
+    assert not charge
+    assert charge.decision.retry_after_ms > 0
+    assert not charge.cancel()
+    with pytest.raises(ConfigInvalidError, match="was denied"):
+        charge.settle(1)
+    assert limiter.peek("k").remaining == 1
+
+
+def test_an_exception_cancels(clock: ManualClock, store: Store) -> None:
+    limiter = rate_limit(fixed_window(5, 1_000), store=store, clock=clock)
+    with pytest.raises(ZeroDivisionError), limiter.reserve("k", 3):
+        raise ZeroDivisionError
+    assert limiter.peek("k").remaining == 5
+    with limiter.reserve("k", 3) as charge:
+        charge.settle(1)
+    assert limiter.peek("k").remaining == 4
+    with limiter.reserve("k", 3):
+        pass
+    assert limiter.peek("k").remaining == 1
+
+
+def test_the_async_twins_do_the_same() -> None:
+    async def main() -> None:
+        limiter = rate_limit(fixed_window(9, 1_000), clock=ManualClock(START))
+        charge = await limiter.areserve("k", 5)
+        assert await charge.asettle(2)
+        with pytest.raises(ZeroDivisionError):
+            async with await limiter.areserve("k", 5):
+                raise ZeroDivisionError
+        assert (await limiter.apeek("k")).remaining == 7
+        await limiter.apause("k", START + 500)
+        assert not await limiter.acheck("k")
+
+    asyncio.run(main())
+
+
+def test_several_limits_settle_together(clock: ManualClock, store: Store) -> None:
+    limits = Limits(
+        {
+            "requests": fixed_window(10, 60_000),
+            "tokens": token_bucket(1_000, 1),
+            "trial": Limit(fixed_window(1, 60_000), shadow=True),
+        },
+        store=store,
+        clock=clock,
+    )
+    keys = {"requests": "k", "tokens": "k", "trial": "k"}
+    first = limits.reserve(keys, {"tokens": 600})
+    second = limits.reserve(keys, {"tokens": 300})
+    assert second.verdict is not None
+    assert second.verdict.shadowed == ("trial",)
+    assert dict(second.cost) == {"requests": 1, "tokens": 300}
+    assert first.settle({"tokens": 250})
+    assert second.settle({"tokens": 400, "trial": 1})
+    left = {name: said.remaining for name, said in limits.peek(keys).limits.items()}
+    assert left == {"requests": 8, "tokens": 350, "trial": 0}
+    assert not limits.reserve(keys, {"tokens": 351})
+    assert limits.peek(keys).limits["requests"].remaining == 8
+    assert limits.reserve(keys, {"tokens": 350}).cancel()
+    assert limits.peek(keys).limits["tokens"].remaining == 350
+
+
+def test_what_was_not_charged_cannot_be_settled(clock: ManualClock) -> None:
+    limits = Limits({"a": "9/second", "b": Limit("9/second", optional=True)}, clock=clock)
+    charge = limits.reserve({"a": "k"})
+    for actual, said in [
+        ({"b": 1}, "'b', which was not charged"),
+        ({"a": -1}, "actual cost of 'a'"),
+        (1.5, "actual must be"),
+        (-1, "actual must be"),
+    ]:
+        with pytest.raises(ConfigInvalidError, match=said):
+            charge.settle(actual)  # type: ignore[arg-type]
+    assert charge.settle({"a": 0})
+
+
+def test_bookings_are_told_their_turn(clock: ManualClock, store: Store) -> None:
+    limiter = rate_limit(gcra(10, 1_000, burst=1), store=store, clock=clock)
+    charges = [limiter.reserve("k", max_wait_ms=400) for _ in range(6)]
+    starts = [charge.starts_at - START for charge in charges if charge]
+    assert starts == [0, 100, 200, 300, 400]
+    assert not charges[5]
+    assert charges[5].decision.retry_after_ms == 500
+    assert not limiter.check("k")
+    assert charges[4].cancel()
+    assert limiter.reserve("k", max_wait_ms=400).starts_at == START + 400
+
+
+def test_several_limits_book_what_has_a_pace(clock: ManualClock, store: Store) -> None:
+    limits = Limits(
+        {"slow": gcra(10, 1_000, burst=1), "fast": gcra(50, 1_000, burst=1), "day": "1000/day"},
+        store=store,
+        clock=clock,
+    )
+    keys = {"slow": "k", "fast": "k", "day": "k"}
+    starts = [limits.reserve(keys, max_wait_ms=1_000).starts_at - START for _ in range(4)]
+    assert starts == [0, 100, 200, 300]
+    windowed = Limits(
+        {"slow": gcra(10, 1_000, burst=1), "window": fixed_window(2, 60_000)},
+        store=store,
+        clock=clock,
+        prefix="w",
+    )
+    keys = {"slow": "k", "window": "k"}
+    booked = [windowed.reserve(keys, max_wait_ms=1_000) for _ in range(3)]
+    assert [bool(charge) for charge in booked] == [True, True, False]
+    assert windowed.reserve({"slow": "k", "window": "other"}, max_wait_ms=1_000).starts_at == (
+        START + 200
+    )
+
+
+def test_windows_have_no_pace(clock: ManualClock) -> None:
+    limiter = rate_limit(fixed_window(5, 1_000), clock=clock)
+    with pytest.raises(UnsupportedError, match="gcra"):
+        limiter.reserve("k", max_wait_ms=5)
+    for wait in (-1, 1.5, "1s", True):
+        with pytest.raises(ConfigInvalidError, match="max_wait_ms"):
+            limiter.reserve("k", max_wait_ms=wait)  # type: ignore[arg-type]
+    assert limiter.peek("k").remaining == 5
+
+
+def test_a_pause_is_lifted_by_a_reset(clock: ManualClock, store: Store) -> None:
+    limiter = rate_limit("10/second", store=store, clock=clock)
+    limiter.pause("k", START + 60_000)
+    assert limiter.check("k").retry_after_ms == 60_000
+    assert limiter.check("other")
+    limiter.reset("k")
+    assert limiter.check("k")
+    with pytest.raises(ConfigInvalidError, match="until_ms"):
+        limiter.pause("k", -5)
+    with pytest.raises(UnsupportedError, match="no limit"):
+        rate_limit(unlimited(), clock=clock).pause("k", START)
+
+
+def test_a_charge_says_what_it_is(clock: ManualClock) -> None:
+    limiter = rate_limit("10/second", clock=clock)
+    charge = limiter.reserve("k")
+    assert isinstance(charge, Charge)
+    assert "open" in repr(charge)
+    charge.cancel()
+    assert "settled" in repr(charge)

@@ -1,0 +1,196 @@
+"""Several limits on Redis: one script for any mixture, held to the oracle on real servers."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import pytest
+
+from penstock import (
+    ConfigInvalidError,
+    Decision,
+    Limits,
+    ManualClock,
+    Outcome,
+    Store,
+    Strategy,
+    UnsupportedError,
+    fixed_window,
+    gcra,
+    rate_limit,
+)
+from penstock.core._transform import Step, checking, refunding
+from penstock.stores import open_store
+from penstock.stores.redis import RedisStore
+from penstock.strategies import Gcra
+from tests.servers import RedisServer
+from tests.stores import mixtures, several
+from tests.stores.redis.live import PATIENT_MS, new_key, open_empty, running, url_of
+
+SEED = int(os.environ.get("SEED", "1"))
+REQUESTS = int(os.environ.get("REQUESTS", "1500"))
+START = mixtures.START
+
+
+class Plain(Gcra):
+    """A strategy without Lua: kept as a record, decided here."""
+
+    name = "plain_cell"
+
+    def check(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
+        return super().check(state, now, cost)
+
+
+@pytest.mark.parametrize("server", ["valkey", "redis8"])
+def test_any_mixture_is_decided_as_the_oracle_does(server: str) -> None:
+    """Of strategies, operations, costs, shadows, keys named twice and clocks that go back."""
+    store = open_empty(server)
+    admitted, denied = mixtures.follow(store, mixtures.requests(SEED, REQUESTS))
+    assert min(admitted, denied) > REQUESTS / 5
+    store.close()
+
+
+@pytest.mark.parametrize("server", ["valkey", "cluster"])
+def test_strategies_without_lua_are_part_of_the_same_step(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(mixtures.STRATEGIES, "plain", Plain(6, 1_000))
+    names = ("plain", "cell", "log", "epoch")
+    store = open_empty(server)
+    admitted, denied = mixtures.follow(
+        store, mixtures.requests(SEED, 400, names=names), "{one-slot}:"
+    )
+    assert min(admitted, denied) > 40
+    store.close()
+
+
+@pytest.mark.parametrize("server", ["valkey", "sentinel", "cluster"])
+def test_callers_admit_exactly_the_tightest_limit(server: str) -> None:
+    make = partial(open_store, url_of(server), timeout_ms=PATIENT_MS)
+    several.assert_exact_from_threads(make)
+    several.assert_exact_from_tasks(make)
+
+
+def test_processes_admit_exactly_the_tightest_limit() -> None:
+    make = partial(open_store, url_of("valkey"), timeout_ms=PATIENT_MS)
+    several.assert_exact_from_processes(make)
+
+
+def _commands(server: RedisServer) -> int:
+    info = str(server.call("INFO", "commandstats"))
+    calls = [
+        part for part in info.split() if part.startswith(("cmdstat_evalsha:", "cmdstat_eval:"))
+    ]
+    return sum(int(part.split("calls=")[1].split(",")[0]) for part in calls)
+
+
+def test_three_limits_are_one_round_trip() -> None:
+    server: RedisServer = running("valkey")
+    limits = Limits(
+        {"user": "100/minute", "tenant": "1000/minute", "all": fixed_window(9_000, 60_000)},
+        store=url_of("valkey"),
+        prefix=new_key(),
+    )
+    keys = {"user": "a", "tenant": "b", "all": "c"}
+    limits.check(keys)
+    before = _commands(server)
+    for _ in range(10):
+        assert limits.check(keys)
+    assert _commands(server) - before == 10
+    limits.close()
+
+
+def test_in_a_cluster_a_hash_tag_makes_it_one_step() -> None:
+    with closing(RedisStore.from_url(url_of("cluster"), timeout_ms=PATIENT_MS)) as store:
+        assert not Limits({"a": "5/second"}, store=store).atomic
+        assert Limits({"a": "5/second"}, store=store, prefix="{api}").atomic
+        with pytest.raises(ConfigInvalidError, match="hash tag"):
+            Limits({"a": "5/second"}, store=store, prefix="b", require_atomic=True)
+
+
+def test_keys_in_several_slots_are_given_back_when_a_later_one_denies() -> None:
+    with closing(RedisStore.from_url(url_of("cluster"), timeout_ms=PATIENT_MS)) as store:
+        limits = Limits(
+            {
+                "cell": gcra(50, 10**8),
+                "window": fixed_window(50, 10**8),
+                "tight": fixed_window(2, 10**8),
+                "last": gcra(50, 10**8),
+            },
+            store=store,
+            prefix=new_key(),
+        )
+        for _ in range(5):
+            verdict = limits.check({"cell": "a", "window": "b", "tight": "c", "last": "d"})
+            assert len(verdict.limits) == 4
+        assert verdict.violated == ("tight",)
+        keys = {"cell": "a", "window": "b", "tight": "c", "last": "d"}
+        left = {name: said.remaining for name, said in limits.peek(keys).limits.items()}
+        assert left == {"cell": 48, "window": 48, "tight": 0, "last": 48}
+
+
+@pytest.mark.parametrize("where", ["valkey", "cluster"])
+def test_what_the_server_charged_comes_back_by_its_clock(where: str) -> None:
+    """By the server's clock, whatever ours says."""
+    for strategy in (gcra(10, 10**7), fixed_window(10, 10**7)):
+        limiter = rate_limit(strategy, store=url_of(where), prefix=new_key())
+        charge = limiter.reserve("k", 8)
+        assert abs(charge.charged_at - limiter.clock.now()) < 60_000
+        assert charge.settle(3)
+        assert limiter.peek("k").remaining == 7
+        limiter.pause("k", limiter.clock.now() + 5_000_000)
+        assert limiter.check("k").retry_after_ms > 4_000_000
+        limiter.close()
+
+
+def test_a_foreign_key_charges_nobody() -> None:
+    server: RedisServer = running("valkey")
+    prefix = new_key()
+    limits = Limits({"a": "5/second", "b": "5/second"}, store=url_of("valkey"), prefix=prefix)
+    server.call("LPUSH", f"{prefix}:b:k", "not ours")
+    with pytest.raises(ConfigInvalidError, match="something else"):
+        limits.check({"a": "k", "b": "k"})
+    assert server.call("EXISTS", f"{prefix}:a:k") == 0
+    limits.close()
+
+
+class OnlyChecks(Strategy):
+    """What somebody wrote with a Lua check and nothing else."""
+
+    name = "only_checks"
+    limit = 5
+    lua_sources = Gcra.lua_sources[:0]
+
+    def check(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
+        return Outcome(1, Decision(True, 5, 4, now, 0), 1_000, True)
+
+
+def test_a_strategy_that_cannot_give_back_says_so() -> None:
+    store: Store = open_empty("valkey")
+    with pytest.raises(UnsupportedError, match="no refund"):
+        store.apply("k", refunding(OnlyChecks(), START), START, 1)
+    assert store.apply_all([Step("k", checking(OnlyChecks()), 1, False)], START)[0].allowed
+    store.close()
+
+
+def test_a_timeline_by_the_limiter_is_that_of_the_oracle() -> None:
+    """Reserve, settle and cancel, on Redis and in memory, side by side."""
+    clock = ManualClock(START)
+    store = open_empty("valkey")
+    shape = {"cell": gcra(9, 1_000), "window": fixed_window(12, 700)}
+    here, there = Limits(shape, clock=clock), Limits(shape, clock=clock, store=store)
+    keys = {"cell": "k", "window": "k"}
+    for step in range(200):
+        clock.advance((0, 30, 90, 250)[step % 4])
+        charges = [limits.reserve(keys, {"cell": 1 + step % 3}) for limits in (here, there)]
+        assert charges[0].verdict == charges[1].verdict
+        for charge in charges:
+            if charge and step % 2:
+                charge.settle({"cell": step % 5})
+            elif charge and step % 3 == 0:
+                charge.cancel()
+        assert here.peek(keys) == there.peek(keys)
+    store.close()
