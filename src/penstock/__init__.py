@@ -21,7 +21,7 @@ from .core._errors import (
     StoreUnavailableError,
     UnsupportedError,
 )
-from .core._limiter import Limiter
+from .core._limiter import Limiter, SlotLimiter
 from .core._native import accelerated
 from .core._store import Store
 from .core._strategy import Parameter, Strategy, register
@@ -33,6 +33,7 @@ from .strategies import (
     gcra,
     sliding_window,
     sliding_window_log,
+    slots,
     token_bucket,
     unlimited,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "PenstockError",
     "QueueFullError",
     "RateLimitExceededError",
+    "SlotLimiter",
     "Step",
     "Store",
     "StoreUnavailableError",
@@ -70,6 +72,7 @@ __all__ = [
     "register",
     "sliding_window",
     "sliding_window_log",
+    "slots",
     "token_bucket",
     "unlimited",
 ]

@@ -20,7 +20,7 @@ from .core._charges import Charge, Part, areserved, pauses, require_until, requi
 from .core._clock import Clock, SystemClock, require_clock
 from .core._decision import Decision, Forecast
 from .core._errors import UnsupportedError
-from .core._limiter import Claim, claim, clock_reader
+from .core._limiter import Claim, claim, clock_reader, refuse_check
 from .core._store import MadeBy, Store, require_store
 from .core._strategy import Strategy
 from .core._transform import Step, Transform, checking, forecasting, looking
@@ -159,6 +159,7 @@ class Limits:
             max_waiters=max_waiters,
             require_atomic=require_atomic,
         )
+        self._holds = any(part.limit.strategy.is_held for part in self._parts)
         gate = gate_of(self, [(p.name, p.limit, p.lead, p.check) for p in self._parts])
         if gate is not None:
             self.check = gate.check  # type: ignore[method-assign]
@@ -175,11 +176,15 @@ class Limits:
 
     def check(self, keys: Mapping[str, str], cost: Cost = 1) -> Verdict:
         """Decide a request and, if all limits admit it, spend its cost on each of them."""
+        if self._holds:
+            refuse_check("check")
         parts, steps = self._steps(keys, cost)
         return self._verdict(parts, self.store.apply_all(steps, self._now()))
 
     async def acheck(self, keys: Mapping[str, str], cost: Cost = 1) -> Verdict:
         """The awaitable twin of `check`."""
+        if self._holds:
+            refuse_check("acheck")
         if self.store.answers_at_once:
             return self.check(keys, cost)
         parts, steps = self._steps(keys, cost)
@@ -260,33 +265,36 @@ class Limits:
 
     def acquire(
         self, keys: Mapping[str, str], cost: Cost = 1, timeout: float | None = None
-    ) -> Verdict:
+    ) -> Verdict | Charge:
         """Wait until all limits admit the request, in turn with the others that wait for the same
-        keys. Nothing is charged meanwhile.
+        keys. Nothing is charged meanwhile. With slots among the limits, the answer is the `Charge`
+        that holds them.
 
         Past `timeout` seconds, or as soon as it is plain that it would be past them, raises
         `rate_limit_exceeded` with the decision of the limit that binds.
         """
-        verdict: Verdict = acquire(
+        ask = self.reserve if self._holds else self.check
+        verdict: Verdict | Charge = acquire(
             self._queues,
             self._admissible(keys, cost),
             self._waiting_clock,
             timeout_in_ms(timeout),
-            lambda: self.check(keys, cost),
+            lambda: ask(keys, cost),
             lambda: self.peek(keys),
         )
         return verdict
 
     async def aacquire(
         self, keys: Mapping[str, str], cost: Cost = 1, timeout: float | None = None
-    ) -> Verdict:
+    ) -> Verdict | Charge:
         """The awaitable twin of `acquire`. Cancelling it leaves the queue."""
-        verdict: Verdict = await aacquire(
+        ask = self.areserve if self._holds else self.acheck
+        verdict: Verdict | Charge = await aacquire(
             self._queues,
             self._admissible(keys, cost),
             self._waiting_clock,
             timeout_in_ms(timeout),
-            lambda: self.acheck(keys, cost),
+            lambda: ask(keys, cost),
             lambda: self.apeek(keys),
         )
         return verdict

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+from typing import overload
+
 from .accel._limiter import limiter_class
 from .core._clock import Clock
-from .core._limiter import Limiter
+from .core._limiter import Limiter, SlotLimiter
 from .core._store import MadeBy, Store
 from .core._strategy import Strategy
 from .stores._opening import open_for_limiter
 from .strategies._rates import strategy_of_rate
+from .strategies._slots import Slots
 
 __all__ = ["rate_limit"]
+
+
+@overload
+def rate_limit(
+    strategy: Slots,
+    *,
+    store: Store | str | None = ...,
+    clock: Clock | None = ...,
+    prefix: str = ...,
+    max_waiters: int | None = ...,
+) -> SlotLimiter: ...
+
+
+@overload
+def rate_limit(
+    strategy: Strategy | str,
+    *,
+    store: Store | str | None = ...,
+    clock: Clock | None = ...,
+    prefix: str = ...,
+    max_waiters: int | None = ...,
+) -> Limiter: ...
 
 
 def rate_limit(

@@ -92,7 +92,10 @@ FOREIGN: dict[str, list[Set]] = {
     "gcra": [*map(text, NO_NUMBERS), text("9" * 30), hashed(t="1", l="1"), scored("1")],
     "token_bucket": [
         *STRANGE_HASHES,
-        *(hashed(t=value, l=str(NOW)) for value in NO_NUMBERS),
+        # Below zero is a debt, which may be a state.
+        *(hashed(t=value, l=str(NOW)) for value in NO_NUMBERS if not value.startswith("-")),
+        hashed(t="-" + "9" * 30, l=str(NOW)),
+        hashed(t="--5", l=str(NOW)),
         *(hashed(t="3", l=value) for value in NO_WHOLES),
         hashed(s=STARTED, c="1"),
         text("5"),
@@ -206,7 +209,7 @@ RUNS = ([], [[1]], [[1, 2, 3]], [["1", 2]], [[2, 1], [1, 1]], [[1, -1]], [[1, 1.
 NOT_A_PAIR = (1, "12", [1], [1, 2, 3], {"t": 1}, [[1], 2], True)
 NO_STATE: dict[str, tuple[Any, ...]] = {
     "gcra": ("5", [], {}, True, -1, 2**47 + 1, 10**400, [1.5]),
-    "token_bucket": (*NOT_A_PAIR, ["1", 1], [1, "1"], [1, 1.5], [-1, 1], [1, -1], [2**60, 1]),
+    "token_bucket": (*NOT_A_PAIR, ["1", 1], [1, "1"], [1, 1.5], [-(2**60), 1], [1, -1], [2**60, 1]),
     "fixed_window": (*NOT_A_PAIR, ["1", 1], [1, "1"], [1.5, 1], [1, 1.5], [-1, 1], [1, -1]),
     "sliding_window": (*RUNS, 5, "5", [[10**15, 1]], [[1, 2**60]]),
     "sliding_window_log": (*RUNS, 5, "5", [[2**48, 1]], [[1, 2**60]]),

@@ -74,9 +74,9 @@ limiter.check(7)  # type: ignore[arg-type]
 limiter.check("alice", 1.5)  # type: ignore[arg-type]
 limiter.check("alice", "1")  # type: ignore[arg-type]
 limiter.check_many([1, 2])  # type: ignore[list-item]
-rate_limit(5)  # type: ignore[arg-type]
-rate_limit("5/s", store={})  # type: ignore[arg-type]
-rate_limit("5/s", clock=5)  # type: ignore[arg-type]
+rate_limit(5)  # type: ignore[call-overload]
+rate_limit("5/s", store={})  # type: ignore[call-overload]
+rate_limit("5/s", clock=5)  # type: ignore[call-overload]
 
 strategies: list[Strategy] = [
     gcra(100, 60_000),
@@ -123,7 +123,7 @@ class Tock:
 
 
 rate_limit("5/s", clock=Tick())
-rate_limit("5/s", clock=Tock())  # type: ignore[arg-type]
+rate_limit("5/s", clock=Tock())  # type: ignore[call-overload]
 
 
 class Always(Strategy):

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core._clock import ANCHOR_NS, SystemClock
 from ..core._decision import Decision
-from ..core._limiter import Limiter
+from ..core._limiter import Limiter, SlotLimiter
 from ..core._native import native
 from ..core._store import Store
 from ..core._strategy import Strategy
@@ -25,6 +25,8 @@ def limiter_class(strategy: Strategy, store: Store) -> type[Limiter]:
     """The fastest class that can hold this strategy on this store."""
     if not isinstance(strategy, Strategy) or not isinstance(store, Store):
         return Limiter  # which says what is wrong
+    if strategy.is_held:
+        return SlotLimiter
     fits = store.native_table is not None and strategy.native is not None
     return _AcceleratedLimiter if fits else Limiter
 

@@ -6,12 +6,19 @@ taken whatever is left (`Strategy.charge`), because it has been used. Both are o
 store, for all limits of the charge together. A charge settles once: whoever comes second, from
 whatever thread, changes nothing.
 
+What is held rather than spent, such as slots, is held under the id of the charge. `renew` prolongs
+it; `settle` and `cancel` give it back, whatever was used. A holder counts on its slot no longer
+than it can be sure of: from before it asked, by its own steady clock, for the slot's time less a
+margin. After that `holds` is False, before the store gives the slot to somebody else.
+
 A settlement that a store did not answer is not repeated: it may have happened, and to give back
 twice would admit too much.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -19,11 +26,26 @@ from typing import Any, NamedTuple
 from ._decision import Booking, Decision
 from ._store import Store
 from ._strategy import Strategy
-from ._transform import Step, booking, charging, checking, pausing, refunding, telling
+from ._transform import (
+    Step,
+    booking,
+    charging,
+    checking,
+    pausing,
+    refunding,
+    releasing,
+    renewing,
+    taking,
+    telling,
+)
 from ._validation import MAX_INSTANT_MS, MAX_SPAN_MS, reject, require_int, shown
 from ._verdict import Verdict
 
 __all__ = ["Charge", "Part", "areserved", "pauses", "require_until", "require_wait", "reserved"]
+
+
+_MARGIN = 1 / 8
+"""Of its ttl, by which a holder stops counting on a slot before the store gives it away."""
 
 
 class Part(NamedTuple):
@@ -53,7 +75,11 @@ class Charge:
         answer: Decision | Verdict,
         charged_at: int,
         delays_ms: Sequence[int],
+        slot_id: str = "",
+        asked_at: float = 0.0,
     ) -> None:
+        self.id: str = slot_id
+        """Under which slots are held."""
         self.verdict: Verdict | None = answer if isinstance(answer, Verdict) else None
         self.decision: Decision = answer.decision if isinstance(answer, Verdict) else answer
         self.allowed: bool = answer.allowed
@@ -70,11 +96,82 @@ class Charge:
         ]
         # Whoever takes this out settles.
         self._open = [True] if answer.allowed else []
+        ttls = [part.strategy.ttl_ms for part, _ in self._parts if part.strategy.is_held]
+        self._ttl_ms = min(ttls) if ttls else None
+        self._sure_until = self._sure_from(asked_at)
 
     @property
     def is_open(self) -> bool:
         """Whether it was neither settled nor cancelled yet."""
         return bool(self._open)
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has slots and may count on all of them."""
+        return self.is_open and self._ttl_ms is not None and time.monotonic() < self._sure_until
+
+    @property
+    def ttl_ms(self) -> int | None:
+        """For how long its slots are held without being renewed; None if it has none."""
+        return self._ttl_ms
+
+    def renew(self) -> bool:
+        """Hold its slots for another ttl. False if one of them was lost: somebody else may have
+        it."""
+        asked_at = time.monotonic()
+        steps = self.renewals()
+        return bool(steps) and self.renewed(self._store.apply_all(steps, self._now()), asked_at)
+
+    async def arenew(self) -> bool:
+        """The awaitable twin of `renew`."""
+        asked_at = time.monotonic()
+        steps = self.renewals()
+        if not steps:
+            return False
+        return self.renewed(await self._store.aapply_all(steps, self._now()), asked_at)
+
+    def renewals(self) -> list[Step]:
+        """What to ask the store in order to renew it; those of several charges may go together."""
+        if not self.is_open:
+            return []
+        # As shadows: one that was lost does not keep the others from being renewed.
+        return [
+            Step(part.key, renewing(part.strategy, self.id), 1, True)
+            for part, _ in self._parts
+            if part.strategy.is_held
+        ]
+
+    def renewed(self, answers: Sequence[Decision], asked_at: float) -> bool:
+        """Take down what the store answered to that, `asked_at` by the steady clock."""
+        held = all(answer.allowed for answer in answers)
+        # One that was lost is given up at once, and not when its time would be over.
+        self._sure_until = self._sure_from(asked_at) if held else 0.0
+        return held
+
+    def _sure_from(self, asked_at: float) -> float:
+        if self._ttl_ms is None:
+            return 0.0
+        return asked_at + self._ttl_ms * (1 - _MARGIN) / 1000
+
+    @property
+    def limit(self) -> int:
+        """Of the decision, as are the three that follow."""
+        return self.decision.limit
+
+    @property
+    def remaining(self) -> int:
+        """What is left of it."""
+        return self.decision.remaining
+
+    @property
+    def reset_at(self) -> int:
+        """From when on nothing of this is remembered."""
+        return self.decision.reset_at
+
+    @property
+    def retry_after_ms(self) -> int:
+        """How long to wait before it is worth asking again; 0 exactly when allowed."""
+        return self.decision.retry_after_ms
 
     @property
     def cost(self) -> Mapping[str, int]:
@@ -121,7 +218,12 @@ class Charge:
             return False
 
     def _refunds(self) -> list[Step]:
-        return [Step(part.key, refunding(part.strategy, at), part.cost) for part, at in self._parts]
+        return [self._refund(part, at, part.cost) for part, at in self._parts]
+
+    def _refund(self, part: Part, at: int, units: int) -> Step:
+        if part.strategy.is_held:
+            return Step(part.key, releasing(part.strategy, self.id))
+        return Step(part.key, refunding(part.strategy, at), units)
 
     def _settlement(self, actual: int | Mapping[str, int]) -> list[Step]:
         if not self.allowed:
@@ -133,10 +235,12 @@ class Charge:
         steps = []
         for part, at in self._parts:
             more = used.get(part.name, part.cost) - part.cost
-            if more > 0:
+            if part.strategy.is_held:
+                steps.append(self._refund(part, at, 1))
+            elif more > 0:
                 steps.append(Step(part.key, charging(part.strategy), more))
             elif more < 0:
-                steps.append(Step(part.key, refunding(part.strategy, at), -more))
+                steps.append(self._refund(part, at, -more))
         return steps
 
     def _used(self, actual: int | Mapping[str, int]) -> Mapping[str, int]:
@@ -198,9 +302,9 @@ def reserved(
     answer: Answer,
 ) -> Charge:
     """Take what the parts cost, all or nothing, and hold it."""
-    at = now()
-    results = store.apply_all(_taking(store, parts, max_wait_ms), at)
-    return _charge(store, now, parts, results, at, answer)
+    at, asked_at, slot_id = now(), time.monotonic(), _new_id(parts)
+    results = store.apply_all(_taking(store, parts, max_wait_ms, slot_id), at)
+    return _charge(store, now, parts, results, at, answer, slot_id, asked_at)
 
 
 async def areserved(
@@ -211,17 +315,28 @@ async def areserved(
     answer: Answer,
 ) -> Charge:
     """The awaitable twin of `reserved`."""
-    at = now()
-    results = await store.aapply_all(_taking(store, parts, max_wait_ms), at)
-    return _charge(store, now, parts, results, at, answer)
+    at, asked_at, slot_id = now(), time.monotonic(), _new_id(parts)
+    results = await store.aapply_all(_taking(store, parts, max_wait_ms, slot_id), at)
+    return _charge(store, now, parts, results, at, answer, slot_id, asked_at)
 
 
-def _taking(store: Store, parts: Sequence[Part], max_wait_ms: int) -> list[Step]:
+def _new_id(parts: Sequence[Part]) -> str:
+    """For what is held; it begins with a letter, so that nobody takes it for a number."""
+    if not any(part.strategy.is_held for part in parts):
+        return ""
+    return f"s{os.urandom(12).hex()}"
+
+
+def _taking(store: Store, parts: Sequence[Part], max_wait_ms: int, slot_id: str) -> list[Step]:
     steps = []
     for part in parts:
         strategy = part.strategy
         transform: Any = checking(strategy)
-        if max_wait_ms and strategy.books_ahead and part.cost:
+        if strategy.is_held and part.cost:
+            if part.cost != 1:
+                reject(f"a charge holds one slot of {part.name or strategy!r}, not {part.cost}")
+            transform = taking(strategy, slot_id)
+        elif max_wait_ms and strategy.books_ahead and part.cost:
             transform = booking(strategy, max_wait_ms)
         steps.append(Step(part.key, transform, part.cost, part.shadow))
     if store.reads_own_clock and parts:
@@ -237,12 +352,14 @@ def _charge(
     results: list[Any],
     at: int,
     answer: Answer,
+    slot_id: str,
+    asked_at: float,
 ) -> Charge:
     if len(results) > len(parts):
         at = results.pop()
     decisions = [each.decision if isinstance(each, Booking) else each for each in results]
     delays = [each.delay_ms if isinstance(each, Booking) else 0 for each in results]
-    return Charge(store, now, parts, answer(decisions), at, delays)
+    return Charge(store, now, parts, answer(decisions), at, delays, slot_id, asked_at)
 
 
 def require_wait(max_wait_ms: Any) -> int:

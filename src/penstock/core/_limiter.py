@@ -43,7 +43,7 @@ from ._validation import (
 )
 from ._waiting import KeyQueues, aacquire, acquire, timeout_in_ms, waiting_clock
 
-__all__ = ["Claim", "Limiter", "claim", "clock_reader"]
+__all__ = ["Claim", "Limiter", "SlotLimiter", "claim", "clock_reader", "refuse_check"]
 
 
 _mutex = Mutex()
@@ -337,6 +337,63 @@ class Limiter:
                 f"ask for at most {self.strategy.limit} at once"
             )
         return timeout_in_ms(timeout)
+
+
+class SlotLimiter(Limiter):
+    """A Limiter of what is held, such as slots: `reserve` and `acquire` answer with the `Charge`
+    that holds it. Made by `rate_limit`."""
+
+    def check(self, key: str, cost: int = 1) -> NoReturn:
+        """Refused: what it took could not be given back."""
+        refuse_check("check")
+
+    async def acheck(self, key: str, cost: int = 1) -> NoReturn:
+        """Refused, as `check`."""
+        refuse_check("acheck")
+
+    def check_many(self, keys: Iterable[str], cost: int = 1) -> NoReturn:
+        """Refused, as `check`."""
+        refuse_check("check_many")
+
+    async def acheck_many(self, keys: Iterable[str], cost: int = 1) -> NoReturn:
+        """Refused, as `check`."""
+        refuse_check("acheck_many")
+
+    def acquire(  # type: ignore[override]
+        self, key: str, cost: int = 1, timeout: float | None = None
+    ) -> Charge:
+        """Wait for a slot, in turn with the others here that wait for this key."""
+        charge: Charge = acquire(
+            self._queues,
+            key,
+            self._waiting_clock,
+            self._admissible(key, cost, timeout),
+            lambda: self.reserve(key, cost),
+            lambda: self.peek(key),
+        )
+        return charge
+
+    async def aacquire(  # type: ignore[override]
+        self, key: str, cost: int = 1, timeout: float | None = None
+    ) -> Charge:
+        """The awaitable twin of `acquire`. Cancelling it leaves the queue."""
+        charge: Charge = await aacquire(
+            self._queues,
+            key,
+            self._waiting_clock,
+            self._admissible(key, cost, timeout),
+            lambda: self.areserve(key, cost),
+            lambda: self.apeek(key),
+        )
+        return charge
+
+
+def refuse_check(name: str, *_arguments: Any, **_named: Any) -> NoReturn:
+    """In the place of the checks of what is held."""
+    raise UnsupportedError(
+        f"slots are held until they are given back, which {name}() has no way to do; use reserve() "
+        "or acquire(), which answer with the Charge that holds them"
+    )
 
 
 def _the_one(decisions: Sequence[Decision]) -> Decision:

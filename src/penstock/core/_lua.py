@@ -323,7 +323,7 @@ class LuaAccelerator:
             return self._usual
         return (b"%d" % now, *self._before, b"%d" % cost, *self._after)
 
-    def step(self, role: str, cost: int, shadow: bool, argument: int) -> tuple[bytes, ...]:
+    def step(self, role: str, cost: int, shadow: bool, argument: int | str) -> tuple[bytes, ...]:
         """The arguments of one step of the script `all`."""
         name, operation = self.source.name.encode(), role.encode()
         return (
@@ -331,7 +331,7 @@ class LuaAccelerator:
             operation,
             b"%d" % cost,
             b"1" if shadow else b"0",
-            b"%d" % argument,
+            argument.encode() if isinstance(argument, str) else b"%d" % argument,
             *self._before,
             *self._after,
         )

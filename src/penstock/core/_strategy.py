@@ -181,6 +181,10 @@ class Strategy(ABC):
     books_ahead: bool = False
     """Whether it has a pace, so that units can be taken before they are there: see `book`."""
 
+    is_held: bool = False
+    """Whether what is taken is held, under an id, until it is given back: then it is asked for by
+    `reserve` and `acquire`, and `take`, `renew` and `release` stand in the place of `check`."""
+
     restricts: bool = True
     """Whether a state only ever takes away from what a key may do, so that to forget it lets more
     in; a full store keeps the states that take away most. False for one that grants."""
@@ -260,6 +264,19 @@ class Strategy(ABC):
             f"strategy {self.name!r} has no pace, so nothing can be booked ahead; use gcra(...), "
             "or reserve without max_wait_ms"
         )
+
+    def take(self, state: Any, now: int, slot_id: str) -> Outcome[Decision]:
+        """Hold something under an id, or go on holding it. For strategies that are held, as are the
+        two that follow."""
+        raise self._lacks("take", "(state, now, slot_id)")
+
+    def renew(self, state: Any, now: int, slot_id: str) -> Outcome[Decision]:
+        """Go on holding it; denied if that is over."""
+        raise self._lacks("renew", "(state, now, slot_id)")
+
+    def release(self, state: Any, now: int, slot_id: str) -> Outcome[int]:
+        """Give it back; the result is 1 if it was held, else 0."""
+        raise self._lacks("release", "(state, now, slot_id)")
 
     def pause(self, state: Any, now: int, until_ms: int) -> Outcome[None]:
         """Admit nothing before `until_ms`."""

@@ -44,6 +44,9 @@ __all__ = [
     "pausing",
     "peeking",
     "refunding",
+    "releasing",
+    "renewing",
+    "taking",
     "telling",
     "trying",
 ]
@@ -98,7 +101,7 @@ class Transform(Generic[R]):
         self.refuse: Callable[[int, int], R] = refuse
         self.lua: LuaAccelerator | None = None if strategy is None else strategy.lua
         self.native: tuple[Any, ...] | None = None if strategy is None else strategy.native
-        self.argument: int = 0
+        self.argument: int | str = 0
         self.decision_in: Callable[[R], Any] = _none
         self.admits: Callable[[R], bool] = _always
         self.reverse: Callable[[int], Transform[int]] | None = None
@@ -212,6 +215,44 @@ def booking(strategy: Strategy, max_wait_ms: int) -> Transform[Booking]:
     transform.reverse = lambda charged_at: refunding(strategy, charged_at)
     if strategy.restricts:
         transform.decision_in = attrgetter("decision")
+    return transform
+
+
+def taking(strategy: Strategy, slot_id: str) -> Transform[Decision]:
+    """The transform that holds a slot."""
+    transform = _holding(strategy, "take", strategy.take, slot_id)
+    transform.reverse = lambda _charged_at: releasing(strategy, slot_id)
+    return transform
+
+
+def renewing(strategy: Strategy, slot_id: str) -> Transform[Decision]:
+    """The transform that goes on holding a slot."""
+    return _holding(strategy, "renew", strategy.renew, slot_id)
+
+
+def _holding(
+    strategy: Strategy,
+    role: str,
+    method: Callable[[Any, int, str], Outcome[Decision]],
+    slot_id: str,
+) -> Transform[Decision]:
+    def run(state: Any, now: int, _cost: int) -> Outcome[Decision]:
+        return method(state, now, slot_id)
+
+    transform = Transform(strategy, role, run, _denying(strategy))
+    transform.argument = slot_id
+    transform.admits = bool
+    return transform
+
+
+def releasing(strategy: Strategy, slot_id: str) -> Transform[int]:
+    """The transform that gives a slot back."""
+
+    def run(state: Any, now: int, _cost: int) -> Outcome[int]:
+        return strategy.release(state, now, slot_id)
+
+    transform = Transform(strategy, "release", run, lambda _now, _retry_after_ms: 0)
+    transform.argument = slot_id
     return transform
 
 

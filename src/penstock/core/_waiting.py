@@ -59,6 +59,9 @@ class SleepStep:
         self.leads: bool = leads
 
 
+# How often to look whether a slot has come back.
+_LOOK_AGAIN_MS = 50
+
 # Platforms differ in how long a thread may sleep; whoever wakes early just sleeps again.
 _LONGEST_NAP_MS = 3_600_000
 
@@ -278,14 +281,23 @@ def acquire_flow(
             queue.last_denial = decision
             left = time_left()
             # A wait that must end too late is not begun.
-            if left is not None and decision.retry_after_ms > left:
+            if left is not None and (
+                left <= 0 if is_held(decision) else decision.retry_after_ms > left
+            ):
                 raise refuse(decision)
-            # A strategy that denies without a wait would have us ask without a pause.
-            ready_at = clock.now() + max(1, decision.retry_after_ms)
+            # A strategy that denies without a wait would have us ask without a pause. What is held
+            # may come back at any moment.
+            wait = max(1, decision.retry_after_ms)
+            ready_at = clock.now() + (wait if not is_held(decision) else min(wait, _LOOK_AGAIN_MS))
             while (pause := ready_at - clock.now()) > 0 and not queue.is_void:
                 yield SleepStep(pause, leads=True)
     finally:
         queues.leave(key, queue, waiter)
+
+
+def is_held(answer: Any) -> bool:
+    """Whether it is a charge that would hold something."""
+    return bool(getattr(answer, "id", ""))
 
 
 def _denied(decision: Decision) -> Decision:

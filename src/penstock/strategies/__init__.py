@@ -9,6 +9,7 @@ from ._gcra import Gcra, gcra
 from ._rates import strategy_of_rate
 from ._sliding_window import SlidingWindow, sliding_window
 from ._sliding_window_log import SlidingWindowLog, sliding_window_log
+from ._slots import Slots, slots
 from ._token_bucket import TokenBucket, token_bucket
 from ._unlimited import Unlimited, unlimited
 
@@ -23,6 +24,7 @@ __all__ = [
     "LuaSource",
     "SlidingWindow",
     "SlidingWindowLog",
+    "Slots",
     "TokenBucket",
     "Unlimited",
     "beside",
@@ -32,6 +34,7 @@ __all__ = [
     "real",
     "sliding_window",
     "sliding_window_log",
+    "slots",
     "strategy_of_rate",
     "token_bucket",
     "unlimited",

@@ -27,7 +27,7 @@ from penstock.stores import open_store
 from penstock.stores.redis import RedisStore
 from penstock.strategies import Gcra
 from tests.servers import RedisServer
-from tests.stores import mixtures, several
+from tests.stores import mixtures, two_limits
 from tests.stores.redis.live import PATIENT_MS, new_key, open_empty, running, url_of
 
 SEED = int(os.environ.get("SEED", "1"))
@@ -70,13 +70,13 @@ def test_strategies_without_lua_are_part_of_the_same_step(
 @pytest.mark.parametrize("server", ["valkey", "sentinel", "cluster"])
 def test_callers_admit_exactly_the_tightest_limit(server: str) -> None:
     make = partial(open_store, url_of(server), timeout_ms=PATIENT_MS)
-    several.assert_exact_from_threads(make)
-    several.assert_exact_from_tasks(make)
+    two_limits.assert_exact_from_threads(make)
+    two_limits.assert_exact_from_tasks(make)
 
 
 def test_processes_admit_exactly_the_tightest_limit() -> None:
     make = partial(open_store, url_of("valkey"), timeout_ms=PATIENT_MS)
-    several.assert_exact_from_processes(make)
+    two_limits.assert_exact_from_processes(make)
 
 
 def _commands(server: RedisServer) -> int:

@@ -59,7 +59,9 @@ for place = 1, #KEYS do
     if not swap(key, ARGV[at + 5], ARGV[at + 4], ARGV[at + 6]) then return {now} end
     at = at + 7
   else
-    local argument, strategy = tonumber(ARGV[at + 4]), strategyOf(name)
+    -- A number, or the id of a slot, which does not look like one.
+    local argument = tonumber(ARGV[at + 4]) or ARGV[at + 4]
+    local strategy = strategyOf(name)
     local entry, p = strategy.entry, {}
     for field, value in pairs(entry.constants) do p[field] = value end
     at = at + 5

@@ -28,11 +28,9 @@ from .._sheet import ConnectionFailedError
 from ._requests import TIME, Command, Delay, RedisFlow, ms_of
 from ._routing import RedisRouter, names_of
 
-__all__ = ["OPERATIONS", "apply_steps", "decision_of"]
+__all__ = ["apply_steps", "decision_of"]
 
-OPERATIONS = frozenset({"check", "look", "try", "tell", "refund", "charge", "book", "pause"})
-"""The roles that the script knows."""
-
+_OPTIONAL = frozenset({"refund", "charge", "book", "pause", "take", "renew", "release"})
 _ALWAYS_THERE = frozenset({"check", "look", "try", "tell"})
 _RACES = 256
 _LONGEST_PAUSE_MS = 32
@@ -54,7 +52,7 @@ def _require_operation(transform: Transform[Any]) -> None:
     lua, role = transform.lua, transform.role
     if lua is None or role in _ALWAYS_THERE or role in lua.source.operations:
         return
-    if role in OPERATIONS:
+    if role in _OPTIONAL:
         missing = f"its Lua source has no {role}; add one below '-- Give back.'"
     else:
         missing = "only check, lease, peek, forecast, refund, charge, book, pause and clear can be"
@@ -248,7 +246,7 @@ def _script(sources: frozenset[LuaSource]) -> LuaScript:
 
 
 def _answer(role: str, reply: list[int]) -> Any:
-    if role in ("refund", "tell"):
+    if role in ("refund", "release", "tell"):
         return reply[1]
     if role == "pause":
         return None

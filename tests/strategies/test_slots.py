@@ -1,0 +1,280 @@
+"""Slots: the laws of holding, in Python, in memory and on Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock import (
+    Charge,
+    ConfigInvalidError,
+    Limits,
+    ManualClock,
+    MemoryStore,
+    RateLimitExceededError,
+    Store,
+    UnsupportedError,
+    fixed_window,
+    gcra,
+    rate_limit,
+    slots,
+)
+from penstock.core._transform import Step, releasing, renewing, taking
+from penstock.stores import open_store
+from tests.servers import NotReady, eventually
+from tests.stores.mixtures import OracleStore
+from tests.stores.redis.live import PATIENT_MS, new_key, open_empty, url_of
+
+START = 1_700_000_000_000
+IDS = [f"s{number}" for number in range(6)]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(-200, 400),
+            st.sampled_from(IDS),
+            st.sampled_from(["take", "take", "renew", "release"]),
+        ),
+        max_size=60,
+    )
+)
+def test_never_more_than_the_limit_hold_a_slot(timeline: list[tuple[int, str, str]]) -> None:
+    """At any instant, by a clock that may go back; and whoever holds one keeps it for its ttl."""
+    strategy = slots(3, 500)
+    state: Any = None
+    now = START
+    until: dict[str, int] = {}
+    for gap, slot_id, name in timeline:
+        now += gap
+        outcome = getattr(strategy, name)(state, now, slot_id)
+        if outcome.persist:
+            state = outcome.state
+        held = {each: at for each, at in until.items() if at > now}
+        if outcome.persist:
+            # What is over is forgotten with the next write, and does not come back with the clock.
+            until = dict(held)
+        if name == "release":
+            assert outcome.result == (slot_id in held)
+            until.pop(slot_id, None)
+        else:
+            free = len(held) < 3 and name == "take"
+            assert outcome.result.allowed is (slot_id in held or free)
+            if outcome.result.allowed:
+                until[slot_id] = max(held.get(slot_id, 0), now + 500)
+            else:
+                assert outcome.result.retry_after_ms >= 1
+        held = {each: at for each, at in until.items() if at > now}
+        assert len(held) <= 3
+        assert strategy.peek(state, now).remaining == 3 - len(held)
+        if state is not None:
+            strategy.restore(state)
+
+
+def _timeline(seed: int, count: int) -> Any:
+    rng = random.Random(seed)
+    now = START
+    for _ in range(count):
+        now += rng.choice((0, 1, 20, 90, 300, -60))
+        slot_id = rng.choice(IDS)
+        make = rng.choice((taking, taking, renewing, releasing))
+        yield now, make, slot_id
+
+
+@pytest.mark.parametrize("server", ["valkey", "redis8"])
+def test_lua_holds_as_the_oracle_does(server: str) -> None:
+    store, oracle, strategy = open_empty(server), OracleStore(), slots(3, 500)
+    for now, make, slot_id in _timeline(3, 2_000):
+        step = Step("k", make(strategy, slot_id))
+        assert store.apply_all([step], now) == oracle.apply_all([step], now)
+        limiter = rate_limit(strategy, store=store, clock=ManualClock(now))
+        assert limiter.peek("k") == strategy.peek(oracle.state("k", now), now)
+    store.close()
+
+
+@pytest.fixture(params=["memory", "redis", "cluster", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Any) -> Any:
+    url = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/slots.db"}.get(request.param)
+    if url is None:
+        name = "valkey" if request.param == "redis" else "cluster"
+        opened = open_store(url_of(name), timeout_ms=PATIENT_MS)
+    else:
+        opened = open_store(url)
+    yield opened
+    opened.close()
+
+
+def test_a_slot_is_held_until_it_is_given_back(store: Store) -> None:
+    limiter = rate_limit(slots(2), store=store, prefix=new_key())
+    first, second = limiter.reserve("k"), limiter.reserve("k")
+    denied = limiter.reserve("k")
+    assert (first.allowed, second.allowed, denied.allowed) == (True, True, False)
+    assert first.holds
+    assert not denied.holds
+    assert 0 < denied.retry_after_ms <= 30_000
+    assert first.renew()
+    assert first.cancel()
+    assert not first.cancel()
+    assert not first.holds
+    assert not first.renew()
+    assert limiter.peek("k").remaining == 1
+    with limiter.reserve("k") as third:
+        assert third
+        assert third.settle(1)
+    assert second.settle(0)
+    assert limiter.peek("k").remaining == 2
+
+
+def test_slots_are_a_limit_like_any_other(store: Store) -> None:
+    limits = Limits(
+        {"flight": slots(2), "rate": fixed_window(3, 10**8), "tokens": gcra(100, 10**8)},
+        store=store,
+        prefix=f"{{{new_key()}}}",
+    )
+    keys = dict.fromkeys(("flight", "rate", "tokens"), "k")
+    one = limits.reserve(keys, {"tokens": 30})
+    two = limits.reserve(keys, {"tokens": 30})
+    three = limits.reserve(keys, {"tokens": 30})
+    assert three.verdict is not None
+    assert three.verdict.violated == ("flight",)
+    assert one.settle({"tokens": 5})
+    assert limits.peek(keys).limits["rate"].remaining == 1
+    four = limits.reserve(keys, {"tokens": 66})
+    assert four.verdict is not None
+    assert four.verdict.violated == ("tokens",)
+    left = {name: said.remaining for name, said in limits.peek(keys).limits.items()}
+    assert left == {"flight": 1, "rate": 1, "tokens": 65}
+    assert two.cancel()
+    with pytest.raises(UnsupportedError, match="reserve"):
+        limits.check(keys)
+    with pytest.raises(ConfigInvalidError, match="one slot"):
+        limits.reserve(keys, {"flight": 2})
+    limits.close()
+
+
+def test_acquire_waits_for_a_slot(store: Store) -> None:
+    limiter = rate_limit(slots(1), store=store, prefix=new_key())
+    held = limiter.acquire("k")
+    assert isinstance(held, Charge)
+    with pytest.raises(RateLimitExceededError):
+        limiter.acquire("k", timeout=0.1)
+    threading.Timer(0.2, held.cancel).start()
+    assert limiter.acquire("k", timeout=20).holds
+
+
+def test_a_slot_that_is_not_renewed_comes_back_by_itself() -> None:
+    clock = ManualClock(START)
+    limiter = rate_limit(slots(1, 1_000), clock=clock)
+    lost = limiter.reserve("k")
+    clock.advance(999)
+    assert not limiter.reserve("k")
+    clock.advance(1)
+    assert limiter.reserve("k")
+    assert not lost.renew()
+    assert not lost.holds
+    assert lost.cancel()
+    assert limiter.peek("k").remaining == 0
+
+
+def test_a_holder_stops_counting_on_its_slot_before_it_expires() -> None:
+    """By its own steady clock, whatever the store says."""
+    limiter = rate_limit(slots(1, 400))
+    charge = limiter.reserve("k")
+    began = time.monotonic()
+    assert charge.holds
+    while charge.holds:
+        time.sleep(0.005)
+    assert time.monotonic() - began < 0.4
+    assert charge.renew() is (limiter.peek("k").remaining == 0)
+
+
+def test_checks_of_slots_say_what_to_use() -> None:
+    limiter = rate_limit(slots(1))
+    for call in (partial(limiter.check, "k"), partial(limiter.check_many, ["k"])):
+        with pytest.raises(UnsupportedError, match="reserve"):
+            call()
+    with pytest.raises(UnsupportedError, match="reserve"):
+        asyncio.run(limiter.acheck("k"))
+    with pytest.raises(UnsupportedError, match="cannot be paused"):
+        limiter.pause("k", START)
+
+
+def test_tasks_hold_slots_too() -> None:
+    async def main() -> int:
+        limiter = rate_limit(slots(3), store=url_of("valkey"), prefix=new_key())
+        most = now = 0
+
+        async def work() -> None:
+            nonlocal most, now
+            async with await limiter.aacquire("k") as charge:
+                now += 1
+                most = max(most, now)
+                assert await charge.arenew()
+                now -= 1
+                assert await charge.acancel()
+
+        await asyncio.gather(*(work() for _ in range(20)))
+        assert (await limiter.apeek("k")).remaining == 3
+        await limiter.aclose()
+        return most
+
+    assert 1 <= asyncio.run(main()) <= 3
+
+
+HOLDER = """
+import sys, time
+from penstock import rate_limit, slots
+limiter = rate_limit(slots(2, 1_000), store=sys.argv[1], prefix=sys.argv[2])
+charge = limiter.acquire("k", timeout=20)
+print("held", flush=True)
+while True:
+    time.sleep(0.2)
+    charge.renew()
+"""
+
+
+def test_the_slots_of_a_killed_process_come_back_within_one_ttl() -> None:
+    prefix = new_key()
+    command = [sys.executable, "-c", HOLDER, url_of("valkey"), prefix]
+    holders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+
+    def all_are_free() -> None:
+        if limiter.peek("k").remaining < 2:
+            raise NotReady("held")
+
+    limiter = rate_limit(slots(2, 1_000), store=url_of("valkey"), prefix=prefix)
+    try:
+        for holder in holders:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+        for _ in range(8):
+            # They go on renewing.
+            assert not limiter.reserve("k")
+            time.sleep(0.25)
+        holders[0].kill()
+        os.kill(holders[1].pid, signal.SIGSTOP)
+        eventually(all_are_free, within=20, what="the slots of the dead")
+    finally:
+        for holder in holders:
+            holder.kill()
+            holder.communicate()
+        limiter.close()
+
+
+def test_a_store_that_is_bounded_may_deny_a_slot_for_want_of_room() -> None:
+    store = MemoryStore(max_keys=1, overflow="deny")
+    limiter = rate_limit(slots(2), store=store)
+    assert limiter.reserve("a")
+    assert not limiter.reserve("b")
