@@ -159,11 +159,12 @@ def test_a_look_sees_both_or_neither(monkeypatch: pytest.MonkeyPatch, guesses: i
     reader.close()
 
 
-def test_what_was_only_looked_at_counts_as_much() -> None:
+@pytest.mark.parametrize("clock", ["caller's", "server's"])
+def test_what_was_only_looked_at_counts_as_much(clock: str) -> None:
     """Two requests that each charge the key on which the other looks: one of them is first, also
-    where neither key has a row that could be locked."""
-    make_store = _opener()
-    stores = [make_store() for _ in range(2)]
+    where neither key has a row that could be locked, and where both were read before."""
+    url = url_of(new_table(), timeout_ms=PATIENT_MS, use_server_time=str(clock != "caller's"))
+    stores = [open_store(url) for _ in range(2)]
     once = checking(fixed_window(1, WINDOW_MS, "first"))
     rounds = 60
     admitted: list[list[bool]] = [[] for _ in range(rounds)]
