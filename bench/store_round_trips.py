@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import Limiter, fixed_window, gcra, rate_limit
-from penstock.core._transform import checking
+from penstock.core._transform import Step, checking
 from penstock.stores import open_store
 from penstock.stores.record import pack, unpack
 from penstock.stores.sqlite import SqliteStore
@@ -69,6 +69,13 @@ ENGINES: dict[str, Engine] = {
     **{name: partial(_edge, name) for name in edge.ALL},
 }
 
+
+def _together(limiter: Limiter, *keys: str) -> bool:
+    """The keys as one decision, by the limiter's strategy."""
+    steps = [Step(key, checking(limiter.strategy)) for key in keys]
+    return all(limiter.store.apply_all(steps, time.time_ns() // 1_000_000))
+
+
 _SITUATIONS: dict[str, Callable[[Limiter, Limiter], Any]] = {
     "a new key": lambda ours, _: ours.check("new"),
     "a known key": lambda ours, _: ours.check("known"),
@@ -76,6 +83,10 @@ _SITUATIONS: dict[str, Callable[[Limiter, Limiter], Any]] = {
     "a peek": lambda ours, _: ours.peek("known"),
     "changed elsewhere": lambda ours, theirs: ours.check("shared"),
     "100 new keys": lambda ours, _: ours.check_many([f"k{n}" for n in range(100)]),
+    "3 new as one": lambda ours, _: _together(ours, "new a", "new b", "new c"),
+    "3 known as one": lambda ours, _: _together(ours, "new a", "new b", "new c"),
+    "3, one spent": lambda ours, _: _together(ours, "new a", "spent", "new c"),
+    "3, one changed": lambda ours, _: _together(ours, "new a", "new b", "shared too"),
 }
 
 
@@ -90,9 +101,11 @@ def _count(engine: Engine) -> dict[str, int]:
             limiter.peek("warm")
         ours.check("known")
         ours.check("spent", 5)
-        ours.check("shared")
-        theirs.check("shared")
+        for key in ("shared", "shared too"):
+            ours.check(key)
+            theirs.check(key)
         ours.check_many(["warm", "known"])
+        _together(ours, "warm", "known")
         for name, ask in _SITUATIONS.items():
             before = counter.turns
             ask(ours, theirs)
@@ -110,7 +123,7 @@ def _count_statements() -> dict[str, int]:
         limiter = rate_limit(fixed_window(5, _SPAN_MS, "first"), store=store)
         limiter.check("known")
         limiter.check("spent", 5)
-        limiter.check("shared")
+        limiter.check_many(["shared", "shared too"])
         seen: list[str] = []
         connection = store._database._connection
         assert connection is not None
@@ -203,6 +216,46 @@ def _race_postgres(rounds: int, seconds: float, *, durable: bool) -> None:
         store.close()
 
 
+def _race_together(where: str, store: Any, rounds: int, seconds: float) -> None:
+    """Three keys as one decision, beside a check of one and beside three checks."""
+    limiter = rate_limit(_PLENTY, store=store)
+    check = checking(_PLENTY)
+
+    def keys_of(key: str) -> tuple[str, str, str]:
+        return f"user {key}", f"tenant {key[:2]}", f"plan {key[:1]}"
+
+    def as_one(key: str) -> None:
+        store.apply_all([Step(k, check) for k in keys_of(key)], time.time_ns() // 1_000_000)
+
+    def one_by_one(key: str) -> None:
+        for k in keys_of(key):
+            limiter.check(k)
+
+    for callers in (1, 8):
+        contenders = (limiter.check, as_one, one_by_one)
+        rates = [[_rate(callers, seconds, ask) for ask in contenders] for _ in range(rounds)]
+        single, whole, apart = (statistics.median(c) for c in zip(*rates, strict=True))
+        cost = statistics.median(one / three for one, three, _ in rates)
+        figures = (
+            f"{single:7,.0f} of one key, {whole:7,.0f} of three, {apart:7,.0f} three times one"
+        )
+        print(f"  {where}, {callers} threads: {figures}; three as one cost {cost:4.2f} x one")
+
+
+def _race_all_together(rounds: int, seconds: float) -> None:
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        store: Any = SqliteStore(Path(folder) / "limits.db", timeout_ms=30_000)
+        _race_together("sqlite", store, rounds, seconds)
+        store.close()
+    for durable in (False, True):
+        with Postgres(durable=durable) as server:
+            store = open_store(server.url, timeout_ms=10_000)
+            store.init()
+            where = f"postgres, fsync {'on' if durable else 'off'}"
+            _race_together(where, store, rounds, seconds)
+            store.close()
+
+
 def _race_sqlite(rounds: int, seconds: float) -> None:
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         stores = {
@@ -283,6 +336,8 @@ def main() -> None:
     options = parser.parse_args()
     _print_counts()
     _print_contended()
+    print("\nseveral keys as one decision, requests a second")
+    _race_all_together(options.rounds, options.seconds)
     print("\nsqlite on this disk, checks a second")
     _race_sqlite(options.rounds, options.seconds)
     print("\npostgres on loopback, checks a second; plain: begin, lock, select, upsert, commit;")
