@@ -236,10 +236,11 @@ class Limits:
         true cost is known, or cancelled. A denial is a charge that is not `allowed`.
 
         With a `max_wait_ms` the limits that have a pace may be booked ahead; the others must admit
-        now. `charge.starts_at` is the latest of what was booked.
+        now. `charge.starts_at` is the latest of what was booked. That takes a limit with a pace,
+        such as gcra.
         """
         parts, charged = self._charges(keys, cost)
-        wait = require_wait(max_wait_ms)
+        wait = self._wait(max_wait_ms)
         return reserved(
             self.store, self._now, charged, wait, lambda told: self._verdict(parts, told)
         )
@@ -249,7 +250,7 @@ class Limits:
     ) -> Charge:
         """The awaitable twin of `reserve`."""
         parts, charged = self._charges(keys, cost)
-        wait = require_wait(max_wait_ms)
+        wait = self._wait(max_wait_ms)
         return await areserved(
             self.store, self._now, charged, wait, lambda told: self._verdict(parts, told)
         )
@@ -419,6 +420,15 @@ class Limits:
             Part(part.name, step.key, part.limit.strategy, units, part.limit.shadow)
             for part, step, units in zip(parts, steps, costs, strict=True)
         ]
+
+    def _wait(self, max_wait_ms: int) -> int:
+        wait = require_wait(max_wait_ms)
+        if wait and not any(part.limit.strategy.books_ahead for part in self._parts):
+            raise UnsupportedError(
+                "none of these limits has a pace, so nothing can be booked ahead; make one of them "
+                "gcra(...), or reserve without max_wait_ms"
+            )
+        return wait
 
     def _pauses(self, keys: Mapping[str, str | None], until_ms: int) -> list[Step]:
         named = zip(keys, self._named(keys), strict=True)

@@ -130,9 +130,12 @@ def test_an_exception_cancels(clock: ManualClock, store: Store) -> None:
     with limiter.reserve("k", 3) as charge:
         charge.settle(1)
     assert limiter.peek("k").remaining == 4
-    with limiter.reserve("k", 3):
+    with limiter.reserve("k", 3) as charge:
         pass
+    assert not charge.is_open
     assert limiter.peek("k").remaining == 1
+    with limiter.reserve("k", 3) as charge:
+        assert not charge
 
 
 def test_the_async_twins_do_the_same() -> None:
@@ -223,6 +226,17 @@ def test_several_limits_book_what_has_a_pace(clock: ManualClock, store: Store) -
     assert windowed.reserve({"slow": "k", "window": "other"}, max_wait_ms=1_000).starts_at == (
         START + 200
     )
+
+
+def test_limits_without_a_pace_cannot_be_booked(clock: ManualClock) -> None:
+    """An answer that ignored the wait would look like a denial."""
+    limits = Limits({"a": fixed_window(1, 1_000), "b": fixed_window(2, 1_000)}, clock=clock)
+    keys = {"a": "k", "b": "k"}
+    with pytest.raises(UnsupportedError, match="gcra"):
+        limits.reserve(keys, max_wait_ms=5)
+    with pytest.raises(UnsupportedError, match="gcra"):
+        asyncio.run(limits.areserve(keys, max_wait_ms=5))
+    assert limits.reserve(keys, max_wait_ms=0)
 
 
 def test_windows_have_no_pace(clock: ManualClock) -> None:

@@ -137,6 +137,29 @@ def test_a_slot_is_held_until_it_is_given_back(store: Store) -> None:
     assert limiter.peek("k").remaining == 2
 
 
+def test_a_block_gives_its_slot_back_however_it_ends(store: Store) -> None:
+    limiter = rate_limit(slots(1), store=store, prefix=new_key())
+    with limiter.reserve("k") as charge:
+        assert charge.holds
+    assert not charge.holds
+    with pytest.raises(ZeroDivisionError), limiter.acquire("k", timeout=0):
+        raise ZeroDivisionError
+    assert limiter.peek("k").remaining == 1
+
+
+def test_a_block_spends_what_was_reserved_beside_a_slot() -> None:
+    limits = Limits({"flight": slots(1), "tokens": gcra(100, 10**6)}, clock=ManualClock(START))
+    keys = {"flight": "k", "tokens": "k"}
+
+    async def main() -> None:
+        async with await limits.areserve(keys, {"tokens": 30}):
+            pass
+
+    asyncio.run(main())
+    left = {name: said.remaining for name, said in limits.peek(keys).limits.items()}
+    assert left == {"flight": 1, "tokens": 70}
+
+
 def test_slots_are_a_limit_like_any_other(store: Store) -> None:
     limits = Limits(
         {"flight": slots(2), "rate": fixed_window(3, 10**8), "tokens": gcra(100, 10**8)},
@@ -211,6 +234,14 @@ def test_checks_of_slots_say_what_to_use() -> None:
         limiter.pause("k", START)
 
 
+def test_every_store_says_why_slots_cannot_be_paused(store: Store) -> None:
+    limits = Limits({"rate": gcra(5, 10**6), "flight": slots(1)}, store=store, prefix=new_key())
+    keys = {"rate": "k", "flight": "k"}
+    with pytest.raises(UnsupportedError, match="slots cannot be paused"):
+        limits.pause(keys, limits.clock.now() + 60_000)
+    assert limits.peek(keys)
+
+
 def test_tasks_hold_slots_too() -> None:
     async def main() -> int:
         limiter = rate_limit(slots(3), store=url_of("valkey"), prefix=new_key())
@@ -246,15 +277,15 @@ while True:
 
 
 def test_the_slots_of_a_killed_process_come_back_within_one_ttl() -> None:
-    prefix = new_key()
-    command = [sys.executable, "-c", HOLDER, url_of("valkey"), prefix]
+    prefix, url = new_key(), f"{url_of('valkey')}?timeout_ms={PATIENT_MS}"
+    command = [sys.executable, "-c", HOLDER, url, prefix]
     holders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
 
     def all_are_free() -> None:
         if limiter.peek("k").remaining < 2:
             raise NotReady("held")
 
-    limiter = rate_limit(slots(2, 1_000), store=url_of("valkey"), prefix=prefix)
+    limiter = rate_limit(slots(2, 1_000), store=url, prefix=prefix)
     try:
         for holder in holders:
             assert holder.stdout is not None

@@ -64,7 +64,11 @@ class Charge:
     `decision` is the answer of the limit, or of the one that binds; `verdict` holds all of them,
     where there are several. `starts_at` is the instant (epoch ms) from which the units are the
     caller's: that of the call, unless they were booked ahead. A charge that was denied holds
-    nothing. As a context manager it is cancelled by an exception.
+    nothing.
+
+    As a context manager it is cancelled by an exception. A block that ends without one leaves the
+    charge settled: what was reserved is spent, unless `settle` said otherwise, and slots are given
+    back.
     """
 
     def __init__(
@@ -272,6 +276,8 @@ class Charge:
     ) -> None:
         if error is not None:
             self.cancel()
+        elif self.is_open:
+            self.settle({})
 
     async def __aenter__(self) -> Charge:
         return self
@@ -284,6 +290,8 @@ class Charge:
     ) -> None:
         if error is not None:
             await self.acancel()
+        elif self.is_open:
+            await self.asettle({})
 
     def __repr__(self) -> str:
         state = "open" if self._open else "settled" if self.allowed else "denied"
@@ -374,4 +382,8 @@ def require_until(until_ms: Any) -> int:
 
 def pauses(parts: Sequence[Part], until_ms: int) -> list[Step]:
     """The steps that let nothing in before an instant."""
+    for part in parts:
+        if part.strategy.is_held:
+            # Which says why, whatever the store is.
+            part.strategy.pause(None, 0, until_ms)
     return [Step(part.key, pausing(part.strategy, until_ms)) for part in parts]

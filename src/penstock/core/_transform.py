@@ -302,8 +302,12 @@ CLEAR: Transform[None] = Transform(
 
 
 class Step(NamedTuple):
-    """One part of a request that several limits have to admit. A `shadow` never denies it; it is
-    charged when the request is admitted and it would have admitted it itself."""
+    """One part of a request that several limits have to admit, for `Store.apply_all`.
+
+    `transform` is run on the state of `key` with `cost`; a cost of 0 only looks. A `shadow` never
+    denies the request; it is charged when the request is admitted and it would have admitted it
+    itself.
+    """
 
     key: str
     transform: Transform[Any]
