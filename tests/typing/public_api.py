@@ -13,29 +13,36 @@ from typing import Any
 from typing_extensions import assert_type
 
 from penstock import (
+    Charge,
     Clock,
     ConfigInvalidError,
     Decision,
     Forecast,
+    Limit,
     Limiter,
+    Limits,
     ManualClock,
     MemoryStore,
     Outcome,
     PenstockError,
     QueueFullError,
     RateLimitExceededError,
+    SlotLimiter,
+    Step,
     Store,
     StoreUnavailableError,
     Strategy,
     SystemClock,
     Transform,
     UnsupportedError,
+    Verdict,
     accelerated,
     fixed_window,
     gcra,
     rate_limit,
     sliding_window,
     sliding_window_log,
+    slots,
     token_bucket,
     unlimited,
 )
@@ -77,6 +84,61 @@ limiter.check_many([1, 2])  # type: ignore[list-item]
 rate_limit(5)  # type: ignore[call-overload]
 rate_limit("5/s", store={})  # type: ignore[call-overload]
 rate_limit("5/s", clock=5)  # type: ignore[call-overload]
+
+charge = limiter.reserve("alice", 5, max_wait_ms=100)
+assert_type(charge, Charge)
+assert_type(charge.allowed, bool)
+assert_type(charge.decision, Decision)
+assert_type(charge.verdict, Verdict | None)
+assert_type(charge.starts_at, int)
+assert_type(charge.settle(3), bool)
+assert_type(charge.cancel(), bool)
+assert_type(charge.renew(), bool)
+assert_type(charge.holds, bool)
+with limiter.reserve("alice") as entered_charge:
+    assert_type(entered_charge, Charge)
+limiter.reserve("alice", max_wait_ms=1.5)  # type: ignore[arg-type]
+limiter.reserve("alice", 5, 100)  # type: ignore[misc]
+charge.settle("3")  # type: ignore[arg-type]
+limiter.pause("alice", 1_700_000_000_000)
+
+held = rate_limit(slots(3))
+assert_type(held, SlotLimiter)
+assert_type(rate_limit(slots(3, timedelta(seconds=5)), prefix="p"), SlotLimiter)
+assert_type(held.reserve("alice"), Charge)
+assert_type(held.acquire("alice", timeout=1), Charge)
+slots(2.5)  # type: ignore[arg-type]
+
+limits = Limits(
+    {"user": "100/minute", "tenant": gcra(9, 1_000), "all": Limit("5/s", keyless=True)},
+    store=MemoryStore(),
+    clock=ManualClock(),
+    prefix="p",
+    require_atomic=True,
+)
+assert_type(limits.atomic, bool)
+keys = {"user": "alice", "tenant": "acme"}
+verdict = limits.check(keys)
+assert_type(verdict, Verdict)
+assert_type(verdict.allowed, bool)
+assert_type(verdict.decision, Decision)
+assert_type(verdict.binding, str)
+assert_type(verdict.limits["user"], Decision)
+assert_type(verdict.violated, tuple[str, ...])
+assert_type(verdict.shadowed, tuple[str, ...])
+assert_type(verdict.retry_after_ms, int)
+assert_type(limits.check(keys, {"user": 2}), Verdict)
+assert_type(limits.peek(keys), Verdict)
+assert_type(limits.forecast(keys), Forecast)
+assert_type(limits.acquire(keys, timeout=1), Verdict | Charge)
+assert_type(limits.reserve(keys, {"user": 2}, max_wait_ms=50), Charge)
+limits.reset({"user": "alice", "all": None})
+limits.pause({"all": None}, 1_700_000_000_000)
+limits.check("alice")  # type: ignore[arg-type]
+limits.check({"user": 7})  # type: ignore[dict-item]
+limits.check(keys, {"user": 1.5})  # type: ignore[dict-item]
+Limits({"user": 5})  # type: ignore[dict-item]
+Limit("5/s", keyless=1)  # type: ignore[arg-type]
 
 strategies: list[Strategy] = [
     gcra(100, 60_000),
@@ -142,6 +204,8 @@ class OneMethod(Store):
         return transform.run(None, now, cost).result
 
 
+steps: list[Step] = []
+assert_type(OneMethod().apply_all(steps, 1), list[Any])
 assert_type(rate_limit(Always(), store=OneMethod(), clock=Tick(), prefix="p"), Limiter)
 
 
@@ -155,6 +219,20 @@ async def awaited() -> None:
         assert_type(await entered.aforecast("alice"), Forecast)
         assert_type(await entered.aacquire("alice", 1, None), Decision)
         await entered.areset("alice")
+        await entered.apause("alice", 1)
+        assert_type(await entered.areserve("alice"), Charge)
+        async with await entered.areserve("alice", max_wait_ms=5) as charge:
+            assert_type(charge, Charge)
+            assert_type(await charge.asettle({"tokens": 3}), bool)
+            assert_type(await charge.acancel(), bool)
+            assert_type(await charge.arenew(), bool)
+    async with Limits({"user": "5/s"}) as several:
+        assert_type(several, Limits)
+        assert_type(await several.acheck({"user": "alice"}), Verdict)
+        assert_type(await several.apeek({"user": "alice"}), Verdict)
+        assert_type(await several.areserve({"user": "alice"}, 2), Charge)
+        assert_type(await several.aacquire({"user": "alice"}), Verdict | Charge)
+    assert_type(await rate_limit(slots(3)).aacquire("alice"), Charge)
     await arun_store_conformance(MemoryStore)
 
 
