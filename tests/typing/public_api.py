@@ -98,7 +98,7 @@ assert_type(charge.holds, bool)
 with limiter.reserve("alice") as entered_charge:
     assert_type(entered_charge, Charge)
 limiter.reserve("alice", max_wait_ms=1.5)  # type: ignore[arg-type]
-limiter.reserve("alice", 5, 100)  # type: ignore[misc]
+limiter.reserve("alice", 5, 100)  # type: ignore[call-arg]
 charge.settle("3")  # type: ignore[arg-type]
 limiter.pause("alice", 1_700_000_000_000)
 
