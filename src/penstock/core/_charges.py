@@ -159,12 +159,12 @@ class Charge:
 
     @property
     def limit(self) -> int:
-        """Of the decision, as are the three that follow."""
+        """How much the limit of `decision` allows."""
         return self.decision.limit
 
     @property
     def remaining(self) -> int:
-        """What is left of it."""
+        """What is left of that limit."""
         return self.decision.remaining
 
     @property
@@ -179,7 +179,7 @@ class Charge:
 
     @property
     def cost(self) -> Mapping[str, int]:
-        """What was reserved, by the name of the limit; a limit on its own has none."""
+        """What was reserved, by the name of the limit, which is empty for a limit on its own."""
         return {part.name: part.cost for part, _ in self._parts}
 
     def settle(self, actual: int | Mapping[str, int]) -> bool:

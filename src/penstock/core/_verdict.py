@@ -80,7 +80,7 @@ class Verdict(_Fields):
 
     @property
     def limit(self) -> int:
-        """That of the binding limit, as are the three that follow."""
+        """How much the binding limit allows."""
         return self.decision.limit
 
     @property
