@@ -206,8 +206,9 @@ class LuaSource:
         parameters = ", ".join(f"'{name}'" for name in self.argv if name not in ("now", "cost"))
         fixed = ", ".join(f"{name} = {_literal(value)}" for name, value in self._constants.items())
         return (
-            f"{self.name} = {{load = {loader}, foreign = '{self._foreign()}', "
-            f"parameters = {{{parameters}}}, constants = {{{fixed}}}}}"
+            f"if name == '{self.name}' then\n"
+            f"    return {loader}(), '{self._foreign()}', {{{parameters}}}, {{{fixed}}}\n"
+            "  end"
         )
 
     @property
@@ -279,7 +280,7 @@ def script_of_all(sources: frozenset[LuaSource]) -> LuaScript:
         "-- reply now, then five integers per step\n"
     )
     texts = [f"local {loaders[file]} = {files[file].loader()}\n" for file in sorted(files)]
-    entries = ",\n  ".join(source.entry(loaders[source.file]) for source in ordered)
+    entries = "\n  ".join(source.entry(loaders[source.file]) for source in ordered)
     return LuaScript(
         "all",
         "\n".join(
@@ -289,7 +290,7 @@ def script_of_all(sources: frozenset[LuaSource]) -> LuaScript:
                 _shared("prelude"),
                 _shared("clock"),
                 *texts,
-                f"local strategies = {{\n  {entries}\n}}\n",
+                f"local function load(name)\n  {entries}\nend\n",
                 _shared("all"),
             )
         ),

@@ -41,6 +41,7 @@ __all__ = [
     "key_lead",
     "parse_duration_ms",
     "parse_rate",
+    "plain_key",
     "reject",
     "require_choice",
     "require_cost",
@@ -142,6 +143,13 @@ def require_key(key: Any) -> str:
     if not key.isascii() or len(key) > MAX_KEY_BYTES:
         _require_utf8("key", key)
     return key if type(key) is str else str.__str__(key)
+
+
+def plain_key(key: Any) -> str:
+    """The same; what nearly every key is takes no call."""
+    if type(key) is str and key and len(key) <= MAX_KEY_BYTES and key.isascii():
+        return key
+    return require_key(key)
 
 
 def require_keys(keys: Any) -> list[Any]:

@@ -130,7 +130,7 @@ class _Batch:
             [*look, TIME],
             consuming=False,
             pinned=True,
-            names=self._names,
+            keys=self._keys,
             others=self._others,
         )
         return dict(zip(keys, raws, strict=True)), ms_of(time)
