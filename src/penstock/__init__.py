@@ -26,6 +26,7 @@ from .core._strategy import Parameter, Strategy, register
 from .core._transform import Transform
 from .stores.memory import MemoryStore
 from .strategies import (
+    calendar_quota,
     fixed_window,
     gcra,
     sliding_window,
@@ -56,6 +57,7 @@ __all__ = [
     "Transform",
     "UnsupportedError",
     "accelerated",
+    "calendar_quota",
     "fixed_window",
     "gcra",
     "rate_limit",

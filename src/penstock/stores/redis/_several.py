@@ -212,7 +212,8 @@ class _Slot:
                 arguments += swaps[place]
             else:
                 transform = step.transform
-                arguments += lua.step(transform.role, step.cost, step.shadow, transform.argument)
+                role, argument = transform.role, transform.argument
+                arguments += lua.step(now, role, step.cost, step.shadow, argument)
         names = [key.encode() for key in self._keys]
         sha1 = self._script.sha1_bytes
         command: Command = (b"EVALSHA", sha1, b"%d" % len(names), *names, *arguments)
