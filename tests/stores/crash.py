@@ -1,8 +1,9 @@
 """A process that spends and says so, for tests that kill it, or the server below it.
 
-`python -m tests.stores.crash URL KEY LIMIT` checks one key without a pause and writes `+` for each
-admission once it has been told of it: what is on the pipe was committed. A denial is `-`, an
-outage `?` if the request may have been charged and `!` if it was not, and the load goes on.
+`python -m tests.stores.crash URL KEY LIMIT` checks one key without a pause, or `A+B` as one
+decision, and writes `+` for each admission once it has been told of it: what is on the pipe was
+committed. A denial is `-`, an outage `?` if the request may have been charged and `!` if it was
+not, and the load goes on.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 
-from penstock import Limiter, StoreUnavailableError, fixed_window, rate_limit
+from penstock import StoreUnavailableError, SystemClock, fixed_window, rate_limit
+from penstock.core._transform import Step, checking
 from penstock.stores import open_store
 from tests.servers.process import REPO
 
@@ -82,14 +85,21 @@ class Spender:
 
 def main() -> None:
     url, key, limit = sys.argv[1:]
-    limiter = rate_limit(fixed_window(int(limit), WINDOW_MS, "first"), store=open_store(url))
+    strategy, store = fixed_window(int(limit), WINDOW_MS, "first"), open_store(url)
+    check = rate_limit(strategy, store=store).check
+    steps = [Step(each, checking(strategy)) for each in key.split("+")]
+    now = SystemClock().now
+
+    def check_all() -> bool:
+        return all(store.apply_all(steps, now()))
+
     while True:
-        os.write(1, _outcome(limiter, key))
+        os.write(1, _outcome(check_all if len(steps) > 1 else lambda: bool(check(key))))
 
 
-def _outcome(limiter: Limiter, key: str) -> bytes:
+def _outcome(ask: Callable[[], bool]) -> bytes:
     try:
-        return b"+\n" if limiter.check(key) else b"-\n"
+        return b"+\n" if ask() else b"-\n"
     except StoreUnavailableError as error:
         # Let the server come back before the next try.
         time.sleep(0.01)

@@ -1,4 +1,5 @@
-"""The promise that counts: 200 concurrent checks at a limit of 50 admit exactly 50.
+"""The promise that counts: 200 concurrent checks at a limit of 50 admit exactly 50. And that of
+several limits: where one of 70 has to admit as well, 50 are admitted, and both charged with 50.
 
 For the test of a store: from threads, from tasks, and from 4 processes with a store each. Pass a
 function that makes a store; for processes it has to be picklable, as `partial(open_store, url)`
@@ -13,35 +14,105 @@ import multiprocessing
 import threading
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from penstock import Store, gcra, rate_limit
+from penstock import Store, UnsupportedError, fixed_window, gcra, rate_limit
+from penstock.core._transform import Step, checking, peeking
 
 CALLERS = 200
 LIMIT = 50
+WIDER_LIMIT = 70
 PROCESSES = 4
 PERIOD_MS = 864_000_000
 PATIENCE_S = 60
 
+_NOW = 1_700_000_000_000
+
 MakeStore = Callable[[], Store]
 
 
-def assert_exact_from_threads(make_store: MakeStore) -> None:
+class Asked(Protocol):
+    """What every caller asks, and what must have come of it."""
+
+    def ask(self, store: Store, number: int) -> bool: ...
+
+    async def aask(self, store: Store, number: int) -> bool: ...
+
+    def assert_charged(self, make_store: MakeStore) -> None: ...
+
+
+class OneLimit:
+    """What callers ask: a check of one key."""
+
+    def __init__(self) -> None:
+        self._key = f"exactness-{uuid.uuid4().hex}"
+        self._strategy = gcra(LIMIT, PERIOD_MS)
+
+    def ask(self, store: Store, _number: int) -> bool:
+        return rate_limit(self._strategy, store=store).check(self._key).allowed
+
+    async def aask(self, store: Store, _number: int) -> bool:
+        return (await rate_limit(self._strategy, store=store).acheck(self._key)).allowed
+
+    def assert_charged(self, make_store: MakeStore) -> None:
+        """With what was admitted; for one key, the number of admissions says it all."""
+
+
+class TwoLimits:
+    """Two keys as one decision. Every second caller names them the other way round."""
+
+    def __init__(self) -> None:
+        name = f"exactness-{uuid.uuid4().hex}"
+        self._strategies = {
+            f"{name}-a": fixed_window(WIDER_LIMIT, PERIOD_MS, "first"),
+            f"{name}-b": fixed_window(LIMIT, PERIOD_MS, "first"),
+        }
+
+    def ask(self, store: Store, number: int) -> bool:
+        return all(store.apply_all(self._steps(number), _NOW))
+
+    async def aask(self, store: Store, number: int) -> bool:
+        return all(await store.aapply_all(self._steps(number), _NOW))
+
+    def assert_charged(self, make_store: MakeStore) -> None:
+        store = make_store()
+        for key, strategy in self._strategies.items():
+            peek = peeking(strategy)
+            try:
+                decision = store.apply(key, peek, _NOW, 1)
+            except UnsupportedError:
+                decision = asyncio.run(store.aapply(key, peek, _NOW, 1))
+            assert strategy.limit - decision.remaining == LIMIT, key
+        store.close()
+
+    def _steps(self, number: int) -> list[Step]:
+        steps = [Step(key, checking(strategy)) for key, strategy in self._strategies.items()]
+        return steps if number % 2 else steps[::-1]
+
+
+def assert_exact_from_threads(make_store: MakeStore, asked: type[Asked] = OneLimit) -> None:
     """One store, one thread per caller."""
-    _assert_exact(_threads(make_store, _new_key(), CALLERS, _start_at_once))
+    question = asked()
+    _assert_exact(_threads(make_store, question, CALLERS, _start_at_once))
+    question.assert_charged(make_store)
 
 
-def assert_exact_from_tasks(make_store: MakeStore) -> None:
+def assert_exact_from_tasks(make_store: MakeStore, asked: type[Asked] = OneLimit) -> None:
     """One store, one task per caller, on one loop."""
-    _assert_exact(_tasks(make_store, _new_key(), CALLERS, _start_at_once))
+    question = asked()
+    _assert_exact(_tasks(make_store, question, CALLERS, _start_at_once))
+    question.assert_charged(make_store)
 
 
-def assert_exact_from_processes(make_store: MakeStore, mode: str = "sync") -> None:
+def assert_exact_from_processes(
+    make_store: MakeStore, mode: str = "sync", asked: type[Asked] = OneLimit
+) -> None:
     """Four processes with a store each, the callers shared out among them."""
+    question = asked()
     spawn = multiprocessing.get_context("spawn")
     gate = spawn.Barrier(PROCESSES)
     answers = spawn.Queue()
-    arguments = (make_store, _new_key(), CALLERS // PROCESSES, mode, gate, answers)
+    arguments = (make_store, question, CALLERS // PROCESSES, mode, gate, answers)
     processes = [spawn.Process(target=_process, args=arguments) for _ in range(PROCESSES)]
     for process in processes:
         process.start()
@@ -52,10 +123,7 @@ def assert_exact_from_processes(make_store: MakeStore, mode: str = "sync") -> No
             process.join(PATIENCE_S)
             process.close()
         answers.close()
-
-
-def _new_key() -> str:
-    return f"exactness-{uuid.uuid4().hex}"
+    question.assert_charged(make_store)
 
 
 def _assert_exact(answers: list[Any]) -> None:
@@ -71,35 +139,34 @@ def _start_at_once() -> None:
 
 
 def _process(
-    make_store: MakeStore, key: str, callers: int, mode: str, gate: Any, answers: Any
+    make_store: MakeStore, question: Asked, callers: int, mode: str, gate: Any, answers: Any
 ) -> None:
     def start() -> None:
         gate.wait(PATIENCE_S)
 
     try:
         crowd = _threads if mode == "sync" else _tasks
-        answers.put(crowd(make_store, key, callers, start))
+        answers.put(crowd(make_store, question, callers, start))
     except Exception as error:
         gate.abort()
         answers.put([repr(error)])
 
 
 def _threads(
-    make_store: MakeStore, key: str, callers: int, start: Callable[[], None]
+    make_store: MakeStore, question: Asked, callers: int, start: Callable[[], None]
 ) -> list[bool | str]:
     store = make_store()
-    limiter = rate_limit(gcra(LIMIT, PERIOD_MS), store=store)
     gate = threading.Barrier(callers, action=start)
     answers: list[bool | str] = []
 
-    def call() -> None:
+    def call(number: int) -> None:
         gate.wait(PATIENCE_S)
         try:
-            answers.append(limiter.check(key).allowed)
+            answers.append(question.ask(store, number))
         except Exception as error:
             answers.append(repr(error))
 
-    crowd = [threading.Thread(target=call, daemon=True) for _ in range(callers)]
+    crowd = [threading.Thread(target=call, args=(n,), daemon=True) for n in range(callers)]
     for thread in crowd:
         thread.start()
     for thread in crowd:
@@ -109,19 +176,18 @@ def _threads(
 
 
 def _tasks(
-    make_store: MakeStore, key: str, callers: int, start: Callable[[], None]
+    make_store: MakeStore, question: Asked, callers: int, start: Callable[[], None]
 ) -> list[bool | str]:
-    async def call(limiter: Any) -> bool | str:
+    async def call(store: Store, number: int) -> bool | str:
         try:
-            return bool((await limiter.acheck(key)).allowed)
+            return await question.aask(store, number)
         except Exception as error:
             return repr(error)
 
     async def crowd() -> list[bool | str]:
         store = make_store()
-        limiter = rate_limit(gcra(LIMIT, PERIOD_MS), store=store)
         start()
-        answers = await asyncio.gather(*(call(limiter) for _ in range(callers)))
+        answers = await asyncio.gather(*(call(store, number) for number in range(callers)))
         await store.aclose()
         return list(answers)
 

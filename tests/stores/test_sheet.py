@@ -17,7 +17,7 @@ CHECK = checking(gcra(5, 60_000))
 
 
 def _call(key: str = "k", check: Any = CHECK) -> Call:
-    return Call((key,), check, NOW, 1, time.monotonic() + 5)
+    return Call([(key, check, 1, False)], NOW, time.monotonic() + 5)
 
 
 def test_a_sheet_reads_a_hot_key_once_and_writes_it_once() -> None:
@@ -37,7 +37,8 @@ def test_a_call_that_raises_writes_nothing() -> None:
     """Not even what it had decided before; the calls beside it are served."""
     other = checking(type("Other", (type(gcra(5, 1)),), {"name": "other"})(5, 60_000))
     sheet = Sheet(lambda _key: None)
-    good, bad = _call(key="b", check=other), Call(("a", "b"), CHECK, NOW, 1, 0.0)
+    good = _call(key="b", check=other)
+    bad = Call([("a", CHECK, 1, False), ("b", CHECK, 1, False)], NOW, 0.0)
     sheet.run(good)
     sheet.run(bad)
     assert list(sheet.writes) == ["b"]

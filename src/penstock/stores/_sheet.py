@@ -4,10 +4,10 @@ It never leaves a store: there it becomes `store_unavailable`, with a word on wh
 
 What a transaction has read and is going to write, for stores that keep records.
 
-A `Call` is one `apply` or `apply_many` on its way. A `Sheet` runs calls one after the other on the
-records of their keys: each sees what those before it have written, so a whole queue of callers
-can share one transaction, and a hot key is read and written once for all of them. Nothing here
-does I/O. A call whose transform raises writes nothing, and takes nobody else down.
+A `Call` is one `apply`, `apply_many` or `apply_all` on its way. A `Sheet` runs calls one after the
+other on the records of their keys: each sees what those before it have written, so a whole queue of
+callers can share one transaction, and a hot key is read and written once for all of them. Nothing
+here does I/O. A call whose transform raises writes nothing, and takes nobody else down.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..core._foreign_clocks import FOREIGN_CLOCKS
 from ..core._transform import Transform
 from ._record import keep_ms, pack, restore
 
-__all__ = ["Call", "ConnectionFailedError", "Sheet", "Write", "telling_of_others"]
+__all__ = ["AnyStep", "Call", "ConnectionFailedError", "Sheet", "Write", "telling_of_others"]
 
 
 class ConnectionFailedError(Exception):
@@ -42,27 +42,40 @@ Write = tuple[str | None, int]
 """A record and the instant until which to keep it; a record of None deletes the key."""
 
 
+AnyStep = tuple[str, Transform[Any], int, bool]
+"""A `Step`, or a plain tuple of the same, which is cheaper to make."""
+
+
 class Call(QueuedCall):
-    """One `apply_many`: its keys, and the places among them that are still open.
+    """Steps of one caller, and the places among them that are still open.
+
+    One that `is_whole` is one decision, by the rule of `decide_all`, and open as a whole or not at
+    all. Any other is a step per key, each for itself.
 
     `writing` are the keys that it would change, as it was decided last. `charged` says whether any
     such change was committed; None, if nobody knows. Whoever commits a sheet keeps it.
     """
 
-    __slots__ = ("charged", "cost", "keys", "now", "open", "results", "transform", "writing")
+    __slots__ = ("charged", "is_whole", "now", "open", "results", "steps", "writing")
 
     def __init__(
-        self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int, deadline: float
+        self, steps: Sequence[AnyStep], now: int, deadline: float, *, is_whole: bool = False
     ) -> None:
         super().__init__(deadline)
-        self.keys: Sequence[str] = keys
-        self.transform: Transform[Any] = transform
+        self.steps: Sequence[AnyStep] = steps
+        self.is_whole: bool = is_whole
         self.now: int = now
-        self.cost: int = cost
-        self.open: Sequence[int] = range(len(keys))
-        self.results: list[Any] = [None] * len(keys)
+        self.open: Sequence[int] = range(len(steps))
+        self.results: list[Any] = [None] * len(steps)
         self.writing: Collection[str] = ()
         self.charged: bool | None = False
+
+    def is_all_of(self, roles: Collection[str]) -> bool:
+        """Whether each step has one of the roles."""
+        for step in self.steps:  # noqa: SIM110 - nearly always one
+            if step[1].role not in roles:
+                return False
+        return True
 
     def is_answered(self) -> bool:
         return not self.open
@@ -105,7 +118,7 @@ class Sheet:
         call.writing = ()
         # Outside of the `try`: a read that fails is a fault of the store, not of this call.
         for place in call.open:
-            key = call.keys[place]
+            key = call.steps[place][0]
             if key not in self.held:
                 self.held[key] = self._read(key)
         try:
@@ -125,11 +138,27 @@ class Sheet:
             self.writes.update(layer)
 
     def _decide(self, call: Call) -> tuple[list[Any], dict[str, Write]]:
+        """`decide_all` on records: a key that is named twice has to hold what both can read."""
         layer: dict[str, Write] = {}
         results = []
+        admitted = True
+        now = call.now
         for place in call.open:
-            results.append(self._step(call.keys[place], call, layer))  # noqa: PERF401 - mostly one
-        return results, layer
+            key, transform, cost, shadow = call.steps[place]
+            written = layer.get(key) or self.writes.get(key)
+            raw = self.held[key] if written is None else written[0]
+            outcome = transform.run(restore(raw, key, transform, now), now, cost)
+            if not outcome.persist:
+                FOREIGN_CLOCKS.look_at(outcome.result, transform, cost)
+            elif outcome.state is None:
+                layer[key] = (None, 0)
+            else:
+                text = pack(transform.kind, outcome.state, now + outcome.ttl_ms)
+                layer[key] = (text, now + keep_ms(outcome.ttl_ms))
+            if call.is_whole and not (shadow or transform.admits(outcome.result)):
+                admitted = False
+            results.append(outcome.result)
+        return results, layer if admitted else {}
 
     def _fails(self, call: Call) -> bool:
         try:
@@ -137,17 +166,3 @@ class Sheet:
         except Exception:
             return True
         return False
-
-    def _step(self, key: str, call: Call, layer: dict[str, Write]) -> Any:
-        written = layer.get(key) or self.writes.get(key)
-        raw = self.held[key] if written is None else written[0]
-        transform, now = call.transform, call.now
-        outcome = transform.run(restore(raw, key, transform, now), now, call.cost)
-        if not outcome.persist:
-            FOREIGN_CLOCKS.look_at(outcome.result, transform, call.cost)
-        elif outcome.state is None:
-            layer[key] = (None, 0)
-        else:
-            text = pack(transform.kind, outcome.state, now + outcome.ttl_ms)
-            layer[key] = (text, now + keep_ms(outcome.ttl_ms))
-        return outcome.result

@@ -166,7 +166,7 @@ def test_who_writes_again_and_again_looks_for_others_once_in_a_while() -> None:
 def _pauses_of_a_loser(known: bool) -> list[str | float]:
     """The steps of a check that loses all its races: names of requests, lengths of pauses."""
     steps: list[str | float] = []
-    call = Call(["k"], CHECK, NOW, 1, 0.0)
+    call = Call([("k", CHECK, 1, False)], NOW, 0.0)
     flow = settle("k", [call], 10_000, RaceMemory())
     held = Held(_record(), "other")
 
@@ -183,7 +183,7 @@ def _pauses_of_a_loser(known: bool) -> list[str | float]:
 def test_a_busy_server_is_given_more_time_than_a_race() -> None:
     """Pauses grow on; and its key is not taken for a raced one."""
     memory = RaceMemory()
-    call = Call(["k"], CHECK, NOW, 1, 0.0)
+    call = Call([("k", CHECK, 1, False)], NOW, 0.0)
     flow = settle("k", [call], 10_000, memory)
     pauses: list[float] = []
 

@@ -108,7 +108,7 @@ class _Caller:
         for key, count in counts.items():
             waiter = next(waiters)
             waiter.passed_over_at = self._deadline + GRACE_S
-            call = Call([key] * count, transform, now, cost, self._deadline)
+            call = Call([(key, transform, cost, False)] * count, now, self._deadline)
             call.waiter = waiter
             stand = _Stand(key, call, waiter)
             self._stands.append(stand)

@@ -33,6 +33,7 @@ from typing import Any
 
 from ...core._clock import SystemClock
 from ...core._errors import ConfigInvalidError, PenstockError
+from ...core._transform import READING
 from .._sheet import Call, ConnectionFailedError, Sheet
 from ._memory import RaceMemory
 from ._requests import CasFlow, Conflict, Drop, Held, Read, RetryPause, Swap, unavailable
@@ -43,6 +44,7 @@ __all__ = ["RACES", "TRAIL", "settle"]
 RACES = 32
 TRAIL = 8
 _FAULTS = 3
+_CLEARING = ("clear",)
 # A race is over when somebody has won; a server that is busy needs time.
 _LONGEST_PAUSE_MS = 16.0
 _LONGEST_FAULT_PAUSE_MS = 200.0
@@ -79,7 +81,7 @@ class _Attempt:
         self.write: Swap | Drop | None = None
         if record is not None:
             # Counted from the earliest clock, so that it is kept long enough for all of them.
-            nows = (call.now for call in calls if call.transform.role != "clear")
+            nows = (call.now for call in calls if not call.is_all_of(_CLEARING))
             since = min(_now_ms(), *nows)
             self.write = Swap(key, held, self._version(), record, keep_until - since)
         elif key in sheet.writes and held is not None:
@@ -171,7 +173,7 @@ def settle(key: str, calls: Sequence[Call], max_record_bytes: int, memory: RaceM
     """Answer the calls, all of them about one key, as one batch; or fail them."""
     history = _History(key)
     try:
-        if all(call.transform.role == "clear" for call in calls):
+        if all(call.is_all_of(_CLEARING) for call in calls):
             memory.forget(key)
             yield from _clear(key, calls, history)
         else:
@@ -238,7 +240,7 @@ def _race(
 
 def _begin(key: str, calls: Sequence[Call], memory: RaceMemory, history: _History) -> CasFlow:
     """What to decide on first, and whether that is only remembered."""
-    only_looks = all(call.transform.role in ("peek", "forecast") for call in calls)
+    only_looks = all(call.is_all_of(READING) for call in calls)
     if memory.is_to_be_looked_at(key) and not only_looks:
         yield from _wait(_LEFT_TO_OTHERS_MS, history)
         found = yield from _insist(Read(key), history)

@@ -17,8 +17,7 @@ from ..._queueing import Batch, GroupCommit, LateError
 from ..._queueing.tasks import Pump
 from ...core._errors import PenstockError
 from ...core._flow import adrive, drive
-from ...core._transform import Transform
-from .._sheet import Call, ConnectionFailedError, telling_of_others
+from .._sheet import AnyStep, Call, ConnectionFailedError, telling_of_others
 from ._flows import PostgresFlows
 from ._requests import PostgresFlow, RefusalError, interrupted, late, unavailable
 
@@ -103,10 +102,8 @@ class SyncCommits(_Commits):
         self.connections.forget()
         self._begin()
 
-    def apply_many(
-        self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
-    ) -> list[Any]:
-        call = Call(keys, transform, now, cost, time.monotonic() + self._timeout_s)
+    def apply(self, steps: Sequence[AnyStep], now: int, *, is_whole: bool = False) -> list[Any]:
+        call = Call(steps, now, time.monotonic() + self._timeout_s, is_whole=is_whole)
         try:
             self._queue.run(call)
         except LateError as error:
@@ -176,10 +173,10 @@ class AsyncCommits(_Commits):
         super().__init__(connections, flows, timeout_ms)
         self._pump: Pump[Call] = Pump(self._serve, self._broken, most_calls=_MOST_CALLS)
 
-    async def apply_many(
-        self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
+    async def apply(
+        self, steps: Sequence[AnyStep], now: int, *, is_whole: bool = False
     ) -> list[Any]:
-        call = Call(keys, transform, now, cost, time.monotonic() + self._timeout_s)
+        call = Call(steps, now, time.monotonic() + self._timeout_s, is_whole=is_whole)
         try:
             await self._pump.run(call)
         except LateError as error:

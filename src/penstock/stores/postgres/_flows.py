@@ -16,6 +16,13 @@ others like it, and cannot lose. That takes a transaction, but two round trips o
 locks and reads, the other swaps and commits. Such a key is remembered as raced, and locked at once
 the next time, until it is found as this process last saw it.
 
+**Several keys, one decision.** What a call decides as a whole is written as a whole: its keys are a
+group of the statement, together with those of other calls of the batch that share a key with it. If
+one of them is not as guessed, none is written, and all calls on any of them are decided anew. Those
+that write nothing, denials too, need no group, only that all they rest on was there at one instant.
+A transaction of more than one key claims them all, in their order, those without a row as well: so
+none of them can be found changed, and it never waits for somebody who waits for it.
+
 With `use_server_time` a round trip in front brings the server's clock, and the records with it.
 
 **Time.** A statement that the server refuses in time has certainly charged nothing; one that is
@@ -28,13 +35,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from itertools import filterfalse
 from operator import attrgetter
+from typing import Any
 
-from .._sheet import Call, ConnectionFailedError, Sheet
+from ...core._transform import READING
+from .._sheet import Call, ConnectionFailedError, Sheet, Write
 from ._requests import (
     CONFLICTS,
+    NO_FUNCTION,
     TIMEOUTS,
     Pipeline,
     PostgresFlow,
@@ -134,13 +144,13 @@ class PostgresFlows:
                 rounds += 1
                 bound_ms = self._bound_ms(open_calls)
                 try:
-                    if rounds > _GUESSES or self._are_raced(open_calls):
+                    if rounds > _GUESSES or self._are_to_be_locked(open_calls):
                         is_first = rounds == 1
                         stale = yield from self._locked_round(open_calls, known, is_first, bound_ms)
                     else:
                         stale = yield from self._round(open_calls, known, bound_ms)
                 except RefusalError as refusal:
-                    if refusal.state in CONFLICTS:
+                    if refusal.state in CONFLICTS or self._lacks_swap_all(refusal, open_calls):
                         continue
                     if bound_ms is None or refusal.state not in TIMEOUTS:
                         raise
@@ -174,18 +184,23 @@ class PostgresFlows:
     ) -> PostgresFlow:
         """Decide on what is known or guessed, and swap. Returns what was not as guessed."""
         sheet = self._decide(calls, known)
-        doubtful = _doubtful(sheet, known)
+        groups = _groups(calls) if any(map(_spans_keys, calls)) else None
+        doubtful = _doubtful(sheet, known, groups or ())
         rows: list[Row] = []
         if doubtful:
-            rows = yield self._swap(sheet, doubtful, bool(sheet.writes), bound_ms)
+            query = self._swap(doubtful, sheet.held, sheet.writes, groups)
+            rows = yield Query(*query, bool(sheet.writes), bound_ms)
         if not rows:
             self._learn(sheet, known, {})
             return {}
         stale = _stale(rows, doubtful)
-        seen = [key for key in stale if key in known]
+        # Of a group that was not written, some keys may have been as guessed.
+        seen = [key for key, held in stale.items() if key in known and held != sheet.held[key]]
         self._learn(sheet, known, stale)
         for key in seen:
             self.memory.note_race(key)
+        if groups is not None:
+            known.update(_confirmed(calls, sheet, stale))
         return stale
 
     def _decide(self, calls: list[Call], known: dict[str, str | None]) -> Sheet:
@@ -215,31 +230,51 @@ class PostgresFlows:
 
     def _swap(
         self,
-        sheet: Sheet,
         asked: list[tuple[bytes, str]],
-        writes: bool,
-        bound_ms: int | None = None,
-    ) -> Query:
+        held: Mapping[str, str | None],
+        writes: Mapping[str, Write],
+        groups: Mapping[str, int] | None = None,
+    ) -> tuple[Statement, tuple[list[Any], ...]]:
         keys: list[bytes] = []
         expected: list[str | None] = []
         records: list[str | None] = []
         keeps: list[int] = []
         for raw, key in asked:
-            record, keep_until = sheet.writes.get(key, (None, 0))
+            record, keep_until = writes.get(key, (None, 0))
             keys.append(raw)
-            expected.append(sheet.held[key])
+            expected.append(held[key])
             records.append(record)
-            keeps.append(max(1, keep_until) if record is not None else -(key in sheet.writes))
-        return Query(self.schema.swap, (keys, expected, records, keeps), writes, bound_ms)
+            keeps.append(max(1, keep_until) if record is not None else -(key in writes))
+        if groups is None:
+            return self.schema.swap, (keys, expected, records, keeps)
+        # One that is written for itself is a group of one; 0 is not written at all.
+        numbers = [
+            groups.get(key) or (-place if key in writes else 0)
+            for place, (_, key) in enumerate(asked, 1)
+        ]
+        return self.schema.swap_all, (keys, expected, records, keeps, numbers)
 
-    def _are_raced(self, calls: list[Call]) -> bool:
-        """All keys of them: no row is held while another key is waited for. Who only looks cannot
-        lose, and does not lock."""
-        if not self.memory.has_raced:
+    def _lacks_swap_all(self, refusal: RefusalError, calls: list[Call]) -> bool:
+        """Whether this is a table of an older version, to be asked for anew in transactions."""
+        if refusal.state != NO_FUNCTION or not self.schema.has_swap_all:
             return False
-        if all(call.transform.role in ("peek", "forecast") for call in calls):
+        self.schema.has_swap_all = not any(map(_spans_keys, calls))
+        return not self.schema.has_swap_all
+
+    def _are_to_be_locked(self, calls: list[Call]) -> bool:
+        """At once: what races on all it needs, or cannot be swapped as a whole. Who only looks
+        cannot lose, and does not lock."""
+        if not self.schema.has_swap_all and any(map(_spans_keys, calls)):
+            return True
+        if not self.memory.has_raced or all(call.is_all_of(READING) for call in calls):
             return False
-        return all(map(self.memory.is_raced, _open_keys(calls)))
+        return all(map(self._is_raced, calls))
+
+    def _is_raced(self, call: Call) -> bool:
+        """All of its keys: no row is held while another key is waited for. Of what is written as a
+        whole, one is enough for it to fail."""
+        raced = (self.memory.is_raced(call.steps[place][0]) for place in call.open)
+        return any(raced) if call.is_whole else all(raced)
 
     def _locked_round(
         self,
@@ -248,24 +283,32 @@ class PostgresFlows:
         is_first: bool,
         bound_ms: int | None,
     ) -> PostgresFlow:
-        """The same, with the keys held from before they are read. What is stale even so was
-        touched for the first time in between, when it had no row to be held by. As the first
+        """The same, with the keys held from before they are read. A lone one that is stale even so
+        was touched for the first time in between, when it had no row to be held by. As the first
         round, it tells whether a key is as this process last saw it, and no longer raced."""
         names = {encode_key(key): key for key in _open_keys(calls)}
         keys = sorted(names)
+        is_claimed = len(keys) > 1
         locks = self.schema.lock([self.schema.lock_of(key) for key in keys[:_MOST_LOCKS]])
+        hold = (self.schema.claim, self.schema.read) if is_claimed else (self.schema.hold,)
         try:
             bounds = () if bound_ms is None else (bound(bound_ms),)
-            *_, rows = yield Pipeline((_BEGIN, *bounds, locks, Query(self.schema.hold, (keys,))))
-            held = dict(rows)
-            known.update((name, held.get(key)) for key, name in names.items())
+            reads = [Query(statement, (keys,)) for statement in hold]
+            *_, rows = yield Pipeline((_BEGIN, *bounds, locks, *reads))
+            records = dict(rows)
+            known.update((name, records.get(key) or None) for key, name in names.items())
             for name in names.values():
                 if is_first and known[name] == self.memory.get(name):
                     self.memory.note_calm(name)
             sheet = self._decide(calls, known)
-            asked = _doubtful(sheet, known)
+            held, writes, asked = sheet.held, sheet.writes, _doubtful(sheet, known)
+            if is_claimed:
+                # The rows that stand for absent keys are written, or go.
+                held = {name: known[name] or "" for name in names.values()}
+                writes = {**{name: (None, 0) for name in held if not held[name]}, **writes}
+                asked = [(key, names[key]) for key in keys if names[key] in writes]
             # Nothing is done before the commit, so that alone leaves a doubt.
-            swap = [self._swap(sheet, asked, False)] if asked else []
+            swap = [Query(*self._swap(asked, held, writes))] if asked else []
             *swapped, _ = yield Pipeline((*swap, _COMMIT))
         except RefusalError:
             # A session that was ended cannot be told; what counts is why.
@@ -277,7 +320,7 @@ class PostgresFlows:
         return stale
 
     def _read_clock(self, calls: list[Call], known: dict[str, str | None]) -> PostgresFlow:
-        now = yield from self._look([key for call in calls for key in call.keys], known)
+        now = yield from self._look([step[0] for call in calls for step in call.steps], known)
         for call in calls:
             call.now = now
 
@@ -302,14 +345,55 @@ class PostgresFlows:
 
 
 def _open_keys(calls: list[Call]) -> set[str]:
-    return {call.keys[place] for call in calls for place in call.open}
+    return {call.steps[place][0] for call in calls for place in call.open}
 
 
-def _doubtful(sheet: Sheet, known: dict[str, str | None]) -> list[tuple[bytes, str]]:
+def _spans_keys(call: Call) -> bool:
+    """Whether it is to be written as a whole, and that is more than what one key needs anyway."""
+    return call.is_whole and len(call.steps) > 1
+
+
+def _groups(calls: list[Call]) -> dict[str, int]:
+    """The keys of calls that write as a whole, with the numbers of their groups: two calls that
+    share a key are of one group."""
+    leaders: dict[str, str] = {}
+    for call in calls:
+        if call.writing and _spans_keys(call):
+            first = _leader(leaders, call.steps[0][0])
+            for step in call.steps[1:]:
+                leaders[_leader(leaders, step[0])] = first
+    numbers: dict[str, int] = {}
+    return {
+        key: numbers.setdefault(_leader(leaders, key), len(numbers) + 1) for key in list(leaders)
+    }
+
+
+def _leader(leaders: dict[str, str], key: str) -> str:
+    """The key that stands for the group of a key. Its way there is halved for the next one."""
+    while (leader := leaders.setdefault(key, key)) != key:
+        leaders[key] = key = leaders[leader]
+    return key
+
+
+def _confirmed(
+    calls: list[Call], sheet: Sheet, stale: dict[str, str | None]
+) -> Iterable[tuple[str, str | None]]:
+    """What else was there at the instant of what is stale, for calls that rest on both."""
+    for call in calls:
+        keys = {step[0] for step in call.steps} if call.is_whole else set()
+        if not keys.isdisjoint(stale):
+            for key in keys - stale.keys():
+                record, _ = sheet.writes.get(key) or (sheet.held[key], 0)
+                yield key, record
+
+
+def _doubtful(
+    sheet: Sheet, known: dict[str, str | None], groups: Container[str] = ()
+) -> list[tuple[bytes, str]]:
     """The keys to be written, or to be confirmed, in the order of the table."""
     keys = []
     for key in sheet.held:
-        if key in sheet.writes or key not in known:
+        if key in sheet.writes or key not in known or key in groups:
             keys.append((encode_key(key), key))  # noqa: PERF401 - nearly always one
     keys.sort()
     return keys
@@ -327,7 +411,9 @@ def _still_open(calls: list[Call], stale: dict[str, str | None]) -> list[Call]:
         call.charged = call.charged or not stale.keys() >= set(call.writing)
         again: list[int] = []
         if stale:
-            again = [place for place in call.open if call.keys[place] in stale]
+            again = [place for place in call.open if call.steps[place][0] in stale]
+            if again and call.is_whole:
+                again = list(call.open)
         if call.error is None or not again:
             call.open = again
         # Only now: who gives up must see the one or the other.

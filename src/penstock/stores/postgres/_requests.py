@@ -16,6 +16,7 @@ from .._sheet import ConnectionFailedError
 
 __all__ = [
     "CONFLICTS",
+    "NO_FUNCTION",
     "TIMEOUTS",
     "UNPREPARED",
     "Pipeline",
@@ -99,12 +100,15 @@ TIMEOUTS = frozenset({"55P03", "57014"})
 UNPREPARED = frozenset({"26000", "42P05"})
 """A prepared statement is not where it was left: something pools connections in between."""
 
-_MISSING = frozenset({"42P01", "42883", "3F000"})
+NO_FUNCTION = "42883"
+"""The refusal to call a function that is not there."""
+
+_MISSING = frozenset({"42P01", NO_FUNCTION, "3F000"})
 _FULL = frozenset({"53100", "53200"})
 _ADVICE = {
     "25006": "this server is a standby or set to read-only; use the primary's address",
     "42501": "grant this user SELECT, INSERT, UPDATE and DELETE on the table, and EXECUTE on its "
-    "function",
+    "functions",
     "53100": "make room on the server's disk",
     "53200": "the server has no memory left",
     "53300": "the server has no connection left; raise max_connections or run fewer processes",

@@ -9,6 +9,16 @@ worked from and the one to write; it writes only where the first is still there,
 present record of every other key. Inserting on no conflict, and updating where the record is the
 expected one, are atomic statements of PostgreSQL, so a first touch is as safe as any other. The
 function knows nothing of limits. Callers pass keys in order, hence no deadlock.
+
+`swap_all` is the same for keys that belong together. Those of one group are written if all of them
+hold what the caller worked from, else none is, and all are returned. To that end it holds every key
+that it may write, in their order, before it writes the first: a row by its lock, an absent key by a
+row of its own, which it takes away again if need be. Keys of group 0 are only compared, all at one
+instant at which the others are held. Tables that were made before it existed lack it until the next
+`init`, and are served without it, by transactions (see `_flows.py`).
+
+`claim` holds keys in the same way for the rest of a transaction; an absent one has an empty record
+then.
 """
 
 from __future__ import annotations
@@ -67,6 +77,58 @@ BEGIN
 END
 $body$
 """
+_GROUPS_FUNCTION = """
+CREATE FUNCTION {swap_all}(
+    keys bytea[], expected text[], records text[], keeps bigint[], groups bigint[]
+)
+RETURNS TABLE (place int, held text) LANGUAGE plpgsql VOLATILE AS $body$
+#variable_conflict use_column
+DECLARE
+    present text[];
+    is_added boolean[];
+    failed bigint[] := '{{}}';
+BEGIN
+    FOR at IN 1 .. cardinality(keys) LOOP
+        is_added[at] := false;
+        CONTINUE WHEN groups[at] = 0;
+        IF expected[at] IS NULL THEN
+            INSERT INTO {table} AS t
+                VALUES (keys[at], coalesce(records[at], ''), greatest(keeps[at], 0))
+                ON CONFLICT (key) DO NOTHING;
+            is_added[at] := FOUND;
+            CONTINUE WHEN FOUND;
+            failed := failed || groups[at];
+        END IF;
+        SELECT t.record INTO held FROM {table} AS t WHERE t.key = keys[at] FOR UPDATE;
+        present[at] := held;
+        IF held IS DISTINCT FROM expected[at] THEN
+            failed := failed || groups[at];
+        END IF;
+    END LOOP;
+    FOR at IN 1 .. cardinality(keys) LOOP
+        CONTINUE WHEN groups[at] = 0;
+        IF groups[at] = ANY (failed) THEN
+            place := at;
+            held := present[at];
+            RETURN NEXT;
+            CONTINUE WHEN NOT is_added[at];
+            DELETE FROM {table} AS t WHERE t.key = keys[at];
+        ELSIF keeps[at] < 0 OR (keeps[at] = 0 AND is_added[at]) THEN
+            DELETE FROM {table} AS t WHERE t.key = keys[at];
+        ELSIF keeps[at] > 0 AND NOT is_added[at] THEN
+            UPDATE {table} AS t SET record = records[at], keep_until = keeps[at]
+                WHERE t.key = keys[at];
+        END IF;
+    END LOOP;
+    IF 0 = ANY (groups) THEN
+        RETURN QUERY SELECT asked.at::int, t.record
+            FROM unnest(keys, expected, groups) WITH ORDINALITY AS asked (key, guess, part, at)
+            LEFT JOIN {table} AS t ON t.key = asked.key
+            WHERE asked.part = 0 AND t.record IS DISTINCT FROM asked.guess;
+    END IF;
+END
+$body$
+"""
 # In slices along the key, and past the rows that someone holds: a sweep never waits.
 _SWEEP = """
 WITH slice AS MATERIALIZED (
@@ -107,14 +169,29 @@ class Schema:
     def __init__(self, schema: str, table: str) -> None:
         self._schema = _require_name("schema", schema)
         self.table: str = f'"{schema}"."{_require_name("table", table)}"'
-        self.swap_function: str = f'"{schema}"."{table}_swap"'
+        self.has_swap_all: bool = True
+        swap_function = f'"{schema}"."{table}_swap"'
+        swap_all_function = f'"{schema}"."{table}_swap_all"'
+        names = {"table": self.table, "swap": swap_function, "swap_all": swap_all_function}
+        self._functions: dict[str, str] = {
+            f"{swap_function}(bytea[],text[],text[],bigint[])": _FUNCTION.format(**names),
+            f"{swap_all_function}(bytea[],text[],text[],bigint[],bigint[])": (
+                _GROUPS_FUNCTION.format(**names)
+            ),
+        }
         # A prepared statement has a name of its own per table, as a connection may serve several.
         label = f"penstock_{sha256(self.table.encode()).hexdigest()[:12]}"
         self.swap: Statement = Statement(
-            f"SELECT place, held FROM {self.swap_function}($1, $2, $3, $4)",
+            f"SELECT place, held FROM {swap_function}($1, $2, $3, $4)",
             ("bytea[]", "text[]", "text[]", "int8[]"),
             ("int4", "text"),
             f"{label}_swap",
+        )
+        self.swap_all: Statement = Statement(
+            f"SELECT place, held FROM {swap_all_function}($1, $2, $3, $4, $5)",
+            ("bytea[]", "text[]", "text[]", "int8[]", "int8[]"),
+            ("int4", "text"),
+            f"{label}_swap_all",
         )
         self.look: Statement = Statement(
             f"SELECT asked.place::int4, t.record, {_NOW_MS} FROM unnest($1::bytea[]) "
@@ -126,6 +203,17 @@ class Schema:
         self.hold: Statement = Statement(
             f"SELECT key, record FROM {self.table} WHERE key = ANY ($1::bytea[]) "
             "ORDER BY key FOR UPDATE",
+            ("bytea[]",),
+            ("bytea", "text"),
+        )
+        # The condition is never met: what is there is held, and not written.
+        self.claim: Statement = Statement(
+            f"INSERT INTO {self.table} AS t SELECT key, '', 0 FROM unnest($1::bytea[]) AS key "
+            "ORDER BY key ON CONFLICT (key) DO UPDATE SET record = t.record WHERE false",
+            ("bytea[]",),
+        )
+        self.read: Statement = Statement(
+            f"SELECT key, record FROM {self.table} WHERE key = ANY ($1::bytea[])",
             ("bytea[]",),
             ("bytea", "text"),
         )
@@ -143,6 +231,8 @@ class Schema:
             raise missing_table(self.table)
         if mark != _MARK.format(VERSION):
             raise not_ours(self.table, mark)
+        # If it is not there, the first one to need it will find out.
+        self.has_swap_all = True
 
     def init(self) -> PostgresFlow:
         """Create what is missing, in one transaction, alone; refuse what is not ours."""
@@ -157,12 +247,12 @@ class Schema:
             yield Query(Statement(f"COMMENT ON TABLE {self.table} IS '{_MARK.format(VERSION)}'"))
         elif mark != _MARK.format(VERSION):
             raise not_ours(self.table, mark)
-        signature = f"{self.swap_function}(bytea[],text[],text[],bigint[])"
-        [[function]] = yield Query(_PROCEDURE, (signature,))
-        if function is None:
-            sql = _FUNCTION.format(table=self.table, swap=self.swap_function)
-            yield Query(Statement(sql))
+        for signature, sql in self._functions.items():
+            [[function]] = yield Query(_PROCEDURE, (signature,))
+            if function is None:
+                yield Query(Statement(sql))
         yield Query(Statement("COMMIT"))
+        self.has_swap_all = True
 
     def lock(self, hashes: list[int]) -> Query:
         """Take advisory locks until the end of the transaction."""

@@ -12,7 +12,7 @@ from ..._queueing.fork import ForkAware, watch_forks
 from ...core._clock import SystemClock
 from ...core._errors import ConfigInvalidError, UnsupportedError, missing
 from ...core._store import Store, from_its_url
-from ...core._transform import Transform
+from ...core._transform import Step, Transform, looked_at
 from ...core._validation import reject, require_choice, require_instant, require_int
 from ._async_connections import AsyncOwnConnection, AsyncPooledConnections
 from ._asyncpg_connections import AsyncpgOwnConnection, AsyncpgPooledConnections
@@ -122,7 +122,7 @@ class PostgresStore(Store, ForkAware):
         self._where = ""
 
     def init(self) -> None:
-        """Create the table and its function if they are missing; refuse a table that is not a
+        """Create the table and its functions if they are missing; refuse a table that is not a
         store of this version. Idempotent."""
         self._for_threads().init(_INIT_TIMEOUT_MS)
 
@@ -132,24 +132,38 @@ class PostgresStore(Store, ForkAware):
 
     def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
         commits = self._sync or self._for_threads()
-        result: R = commits.apply_many((key,), transform, now, cost)[0]
+        result: R = commits.apply(((key, transform, cost, False),), now)[0]
         return result
 
     async def aapply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
-        result: R = (await self._for_tasks().apply_many((key,), transform, now, cost))[0]
+        commits = self._for_tasks()
+        result: R = (await commits.apply(((key, transform, cost, False),), now))[0]
         return result
 
     def apply_many(
         self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
     ) -> list[R]:
         """All keys in one statement, or in a second one for those that others have changed."""
-        return self._for_threads().apply_many(keys, transform, now, cost)
+        return self._for_threads().apply([(key, transform, cost, False) for key in keys], now)
 
     async def aapply_many(
         self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
     ) -> list[R]:
         """The awaitable twin of `apply_many`."""
-        return await self._for_tasks().apply_many(keys, transform, now, cost)
+        steps = [(key, transform, cost, False) for key in keys]
+        return await self._for_tasks().apply(steps, now)
+
+    def apply_all(self, steps: Sequence[Step], now: int) -> list[Any]:
+        """All keys in one statement, which writes all or none; decided anew in a second one if
+        others have changed one of them."""
+        return self._for_threads().apply(looked_at(steps), now, is_whole=True)
+
+    async def aapply_all(self, steps: Sequence[Step], now: int) -> list[Any]:
+        """The awaitable twin of `apply_all`."""
+        return await self._for_tasks().apply(looked_at(steps), now, is_whole=True)
+
+    def is_atomic(self, lead: str) -> bool:
+        return True
 
     def sweep(self, now: int | None = None) -> int:
         """Drop what no clock can need any more at `now` (by default, on the clock that decides).

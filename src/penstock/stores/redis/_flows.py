@@ -99,7 +99,8 @@ class _Batch:
         """The call with its results, and whether anything was written."""
         for race in range(_RACES):
             records, server_now = yield from self._look()
-            call = Call(self._keys, transform, now or server_now, cost, 0)
+            steps = [(key, transform, cost, False) for key in self._keys]
+            call = Call(steps, now or server_now, 0)
             sheet = Sheet(records.get)
             sheet.run(call)
             self._require_answer(call)

@@ -149,6 +149,13 @@ class Database:
         while not self._try_begin():
             self._pause(deadline)
 
+    def begin_reading(self) -> None:
+        """Let all reads up to the commit be of one instant. Waits for no lock."""
+        try:
+            self._execute("BEGIN")
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
     def read(self, key: str) -> str | None:
         try:
             row = self._execute(_READ, (key,)).fetchone()

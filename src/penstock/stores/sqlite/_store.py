@@ -24,7 +24,7 @@ from ..._queueing.tasks import Background
 from ...core._clock import SystemClock
 from ...core._errors import PenstockError
 from ...core._store import Store, from_its_url
-from ...core._transform import Transform
+from ...core._transform import READING, Step, Transform, looked_at
 from ...core._validation import reject, require_choice, require_instant, require_int
 from .._sheet import Call, Sheet
 from ._database import SYNCHRONOUS, Database, LockedError, Synchronous, interrupted, late
@@ -102,7 +102,6 @@ R = TypeVar("R")
 _MOST_CALLS = 256
 """Calls per transaction, so that no other process waits long for the lock."""
 _SLICE = 1_000
-_READING = ("peek", "forecast")
 
 
 class SqliteStore(Store, ForkAware):
@@ -148,39 +147,38 @@ class SqliteStore(Store, ForkAware):
         await asyncio.get_running_loop().run_in_executor(None, self.init)
 
     def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
-        result: R = self.apply_many((key,), transform, now, cost)[0]
+        result: R = self._run(Call(((key, transform, cost, False),), now, self._deadline()))[0]
         return result
 
     async def aapply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
-        result: R = (await self.aapply_many((key,), transform, now, cost))[0]
+        call = Call(((key, transform, cost, False),), now, self._deadline())
+        result: R = (await self._arun(call))[0]
         return result
 
     def apply_many(
         self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
     ) -> list[R]:
         """All keys in one transaction: if one of them fails, none is charged."""
-        call = Call(keys, transform, now, cost, self._deadline())
-        try:
-            self._commit.run(call)
-        except LateError as error:
-            raise late(self.path, self.timeout_ms, in_doubt=error.in_doubt) from None
-        return call.answer()
+        steps = [(key, transform, cost, False) for key in keys]
+        return self._run(Call(steps, now, self._deadline()))
 
     async def aapply_many(
         self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
     ) -> list[R]:
         """The awaitable twin of `apply_many`."""
-        from ..._queueing.tasks import Reply
+        steps = [(key, transform, cost, False) for key in keys]
+        return await self._arun(Call(steps, now, self._deadline()))
 
-        call = Call(keys, transform, now, cost, self._deadline())
-        reply = Reply(call, self._worker)
-        self._commit.submit(call)
-        self._worker.wake()
-        try:
-            await reply.wait()
-        except LateError as error:
-            raise late(self.path, self.timeout_ms, in_doubt=error.in_doubt) from None
-        return call.answer()
+    def apply_all(self, steps: Sequence[Step], now: int) -> list[Any]:
+        """All steps in one transaction."""
+        return self._run(Call(looked_at(steps), now, self._deadline(), is_whole=True))
+
+    async def aapply_all(self, steps: Sequence[Step], now: int) -> list[Any]:
+        """The awaitable twin of `apply_all`."""
+        return await self._arun(Call(looked_at(steps), now, self._deadline(), is_whole=True))
+
+    def is_atomic(self, lead: str) -> bool:
+        return True
 
     def sweep(self, now: int | None = None) -> int:
         """Drop what no clock can need any more at `now` (by default, the system's). Returns how
@@ -213,6 +211,25 @@ class SqliteStore(Store, ForkAware):
             self._serve, self._mend, lambda _call: interrupted(self.path)
         )
         self._worker = Worker(self._commit, self._serve_tasks)
+
+    def _run(self, call: Call) -> list[Any]:
+        try:
+            self._commit.run(call)
+        except LateError as error:
+            raise late(self.path, self.timeout_ms, in_doubt=error.in_doubt) from None
+        return call.answer()
+
+    async def _arun(self, call: Call) -> list[Any]:
+        from ..._queueing.tasks import Reply
+
+        reply = Reply(call, self._worker)
+        self._commit.submit(call)
+        self._worker.wake()
+        try:
+            await reply.wait()
+        except LateError as error:
+            raise late(self.path, self.timeout_ms, in_doubt=error.in_doubt) from None
+        return call.answer()
 
     def _deadline(self) -> float:
         return time.monotonic() + self.timeout_ms / 1000
@@ -252,9 +269,15 @@ class SqliteStore(Store, ForkAware):
             call.in_flight = False
 
     def _read(self, calls: list[Call]) -> None:
+        """Keys that are looked at as a whole are read at one instant."""
+        needs_snapshot = any(call.is_whole for call in calls)
+        if needs_snapshot:
+            self._database.begin_reading()
         sheet = Sheet(self._database.read)
         for call in calls:
             sheet.run(call)
+        if needs_snapshot:
+            self._database.commit({})
 
     def _write(self, calls: list[Call]) -> None:
         for call in calls:
@@ -340,7 +363,7 @@ class _Parent(Waiter):
 
 
 def _only_reads(call: Call) -> bool:
-    return call.transform.role in _READING
+    return call.is_all_of(READING)
 
 
 def _is_of_a_task(call: Call) -> bool:
