@@ -38,6 +38,9 @@ __all__ = ["SEVERAL", "AsyncCaller", "Backend", "KeyQueue", "SyncCaller"]
 SEVERAL = ""
 """No key is empty."""
 
+# Of callers that share a write: the more keys, the likelier one of them is changed meanwhile.
+_SHARED_KEYS = 32
+
 
 GRACE_S = 1.0
 """After a leader's deadline, before it is passed over."""
@@ -150,7 +153,7 @@ class _Caller:
         store, calls = self._store, lead.batch.calls
         room, memory = store.max_record_bytes, store.memory
         if lead.stand.key == SEVERAL:
-            for keys, group in _groups(calls, store.most_keys_at_once):
+            for keys, group in _groups(calls, min(store.most_keys_at_once, _SHARED_KEYS)):
                 yield from settle(keys, group, room, memory)
         else:
             yield from settle((lead.stand.key,), calls, room, memory)
