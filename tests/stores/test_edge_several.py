@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 
-from penstock import ConfigInvalidError, fixed_window
+from penstock import ConfigInvalidError, StoreUnavailableError, fixed_window
 from penstock.core._transform import Step, checking, refunding
 from penstock.stores.cas import CasStore, ConnectionFailedError, SwapAll
 from tests.stores import edge, several
@@ -247,6 +248,32 @@ def test_tasks_with_keys_of_their_own_share_writes(name: str) -> None:
     assert charged(store, "all") == 30
     assert charged(store, "user3") == 1
     store.close()
+
+
+def test_a_killed_server_leaves_both_keys_charged_or_neither() -> None:
+    """kill -9 at any moment of a write: nothing lost, nothing invented."""
+    steps = [Step(key, checking(PLENTY)) for key in "ab"]
+    told = doubts = 0
+    with edge.new_server("deno-kv") as server:
+        url = edge.url_of("deno-kv", server.port, timeout_ms=2_000)
+        for _ in range(3):
+            store = edge.opened(url)
+            killer = threading.Timer(0.1, server.kill)
+            killer.start()
+            try:
+                while True:
+                    store.apply_all(steps, NOW)
+                    told += 1
+            except StoreUnavailableError as error:
+                doubts += "may have been charged" in str(error)
+            killer.join()
+            store.close()
+            server.restart()
+        store = edge.opened(url)
+        both = {charged(store, key) for key in "ab"}
+        store.close()
+    assert len(both) == 1
+    assert 0 < told <= both.pop() <= told + doubts
 
 
 @in_order
