@@ -25,7 +25,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ._errors import ConfigInvalidError
 
@@ -57,8 +57,12 @@ __all__ = [
     "stored_pair",
     "stored_runs",
     "stored_whole",
+    "zone_of",
 ]
 
+
+if TYPE_CHECKING:
+    from datetime import tzinfo
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -128,6 +132,39 @@ def require_choice(name: str, value: Any, choices: Sequence[Choice]) -> Choice:
         if isinstance(value, str) and value == choice:
             return choice
     reject(f"{name} must be {' or '.join(map(repr, choices))}, not {shown(value)}")
+
+
+def zone_of(name: str, value: Any) -> tzinfo:
+    """The time zone of that IANA name."""
+    if not isinstance(value, str):
+        reject(f"{name} must be the IANA name of a time zone, such as 'UTC', not {shown(value)}")
+    # Most programs never need them, and loading them takes time.
+    from datetime import timezone
+
+    if value == "UTC":
+        return timezone.utc  # which needs no data
+    from zoneinfo import ZoneInfo
+
+    try:
+        return ZoneInfo(value)
+    except (LookupError, ValueError, OSError):
+        pass
+    reject(_unknown_zone(name, value))
+
+
+def _unknown_zone(name: str, value: str) -> str:
+    from difflib import get_close_matches
+    from zoneinfo import available_timezones
+
+    known = available_timezones()
+    if not known:
+        return (
+            f"{name} cannot be {shown(value)} on this machine, which has no time zone data; "
+            "install the package tzdata: pip install tzdata"
+        )
+    near = get_close_matches(value, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ", such as 'Europe/Berlin'"
+    return f"{name} must be the IANA name of a time zone, not {shown(value)}{hint}"
 
 
 def require_cost(cost: Any) -> int:

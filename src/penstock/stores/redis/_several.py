@@ -122,8 +122,11 @@ class _Plan:
         self.here = [place for place, lua in enumerate(accelerators) if lua is None]
         self.roles = [transform.role for transform, _, _ in parts]
         self.checks = all(role == "check" for role in self.roles)
+        # Empty where they depend on the instant, or on what the key held.
         self.arguments = [
-            () if lua is None else lua.step(transform.role, cost, shadow, transform.argument)
+            lua.step(0, transform.role, cost, shadow, transform.argument)
+            if lua is not None and lua.is_fixed
+            else ()
             for lua, (transform, cost, shadow) in zip(accelerators, parts, strict=True)
         ]
 
@@ -236,7 +239,7 @@ class _Slot:
         plan = self._plan
         arguments: list[bytes] = [b"%d" % now]
         for place, fixed in enumerate(plan.arguments):
-            arguments += fixed or swaps[place]
+            arguments += fixed or self._arguments(place, now, swaps)
         names = [key.encode() for key in self._keys]
         script = plan.script
         command = (b"EVALSHA", script.sha1_bytes, b"%d" % len(names), *names, *arguments)
@@ -249,6 +252,14 @@ class _Slot:
             others=self._others,
         )
         return reply
+
+    def _arguments(
+        self, place: int, now: int, swaps: dict[int, tuple[bytes, ...]]
+    ) -> tuple[bytes, ...]:
+        _, transform, cost, shadow = self._steps[place]
+        if transform.lua is None:
+            return swaps[place]
+        return transform.lua.step(now, transform.role, cost, shadow, transform.argument)
 
     def _answers(self, reply: list[int], decided: dict[int, Any]) -> list[Any]:
         answers: list[Any] = []
