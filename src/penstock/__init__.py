@@ -29,6 +29,7 @@ from .core._transform import Step, Transform
 from .core._verdict import Verdict
 from .stores.memory import MemoryStore
 from .strategies import (
+    calendar_quota,
     fixed_window,
     gcra,
     sliding_window,
@@ -66,6 +67,7 @@ __all__ = [
     "UnsupportedError",
     "Verdict",
     "accelerated",
+    "calendar_quota",
     "fixed_window",
     "gcra",
     "rate_limit",

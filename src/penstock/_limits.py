@@ -27,6 +27,7 @@ from .core._transform import Step, Transform, checking, forecasting, looking
 from .core._validation import (
     MAX_SAFE,
     key_lead,
+    plain_key,
     reject,
     require_int,
     require_key,
@@ -44,6 +45,10 @@ _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
 
 Cost = int | Mapping[str, int]
 """Of every limit, or by name; a name that is left out costs 1, and 0 only looks."""
+
+
+# The interpreter keeps one object for this integer, and True is another.
+_ONE = 1
 
 
 class Limit:
@@ -146,6 +151,7 @@ class Limits:
             raise
         self._by_name = {part.name: part for part in self._parts}
         self._names = tuple(self._by_name)
+        self._keyed = sum(not part.limit.keyless for part in self._parts)
         self._shadows = tuple([part.limit.shadow for part in self._parts])
         self._now = clock_reader(self.clock)
         self._queues = KeyQueues(max_waiters)
@@ -350,6 +356,20 @@ class Limits:
 
     def _steps(self, keys: Mapping[str, str], cost: Cost) -> tuple[list[_Part], list[Step]]:
         """The limits that are asked, and what the store is asked of each."""
+        if cost is _ONE and type(keys) is dict and len(keys) == self._keyed:
+            # The common case, in which nothing is left out and each costs one unit.
+            try:
+                return self._parts, [
+                    Step(
+                        part.lead if part.limit.keyless else part.lead + plain_key(keys[part.name]),
+                        part.check,
+                        1,
+                        part.limit.shadow,
+                    )
+                    for part in self._parts
+                ]
+            except KeyError:
+                pass  # which is said below
         parts = self._asked(keys)
         costs = self._costs(parts, cost)
         steps = []

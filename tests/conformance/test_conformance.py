@@ -47,7 +47,7 @@ STORES: dict[str, tuple[Factory, str]] = {
     "dict": (DictStore, "sync"),
     "dict-async": (AsyncOnlyStore, "async"),
     **{name: (partial(open_empty, name), "both") for name in ("valkey", "redis8", "cluster")},
-    **{name: (partial(edge.open_empty, name), "both") for name in edge.EXACT},
+    **{name: (partial(edge.open_empty, name), "both") for name in (*edge.EXACT, "dynamodb-local")},
 }
 # Those that say of themselves that they are approximate: all promises but the atomic one.
 APPROXIMATE: dict[str, Factory] = {"workers-kv": partial(edge.open_empty, "workers-kv")}

@@ -12,6 +12,7 @@ installed. No process outlives the test run: keeper.py says how.
 from .cluster import RedisCluster
 from .deno import Deno
 from .dynalite import Dynalite
+from .dynamodb_local import DynamoDBLocal
 from .miniflare import Miniflare
 from .missing import require
 from .postgres import Postgres
@@ -23,6 +24,7 @@ from .sentinel import RedisSentinel
 __all__ = [
     "Deno",
     "Dynalite",
+    "DynamoDBLocal",
     "FaultProxy",
     "Miniflare",
     "MissingError",

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from .node import NodeServer, http_call
-from .process import RefusedError
+from .process import RefusedError, Server
 
 # dynalite wants a signature to be there and does not check it.
 _SIGNED = (
@@ -19,17 +19,10 @@ _SIGNED = (
 )
 
 
-class Dynalite(NodeServer):
-    """Tables are ready the moment they are created, unlike in the real service."""
+class DynamoDBServer(Server):
+    """Whatever speaks the DynamoDB API."""
 
-    name = "dynalite"
-    package = "dynalite"
     region = "us-east-1"
-
-    def command(self) -> list[str]:
-        delays = [f"--{verb}TableMs=0" for verb in ("create", "update", "delete")]
-        where = [f"--host={self.host}", f"--port={self.port}", f"--path={self.data_dir}"]
-        return [str(self._node), str(self._package / "cli.js"), *where, *delays]
 
     def ping(self) -> None:
         self.call("ListTables", {})
@@ -47,3 +40,15 @@ class Dynalite(NodeServer):
             raise RefusedError(f"{operation}: {status} {text}")
         reply: dict[str, Any] = json.loads(text)
         return reply
+
+
+class Dynalite(NodeServer, DynamoDBServer):
+    """Tables are ready the moment they are created, unlike in the real service."""
+
+    name = "dynalite"
+    package = "dynalite"
+
+    def command(self) -> list[str]:
+        delays = [f"--{verb}TableMs=0" for verb in ("create", "update", "delete")]
+        where = [f"--host={self.host}", f"--port={self.port}", f"--path={self.data_dir}"]
+        return [str(self._node), str(self._package / "cli.js"), *where, *delays]

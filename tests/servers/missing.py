@@ -15,6 +15,7 @@ import pytest
 from tools import actionlint
 
 from .deno import Deno
+from .dynamodb_local import DynamoDBLocal
 from .node import node_binary, npm_package
 from .postgres import Postgres
 from .process import MissingError
@@ -39,6 +40,7 @@ LOCATE: dict[str, Callable[[], Path]] = {
     "actionlint": _actionlint,
     "deno": Deno.locate,
     "dynalite": _on_node("dynalite"),
+    "dynamodb-local": DynamoDBLocal.locate,
     "miniflare": _on_node("miniflare"),
     "node": node_binary,
     "postgres": Postgres.locate,
@@ -47,8 +49,8 @@ LOCATE: dict[str, Callable[[], Path]] = {
     "redis8": Redis8.locate,
     "valkey": Valkey.locate,
 }
-# Redis 7 comes from the system's packages, which not every CI machine has.
-OPTIONAL = frozenset({"redis7"})
+# Redis 7, Java and Maven come from the system's packages, which not every CI machine has.
+OPTIONAL = frozenset({"dynamodb-local", "redis7"})
 
 
 def require(name: str) -> None:

@@ -1,4 +1,5 @@
-"""Install the npm packages of node/package.json into .tools/node: `python -m tests.servers.setup`.
+"""Install the npm packages of node/package.json into .tools/node, and DynamoDB Local where there is
+Java: `python -m tests.servers.setup`.
 
 Run again, it does nothing until the pinned versions change.
 """
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import sys
 
+from . import dynamodb_local
 from .node import INSTALL, MANIFEST, node_binary, npm_script
 from .process import MissingError
 
@@ -17,6 +19,11 @@ PINS = ("package.json", "package-lock.json")
 
 
 def main() -> int:
+    dynamodb_local.install()
+    return _npm()
+
+
+def _npm() -> int:
     wanted = hashlib.sha256(b"".join((MANIFEST / pin).read_bytes() for pin in PINS)).hexdigest()
     stamp = INSTALL / "installed.sha256"
     if stamp.is_file() and stamp.read_text() == wanted:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import penstock
 from penstock.stores import open_store
 from penstock.stores.cas import CasStore
-from tests.servers import Deno, Dynalite, Miniflare, require
+from tests.servers import Deno, Dynalite, DynamoDBLocal, Miniflare, require
 
 PATIENT_MS = 20_000
 TOKEN = "s3cret-t0ken-of-the-tests"
@@ -24,6 +25,9 @@ STORES = Path(penstock.__file__).parent / "stores"
 
 EXACT = ("dynamodb", "d1", "durable-object", "deno-kv")
 ALL = (*EXACT, "workers-kv")
+# Those that write several keys at once, and those that do not and are exact for each.
+ATOMIC = ("dynamodb-local", "d1", "deno-kv")
+IN_ORDER = ("dynamodb", "durable-object")
 HTTP = ("d1", "durable-object", "deno-kv", "workers-kv")
 
 # Not the default of the record servers, PENSTOCK_TOKEN: to a service that a later test starts, that
@@ -66,12 +70,18 @@ def cloudflare() -> Miniflare:
 
 
 def make_server(name: str) -> Any:
-    return {"dynamodb": Dynalite, "deno-kv": DenoKv}.get(name, cloudflare)()
+    makers: dict[str, Callable[[], Any]] = {
+        "dynamodb": Dynalite,
+        "dynamodb-local": DynamoDBLocal,
+        "deno-kv": DenoKv,
+    }
+    return makers.get(name, cloudflare)()
 
 
 def new_server(name: str) -> Any:
     """A server of one's own, to be hurt."""
-    require({"dynamodb": "dynalite", "deno-kv": "deno"}.get(name, "miniflare"))
+    names = {"dynamodb": "dynalite", "dynamodb-local": "dynamodb-local", "deno-kv": "deno"}
+    require(names.get(name, "miniflare"))
     return make_server(name)
 
 
@@ -82,7 +92,8 @@ def _shared(kind: str) -> Any:
 
 def running(name: str) -> Any:
     """The server that all tests share."""
-    return _shared(name if name in ("dynamodb", "deno-kv") else "cloudflare")
+    own = ("dynamodb", "dynamodb-local", "deno-kv")
+    return _shared(name if name in own else "cloudflare")
 
 
 def url_of(name: str, port: int | None = None, timeout_ms: int = PATIENT_MS, **more: Any) -> str:
@@ -90,7 +101,9 @@ def url_of(name: str, port: int | None = None, timeout_ms: int = PATIENT_MS, **m
     port = running(name).port if port is None else port
     number, base, query = next(_numbers), f"http://127.0.0.1:{port}", f"timeout_ms={timeout_ms}"
     query += "".join(f"&{key}={value}" for key, value in more.items())
-    if name == "dynamodb":
+    if name in ("dynamodb", "dynamodb-local"):
+        # dynalite has no transactions.
+        query += "&transactions=off" if name == "dynamodb" else ""
         return f"dynamodb://limits-{number}?region=us-east-1&endpoint={base}&{query}"
     if name == "d1":
         return f"d1://test-account/limits?table=t{number}&base_url={base}/client/v4&{query}"

@@ -10,6 +10,7 @@ from typing import Any
 from penstock import (
     Store,
     Strategy,
+    calendar_quota,
     fixed_window,
     gcra,
     sliding_window,
@@ -38,6 +39,8 @@ STRATEGIES: dict[str, Strategy] = {
     "slow": token_bucket(4, 0.7),
     "epoch": fixed_window(6, 1_000),
     "first": fixed_window(4, 700, anchor="first"),
+    "hours": calendar_quota(5, "hour", "Asia/Kolkata"),
+    "days": calendar_quota(9, "day", "America/New_York"),
     "ticks": sliding_window(6, 1_000),
     "halves": sliding_window(5, 900, buckets=2),
     "log": sliding_window_log(5, 1_000),
@@ -88,16 +91,21 @@ class Request:
 
 
 def requests(
-    seed: int, count: int, tenants: int = 2, names: tuple[str, ...] = tuple(STRATEGIES)
+    seed: int,
+    count: int,
+    tenants: int = 2,
+    names: tuple[str, ...] = tuple(STRATEGIES),
+    scale: int = 1,
 ) -> Iterator[Request]:
-    """A timeline that goes back now and then."""
+    """A timeline that goes back now and then. At a `scale` of 1 it lasts for minutes, which suits
+    windows of a second."""
     rng = random.Random(seed)
     now = START + rng.randrange(1_000_000)
     charged = [now]
     for _ in range(count):
-        now += rng.choice((0, 0, 1, 3, 20, 90, 130, 400, 1_100, -50, -700))
+        now += scale * rng.choice((0, 0, 1, 3, 20, 90, 130, 400, 1_100, -50, -700))
         chosen = rng.sample(names, rng.randint(1, min(4, len(names))))
-        steps = [_step(rng, name, rng.randrange(tenants), now, charged) for name in chosen]
+        steps = [_step(rng, name, rng.randrange(tenants), now, charged, scale) for name in chosen]
         if rng.random() < 0.2 and steps[0].transform.role == "check":
             # A key that is named twice.
             again = steps[0]._replace(cost=rng.randint(0, 2), shadow=rng.random() < 0.3)
@@ -106,7 +114,9 @@ def requests(
         yield Request(now, steps)
 
 
-def _step(rng: random.Random, name: str, tenant: int, now: int, charged: list[int]) -> Step:
+def _step(
+    rng: random.Random, name: str, tenant: int, now: int, charged: list[int], scale: int
+) -> Step:
     strategy = STRATEGIES[name]
     transform: Transform[Any] = checking(strategy)
     role = rng.random()
@@ -117,7 +127,7 @@ def _step(rng: random.Random, name: str, tenant: int, now: int, charged: list[in
     elif role < 0.27 and strategy.window_kind is None:
         transform = booking(strategy, rng.choice((0, 200, 3_000)))
     elif role < 0.29:
-        transform = pausing(strategy, now + rng.randint(-100, 2_500))
+        transform = pausing(strategy, now + scale * rng.randint(-100, 2_500))
     elif role < 0.33:
         transform = trying(checking(strategy))
     cost = rng.choice((1, 1, 1, 2, 3, 0)) if transform.role == "check" else rng.randint(1, 3)

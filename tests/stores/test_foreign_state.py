@@ -14,6 +14,7 @@ from penstock import (
     Limiter,
     ManualClock,
     Strategy,
+    calendar_quota,
     fixed_window,
     gcra,
     rate_limit,
@@ -34,6 +35,7 @@ STRATEGIES: dict[str, Strategy] = {
     "token_bucket": token_bucket(5, 1),
     "fixed_window": fixed_window(5, 60_000),
     "fixed_window_first": fixed_window(5, 60_000, "first"),
+    "calendar_quota": calendar_quota(5, "hour"),
     "sliding_window": sliding_window(5, 60_000),
     "sliding_window_log": sliding_window_log(5, 60_000),
     "token_budget": token_budget(5, 60_000),
@@ -88,6 +90,7 @@ STRANGE_HASHES: list[Set] = [
 ]
 
 STARTED = str(NOW // 60_000 * 60_000)
+ENDED = str(NOW // 60_000 * 60_000 + 3_600_000)
 FOREIGN: dict[str, list[Set]] = {
     "gcra": [*map(text, NO_NUMBERS), text("9" * 30), hashed(t="1", l="1"), scored("1")],
     "token_bucket": [
@@ -106,6 +109,16 @@ FOREIGN: dict[str, list[Set]] = {
         *(hashed(s=value, c="1") for value in NO_WHOLES),
         *(hashed(s=STARTED, c=value) for value in NO_WHOLES),
         hashed(t="1", l=str(NOW)),
+        text("5"),
+        scored("1"),
+    ],
+    "calendar_quota": [
+        *STRANGE_HASHES,
+        *(hashed(s=value, e=ENDED, c="1") for value in NO_WHOLES),
+        *(hashed(s=STARTED, e=value, c="1") for value in NO_WHOLES),
+        *(hashed(s=STARTED, e=ENDED, c=value) for value in NO_WHOLES),
+        hashed(s=STARTED, c="1"),
+        hashed(s=ENDED, e=STARTED, c="1"),
         text("5"),
         scored("1"),
     ],
@@ -211,6 +224,11 @@ NO_STATE: dict[str, tuple[Any, ...]] = {
     "gcra": ("5", [], {}, True, -1, 2**47 + 1, 10**400, [1.5]),
     "token_bucket": (*NOT_A_PAIR, ["1", 1], [1, "1"], [1, 1.5], [-(2**60), 1], [1, -1], [2**60, 1]),
     "fixed_window": (*NOT_A_PAIR, ["1", 1], [1, "1"], [1.5, 1], [1, 1.5], [-1, 1], [1, -1]),
+    "calendar_quota": (
+        *(1, "123", [1], [1, 2], [1, 2, 3, 4], {"s": 1}, True),
+        *(["1", 2, 3], [1, "2", 3], [1, 2, "3"], [1.5, 2, 3], [-1, 2, 3], [1, 2, -1]),
+        *([2, 2, 3], [3, 2, 1], [1, 2**48, 1], [1, 2, 2**60]),
+    ),
     "sliding_window": (*RUNS, 5, "5", [[10**15, 1]], [[1, 2**60]]),
     "sliding_window_log": (*RUNS, 5, "5", [[2**48, 1]], [[1, 2**60]]),
 }

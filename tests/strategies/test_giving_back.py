@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock import (
     Strategy,
     UnsupportedError,
+    calendar_quota,
     fixed_window,
     gcra,
     sliding_window,
@@ -29,6 +30,8 @@ STRATEGIES: list[Strategy] = [
     token_bucket(10, 0.01),
     fixed_window(4, 1_000),
     fixed_window(4, 1_000, anchor="first"),
+    calendar_quota(4, "hour"),
+    calendar_quota(4, "month", "Europe/Berlin", starts_on=31),
     sliding_window(6, 1_000, buckets=1),
     sliding_window(6, 1_000),
     sliding_window_log(5, 1_000),

@@ -37,6 +37,7 @@ from penstock import (
     UnsupportedError,
     Verdict,
     accelerated,
+    calendar_quota,
     fixed_window,
     gcra,
     rate_limit,
@@ -146,6 +147,7 @@ strategies: list[Strategy] = [
     gcra(100, timedelta(minutes=1)),
     token_bucket(10, 0.5),
     fixed_window(10, 1_000, anchor="first"),
+    calendar_quota(10, "month", "Europe/Berlin", starts_on=31),
     sliding_window(10, 1_000, buckets=5),
     sliding_window_log(10, 1_000),
     unlimited(),
@@ -159,6 +161,7 @@ gcra(100, 60_000, burst=1.5)  # type: ignore[arg-type]
 token_bucket(1.5, 1)  # type: ignore[arg-type]
 token_bucket(10, "1")  # type: ignore[arg-type]
 fixed_window(10, 1_000, anchor="last")  # type: ignore[arg-type]
+calendar_quota(10, "fortnight")  # type: ignore[arg-type]
 sliding_window(10, 1_000, buckets=None)  # type: ignore[arg-type]
 sliding_window_log(10, "1s")  # type: ignore[arg-type]
 unlimited(10)  # type: ignore[call-arg]

@@ -98,6 +98,26 @@ if s and now - s < window then start = s end
     + _COUNT_IN_WINDOW
 )
 
+CALENDAR_QUOTA = """
+local limit, cost = ARGV[2] + 0, ARGV[7] + 0
+local edges, from, to = {ARGV[3] + 0, ARGV[4] + 0, ARGV[5] + 0, ARGV[6] + 0}, nil, nil
+for i = 1, 3 do
+  if edges[i] <= now and now < edges[i + 1] then from, to = edges[i], edges[i + 1] end
+end
+if not from then return redis.error_reply("OTHERPERIOD the server shows " .. int(now)) end
+local count = 0
+if redis.call("EXISTS", key) == 1 then
+  local s, e = redis.call("HGET", key, "s") + 0, redis.call("HGET", key, "e") + 0
+  if s >= from and e > now then from, to, count = s, e, redis.call("HGET", key, "c") + 0 end
+end
+if count + cost <= limit then
+  redis.call("HSET", key, "s", int(from), "e", int(to), "c", int(count + cost))
+  expire(to - now)
+  return {1, limit, limit - (count + cost), to, 0}
+end
+return {0, limit, math.max(0, limit - count), to, to - now}
+"""
+
 SLIDING_WINDOW = """
 local window, limit, cost, buckets = ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0, ARGV[5] + 0
 local w = window / buckets
@@ -169,6 +189,7 @@ SCRIPTS = {
         "tokenBucket": TOKEN_BUCKET,
         "fixedWindow": FIXED_WINDOW,
         "fixedWindowFirst": FIXED_WINDOW_FIRST,
+        "calendarQuota": CALENDAR_QUOTA,
         "slidingWindow": SLIDING_WINDOW,
         "slidingWindowLog": SLIDING_WINDOW_LOG,
     }.items()

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
+from penstock import (
+    calendar_quota,
+    fixed_window,
+    gcra,
+    sliding_window,
+    sliding_window_log,
+    token_bucket,
+)
 from penstock.core._lua import LuaScript
 from tools.wire.__main__ import main
 from tools.wire.files import derive, drifted
@@ -89,6 +96,7 @@ def test_each_strategy_runs_the_scripts_that_are_published() -> None:
         "tokenBucket": (token_bucket(5, 0.1), b"9 5 0.1 2"),
         "fixedWindow": (fixed_window(5, 1000), b"9 5 1000 2"),
         "fixedWindowFirst": (fixed_window(5, 1000, "first"), b"9 5 1000 2"),
+        "calendarQuota": (calendar_quota(5, "day"), b"9 5 0 0 86400000 172800000 2"),
         "slidingWindow": (sliding_window(5, 1000, 4), b"9 1000 5 2 4"),
         "slidingWindowLog": (sliding_window_log(5, 1000), b"9 1000 5 2"),
     }

@@ -10,7 +10,14 @@ from random import Random
 import pytest
 import redis
 
-from penstock import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
+from penstock import (
+    calendar_quota,
+    fixed_window,
+    gcra,
+    sliding_window,
+    sliding_window_log,
+    token_bucket,
+)
 from penstock.core._strategy import Strategy
 from penstock.core._transform import checking
 from penstock.stores.redis import RedisStore
@@ -33,6 +40,7 @@ SHARED = {
     "tokenBucket": token_bucket(20, 20 / (LONG_MS / 1000)),
     "fixedWindow": fixed_window(20, LONG_MS),
     "fixedWindowFirst": fixed_window(20, LONG_MS, "first"),
+    "calendarQuota": calendar_quota(20, "year", "Asia/Tokyo"),
     "slidingWindow": sliding_window(20, LONG_MS),
     "slidingWindowLog": sliding_window_log(20, LONG_MS),
 }

@@ -183,6 +183,38 @@ def _fixed_window() -> Iterator[Suite]:
         yield suite(f"back-across-the-minute/{anchor}", anchor, *back)
 
 
+def _calendar_quota() -> Iterator[Suite]:
+    hour, day = 3_600_000, 86_400_000
+
+    def suite(name: str, base: int, terms: dict[str, Any], *requests: int | Request) -> Suite:
+        options = {"limit": 5, **terms}
+        return Suite(f"calendarQuota/{name}", "calendarQuota", options, _at(base, *requests))
+
+    hourly = {"period": "hour"}
+    end = hour - _EPOCH % hour
+    spent = (0, 5)
+    yield suite("cold-burst-and-exhaustion", _EPOCH, hourly, *[0] * 7, end - 1, end)
+    yield suite("early-epoch", 1, {"period": "week", "timezone": "Asia/Tokyo"}, *[0] * 6, 4 * day)
+    yield suite("cost-above-one", _EPOCH, hourly, (0, 2), (10, 3), (20, 2), (end, 2), (end, 4))
+    yield suite("cost-above-the-ceiling", _EPOCH, hourly, (0, 6), (0, MAX_SAFE), (1, 1), (2, 5))
+    yield suite("rollover", _EPOCH, hourly, spent, end - 1, (end, 5), end + hour - 1, end + hour)
+    yield suite(
+        "backward-jump", _EPOCH, hourly, (end, 3), 0, (-9 * hour, 2), -1, end, (end + hour, 5)
+    )
+    yield suite("latest-instant", MAX_INSTANT_MS - hour, {"period": "year"}, spent, hour)
+    # 2024: the nights of 31 March and 27 October in Berlin, and the end of February.
+    berlin = {"period": "day", "timezone": "Europe/Berlin"}
+    yield suite("a-day-of-23-hours", 1_711_839_600_000, berlin, -1, spent, 23 * hour - 1, 23 * hour)
+    yield suite("a-day-of-25-hours", 1_729_980_000_000, berlin, -1, spent, 25 * hour - 1, 25 * hour)
+    last = {"period": "month", "startsOn": 31}
+    yield suite("the-last-of-the-month", 1_709_164_800_000, last, -1, spent, 31 * day - 1, 31 * day)
+    # 4 November 2018 began at one o'clock, and 30 December 2011 not at all.
+    rio = {"period": "day", "timezone": "America/Sao_Paulo"}
+    yield suite("a-midnight-left-out", 1_541_300_400_000, rio, -1, spent, 23 * hour - 1, 23 * hour)
+    apia = {"period": "day", "timezone": "Pacific/Apia"}
+    yield suite("a-day-left-out", 1_325_239_200_000, apia, -1, spent, day - 1, day)
+
+
 def _sliding_window() -> Iterator[Suite]:
     for buckets in (1, 10):
         options = {"limit": 5, "windowMs": 1000, "buckets": buckets}
@@ -236,6 +268,7 @@ _WRITTEN: tuple[Suite, ...] = (
     *_gcra(),
     *_token_bucket(),
     *_fixed_window(),
+    *_calendar_quota(),
     *_sliding_window(),
     *_sliding_window_log(),
 )

@@ -120,6 +120,9 @@ def _read(fields: Fields, parameter: Parameter) -> Any:
         return fields.number(name, example)
     if parameter.kind == "span":
         return fields.span_ms(_span_word(parameter), example)
+    if parameter.kind == "zone":
+        fields.need(name, example)
+        return fields.text(name)
     return fields.choice(name, parameter.choices)
 
 

@@ -59,8 +59,9 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
+from ._clock import SystemClock
 from ._errors import ConfigInvalidError
 from ._validation import MAX_INSTANT_MS, MAX_SAFE, MAX_SPAN_MS, MAX_STORED_MS
 
@@ -68,6 +69,8 @@ __all__ = [
     "MARGIN_MS",
     "MAX_MARGIN_MS",
     "NOW_ARGV",
+    "OTHER_PERIOD",
+    "PERIODS",
     "REPLY",
     "LuaAccelerator",
     "LuaScript",
@@ -87,6 +90,12 @@ MAX_MARGIN_MS = 86_400_000
 """And at most."""
 NOW_ARGV = 1
 """Where `now` stands among the arguments of a script."""
+PERIODS = ("before", "start", "finish", "after")
+"""Arguments of a strategy by the calendar, which Lua has not: where the period before the one that
+the caller sees starts, that one itself, the next one, and where the next one ends."""
+OTHER_PERIOD = "OTHERPERIOD"
+"""The error of a script whose clock is outside of these; the instant that it shows is the last word
+but for what a server adds."""
 REPLY = ("allowed", "limit", "remaining", "resetAt", "retryAfterMs")
 """The five integers that a check replies with."""
 
@@ -101,6 +110,8 @@ _CONSTANTS = {
 _DECIDE = "\n-- Decide.\n"
 _GIVE_BACK = "\n-- Give back.\n"
 _SHARED = os.path.join(os.path.dirname(__file__), "scripts")
+
+PeriodsAt = Callable[[int], tuple[int, int, int, int]]
 
 
 class LuaScript:
@@ -136,10 +147,11 @@ class LuaSource:
     """The Lua file of a strategy, and what its scripts take and keep.
 
     `argv` names the arguments of a check in order: `now`, `cost`, and parameters by their names on
-    the wire. `constants` are parameters that are not passed, where one file has several variants.
-    `state` and `raw` say in words what a key holds and what reading it returns. `decode` turns the
-    latter into what `Strategy.restore` takes, or None; ValueError if it cannot be one.
-    `beyond_check` names the functions that the file has below `-- Give back.`
+    the wire; `PERIODS` among them where the caller works them out from the instant. `constants` are
+    parameters that are not passed, where one file has several variants. `state` and `raw` say in
+    words what a key holds and what reading it returns. `decode` turns the latter into what
+    `Strategy.restore` takes, or None; ValueError if it cannot be one. `beyond_check` names the
+    functions that the file has below `-- Give back.`
     """
 
     def __init__(
@@ -166,6 +178,11 @@ class LuaSource:
         self._constants = dict(constants or {})
         if argv[:NOW_ARGV] != ("now",) or "cost" not in argv:
             raise ConfigInvalidError(f"argv of {name} must begin with 'now' and hold 'cost'")
+        self.by_periods: bool = not set(PERIODS).isdisjoint(argv)
+        if self.by_periods and argv[-len(PERIODS) - 1 :] != (*PERIODS, "cost"):
+            raise ConfigInvalidError(
+                f"argv of {name} must end with {', '.join(PERIODS)} and cost, in that order"
+            )
 
     @cached_property
     def check(self) -> LuaScript:
@@ -186,9 +203,15 @@ class LuaSource:
         parts = (self._facts(), _shared("prelude"), reading)
         return self._script("read", *parts, _shared("read"))
 
-    def accelerator(self, parameters: Mapping[str, Any]) -> LuaAccelerator:
+    def accelerator(
+        self, parameters: Mapping[str, Any], periods_at: PeriodsAt | None = None
+    ) -> LuaAccelerator:
         """For a strategy with these parameters, by their names on the wire."""
         cost = self.argv.index("cost")
+        if self.by_periods:
+            assert periods_at is not None
+            limits = (repr(parameters[name]).encode() for name in self.argv[NOW_ARGV : cost - 4])
+            return PeriodAccelerator(self, tuple(limits), periods_at)
         # repr of a float has every digit that the server needs to read the same double.
         before, after = (
             tuple(repr(parameters[name]).encode() for name in names)
@@ -206,8 +229,9 @@ class LuaSource:
         parameters = ", ".join(f"'{name}'" for name in self.argv if name not in ("now", "cost"))
         fixed = ", ".join(f"{name} = {_literal(value)}" for name, value in self._constants.items())
         return (
-            f"{self.name} = {{load = {loader}, foreign = '{self._foreign()}', "
-            f"parameters = {{{parameters}}}, constants = {{{fixed}}}}}"
+            f"if name == '{self.name}' then\n"
+            f"    return {loader}(), '{self._foreign()}', {{{parameters}}}, {{{fixed}}}\n"
+            "  end"
         )
 
     @property
@@ -279,7 +303,7 @@ def script_of_all(sources: frozenset[LuaSource]) -> LuaScript:
         "-- reply now, then five integers per step\n"
     )
     texts = [f"local {loaders[file]} = {files[file].loader()}\n" for file in sorted(files)]
-    entries = ",\n  ".join(source.entry(loaders[source.file]) for source in ordered)
+    entries = "\n  ".join(source.entry(loaders[source.file]) for source in ordered)
     return LuaScript(
         "all",
         "\n".join(
@@ -289,7 +313,7 @@ def script_of_all(sources: frozenset[LuaSource]) -> LuaScript:
                 _shared("prelude"),
                 _shared("clock"),
                 *texts,
-                f"local strategies = {{\n  {entries}\n}}\n",
+                f"local function load(name)\n  {entries}\nend\n",
                 _shared("all"),
             )
         ),
@@ -301,6 +325,9 @@ class LuaAccelerator:
     of its keys, `read` returns the raw state, which `decode` turns into one that Python sees."""
 
     __slots__ = ("_after", "_before", "_usual", "check", "decode", "many", "read", "source")
+
+    is_fixed: ClassVar[bool] = True
+    """Whether its arguments are the same whatever the instant."""
 
     def __init__(
         self, source: LuaSource, before: tuple[bytes, ...], after: tuple[bytes, ...]
@@ -323,18 +350,55 @@ class LuaAccelerator:
             return self._usual
         return (b"%d" % now, *self._before, b"%d" % cost, *self._after)
 
-    def step(self, role: str, cost: int, shadow: bool, argument: int | str) -> tuple[bytes, ...]:
+    def step(
+        self, now: int, role: str, cost: int, shadow: bool, argument: int | str
+    ) -> tuple[bytes, ...]:
         """The arguments of one step of the script `all`."""
-        name, operation = self.source.name.encode(), role.encode()
         return (
-            name,
-            operation,
+            self.source.name.encode(),
+            role.encode(),
             b"%d" % cost,
             b"1" if shadow else b"0",
             argument.encode() if isinstance(argument, str) else b"%d" % argument,
-            *self._before,
-            *self._after,
+            *self._parameters(now),
         )
+
+    def _parameters(self, now: int) -> tuple[bytes, ...]:
+        return (*self._before, *self._after)
+
+    def note_clock(self, server_now: int) -> None:
+        """Called with the server's time where that is in none of the `PERIODS` that were sent."""
+
+
+class PeriodAccelerator(LuaAccelerator):
+    """One of a strategy by the calendar. By the server's clock it goes by the system's, which need
+    only be right to a period; where it is not, by what the server was last heard to show."""
+
+    __slots__ = ("_ahead_ms", "_clock", "_known", "_periods_at")
+
+    is_fixed = False
+
+    def __init__(self, source: LuaSource, before: tuple[bytes, ...], periods_at: PeriodsAt) -> None:
+        super().__init__(source, before, ())
+        self._periods_at = periods_at
+        self._clock = SystemClock()
+        self._ahead_ms = 0
+        self._known: tuple[int, int, tuple[bytes, ...]] = (0, 0, ())
+
+    def argv(self, now: int, cost: int) -> tuple[bytes, ...]:
+        return (b"%d" % now, *self._parameters(now), b"%d" % cost)
+
+    def _parameters(self, now: int) -> tuple[bytes, ...]:
+        now = now or max(0, self._clock.now() + self._ahead_ms)
+        start, end, parameters = self._known
+        if not start <= now < end:
+            periods = self._periods_at(now)
+            parameters = (*self._before, *(b"%d" % instant for instant in periods))
+            self._known = (periods[1], periods[2], parameters)
+        return parameters
+
+    def note_clock(self, server_now: int) -> None:
+        self._ahead_ms = server_now - self._clock.now()
 
 
 def beside(module_file: str) -> str:

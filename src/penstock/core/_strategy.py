@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._decision import Booking, Decision, Forecast, Outcome
 from ._errors import UnsupportedError
+from ._lua import PERIODS
 from ._validation import (
     MAX_SAFE,
     reject,
@@ -35,6 +36,7 @@ from ._validation import (
     require_rate,
     require_span_ms,
     shown,
+    zone_of,
 )
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ RESERVED_NAMES = ("strategy", "token_budget", "concurrency", "fail", "two_tier",
 """What else stands beside the parameters of a strategy in a policy."""
 
 _REQUIRED: Any = object()
-_KINDS = ("count", "rate", "span", "choice")
+_KINDS = ("count", "rate", "span", "choice", "zone")
 # Each part starts with a letter, so that camelCase leads back to it.
 _NAME = r"[a-z][a-z0-9]*(_[a-z][a-z0-9]*)*"
 
@@ -75,8 +77,8 @@ class Parameter:
 
     `kind` is "count", a whole number from `low` to `high`; "rate", a number above 0 that may have a
     fraction; "span", a time in ms, whose name ends in `_ms` and which policy files may say in
-    words under the name without it; or "choice", one of `choices`. One without a `default` is
-    required. `example` stands in messages that ask for it.
+    words under the name without it; "choice", one of `choices`; or "zone", a time zone by its IANA
+    name. One without a `default` is required. `example` stands in messages that ask for it.
     """
 
     __slots__ = ("choices", "default", "doc", "example", "high", "kind", "low", "name", "wire_name")
@@ -128,13 +130,16 @@ class Parameter:
             return require_rate(self.name, value)
         if self.kind == "span":
             return require_span_ms(self.name, value)
+        if self.kind == "zone":
+            zone_of(self.name, value)
+            return value
         return require_choice(self.name, value, self.choices)
 
     def __repr__(self) -> str:
         return f"Parameter({self.name!r}, {self.kind!r})"
 
 
-_EXAMPLES = {"count": 100, "rate": 10.0, "span": "1m"}
+_EXAMPLES = {"count": 100, "rate": 10.0, "span": "1m", "zone": "Europe/Berlin"}
 
 
 class Strategy(ABC):
@@ -357,11 +362,17 @@ class Strategy(ABC):
         if source is None:
             return None
         named = {each.wire_name: self.values[each.name] for each in self.parameters}
-        return source.accelerator(named)
+        return source.accelerator(named, self.periods_at)
 
     def lua_source(self) -> LuaSource | None:
         """Which of its sources; the first, unless a strategy has reason to choose."""
         return self.lua_sources[0] if self.lua_sources else None
+
+    def periods_at(self, now: int) -> tuple[int, int, int, int]:
+        """For a strategy by the calendar, whose Lua is sent them: the instants of `PERIODS`."""
+        raise UnsupportedError(
+            f"strategy {self.name!r} has no periods; give it a periods_at(now) method"
+        )
 
     @cached_property
     def native(self) -> tuple[Any, ...] | None:
@@ -483,9 +494,15 @@ def _require_constructor(cls: type[Strategy]) -> None:
 
 
 def _require_lua(cls: type[Strategy]) -> None:
-    numbers = {each.wire_name for each in cls.parameters if each.kind != "choice"}
+    numbers = {each.wire_name for each in cls.parameters if each.kind not in ("choice", "zone")}
     for source in cls.lua_sources:
-        if strange := set(source.argv) - numbers - {"now", "cost"}:
+        if source.by_periods and cls.periods_at is Strategy.periods_at:
+            reject(
+                f"the Lua source {source.name} takes periods; give {cls.__qualname__} a "
+                "periods_at(now) method"
+            )
+        given = {"now", "cost", *(PERIODS if source.by_periods else ())}
+        if strange := set(source.argv) - numbers - given:
             reject(
                 f"the Lua source {source.name} of {cls.__qualname__} takes "
                 f"{', '.join(sorted(strange))}; it may take now, cost and parameters that are "

@@ -25,7 +25,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ._errors import ConfigInvalidError
 
@@ -41,6 +41,7 @@ __all__ = [
     "key_lead",
     "parse_duration_ms",
     "parse_rate",
+    "plain_key",
     "reject",
     "require_choice",
     "require_cost",
@@ -56,8 +57,12 @@ __all__ = [
     "stored_pair",
     "stored_runs",
     "stored_whole",
+    "zone_of",
 ]
 
+
+if TYPE_CHECKING:
+    from datetime import tzinfo
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -129,6 +134,39 @@ def require_choice(name: str, value: Any, choices: Sequence[Choice]) -> Choice:
     reject(f"{name} must be {' or '.join(map(repr, choices))}, not {shown(value)}")
 
 
+def zone_of(name: str, value: Any) -> tzinfo:
+    """The time zone of that IANA name."""
+    if not isinstance(value, str):
+        reject(f"{name} must be the IANA name of a time zone, such as 'UTC', not {shown(value)}")
+    # Most programs never need them, and loading them takes time.
+    from datetime import timezone
+
+    if value == "UTC":
+        return timezone.utc  # which needs no data
+    from zoneinfo import ZoneInfo
+
+    try:
+        return ZoneInfo(value)
+    except (LookupError, ValueError, OSError):
+        pass
+    reject(_unknown_zone(name, value))
+
+
+def _unknown_zone(name: str, value: str) -> str:
+    from difflib import get_close_matches
+    from zoneinfo import available_timezones
+
+    known = available_timezones()
+    if not known:
+        return (
+            f"{name} cannot be {shown(value)} on this machine, which has no time zone data; "
+            "install the package tzdata: pip install tzdata"
+        )
+    near = get_close_matches(value, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ", such as 'Europe/Berlin'"
+    return f"{name} must be the IANA name of a time zone, not {shown(value)}{hint}"
+
+
 def require_cost(cost: Any) -> int:
     return require_int("cost", cost)
 
@@ -142,6 +180,13 @@ def require_key(key: Any) -> str:
     if not key.isascii() or len(key) > MAX_KEY_BYTES:
         _require_utf8("key", key)
     return key if type(key) is str else str.__str__(key)
+
+
+def plain_key(key: Any) -> str:
+    """The same; what nearly every key is takes no call."""
+    if type(key) is str and key and len(key) <= MAX_KEY_BYTES and key.isascii():
+        return key
+    return require_key(key)
 
 
 def require_keys(keys: Any) -> list[Any]:

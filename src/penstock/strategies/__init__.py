@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..core._lua import LuaAccelerator, LuaScript, LuaSource, beside, hash_fields, real, whole
 from ..core._strategy import register as _register
+from ._calendar_quota import CalendarQuota, calendar_quota
 from ._fixed_window import FixedWindow, fixed_window
 from ._gcra import Gcra, gcra
 from ._rates import strategy_of_rate
@@ -13,10 +14,11 @@ from ._slots import Slots, slots
 from ._token_bucket import TokenBucket, token_bucket
 from ._unlimited import Unlimited, unlimited
 
-for _built_in in (Gcra, TokenBucket, FixedWindow, SlidingWindow, SlidingWindowLog):
+for _built_in in (Gcra, TokenBucket, FixedWindow, CalendarQuota, SlidingWindow, SlidingWindowLog):
     _register(_built_in)
 
 __all__ = [
+    "CalendarQuota",
     "FixedWindow",
     "Gcra",
     "LuaAccelerator",
@@ -28,6 +30,7 @@ __all__ = [
     "TokenBucket",
     "Unlimited",
     "beside",
+    "calendar_quota",
     "fixed_window",
     "gcra",
     "hash_fields",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -15,6 +16,15 @@ __all__ = ["draw_strategy", "sample_strategies"]
 
 
 _TRIES = 1_000
+# On both hemispheres, with a skipped midnight, a skipped day, half an hour's shift and none at all.
+_ZONES = (
+    "America/New_York",
+    "America/Sao_Paulo",
+    "Asia/Kolkata",
+    "Australia/Lord_Howe",
+    "Europe/Berlin",
+    "Pacific/Apia",
+)
 
 
 def sample_strategies() -> list[Strategy]:
@@ -26,7 +36,9 @@ def _samples(cls: type[Strategy]) -> Iterator[Strategy]:
     values = [_sample_values(parameter) for parameter in cls.parameters]
     for chosen in product(*values):
         given = zip(cls.parameters, chosen, strict=True)
-        yield cls(**{each.name: value for each, value in given if value is not each.default})
+        # Not all values of one parameter go with all of another.
+        with suppress(ConfigInvalidError):
+            yield cls(**{each.name: value for each, value in given if value is not each.default})
 
 
 def _sample_values(parameter: Parameter) -> list[Any]:
@@ -36,6 +48,8 @@ def _sample_values(parameter: Parameter) -> list[Any]:
         return [1_000]
     if parameter.kind == "rate":
         return [3.3]
+    if parameter.kind == "zone":
+        return ["UTC"]  # which needs no data
     # Odd, so that most quotients have a fraction.
     given = min(max(7, parameter.low), parameter.high)
     return [given] if parameter.is_required else [given, parameter.default]
@@ -67,6 +81,8 @@ def _draw(parameter: Parameter, rng: random.Random) -> Any:
         usual_rate = rng.choice((0.1, 1 / 3, 0.5, 1.0, 3.3, 10.0, 100.0, rng.uniform(1e-3, 10)))
         rare_rate = rng.random() * 10 ** rng.randint(-6, 9)
         return usual_rate if rng.random() < 0.6 else rare_rate
+    if parameter.kind == "zone":
+        return rng.choice(("UTC", *_ZONES))
     low, high = parameter.low, parameter.high
     usual = rng.choice((low, 2, 3, 5, 7, 10, 60, rng.randint(1, 30), rng.randint(1, 5_000)))
     rare = rng.choice((rng.randint(1, 10**6), 2 ** rng.randint(1, 53) - 1, 10**6, high))

@@ -11,14 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.stores.cas import (
+    AnyRequest,
     CasStore,
     Conflict,
     ConnectionFailedError,
     Drop,
     Held,
     Read,
-    Request,
+    ReadAll,
     Swap,
+    SwapAll,
 )
 
 LOST = ConnectionFailedError("the reply was lost", may_have_run=True, again=True)
@@ -34,9 +36,20 @@ class Records:
         self.lock = threading.Lock()
         self.log: list[str] = []
 
-    def perform(self, request: Request) -> Any:
+    def perform(self, request: AnyRequest) -> Any:
         with self.lock:
             self.log.append(type(request).__name__)
+            if isinstance(request, ReadAll):
+                return [self.held.get(key) for key in request.keys]
+            if isinstance(request, SwapAll):
+                if any(self.held.get(one.key) != one.expected for one in request.writes):
+                    return Conflict()
+                for write in request.writes:
+                    if isinstance(write, Swap):
+                        self.held[write.key] = Held(write.record, write.version)
+                    elif isinstance(write, Drop):
+                        del self.held[write.key]
+                return ""
             found = self.held.get(request.key)
             if isinstance(request, Read):
                 return found
@@ -54,39 +67,41 @@ class Records:
 class DictCasStore(CasStore):
     """`before` and `after` may raise or answer around each request; `delay_s` is the way there."""
 
+    most_keys_at_once = 8
+
     def __init__(
         self, records: Records | None = None, *, timeout_ms: int = 10_000, delay_s: float = 0.0
     ) -> None:
         super().__init__(timeout_ms)
         self.records = Records() if records is None else records
         self.delay_s = delay_s
-        self.before: Callable[[Request], None] = lambda _request: None
-        self.after: Callable[[Request], None] = lambda _request: None
+        self.before: Callable[[AnyRequest], None] = lambda _request: None
+        self.after: Callable[[AnyRequest], None] = lambda _request: None
         self.trips = 0
         self.busy: set[str] = set()
 
-    def serve(self, requests: Sequence[Request], deadline: float) -> list[Any]:
+    def serve(self, requests: Sequence[AnyRequest], deadline: float) -> list[Any]:
         self._check(requests)
         time.sleep(self.delay_s)
         return self._done(requests)
 
-    async def aserve(self, requests: Sequence[Request], deadline: float) -> list[Any]:
+    async def aserve(self, requests: Sequence[AnyRequest], deadline: float) -> list[Any]:
         self._check(requests)
         await asyncio.sleep(self.delay_s)
         return self._done(requests)
 
-    def _check(self, requests: Sequence[Request]) -> None:
+    def _check(self, requests: Sequence[AnyRequest]) -> None:
         self.trips += 1
-        keys = {request.key for request in requests}
-        assert len(keys) == len(requests), "one request per key and step"
-        assert not keys & self.busy, "two batches of one key at once"
-        self.busy |= keys
+        keys = _alone(requests)
+        assert len(set(keys)) == len(keys), "one request per key and step"
+        assert not self.busy.intersection(keys), "two batches of one key at once"
+        self.busy.update(keys)
 
-    def _done(self, requests: Sequence[Request]) -> list[Any]:
-        self.busy -= {request.key for request in requests}
+    def _done(self, requests: Sequence[AnyRequest]) -> list[Any]:
+        self.busy.difference_update(_alone(requests))
         return [self._one(request) for request in requests]
 
-    def _one(self, request: Request) -> Any:
+    def _one(self, request: AnyRequest) -> Any:
         try:
             self.before(request)
             answer = self.records.perform(request)
@@ -96,21 +111,27 @@ class DictCasStore(CasStore):
         return answer
 
 
-def once(kind: Any, error: Exception, times: int = 1) -> Callable[[Request], None]:
+def _alone(requests: Sequence[AnyRequest]) -> list[str]:
+    """What is asked of one key at a time; batches over several keys are one, under no key."""
+    several = (ReadAll, SwapAll)
+    return ["" if isinstance(request, several) else request.key for request in requests]
+
+
+def once(kind: Any, error: Exception, times: int = 1) -> Callable[[AnyRequest], None]:
     """Fails the first `times` requests of a kind."""
     left = deque([error] * times)
 
-    def hook(request: Request) -> None:
+    def hook(request: AnyRequest) -> None:
         if isinstance(request, kind) and left:
             raise left.popleft()
 
     return hook
 
 
-def lossy(rng: random.Random) -> Callable[[Request], None]:
+def lossy(rng: random.Random) -> Callable[[AnyRequest], None]:
     """Loses every third request, or its reply."""
 
-    def hook(_request: Request) -> None:
+    def hook(_request: AnyRequest) -> None:
         if rng.random() < 1 / 3:
             raise LOST
 

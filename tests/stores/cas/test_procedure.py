@@ -167,7 +167,7 @@ def _pauses_of_a_loser(known: bool) -> list[str | float]:
     """The steps of a check that loses all its races: names of requests, lengths of pauses."""
     steps: list[str | float] = []
     call = Call([("k", CHECK, 1, False)], NOW, 0.0)
-    flow = settle("k", [call], 10_000, RaceMemory())
+    flow = settle(("k",), [call], 10_000, RaceMemory())
     held = Held(_record(), "other")
 
     def lose(step: Any) -> Any:
@@ -184,7 +184,7 @@ def test_a_busy_server_is_given_more_time_than_a_race() -> None:
     """Pauses grow on; and its key is not taken for a raced one."""
     memory = RaceMemory()
     call = Call([("k", CHECK, 1, False)], NOW, 0.0)
-    flow = settle("k", [call], 10_000, memory)
+    flow = settle(("k",), [call], 10_000, memory)
     pauses: list[float] = []
 
     def fail(step: Any) -> Any:

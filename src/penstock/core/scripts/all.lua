@@ -12,9 +12,10 @@ local loaded = {}
 local function strategyOf(name)
   local strategy = loaded[name]
   if not strategy then
-    local entry = strategies[name]
-    strategy = entry.load()
-    strategy.entry, loaded[name] = entry, strategy
+    local foreignText, parameters, constants
+    strategy, foreignText, parameters, constants = load(name)
+    strategy.foreign, strategy.parameters, strategy.constants = foreignText, parameters, constants
+    loaded[name] = strategy
   end
   return strategy
 end
@@ -62,16 +63,18 @@ for place = 1, #KEYS do
     -- A number, or the id of a slot, which does not look like one.
     local argument = tonumber(ARGV[at + 4]) or ARGV[at + 4]
     local strategy = strategyOf(name)
-    local entry, p = strategy.entry, {}
-    for field, value in pairs(entry.constants) do p[field] = value end
+    local p = {}
+    for field, value in pairs(strategy.constants) do p[field] = value end
     at = at + 5
-    for _, field in ipairs(entry.parameters) do
-      p[field], at = tonumber(ARGV[at]), at + 1
+    local parameters = strategy.parameters
+    for field = 1, #parameters do
+      p[parameters[field]], at = tonumber(ARGV[at]), at + 1
     end
-    FOREIGN = entry.foreign
-    if kinds[key] and kinds[key] ~= entry.foreign then foreign() end
+    FOREIGN = strategy.foreign
     if states[key] == nil then
-      states[key], kinds[key] = strategy.read(key, p, now) or false, entry.foreign
+      states[key], kinds[key] = strategy.read(key, p, now) or false, FOREIGN
+    elseif kinds[key] ~= FOREIGN then
+      foreign()
     end
     allowed, limit, remaining, resetAt, retryAfterMs, state, ttl =
       decide(strategy, operation, p, states[key], cost, argument)

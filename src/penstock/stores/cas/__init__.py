@@ -14,18 +14,33 @@ from __future__ import annotations
 
 from .._sheet import ConnectionFailedError
 from ._compare_and_swap import RACES, TRAIL
-from ._requests import Conflict, Drop, Held, Read, Request, Swap
+from ._requests import (
+    AnyRequest,
+    Check,
+    Conflict,
+    Drop,
+    Held,
+    Read,
+    ReadAll,
+    Request,
+    Swap,
+    SwapAll,
+)
 from ._store import CasStore
 
 __all__ = [
     "RACES",
     "TRAIL",
+    "AnyRequest",
     "CasStore",
+    "Check",
     "Conflict",
     "ConnectionFailedError",
     "Drop",
     "Held",
     "Read",
+    "ReadAll",
     "Request",
     "Swap",
+    "SwapAll",
 ]

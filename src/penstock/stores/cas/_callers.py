@@ -6,6 +6,9 @@ So a process never races with itself, a crowd on one key costs two requests per 
 two per caller, and nobody is overtaken. The last to come leads, having the most time left; the
 others give up at their own deadlines.
 
+Calls that are one decision on several keys wait in one queue of their own, `SEVERAL`, whatever
+their keys: most have some in common, and in one batch they do not race with each other.
+
 Nobody waits while leading: a caller of many keys is woken for all of them alike, and takes up the
 lead of a key as soon as it has it. Hence no deadlock, whatever the keys.
 
@@ -18,20 +21,25 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..._queueing import Batch, CallQueue, Queues, ThreadWaiter, Waiter
 from ..._queueing.tasks import Event, TaskWaiter
 from ...core._errors import PenstockError
 from ...core._flow import Flow, adrive, drive
-from ...core._transform import Transform
 from .._sheet import Call, ConnectionFailedError, telling_of_others
 from ._compare_and_swap import settle
 from ._memory import RaceMemory
-from ._requests import CasFlow, Request, RetryPause, Step, unavailable
+from ._requests import AnyRequest, CasFlow, RetryPause, Step, unavailable
 
-__all__ = ["AsyncCaller", "Backend", "KeyQueue", "SyncCaller"]
+__all__ = ["SEVERAL", "AsyncCaller", "Backend", "KeyQueue", "SyncCaller"]
+
+SEVERAL = ""
+"""No key is empty."""
+
+# Of callers that share a write: the more keys, the likelier one of them is changed meanwhile.
+_SHARED_KEYS = 32
 
 
 GRACE_S = 1.0
@@ -55,9 +63,12 @@ class Backend(Protocol):
     @property
     def max_record_bytes(self) -> int: ...
 
-    def serve(self, requests: Sequence[Request], deadline: float) -> list[Any]: ...
+    @property
+    def most_keys_at_once(self) -> int: ...
 
-    async def aserve(self, requests: Sequence[Request], deadline: float) -> list[Any]: ...
+    def serve(self, requests: Sequence[AnyRequest], deadline: float) -> list[Any]: ...
+
+    async def aserve(self, requests: Sequence[AnyRequest], deadline: float) -> list[Any]: ...
 
 
 class _Stand:
@@ -95,20 +106,12 @@ class _Caller:
         self._stands: list[_Stand] = []
         self._earlier: list[Call] = []
 
-    def _enter(
-        self,
-        counts: dict[str, int],
-        transform: Transform[Any],
-        now: int,
-        cost: int,
-        waiters: Iterator[Waiter],
-    ) -> None:
+    def _enter(self, calls: Mapping[str, Call], waiters: Iterator[Waiter]) -> None:
         self._earlier += [stand.call for stand in self._stands]
         self._stands = []
-        for key, count in counts.items():
+        for key, call in calls.items():
             waiter = next(waiters)
             waiter.passed_over_at = self._deadline + GRACE_S
-            call = Call([(key, transform, cost, False)] * count, now, self._deadline)
             call.waiter = waiter
             stand = _Stand(key, call, waiter)
             self._stands.append(stand)
@@ -144,10 +147,16 @@ class _Caller:
             queue.recover(batch, _interrupted)
 
     def _flow(self, leads: Sequence[_Lead]) -> Flow[list[Step], None]:
-        room, memory = self._store.max_record_bytes, self._store.memory
-        return _side_by_side(
-            [settle(lead.stand.key, lead.batch.calls, room, memory) for lead in leads]
-        )
+        return _side_by_side([self._settling(lead) for lead in leads])
+
+    def _settling(self, lead: _Lead) -> CasFlow:
+        store, calls = self._store, lead.batch.calls
+        room, memory = store.max_record_bytes, store.memory
+        if lead.stand.key == SEVERAL:
+            for keys, group in _groups(calls, min(store.most_keys_at_once, _SHARED_KEYS)):
+                yield from settle(keys, group, room, memory)
+        else:
+            yield from settle((lead.stand.key,), calls, room, memory)
 
     def _finish(self, leads: Sequence[_Lead]) -> None:
         for lead in leads:
@@ -219,12 +228,11 @@ class _Caller:
 class SyncCaller(_Caller):
     """Leads on its own thread."""
 
-    def run(
-        self, counts: dict[str, int], transform: Transform[Any], now: int, cost: int
-    ) -> dict[str, Iterator[Any]]:
+    def run(self, calls: Mapping[str, Call]) -> dict[str, Iterator[Any]]:
+        """The results of the calls, each of which waits in the queue that it is given under."""
         waiter = ThreadWaiter(sys._getframe())
         try:
-            self._enter(counts, transform, now, cost, iter(lambda: waiter, None))
+            self._enter(calls, iter(lambda: waiter, None))
             while not self._is_answered():
                 if leads := self._leads():
                     self._settle(leads)
@@ -255,15 +263,13 @@ class SyncCaller(_Caller):
 class AsyncCaller(_Caller):
     """Leads in a task of its own, so that cancelling one caller does not fail the others."""
 
-    async def run(
-        self, counts: dict[str, int], transform: Transform[Any], now: int, cost: int
-    ) -> dict[str, Iterator[Any]]:
+    async def run(self, calls: Mapping[str, Call]) -> dict[str, Iterator[Any]]:
         self._woken = woken = Event()
         self._leading: dict[asyncio.Task[None], list[_Lead]] = {}
         sleeper = TaskWaiter(woken)
         try:
             # One for each key: a lead belongs to the task that has it.
-            self._enter(counts, transform, now, cost, iter(lambda: TaskWaiter(woken), None))
+            self._enter(calls, iter(lambda: TaskWaiter(woken), None))
             while not self._is_answered():
                 if leads := self._leads():
                     self._start(leads)
@@ -321,11 +327,25 @@ class AsyncCaller(_Caller):
         return _merged(steps, answers)
 
 
+def _groups(calls: Sequence[Call], most_keys: int) -> Iterator[tuple[list[str], list[Call]]]:
+    """Calls in order, and the keys that they have together: as many as can be written at once."""
+    keys: dict[str, None] = {}
+    group: list[Call] = []
+    for call in calls:
+        joined = {**keys, **dict.fromkeys(step[0] for step in call.steps)}
+        if group and len(joined) > most_keys:
+            yield list(keys), group
+            joined, group = dict.fromkeys(step[0] for step in call.steps), []
+        keys = joined
+        group.append(call)
+    yield list(keys), group
+
+
 def _interrupted(_call: Call) -> BaseException:
     return unavailable("the caller that was writing was interrupted", in_doubt=True)
 
 
-def _sorted(steps: Sequence[Step]) -> tuple[list[RetryPause], list[Request]]:
+def _sorted(steps: Sequence[Step]) -> tuple[list[RetryPause], list[AnyRequest]]:
     pauses = [step for step in steps if isinstance(step, RetryPause)]
     return pauses, [step for step in steps if not isinstance(step, RetryPause)]
 

@@ -7,6 +7,10 @@ on what the winner wrote, at most RACES times; from the second race on after a r
 fresh read, since what was found before a pause is old after it. The read is spared where the
 process remembers what it last saw (memory.py); the first race may be lost to that.
 
+A batch over several keys, for calls that are one decision on them, is the same with requests that
+read all of its keys at one instant and write all or none. What an admission was decided on and does
+not change is part of the condition.
+
 **Lost replies.** A write whose reply was lost is never simply repeated: it may have happened. The
 version of a record is a trail, the ids of the TRAIL latest writes, newest first, and each attempt
 has an id of its own. So the next look tells:
@@ -18,6 +22,8 @@ has an id of its own. So the next look tells:
 - neither: TRAIL others have written since, and nobody can know. Only then the call ends as
   `store_unavailable`, saying that the request may have been charged.
 
+A write of several keys has one id in all of their trails, and any of them tells.
+
 The same look recognizes a write that a driver repeated by itself, to be refused the second time.
 A lost delete leaves no id; but a key that is gone, or was begun anew, was deleted after we read
 it, by us or by somebody right after us, and no reader can tell these apart.
@@ -27,16 +33,27 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Any
 
 from ...core._clock import SystemClock
 from ...core._errors import ConfigInvalidError, PenstockError
 from ...core._transform import READING
 from .._sheet import Call, ConnectionFailedError, Sheet
 from ._memory import RaceMemory
-from ._requests import CasFlow, Conflict, Drop, Held, Read, RetryPause, Swap, unavailable
+from ._requests import (
+    CasFlow,
+    Check,
+    Conflict,
+    Drop,
+    Held,
+    Read,
+    ReadAll,
+    RetryPause,
+    Swap,
+    SwapAll,
+    unavailable,
+)
 
 __all__ = ["RACES", "TRAIL", "settle"]
 
@@ -62,40 +79,61 @@ _FAULT = Conflict()
 _now_ms = SystemClock().now
 
 
-class _Attempt:
-    """One decision of a batch on what its key held: the answers, and the write they need."""
+Found = Mapping[str, Held | None]
+"""What the keys of a batch held."""
 
-    def __init__(self, key: str, calls: Sequence[Call], held: Held | None) -> None:
+
+class _Attempt:
+    """One decision of a batch on what its keys held: the answers, and the writes they need."""
+
+    def __init__(self, calls: Sequence[Call], found: Found, is_remembered: bool = False) -> None:
         self.id = secrets.token_urlsafe(9)
-        self.expected = held
+        self.expected = found
         # Who gives up from here on is in doubt, if it writes; who has given up is left out.
         for call in calls:
             call.in_flight = True
         self._calls = calls = [call for call in _waiting(calls) if not call.has_left]
-        sheet = Sheet(lambda _key: held and held.record)
+        sheet = Sheet(lambda key: _record(found[key]))
         for call in calls:
             sheet.run(call)
         self._answers = [(list(call.results), call.error) for call in calls]
         self._writers = [call for call in calls if call.writing]
-        record, keep_until = sheet.writes.get(key, (None, 0))
-        self.write: Swap | Drop | None = None
-        if record is not None:
-            # Counted from the earliest clock, so that it is kept long enough for all of them.
-            nows = (call.now for call in calls if not call.is_all_of(_CLEARING))
-            since = min(_now_ms(), *nows)
-            self.write = Swap(key, held, self._version(), record, keep_until - since)
-        elif key in sheet.writes and held is not None:
-            self.write = Drop(key, held)
+        self._is_remembered = is_remembered
+        # Counted from the earliest clock, so that it is kept long enough for all of them.
+        nows = (call.now for call in calls if not call.is_all_of(_CLEARING))
+        since = min([_now_ms(), *nows])
+        self.writes: list[Swap | Drop] = []
+        for key, (record, keep_until) in sheet.writes.items():
+            held = found[key]
+            if record is not None:
+                version = self._version(held)
+                self.writes.append(Swap(key, held, version, record, keep_until - since))
+            elif held is not None:
+                self.writes.append(Drop(key, held))
 
-    def _version(self) -> str:
-        before = self.expected.version.split(".")[: TRAIL - 1] if self.expected else []
+    def _version(self, held: Held | None) -> str:
+        before = held.version.split(".")[: TRAIL - 1] if held else []
         return ".".join([self.id, *before])
 
-    def held(self, stamp: str) -> Held | None:
-        """What the key holds once this attempt was written."""
-        if not isinstance(self.write, Swap):
-            return None
-        return Held(self.write.record, self.write.version, stamp)
+    @property
+    def request(self) -> Swap | Drop | SwapAll:
+        """All that is to be written, as one request."""
+        if len(self.expected) == 1:
+            return self.writes[0]
+        written = {write.key for write in self.writes}
+        # What was read just now was decided on rightly, whatever has become of it since; but not by
+        # those who write, nor what is only remembered.
+        deciding = self._calls if self._is_remembered else self._writers
+        keys = dict.fromkeys(step[0] for call in deciding for step in call.steps)
+        checks = (Check(key, self.expected[key]) for key in keys if key not in written)
+        return SwapAll((*self.writes, *checks))
+
+    def held(self, stamp: str) -> dict[str, Held | None]:
+        """What the written keys hold once this attempt was written."""
+        return {
+            write.key: Held(write.record, write.version, stamp) if isinstance(write, Swap) else None
+            for write in self.writes
+        }
 
     def writes_for(self, call: Call) -> bool:
         return call in self._writers
@@ -111,21 +149,45 @@ class _Attempt:
             call.results, call.error = results, error
         self.mark(True)
 
-    def happened(self, found: Held | None) -> bool | None:
-        """Whether it was written, judged by a later look at the key; None if that is unknown."""
-        trail = found.version.split(".") if found else []
-        if self.id in trail:
+    def is_in(self, found: Found) -> bool:
+        """Whether its id is in a trail."""
+        return any(self.id in _trail(held) for held in found.values())
+
+    def happened(self, found: Found) -> bool | None:
+        """Whether it was written, judged by a later look at the keys; None if that is unknown."""
+        if self.is_in(found):
             return True
-        if self.expected is not None and self.expected.version.split(".")[0] in trail:
-            return False
-        return isinstance(self.write, Drop) if len(trail) < TRAIL else None
+        # A key that was deleted has no trail left to tell by.
+        swaps = [write for write in self.writes if isinstance(write, Swap)]
+        verdicts = {_happened(write, found[write.key]) for write in swaps or self.writes}
+        return False if False in verdicts else None if None in verdicts else True
+
+    def may_arrive(self, found: Found) -> bool:
+        """Whether all versions that it asks for are still there."""
+        return all(_version(found[key]) == _version(held) for key, held in self.expected.items())
+
+
+def _happened(write: Swap | Drop, found: Held | None) -> bool | None:
+    """Judged by one key, whose trail does not have the id."""
+    trail = _trail(found)
+    if write.expected is not None and _trail(write.expected)[0] in trail:
+        return False
+    return isinstance(write, Drop) if len(trail) < TRAIL else None
+
+
+def _trail(held: Held | None) -> list[str]:
+    return held.version.split(".") if held else []
+
+
+def _record(held: Held | None) -> str | None:
+    return held.record if held else None
 
 
 class _History:
     """The attempts of one batch, and those that may yet turn out to have been written."""
 
-    def __init__(self, key: str) -> None:
-        self._key = key
+    def __init__(self, names: str) -> None:
+        self._names = names
         self._made: list[_Attempt] = []
         self._open: list[_Attempt] = []
 
@@ -152,32 +214,34 @@ class _History:
             is_written = attempt is not None and attempt.writes_for(call)
             call.in_flight = is_written or self.is_in_doubt(call)
 
-    def written(self, found: Held | None) -> _Attempt | None:
-        """The attempt that was written after all, judged by a later look at the key."""
+    def written(self, found: Found) -> _Attempt | None:
+        """The attempt that was written after all, judged by a later look at the keys."""
         for attempt in self._made:
-            if found is not None and attempt.id in found.version.split("."):
+            if attempt.is_in(found):
                 return attempt
         for attempt in list(self._open):
             verdict = attempt.happened(found)
             if verdict is None:
-                raise _GivenUpError(f"the reply for key {self._key!r} was lost")
+                raise _GivenUpError(f"the reply for {self._names} was lost")
             if verdict:
                 return attempt
             # With the version gone that it asks for, it can no longer arrive.
-            if _version(found) != _version(attempt.expected):
+            if not attempt.may_arrive(found):
                 self._open.remove(attempt)
         return None
 
 
-def settle(key: str, calls: Sequence[Call], max_record_bytes: int, memory: RaceMemory) -> CasFlow:
-    """Answer the calls, all of them about one key, as one batch; or fail them."""
-    history = _History(key)
+def settle(
+    keys: Sequence[str], calls: Sequence[Call], max_record_bytes: int, memory: RaceMemory
+) -> CasFlow:
+    """Answer the calls, all of them about these keys, as one batch; or fail them."""
+    history = _History(_names_of(keys))
     try:
-        if all(call.is_all_of(_CLEARING) for call in calls):
-            memory.forget(key)
-            yield from _clear(key, calls, history)
+        if len(keys) == 1 and all(call.is_all_of(_CLEARING) for call in calls):
+            memory.forget(keys[0])
+            yield from _clear(keys[0], calls, history)
         else:
-            yield from _race(key, calls, max_record_bytes, memory, history)
+            yield from _race(keys, calls, max_record_bytes, memory, history)
     except _GivenUpError as given_up:
         history.end(calls)
         for call in _waiting(calls):
@@ -200,61 +264,88 @@ def _waiting(calls: Sequence[Call]) -> list[Call]:
 
 
 def _race(
-    key: str, calls: Sequence[Call], max_record_bytes: int, memory: RaceMemory, history: _History
+    keys: Sequence[str],
+    calls: Sequence[Call],
+    max_record_bytes: int,
+    memory: RaceMemory,
+    history: _History,
 ) -> CasFlow:
     """Decide and write, anew for each race that is lost."""
-    found, is_remembered = yield from _begin(key, calls, memory, history)
+    found, is_remembered = yield from _begin(keys, calls, memory, history)
     for race in range(RACES):
         written = history.written(found)
         if written is not None:
             return written.restore()
-        attempt = _Attempt(key, calls, found)
-        if attempt.write is None:
+        attempt = _Attempt(calls, found, is_remembered)
+        if not attempt.writes:
             history.mark(calls)
             if not is_remembered:
-                memory.keep(key, found)
+                for key in keys:
+                    memory.keep(key, found[key])
                 return
             answer = Conflict()
         else:
-            _require_room(attempt.write, max_record_bytes)
-            memory.forget(key)
+            _require_room(attempt.writes, max_record_bytes)
+            for key in keys:
+                memory.forget(key)
             answer = yield from _attempt(attempt, calls, history)
             if not isinstance(answer, Conflict):
                 attempt.mark(True)
-                if race == 0 or memory.is_raced(key):
-                    memory.keep(key, attempt.held(answer), written=True)
+                for key, held in attempt.held(answer).items():
+                    if race == 0 or memory.is_raced(key):
+                        memory.keep(key, held, written=True)
                 return
             if answer is _FAULT:
                 yield from _pause(race, history, _LONGEST_FAULT_PAUSE_MS)
             else:
-                memory.note_loss(key, was_remembered=is_remembered)
+                for key in keys:
+                    memory.note_loss(key, was_remembered=is_remembered)
                 yield from _pause(race, history)
         is_remembered = False
-        found = answer.found
         if race or not answer.known:
-            found = yield from _insist(Read(key), history)
+            found = yield from _look(keys, history)
+        else:
+            found = {keys[0]: answer.found}
     raise _GivenUpError(
-        f"key {key!r} was changed by other processes before each of {RACES} attempts to write it"
+        f"{_names_of(keys)} was changed by other processes before each of {RACES} attempts to "
+        "write it"
     )
 
 
-def _begin(key: str, calls: Sequence[Call], memory: RaceMemory, history: _History) -> CasFlow:
+def _begin(
+    keys: Sequence[str], calls: Sequence[Call], memory: RaceMemory, history: _History
+) -> CasFlow:
     """What to decide on first, and whether that is only remembered."""
     only_looks = all(call.is_all_of(READING) for call in calls)
-    if memory.is_to_be_looked_at(key) and not only_looks:
+    if not only_looks and any(map(memory.is_to_be_looked_at, keys)):
         yield from _wait(_LEFT_TO_OTHERS_MS, history)
-        found = yield from _insist(Read(key), history)
-        memory.note_look(key, found)
+        found = yield from _look(keys, history)
+        for key in keys:
+            memory.note_look(key, found[key])
         return found, False
-    found = memory.recall(key)
-    if found is not None:
-        return found, True
-    return (yield from _insist(Read(key), history)), False
+    remembered = {key: memory.recall(key) for key in keys}
+    if None not in remembered.values():
+        return remembered, True
+    return (yield from _look(keys, history)), False
+
+
+def _look(keys: Sequence[str], history: _History) -> CasFlow:
+    """What the keys hold, all at one instant."""
+    if len(keys) == 1:
+        return {keys[0]: (yield from _insist(Read(keys[0]), history))}
+    for race in range(RACES):
+        answer = yield from _insist(ReadAll(tuple(keys)), history)
+        if not isinstance(answer, Conflict):
+            return dict(zip(keys, answer, strict=True))
+        yield from _pause(race, history)
+    raise _GivenUpError(
+        f"{_names_of(keys)} was being changed by other processes at each of {RACES} looks"
+    )
 
 
 def _clear(key: str, calls: Sequence[Call], history: _History) -> CasFlow:
     """Forgetting depends on nothing, so it needs no read and may be repeated."""
-    _Attempt(key, calls, None)
+    _Attempt(calls, {key: None})
     yield from _insist(Drop(key, None), history)
 
 
@@ -262,9 +353,8 @@ def _attempt(attempt: _Attempt, calls: Sequence[Call], history: _History) -> Cas
     """Write; a reply that was lost counts as a conflict that has to be looked into."""
     history.note(attempt)
     history.mark(calls, attempt)
-    assert attempt.write is not None
     try:
-        answer = yield attempt.write
+        answer = yield attempt.request
     except ConnectionFailedError as error:
         if error.may_have_run:
             history.lose(attempt)
@@ -276,7 +366,7 @@ def _attempt(attempt: _Attempt, calls: Sequence[Call], history: _History) -> Cas
     return answer
 
 
-def _insist(request: Read | Drop, history: _History) -> CasFlow:
+def _insist(request: Read | ReadAll | Drop, history: _History) -> CasFlow:
     """Ask for what may be asked twice, a few times if the link fails."""
     for fault in range(_FAULTS):
         try:
@@ -305,10 +395,15 @@ def _version(held: Held | None) -> str | None:
     return None if held is None else held.version
 
 
-def _require_room(write: Any, max_record_bytes: int) -> None:
-    if isinstance(write, Swap) and len(write.record) > max_record_bytes:
-        raise ConfigInvalidError(
-            f"the state of key {write.key!r} takes {len(write.record)} bytes, and this store "
-            f"holds {max_record_bytes} per key: use a strategy that remembers less, or a smaller "
-            "limit"
-        )
+def _names_of(keys: Sequence[str]) -> str:
+    return f"key {keys[0]!r}" if len(keys) == 1 else f"one of the keys {', '.join(map(repr, keys))}"
+
+
+def _require_room(writes: Sequence[Swap | Drop], max_record_bytes: int) -> None:
+    for write in writes:
+        if isinstance(write, Swap) and len(write.record) > max_record_bytes:
+            raise ConfigInvalidError(
+                f"the state of key {write.key!r} takes {len(write.record)} bytes, and this store "
+                f"holds {max_record_bytes} per key: use a strategy that remembers less, or a "
+                "smaller limit"
+            )

@@ -24,16 +24,20 @@ from ...core._flow import Flow
 from ...core._validation import reject
 
 __all__ = [
+    "AnyRequest",
     "CasFlow",
+    "Check",
     "Conflict",
     "Drop",
     "Held",
     "PerLoop",
     "Read",
+    "ReadAll",
     "Request",
     "RetryPause",
     "Step",
     "Swap",
+    "SwapAll",
     "fit",
     "require_name",
     "unavailable",
@@ -82,6 +86,32 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """Part of a SwapAll: the key must still hold what was `expected`, and is left as it is."""
+
+    key: str
+    expected: Held | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAll:
+    """The answer is, for each key, its Held or None, all as of one instant not before the request;
+    or a Conflict, if others were writing."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SwapAll:
+    """Do all of these, if every key still holds what was expected, else nothing.
+
+    The answer is the stamp of what was written, or a Conflict.
+    """
+
+    writes: tuple[Swap | Drop | Check, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Conflict:
     """The key held something else, and nothing was written.
 
@@ -100,7 +130,9 @@ class RetryPause:
 
 
 Request = Read | Swap | Drop
-Step = Request | RetryPause
+"""On one key."""
+AnyRequest = Request | ReadAll | SwapAll
+Step = AnyRequest | RetryPause
 CasFlow = Flow[Step, Any]
 
 

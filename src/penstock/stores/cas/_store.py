@@ -24,12 +24,12 @@ from typing import Any, ClassVar, TypeVar
 from ..._queueing import Mutex, Queues
 from ..._queueing.fork import ForkAware, watch_forks
 from ...core._store import Store
-from ...core._transform import Transform
-from ...core._validation import require_int
-from .._sheet import ConnectionFailedError
-from ._callers import AsyncCaller, KeyQueue, SyncCaller
+from ...core._transform import Step, Transform, looked_at
+from ...core._validation import reject, require_int
+from .._sheet import Call, ConnectionFailedError
+from ._callers import SEVERAL, AsyncCaller, KeyQueue, SyncCaller
 from ._memory import RaceMemory
-from ._requests import Request
+from ._requests import AnyRequest
 
 __all__ = ["CasStore", "Workers"]
 
@@ -151,6 +151,10 @@ class CasStore(Store, ForkAware):
     max_record_bytes: ClassVar[int] = 2**20
     """The largest record that the backend takes."""
 
+    most_keys_at_once: int = 0
+    """How many keys the backend reads at one instant, and writes all or none of; 0 if it cannot,
+    or could write only one."""
+
     compares: ClassVar[bool] = True
     """Whether a write is refused when its key has changed. Without that, nothing may be
     remembered."""
@@ -165,12 +169,13 @@ class CasStore(Store, ForkAware):
         self.memory: RaceMemory = RaceMemory() if self.compares else RaceMemory(0)
 
     @abstractmethod
-    def serve(self, requests: Sequence[Request], deadline: float) -> list[Any]:
+    def serve(self, requests: Sequence[AnyRequest], deadline: float) -> list[Any]:
         """Answer each request, or give the exception it met: a ConnectionFailedError, if the
-        backend could not be asked or heard."""
+        backend could not be asked or heard. ReadAll and SwapAll are for those that have
+        `most_keys_at_once`."""
 
     @abstractmethod
-    async def aserve(self, requests: Sequence[Request], deadline: float) -> list[Any]:
+    async def aserve(self, requests: Sequence[AnyRequest], deadline: float) -> list[Any]:
         """The awaitable twin of `serve`."""
 
     def _prepare(self) -> None:
@@ -196,9 +201,10 @@ class CasStore(Store, ForkAware):
     ) -> list[R]:
         self._prepare()
         results: dict[str, Iterator[R]] = {}
-        caller = SyncCaller(self, self._deadline())
+        deadline = self._deadline()
+        caller = SyncCaller(self, deadline)
         for chunk in _chunks(keys):
-            results.update(caller.run(chunk, transform, now, cost))
+            results.update(caller.run(_calls(chunk, transform, now, cost, deadline)))
         return [next(results[key]) for key in keys]
 
     async def aapply_many(
@@ -206,13 +212,58 @@ class CasStore(Store, ForkAware):
     ) -> list[R]:
         await self._aprepare()
         results: dict[str, Iterator[R]] = {}
-        caller = AsyncCaller(self, self._deadline())
+        deadline = self._deadline()
+        caller = AsyncCaller(self, deadline)
         for chunk in _chunks(keys):
-            results.update(await caller.run(chunk, transform, now, cost))
+            results.update(await caller.run(_calls(chunk, transform, now, cost, deadline)))
         return [next(results[key]) for key in keys]
+
+    def apply_all(self, steps: Sequence[Step], now: int) -> list[Any]:
+        queue = self._queue_for(steps)
+        if queue is None:
+            return super().apply_all(steps, now)
+        self._prepare()
+        deadline = self._deadline()
+        call = Call(looked_at(steps), now, deadline, is_whole=True)
+        return list(SyncCaller(self, deadline).run({queue: call})[queue])
+
+    async def aapply_all(self, steps: Sequence[Step], now: int) -> list[Any]:
+        queue = self._queue_for(steps)
+        if queue is None:
+            return await super().aapply_all(steps, now)
+        await self._aprepare()
+        deadline = self._deadline()
+        call = Call(looked_at(steps), now, deadline, is_whole=True)
+        return list((await AsyncCaller(self, deadline).run({queue: call}))[queue])
+
+    def is_atomic(self, lead: str) -> bool:
+        return self.most_keys_at_once > 0
+
+    def _queue_for(self, steps: Sequence[Step]) -> str | None:
+        """Where steps wait that are one decision; None, if they cannot be written as one."""
+        keys = {step[0] for step in steps}
+        if len(keys) == 1 and self.compares:
+            return keys.pop()
+        if not self.most_keys_at_once or not keys:
+            return None
+        if len(keys) > self.most_keys_at_once:
+            reject(
+                f"{type(self).__name__} decides on at most {self.most_keys_at_once} keys at once, "
+                f"not {len(keys)}"
+            )
+        return SEVERAL
 
     def _deadline(self) -> float:
         return time.monotonic() + self.timeout_ms / 1000
+
+
+def _calls(
+    counts: dict[str, int], transform: Transform[Any], now: int, cost: int, deadline: float
+) -> dict[str, Call]:
+    return {
+        key: Call([(key, transform, cost, False)] * count, now, deadline)
+        for key, count in counts.items()
+    }
 
 
 def _chunks(keys: Sequence[str]) -> Iterator[dict[str, int]]:

@@ -8,6 +8,7 @@ D1Store: Cloudflare's SQLite, over its REST API.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Sequence
 from itertools import islice
@@ -17,7 +18,18 @@ from ...core._errors import ConfigInvalidError, StoreUnavailableError
 from ...core._flow import Flow, adrive, drive
 from ...core._store import from_its_url
 from ...core._validation import reject, require_instant
-from ..cas import Conflict, ConnectionFailedError, Drop, Held, Read, Request, Swap
+from ..cas import (
+    AnyRequest,
+    Check,
+    Conflict,
+    ConnectionFailedError,
+    Drop,
+    Held,
+    Read,
+    ReadAll,
+    Swap,
+    SwapAll,
+)
 from ..cas._requests import require_name
 from ..rest import HttpCall, RestReply, RestStore
 from ..rest._client import read_url
@@ -32,6 +44,7 @@ Statement = dict[str, Any]
 
 _NOW = "CAST(unixepoch('subsec') * 1000 AS INTEGER)"
 _LATER = f"{_NOW} + CAST(? AS INTEGER)"
+_ORDER = (Swap, Drop, Check)
 
 
 class Statements:
@@ -41,8 +54,12 @@ class Statements:
         self.table = table
         self.versions: str = f"{table}_schema"
 
-    def of(self, request: Request) -> list[Statement]:
+    def of(self, request: AnyRequest) -> list[Statement]:
         """One statement; after a conditional one, another that shows what stood in its way."""
+        if isinstance(request, ReadAll):
+            return [self._look_at_all(request)]
+        if isinstance(request, SwapAll):
+            return self._write_all(request)
         look = _statement(f"SELECT record, version FROM {self.table} WHERE key = ?", request.key)
         if isinstance(request, Read):
             return [look]
@@ -69,9 +86,66 @@ class Statements:
         )
         return _statement(sql, *values, request.expected.version)
 
-    def answer(self, request: Request, results: list[Any]) -> Any:
+    def _look_at_all(self, request: ReadAll) -> Statement:
+        places = ", ".join("?" * len(request.keys))
+        sql = f"SELECT key, record, version FROM {self.table} WHERE key IN ({places})"
+        return _statement(sql, *request.keys)
+
+    def _write_all(self, request: SwapAll) -> list[Statement]:
+        """A batch is one transaction, and nothing in it can end it but an error. So the first
+        statement has all of the conditions, and leaves a version that is in the row only if they
+        held; the others ask for that one. Where the first is to delete its row, it marks it, and
+        the last one deletes it."""
+        first, *others = sorted(request.writes, key=lambda write: _ORDER.index(type(write)))
+        mark = first.version if isinstance(first, Swap) else secrets.token_urlsafe(12)
+        conditions = [self._still(write.key, write.expected) for write in request.writes]
+        is_marked = self._has(first.key, mark)
+        if isinstance(first, Swap):
+            statements = [self._put(first, conditions)]
+        else:
+            sql = f"UPDATE {self.table} SET version = ? WHERE key = ?"
+            statements = [_on_condition(sql, (mark, first.key), conditions)]
+        for write in others:
+            if isinstance(write, Swap):
+                statements.append(self._put(write, [is_marked]))
+            elif isinstance(write, Drop):
+                sql = f"DELETE FROM {self.table} WHERE key = ?"
+                statements.append(_on_condition(sql, (write.key,), [is_marked]))
+        if isinstance(first, Drop):
+            sql = f"DELETE FROM {self.table} WHERE key = ? AND version = ?"
+            statements.append(_statement(sql, first.key, mark))
+        return statements
+
+    def _put(self, write: Swap, conditions: list[_Condition]) -> Statement:
+        values = (write.record, write.version, write.keep_ms, write.key)
+        if write.expected is None:
+            sql = (
+                f"INSERT INTO {self.table} (record, version, keep_until, key) "
+                f"SELECT ?, ?, {_LATER}, ? WHERE true"
+            )
+        else:
+            sql = (
+                f"UPDATE {self.table} SET record = ?, version = ?, keep_until = {_LATER} "
+                "WHERE key = ?"
+            )
+        return _on_condition(sql, values, conditions)
+
+    def _still(self, key: str, expected: Held | None) -> _Condition:
+        if expected is None:
+            return f"NOT EXISTS (SELECT 1 FROM {self.table} WHERE key = ?)", (key,)
+        return self._has(key, expected.version)
+
+    def _has(self, key: str, version: str) -> _Condition:
+        return f"EXISTS (SELECT 1 FROM {self.table} WHERE key = ? AND version = ?)", (key, version)
+
+    def answer(self, request: AnyRequest, results: list[Any]) -> Any:
         """What the flow is told: exactly one changed row is a commit."""
         try:
+            if isinstance(request, ReadAll):
+                rows = {row["key"]: Held(row["record"], row["version"]) for row in _rows(results)}
+                return [rows.get(key) for key in request.keys]
+            if isinstance(request, SwapAll):
+                return "" if results[0]["meta"]["changes"] == 1 else Conflict()
             if isinstance(request, Read):
                 return _held(results[0])
             if len(results) == 1 or results[0]["meta"]["changes"] == 1:
@@ -114,6 +188,20 @@ class Statements:
         return [_statement(sql, *(() if now is None else (now,)))]
 
 
+_Condition = tuple[str, tuple[str, ...]]
+"""SQL, and what is bound in it."""
+
+
+def _on_condition(sql: str, params: tuple[object, ...], conditions: list[_Condition]) -> Statement:
+    tests = "".join(f" AND {test}" for test, _ in conditions)
+    return _statement(f"{sql}{tests}", *params, *(one for _, bound in conditions for one in bound))
+
+
+def _rows(results: list[Any]) -> list[dict[str, str]]:
+    rows: list[dict[str, str]] = results[0]["results"]
+    return rows
+
+
 def _held(result: Any) -> Held | None:
     rows = result["results"]
     return Held(rows[0]["record"], rows[0]["version"]) if rows else None
@@ -135,7 +223,8 @@ class D1Store(RestStore):
 
     `account` and `database` are ids as the dashboard shows them, `token` is an API token that may
     edit D1. `init()` creates the table, once. A check is an UPDATE (or an INSERT, the first time)
-    that names the version it was decided on: one changed row is the commit.
+    that names the version it was decided on: one changed row is the commit. Several limits are one
+    batch, which is one transaction.
 
     Each of them is a request to Cloudflare's API, which has its own rate limit; from inside a
     Worker, a binding is the better way.
@@ -143,6 +232,8 @@ class D1Store(RestStore):
 
     # A row may have 2 MB: the key and the version are in it too.
     max_record_bytes = 1_900_000
+    # A statement takes 100 values: those of a row, and two for each condition.
+    most_keys_at_once = 40
 
     def __init__(
         self,
@@ -188,10 +279,10 @@ class D1Store(RestStore):
         """The awaitable twin of `sweep`."""
         return int(await self._aadminister(self._sweep(now)))
 
-    def _calls(self, requests: Sequence[Request]) -> list[HttpCall]:
+    def _calls(self, requests: Sequence[AnyRequest]) -> list[HttpCall]:
         return [self._batch([one for request in requests for one in self._statements.of(request)])]
 
-    def _answers(self, requests: Sequence[Request], replies: Sequence[RestReply]) -> list[Any]:
+    def _answers(self, requests: Sequence[AnyRequest], replies: Sequence[RestReply]) -> list[Any]:
         try:
             results = iter(self._results(replies[0]))
             return [

@@ -11,34 +11,40 @@
 const kv = await Deno.openKv(Deno.env.get("PENSTOCK_KV_PATH"));
 const token = Deno.env.get("PENSTOCK_TOKEN");
 
+// What this server does beside single operations.
+const SEVERAL = ["read_all", "all"];
+
 const hostname = Deno.env.get("HOST") ?? "127.0.0.1";
 const port = Number(Deno.env.get("PORT") ?? 8000);
 Deno.serve({ hostname, port }, (request) =>
   serve(request, token, async (namespace, operation) => {
-    const key = ["penstock", namespace, operation.key];
-    if (operation.op === "read") return { found: await held(key) };
-    const { ok, versionstamp } = await write(key, operation).commit();
-    return ok ? { done: true, stamp: versionstamp } : { done: false, found: await held(key) };
+    const named = (key) => ["penstock", namespace, key];
+    if (operation.op === "read_all") {
+      return { found: (await kv.getMany(operation.keys.map(named))).map(held) };
+    }
+    const found = async () => held(await kv.get(named(operation.key)));
+    if (operation.op === "read") return { found: await found() };
+    const parts = operation.op === "all" ? operation.operations : [operation];
+    const atomic = kv.atomic();
+    for (const part of parts) add(atomic, named(part.key), part);
+    const { ok, versionstamp } = await atomic.commit();
+    if (ok) return { done: true, stamp: versionstamp };
+    return operation.op === "all" ? { done: false } : { done: false, found: await found() };
   }),
 );
 
-async function held(key) {
-  const { value, versionstamp } = await kv.get(key);
+function held({ value, versionstamp }) {
   return value === null ? null : { ...value, stamp: versionstamp };
 }
 
-function write(key, { op, expected, record, version, keep_ms }) {
-  const atomic = kv.atomic();
-  if (op === "swap" || expected !== undefined) {
-    atomic.check({ key, versionstamp: expected });
-  }
-  if (op === "drop") return atomic.delete(key);
-  return atomic.set(key, { record, version }, { expireIn: keep_ms });
+function add(atomic, key, { op, expected, record, version, keep_ms }) {
+  if (op !== "drop" || expected !== undefined) atomic.check({ key, versionstamp: expected });
+  if (op === "drop") atomic.delete(key);
+  if (op === "swap") atomic.set(key, { record, version }, { expireIn: keep_ms });
 }
 
 // ---- The same in worker.js and server.js, each of which has to be deployable alone ----
 
-const OPERATIONS = ["read", "swap", "drop"];
 const MOST_OPERATIONS = 64;
 
 async function serve(request, token, perform) {
@@ -62,19 +68,28 @@ async function serve(request, token, perform) {
 
 function fault(body) {
   if (typeof body?.namespace !== "string") return "namespace must be a text";
-  const operations = body.operations;
+  return faultOfAll(body.operations, ["read", "swap", "drop", ...SEVERAL]);
+}
+
+function faultOfAll(operations, known) {
   if (!Array.isArray(operations) || operations.length > MOST_OPERATIONS) {
     return `operations must be a list of at most ${MOST_OPERATIONS}`;
   }
-  for (const one of operations) {
-    if (!OPERATIONS.includes(one?.op)) return "op must be read, swap or drop";
-    if (typeof one.key !== "string" || one.key === "") return "key must be a text";
-    if (one.op !== "swap") continue;
-    if (typeof one.record !== "string" || typeof one.version !== "string") {
-      return "record and version must be texts";
-    }
-    if (!(Number.isSafeInteger(one.keep_ms) && one.keep_ms > 0)) return "keep_ms must be above 0";
+  return operations.map((one) => faultOf(one, known)).find((wrong) => wrong) ?? "";
+}
+
+function faultOf(one, known) {
+  if (!known.includes(one?.op)) return `op must be one of ${known.join(", ")}`;
+  if (one.op === "all") return faultOfAll(one.operations, ["swap", "drop", "check"]);
+  const keys = one.op === "read_all" ? one.keys : [one.key];
+  if (!Array.isArray(keys) || keys.some((key) => typeof key !== "string" || key === "")) {
+    return "key must be a text";
   }
+  if (one.op !== "swap") return "";
+  if (typeof one.record !== "string" || typeof one.version !== "string") {
+    return "record and version must be texts";
+  }
+  if (!(Number.isSafeInteger(one.keep_ms) && one.keep_ms > 0)) return "keep_ms must be above 0";
   return "";
 }
 

@@ -49,9 +49,11 @@ export default {
   },
 };
 
+// What this server does beside single operations: nothing, since an object holds one key.
+const SEVERAL = [];
+
 // ---- The same in worker.js and server.js, each of which has to be deployable alone ----
 
-const OPERATIONS = ["read", "swap", "drop"];
 const MOST_OPERATIONS = 64;
 
 async function serve(request, token, perform) {
@@ -75,19 +77,28 @@ async function serve(request, token, perform) {
 
 function fault(body) {
   if (typeof body?.namespace !== "string") return "namespace must be a text";
-  const operations = body.operations;
+  return faultOfAll(body.operations, ["read", "swap", "drop", ...SEVERAL]);
+}
+
+function faultOfAll(operations, known) {
   if (!Array.isArray(operations) || operations.length > MOST_OPERATIONS) {
     return `operations must be a list of at most ${MOST_OPERATIONS}`;
   }
-  for (const one of operations) {
-    if (!OPERATIONS.includes(one?.op)) return "op must be read, swap or drop";
-    if (typeof one.key !== "string" || one.key === "") return "key must be a text";
-    if (one.op !== "swap") continue;
-    if (typeof one.record !== "string" || typeof one.version !== "string") {
-      return "record and version must be texts";
-    }
-    if (!(Number.isSafeInteger(one.keep_ms) && one.keep_ms > 0)) return "keep_ms must be above 0";
+  return operations.map((one) => faultOf(one, known)).find((wrong) => wrong) ?? "";
+}
+
+function faultOf(one, known) {
+  if (!known.includes(one?.op)) return `op must be one of ${known.join(", ")}`;
+  if (one.op === "all") return faultOfAll(one.operations, ["swap", "drop", "check"]);
+  const keys = one.op === "read_all" ? one.keys : [one.key];
+  if (!Array.isArray(keys) || keys.some((key) => typeof key !== "string" || key === "")) {
+    return "key must be a text";
   }
+  if (one.op !== "swap") return "";
+  if (typeof one.record !== "string" || typeof one.version !== "string") {
+    return "record and version must be texts";
+  }
+  if (!(Number.isSafeInteger(one.keep_ms) && one.keep_ms > 0)) return "keep_ms must be above 0";
   return "";
 }
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ...core._errors import ConfigInvalidError, StoreUnavailableError
-from ..cas import Conflict, ConnectionFailedError, Request
+from ..cas import AnyRequest, Conflict, ConnectionFailedError, Drop, ReadAll, Swap, SwapAll
 from ._items import HASH_KEY, held
 
 __all__ = ["error_code", "final", "translated"]
@@ -31,6 +32,9 @@ _CREDENTIALS = frozenset(
         "UnrecognizedClientException",
     }
 )
+_UNKNOWN = frozenset({"UnknownOperationException", "SerializationException"})
+# Why an item of a transaction was not written: others were first, or are about to be.
+_RACED = frozenset({"ConditionalCheckFailed", "TransactionConflict"})
 # By name, since botocore is only imported when it is used, and aiobotocore raises the same.
 _NOT_SENT = frozenset({"ConnectTimeoutError", "EndpointConnectionError", "ProxyConnectionError"})
 _SETTINGS = frozenset(
@@ -54,7 +58,7 @@ def error_code(error: BaseException) -> str:
     return str(code)
 
 
-def translated(error: BaseException, request: Request | None, table: str) -> Any:
+def translated(error: BaseException, request: AnyRequest | None, table: str) -> Any:
     """A Conflict or an exception of ours; what is not a driver's stays itself."""
     if isinstance(error, ConnectionFailedError) or not isinstance(error, Exception):
         return error
@@ -80,13 +84,20 @@ def final(error: Exception, table: str) -> Exception:
     return StoreUnavailableError(str(ours)) if isinstance(ours, ConnectionFailedError) else ours
 
 
-def _refused(code: str, error: Any, request: Request | None, table: str) -> Any:
+def _refused(code: str, error: Any, request: AnyRequest | None, table: str) -> Any:
     if code == "ConditionalCheckFailedException":
         item = error.response.get("Item")
-        if item and request is not None:
+        if item and isinstance(request, (Swap, Drop)):
             return Conflict(held(item, request.key), known=True)
         return Conflict()
     text = f"DynamoDB: {error}"
+    if code == "TransactionCanceledException":
+        return _cancelled(text, error.response.get("CancellationReasons", ()))
+    if code in _UNKNOWN and isinstance(request, (ReadAll, SwapAll)):
+        return ConfigInvalidError(
+            f"{text}; what listens here has no transactions: make the store with "
+            "transactions=False, or with ?transactions=off in its URL"
+        )
     if code == "ResourceNotFoundException":
         return ConfigInvalidError(
             f"there is no table {table!r} here; create it once with DynamoDBStore.create_table()"
@@ -94,9 +105,19 @@ def _refused(code: str, error: Any, request: Request | None, table: str) -> Any:
     if code in _BUSY:
         return ConnectionFailedError(text, may_have_run=False, again=True)
     if code in _CREDENTIALS:
-        advice = f"allow GetItem, PutItem and DeleteItem on the table {table!r}"
+        advice = f"allow GetItem, PutItem, DeleteItem and ConditionCheckItem on the table {table!r}"
         return ConnectionFailedError(f"{text}; {advice}", may_have_run=False)
     if code == "ValidationException":
         return ConfigInvalidError(f"{text}; the hash key of a table of ours is {HASH_KEY!r}")
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
     return ConnectionFailedError(text, may_have_run=status >= 500, again=status >= 500)
+
+
+def _cancelled(text: str, reasons: Sequence[dict[str, str]]) -> Any:
+    """What a transaction is that wrote nothing."""
+    codes = {reason.get("Code", "None") for reason in reasons} - {"None"}
+    if codes and codes <= _RACED:
+        return Conflict()
+    if "ValidationError" in codes:
+        return ConfigInvalidError(f"{text}; the hash key of a table of ours is {HASH_KEY!r}")
+    return ConnectionFailedError(text, may_have_run=False, again=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...core._clock import SystemClock
 from ...core._validation import reject
-from ..cas import Drop, Held, Read, Request
+from ..cas import AnyRequest, Check, Drop, Held, Read, ReadAll, Swap, SwapAll
 from ..cas._requests import fit
 
 __all__ = ["HASH_KEY", "TTL_ATTRIBUTE", "Operation", "answer", "held", "key_of", "operation"]
@@ -32,7 +32,14 @@ def key_of(key: str) -> dict[str, Any]:
     return {HASH_KEY: {"S": fit(key, _MAX_KEY_BYTES)}}
 
 
-def operation(table: str, request: Request) -> Operation:
+def operation(table: str, request: AnyRequest) -> Operation:
+    if isinstance(request, ReadAll):
+        gets = [{"Get": {"TableName": table, "Key": key_of(key)}} for key in request.keys]
+        return "transact_get_items", {"TransactItems": gets}
+    if isinstance(request, SwapAll):
+        return "transact_write_items", {
+            "TransactItems": [_part(table, write) for write in request.writes]
+        }
     common: dict[str, Any] = {"TableName": table}
     if isinstance(request, Read):
         return "get_item", {**common, "Key": key_of(request.key), "ConsistentRead": True}
@@ -52,8 +59,27 @@ def operation(table: str, request: Request) -> Operation:
     return "put_item", {**common, **_condition(request.expected)}
 
 
-def answer(request: Request, reply: dict[str, Any]) -> Any:
+_PARTS = {"put_item": "Put", "delete_item": "Delete"}
+
+
+def _part(table: str, write: Swap | Drop | Check) -> dict[str, Any]:
+    """One item of a transaction. Which condition failed is told without what was found instead."""
+    if isinstance(write, Check):
+        keywords = {"TableName": table, "Key": key_of(write.key), **_condition(write.expected)}
+        name = "ConditionCheck"
+    else:
+        method, keywords = operation(table, write)
+        name = _PARTS[method]
+    keywords.pop("ReturnValuesOnConditionCheckFailure")
+    return {name: keywords}
+
+
+def answer(request: AnyRequest, reply: dict[str, Any]) -> Any:
     """What the flow is told when the operation went through."""
+    if isinstance(request, ReadAll):
+        found = (response.get("Item") for response in reply["Responses"])
+        pairs = zip(found, request.keys, strict=True)
+        return [held(item, key) if item else None for item, key in pairs]
     if not isinstance(request, Read):
         return ""
     item = reply.get("Item")

@@ -13,7 +13,7 @@ from ...core._errors import UnsupportedError
 from ...core._flow import adrive, drive
 from ...core._store import from_its_url
 from ...core._validation import reject
-from ..cas import CasStore, ConnectionFailedError, Request
+from ..cas import AnyRequest, CasStore, ConnectionFailedError
 from ..cas._requests import RetryPause, require_name
 from ..cas._store import Workers
 from ._client import Clients
@@ -26,6 +26,8 @@ __all__ = ["DynamoDBStore"]
 
 _TABLE = r"[A-Za-z0-9_.-]{3,255}"
 _ADMIN_S = 60.0
+# Of one transaction.
+_MOST_ITEMS = 100
 
 
 class DynamoDBStore(CasStore):
@@ -34,6 +36,9 @@ class DynamoDBStore(CasStore):
     Region and credentials are found as boto3 finds them; `region` and `endpoint` override that.
     `client` (boto3) and `async_client` (aiobotocore) may be passed instead; the store then serves
     sync or async callers, or both, by those it was given, and does not close them.
+
+    Several limits are decided by a transaction. `transactions=False` is for what speaks the API and
+    has none: there they are charged in order, and given back when a later one denies.
 
     A check is a strongly consistent read and a conditional put. Keys of 2,048 bytes and more are
     stored under their SHA-256, see `cas/_requests.py`.
@@ -51,8 +56,12 @@ class DynamoDBStore(CasStore):
         client: Any = None,
         async_client: Any = None,
         timeout_ms: int = 1000,
+        transactions: bool = True,
     ) -> None:
         super().__init__(timeout_ms)
+        if not isinstance(transactions, bool):
+            reject(f"transactions must be True or False, not {transactions!r}")
+        self.most_keys_at_once = _MOST_ITEMS if transactions else 0
         self.table: str = require_name("table", table, _TABLE)
         self._serves_sync = client is not None or async_client is None
         self._serves_async = async_client is not None or client is None
@@ -62,7 +71,8 @@ class DynamoDBStore(CasStore):
     @classmethod
     @from_its_url
     def from_url(cls, url: str, **options: Any) -> DynamoDBStore:
-        """`dynamodb://table?region=eu-west-1&endpoint=http://localhost:8000&timeout_ms=500`."""
+        """`dynamodb://table?region=eu-west-1&endpoint=http://localhost:8000&timeout_ms=500`, and
+        `transactions=off` where there are none."""
         parts = urlsplit(url)
         if parts.username or parts.password:
             reject("credentials do not belong into a dynamodb:// URL; boto3 finds them")
@@ -73,8 +83,13 @@ class DynamoDBStore(CasStore):
                 options.setdefault(name, text)
             elif name == "timeout_ms" and text.isdecimal():
                 options.setdefault(name, int(text))
+            elif name == "transactions" and text in ("on", "off"):
+                options.setdefault(name, text == "on")
             else:
-                reject(f"dynamodb:// takes ?region=, &endpoint= and &timeout_ms=, not {name}=")
+                reject(
+                    "dynamodb:// takes ?region=, &endpoint=, &timeout_ms= and &transactions=on or "
+                    f"off, not {name}={text}"
+                )
         return cls(parts.netloc, **options)
 
     def create_table(self) -> None:
@@ -96,12 +111,12 @@ class DynamoDBStore(CasStore):
     init = create_table
     ainit = acreate_table
 
-    def serve(self, requests: Sequence[Request], deadline: float) -> list[Any]:
+    def serve(self, requests: Sequence[AnyRequest], deadline: float) -> list[Any]:
         operations = [operation(self.table, request) for request in requests]
         answers = self._workers.run([partial(self._call, *one) for one in operations], deadline)
         return list(map(self._answer, requests, answers))
 
-    async def aserve(self, requests: Sequence[Request], deadline: float) -> list[Any]:
+    async def aserve(self, requests: Sequence[AnyRequest], deadline: float) -> list[Any]:
         operations = [operation(self.table, request) for request in requests]
         calls = [self._acall(*one, deadline) for one in operations]
         answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -156,7 +171,7 @@ class DynamoDBStore(CasStore):
         except asyncio.TimeoutError:
             raise ConnectionFailedError("no reply in time", may_have_run=True) from None
 
-    def _answer(self, request: Request, reply: Any) -> Any:
+    def _answer(self, request: AnyRequest, reply: Any) -> Any:
         if isinstance(reply, BaseException):
             return translated(reply, request, self.table)
         return answer(request, reply)

@@ -26,7 +26,7 @@ How each operation is put to Redis.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, repeat
 from operator import not_
 from typing import Any, TypeVar
@@ -45,6 +45,7 @@ from ._requests import (
     Command,
     Delay,
     Exchange,
+    OtherPeriodError,
     RedisFlow,
     Refusal,
     beside_others,
@@ -130,7 +131,7 @@ class _Batch:
             [*look, TIME],
             consuming=False,
             pinned=True,
-            names=self._names,
+            keys=self._keys,
             others=self._others,
         )
         return dict(zip(keys, raws, strict=True)), ms_of(time)
@@ -202,6 +203,14 @@ class RedisFlows:
         if lua is None:
             run = self._read if role in READING else self._transact
             return run(key, transform, now, cost)
+        if lua.source.by_periods and not now:
+            return _second_look([transform], lambda: self._by_lua(key, transform, lua, now, cost))
+        return self._by_lua(key, transform, lua, now, cost)
+
+    def _by_lua(
+        self, key: str, transform: Transform[Any], lua: LuaAccelerator, now: int, cost: int
+    ) -> RedisFlow:
+        role = transform.role
         if role == "check":
             return self._check(key, transform, lua, now, cost)
         if role == "lease":
@@ -217,7 +226,12 @@ class RedisFlows:
         role, lua = transform.role, transform.lua
         at = 0 if self._server_time else _instant(now)
         if role == "check" and lua is not None:
-            return self._check_many(list(keys), transform, lua, at, cost)
+            every = list(keys)
+            if lua.source.by_periods and not at:
+                return _second_look(
+                    [transform], lambda: self._check_many(every, transform, lua, at, cost)
+                )
+            return self._check_many(every, transform, lua, at, cost)
         if role in ("check", "lease") and lua is None:
             return transact(self._router, keys, transform, at, cost)
         return self._one_by_one(keys, transform, now, cost)
@@ -225,7 +239,9 @@ class RedisFlows:
     def apply_all(self, steps: Sequence[Step], now: int) -> RedisFlow:
         """The flow that stands for `Store.apply_all`; with the instant of the decision."""
         at = 0 if self._server_time else _instant(now)
-        return (yield from apply_steps(self._router, looked_at(steps), at))
+        every = looked_at(steps)
+        transforms = [step.transform for step in every]
+        return _second_look(transforms, lambda: apply_steps(self._router, every, at))
 
     def _operate(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
         (result,), _ = yield from apply_steps(self._router, (Step(key, transform, cost),), now)
@@ -318,6 +334,19 @@ class RedisFlows:
                 for place, decision in zip(chunk, answers, strict=True):
                     decisions[place] = decision
         return decisions
+
+
+def _second_look(transforms: Sequence[Transform[Any]], make: Callable[[], RedisFlow]) -> RedisFlow:
+    """Once more, if the server's clock was in none of the periods that were sent to it."""
+    try:
+        return (yield from make())
+    except OtherPeriodError as error:
+        if not error.server_now:
+            raise
+        for transform in transforms:
+            if transform.lua is not None:
+                transform.lua.note_clock(error.server_now)
+    return (yield from make())
 
 
 def _checking(key: str, lua: LuaAccelerator, now: int, cost: int) -> Command:

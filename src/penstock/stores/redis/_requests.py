@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from ...core._errors import ConfigInvalidError, PenstockError, StoreUnavailableError
 from ...core._flow import Flow
+from ...core._lua import OTHER_PERIOD
 from .._record import foreign_state
 from .._sheet import ConnectionFailedError, telling_of_others
 
@@ -29,6 +30,7 @@ __all__ = [
     "Command",
     "Delay",
     "Exchange",
+    "OtherPeriodError",
     "Parallel",
     "RedisFlow",
     "RedisRequest",
@@ -51,6 +53,8 @@ Command = tuple[bytes, ...]
 handler raises meanwhile."""
 
 TIME: Command = (b"TIME",)
+
+_OTHER_PERIOD = re.compile(rf"{OTHER_PERIOD} [a-z ]*([0-9]+)")
 
 # A script's failure as servers before Redis 7 report it, around the error that caused it.
 _IN_SCRIPT = re.compile(r"^ERR Error running script.*?-([A-Z]+) ")
@@ -121,6 +125,13 @@ class Refusal(Exception):  # noqa: N818
         return inner[1] if inner else self.text.partition(" ")[0]
 
 
+class OtherPeriodError(StoreUnavailableError):
+    """The server's clock shows `server_now`, which is in none of the periods that a script was
+    sent. Nothing was charged, by this script or another one of the call; else it is 0."""
+
+    server_now: int = 0
+
+
 def ms_of(time: Any) -> int:
     """The reply to TIME as the scripts read it."""
     return int(time[0]) * 1000 + int(time[1]) // 1000
@@ -186,7 +197,13 @@ def refused(refusal: Refusal, keys: str, *, consuming: bool, others: bool = Fals
     """The end of a call that a server refused for good."""
     code, text = refusal.code, refusal.text
     failure: PenstockError
-    if stopped_midway(refusal):
+    if (shown := _OTHER_PERIOD.search(text)) is not None:
+        failure = OtherPeriodError(
+            f"the server's clock shows {shown[1]}, which is more than a period away from this "
+            "machine's; set the clocks right; this part of the call was not charged"
+        )
+        failure.server_now = 0 if others else int(shown[1])
+    elif stopped_midway(refusal):
         failure = foreign_state(keys, _said_by_script(text))
     elif code in ("MOVED", "ASK", "CROSSSLOT"):
         failure = ConfigInvalidError(

@@ -104,10 +104,10 @@ class RedisRouter:
         script: LuaScript | None = None,
         consuming: bool,
         pinned: bool = False,
-        names: str = "",
+        keys: Sequence[str] = (),
         others: bool = False,
     ) -> RedisFlow:
-        """The replies to the commands, none of them a refusal."""
+        """The replies to the commands, none of them a refusal. `keys` are all that they use."""
         where = self.topology.locate(key)
         failure: Failure | None = None
         if where is not None:
@@ -119,7 +119,7 @@ class RedisRouter:
             if failure is None:
                 return replies
         # Only now, since nearly every call is answered at its first attempt.
-        names = names or names_of((key,))
+        names = names_of(keys or (key,))
         command_set = CommandSet(key, names, commands, script, consuming, others=others)
         return (yield from self.send(command_set, where, failure, pinned))
 

@@ -110,6 +110,38 @@ def _give_back(router: RedisRouter, charged: list[tuple[Step, int]], now: int) -
             yield from _Slot(router, [refund], others=True).run(now)
 
 
+class _Plan:
+    """What a request of these steps takes, whatever their keys and the instant."""
+
+    __slots__ = ("arguments", "checks", "here", "roles", "script")
+
+    def __init__(self, parts: Sequence[tuple[Transform[Any], int, bool]]) -> None:
+        accelerators = [transform.lua for transform, _, _ in parts]
+        self.script = _script(frozenset(lua.source for lua in accelerators if lua is not None))
+        # The places of the steps that are decided here.
+        self.here = [place for place, lua in enumerate(accelerators) if lua is None]
+        self.roles = [transform.role for transform, _, _ in parts]
+        self.checks = all(role == "check" for role in self.roles)
+        # Empty where they depend on the instant, or on what the key held.
+        self.arguments = [
+            lua.step(0, transform.role, cost, shadow, transform.argument)
+            if lua is not None and lua.is_fixed
+            else ()
+            for lua, (transform, cost, shadow) in zip(accelerators, parts, strict=True)
+        ]
+
+
+_plan_of_checks = lru_cache(maxsize=1024)(_Plan)
+
+
+def _plan(steps: Sequence[Step]) -> _Plan:
+    parts = tuple([step[1:] for step in steps])
+    # What gives back or holds has an instant or an id in it, and is not asked again.
+    if all(transform.role == "check" for transform, _, _ in parts):
+        return _plan_of_checks(parts)
+    return _Plan(parts)
+
+
 class _Slot:
     """Steps whose keys one script may use; `others` if keys before them have been charged."""
 
@@ -118,12 +150,12 @@ class _Slot:
         self._steps = steps
         self._others = others
         self._keys = [step.key for step in steps]
-        self._names = names_of(self._keys)
-        # The places of the steps that are decided here.
-        self._here = [place for place, step in enumerate(steps) if step.transform.lua is None]
-        self._script = _script(
-            frozenset(s.transform.lua.source for s in steps if s.transform.lua is not None)
-        )
+        self._plan = _plan(steps)
+        self._here = self._plan.here
+
+    @property
+    def _names(self) -> str:
+        return names_of(self._keys)
 
     def run(self, now: int) -> RedisFlow:
         if not self._here:
@@ -151,7 +183,7 @@ class _Slot:
         keys = list(dict.fromkeys(self._keys[place] for place in self._here))
         commands: list[Command] = [(b"GET", key.encode()) for key in keys]
         *raws, time = yield from self._router.ask(
-            keys[0], [*commands, TIME], consuming=False, names=self._names, others=self._others
+            keys[0], [*commands, TIME], consuming=False, keys=self._keys, others=self._others
         )
         return dict(zip(keys, raws, strict=True)), ms_of(time)
 
@@ -204,37 +236,44 @@ class _Slot:
         return swaps
 
     def _send(self, now: int, swaps: dict[int, tuple[bytes, ...]]) -> RedisFlow:
+        plan = self._plan
         arguments: list[bytes] = [b"%d" % now]
-        for place, step in enumerate(self._steps):
-            lua = step.transform.lua
-            if lua is None:
-                arguments += swaps[place]
-            else:
-                transform = step.transform
-                arguments += lua.step(transform.role, step.cost, step.shadow, transform.argument)
+        for place, fixed in enumerate(plan.arguments):
+            arguments += fixed or self._arguments(place, now, swaps)
         names = [key.encode() for key in self._keys]
-        sha1 = self._script.sha1_bytes
-        command: Command = (b"EVALSHA", sha1, b"%d" % len(names), *names, *arguments)
+        script = plan.script
+        command = (b"EVALSHA", script.sha1_bytes, b"%d" % len(names), *names, *arguments)
         (reply,) = yield from self._router.ask(
             self._keys[0],
             (command,),
-            script=self._script,
+            script=script,
             consuming=True,
-            names=self._names,
+            keys=self._keys,
             others=self._others,
         )
         return reply
 
+    def _arguments(
+        self, place: int, now: int, swaps: dict[int, tuple[bytes, ...]]
+    ) -> tuple[bytes, ...]:
+        _, transform, cost, shadow = self._steps[place]
+        if transform.lua is None:
+            return swaps[place]
+        return transform.lua.step(now, transform.role, cost, shadow, transform.argument)
+
     def _answers(self, reply: list[int], decided: dict[int, Any]) -> list[Any]:
-        answers = []
-        for place, step in enumerate(self._steps):
-            start = 1 + _FIELDS * place
+        answers: list[Any] = []
+        start = 1
+        for place, role in enumerate(self._plan.roles):
             if place in decided:
                 answers.append(decided[place])
             else:
-                answer = _answer(step.transform.role, reply[start : start + _FIELDS])
-                FOREIGN_CLOCKS.look_at(answer, step.transform, step.cost)
+                answer = _answer(role, reply[start : start + _FIELDS])
+                if role == "check" and not answer.allowed:
+                    step = self._steps[place]
+                    FOREIGN_CLOCKS.look_at(answer, step.transform, step.cost)
                 answers.append(answer)
+            start += _FIELDS
         return answers
 
 
@@ -246,6 +285,8 @@ def _script(sources: frozenset[LuaSource]) -> LuaScript:
 
 
 def _answer(role: str, reply: list[int]) -> Any:
+    if role == "check":
+        return decision_of(reply)
     if role in ("refund", "release", "tell"):
         return reply[1]
     if role == "pause":

@@ -13,12 +13,12 @@ from typing import Any
 from ..._queueing import Batch, LateError, QueuedCall
 from ..._queueing.tasks import Pump, Reply
 from .._sheet import ConnectionFailedError
-from ..cas._requests import Request
+from ..cas._requests import AnyRequest
 
 __all__ = ["RequestBatcher"]
 
 
-Send = Callable[[Sequence[Request], float], Awaitable[list[Any]]]
+Send = Callable[[Sequence[AnyRequest], float], Awaitable[list[Any]]]
 
 
 class _Asked(QueuedCall):
@@ -26,7 +26,7 @@ class _Asked(QueuedCall):
 
     __slots__ = ("answer", "is_heard", "request")
 
-    def __init__(self, request: Request, deadline: float) -> None:
+    def __init__(self, request: AnyRequest, deadline: float) -> None:
         super().__init__(deadline)
         self.request = request
         self.answer: Any = None
@@ -59,7 +59,7 @@ class RequestBatcher:
         """How many requests wait to be sent."""
         return self._pump.pending
 
-    async def ask(self, requests: Sequence[Request], deadline: float) -> list[Any]:
+    async def ask(self, requests: Sequence[AnyRequest], deadline: float) -> list[Any]:
         """For each request its answer, or the exception it met."""
         asked = [_Asked(request, deadline) for request in requests]
         replies = [self._pump.submit(one) for one in asked]

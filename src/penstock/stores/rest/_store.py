@@ -8,16 +8,21 @@ The protocol of the small servers that ship with Penstock: records, compared and
         {"op": "swap", "key": k, "expected": stamp or null, "version": v, "record": r,
          "keep_ms": n},
         {"op": "drop", "key": k},
-        {"op": "drop", "key": k, "expected": stamp}]}
+        {"op": "drop", "key": k, "expected": stamp},
+        {"op": "read_all", "keys": [k, ...]},
+        {"op": "all", "operations": [a swap, a drop, {"op": "check", "key": k, "expected": s}]}]}
 
     {"answers": [
         {"found": {"record": r, "version": v, "stamp": s} or null},
         {"done": true, "stamp": s},
         {"done": false, "found": ...},
-        {"error": "what went wrong"}]}
+        {"error": "what went wrong"},
+        {"found": [..., ...]},
+        {"done": true, "stamp": s} or {"done": false}]}
 
-Operations name different keys and may be done in any order. A server knows records and versions,
-and no rate limiting; so it needs no new release when a strategy is added.
+Operations may be done in any order. The last two are for servers that write several keys at once:
+all of their parts are done, if each key holds what was expected, or none. A server knows records
+and versions, and no rate limiting; so it needs no new release when a strategy is added.
 """
 
 from __future__ import annotations
@@ -31,7 +36,18 @@ from weakref import WeakKeyDictionary
 
 from ...core._store import from_its_url
 from ...core._validation import reject
-from ..cas import CasStore, Conflict, ConnectionFailedError, Drop, Held, Read, Request
+from ..cas import (
+    AnyRequest,
+    CasStore,
+    Check,
+    Conflict,
+    ConnectionFailedError,
+    Drop,
+    Held,
+    Read,
+    ReadAll,
+    SwapAll,
+)
 from ..cas._requests import fit, require_name
 from ._batching import RequestBatcher
 from ._client import HttpCall, RestClient, RestReply, read_url, refused
@@ -54,17 +70,17 @@ class RestStore(CasStore):
         self._batchers: WeakKeyDictionary[Any, RequestBatcher] = WeakKeyDictionary()
 
     @abstractmethod
-    def _calls(self, requests: Sequence[Request]) -> list[HttpCall]:
+    def _calls(self, requests: Sequence[Any]) -> list[HttpCall]:
         """The HTTP calls for the requests: one for each, or one for all."""
 
     @abstractmethod
-    def _answers(self, requests: Sequence[Request], replies: Sequence[RestReply]) -> list[Any]:
+    def _answers(self, requests: Sequence[Any], replies: Sequence[RestReply]) -> list[Any]:
         """What the replies to those calls say about each request, exceptions included."""
 
-    def serve(self, requests: Sequence[Request], deadline: float) -> list[Any]:
+    def serve(self, requests: Sequence[AnyRequest], deadline: float) -> list[Any]:
         return self._heard(requests, self._client.send(self._calls(requests), deadline))
 
-    async def aserve(self, requests: Sequence[Request], deadline: float) -> list[Any]:
+    async def aserve(self, requests: Sequence[AnyRequest], deadline: float) -> list[Any]:
         loop = asyncio.get_running_loop()
         batcher = self._batchers.get(loop)
         if batcher is None:
@@ -72,7 +88,7 @@ class RestStore(CasStore):
             self._batchers[loop] = batcher
         return await batcher.ask(requests, deadline)
 
-    async def _asend(self, requests: Sequence[Request], deadline: float) -> list[Any]:
+    async def _asend(self, requests: Sequence[AnyRequest], deadline: float) -> list[Any]:
         return self._heard(requests, await self._client.asend(self._calls(requests), deadline))
 
     def close(self) -> None:
@@ -91,7 +107,7 @@ class RestStore(CasStore):
         super()._after_fork_in_child()
         self._client.after_fork()
 
-    def _heard(self, requests: Sequence[Request], replies: list[Any]) -> list[Any]:
+    def _heard(self, requests: Sequence[AnyRequest], replies: list[Any]) -> list[Any]:
         """Calls that failed fail their request, or all requests if one call was for all."""
         if len(replies) == len(requests):
             return [
@@ -138,11 +154,11 @@ class RecordServerStore(RestStore):
         scheme = url.partition("://")[0].rpartition("+")[2].lower()
         return cls(f"{scheme}://{settings.place}", **settings.options)
 
-    def _calls(self, requests: Sequence[Request]) -> list[HttpCall]:
+    def _calls(self, requests: Sequence[AnyRequest]) -> list[HttpCall]:
         operations = [self._operation(request) for request in requests]
         return [HttpCall("POST", "", {"namespace": self.namespace, "operations": operations})]
 
-    def _answers(self, requests: Sequence[Request], replies: Sequence[RestReply]) -> list[Any]:
+    def _answers(self, requests: Sequence[AnyRequest], replies: Sequence[RestReply]) -> list[Any]:
         where, reply = self._client.base_url, replies[0]
         body = reply.json()
         if reply.status != 200 or not isinstance(body, dict):
@@ -155,7 +171,12 @@ class RecordServerStore(RestStore):
             _answer(request, one, where) for request, one in zip(requests, answers, strict=True)
         ]
 
-    def _operation(self, request: Request) -> dict[str, Any]:
+    def _operation(self, request: AnyRequest | Check) -> dict[str, Any]:
+        if isinstance(request, ReadAll):
+            keys = [fit(key, self.max_key_bytes) for key in request.keys]
+            return {"op": "read_all", "keys": keys}
+        if isinstance(request, SwapAll):
+            return {"op": "all", "operations": list(map(self._operation, request.writes))}
         key = fit(request.key, self.max_key_bytes)
         if isinstance(request, Read):
             return {"op": "read", "key": key}
@@ -164,20 +185,27 @@ class RecordServerStore(RestStore):
             return (
                 drop if request.expected is None else {**drop, "expected": request.expected.stamp}
             )
+        expected = request.expected and request.expected.stamp
+        if isinstance(request, Check):
+            return {"op": "check", "key": key, "expected": expected}
         return {
             "op": "swap",
             "key": key,
-            "expected": request.expected and request.expected.stamp,
+            "expected": expected,
             "version": request.version,
             "record": request.record,
             "keep_ms": request.keep_ms,
         }
 
 
-def _answer(request: Request, answer: dict[str, Any], where: str) -> Any:
+def _answer(request: AnyRequest, answer: dict[str, Any], where: str) -> Any:
     if "error" in answer:
         return ConnectionFailedError(f"{where}: {answer['error']}", may_have_run=True, again=True)
     if answer.get("done"):
         return answer.get("stamp", "")
+    if isinstance(request, ReadAll):
+        return [found and Held(**found) for found in answer["found"]]
+    if isinstance(request, SwapAll):
+        return Conflict()
     found = answer["found"] and Held(**answer["found"])
     return found if isinstance(request, Read) else Conflict(found, known=True)

@@ -1,0 +1,86 @@
+-- The calendar quota: a hash of three fields, `s` the period's start, `e` its end, `c` its count.
+--
+-- There is no calendar here. The caller sends where the period that it sees starts and ends, and
+-- where the one before it starts and the one after it ends; which of the three is the present one
+-- is for the clock that decides. One that is outside all of them is an error, not a guess.
+--
+-- A stored period that starts no earlier and is not over stands, with the end that it was given:
+-- after a jump back it may be none of the three.
+local function raw(key)
+  local stored = call('HMGET', key, 's', 'e', 'c')
+  local complete = stored[1] and stored[2] and stored[3]
+  if not complete and call('HLEN', key) > 0 then foreign() end
+  return stored
+end
+
+-- Decide.
+local function read(key)
+  local stored = raw(key)
+  if stored[1] then
+    local start = number(stored[1], WHOLE, MAX_STORED_MS)
+    local finish = number(stored[2], WHOLE, MAX_STORED_MS)
+    if start >= finish then foreign() end
+    return {start = start, finish = finish, count = number(stored[3], WHOLE, MAX_SAFE)}
+  end
+end
+
+local function periodAt(p, stored, now)
+  if now < p.before or now >= p.after then
+    error(format('OTHERPERIOD the clock that decides shows %.0f', now), 0)
+  end
+  local start, finish = p.start, p.finish
+  if now < start then
+    start, finish = p.before, p.start
+  elseif now >= finish then
+    start, finish = p.finish, p.after
+  end
+  if stored and stored.start >= start and now < stored.finish then
+    return stored.start, stored.finish, stored.count
+  end
+  return start, finish, 0
+end
+
+local function check(p, stored, now, cost)
+  local limit = p.limit
+  local start, finish, count = periodAt(p, stored, now)
+  if count + cost > limit then
+    return 0, limit, max(0, limit - count), finish, finish - now
+  end
+  count = count + cost
+  local state = {start = start, finish = finish, count = count}
+  return 1, limit, limit - count, finish, 0, state, finish - now
+end
+
+local function write(key, p, state, px)
+  local start, finish = format('%.0f', state.start), format('%.0f', state.finish)
+  call('HSET', key, 's', start, 'e', finish, 'c', format('%.0f', state.count))
+  call('PEXPIRE', key, px)
+end
+
+-- Give back.
+local function refund(p, stored, now, cost, chargedAt)
+  local start, finish, count = periodAt(p, stored, now)
+  local units = 0
+  if start <= chargedAt and chargedAt < finish then units = min(cost, count) end
+  if units == 0 then return 1, 0, 0, 0, 0 end
+  local state = {start = start, finish = finish, count = count - units}
+  return 1, units, 0, 0, 0, state, finish - now
+end
+
+local function charge(p, stored, now, cost)
+  local start, finish, count = periodAt(p, stored, now)
+  count = min(count + cost, MAX_SAFE)
+  local state = {start = start, finish = finish, count = count}
+  return 1, p.limit, max(0, p.limit - count), finish, 0, state, finish - now
+end
+
+local function pause(p, stored, now, untilMs)
+  local start, finish, count = periodAt(p, stored, now)
+  if untilMs <= now or (finish >= untilMs and count >= p.limit) then return 1, 0, 0, 0, 0 end
+  if finish < untilMs then
+    -- A spent period that is still to come stands until it is over.
+    start, finish, count = untilMs - 1, untilMs, 0
+  end
+  local state = {start = start, finish = finish, count = max(count, p.limit)}
+  return 1, 0, 0, 0, 0, state, finish - now
+end

@@ -1,0 +1,22 @@
+"""Several limits in memory: any mixture is decided as the oracle does, on both paths."""
+
+from __future__ import annotations
+
+import os
+
+from penstock import MemoryStore
+from tests.stores import mixtures, two_limits
+
+SEED = int(os.environ.get("SEED", "1"))
+REQUESTS = int(os.environ.get("REQUESTS", "1500"))
+
+
+def test_any_mixture_is_decided_as_the_oracle_does() -> None:
+    """Of strategies, operations, costs, shadows, keys named twice and clocks that go back."""
+    admitted, denied = mixtures.follow(MemoryStore(), mixtures.requests(SEED, REQUESTS))
+    assert min(admitted, denied) > REQUESTS / 5
+
+
+def test_callers_admit_exactly_the_tightest_limit() -> None:
+    two_limits.assert_exact_from_threads(MemoryStore)
+    two_limits.assert_exact_from_tasks(MemoryStore)

@@ -1,0 +1,121 @@
+-- calendarQuota.check
+-- KEYS  1 key
+-- ARGV  1 now, 2 limit, 3 before, 4 start, 5 finish, 6 after, 7 cost
+-- reply allowed, limit, remaining, resetAt, retryAfterMs
+-- state hash: s start of the period, e its end, c count in it, each %.0f
+
+local FOREIGN = 'WRONGTYPE not the state of a calendarQuota'
+local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_SPAN_MS, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 4398046511104, 70368744177664, 140737488355328
+
+local now, cost = tonumber(ARGV[1]), tonumber(ARGV[7])
+local p = {limit = tonumber(ARGV[2]), before = tonumber(ARGV[3]), start = tonumber(ARGV[4]), finish = tonumber(ARGV[5]), after = tonumber(ARGV[6])}
+
+-- What every strategy's file may use.
+local call, format, find, match = redis.call, string.format, string.find, string.match
+local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
+
+-- Raised as text, which servers before Redis 7 can report too.
+local function foreign() error(FOREIGN, 0) end
+
+-- A number from the text of a state: of this form, and no larger than `most`.
+local function number(text, form, most)
+  local value = find(text, form) and tonumber(text)
+  if not value or value > most then foreign() end
+  return value
+end
+
+-- The two fields that a hash consists of, or false twice where there is no hash.
+local function fieldsOf(key, first, second)
+  local stored = call('HMGET', key, first, second)
+  if not (stored[1] and stored[2]) and call('HLEN', key) > 0 then foreign() end
+  return stored
+end
+
+local WHOLE, REAL, SIGNED = '^%d+$', '^%d+%.?%d*e?-?%d*$', '^-?%d+%.?%d*e?-?%d*$'
+
+-- The server's clock is read once at most, so that all keys of a call are decided at one instant.
+local ownClock, serverNow = now == 0, nil
+local function serverMs()
+  if not serverNow then
+    local time = call('TIME')
+    serverNow = time[1] * 1000 + floor(time[2] / 1000)
+  end
+  return serverNow
+end
+if ownClock then now = serverMs() end
+
+-- For how long a key is kept whose state matters for `ttl`.
+local keptTtl, kept
+local function keepMs(ttl)
+  if ttl ~= keptTtl then
+    local ahead = ownClock and 0 or max(0, now - serverMs())
+    keptTtl, kept = ttl, format('%.0f', ahead + ttl + min(max(ttl, MARGIN_MS), MAX_MARGIN_MS))
+  end
+  return kept
+end
+
+-- The calendar quota: a hash of three fields, `s` the period's start, `e` its end, `c` its count.
+--
+-- There is no calendar here. The caller sends where the period that it sees starts and ends, and
+-- where the one before it starts and the one after it ends; which of the three is the present one
+-- is for the clock that decides. One that is outside all of them is an error, not a guess.
+--
+-- A stored period that starts no earlier and is not over stands, with the end that it was given:
+-- after a jump back it may be none of the three.
+local function raw(key)
+  local stored = call('HMGET', key, 's', 'e', 'c')
+  local complete = stored[1] and stored[2] and stored[3]
+  if not complete and call('HLEN', key) > 0 then foreign() end
+  return stored
+end
+
+-- Decide.
+local function read(key)
+  local stored = raw(key)
+  if stored[1] then
+    local start = number(stored[1], WHOLE, MAX_STORED_MS)
+    local finish = number(stored[2], WHOLE, MAX_STORED_MS)
+    if start >= finish then foreign() end
+    return {start = start, finish = finish, count = number(stored[3], WHOLE, MAX_SAFE)}
+  end
+end
+
+local function periodAt(p, stored, now)
+  if now < p.before or now >= p.after then
+    error(format('OTHERPERIOD the clock that decides shows %.0f', now), 0)
+  end
+  local start, finish = p.start, p.finish
+  if now < start then
+    start, finish = p.before, p.start
+  elseif now >= finish then
+    start, finish = p.finish, p.after
+  end
+  if stored and stored.start >= start and now < stored.finish then
+    return stored.start, stored.finish, stored.count
+  end
+  return start, finish, 0
+end
+
+local function check(p, stored, now, cost)
+  local limit = p.limit
+  local start, finish, count = periodAt(p, stored, now)
+  if count + cost > limit then
+    return 0, limit, max(0, limit - count), finish, finish - now
+  end
+  count = count + cost
+  local state = {start = start, finish = finish, count = count}
+  return 1, limit, limit - count, finish, 0, state, finish - now
+end
+
+local function write(key, p, state, px)
+  local start, finish = format('%.0f', state.start), format('%.0f', state.finish)
+  call('HSET', key, 's', start, 'e', finish, 'c', format('%.0f', state.count))
+  call('PEXPIRE', key, px)
+end
+
+
+local key = KEYS[1]
+local allowed, limit, remaining, resetAt, retryAfterMs, state, ttl =
+  check(p, read(key, p, now), now, cost)
+if allowed == 1 then write(key, p, state, keepMs(ttl)) end
+return {allowed, limit, remaining, resetAt, retryAfterMs}
