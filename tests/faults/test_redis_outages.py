@@ -455,6 +455,7 @@ def test_a_cluster_without_one_of_its_nodes_serves_the_others(either: Either) ->
 def test_a_moved_slot_is_followed_and_counts_on(either: Either) -> None:
     """A slot migrates to another master between two checks."""
     cluster: RedisCluster = running("cluster")
+    cluster.wait_agreed()
     limiter = either.limiter(url_of("cluster"), timeout_ms=PATIENT_MS)
     key = new_key()
     assert either.check(limiter, key).remaining == 49
@@ -470,10 +471,12 @@ def test_a_moved_slot_is_followed_and_counts_on(either: Either) -> None:
     for node in (target, source, *cluster.nodes):
         node.call("CLUSTER", "SETSLOT", slot, "NODE", ids[target.port])
     assert either.check(limiter, key).remaining == 47
+    cluster.wait_agreed()
     # Back again, so that the cluster is as the other tests expect it.
     source.call("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[target.port])
     target.call("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[source.port])
     target.call("MIGRATE", source.host, source.port, key, 0, 1000)
     for node in (source, target, *cluster.nodes):
         node.call("CLUSTER", "SETSLOT", slot, "NODE", ids[source.port])
+    cluster.wait_agreed()
     assert either.check(limiter, key).remaining == 46
