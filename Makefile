@@ -68,14 +68,19 @@ docs: $(VENV)/.packages  ## the documentation as a site, in build/docs
 	@echo "==> docs"
 	@$(BIN)/python -m tools.docs
 
+# A process per core, and no more than four: each has servers of its own. A file stays in one of
+# them. JOBS=0 runs all tests in one process, which a debugger needs.
+JOBS ?= auto
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist loadfile
+
 unit: setup
 	@echo "==> tests"
-	@$(BIN)/python -m pytest
+	@$(PYTEST)
 
 # What depends on the path; the stores and servers behind it are the same code on both.
 pure: setup
 	@echo "==> tests of the in-process path, interpreted"
-	@PENSTOCK_PURE=1 $(BIN)/python -m pytest -n 2 tests/core tests/strategies tests/conformance tests/stores/memory tests/leasing
+	@PENSTOCK_PURE=1 $(PYTEST) tests/core tests/strategies tests/conformance tests/stores/memory tests/leasing
 
 test-all:  ## the in-process tests on every Python from 3.10 up that the machine has
 	@$(PYTHON) tests/every_python.py

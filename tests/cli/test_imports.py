@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from penstock.wire.proto.rate_limiter_pb2_grpc import RateLimiterStub
 from tests.servers import NotReady, eventually
 from tests.servers.process import REPO, environment
 from tests.service.http.serving import Client, Penstock
+from tests.service.http.test_workers import workers_of
 from tests.stores.redis.live import new_key, url_of
 
 TOY = "tests.support.leaky_bucket"
@@ -178,7 +180,7 @@ class Asking:
 
 @pytest.mark.parametrize(("store", "workers"), [("memory", 1), ("valkey", 2)])
 def test_a_service_serves_it_over_http_and_grpc(tmp_path: Path, store: str, workers: int) -> None:
-    """Exactly, by name and inline, whichever worker is asked, also after
+    """Exactly, by name and inline, whichever worker is asked: also one that was replaced, and after
     a reload of a file so long that another process parses it."""
     config, key = tmp_path / "penstock.yaml", new_key()
     config.write_text("version: 1\nlimiters:\n" + POLICY % ("api", 20))
@@ -191,7 +193,9 @@ def test_a_service_serves_it_over_http_and_grpc(tmp_path: Path, store: str, work
         assert asking.admitted("api", key, 60) == 20
         inline = {"key": key, "limit": 3, "window_ms": 3_600_000, "strategy": "leaky_bucket"}
         assert [asking.http(**inline) for _ in range(4)] == [True, True, True, False]
-        assert asking.admitted("api", key, 20) == 0
+        if workers > 1:
+            _replace_all(server)
+            assert asking.admitted("api", key, 20) == 0
         many = "".join(POLICY % (f"p{number}", 5) for number in range(200))
         assert len(many) > 8_192
         config.write_text("version: 1\nlimiters:\n" + many)
@@ -208,3 +212,16 @@ def _serves(server: Penstock, policies: int) -> None:
         client.close()
     if any(each["policies"] != policies for each in ready):
         raise NotReady(str(ready))
+
+
+def _replace_all(server: Penstock) -> None:
+    before = workers_of(server.pid)
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+
+    def replaced() -> None:
+        if len(set(workers_of(server.pid)) - set(before)) < len(before):
+            raise NotReady("not yet")
+        server.ping()
+
+    eventually(replaced, within=30, what="the successors")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -30,6 +31,17 @@ from penstock.service import build_service
 from penstock.stores.sqlite import SqliteStore
 from tests.service.worlds import policies
 from tests.support.helpers import Quota
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_was_there_before_is_no_garbage() -> Iterator[None]:
+    """A clash collects garbage before it is told; all that a whole test run has loaded would be
+    looked at each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
 
 CLASHES = [
     ("5/second", "6/second"),

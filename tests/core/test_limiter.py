@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import gc
 import inspect
 import random
-import time
-import warnings
 from typing import Any
 
 import pytest
@@ -22,7 +18,6 @@ from penstock import (
     Outcome,
     Store,
     Strategy,
-    SystemClock,
     UnsupportedError,
     fixed_window,
     gcra,
@@ -34,17 +29,15 @@ from tests.conformance.broken_stores import AsyncOnlyStore, DictStore
 from tests.support.helpers import (
     KINDS,
     NOW,
-    PATHS,
-    CountingClock,
     Quota,
+    awaited,
+    both_paths,
     draw_strategy,
     draw_timeline,
     make_limiter,
     make_store,
     run,
 )
-
-both_paths = pytest.mark.parametrize("path", PATHS)
 
 
 class Closable(MemoryStore):
@@ -99,34 +92,6 @@ def test_check_many_is_one_check_per_key_in_order(path: str, kind: str) -> None:
 
 
 @both_paths
-def test_the_clock_is_read_exactly_once_per_call(path: str) -> None:
-    """However many keys; and not at all to reset one."""
-    for strategy in (gcra(100, 1_000), Quota(100)):
-        clock = CountingClock()
-        limiter = make_limiter(path, strategy, clock)
-        keys = [str(number) for number in range(50)]
-        calls = [
-            (lambda: limiter.check("k"), 1),  # noqa: B023
-            (lambda: limiter.check_many(keys), 1),  # noqa: B023
-            (lambda: limiter.check_many([]), 1),  # noqa: B023
-            (lambda: limiter.peek("k"), 1),  # noqa: B023
-            (lambda: limiter.reset("k"), 0),  # noqa: B023
-            (lambda: run(_await(limiter.acheck, "k")), 1),  # noqa: B023
-            (lambda: run(_await(limiter.acheck_many, keys)), 1),  # noqa: B023
-            (lambda: run(_await(limiter.apeek, "k")), 1),  # noqa: B023
-            (lambda: run(_await(limiter.areset, "k")), 0),  # noqa: B023
-        ]
-        for call, reads in calls:
-            clock.reads = 0
-            call()
-            assert clock.reads == reads
-
-
-async def _await(call: Any, *arguments: Any) -> Any:
-    return await call(*arguments)
-
-
-@both_paths
 def test_peek_and_forecast_write_nothing(path: str) -> None:
     """Asking any number of times leaves the store empty and the quota whole."""
     store = make_store(path)
@@ -144,7 +109,7 @@ def test_a_reset_forgets_one_key(path: str) -> None:
     limiter = make_limiter(path, gcra(1, 60_000), ManualClock(NOW), prefix="p")
     limiter.check_many(["a", "b", "c"])
     limiter.reset("a")
-    run(_await(limiter.areset, "b"))
+    run(awaited(limiter.areset, "b"))
     assert [d.allowed for d in limiter.check_many(["a", "b", "c"])] == [True, True, False]
 
 
@@ -187,7 +152,7 @@ def test_a_store_is_a_class_with_one_method() -> None:
     limiter.reset("k")
     assert limiter.acquire("k", 2).allowed
     with pytest.raises(UnsupportedError, match=r"DictStore has no aapply\(\); use check") as caught:
-        run(_await(limiter.acheck, "k"))
+        run(awaited(limiter.acheck, "k"))
     assert caught.value.code == "not_implemented"
 
 
@@ -229,28 +194,12 @@ def test_a_strategy_is_a_class_with_one_method(path: str) -> None:
     assert limiter.peek("k") == Decision(True, 1, 1, NOW + 10, 0)
     assert limiter.check("k").allowed
     assert not limiter.check("k").allowed
-    assert not run(_await(limiter.acheck, "k")).allowed
+    assert not run(awaited(limiter.acheck, "k")).allowed
     clock.advance(10)
     assert limiter.acquire("k").allowed
     with pytest.raises(UnsupportedError, match="'EveryOther' has no forecast"):
         limiter.forecast("k")
     assert EveryOther.name == "EveryOther"
-
-
-@both_paths
-def test_a_clock_is_anything_that_tells_the_time(path: str) -> None:
-    """A class with `now()`, obeyed on both paths, also when it goes back."""
-
-    class Scripted:
-        def __init__(self, *instants: int) -> None:
-            self.instants = list(instants)
-
-        def now(self) -> int:
-            return self.instants.pop(0)
-
-    clock = Scripted(NOW, NOW + 999, NOW - 5, NOW + 1_000)
-    limiter = make_limiter(path, fixed_window(1, 1_000), clock)
-    assert [limiter.check("k").allowed for _ in range(4)] == [True, False, False, True]
 
 
 @both_paths
@@ -313,116 +262,10 @@ def test_a_limiter_shows_what_it_is() -> None:
     assert "'api'" in shown
 
 
-def test_the_system_clock_tells_epoch_time_and_never_goes_back() -> None:
-    """Near the wall clock, in whole ms, the same for all instances."""
-    clock = SystemClock()
-    readings = [clock.now() for _ in range(1_000)]
-    assert readings == sorted(readings)
-    assert all(type(reading) is int for reading in readings)
-    assert abs(readings[-1] - time.time() * 1000) < 60_000
-    assert 0 <= SystemClock().now() - readings[-1] < 1_000
-
-
-def test_a_step_of_the_system_time_does_not_move_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wall clock is read once, at import, and never again."""
-    before = SystemClock().now()
-    for name in ("time", "time_ns"):
-        monkeypatch.setattr(time, name, lambda: 0)
-    assert 0 <= SystemClock().now() - before < 10_000
-
-
-@both_paths
-def test_both_paths_read_the_same_steady_clock(path: str) -> None:
-    """The compiled gate's own reading lies between two of SystemClock's."""
-    limiter = make_limiter(path, fixed_window(1_000, 60_000, anchor="first"))
-    for number in range(200):
-        before = SystemClock().now()
-        now = limiter.check(str(number)).reset_at - 60_000
-        assert before <= now <= SystemClock().now()
-
-
-def test_a_manual_clock_moves_only_when_told() -> None:
-    """Forward by advance, anywhere by set; it starts at 0 unless told otherwise."""
-    clock = ManualClock()
-    assert clock.now() == 0
-    clock.advance(5)
-    clock.advance(0)
-    assert clock.now() == 5
-    clock.set(NOW)
-    clock.set(NOW - 1)
-    assert clock.now() == NOW - 1
-    assert repr(clock) == f"ManualClock({NOW - 1})"
-
-
-def test_a_manual_clock_tells_its_listeners_until_they_leave() -> None:
-    """After the move, so that they see where it stands."""
-    clock, seen = ManualClock(NOW), []
-    leave = clock.subscribe(lambda: seen.append(clock.now()))
-    clock.advance(1)
-    clock.set(NOW)
-    leave()
-    leave()
-    clock.advance(9)
-    assert seen == [NOW + 1, NOW]
-
-
 def test_stores_without_either_method_say_so() -> None:
     """The base class by itself is no store."""
     with pytest.raises(UnsupportedError, match="Store has no apply"):
         rate_limit("5/s", store=Store()).check("k")
-
-
-@both_paths
-def test_an_awaitable_check_decides_when_it_is_awaited(path: str) -> None:
-    """Once; not when it is made, and not a second time."""
-
-    async def use() -> None:
-        clock = ManualClock(NOW)
-        limiter = make_limiter(path, fixed_window(1, 1_000), clock)
-        pending = limiter.acheck("k")
-        assert limiter.peek("k").allowed
-        clock.advance(5_000)
-        assert (await pending).reset_at == NOW + 6_000
-        with pytest.raises(RuntimeError, match="already awaited"):
-            await pending
-
-    run(use())
-
-
-@both_paths
-def test_awaitable_checks_work_with_asyncio_tools(path: str) -> None:
-    """gather, create_task, wait_for and shield take them like any coroutine."""
-
-    async def use() -> None:
-        limiter = make_limiter(path, fixed_window(4, 1_000), ManualClock(NOW))
-        decisions = await asyncio.gather(*(limiter.acheck("k") for _ in range(3)))
-        assert [d.remaining for d in decisions] == [3, 2, 1]
-        task = asyncio.ensure_future(limiter.acheck("k"))
-        assert (await asyncio.wait_for(task, 5)).remaining == 0
-        assert not (await asyncio.wait_for(asyncio.shield(limiter.acheck("k")), 5)).allowed
-        with pytest.raises(ValueError, match="cost must be"):
-            await asyncio.gather(limiter.acheck("k", 0))
-
-    run(use())
-
-
-@both_paths
-def test_a_check_that_is_never_awaited_says_so(path: str) -> None:
-    """On both paths: it was never made, and `if limiter.acheck(...)` would always be true."""
-    limiter = make_limiter(path, gcra(5, 1_000), ManualClock(NOW))
-    with pytest.warns(RuntimeWarning, match="never awaited"):
-        limiter.acheck("k")
-    assert limiter.peek("k").remaining == 5
-
-
-@both_paths
-def test_a_check_that_is_closed_unawaited_is_silent(path: str) -> None:
-    """As any coroutine's end."""
-    limiter = make_limiter(path, gcra(5, 1_000), ManualClock(NOW))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        limiter.acheck("k").close()
-        gc.collect()
 
 
 @both_paths

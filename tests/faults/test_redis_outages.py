@@ -5,76 +5,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 
-from penstock import Decision, Limiter, StoreUnavailableError, gcra, rate_limit
+from penstock import Decision, StoreUnavailableError, gcra, rate_limit
 from penstock.stores.record import pack
 from penstock.stores.redis import RedisStore
-from tests.servers import (
-    FaultProxy,
-    NotReady,
-    RedisCluster,
-    RedisSentinel,
-    Valkey,
-    eventually,
-    require,
-)
+from tests.servers import FaultProxy, Valkey, require
 from tests.stores.crash import LIMIT, STRATEGY, Spender
-from tests.stores.redis.live import FIVE, PATIENT_MS, new_key, running, url_of
+from tests.stores.redis.live import FIVE, PATIENT_MS, new_key, running
 from tests.support.helpers import Quota
 
-TIMEOUT_MS = 150
-# What a slow machine may add to a deadline before it counts as a hang.
-SLACK_S = 0.35
-LONG_MS = 864_000_000
-
-
-class Either:
-    """The same calls in either mode, from one plain test."""
-
-    def __init__(self, mode: str) -> None:
-        self.is_async = mode == "async"
-        self.loop = asyncio.new_event_loop()
-        self.stores: list[RedisStore] = []
-
-    def limiter(self, url: str, strategy: Any = None, **options: Any) -> Limiter:
-        store = RedisStore.from_url(url, **{"timeout_ms": TIMEOUT_MS, **options})
-        self.stores.append(store)
-        return rate_limit(strategy or gcra(50, LONG_MS), store=store)
-
-    def check(self, limiter: Limiter, key: str) -> Decision:
-        if not self.is_async:
-            return limiter.check(key)
-        return self.loop.run_until_complete(limiter.acheck(key))
-
-    def remaining(self, limiter: Limiter, key: str) -> int:
-        if not self.is_async:
-            return limiter.peek(key).remaining
-        return self.loop.run_until_complete(limiter.apeek(key)).remaining
-
-    def close(self) -> None:
-        for store in self.stores:
-            self.loop.run_until_complete(store.aclose())
-        self.loop.close()
-
-
-@pytest.fixture(params=["sync", "async"])
-def either(request: pytest.FixtureRequest) -> Iterator[Either]:
-    found = Either(request.param)
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def valkey() -> Iterator[Valkey]:
-    """A server of the test's own, to be hurt."""
-    require("valkey")
-    with Valkey() as server:
-        yield server
+from .redis_calls import LONG_MS, TIMEOUT_MS, Either, fails_in_time, retry
 
 
 @pytest.fixture
@@ -93,14 +38,6 @@ def proxy() -> Iterator[FaultProxy]:
 
 def through(proxy: FaultProxy) -> str:
     return f"redis://127.0.0.1:{proxy.port}"
-
-
-def fails_in_time(call: Callable[[], Any], match: str) -> None:
-    """The call ends with our error, about when its deadline says."""
-    start = time.monotonic()
-    with pytest.raises(StoreUnavailableError, match=match):
-        call()
-    assert time.monotonic() - start < TIMEOUT_MS / 1000 + SLACK_S
 
 
 @pytest.mark.parametrize("kind", [*FIVE, "quota"])
@@ -211,21 +148,9 @@ def test_a_frozen_server_does_not_hang_its_callers(either: Either, valkey: Valke
         fails_in_time(lambda: either.check(limiter, "k"), "charged")
         failed += 1
     valkey.resume()
-    after = _retry(lambda: either.check(limiter, "k"))
+    after = retry(lambda: either.check(limiter, "k"))
     # Each lost reply costs at most its own request, and never lets one in for free.
     assert 48 - failed <= after.remaining <= 48
-
-
-def _retry(call: Callable[[], Decision], within_s: float = 5.0) -> Decision:
-    """The first answer; errors on the way there must be ours."""
-    give_up = time.monotonic() + within_s
-    while True:
-        try:
-            return call()
-        except StoreUnavailableError:  # noqa: PERF203
-            if time.monotonic() > give_up:
-                raise
-            time.sleep(0.02)
 
 
 def test_a_reply_that_was_cut_off_is_charged_once(either: Either, proxy: FaultProxy) -> None:
@@ -273,7 +198,7 @@ def test_a_network_that_swallows_everything_is_given_up_on_in_time(
     fresh = either.limiter(through(proxy) + "/3")
     fails_in_time(lambda: either.check(fresh, key), "not charged")
     proxy.restore()
-    assert _retry(lambda: either.check(limiter, key)).remaining == 48
+    assert retry(lambda: either.check(limiter, key)).remaining == 48
 
 
 def test_a_refused_connection_is_an_error_in_time(either: Either, proxy: FaultProxy) -> None:
@@ -302,8 +227,8 @@ def test_a_late_reply_never_answers_another_question(either: Either, proxy: Faul
         fails_in_time(lambda: either.check(wide, key), "charged")
     proxy.delay(30)
     for _ in range(5):
-        assert _retry(lambda: either.check(narrow, key)).limit == 7
-        assert _retry(lambda: either.check(wide, key)).limit == 1_000
+        assert retry(lambda: either.check(narrow, key)).limit == 7
+        assert retry(lambda: either.check(wide, key)).limit == 1_000
 
 
 def test_tasks_that_share_a_connection_fail_and_recover_each_on_its_own(proxy: FaultProxy) -> None:
@@ -355,125 +280,3 @@ def test_a_cancelled_task_leaves_no_reply_to_the_next(proxy: FaultProxy) -> None
         await store.aclose()
 
     asyncio.run(main())
-
-
-@pytest.fixture(scope="module")
-def sentinel() -> Iterator[RedisSentinel]:
-    require("valkey")
-    with RedisSentinel() as fleet:
-        yield fleet
-
-
-@pytest.mark.parametrize("how", ["failover", "crash_master"])
-def test_a_failover_is_followed(either: Either, sentinel: RedisSentinel, how: str) -> None:
-    """Typed errors while there is no master; then the new one, script cache empty, counts on."""
-    sentinel.wait_healthy()
-    limiter, key = either.limiter(sentinel.url, timeout_ms=1_000), new_key()
-    assert [either.check(limiter, key).remaining for _ in range(3)] == [49, 48, 47]
-    _wait_replicated(sentinel, key)
-    getattr(sentinel, how)()
-    assert _retry(lambda: either.check(limiter, key)).remaining <= 46
-    if how == "crash_master":
-        for server in sentinel.servers:
-            if not server.running:
-                server.restart()
-        sentinel.wait_healthy()
-
-
-def _wait_replicated(sentinel: RedisSentinel, key: str) -> None:
-    def look() -> None:
-        if sentinel.replica.call("EXISTS", key) != 1:
-            raise NotReady("the replica is behind")
-
-    eventually(look, within=10, what="the replica")
-
-
-def test_a_frozen_sentinel_costs_no_call(either: Either, sentinel: RedisSentinel) -> None:
-    """The first of three is asked, does not answer, and leaves time to ask the second."""
-    sentinel.wait_healthy()
-    sentinel.sentinels[0].pause()
-    try:
-        limiter, key = either.limiter(sentinel.url_of_all, timeout_ms=1_000), new_key()
-        assert [either.check(limiter, key).remaining for _ in range(3)] == [49, 48, 47]
-        limiter.store._router.topology.lost(limiter.store._router.topology.master)
-        start = time.monotonic()
-        assert either.check(limiter, key).remaining == 46
-        assert time.monotonic() - start < 0.4, "the frozen one was asked first again"
-    finally:
-        sentinel.sentinels[0].resume()
-        sentinel.wait_healthy()
-
-
-@pytest.fixture
-def cluster() -> Iterator[RedisCluster]:
-    """One whose nodes serve their own keys without the others."""
-    require("valkey")
-    with RedisCluster() as found:
-        for node in found.nodes:
-            node.call("CONFIG", "SET", "cluster-require-full-coverage", "no")
-        yield found
-
-
-def test_a_frozen_seed_costs_no_call(either: Either, cluster: RedisCluster) -> None:
-    """The first of three is asked, does not answer, and leaves time to ask the second."""
-    key = next(f"k{n}" for n in range(100) if cluster.node_of(f"k{n}") is cluster.nodes[1])
-    cluster.nodes[0].pause()
-    limiter = either.limiter(cluster.url_of_all, timeout_ms=1_000)
-    assert [either.check(limiter, key).remaining for _ in range(3)] == [49, 48, 47]
-
-
-def test_a_frozen_node_fails_its_own_keys_only(either: Either, cluster: RedisCluster) -> None:
-    """However often its keys are asked for, those of the others are all answered, at once."""
-    keys = {cluster.nodes.index(cluster.node_of(f"k{n}")): f"k{n}" for n in range(100)}
-    limiter = either.limiter(cluster.url_of_all, timeout_ms=2 * TIMEOUT_MS)
-    for key in keys.values():
-        either.check(limiter, key)
-    cluster.nodes[0].pause()
-    for left in range(48, 38, -1):
-        fails_in_time(lambda: either.check(limiter, keys[0]), "may have been charged")
-        assert [either.check(limiter, keys[n]).remaining for n in (1, 2)] == [left] * 2
-
-
-def test_a_cluster_without_one_of_its_nodes_serves_the_others(either: Either) -> None:
-    """Keys of the dead node fail in time, the others go on, and its return needs no help."""
-    require("valkey")
-    with RedisCluster(durable=True) as cluster:
-        url = cluster.url.replace("redis://", "redis+cluster://")
-        limiter = either.limiter(url, timeout_ms=TIMEOUT_MS)
-        keys = {cluster.node_of(f"k{n}").port: f"k{n}" for n in range(30)}
-        for key in keys.values():
-            _retry(lambda key=key: either.check(limiter, key))  # type: ignore[misc]
-        victim = cluster.nodes[1]
-        victim.kill()
-        fails_in_time(lambda: either.check(limiter, keys[victim.port]), "not charged")
-        victim.restart()
-        cluster.wait_healthy()
-        for key in keys.values():
-            assert _retry(lambda key=key: either.check(limiter, key)).remaining == 48  # type: ignore[misc]
-
-
-def test_a_moved_slot_is_followed_and_counts_on(either: Either) -> None:
-    """A slot migrates to another master between two checks."""
-    cluster: RedisCluster = running("cluster")
-    limiter = either.limiter(url_of("cluster"), timeout_ms=PATIENT_MS)
-    key = new_key()
-    assert either.check(limiter, key).remaining == 49
-    source = cluster.node_of(key)
-    target = next(node for node in cluster.nodes if node is not source)
-    slot = int(str(source.call("CLUSTER", "KEYSLOT", key)))
-    ids = {node.port: str(node.call("CLUSTER", "MYID")) for node in cluster.nodes}
-    target.call("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source.port])
-    source.call("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target.port])
-    source.call("MIGRATE", target.host, target.port, key, 0, 1000)
-    # The key has left, the slot has not: ASK.
-    assert either.check(limiter, key).remaining == 48
-    for node in (target, source, *cluster.nodes):
-        node.call("CLUSTER", "SETSLOT", slot, "NODE", ids[target.port])
-    assert either.check(limiter, key).remaining == 47
-    # Back again, so that the cluster is as the other tests expect it.
-    source.call("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[target.port])
-    target.call("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[source.port])
-    target.call("MIGRATE", source.host, source.port, key, 0, 1000)
-    for node in (source, target, *cluster.nodes):
-        node.call("CLUSTER", "SETSLOT", slot, "NODE", ids[source.port])
-    assert either.check(limiter, key).remaining == 46

@@ -62,6 +62,18 @@ class RedisCluster(Fleet):
         for node in self.nodes:
             eventually(partial(_check, node), within=20, what="the cluster")
 
+    def wait_agreed(self) -> None:
+        """Until all nodes tell the same owner of each slot, and the same config epochs. A slot that
+        is moved before that can be claimed back by an owner whose epoch was not known yet, and the
+        keys in it are dropped."""
+
+        def agreed() -> None:
+            views = [_view(node) for node in self.nodes]
+            if any(view != views[0] for view in views):
+                raise NotReady(str(views))
+
+        eventually(agreed, within=20, what="the nodes' agreement")
+
     def node_of(self, key: str) -> RedisServer:
         """The master that owns the key."""
         slot = self.nodes[0].call("CLUSTER", "KEYSLOT", key)
@@ -78,3 +90,11 @@ def _check(node: RedisServer) -> None:
     info = call_text(node.port, "CLUSTER", "INFO").split()
     if "cluster_state:ok" not in info or f"cluster_known_nodes:{MASTERS}" not in info:
         raise NotReady(" ".join(info[:6]))
+
+
+def _view(node: RedisServer) -> dict[str, list[str]]:
+    """What a node knows: the config epoch and the slots of each. The fields of a line are id,
+    address, flags, master, ping, pong, epoch, state and slots."""
+    lines = call_text(node.port, "CLUSTER", "NODES").splitlines()
+    fields = [line.split() for line in lines]
+    return {each[0]: [each[6], *each[8:]] for each in fields}

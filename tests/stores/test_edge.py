@@ -141,7 +141,8 @@ def test_a_server_that_does_not_answer_costs_the_timeout(
     start = time.monotonic()
     with pytest.raises(StoreUnavailableError, match="charged"):
         _check(store, mode)
-    assert 0.9 < time.monotonic() - start < 2.5
+    # Without a deadline a client would wait for a minute, or for ever.
+    assert 0.9 < time.monotonic() - start < 10
     proxied.restore()
     assert _check(store, mode).remaining == 8
     store.close()
@@ -158,7 +159,7 @@ def test_a_paused_server_costs_the_timeout_and_loses_nothing(name: str) -> None:
         for _ in range(2):
             with pytest.raises(StoreUnavailableError):
                 _check(store, "sync")
-        assert time.monotonic() - start < 4
+        assert time.monotonic() - start < 20
         server.resume()
         # A write that waited in the server's socket may be done now; that is what was said.
         assert _check(store, "sync").remaining in (7, 8)

@@ -11,14 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock import (
-    Decision,
-    Limiter,
-    ManualClock,
-    MemoryStore,
-    Outcome,
-    Strategy,
-)
+from penstock import Decision, Limiter, ManualClock, MemoryStore, Outcome, Strategy
 from penstock.accel._limiter import limiter_class
 from penstock.core._native import native
 from penstock.core._strategy import find_strategy, registered
@@ -36,6 +29,7 @@ needs_native = pytest.mark.skipif(native is None, reason="the native path is off
 
 # The paths of this run: the native one if it is on, and always the interpreted one.
 PATHS = ["interpreted"] if native is None else ["interpreted", "native"]
+both_paths = pytest.mark.parametrize("path", PATHS)
 
 
 def make_store(
@@ -190,3 +184,8 @@ def run(coroutine: Any) -> Any:
         return await asyncio.wait_for(coroutine, 30)
 
     return asyncio.run(bounded())
+
+
+async def awaited(call: Any, *arguments: Any) -> Any:
+    """A call as a coroutine, for `asyncio.run`."""
+    return await call(*arguments)

@@ -14,6 +14,10 @@ a machine that slept, or a whole group that was stopped, is none the worse for i
 
 A worker is given its policies, so one that dies while a bad file lies on the disk is replaced like
 any other, by one that serves the last good file.
+
+A worker is kept from the moment it is started: one that dies before it serves, killed or for want
+of memory, is replaced like any other. What ends the service at its start is a worker that says why
+it cannot serve, or START_TRIES per worker that say nothing while none has served.
 """
 
 from __future__ import annotations
@@ -37,16 +41,19 @@ from ._running import ignore_hangup, until_told
 from ._totals import Channel, Totals
 from ._worker import Failed, Hangup, Started, TakenUp, Totalled, Unreadable, WorkerReport, work
 
-__all__ = ["SILENT_S", "Supervisor"]
+__all__ = ["SILENT_S", "START_TRIES", "Supervisor"]
 
 
 SILENT_S = 5.0
 """How long a worker may say nothing before it is replaced."""
 
+START_TRIES = 3
+"""How many workers in the place of one may end without a word before the service gives up, unless
+another has served."""
+
 _START_S = 30.0
 _RESTART_S = 1.0
 _KILL_AFTER_S = 5.0
-_SIGNAL_S = 0.1
 _LOOK_S = 0.1
 _LAST_WORDS_S = 1.0
 
@@ -75,7 +82,9 @@ class Supervisor:
         self._problem = ""
         self._totals = Totals()
         self._spawn = multiprocessing.get_context("spawn")
-        self._workers: list[_WorkerProcess] = []
+        self._workers: dict[int, _WorkerProcess] = {}
+        self._served: set[int] = set()
+        self._unsaid = 0
         self._stopping = asyncio.Event()
 
     async def run(self) -> int:
@@ -83,13 +92,14 @@ class Supervisor:
         # Set up with the loop at work, so that the handlers are there before the first worker.
         await asyncio.sleep(0)
         ignore_hangup()
-        chores: list[asyncio.Future[None]] = []
+        self._start_up: asyncio.Future[Started | Failed] = told.get_loop().create_future()
+        places = range(self._options.workers)
+        chores = [asyncio.ensure_future(self._keep(place)) for place in places]
         hangups = contextlib.ExitStack()
         try:
-            lines = await self._start_all()
-            if not self._stopping.is_set():
-                greet(self._options, lines)
-            chores = [asyncio.ensure_future(self._keep(i)) for i in range(len(self._workers))]
+            await asyncio.wait((told, self._start_up), return_when=asyncio.FIRST_COMPLETED)
+            if not told.done():
+                greet(self._options, _lines_of(self._start_up.result()))
             if self._options.tls is not None:
                 hangups.enter_context(heard(lambda: self._tell_all(Hangup())))
             if self._options.config is not None:
@@ -116,31 +126,17 @@ class Supervisor:
 
     def _tell_all(self, message: object) -> None:
         packed = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        for worker in self._workers:
+        for worker in self._workers.values():
             worker.channel.send_packed(packed)
 
-    async def _start_all(self) -> list[str]:
-        """What the workers serve, in lines."""
-        for _ in range(self._options.workers):
-            self._workers.append(await self._start())
-        starts = [await _started(worker) for worker in self._workers]
-        failures = [start for start in starts if isinstance(start, Failed)]
-        if failures and not await self._is_told():
-            raise _error_of(failures[0])
-        return next((start.lines for start in starts if isinstance(start, Started)), [])
-
-    async def _is_told(self) -> bool:
-        """Whether it is to stop, which a worker may have heard a moment before: the signal to a
-        group ends one that is still starting."""
-        await asyncio.sleep(_SIGNAL_S)
-        return self._stopping.is_set()
-
     async def _start(self) -> _WorkerProcess:
-        ours, theirs = socket.socketpair()
-        with theirs:
+        with contextlib.ExitStack() as failing:
+            ours, theirs = map(failing.enter_context, socket.socketpair())
             process = self._spawn.Process(target=work, args=(self._options, theirs), daemon=True)
             process.start()
-        channel = await Channel.over(ours)
+            theirs.close()
+            channel = await Channel.over(ours)
+            failing.pop_all()
         worker = _WorkerProcess(process, channel, asyncio.get_running_loop().create_future())
         worker.listening = asyncio.ensure_future(self._listen(worker))
         channel.send(self.file)
@@ -158,7 +154,7 @@ class Supervisor:
                 worker.silent_s = 0.0
                 self._hear(worker, message)
         if not worker.start.done():
-            worker.start.set_result(Failed("it ended before it could say why"))
+            worker.start.set_result(Failed("it ended before it could say why", again=True))
 
     def _hear(self, worker: _WorkerProcess, message: object) -> None:
         if isinstance(message, WorkerReport):
@@ -171,24 +167,36 @@ class Supervisor:
         elif isinstance(message, (Started, Failed)):
             worker.start.set_result(message)
 
-    async def _keep(self, index: int) -> None:
-        """Replace the worker whenever it dies or falls silent, after a pause, so that a fault does
-        not spin."""
+    async def _keep(self, place: int) -> None:
+        """Start a worker, and another whenever it dies or falls silent, after a pause, so that a
+        fault does not spin."""
         while True:
-            worker = self._workers[index]
-            await self._over(worker)
-            await self._part_with(worker)
-            _log.error(
-                "worker %s ended with %s and is replaced",
-                worker.process.pid,
-                worker.process.exitcode,
-            )
+            try:
+                worker = self._workers[place] = await self._start()
+            except OSError as error:
+                # No process, memory or file to spare; there may be when it is tried again.
+                _log.error("no worker could be started: %s", error)
+                self._judge(place, Failed(str(error), again=True))
+            else:
+                self._judge(place, await _started(worker))
+                await self._over(worker)
+                await self._part_with(worker)
             await asyncio.sleep(_RESTART_S)
-            self._workers[index] = await self._start()
-            start = await _started(self._workers[index])
-            if isinstance(start, Failed):
-                _log.error("its successor could not start: %s", start.problem)
-                self._workers[index].process.kill()
+
+    def _judge(self, place: int, start: Started | Failed) -> None:
+        """Whether the service is up, or never will be."""
+        if isinstance(start, Started):
+            self._served.add(place)
+            if len(self._served) < self._options.workers:
+                return
+        elif start.again:
+            self._unsaid += 1
+            if self._served or self._unsaid < START_TRIES * self._options.workers:
+                return
+        if not self._start_up.done():
+            self._start_up.set_result(start)
+        elif isinstance(start, Failed):
+            _log.error("a successor could not start: %s", start.problem)
 
     async def _over(self, worker: _WorkerProcess) -> None:
         """Wait for the worker's end, and bring it about if it is silent for too long."""
@@ -207,12 +215,14 @@ class Supervisor:
         worker.listening.cancel()
         worker.channel.close()
         self._totals.retire(worker, self.file.policies)
+        pid, code = worker.process.pid, worker.process.exitcode
+        _log.error("worker %s ended with %s and is replaced", pid, code)
 
     async def _stop_all(self) -> None:
-        for worker in self._workers:
+        for worker in self._workers.values():
             worker.channel.close()
         wait_s = self._options.drain_s + _KILL_AFTER_S
-        waits = [_ended(worker.process) for worker in self._workers]
+        waits = [_ended(worker.process) for worker in self._workers.values()]
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.gather(*waits), wait_s)
         self._kill_all()
@@ -222,21 +232,27 @@ class Supervisor:
         raise SystemExit(130)
 
     def _kill_all(self) -> None:
-        for worker in self._workers:
+        for worker in self._workers.values():
             if worker.process.is_alive():
                 worker.process.kill()
 
 
-def _error_of(failure: Failed) -> PenstockError:
-    kind = ConfigInvalidError if failure.mistake else PenstockError
-    return kind(f"a worker could not start: {failure.problem}")
+def _lines_of(start: Started | Failed) -> list[str]:
+    """What the workers serve, in lines."""
+    if isinstance(start, Started):
+        return start.lines
+    kind = ConfigInvalidError if start.mistake else PenstockError
+    raise kind(f"a worker could not start: {start.problem}")
 
 
 async def _started(worker: _WorkerProcess) -> Started | Failed:
+    """Wait until it serves, and end it if that takes too long."""
     try:
         return await asyncio.wait_for(asyncio.shield(worker.start), _START_S)
     except asyncio.TimeoutError:
-        return Failed(f"not within {_START_S:g} s")
+        _log.error("worker %s has not started within %g s", worker.process.pid, _START_S)
+        worker.process.kill()
+        return Failed(f"not within {_START_S:g} s", again=True)
 
 
 async def _ended(process: BaseProcess) -> None:

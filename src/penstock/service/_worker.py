@@ -55,10 +55,12 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Why a worker does not serve; `mistake`: no waiting will mend it."""
+    """Why a worker does not serve; `mistake`: no waiting will mend it; `again`: the next one may
+    well serve, since this one was ended by something else, without a word."""
 
     problem: str
     mistake: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

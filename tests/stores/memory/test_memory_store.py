@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import random
 import signal
 import threading
-import time
-import tracemalloc
-import weakref
 from typing import Any
 
 import pytest
@@ -24,15 +20,11 @@ from penstock import (
     Strategy,
     fixed_window,
     gcra,
-    rate_limit,
     sliding_window_log,
-    unlimited,
 )
 from penstock.core._transform import Transform, checking, peeking
 from penstock.stores.memory._table import RECLAIM_FLOOR
-from tests.support.helpers import NOW, PATHS, Quota, make_limiter, make_store
-
-both_paths = pytest.mark.parametrize("path", PATHS)
+from tests.support.helpers import NOW, both_paths, make_limiter, make_store
 
 
 class Stamp(Strategy):
@@ -180,229 +172,6 @@ def test_the_horizon_moves_only_when_something_was_dropped(path: str) -> None:
 
 
 @both_paths
-@pytest.mark.parametrize("strategy", [gcra(10, 10_000), sliding_window_log(5, 1_000), Quota(5)])
-def test_memory_is_given_back_after_expiry(path: str, strategy: Strategy) -> None:
-    """Less than 5% of it is left once all keys have expired and a few more checks ran."""
-    clock, store = ManualClock(NOW), make_store(path)
-    limiter = make_limiter(path, strategy, clock, store)
-    gc.collect()
-    tracemalloc.start()
-    try:
-        base = tracemalloc.get_traced_memory()[0]
-        for number in range(20_000):
-            limiter.check(f"key-{number:012d}")
-        full = tracemalloc.get_traced_memory()[0] - base
-        clock.advance(10**6)
-        for number in range(5):
-            limiter.check(f"late-{number}")
-        left = tracemalloc.get_traced_memory()[0] - base
-    finally:
-        tracemalloc.stop()
-    assert full > 20_000 * 60
-    assert left < 0.05 * full
-    assert len(store) == 5
-
-
-class Album(Strategy):
-    """Keeps a large state for a second."""
-
-    limit = 1
-
-    def check(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
-        return Outcome(bytes(100_000), Decision(True, 1, 0, now + 1_000, 0), 1_000, True)
-
-
-@both_paths
-@pytest.mark.parametrize("strategy", [sliding_window_log(10_000, 1_000), Album()])
-def test_memory_of_few_but_heavy_keys_is_given_back_too(path: str, strategy: Strategy) -> None:
-    """Far fewer keys than the floor, and megabytes in them."""
-    clock = ManualClock(NOW)
-    store = make_store(path)
-    limiter = make_limiter(path, strategy, clock, store)
-    keys = 40 if path == "interpreted" else 200
-    tracemalloc.start()
-    for _ in range(500):
-        for key in range(keys):
-            limiter.check(f"k{key}")
-        clock.advance(1)
-    heavy = tracemalloc.get_traced_memory()[0]
-    for _ in range(3):
-        clock.advance(1_000)
-        limiter.check("another")
-    left = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    assert heavy > 1_000_000
-    assert left < heavy / 3
-
-
-@both_paths
-def test_few_and_light_keys_stay_for_a_clock_that_comes_back(path: str) -> None:
-    """However often they are weighed."""
-    clock = ManualClock(NOW)
-    limiter = make_limiter(path, sliding_window_log(5, 1_000), clock)
-    limiter.check("k", 5)
-    for _ in range(5):
-        clock.advance(10_000)
-        limiter.check("another")
-    clock.set(NOW + 500)
-    assert not limiter.check("k")
-
-
-@both_paths
-def test_memory_is_given_back_while_others_stay(path: str) -> None:
-    """Keys that live on do not keep the room of those that went, but for the reclaim floor."""
-    clock, store = ManualClock(NOW), make_store(path)
-    brief = make_limiter(path, Quota(5, 1_000), clock, store)
-    lasting = make_limiter(path, Quota(5, 10**9), clock, store, prefix="long")
-    for number in range(100):
-        lasting.check(str(number))
-    gc.collect()
-    tracemalloc.start()
-    try:
-        base = tracemalloc.get_traced_memory()[0]
-        for number in range(30_000):
-            if number % 50 == 0:
-                clock.advance(1)
-            brief.check(f"key-{number:012d}")
-        full = tracemalloc.get_traced_memory()[0] - base
-        for _ in range(1_500):
-            clock.advance(1)
-            lasting.check("7")
-        left = tracemalloc.get_traced_memory()[0] - base
-    finally:
-        tracemalloc.stop()
-    assert left < 0.1 * full
-    assert len(store) == 100
-
-
-@both_paths
-def test_states_of_custom_strategies_are_released(path: str) -> None:
-    """On expiry, reset, overwriting, eviction and with the store itself."""
-
-    class Token:
-        pass
-
-    class Holder(Strategy):
-        limit = 1
-
-        def check(self, state: Any, now: int, cost: int) -> Outcome[Any]:
-            token = Token()
-            return Outcome(token, weakref.ref(token), 1_000, True)
-
-    clock = ManualClock(NOW)
-    store = make_store(path, 2, "evict")
-    limiter: Any = make_limiter(path, Holder(), clock, store)
-    first, second = limiter.check("k"), limiter.check("k")
-    assert first() is None
-    assert second() is not None
-    limiter.reset("k")
-    assert second() is None
-    evicted = [limiter.check(key) for key in "abcd"]
-    assert [ref() is None for ref in evicted] == [True, True, False, False]
-    store.sweep(NOW + 1_000)
-    assert all(ref() is None for ref in evicted)
-    last = limiter.check("z")
-    del limiter, store
-    gc.collect()
-    assert last() is None
-
-
-@both_paths
-def test_evicting_keeps_the_keys_that_are_used(path: str) -> None:
-    """Second chance: what was asked for since the hand last passed stays, what was not goes."""
-    clock, store = ManualClock(NOW), make_store(path, 10, "evict")
-    limiter = make_limiter(path, fixed_window(100, 60_000), clock, store)
-    for number in range(10):
-        limiter.check(f"old {number}")
-    for number in range(200):
-        limiter.check("hot")
-        limiter.check(f"passing {number}")
-    assert limiter.peek("hot").remaining < 5 or not limiter.peek("hot").allowed
-    assert len(store) == 10
-    assert store.evictions >= 200
-
-
-@both_paths
-def test_a_denied_or_peeked_key_counts_as_used(path: str) -> None:
-    """An abuser who is being denied must not be the first to be forgotten."""
-    clock, store = ManualClock(NOW), make_store(path, 3, "evict")
-    limiter = make_limiter(path, fixed_window(1, 60_000), clock, store)
-    for key in ("abuser", "b", "c"):
-        limiter.check(key)
-    assert not limiter.check("abuser").allowed
-    limiter.check("newcomer")
-    assert not limiter.check("abuser").allowed
-    assert store.evictions == 1
-
-
-@both_paths
-def test_expired_keys_go_before_live_ones(path: str) -> None:
-    """Nobody is evicted, or refused, while somebody else's time is up."""
-    for overflow in ("evict", "deny"):
-        clock, store = ManualClock(NOW), make_store(path, 100, overflow)
-        limiter = make_limiter(path, fixed_window(1, 1_000, anchor="first"), clock, store)
-        for number in range(50):
-            limiter.check(f"early {number}")
-        clock.advance(500)
-        for number in range(50):
-            limiter.check(f"late {number}")
-        clock.advance(500)
-        assert all(limiter.check(f"new {number}").allowed for number in range(50))
-        assert not any(limiter.check(f"late {number}").allowed for number in range(50))
-        assert (store.evictions, store.refusals) == (0, 0)
-
-
-@both_paths
-def test_rotating_through_more_keys_than_fit(path: str) -> None:
-    """With "evict" rotation starts each key afresh, and is counted; with "deny" it gets nowhere."""
-    for overflow, admitted in (("evict", 3 * 40), ("deny", 20)):
-        clock, store = ManualClock(NOW), make_store(path, 20, overflow)
-        limiter = make_limiter(path, fixed_window(1, 60_000), clock, store)
-        seen = sum(limiter.check(str(n)).allowed for _ in range(3) for n in range(40))
-        assert seen == admitted
-        assert (store.evictions > 0) == (overflow == "evict")
-        assert (store.refusals > 0) == (overflow == "deny")
-
-
-@both_paths
-def test_a_refusal_for_lack_of_room_is_a_sound_denial(path: str) -> None:
-    """It spends nothing, tells when room may be made, and known keys are served all the same."""
-    clock, store = ManualClock(NOW), make_store(path, 2, "deny")
-    limiter = make_limiter(path, fixed_window(5, 1_000, anchor="first"), clock, store)
-    limiter.check("a")
-    clock.advance(100)
-    limiter.check("b")
-    refused = limiter.check("c")
-    assert not refused.allowed
-    assert (refused.limit, refused.remaining) == (5, 0)
-    assert 1 <= refused.retry_after_ms <= 900
-    assert refused.reset_at == clock.now() + refused.retry_after_ms
-    assert limiter.check("a").allowed
-    assert limiter.forecast("c").spendable_now == 0
-    while not refused.allowed:
-        clock.advance(refused.retry_after_ms)
-        refused = limiter.check("c")
-    assert clock.now() == NOW + 1_000
-
-
-@both_paths
-def test_what_keeps_nothing_needs_no_room(path: str) -> None:
-    """A kill switch allows on a full store too, and a look that is refused is not counted."""
-    clock = ManualClock(NOW)
-    store = make_store(path, 1, "deny")
-    make_limiter(path, gcra(5, 60_000), clock, store).check("held")
-    switch = make_limiter(path, unlimited(), clock, store)
-    assert switch.check("new").allowed
-    assert switch.peek("new").allowed
-    shut = make_limiter(path, gcra(5, 60_000), clock, store)
-    assert not shut.peek("new").allowed
-    assert shut.forecast("new").spendable_now == 0
-    assert store.refusals == 0
-    assert not shut.check("new").allowed
-    assert store.refusals == 1
-
-
-@both_paths
 def test_a_subclass_that_decides_for_itself_is_asked(path: str) -> None:
     """The compiled limiter does not go round it, nor does a batch."""
 
@@ -424,46 +193,6 @@ def test_a_subclass_that_decides_for_itself_is_asked(path: str) -> None:
     assert limiter.peek("k").remaining == 2
 
 
-def test_a_sweeper_on_another_clock_is_refused() -> None:
-    """It would drop what still counts by the limiter's."""
-    clock = ManualClock(NOW)
-    for store, given in (
-        (MemoryStore(sweep_every_ms=1_000), clock),
-        (MemoryStore(sweep_every_ms=1_000, clock=clock), None),
-    ):
-        with pytest.raises(ConfigInvalidError, match="give both the same"):
-            rate_limit("2/second", store=store, clock=given)
-        store.close()
-    fits = MemoryStore(sweep_every_ms=1_000, clock=clock)
-    assert rate_limit("2/second", store=fits, clock=clock).check("k")
-    fits.close()
-
-
-@both_paths
-def test_a_reset_makes_room(path: str) -> None:
-    """A key that was reset no longer counts."""
-    store = make_store(path, 1, "deny")
-    limiter = make_limiter(path, gcra(1, 60_000), ManualClock(NOW), store)
-    limiter.check("a")
-    assert not limiter.check("b").allowed
-    limiter.reset("b")
-    limiter.reset("a")
-    assert len(store) == 0
-    assert limiter.check("b").allowed
-
-
-@both_paths
-def test_peeks_and_denials_take_no_room(path: str) -> None:
-    """Only what is written is kept: a flood of questions about unknown keys leaves nothing."""
-    store = make_store(path)
-    limiter = make_limiter(path, gcra(1, 60_000), ManualClock(NOW), store)
-    for number in range(100):
-        limiter.peek(str(number))
-        limiter.forecast(str(number))
-        assert not limiter.check(str(number), 2).allowed
-    assert len(store) == 0
-
-
 @both_paths
 def test_len_counts_what_is_remembered_at_the_latest_instant(path: str) -> None:
     """Expired keys are not counted, whether or not anybody asked for them since."""
@@ -478,54 +207,6 @@ def test_len_counts_what_is_remembered_at_the_latest_instant(path: str) -> None:
     limiter.peek("anything")
     assert len(store) == 2
     assert store
-
-
-def test_the_sweeper_gives_back_what_nobody_asks_for_and_ends_with_close() -> None:
-    """An idle program gets its memory back; closing ends the thread, twice if need be."""
-    clock = ManualClock(NOW)
-    store = MemoryStore(sweep_every_ms=1, clock=clock)
-    make_limiter("as is", gcra(1, 1_000), clock, store).check("k")
-    sweeper = store._sweeper
-    assert sweeper is not None
-    clock.advance(1_000)
-    deadline = time.monotonic() + 10
-    table: Any = store.table
-    while (len(table._records) if hasattr(table, "_records") else len(table)) and (
-        time.monotonic() < deadline
-    ):
-        threading.Event().wait(0.001)
-    assert len(store) == 0
-    store.close()
-    store.close()
-    assert not sweeper._thread.is_alive()
-
-
-def test_a_dropped_store_takes_its_sweeper_along() -> None:
-    """The thread holds the store weakly and ends with it."""
-    store = MemoryStore(sweep_every_ms=1)
-    thread = store._sweeper._thread  # type: ignore[union-attr]
-    assert thread.daemon
-    del store
-    gc.collect()
-    thread.join(10)
-    assert not thread.is_alive()
-
-
-def test_closing_from_a_coroutine_ends_the_sweeper_too() -> None:
-    """`aclose` is `close`."""
-    store = MemoryStore(sweep_every_ms=1)
-    thread = store._sweeper._thread  # type: ignore[union-attr]
-    asyncio.run(store.aclose())
-    assert not thread.is_alive()
-
-
-def test_without_being_asked_to_a_store_starts_no_thread() -> None:
-    """Expiry is driven by access; there is nothing to stop."""
-    before = threading.active_count()
-    store = MemoryStore()
-    make_limiter("as is", gcra(1, 1_000), None, store).check("k")
-    assert threading.active_count() == before
-    store.close()
 
 
 @pytest.mark.parametrize(
@@ -548,18 +229,6 @@ def test_nonsense_options_are_refused(options: dict[str, Any]) -> None:
     """Each with the name of the option and what would be right."""
     with pytest.raises(ConfigInvalidError, match=f"^{next(iter(options))} must be"):
         MemoryStore(**options)
-
-
-@both_paths
-@pytest.mark.parametrize("now", [-1, 1.5, 2**46 + 1, "now", True])
-def test_a_sweep_at_a_nonsense_instant_is_refused(path: str, now: Any) -> None:
-    """Sweeping at the end of time would forget everybody."""
-    with pytest.raises(ConfigInvalidError, match="epoch milliseconds"):
-        make_store(path).sweep(now)
-    store = make_store(path)
-    store.clock = type("Odd", (), {"now": lambda self: now})()
-    with pytest.raises(ConfigInvalidError, match="epoch milliseconds"):
-        store.sweep()
 
 
 class Stuck(Strategy):

@@ -25,9 +25,7 @@ from penstock import (
     gcra,
     sliding_window_log,
 )
-from tests.support.helpers import NOW, PATHS, make_limiter, make_store
-
-both_paths = pytest.mark.parametrize("path", PATHS)
+from tests.support.helpers import NOW, both_paths, make_limiter, make_store
 
 
 class Dying:

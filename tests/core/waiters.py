@@ -1,0 +1,52 @@
+"""Callers that wait in a line, for the tests of `acquire`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from penstock import Decision, Limiter
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for other threads to bring something about."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.0005)
+
+
+async def auntil(condition: Callable[[], bool]) -> None:
+    """The awaitable twin of `until`."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.0005)
+
+
+def waiting(limiter: Limiter) -> int:
+    return len(limiter._queues)
+
+
+class Line:
+    """Threads that join one limiter's line, one after the other."""
+
+    def __init__(self, limiter: Limiter, pool: ThreadPoolExecutor) -> None:
+        self.limiter, self.pool = limiter, pool
+        self.order: list[Any] = []
+
+    def join(self, name: Any, key: str = "k", **options: Any) -> Future[Decision]:
+        before = waiting(self.limiter)
+
+        def stand() -> Decision:
+            decision = self.limiter.acquire(key, **options)
+            self.order.append(name)
+            return decision
+
+        future = self.pool.submit(stand)
+        until(lambda: waiting(self.limiter) > before or future.done())
+        return future
