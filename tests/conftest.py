@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -30,6 +31,33 @@ def _no_settings_left_behind() -> Iterator[None]:
     """A setting of the service in this process would reach every command that a test runs."""
     yield
     assert list(filter(is_setting, os.environ)) == []
+
+
+# Files that take minutes. They are begun first, so that no process is left with one of them at the
+# end while the others have nothing to do.
+LONG = (
+    "stores/test_edge.py",
+    "stores/test_edge_several.py",
+    "test_install.py",
+    "conformance/test_conformance.py",
+    "queueing/test_interrupts.py",
+    "stores/redis/test_interrupts.py",
+    "properties/test_lua_agrees.py",
+    "faults/",
+    "service/",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, and else in the order in which they were found."""
+    root = Path(__file__).parent
+
+    def rank(item: pytest.Item) -> int:
+        path = item.path.relative_to(root).as_posix() if root in item.path.parents else ""
+        places = [place for place, name in enumerate(LONG) if path.startswith(name)]
+        return places[0] if places else len(LONG)
+
+    items.sort(key=rank)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
