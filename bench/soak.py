@@ -140,7 +140,7 @@ def write_policies(path: Path, number: int) -> None:
     fresh = path.with_suffix(".new")
     fresh.write_text(
         "version: 1\nlimiters:\n"
-        "  plenty: {strategy: gcra, limit: 1000000, period: 1s}\n"
+        "  plenty: {strategy: fixedWindow, limit: 100000000, window: 1s}\n"
         f"  changing: {{strategy: gcra, limit: {number + 1}, period: 1s}}\n"
     )
     fresh.replace(path)
