@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +33,17 @@ def _no_settings_left_behind() -> Iterator[None]:
     """A setting of the service in this process would reach every command that a test runs."""
     yield
     assert list(filter(is_setting, os.environ)) == []
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _garbage_of_drivers_stays_here(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A driver whose connection was cut leaves it to the collector, which complains in whatever
+    test it happens to run. So it runs at the end of the files that cut connections."""
+    yield
+    if {"stores", "faults", "conformance"} & set(request.path.parts):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
 
 
 # Files that take minutes. They are begun first, so that no process is left with one of them at the
