@@ -1,1 +1,1 @@
-"""The tests are a package, so that those of one room may use the helpers of another."""
+"""The tests are a package, so that those of one folder may use the helpers of another."""

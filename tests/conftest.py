@@ -40,9 +40,9 @@ def _garbage_of_drivers_stays_here(request: pytest.FixtureRequest) -> Iterator[N
     """A driver whose connection was cut leaves it to the collector, which complains in whatever
     test it happens to run. So it runs at the end of the files that cut connections."""
     yield
-    if {"stores", "faults", "conformance"} & set(request.path.parts):
+    if {"stores", "faults", "conformance", "queueing"} & set(request.path.parts):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)
+            warnings.simplefilter("ignore")
             gc.collect()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = [
-    f"tests/{room}" for room in ("core", "strategies", "conformance", "accel", "stores/memory")
+    f"tests/{folder}" for folder in ("core", "strategies", "conformance", "accel", "stores/memory")
 ]
 NEWEST_MINOR = 20
 

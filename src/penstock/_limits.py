@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from .accel._limits import gate_of
@@ -20,7 +19,7 @@ from .core._charges import Charge, Part, areserved, pauses, require_until, requi
 from .core._clock import Clock, SystemClock, require_clock
 from .core._decision import Decision, Forecast
 from .core._errors import UnsupportedError
-from .core._limiter import Claim, claim, clock_reader, refuse_check
+from .core._limiter import OnStore, claim, clock_reader, refuse_check
 from .core._store import MadeBy, Store, require_store
 from .core._strategy import Strategy
 from .core._transform import Step, Transform, checking, forecasting, looking
@@ -108,7 +107,7 @@ class _Part:
         self.forecast: Transform[Forecast] = forecasting(limit.strategy)
 
 
-class Limits:
+class Limits(OnStore):
     """Checks requests against several limits at once, all or nothing. Safe to share between
     threads.
 
@@ -142,9 +141,7 @@ class Limits:
             if require_atomic and not self.atomic:
                 _refuse_store(home, prefix)
             self._parts = [_Part(name, limit, lead) for name, limit in declared.items()]
-            self._claims: list[Claim] = [
-                claim(home, part.lead, part.limit.strategy) for part in self._parts
-            ]
+            self._claims = [claim(home, part.lead, part.limit.strategy) for part in self._parts]
         except BaseException:
             if self._owns_store:
                 home.close()
@@ -156,7 +153,7 @@ class Limits:
         self._now = clock_reader(self.clock)
         self._queues = KeyQueues(max_waiters)
         self._waiting_clock = waiting_clock(self.clock)
-        self._made_by = MadeBy(
+        self.made_by: MadeBy | None = MadeBy(
             Limits,
             limits,
             store=store,
@@ -305,50 +302,6 @@ class Limits:
             lambda: self.apeek(keys),
         )
         return verdict
-
-    def close(self) -> None:
-        """Close the store, if this object opened it."""
-        self._claims.clear()
-        if self._owns_store:
-            self.store.close()
-
-    async def aclose(self) -> None:
-        """The awaitable twin of `close`."""
-        self._claims.clear()
-        if self._owns_store:
-            await self.store.aclose()
-
-    def __enter__(self) -> Limits:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Limits:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle holds what this was made from: see `Store.__reduce__`."""
-        if self._owns_store and self.store.made_by is None:
-            raise UnsupportedError(
-                f"{self!r} cannot be pickled or copied: its counts are in the memory of this "
-                "process; give it a store that others can open too, as in "
-                "Limits(..., store='redis://localhost:6379')"
-            )
-        return self._made_by.reduced()
 
     def __repr__(self) -> str:
         declared = ", ".join(f"{part.name}: {part.limit.strategy!r}" for part in self._parts)

@@ -290,7 +290,7 @@ class Doubled(gcra(5, 1_000).__class__):  # type: ignore[misc]
 
 
 def test_a_subclass_that_overrides_check_is_obeyed_on_both_paths() -> None:
-    """A rider that no longer stands for `check` must not be taken in its place."""
+    """An accelerator that no longer stands for `check` must not be taken in its place."""
     pair = Pair()
     for limiter in pair.limiters(Doubled(10, 1_000)):
         assert [limiter.check("k").allowed for _ in range(6)] == [True] * 5 + [False]

@@ -1,4 +1,4 @@
-"""Budgets on a server: the Lua rider says what the oracle says, and a fleet shares one budget."""
+"""Budgets on a server: Lua says what the oracle says, and a fleet shares one budget."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_an_open_client_that_never_reached_its_door_forecasts_what_it_would_allo
         assert limiter.forecast(cost=5).spendable_now == 1
 
 
-def test_a_stopped_door_is_found_again_by_a_limiter_that_was_idle(
+def test_a_stopped_server_is_found_again_by_a_limiter_that_was_idle(
     server: InProcessServer, node: ManualClock
 ) -> None:
     """Its channel reconnects by itself."""

@@ -31,7 +31,7 @@ from tests.leasing.far import FarStore
 from tests.stores.cas.backend import DictCasStore
 from tests.stores.postgres.live import new_table, url_of
 from tests.support.helpers import NOW
-from tests.support.interrupts import Interrupt, Striker
+from tests.support.interrupts import Interrupt, Striker, apart
 
 # What was begun and cut off is found by the collector, which complains.
 pytestmark = [
@@ -87,6 +87,10 @@ class Loop:
         self, parts: tuple[str, ...], verify: Callable[[str, Told], None], *, least: int
     ) -> None:
         """Run a crowd for each line, with an interrupt there; `verify` looks at what is left."""
+        struck = apart(lambda: self._strike(parts, verify))
+        assert struck >= least
+
+    def _strike(self, parts: tuple[str, ...], verify: Callable[[str, Told], None]) -> int:
         seen: dict[Any, None] = {}
         for _ in range(3):
             watcher = Striker(parts)
@@ -100,7 +104,7 @@ class Loop:
             except BaseException as failure:
                 raise AssertionError(f"interrupted at {place}") from failure
             struck += striker.has_struck
-        assert struck >= least
+        return struck
 
     def _play(self, striker: Striker, verify: Callable[[str, Told], None]) -> None:
         key, told, after = next(self._names), Told(), Told()

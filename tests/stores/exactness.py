@@ -62,7 +62,8 @@ class TwoLimits:
     """Two keys as one decision. Every second caller names them the other way round."""
 
     def __init__(self) -> None:
-        name = f"exactness-{uuid.uuid4().hex}"
+        # With a hash tag, so that both are in one slot of a cluster.
+        name = f"{{exactness-{uuid.uuid4().hex}}}"
         self._strategies = {
             f"{name}-a": fixed_window(WIDER_LIMIT, PERIOD_MS, "first"),
             f"{name}-b": fixed_window(LIMIT, PERIOD_MS, "first"),

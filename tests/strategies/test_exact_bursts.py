@@ -145,15 +145,15 @@ def client(request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
 
 def test_lua_computes_the_same_interval_for_every_limit(client: redis.Redis) -> None:
     """By the very line of the script, in the server's doubles."""
-    line = re.search(r"local interval = .*\n", Gcra.lua_sources[0].check.source)
+    line = re.search(r"local function intervalOf.*\n", Gcra.lua_sources[0].check.source)
     assert line is not None
     for period_ms in PERIODS.values():
         texts = client.eval(
             f"""
             local floor, intervals = math.floor, {{}}
+            {line[0]}
             for limit = 1, {LIMITS[-1]} do
-              local p = {{periodMs = {period_ms}, limit = limit}}
-              {line[0]}
+              local interval = intervalOf({{periodMs = {period_ms}, limit = limit}})
               intervals[limit] = string.format('%.17g', interval)
             end
             return intervals

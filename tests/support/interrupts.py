@@ -8,17 +8,21 @@ code which is run from several sides is struck on each of them.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import penstock
 
-__all__ = ["Interrupt", "Place", "SoftTimeoutError", "Striker", "strike_everywhere"]
+__all__ = ["Interrupt", "Place", "SoftTimeoutError", "Striker", "apart", "strike_everywhere"]
+
+T = TypeVar("T")
 
 ROOT = Path(penstock.__file__).parent
 
@@ -98,6 +102,25 @@ def _name(code: CodeType) -> str:
     return f"{Path(code.co_filename).stem}.{code.co_name}"
 
 
+def apart(work: Callable[[], T]) -> T:
+    """Do work that is struck in a thread of its own, and clear up behind it.
+
+    Struck at the end of an `except`, the interpreter believes for as long as the thread lives that
+    the exception is still being handled, and keeps all that it refers to: connections and calls
+    that were cut off, about which the collector would complain in some later test.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(work)
+        try:
+            return run.result()
+        finally:
+            pool.shutdown()
+            del run
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                gc.collect()
+
+
 Strike = Callable[[Callable[[], Any]], bool]
 """Does some work, and says whether it was interrupted."""
 
@@ -111,14 +134,8 @@ def strike_everywhere(
     by_opcode: bool = False,
 ) -> int:
     """Run the scenario once for each place that its work comes by, with an interrupt there. At
-    `least` so many places must be struck, lest nothing be shown. Returns how many were.
-
-    In a thread of its own: struck at the end of an `except`, the interpreter believes for as long
-    as the thread lives that the exception is still being handled, and keeps all that it refers to.
-    """
-    with ThreadPoolExecutor(1) as pool:
-        run = pool.submit(_strike_everywhere, parts, scenario, error, least, by_opcode)
-        return run.result()
+    `least` so many places must be struck, lest nothing be shown. Returns how many were."""
+    return apart(lambda: _strike_everywhere(parts, scenario, error, least, by_opcode))
 
 
 def _strike_everywhere(

@@ -35,7 +35,7 @@ def connected(name: str) -> Iterator[redis.Redis]:
             yield client
 
 
-def rider(strategy: Strategy) -> LuaAccelerator:
+def accelerator(strategy: Strategy) -> LuaAccelerator:
     assert strategy.lua is not None
     return strategy.lua
 
@@ -57,7 +57,7 @@ def run(client: redis.Redis, script: LuaScript, key: str, *argv: Any) -> Any:
 
 def check(client: redis.Redis, strategy: Strategy, key: str, now: int, cost: int = 1) -> Fields:
     """One check, in one round trip of its own."""
-    lua = rider(strategy)
+    lua = accelerator(strategy)
     reply: Fields = tuple(run(client, lua.check, key, *lua.argv(now, cost)))
     return reply
 
@@ -66,7 +66,7 @@ def check_many(
     client: redis.Redis, strategy: Strategy, keys: Sequence[str], now: int, cost: int = 1
 ) -> list[Fields]:
     """All keys by the script for many."""
-    lua = rider(strategy)
+    lua = accelerator(strategy)
     assert lua.many is not None
     reply: Any = client.eval(lua.many.source, len(keys), *keys, *lua.argv(now, cost))
     return unfolded(reply)
@@ -84,7 +84,7 @@ def unfolded(reply: Sequence[int]) -> list[Fields]:
 
 def read(client: redis.Redis, strategy: Strategy, key: str) -> Any:
     """The state of a key, as Python sees it."""
-    return strategy.read_state(run(client, rider(strategy).read, key))
+    return strategy.read_state(run(client, accelerator(strategy).read, key))
 
 
 def check_all(client: redis.Redis, requests: Iterable[Request]) -> list[Fields]:
@@ -93,7 +93,7 @@ def check_all(client: redis.Redis, requests: Iterable[Request]) -> list[Fields]:
     loaded: set[str] = set()
     pipe = client.pipeline(transaction=False)
     for key, strategy, now, cost in requests:
-        lua = rider(strategy)
+        lua = accelerator(strategy)
         if lua.check.sha1 not in loaded:
             client.script_load(lua.check.source)
             loaded.add(lua.check.sha1)
@@ -107,7 +107,7 @@ def check_all(client: redis.Redis, requests: Iterable[Request]) -> list[Fields]:
 def check_crowd(client: redis.Redis, crowd: Crowd) -> list[list[Fields]]:
     """The batches of a crowd in one round trip: most by the script for many, the odd one by one
     check per key, as another client of the same keys would make them."""
-    lua = rider(crowd.strategy)
+    lua = accelerator(crowd.strategy)
     assert lua.many is not None
     many, one = client.script_load(lua.many.source), client.script_load(lua.check.source)
     pipe = client.pipeline(transaction=False)

@@ -23,7 +23,7 @@ from penstock.core._transform import checking
 from penstock.stores.redis import RedisStore
 from tests.wire import independent
 from tests.wire.independent import IndependentClient
-from tests.wire.live import check, fields, read, rider
+from tests.wire.live import accelerator, check, fields, read
 from tests.wire.timelines import make_timelines
 from tools.wire.manifest import published
 
@@ -67,7 +67,7 @@ def test_two_clients_interleave_on_the_same_keys(
     """Whoever writes, the next one reads it and decides as the oracle does."""
     whose = Random(kind)
     for line in make_timelines(kind, 7, STEPS):
-        argv = rider(line.strategy).argv
+        argv = accelerator(line.strategy).argv
         for (now, cost), decision in zip(line.requests, line.decisions, strict=True):
             ours = whose.random() < 0.5
             reply = (
@@ -95,7 +95,7 @@ def test_the_store_and_another_client_interleave_on_the_same_keys(
     whose = Random(kind)
     store = RedisStore.from_url(url, use_server_time=False, timeout_ms=PATIENT_MS)
     for line in make_timelines(kind, 8, STEPS):
-        transform, argv = checking(line.strategy), rider(line.strategy).argv
+        transform, argv = checking(line.strategy), accelerator(line.strategy).argv
         for (now, cost), decision in zip(line.requests, line.decisions, strict=True):
             turn = whose.random()
             if turn < 0.3:
@@ -116,7 +116,7 @@ def test_the_store_and_another_client_share_a_limit_by_the_servers_clock(
     """Both pass 0 for the instant, and together they get exactly the limit."""
     strategy, key = SHARED[script], f"shared:{script}"
     store = RedisStore.from_url(url, timeout_ms=PATIENT_MS)
-    ours, argv = checking(strategy), rider(strategy).argv
+    ours, argv = checking(strategy), accelerator(strategy).argv
     admitted = []
     for _ in range(10):
         admitted.append(store.apply(key, ours, 0, 1).allowed)

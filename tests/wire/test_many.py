@@ -8,7 +8,7 @@ import redis
 from penstock import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
 from penstock.core._lua import MARGIN_MS
 from penstock.core._strategy import Strategy
-from tests.wire.live import check, check_many, fields, read, rider, unfolded
+from tests.wire.live import accelerator, check, check_many, fields, read, unfolded
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000
@@ -96,7 +96,7 @@ def test_denials_write_nothing(client: redis.Redis, strategy: Strategy, key: str
     full, cold = f"{key}:full", f"{key}:cold"
     check(client, strategy, full, NOW, 3)
     before = client.dump(full)
-    lua = rider(strategy)
+    lua = accelerator(strategy)
     assert lua.many is not None
     reply = client.eval_ro(lua.many.source, 2, full, cold, *lua.argv(NOW + 1, 4))
     assert [answer[0] for answer in unfolded(reply)] == [0, 0]

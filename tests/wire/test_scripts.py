@@ -11,7 +11,7 @@ from penstock import fixed_window, gcra, sliding_window, sliding_window_log, tok
 from penstock.core._lua import MARGIN_MS, MAX_MARGIN_MS
 from penstock.core._strategy import Strategy
 from penstock.core._validation import MAX_INSTANT_MS, MAX_SAFE, MAX_SPAN_MS
-from tests.wire.live import check, fields, read, rider, run
+from tests.wire.live import accelerator, check, fields, read, run
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000
@@ -163,7 +163,7 @@ def test_a_denial_writes_nothing(client: redis.Redis, strategy: Strategy, key: s
     check(client, strategy, key, NOW, 3)
     before = client.dump(key)
     client.pexpire(key, 5 * HOUR)
-    lua = rider(strategy)
+    lua = accelerator(strategy)
     reply = client.eval_ro(lua.check.source, 1, key, *lua.argv(NOW + 1, 1))
     assert reply[0] == 0
     cold = client.eval_ro(lua.check.source, 1, f"{key}:cold", *lua.argv(NOW, 4))
@@ -178,7 +178,7 @@ def test_a_read_writes_nothing_and_sees_the_state(
     client: redis.Redis, strategy: Strategy, key: str
 ) -> None:
     """Reads run where writing is forbidden, on keys that are there and on keys that are not."""
-    script = rider(strategy).read
+    script = accelerator(strategy).read
     assert strategy.read_state(client.eval_ro(script.source, 1, key)) is None
     assert not client.exists(key)
     check(client, strategy, key, NOW, 2)
@@ -274,4 +274,9 @@ def test_a_key_of_another_kind_is_refused(client: redis.Redis, key: str) -> None
     """Two strategies on one key are a mistake, and said to be one."""
     check(client, gcra(5, 1000), key, NOW)
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        run(client, rider(token_bucket(5, 5)).check, key, *rider(token_bucket(5, 5)).argv(NOW, 1))
+        run(
+            client,
+            accelerator(token_bucket(5, 5)).check,
+            key,
+            *accelerator(token_bucket(5, 5)).argv(NOW, 1),
+        )

@@ -67,8 +67,10 @@ local function read(key)
   return text and number(text, '^%d+%.?%d*$', MAX_STORED_MS)
 end
 
+local function intervalOf(p) return floor(p.periodMs * 2048 / p.limit) / 2048 end
+
 local function check(p, stored, now, cost)
-  local interval = floor(p.periodMs * 2048 / p.limit) / 2048
+  local interval = intervalOf(p)
   local tau = interval * p.burst
   local tat = max(stored or now, now)
   local new = tat + interval * cost

@@ -86,20 +86,28 @@ local function add(stored, counts, tick, units)
   return {counts = counts, changed = changed, newest = max(tick, stored and stored.newest or tick)}
 end
 
-local function check(p, stored, now, cost)
-  local limit, buckets, w = p.limit, p.buckets, p.windowMs / p.buckets
-  local counts, tick = {}, floor(now / w)
-  if stored then counts, tick = stored.counts, max(tick, stored.newest) end
+local function tickAt(p, stored, now)
+  local tick = floor(now / (p.windowMs / p.buckets))
+  if stored then return max(tick, stored.newest), stored.counts end
+  return tick, {}
+end
 
-  local edge = tick - buckets
+-- What counts at `now`, whose tick is `tick`; and the oldest tick, with its weight in that.
+local function estimateAt(p, counts, tick, now)
+  local w, edge = p.windowMs / p.buckets, tick - p.buckets
   local full, oldest = 0, counts[edge] or 0
   for at, count in pairs(counts) do
     if at > edge then full = full + count end
   end
-
   local elapsed = max(0, now - tick * w)
   local weight = min(1, max(0, (w - elapsed) / w))
-  local estimate = full + oldest * weight
+  return full + oldest * weight, oldest, weight
+end
+
+local function check(p, stored, now, cost)
+  local limit, w = p.limit, p.windowMs / p.buckets
+  local tick, counts = tickAt(p, stored, now)
+  local estimate, oldest, weight = estimateAt(p, counts, tick, now)
   local projected = estimate + cost
   local resetAt = ceil((tick + 1) * w + p.windowMs)
 

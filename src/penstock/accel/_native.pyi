@@ -1,4 +1,4 @@
-"""The compiled room, as the type checker sees it."""
+"""The compiled path, as the type checker sees it."""
 
 from collections.abc import Callable
 from typing import Any

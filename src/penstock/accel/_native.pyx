@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # cython: initializedcheck=False, binding=False
 # cython: embedsignature=True, embedsignature.format=clinic
-"""The compiled room: the same decisions, in machine code.
+"""The compiled path: the same decisions, in machine code.
 
-It imports nothing of the package, so that any room may use it; what it needs of Python (the
+It imports nothing of the package, so that any layer may use it; what it needs of Python (the
 validators, the error for a clash of kinds) is handed to it. It holds six things, one per include:
 
 - kernels: the five transitions, operation for operation as in `strategies/`;

@@ -57,7 +57,7 @@ cdef inline int64_t saturated(double value) noexcept:
 
 @cython.final
 cdef class Kernel:
-    """A strategy's native rider, unpacked: which transition, and its parameters."""
+    """A strategy's native accelerator, unpacked: which transition, and its parameters."""
 
     cdef Kind kind
     cdef double d0
@@ -66,28 +66,28 @@ cdef class Kernel:
     cdef int64_t i1
     cdef int64_t i2
 
-    def __init__(self, tuple rider not None):
-        name = rider[0]
+    def __init__(self, tuple declared not None):
+        name = declared[0]
         if name == "gcra":
             self.kind = GCRA
-            self.d0, self.d1, self.i0 = rider[1], rider[2], rider[3]
+            self.d0, self.d1, self.i0 = declared[1], declared[2], declared[3]
         elif name == "token_bucket":
             self.kind = TOKEN_BUCKET
-            self.d0, self.d1, self.i0 = rider[1], rider[2], rider[3]
+            self.d0, self.d1, self.i0 = declared[1], declared[2], declared[3]
             self.i1 = <int64_t> self.d0
         elif name == "fixed_window":
             self.kind = FIXED_WINDOW
-            self.i0, self.i1, self.i2 = rider[1], rider[2], rider[3]
+            self.i0, self.i1, self.i2 = declared[1], declared[2], declared[3]
         elif name == "credits":
             self.kind = CREDITS
-            self.i0 = rider[1]
+            self.i0 = declared[1]
         elif name == "sliding_window":
             self.kind = SLIDING_WINDOW
-            self.i0, self.i1, self.i2 = rider[1], rider[2], rider[3]
+            self.i0, self.i1, self.i2 = declared[1], declared[2], declared[3]
             self.d0 = <double> self.i1 / <double> self.i2
         elif name == "sliding_window_log":
             self.kind = SLIDING_WINDOW_LOG
-            self.i0, self.i1 = rider[1], rider[2]
+            self.i0, self.i1 = declared[1], declared[2]
         else:
             raise ValueError(f"no native kernel named {name!r}")
 

@@ -1,10 +1,4 @@
-"""Strategies of a user's own, known in every process that reads policies.
-
-A command imports the modules that it is told to, which call `penstock.register`. Its workers import
-them again. A process that only parses is given the classes by name, since what registered them may
-be a program that has done more than to import a module.
-
-`load_policy_file`: from a path to policies.
+"""`load_policy_file`: from a path to policies.
 
 Parsing a long policy file in a process of its own.
 
@@ -14,6 +8,12 @@ lets go of the interpreter. A short file is not worth a process.
 
 The other process finds the strategies that are registered here by their names. Where it cannot, the
 file is parsed here after all.
+
+Strategies of a user's own, known in every process that reads policies.
+
+A command imports the modules that it is told to, which call `penstock.register`. Its workers import
+them again. A process that only parses is given the classes by name, since what registered them may
+be a program that has done more than to import a module.
 """
 
 from __future__ import annotations

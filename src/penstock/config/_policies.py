@@ -1,6 +1,4 @@
-"""`twoTier` and `federated`: how a policy's budget travels.
-
-The grammar of a policy file.
+"""The grammar of a policy file.
 
 | a policy with | is of the kind |
 |---|---|
@@ -10,6 +8,8 @@ The grammar of a policy file.
 | `concurrency`, and `strategy` or `tokenBudget` or both beside it | unified |
 
 A strategy and a budget without slots between them are two policies, and refused as one.
+
+`twoTier` and `federated`: how a policy's budget travels.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The contracts every other room stands on. Standard library only."""
+"""The contracts that every other layer stands on. Standard library only."""

@@ -6,9 +6,10 @@ have come that far. That keeps the limit, and it looks like a fault to whoever i
 hour: so it is said and counted.
 
 The sign is a wait that is longer than any state can cause which the deciding clock has written
-itself (`Strategy.longest_wait_ms`). It does not depend on how a store keeps its states, nor on
-whether the clock is the caller's or a server's. A clock that has been set back looks the same, and
-so does a burst that was made smaller while a key was in debt; the text says so.
+itself by a check (`Strategy.longest_wait_ms`). It does not depend on how a store keeps its states,
+nor on whether the clock is the caller's or a server's. A clock that has been set back looks the
+same, and so does a burst that was made smaller while a key was in debt, a pause, a booking, or a
+charge beyond what was left; the text says so.
 
 A process has one count for all of its stores, as all of its system clocks have one anchor. Whoever
 decides in a store's place calls `look_at` with what it answers without having written.
@@ -72,7 +73,8 @@ class ForeignClocks:
                 "a key of %r was last charged by a clock that is %.1f s ahead of the one that "
                 "decides; it is denied until that has caught up. Set the clocks right, or let the "
                 "store's own decide (use_server_time) where it has one. A clock that was set back, "
-                "or a limit that was lowered, does the same. (Met %d times so far.)",
+                "a limit that was lowered, a pause, a booking or a debt do the same. (Met %d times "
+                "so far.)",
                 strategy,
                 ahead_ms / 1000,
                 self.met,

@@ -1,4 +1,10 @@
-"""Who counts under which prefix of a store.
+"""The limiter: one strategy on one store, asked by key.
+
+Everything that can be settled at construction is: the key's lead, the transforms, the clock's
+method. A call validates, reads the clock once and hands the transform to the store. The sync and
+the async calls are twins over the same store contract and make the same decisions.
+
+Who counts under which prefix of a store.
 
 Limiters on one store object under one prefix use the same keys. With the same strategy that is how
 limits are shared; with another one, or with other parameters, each would read what the other wrote
@@ -8,19 +14,13 @@ when it is made, and another meaning is refused.
 
 A claim lasts as long as a limiter holds it: all that mean the same hold the same one, and the store
 only knows it weakly. Stores that are other objects over the same server cannot be seen here.
-
-The limiter: one strategy on one store, asked by key.
-
-Everything that can be settled at construction is: the key's lead, the transforms, the clock's
-method. A call validates, reads the clock once and hands the transform to the store. The sync and
-the async calls are twins over the same store contract and make the same decisions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
 from .._queueing import Mutex
@@ -43,7 +43,7 @@ from ._validation import (
 )
 from ._waiting import KeyQueues, aacquire, acquire, timeout_in_ms, waiting_clock
 
-__all__ = ["Claim", "Limiter", "SlotLimiter", "claim", "clock_reader", "refuse_check"]
+__all__ = ["Claim", "Limiter", "OnStore", "SlotLimiter", "claim", "clock_reader", "refuse_check"]
 
 
 _mutex = Mutex()
@@ -100,11 +100,75 @@ def _refuse(store: Store, lead: str, one: Strategy, other: Strategy) -> NoReturn
     )
 
 
+L = TypeVar("L", bound="OnStore")
+
+
+class OnStore:
+    """What every limiter has of its store: it closes the one that it made, and is pickled as the
+    call that it was made by."""
+
+    store: Store
+    made_by: MadeBy | None = None
+    """Set by the functions that make limiters, if the call may be repeated elsewhere."""
+
+    _owns_store: bool
+    _claims: Sequence[Claim]
+
+    def close(self) -> None:
+        """Close the store, if this limiter made it."""
+        self._claims = ()
+        if self._owns_store:
+            self.store.close()
+
+    async def aclose(self) -> None:
+        """The awaitable twin of `close`."""
+        self._claims = ()
+        if self._owns_store:
+            await self.store.aclose()
+
+    def __enter__(self: L) -> L:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self: L) -> L:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle holds what the limiter was made from: see `Store.__reduce__`."""
+        if self.made_by is None:
+            raise UnsupportedError(
+                f"this {type(self).__name__} cannot be pickled or copied: only what rate_limit and "
+                "two_tier make can; make it with one of them, or in the other process"
+            )
+        if self._owns_store and self.store.made_by is None:
+            raise UnsupportedError(
+                f"{self!r} cannot be pickled or copied: its counts are in the memory of this "
+                "process; give it a store that others can open too, as in "
+                "rate_limit(..., store='redis://localhost:6379')"
+            )
+        return self.made_by.reduced()
+
+
 # The interpreter keeps one object for this integer, and True is another.
 _ONE = 1
 
 
-class Limiter:
+class Limiter(OnStore):
     """Checks keys against one strategy. Made by `rate_limit`; safe to share between threads."""
 
     @property
@@ -130,8 +194,6 @@ class Limiter:
         self.strategy = strategy
         self.prefix = prefix
         self.clock: Clock = SystemClock() if clock is None else require_clock(clock)
-        # Set by the functions that make limiters, if the call may be repeated elsewhere.
-        self.made_by: MadeBy | None = None
         self._owns_store = owns_store
         self._lead = key_lead(prefix)
         self._now = clock_reader(self.clock)
@@ -144,7 +206,7 @@ class Limiter:
 
     def _settle_on(self, store: Store) -> None:
         """Keep states there from now on."""
-        self._claim: Claim | None = claim(store, self._lead, self.strategy)
+        self._claims = (claim(store, self._lead, self.strategy),)
         self.store = store
         self._apply = store.apply
         self._aapply = store.aapply
@@ -258,55 +320,6 @@ class Limiter:
             lambda: self.apeek(key),
         )
         return decision
-
-    def close(self) -> None:
-        """Close the store, if this limiter made it."""
-        self._claim = None
-        if self._owns_store:
-            self.store.close()
-
-    async def aclose(self) -> None:
-        """The awaitable twin of `close`."""
-        self._claim = None
-        if self._owns_store:
-            await self.store.aclose()
-
-    def __enter__(self) -> Limiter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Limiter:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle holds what the limiter was made from: see `Store.__reduce__`."""
-        if self.made_by is None:
-            raise UnsupportedError(
-                f"this {type(self).__name__} cannot be pickled or copied: only what rate_limit and "
-                "two_tier make can; make it with one of them, or in the other process"
-            )
-        if self._owns_store and self.store.made_by is None:
-            raise UnsupportedError(
-                f"{self!r} cannot be pickled or copied: its counts are in the memory of this "
-                "process; give it a store that others can open too, as in "
-                "rate_limit(..., store='redis://localhost:6379')"
-            )
-        return self.made_by.reduced()
 
     def __repr__(self) -> str:
         return f"<Limiter {self.strategy!r} on {self.store!r}, prefix={self.prefix!r}>"

@@ -1,6 +1,6 @@
 """Decides, once per process, whether the compiled path is on.
 
-The extension module is a leaf: it imports nothing of this package, so any room may use it.
+The extension module is a leaf: it imports nothing of this package, so any layer may use it.
 `PENSTOCK_PURE=1` keeps it out; a wheel without it, or an interpreter it was not built for, has
 the same effect. Nothing but speed and memory may depend on the answer, and so how many keys fit
 into a store that is bounded in bytes.

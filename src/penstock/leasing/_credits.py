@@ -1,15 +1,4 @@
-"""Spending a lease: the rule by itself, for one key, without store or clock.
-
-A grant adds credits and says when their window ends. A spend takes from them, or answers None:
-then somebody has to go and get more. It never invents a denial; only the store can deny.
-
-Coupled to the window, credits are void from its end on, so that what a node leased in one window
-can never add to the next one's limit. Not coupled, they carry over.
-
-`penstock.leasing` applies the same rule to many keys at once, as the strategy of a MemoryStore
-(`Credits`); the tests hold the two together.
-
-Credits as a strategy: what a node may still spend of its lease.
+"""Credits as a strategy: what a node may still spend of its lease.
 
 The near tier of a two-tier limiter is a MemoryStore, and this is its strategy; so it has the same
 atomicity, the same expiry and the same native path as any other. `check` spends credits or denies,
@@ -45,6 +34,17 @@ Where the store has a clock of its own, only spans are measured here, and a stea
 them best: one that is set back would make credits last into the next window. A clock that is moved
 by hand, as in tests, is taken at its word. Where the caller's clock decides in the store, the same
 one decides here, so that both see a window end at once.
+
+Spending a lease: the rule by itself, for one key, without store or clock.
+
+A grant adds credits and says when their window ends. A spend takes from them, or answers None:
+then somebody has to go and get more. It never invents a denial; only the store can deny.
+
+Coupled to the window, credits are void from its end on, so that what a node leased in one window
+can never add to the next one's limit. Not coupled, they carry over.
+
+`penstock.leasing` applies the same rule to many keys at once, as the strategy of a MemoryStore
+(`Credits`); the tests hold the two together.
 """
 
 from __future__ import annotations

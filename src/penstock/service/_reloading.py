@@ -1,6 +1,4 @@
-"""Long work on the event loop, in slices: requests are answered in between.
-
-Following a policy file: read again when it changes, and on SIGHUP.
+"""Following a policy file: read again when it changes, and on SIGHUP.
 
 The content is compared, and not the file's dates: a symlink that points elsewhere now, a file that
 was replaced or written in place are all seen, and one that was only touched is not. A change counts
@@ -13,6 +11,8 @@ file is parsed by another process.
 
 A file is parsed and validated before anything changes. One that is bad is reported, by the log, by
 `Service.ready` and by the count of reloads, and what was served before is served on.
+
+Long work on the event loop, in slices: requests are answered in between.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""Messages between a supervisor and a worker.
-
-One pair of sockets per worker, with a message in either direction whenever there is something to
-say: pickled, after its length. Neither side ever waits for the other. What the other has not taken
-yet is kept until it does, so one that is stopped stops nobody else.
-
-What all workers of a service have counted, kept by their supervisor.
+"""What all workers of a service have counted, kept by their supervisor.
 
 Each worker tells what it has counted, once a second and before it is shown; a scrape reaches any
 of them, and is answered with what the supervisor has heard from all. So a counter never goes back:
@@ -12,6 +6,12 @@ what was shown has been told, and what was told stays when the worker dies, howe
 One that is killed takes with it what it counted since it last told, which nobody had been shown.
 
 Gauges, such as open connections, are of the workers that are there.
+
+Messages between a supervisor and a worker.
+
+One pair of sockets per worker, with a message in either direction whenever there is something to
+say: pickled, after its length. Neither side ever waits for the other. What the other has not taken
+yet is kept until it does, so one that is stopped stops nobody else.
 """
 
 from __future__ import annotations

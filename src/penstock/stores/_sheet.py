@@ -1,13 +1,13 @@
-"""How a connection to a backend fails: one exception for all stores.
-
-It never leaves a store: there it becomes `store_unavailable`, with a word on what was charged.
-
-What a transaction has read and is going to write, for stores that keep records.
+"""What a transaction has read and is going to write, for stores that keep records.
 
 A `Call` is one `apply`, `apply_many` or `apply_all` on its way. A `Sheet` runs calls one after the
 other on the records of their keys: each sees what those before it have written, so a whole queue of
 callers can share one transaction, and a hot key is read and written once for all of them. Nothing
 here does I/O. A call whose transform raises writes nothing, and takes nobody else down.
+
+How a connection to a backend fails: one exception for all stores.
+
+It never leaves a store: there it becomes `store_unavailable`, with a word on what was charged.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ The expiry of a slot never moves back. A clock that goes back finds slots held f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..core._decision import Decision, Forecast, Outcome
@@ -70,7 +69,6 @@ class Slots(Strategy):
         super().__init__(limit=limit, ttl_ms=ttl_ms)
         self.limit = limit
         self.ttl_ms: int = self.values["ttl_ms"]
-        self.values: Mapping[str, Any]
 
     @property
     def rate(self) -> tuple[int, None]:
@@ -111,9 +109,6 @@ class Slots(Strategy):
         if len(left) == len(live):
             return Outcome(state, 0, 0, False)
         return Outcome(left or None, 1, left[-1][1] - now if left else 0, True)
-
-    def peek(self, state: State | None, now: int) -> Decision:
-        return Strategy.peek(self, state, now)
 
     def forecast(self, state: State | None, now: int, cost: int) -> Forecast:
         live = self._live(state, now)

@@ -11,8 +11,10 @@ local function read(key)
   return text and number(text, '^%d+%.?%d*$', MAX_STORED_MS)
 end
 
+local function intervalOf(p) return floor(p.periodMs * 2048 / p.limit) / 2048 end
+
 local function check(p, stored, now, cost)
-  local interval = floor(p.periodMs * 2048 / p.limit) / 2048
+  local interval = intervalOf(p)
   local tau = interval * p.burst
   local tat = max(stored or now, now)
   local new = tat + interval * cost
@@ -31,14 +33,14 @@ end
 
 -- Give back.
 local function take(p, tat, now, retry)
-  local interval = floor(p.periodMs * 2048 / p.limit) / 2048
+  local interval = intervalOf(p)
   local remaining = max(0, floor((interval * p.burst - (tat - now)) / interval))
   return 1, p.burst, remaining, ceil(tat), retry, tat, max(1, ceil(tat - now))
 end
 
 local function refund(p, stored, now, cost, chargedAt)
   if not stored or stored <= now then return 1, 0, 0, 0, 0 end
-  local interval = floor(p.periodMs * 2048 / p.limit) / 2048
+  local interval = intervalOf(p)
   local tau, taken = interval * p.burst, interval * cost
   if chargedAt > now and ceil(stored - tau) > chargedAt then return 1, 0, 0, 0, 0 end
   local least = chargedAt - max(0, taken - tau)
@@ -50,12 +52,12 @@ local function refund(p, stored, now, cost, chargedAt)
 end
 
 local function charge(p, stored, now, cost)
-  local interval = floor(p.periodMs * 2048 / p.limit) / 2048
+  local interval = intervalOf(p)
   return take(p, min(max(stored or now, now) + interval * cost, MAX_STORED_MS), now, 0)
 end
 
 local function book(p, stored, now, cost, maxWaitMs)
-  local interval = floor(p.periodMs * 2048 / p.limit) / 2048
+  local interval = intervalOf(p)
   local tau, tat = interval * p.burst, max(stored or now, now)
   local new = tat + interval * cost
   local delay = max(0, min(ceil(new - tau - now), MAX_SAFE))
@@ -66,7 +68,7 @@ local function book(p, stored, now, cost, maxWaitMs)
 end
 
 local function pause(p, stored, now, untilMs)
-  local interval = floor(p.periodMs * 2048 / p.limit) / 2048
+  local interval = intervalOf(p)
   local tat = untilMs + (interval * p.burst - interval)
   if untilMs <= now or (stored and stored >= tat) then return 1, 0, 0, 0, 0 end
   return 1, 0, 0, 0, 0, tat, max(1, ceil(tat - now))

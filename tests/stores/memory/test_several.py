@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 from penstock import MemoryStore
-from tests.stores import mixtures, two_limits
+from tests.stores import mixtures
+from tests.stores.exactness import TwoLimits, assert_exact_from_tasks, assert_exact_from_threads
 
 SEED = int(os.environ.get("SEED", "1"))
 REQUESTS = int(os.environ.get("REQUESTS", "1500"))
@@ -18,5 +19,6 @@ def test_any_mixture_is_decided_as_the_oracle_does() -> None:
 
 
 def test_callers_admit_exactly_the_tightest_limit() -> None:
-    two_limits.assert_exact_from_threads(MemoryStore)
-    two_limits.assert_exact_from_tasks(MemoryStore)
+    store = MemoryStore()
+    assert_exact_from_threads(lambda: store, TwoLimits)
+    assert_exact_from_tasks(lambda: store, TwoLimits)

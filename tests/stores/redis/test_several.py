@@ -27,7 +27,13 @@ from penstock.stores import open_store
 from penstock.stores.redis import RedisStore
 from penstock.strategies import Gcra
 from tests.servers import RedisServer
-from tests.stores import mixtures, two_limits
+from tests.stores import mixtures
+from tests.stores.exactness import (
+    TwoLimits,
+    assert_exact_from_processes,
+    assert_exact_from_tasks,
+    assert_exact_from_threads,
+)
 from tests.stores.redis.live import PATIENT_MS, new_key, open_empty, running, url_of
 
 SEED = int(os.environ.get("SEED", "1"))
@@ -69,14 +75,14 @@ def test_strategies_without_lua_are_part_of_the_same_step(
 
 @pytest.mark.parametrize("server", ["valkey", "sentinel", "cluster"])
 def test_callers_admit_exactly_the_tightest_limit(server: str) -> None:
-    make = partial(open_store, url_of(server), timeout_ms=PATIENT_MS)
-    two_limits.assert_exact_from_threads(make)
-    two_limits.assert_exact_from_tasks(make)
+    make = partial(open_store, url_of(server), use_server_time=False, timeout_ms=PATIENT_MS)
+    assert_exact_from_threads(make, TwoLimits)
+    assert_exact_from_tasks(make, TwoLimits)
 
 
 def test_processes_admit_exactly_the_tightest_limit() -> None:
-    make = partial(open_store, url_of("valkey"), timeout_ms=PATIENT_MS)
-    two_limits.assert_exact_from_processes(make)
+    make = partial(open_store, url_of("valkey"), use_server_time=False, timeout_ms=PATIENT_MS)
+    assert_exact_from_processes(make, asked=TwoLimits)
 
 
 def _commands(server: RedisServer) -> int:

@@ -1,8 +1,8 @@
-"""The OpenAPI document as a page to read: plain HTML, with nothing to fetch and nothing to run.
+"""The paths that tell about the service itself: alive, ready, measured, described.
+
+The OpenAPI document as a page to read: plain HTML, with nothing to fetch and nothing to run.
 
 Counts in the text format that Prometheus reads. Totals only: never a key, never a client.
-
-The paths that tell about the service itself: alive, ready, measured, described.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A body that comes in chunks, taken apart as it arrives, and as strictly as the head.
-
-Extensions are read over and trailers thrown away, as the specification allows; both are bounded.
-
-Bytes in, requests out. No I/O.
+"""Bytes in, requests out. No I/O.
 
 `feed` takes what has arrived; `take` returns the next whole request, None when it is not all there
 yet, or raises the problem that ends the connection. Requests that arrive together are taken one
 after the other, at the pace of whoever answers them.
+
+A body that comes in chunks, taken apart as it arrives, and as strictly as the head.
+
+Extensions are read over and trailers thrown away, as the specification allows; both are bounded.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How much one request may bring, and how long it may take.
+"""The HTTP server: the service, asked in HTTP/1.1.
+
+How much one request may bring, and how long it may take.
 
 HTTP on a connection: requests in, replies out, in order.
 
 A request that can be answered at once is answered where it arrives: no task, no queue, one write
 for all that came in together. One that has to wait for a store holds up those behind it on the
 same connection, so replies never overtake each other.
-
-The HTTP server: the service, asked in HTTP/1.1.
 """
 
 from __future__ import annotations

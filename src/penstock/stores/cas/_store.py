@@ -1,4 +1,6 @@
-"""Threads that wait for a driver in the caller's place.
+"""CasStore: sync and async calls. A backend adds `serve` and `aserve`, the I/O.
+
+Threads that wait for a driver in the caller's place.
 
 No driver can be given one deadline for a whole call, name look-up, connecting and a reply that
 drips in included. So a blocking call is made on a thread of its own and the caller stops waiting
@@ -7,8 +9,6 @@ unheard; while too many of those are out, new calls are refused instead of addin
 
 Who is idle stands in a deque, and whoever takes an inbox out of it has that thread. Nothing is
 counted that an interrupt could miscount: a thread that has ended says so itself.
-
-CasStore: sync and async calls. A backend adds `serve` and `aserve`, the I/O.
 """
 
 from __future__ import annotations

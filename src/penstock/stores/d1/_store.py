@@ -1,9 +1,9 @@
-"""The SQL, and what its results say. Values are always bound; the table's name is validated.
+"""D1Store: Cloudflare's SQLite, over its REST API.
+
+The SQL, and what its results say. Values are always bound; the table's name is validated.
 
 `keep_until` is on the database's own clock, so that neither a caller's clock nor the way there
 matters to what `sweep` removes.
-
-D1Store: Cloudflare's SQLite, over its REST API.
 """
 
 from __future__ import annotations

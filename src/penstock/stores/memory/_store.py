@@ -1,13 +1,13 @@
-"""Sweeping for programs that fall idle with much in memory.
+"""MemoryStore: limits inside one process, exact under threads.
+
+States are native Python values, never serialized. The table behind it is compiled where that is
+possible (see `accel`) and interpreted where it is not; both keep the same promises.
+
+Sweeping for programs that fall idle with much in memory.
 
 Expiry is driven by access, so a store that is no longer asked keeps what it had. A sweeper is a
 daemon thread that asks now and then. It holds the store weakly: a store that is dropped takes its
 sweeper along.
-
-MemoryStore: limits inside one process, exact under threads.
-
-States are native Python values, never serialized. The table behind it is compiled where that is
-possible (see `accel`) and interpreted where it is not; both keep the same promises.
 """
 
 from __future__ import annotations

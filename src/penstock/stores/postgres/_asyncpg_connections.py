@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -49,8 +50,8 @@ class AsyncpgConnection:
         return await self._fetch(request, deadline)
 
     async def _fetch(self, query: Query, deadline: float) -> list[Row]:
-        fetch = self.raw.fetch(query.statement.sql, *query.values, timeout=_left_s(deadline))
-        return [tuple(record) for record in await self._met(fetch, query)]
+        ask = partial(self.raw.fetch, query.statement.sql, *query.values)
+        return [tuple(record) for record in await self._reply(ask, query, deadline)]
 
     async def _fetch_bounded(self, query: Query, bound_ms: int, deadline: float) -> list[Row]:
         """In a transaction, which a bound of its own can be set for."""
@@ -64,15 +65,17 @@ class AsyncpgConnection:
         return rows
 
     async def _run(self, sql: str, query: Query, deadline: float) -> None:
-        await self._met(self.raw.execute(sql, timeout=_left_s(deadline)), query)
+        await self._reply(partial(self.raw.execute, sql), query, deadline)
 
-    async def _met(self, reply: Awaitable[Any], query: Query) -> Any:
-        """The reply, or what was met instead, in our words."""
+    async def _reply(
+        self, ask: Callable[..., Awaitable[Any]], query: Query, deadline: float
+    ) -> Any:
+        """What is answered, or what was met instead, in our words."""
         asyncpg: Any = import_module("asyncpg")
         # Until it has come to its end, the connection is not to be used again.
         broken, self._is_broken = self._is_broken, True
         try:
-            answer = await reply
+            answer = await ask(timeout=_left_s(deadline))
         except asyncio.TimeoutError:
             raise late_reply(self._where, query) from None
         except asyncpg.PostgresError as error:

@@ -113,7 +113,7 @@ def _give_back(router: RedisRouter, charged: list[tuple[Step, int]], now: int) -
 class _Plan:
     """What a request of these steps takes, whatever their keys and the instant."""
 
-    __slots__ = ("arguments", "checks", "here", "roles", "script")
+    __slots__ = ("arguments", "here", "roles", "script")
 
     def __init__(self, parts: Sequence[tuple[Transform[Any], int, bool]]) -> None:
         accelerators = [transform.lua for transform, _, _ in parts]
@@ -121,7 +121,6 @@ class _Plan:
         # The places of the steps that are decided here.
         self.here = [place for place, lua in enumerate(accelerators) if lua is None]
         self.roles = [transform.role for transform, _, _ in parts]
-        self.checks = all(role == "check" for role in self.roles)
         # Empty where they depend on the instant, or on what the key held.
         self.arguments = [
             lua.step(0, transform.role, cost, shadow, transform.argument)

@@ -1,6 +1,4 @@
-"""Bytes: commands out, replies in. hiredis does both, at C speed.
-
-The connections of sync calls: sockets for one request at a time, and a stack of idle ones.
+"""The connections of sync calls: sockets for one request at a time, and a stack of idle ones.
 
 A deadline covers a call from its start, and every wait is cut to what is left of it. Connecting
 is done on a thread of its own, because name look-up, TLS and a login cannot be given one deadline
@@ -17,6 +15,8 @@ the way, it closes itself. Callers and threads share no lock, but hand over by s
 lists and sets: a lock of `threading.Condition` or `Semaphore` is taken in Python code, and lost to
 everybody when that is interrupted. And threads are started by the interpreter's own function, since
 `Thread.start` waits on such a lock, and so does the new thread.
+
+Bytes: commands out, replies in. hiredis does both, at C speed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What the URL of a store behind an HTTP API may say, and where its token comes from.
+"""The HTTP client, sync and async. The only file that imports httpx.
+
+What the URL of a store behind an HTTP API may say, and where its token comes from.
 
 URLs are logged, so a token is never part of one: `?token_env=NAME` names the environment variable
 that holds it. Errors here do not repeat the URL either, in case somebody put one there all the
@@ -8,8 +10,6 @@ Every fault of httpx and every HTTP status that is not a success, as one of ours
 
 No other file translates httpx. The texts name the address and what the server said, never what
 was sent: headers hold the token.
-
-The HTTP client, sync and async. The only file that imports httpx.
 """
 
 from __future__ import annotations

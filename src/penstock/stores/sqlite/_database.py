@@ -1,9 +1,4 @@
-"""Every fault of SQLite, as one of ours. No other file translates.
-
-SQLite's texts are part of its interface and older than its error codes in Python, which 3.10
-lacks; so the texts decide.
-
-The file: its schema, its settings, and the few statements that the store needs.
+"""The file: its schema, its settings, and the few statements that the store needs.
 
 The file is the store's own. Its header carries an application id and a schema version, and a file
 with any other content is refused, never altered.
@@ -11,6 +6,11 @@ with any other content is refused, never altered.
 `synchronous=normal`, the default, hands every commit to the operating system before it is
 answered and lets the disk catch up at checkpoints: the death of a process, by kill -9 too, loses
 nothing, a power cut may lose the last moments, and neither damages the file.
+
+Every fault of SQLite, as one of ours. No other file translates.
+
+SQLite's texts are part of its interface and older than its error codes in Python, which 3.10
+lacks; so the texts decide.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The URLs of a SqliteStore: as in SQLAlchemy, three slashes and then the path.
+"""SqliteStore: limits that survive a restart and hold for every process of one host.
+
+The URLs of a SqliteStore: as in SQLAlchemy, three slashes and then the path.
 
 The thread that serves async callers, so that no file is ever touched on an event loop.
-
-SqliteStore: limits that survive a restart and hold for every process of one host.
 """
 
 from __future__ import annotations
