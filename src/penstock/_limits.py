@@ -100,8 +100,7 @@ class _Part:
     def __init__(self, name: str, limit: Limit, lead: str) -> None:
         self.name = name
         self.limit = limit
-        # Without its key: that of a keyless limit as it is, of others with a colon after it.
-        self.lead = lead + name if limit.keyless else f"{lead}{name}:"
+        self.lead = lead if limit.keyless else f"{lead}:"
         self.check: Transform[Decision] = checking(limit.strategy)
         self.look: Transform[Decision] = looking(limit.strategy)
         self.forecast: Transform[Forecast] = forecasting(limit.strategy)
@@ -140,7 +139,10 @@ class Limits(OnStore):
             """Whether nobody gets in between; else what was charged is given back."""
             if require_atomic and not self.atomic:
                 _refuse_store(home, prefix)
-            self._parts = [_Part(name, limit, lead) for name, limit in declared.items()]
+            self._parts = [
+                _Part(name, limit, self._lead_of(lead, name, limit))
+                for name, limit in declared.items()
+            ]
             self._claims = [claim(home, part.lead, part.limit.strategy) for part in self._parts]
         except BaseException:
             if self._owns_store:
@@ -306,6 +308,10 @@ class Limits(OnStore):
     def __repr__(self) -> str:
         declared = ", ".join(f"{part.name}: {part.limit.strategy!r}" for part in self._parts)
         return f"<Limits {{{declared}}} on {self.store!r}, prefix={self.prefix!r}>"
+
+    def _lead_of(self, lead: str, name: str, limit: Limit) -> str:
+        """What the keys of a limit begin with, but for the colon before the key."""
+        return lead + name
 
     def _steps(self, keys: Mapping[str, str], cost: Cost) -> tuple[list[_Part], list[Step]]:
         """The limits that are asked, and what the store is asked of each."""

@@ -29,19 +29,44 @@ def test_counts_are_kept_where_the_meaning_is_the_same(world: World) -> None:
     asyncio.run(main())
 
 
-def test_counts_start_afresh_where_the_meaning_is_another(world: World) -> None:
-    """They would mean something else under the new limit."""
+def test_a_limit_that_is_raised_or_lowered_forgets_nothing(world: World) -> None:
+    """Whatever the strategy: its counts are read under the new figures."""
+
+    async def main() -> None:
+        await world.service.check("api", "k", 2)
+        world.path.write_text(windowed(5))
+        assert await world.reloader.reload()
+        assert (await world.service.check("api", "k", 4)).remaining == 1
+        world.path.write_text(windowed(10))
+        assert await world.reloader.reload()
+        assert (await world.service.check("api", "k")).remaining == 5
+        world.path.write_text(windowed(3))
+        assert await world.reloader.reload()
+        assert not await world.service.check("api", "k")
+        world.path.write_text(windowed(6))
+        assert await world.reloader.reload()
+        assert (await world.service.check("api", "k")).remaining == 0
+
+    asyncio.run(main())
+
+
+def test_counts_start_afresh_under_another_window(world: World) -> None:
+    """They could not be read there, and are found again when the window comes back."""
 
     async def main() -> None:
         await world.service.check("api", "k", 3)
-        world.path.write_text(text(5))
+        world.path.write_text(text().replace("1h", "2h"))
         assert await world.reloader.reload()
-        assert (await world.service.check("api", "k")).remaining == 4
-        world.path.write_text(text(3))
+        assert (await world.service.check("api", "k")).remaining == 2
+        world.path.write_text(text())
         assert await world.reloader.reload()
         assert not await world.service.check("api", "k")
 
     asyncio.run(main())
+
+
+def windowed(limit: int) -> str:
+    return f"version: 1\nlimiters:\n  api: {{strategy: fixedWindow, limit: {limit}, window: 1h}}\n"
 
 
 def test_a_policy_that_is_gone_is_unknown_and_uncounted(world: World) -> None:

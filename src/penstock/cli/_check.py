@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..config import load_policy_file
 from ..config._loading import import_modules
-from ..config._model import meaning
+from ..config._model import form_of
 from ..core._clock import SystemClock
 from ..core._decision import Decision
 from ..core._errors import ConfigInvalidError, UnsupportedError
@@ -108,7 +108,7 @@ def _by_policy(args: argparse.Namespace) -> _Counted:
             f"policy {spec.name!r} is of the kind {spec.kind!r}, whose slots live in the process "
             "that serves it: ask the service"
         )
-    return _Counted(strategy, joined(file.prefix, spec.name, meaning(strategy)))
+    return _Counted(strategy, joined(file.prefix, spec.name, form_of(strategy)))
 
 
 def _decide(limiter: Limiter, store: Store, args: argparse.Namespace) -> Decision:

@@ -1,8 +1,9 @@
 """What a policy file means, once it has been read and found valid.
 
-A policy's meaning is everything that its counts depend on. Two policies of the same name and
-meaning share their counts, wherever and whenever they were read; how a policy answers while its
-store is away is not part of it.
+Counts are kept under the name of a limit and the form of its states, which is what makes states
+unreadable to each other: the strategy, its window, its buckets. So a limit that is raised or
+lowered goes on with the counts it has, wherever and whenever it was read, and one with another
+window starts afresh.
 
 What a policy allows, in the words of someone who reads it out.
 """
@@ -26,9 +27,14 @@ __all__ = [
     "DEFAULT_PREFIX",
     "FAIL_MODES",
     "ConcurrencySpec",
+    "Condition",
+    "Figures",
+    "LimitSpec",
     "PolicyFile",
     "PolicySpec",
+    "SeveralSpec",
     "TwoTierSpec",
+    "form_of",
     "in_words",
 ]
 
@@ -62,9 +68,71 @@ class TwoTierSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Condition:
+    """A limit is asked only where this holds: that the `attribute` has one of the `values`, or,
+    without any, that it is there (`exists`) or is not."""
+
+    attribute: str
+    values: tuple[str, ...] = ()
+    exists: bool = True
+
+    def holds(self, attributes: Mapping[str, Any]) -> bool:
+        found = attributes.get(self.attribute)
+        if self.values:
+            return found in self.values
+        return (found is not None) is self.exists
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSpec:
+    """One of several limits: the attribute `by` whose value is its key, or None for everybody; the
+    attribute that tells its `cost`, or None for that of the request; whether it is a `shadow`, and
+    `optional` where its attributes are missing; and `when` it is asked at all."""
+
+    name: str
+    strategy: Strategy
+    by: str | None = None
+    cost: str | None = None
+    shadow: bool = False
+    optional: bool = False
+    when: tuple[Condition, ...] = ()
+
+
+Figures = Mapping[str, Strategy | None]
+"""The name of a limit, or a key of it, to what replaces its strategy; None lifts the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralSpec:
+    """Several limits that decide together. `plans` hold the figures for each value of the attribute
+    `plan_by`, by the name of the limit, and `overrides` those of single keys of a limit, which go
+    before a plan."""
+
+    limits: tuple[LimitSpec, ...]
+    plan_by: str = "plan"
+    plans: Mapping[str, Figures] = field(default_factory=dict)
+    overrides: Mapping[str, Figures] = field(default_factory=dict)
+
+    def attributes(self) -> dict[str, str]:
+        """What a request may tell: each attribute, to what it is for."""
+        told: dict[str, str] = {}
+        for limit in self.limits:
+            if limit.by is not None:
+                told.setdefault(limit.by, f"the key of {limit.name}")
+            for condition in limit.when:
+                told.setdefault(condition.attribute, f"decides whether {limit.name} is asked")
+        for limit in self.limits:
+            if limit.cost is not None:
+                told.setdefault(limit.cost, f"the cost of {limit.name}")
+        if self.plans:
+            told.setdefault(self.plan_by, f"the plan: {', '.join(self.plans)}")
+        return told
+
+
+@dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """One policy, by `name`: a `strategy`, a `budget`, or slots (`concurrency`) with either or both
-    beside them.
+    """One policy, by `name`: a `strategy`, a `budget`, slots (`concurrency`) with either or both
+    beside them, or `several` limits.
 
     `max_keys` bounds the keys of a budget that is kept in this process. `fail` says what to answer
     while the store is away, and None leaves that to the service. `two_tier` says how the strategy
@@ -79,10 +147,14 @@ class PolicySpec:
     fail: str | None = None
     two_tier: TwoTierSpec | None = None
     federated: int | None = None
+    several: SeveralSpec | None = None
 
     @property
     def kind(self) -> str:
-        """ "limiter", "budget", "admission" (slots alone) or "unified" (slots and more)."""
+        """ "limiter", "budget", "admission" (slots alone), "unified" (slots and more) or "limits"
+        (several that decide together)."""
+        if self.several is not None:
+            return "limits"
         if self.concurrency is None:
             return "limiter" if self.strategy is not None else "budget"
         alone = self.strategy is None and self.budget is None
@@ -90,7 +162,9 @@ class PolicySpec:
 
     @property
     def limit(self) -> int:
-        """The ceiling to show: that of the first axis which has a fixed one."""
+        """The ceiling to show: that of the first axis, or limit, which has a fixed one."""
+        if self.several is not None:
+            return self.several.limits[0].strategy.limit
         if self.strategy is not None:
             return self.strategy.limit
         if self.budget is not None:
@@ -102,18 +176,22 @@ class PolicySpec:
     def quota(self) -> int:
         """What is granted per `window_ms`. Where a strategy admits more or less than that at once,
         that is its `limit`."""
+        if self.several is not None:
+            return self.several.limits[0].strategy.rate[0]
         return self.limit if self.strategy is None else self.strategy.rate[0]
 
     @property
     def window_ms(self) -> int | None:
         """The window that belongs to `quota`, if there is one."""
+        if self.several is not None:
+            return self.several.limits[0].strategy.rate[1]
         axis = self.strategy if self.strategy is not None else self.budget
         return None if axis is None else axis.rate[1]
 
 
-def meaning(strategy: Strategy) -> str:
-    """A short text, the same exactly for strategies that may share their counts."""
-    return hashlib.sha256(repr(strategy).encode()).hexdigest()[:12]
+def form_of(strategy: Strategy) -> str:
+    """A short text, the same exactly for strategies that can go on with each other's counts."""
+    return hashlib.sha256(strategy.state_form.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@
 | `tokenBudget` | budget |
 | `concurrency` | admission |
 | `concurrency`, and `strategy` or `tokenBudget` or both beside it | unified |
+| `limits` | limits: see `_several.py` |
 
 A strategy and a budget without slots between them are two policies, and refused as one.
 
@@ -16,18 +17,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ..budget import TokenBudget, token_budget
 from ..concurrency import Aimd, Gradient, Law
 from ..concurrency._laws import MAX_LIMIT
-from ..core._errors import ConfigInvalidError
-from ..core._strategy import RESERVED_NAMES, Parameter, Strategy, find_strategy, registered
+from ..core._strategy import RESERVED_NAMES, find_strategy, registered
 from ..core._validation import require_prefix
 from ._model import DEFAULT_PREFIX, FAIL_MODES, ConcurrencySpec, PolicyFile, PolicySpec, TwoTierSpec
 from ._reader import Fields, camel
-from ._tree import Path, PolicyFileError, Tree
+from ._several import read_several
+from ._strategies import class_of, example_of, guarded, parameter_names, strategy_of
+from ._tree import Path, Tree
 
 __all__ = [
     "MODES",
@@ -91,46 +93,8 @@ def read_federated(policy: Fields) -> int:
 RESERVED = ("inline",)
 """Names that the service uses itself."""
 
-T = TypeVar("T")
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _MAX_KEYS = 2**31 - 1
-
-
-def _span_word(parameter: Parameter) -> str:
-    """`window` for `window_ms`: under which a file may say it in words."""
-    return parameter.name.removesuffix("_ms")
-
-
-def _names_of(parameter: Parameter) -> tuple[str, ...]:
-    if parameter.kind == "span":
-        return _span_word(parameter), parameter.name
-    return (parameter.name,)
-
-
-def _parameters_of(cls: type[Strategy]) -> tuple[str, ...]:
-    return tuple(name for parameter in cls.parameters for name in _names_of(parameter))
-
-
-def _read(fields: Fields, parameter: Parameter) -> Any:
-    name, example = parameter.name, parameter.example
-    if parameter.kind == "count":
-        return fields.integer(name, example, parameter.low, parameter.high)
-    if parameter.kind == "rate":
-        return fields.number(name, example)
-    if parameter.kind == "span":
-        return fields.span_ms(_span_word(parameter), example)
-    if parameter.kind == "zone":
-        fields.need(name, example)
-        return fields.text(name)
-    return fields.choice(name, parameter.choices)
-
-
-def _example(cls: type[Strategy]) -> str:
-    """The shortest policy with that strategy."""
-    required = (each for each in cls.parameters if each.is_required)
-    given = (f"{camel(_names_of(each)[0])}: {each.example}" for each in required)
-    return f"{{strategy: {', '.join((cls.wire_name, *given))}}}"
 
 
 def policies_of(tree: Tree, digest: str = "") -> PolicyFile:
@@ -138,7 +102,7 @@ def policies_of(tree: Tree, digest: str = "") -> PolicyFile:
     top = Fields(tree, (), tree.value, ("version", "defaults", "limiters"))
     if top.need("version", "1") != 1 or isinstance(top.raw("version"), bool):
         top.fail("version", f"must be 1, the only version there is, not {top.raw('version')!r}")
-    named = top.need("limiters", f"{{api: {_example(registered()[0])}}}")
+    named = top.need("limiters", f"{{api: {example_of(registered()[0])}}}")
     if not isinstance(named, dict) or not named:
         top.fail("limiters", "must be a mapping with at least one policy, by name")
     return PolicyFile(Policies.of(tree, named), _prefix(top), tree.source, digest)
@@ -225,7 +189,7 @@ class Policies(Mapping[str, PolicySpec]):
 
 
 # The axes that are kept in a store: a policy without them has slots alone.
-_STORED = ("strategy", "token_budget", "tokenBudget")
+_STORED = ("strategy", "token_budget", "tokenBudget", "limits")
 
 
 def _text_of(held: Any) -> str:
@@ -261,7 +225,7 @@ def _prefix(top: Fields) -> str:
     defaults = top.below("defaults", ("prefix",))
     if not defaults.has("prefix"):
         return DEFAULT_PREFIX
-    return _guarded(defaults, lambda fields: require_prefix(fields.text("prefix")))
+    return guarded(defaults, lambda fields: require_prefix(fields.text("prefix")))
 
 
 def _require_name(tree: Tree, name: Any) -> None:
@@ -279,6 +243,11 @@ def _require_name(tree: Tree, name: Any) -> None:
 def _policy(tree: Tree, name: str, held: Any) -> PolicySpec:
     path = ("limiters", name)
     fields = Fields(tree, path, held, _known(tree, path, held))
+    if fields.has("limits"):
+        return _several(name, fields)
+    for word in ("plans", "overrides"):
+        if fields.has(word):
+            fields.fail(word, "stands beside `limits`, whose figures it replaces")
     has_budget, has_slots = fields.has("token_budget"), fields.has("concurrency")
     if fields.has("strategy") and has_budget and not has_slots:
         fields.fail(
@@ -292,8 +261,8 @@ def _policy(tree: Tree, name: str, held: Any) -> PolicySpec:
     budget = fields.below("token_budget", _BUDGET) if has_budget else None
     return PolicySpec(
         name,
-        strategy=_strategy(fields) if fields.has("strategy") else None,
-        budget=None if budget is None else _guarded(budget, _budget),
+        strategy=strategy_of(fields) if fields.has("strategy") else None,
+        budget=None if budget is None else guarded(budget, _budget),
         concurrency=_concurrency(fields) if has_slots else None,
         max_keys=_max_keys(budget) if budget is not None and budget.has("max_keys") else None,
         fail=fields.choice("fail", FAIL_MODES) if fields.has("fail") else None,
@@ -302,43 +271,28 @@ def _policy(tree: Tree, name: str, held: Any) -> PolicySpec:
     )
 
 
+def _several(name: str, fields: Fields) -> PolicySpec:
+    for word in ("strategy", "token_budget", "concurrency", "two_tier", "federated"):
+        if fields.has(word):
+            fields.fail(
+                word,
+                "stands beside `limits`, which makes two kinds of one policy; keep one of them",
+            )
+    fail = fields.choice("fail", FAIL_MODES) if fields.has("fail") else None
+    return PolicySpec(name, fail=fail, several=read_several(fields))
+
+
 def _known(tree: Tree, path: Path, held: Any) -> tuple[str, ...]:
     """What a policy may have: a strategy's parameters belong to that strategy only."""
     if not isinstance(held, dict) or "strategy" not in held:
         # Parameters without a strategy: better to ask for it than to call them unknown.
-        astray = isinstance(held, dict) and not held.keys() & {"tokenBudget", "token_budget"}
+        other = {"tokenBudget", "token_budget", "limits"}
+        astray = isinstance(held, dict) and not held.keys() & other
         if not astray or "concurrency" in held:
             return RESERVED_NAMES
-        every = (name for cls in registered() for name in _parameters_of(cls))
+        every = (name for cls in registered() for name in parameter_names(cls))
         return (*RESERVED_NAMES, *dict.fromkeys(every))
-    chosen = held["strategy"]
-    cls = find_strategy(chosen) if isinstance(chosen, str) else None
-    if cls is None:
-        spellings = dict.fromkeys(s for cls in registered() for s in (cls.wire_name, cls.name))
-        Fields(tree, path, {"strategy": chosen}, ("strategy",)).choice("strategy", tuple(spellings))
-    assert cls is not None
-    return (*RESERVED_NAMES, *_parameters_of(cls))
-
-
-def _strategy(fields: Fields) -> Strategy:
-    cls = find_strategy(fields.raw("strategy"))
-    assert cls is not None
-    given = {
-        parameter.name: _read(fields, parameter)
-        for parameter in cls.parameters
-        if parameter.is_required or any(map(fields.has, _names_of(parameter)))
-    }
-    return _guarded(fields, lambda _fields: cls(**given))
-
-
-def _guarded(fields: Fields, make: Callable[[Fields], T]) -> T:
-    """Run `make`; what it refuses as a whole is told with its place in the file."""
-    try:
-        return make(fields)
-    except PolicyFileError:
-        raise
-    except ConfigInvalidError as error:
-        raise fields.tree.error(fields.path, str(error)) from error
+    return (*RESERVED_NAMES, *parameter_names(class_of(tree, path, held)))
 
 
 _BUDGET = ("budget", "window", "window_ms", "max_keys")
@@ -375,7 +329,7 @@ def _concurrency(policy: Fields) -> ConcurrencySpec:
     if fields.has("max_keys"):
         options["max_keys"] = _max_keys(fields)
     make = _aimd if law == "aimd" else _gradient
-    return ConcurrencySpec(_guarded(fields, make), **options)
+    return ConcurrencySpec(guarded(fields, make), **options)
 
 
 def _bounds(fields: Fields) -> dict[str, Any]:

@@ -114,6 +114,12 @@ class OnStore:
     _owns_store: bool
     _claims: Sequence[Claim]
 
+    def shared(self: L) -> L:
+        """The same limiter, beside which others may count under its prefix with other figures: for
+        those who keep states that cannot read each other apart by themselves."""
+        self._claims = ()
+        return self
+
     def close(self) -> None:
         """Close the store, if this limiter made it."""
         self._claims = ()

@@ -57,7 +57,17 @@ __all__ = [
 
 S = TypeVar("S", bound="type[Strategy]")
 
-RESERVED_NAMES = ("strategy", "token_budget", "concurrency", "fail", "two_tier", "federated")
+RESERVED_NAMES = (
+    "strategy",
+    "token_budget",
+    "concurrency",
+    "fail",
+    "two_tier",
+    "federated",
+    "limits",
+    "plans",
+    "overrides",
+)
 """What else stands beside the parameters of a strategy in a policy."""
 
 _REQUIRED: Any = object()
@@ -79,9 +89,24 @@ class Parameter:
     fraction; "span", a time in ms, whose name ends in `_ms` and which policy files may say in
     words under the name without it; "choice", one of `choices`; or "zone", a time zone by its IANA
     name. One without a `default` is required. `example` stands in messages that ask for it.
+
+    `shapes_state` says that states written under another value cannot be read under this one, so
+    that a change of it begins afresh. Where nothing is said, counts and rates do not, and all other
+    kinds do.
     """
 
-    __slots__ = ("choices", "default", "doc", "example", "high", "kind", "low", "name", "wire_name")
+    __slots__ = (
+        "choices",
+        "default",
+        "doc",
+        "example",
+        "high",
+        "kind",
+        "low",
+        "name",
+        "shapes_state",
+        "wire_name",
+    )
 
     def __init__(
         self,
@@ -94,6 +119,7 @@ class Parameter:
         high: int = MAX_SAFE,
         choices: tuple[str, ...] = (),
         example: Any = None,
+        shapes_state: bool | None = None,
     ) -> None:
         if not isinstance(name, str) or not re.fullmatch(_NAME, name):
             reject(f"the name of a parameter must be in snake_case, not {shown(name)}")
@@ -111,6 +137,8 @@ class Parameter:
         self.high: int = high
         self.choices: tuple[str, ...] = choices
         self.example: Any = _EXAMPLES.get(kind) if example is None else example
+        is_figure = kind in ("count", "rate")
+        self.shapes_state: bool = not is_figure if shapes_state is None else shapes_state
         if default is not _REQUIRED and default is not None:
             self._checked(default)  # which `require` lets through unseen
 
@@ -225,6 +253,15 @@ class Strategy(ABC):
                 )
             taken[parameter.name] = parameter.require(value)
         self.values = taken
+
+    @property
+    def state_form(self) -> str:
+        """A text, the same exactly for strategies that can go on with each other's states: other
+        figures, such as a higher limit, leave it as it is."""
+        if not self.parameters:
+            return repr(self)
+        shaping = [each.name for each in self.parameters if each.shapes_state]
+        return f"{self.name}({', '.join(f'{name}={self.values[name]!r}' for name in shaping)})"
 
     @abstractmethod
     def check(self, state: Any, now: int, cost: int) -> Outcome[Decision]:

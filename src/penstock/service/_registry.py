@@ -6,10 +6,11 @@ thousands, of which most are asked for seldom, and no request should wait until 
 cannot fail, since a file is found good, down to the last of its policies, before it gets here.
 Counts are kept in the store under
 
-    <the file's prefix>:<name>:<meaning>:<key>
+    <the file's prefix>:<name>:<form of the states>:<key>
 
-so a policy that means the same after a reload goes on where it was, in this process and in every
-other one that reads the same file, and one that means something else starts afresh.
+and with the name of the limit after that of the policy, where it has several. So a policy goes on
+where it was after a reload, with other figures too, in this process and in every other one that
+reads the same file; only what makes states unreadable, such as another window, starts afresh.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..concurrency import ConcurrencyLimiter, Law, SlotLeases
 from ..concurrency._slots import End
 from ..concurrency._slots import SlotLease as SlotLease
 from ..config import has_fail_mode, in_words, names_with
-from ..config._model import ConcurrencySpec, PolicyFile, PolicySpec, meaning
+from ..config._model import ConcurrencySpec, PolicyFile, PolicySpec, form_of
 from ..config._policies import Policies
 from ..core._clock import Clock
 from ..core._decision import Decision
@@ -348,38 +349,34 @@ class _Builder:
     def _rate(self, spec: PolicySpec) -> Limiter | None:
         if spec.two_tier is None or spec.strategy is None:
             return self._limiter(self.site.store, spec.name, spec.strategy)
-        prefix = joined(self.prefix, spec.name, meaning(spec.strategy))
+        prefix = joined(self.prefix, spec.name, form_of(spec.strategy))
         old = self.before.get(spec.name)
-        kept = None if old is None or old.spec.two_tier != spec.two_tier else old.limiter
-        if kept is not None and kept.prefix == prefix:
+        if old is not None and old.limiter is not None and _spends_alike(old.spec, spec):
             # The same counts in the store, and credits from there that are still good.
-            return kept
+            return old.limiter
         return two_tier(
             spec.strategy,
             self.site.store,
             clock=None if self.site.store.reads_own_clock else self.site.clock,
             prefix=prefix,
             **asdict(spec.two_tier),
-        )
+        ).shared()
 
     def _limiter(self, store: Store, name: str, strategy: Strategy | None) -> Limiter | None:
         if strategy is None:
             return None
-        prefix = joined(self.prefix, name, meaning(strategy))
+        prefix = joined(self.prefix, name, form_of(strategy))
         return limiter_on(store, strategy, self.site.clock, prefix)
 
     def _budget(self, spec: PolicySpec) -> Limiter | None:
         store = self.site.store
         if spec.max_keys is not None:
-            store = store.another(clock=self.site.clock, max_keys=spec.max_keys)
-        made = self._limiter(store, spec.name, spec.budget)
-        if store is self.site.store:
-            return made
-        old = self.before.get(spec.name)
-        if made is not None and old is not None and old.budget is not None:
-            same = old.spec.max_keys == spec.max_keys and old.budget.prefix == made.prefix
-            return old.budget if same else made
-        return made
+            old = self.before.get(spec.name)
+            if old is not None and old.budget is not None and old.spec.max_keys == spec.max_keys:
+                store = old.budget.store
+            else:
+                store = store.another(clock=self.site.clock, max_keys=spec.max_keys)
+        return self._limiter(store, spec.name, spec.budget)
 
     def _slots(self, spec: PolicySpec, slots: ConcurrencySpec, tally: Tally) -> ConcurrencyLimiter:
         old = self.before.get(spec.name)
@@ -423,6 +420,10 @@ def _lessors(
     }
 
 
+def _spends_alike(one: PolicySpec, other: PolicySpec) -> bool:
+    return one.two_tier == other.two_tier and repr(one.strategy) == repr(other.strategy)
+
+
 def joined(*parts: str) -> str:
     """A prefix from its parts, without the empty ones."""
     return ":".join(part for part in parts if part)
@@ -432,7 +433,7 @@ def limiter_on(store: Store, strategy: Strategy, clock: Clock, prefix: str) -> L
     """A limiter by the service's clock, unless the store has one of its own."""
     return rate_limit(
         strategy, store=store, clock=None if store.reads_own_clock else clock, prefix=prefix
-    )
+    ).shared()
 
 
 def deciding(limiter: Limiter, guard: Guard, tally: Tally) -> Decide:

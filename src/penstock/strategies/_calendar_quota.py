@@ -70,6 +70,7 @@ class CalendarQuota(Strategy):
             "a month that lacks the day starts on its last",
             default=1,
             high=31,
+            shapes_state=True,
         ),
     )
     window_kind: str | None = "fixed"

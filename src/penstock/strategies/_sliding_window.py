@@ -62,6 +62,7 @@ class SlidingWindow(Strategy):
             default=10,
             high=MAX_BUCKETS,
             example=10,
+            shapes_state=True,
         ),
     )
     window_kind: str | None = "sliding"

@@ -51,6 +51,7 @@ class Slots(Strategy):
             "after which a slot that is not renewed is free again",
             default=30_000,
             example="30s",
+            shapes_state=False,
         ),
     )
     lua_sources: tuple[LuaSource, ...] = (

@@ -1,0 +1,269 @@
+"""Several limits in one policy: `limits`, and the figures that replace theirs, by plan and by key.
+
+    limits:
+      user:   {by: user, strategy: gcra, limit: 100, period: 1m}
+      tokens: {by: user, cost: tokens, strategy: tokenBucket, capacity: 50000, refillPerSec: 800}
+      all:    {strategy: gcra, limit: 5000, period: 1s}
+    plans:
+      by: plan
+      pro: {user: {limit: 1000}, tokens: unlimited}
+    overrides:
+      user: {alice: {limit: 500}}
+
+A plan and an override may change figures, and not what counts are kept by: one count has to be read
+by all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ..core._strategy import Parameter, Strategy, registered
+from ..core._validation import require_key
+from ..strategies import Slots
+from ._model import Condition, Figures, LimitSpec, SeveralSpec
+from ._reader import Fields, camel, shown
+from ._strategies import (
+    class_of,
+    example_of,
+    given_values,
+    guarded,
+    parameter_names,
+    spellings,
+)
+from ._tree import Path, Tree
+
+__all__ = ["HELD", "LIMIT_FIELDS", "MAX_LIMITS", "UNLIMITED", "read_several"]
+
+
+LIMIT_FIELDS = ("strategy", "by", "cost", "shadow", "optional", "when")
+"""What stands beside the parameters of a strategy in a limit."""
+
+MAX_LIMITS = 16
+"""How many limits one policy may have: each is a key of the store in every request."""
+
+HELD: tuple[type[Strategy], ...] = (Slots,)
+"""What only a limit among several can be: a request holds one until it is settled."""
+
+UNLIMITED = "unlimited"
+"""In place of figures: this plan, or this key, is not limited by that."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
+_NAMED = "is text of at most 64 letters, digits, '.', '_' and '-'"
+
+
+class _Read(NamedTuple):
+    """A limit with the values that the file gives it, which figures replace one by one."""
+
+    spec: LimitSpec
+    cls: type[Strategy]
+    values: dict[str, Any]
+
+
+def read_several(policy: Fields) -> SeveralSpec:
+    """The limits of a policy, its plans and its overrides."""
+    found = {read.spec.name: read for read in _limits(policy)}
+    limits = tuple(read.spec for read in found.values())
+    if all(limit.shadow for limit in limits):
+        policy.fail(
+            "limits",
+            "are all shadows, which deny nothing; one of them has to be a limit",
+        )
+    plan_by, plans = _plans(policy, found) if policy.has("plans") else ("plan", {})
+    overrides = _overrides(policy, found) if policy.has("overrides") else {}
+    several = SeveralSpec(limits, plan_by, plans, overrides)
+    _require_apart(policy, several)
+    return several
+
+
+def _limits(policy: Fields) -> Iterator[_Read]:
+    tree, path = policy.tree, (*policy.path, policy.spelled("limits"))
+    held = policy.raw("limits")
+    if not isinstance(held, Mapping) or not held:
+        example = f"{{user: {{by: user, {example_of(registered()[0])[1:]}}}"
+        policy.fail("limits", f"must be a mapping of names to limits, such as {example}")
+    if len(held) > MAX_LIMITS:
+        policy.fail("limits", f"are at most {MAX_LIMITS}, not {len(held)}")
+    for name, limit in held.items():
+        _require_name(tree, (*path, str(name)), name, "the name of a limit")
+        yield _limit(tree, (*path, name), name, limit)
+
+
+def _limit(tree: Tree, path: Path, name: str, held: Any) -> _Read:
+    if not isinstance(held, Mapping) or "strategy" not in held:
+        classes = (*registered(), *HELD)
+        every = dict.fromkeys(each for cls in classes for each in parameter_names(cls))
+        fields = Fields(tree, path, held, (*LIMIT_FIELDS, *every))
+        names = ", ".join(cls.wire_name for cls in classes)
+        fields.fail("strategy", f"is missing; write one of {names}")
+    cls = class_of(tree, path, held, HELD)
+    fields = Fields(tree, path, held, (*LIMIT_FIELDS, *parameter_names(cls)))
+    values = given_values(fields, cls)
+    flags = {word: fields.flag(word) for word in ("shadow", "optional") if fields.has(word)}
+    spec = LimitSpec(
+        name,
+        guarded(fields, lambda _fields: cls(**values)),
+        by=_attribute(fields, "by") if fields.has("by") else None,
+        cost=_attribute(fields, "cost") if fields.has("cost") else None,
+        when=_conditions(fields) if fields.has("when") else (),
+        **flags,
+    )
+    if spec.optional and spec.by is None and spec.cost is None:
+        fields.fail(
+            "optional", "is for a limit with `by` or `cost`, whose attribute may be missing"
+        )
+    if spec.cost is not None and spec.strategy.is_held:
+        fields.fail("cost", "cannot be told for slots: a request holds one of them")
+    return _Read(spec, cls, values)
+
+
+def _conditions(limit: Fields) -> tuple[Condition, ...]:
+    held = limit.raw("when")
+    if not isinstance(held, Mapping) or not held:
+        limit.fail(
+            "when",
+            "must be a mapping such as {method: POST, tier: [gold, silver], trial: {exists: true}}",
+        )
+    return tuple(
+        _condition(limit.tree, (*limit.path, "when", str(name)), name, wanted)
+        for name, wanted in held.items()
+    )
+
+
+def _condition(tree: Tree, path: Path, name: Any, wanted: Any) -> Condition:
+    _require_name(tree, path, name, "an attribute")
+    if isinstance(wanted, Mapping):
+        fields = Fields(tree, path, wanted, ("exists",))
+        fields.need("exists", "true")
+        return Condition(name, exists=fields.flag("exists"))
+    values = wanted if isinstance(wanted, list) else [wanted]
+    if not values or not all(isinstance(value, str) and value for value in values):
+        raise tree.error(
+            path,
+            "must be text, a list of texts or {exists: true}, "
+            f"not {shown(wanted)}; numbers and true or false go in quotes",
+        )
+    return Condition(name, tuple(values))
+
+
+def _plans(policy: Fields, limits: Mapping[str, _Read]) -> tuple[str, dict[str, Figures]]:
+    tree, path, held = _mapping(policy, "plans", "{by: plan, pro: {user: {limit: 1000}}}")
+    plan_by = held.get("by", "plan")
+    _require_name(tree, (*path, "by"), plan_by, "an attribute")
+    plans = {}
+    for name, figures in held.items():
+        if name == "by":
+            continue
+        if not isinstance(name, str) or not name:
+            raise tree.error((*path, str(name)), "a plan is named by text; put it in quotes")
+        plans[name] = _figures(tree, (*path, name), limits, figures)
+    if not plans:
+        policy.fail("plans", "has no plan; write for example pro: {user: {limit: 1000}}")
+    return plan_by, plans
+
+
+def _figures(tree: Tree, path: Path, limits: Mapping[str, _Read], held: Any) -> Figures:
+    """What one plan says about the limits that it names."""
+    if not isinstance(held, Mapping):
+        raise tree.error(
+            path, f"must name limits, as in {{user: {{limit: 1000}}}}, not {shown(held)}"
+        )
+    return {
+        name: _replaced(tree, (*path, str(name)), _named(tree, path, limits, name), figures)
+        for name, figures in held.items()
+    }
+
+
+def _overrides(policy: Fields, limits: Mapping[str, _Read]) -> dict[str, Figures]:
+    tree, path, held = _mapping(policy, "overrides", "{user: {alice: {limit: 500}}}")
+    overrides: dict[str, Figures] = {}
+    for name, keys in held.items():
+        read = _named(tree, path, limits, name)
+        below = (*path, name)
+        if read.spec.by is None:
+            raise tree.error(below, "is for everybody, so it has no keys to override; leave it out")
+        if not isinstance(keys, Mapping) or not keys:
+            raise tree.error(below, f"must map keys to figures, not {shown(keys)}")
+        overrides[name] = {
+            _key(tree, (*below, str(key)), key): _replaced(tree, (*below, str(key)), read, figures)
+            for key, figures in keys.items()
+        }
+    return overrides
+
+
+def _mapping(policy: Fields, field: str, example: str) -> tuple[Tree, Path, Mapping[Any, Any]]:
+    held = policy.raw(field)
+    if not isinstance(held, Mapping) or not held:
+        policy.fail(field, f"must be a mapping such as {example}, not {shown(held)}")
+    return policy.tree, (*policy.path, policy.spelled(field)), held
+
+
+def _named(tree: Tree, path: Path, limits: Mapping[str, _Read], name: Any) -> _Read:
+    found = limits.get(name) if isinstance(name, str) else None
+    if found is None:
+        raise tree.error((*path, str(name)), f"is no limit here; there are {', '.join(limits)}")
+    return found
+
+
+def _replaced(tree: Tree, path: Path, read: _Read, figures: Any) -> Strategy | None:
+    """The strategy of a limit with other figures; None if it is lifted."""
+    if figures == UNLIMITED:
+        return None
+    free = [each for each in read.cls.parameters if not each.shapes_state]
+    if not isinstance(figures, Mapping):
+        raise tree.error(path, f"must be figures such as {_example(free)}, or {UNLIMITED}")
+    _refuse_shaping(tree, path, read.cls, figures)
+    fields = Fields(tree, path, figures, [name for each in free for name in spellings(each)])
+    values = given_values(fields, read.cls, all_of_them=False)
+    return guarded(fields, lambda _fields: read.cls(**read.values | values))
+
+
+def _refuse_shaping(
+    tree: Tree, path: Path, cls: type[Strategy], figures: Mapping[Any, Any]
+) -> None:
+    for parameter in cls.parameters:
+        given = {name for each in spellings(parameter) for name in (each, camel(each))}
+        for name in given & figures.keys() if parameter.shapes_state else ():
+            raise tree.error(
+                (*path, name),
+                "cannot differ by plan or key: all of them read the same counts, which are kept "
+                "by it; make two limits of it, with `when`",
+            )
+
+
+def _example(free: list[Parameter]) -> str:
+    return f"{{{camel(free[0].name)}: {free[0].example}}}" if free else "{}"
+
+
+def _key(tree: Tree, path: Path, key: Any) -> str:
+    if not isinstance(key, str):
+        raise tree.error(path, f"a key is text; put {shown(key)} in quotes")
+    return guarded(Fields(tree, path, {}, ()), lambda _fields: require_key(key))
+
+
+def _attribute(fields: Fields, name: str) -> str:
+    value = fields.raw(name)
+    _require_name(fields.tree, (*fields.path, name), value, "an attribute")
+    return str(value)
+
+
+def _require_name(tree: Tree, path: Path, name: Any, what: str) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise tree.error(path, f"{what} {_NAMED}, not {shown(name)}")
+
+
+def _require_apart(policy: Fields, several: SeveralSpec) -> None:
+    """An attribute is either text or a number."""
+    texts = {limit.by for limit in several.limits}
+    if several.plans:
+        texts.add(several.plan_by)
+    for limit in several.limits:
+        texts |= {condition.attribute for condition in limit.when if condition.values}
+    for limit in several.limits:
+        if limit.cost is not None and limit.cost in texts:
+            raise policy.tree.error(
+                (*policy.path, policy.spelled("limits"), limit.name, "cost"),
+                f"{limit.cost!r} is text elsewhere in this policy, and a cost is a number",
+            )

@@ -1,0 +1,108 @@
+"""Strategies in a policy file: their names, and their parameters as they are declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from ..core._errors import ConfigInvalidError
+from ..core._strategy import Parameter, Strategy, find_strategy, registered
+from ._reader import Fields, camel
+from ._tree import Path, PolicyFileError, Tree
+
+__all__ = [
+    "class_of",
+    "example_of",
+    "given_values",
+    "guarded",
+    "parameter_names",
+    "spellings",
+    "strategy_of",
+]
+
+T = TypeVar("T")
+
+
+def _span_word(parameter: Parameter) -> str:
+    """`window` for `window_ms`: under which a file may say it in words."""
+    return parameter.name.removesuffix("_ms")
+
+
+def spellings(parameter: Parameter) -> tuple[str, ...]:
+    """The names under which a file may give it, in snake_case."""
+    if parameter.kind == "span":
+        return _span_word(parameter), parameter.name
+    return (parameter.name,)
+
+
+def parameter_names(cls: type[Strategy]) -> tuple[str, ...]:
+    """Everything that may stand beside a strategy of this class."""
+    return tuple(name for parameter in cls.parameters for name in spellings(parameter))
+
+
+def example_of(cls: type[Strategy]) -> str:
+    """The shortest definition with that strategy."""
+    required = (each for each in cls.parameters if each.is_required)
+    given = (f"{camel(spellings(each)[0])}: {each.example}" for each in required)
+    return f"{{strategy: {', '.join((cls.wire_name, *given))}}}"
+
+
+def class_of(
+    tree: Tree, path: Path, held: Mapping[str, Any], also: Sequence[type[Strategy]] = ()
+) -> type[Strategy]:
+    """The class that `strategy` names, of those that are registered or in `also`; refuses a name
+    that is none."""
+    chosen = held["strategy"]
+    cls = find_strategy(chosen) if isinstance(chosen, str) else None
+    if cls is not None:
+        return cls
+    for other in also:
+        if chosen in (other.name, other.wire_name):
+            return other
+    every = (*registered(), *also)
+    known = dict.fromkeys(name for cls in every for name in (cls.wire_name, cls.name))
+    Fields(tree, path, {"strategy": chosen}, ("strategy",)).choice("strategy", tuple(known))
+    raise AssertionError(chosen)  # a name that is known was found above
+
+
+def given_values(
+    fields: Fields, cls: type[Strategy], *, all_of_them: bool = True
+) -> dict[str, Any]:
+    """The parameters that a file gives, by name. `all_of_them` asks for those that are required."""
+    return {
+        parameter.name: _read(fields, parameter)
+        for parameter in cls.parameters
+        if (all_of_them and parameter.is_required) or any(map(fields.has, spellings(parameter)))
+    }
+
+
+def strategy_of(fields: Fields) -> Strategy:
+    """The strategy that is given beside `strategy`."""
+    cls = find_strategy(fields.raw("strategy"))
+    assert cls is not None
+    values = given_values(fields, cls)
+    return guarded(fields, lambda _fields: cls(**values))
+
+
+def _read(fields: Fields, parameter: Parameter) -> Any:
+    name, example = parameter.name, parameter.example
+    if parameter.kind == "count":
+        return fields.integer(name, example, parameter.low, parameter.high)
+    if parameter.kind == "rate":
+        return fields.number(name, example)
+    if parameter.kind == "span":
+        return fields.span_ms(_span_word(parameter), example)
+    if parameter.kind == "zone":
+        fields.need(name, example)
+        return fields.text(name)
+    return fields.choice(name, parameter.choices)
+
+
+def guarded(fields: Fields, make: Callable[[Fields], T]) -> T:
+    """Run `make`; what it refuses as a whole is told with its place in the file."""
+    try:
+        return make(fields)
+    except PolicyFileError:
+        raise
+    except ConfigInvalidError as error:
+        raise fields.tree.error(fields.path, str(error)) from error
