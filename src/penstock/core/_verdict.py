@@ -69,6 +69,17 @@ class Verdict(_Fields):
         return dict(zip(self._names, self._decisions, strict=True))
 
     @property
+    def enforced(self) -> Mapping[str, Decision]:
+        """The same without the shadows."""
+        told = zip(self._names, self._decisions, self._shadows, strict=True)
+        return {name: decision for name, decision, shadow in told if not shadow}
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """What each limit said, in order."""
+        return self._decisions
+
+    @property
     def violated(self) -> tuple[str, ...]:
         """The limits that denied the request."""
         return self._denying(shadow=False)
