@@ -35,7 +35,7 @@ from ..core._verdict import Verdict
 from ..strategies import fixed_window
 from ._registry import joined
 
-__all__ = ["KEPT_MS", "ChargeTerms", "Charges", "Held", "charge_id", "read_charge_id"]
+__all__ = ["KEPT_MS", "ChargeTerms", "ChargedUnits", "Charges", "charge_id", "read_charge_id"]
 
 
 KEPT_MS = 24 * 60 * 60 * 1000
@@ -48,7 +48,7 @@ _LOOK = peeking(_RECORD)
 _MAX_ID = 1 << 17
 
 
-class Held(NamedTuple):
+class ChargedUnits(NamedTuple):
     """What was charged to one limit; `limit` is empty where the policy has only one."""
 
     limit: str
@@ -61,12 +61,12 @@ class ChargeTerms(NamedTuple):
 
     policy: str
     plan: str | None
-    held: tuple[Held, ...]
+    held: tuple[ChargedUnits, ...]
     nonce: str
     delays_ms: tuple[int, ...] = ()
 
     @classmethod
-    def new(cls, policy: str, plan: str | None, held: Sequence[Held]) -> ChargeTerms:
+    def new(cls, policy: str, plan: str | None, held: Sequence[ChargedUnits]) -> ChargeTerms:
         return cls(policy, plan, tuple(held), secrets.token_hex(12))
 
     @property
@@ -104,7 +104,7 @@ def read_charge_id(text: object) -> ChargeTerms:
         terms = ChargeTerms(
             policy,
             plan,
-            tuple(Held(*each) for each in held),
+            tuple(ChargedUnits(*each) for each in held),
             nonce,
             tuple(map(int, delays.split("-"))) if delays else (0,) * len(held),
         )

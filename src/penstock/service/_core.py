@@ -33,7 +33,7 @@ from ..core._validation import (
 )
 from ..leasing import TwoTierLimiter
 from ..stores._opening import open_store
-from ._charges import Charges, ChargeTerms, Held, read_charge_id
+from ._charges import ChargedUnits, Charges, ChargeTerms, read_charge_id
 from ._fail_modes import Guard, Readiness, readiness, trouble_of
 from ._fleet import CreditLease
 from ._inline import DEFAULT_STRATEGY, INLINE, Inline, InlinePolicies
@@ -243,7 +243,7 @@ class Service:
         if isinstance(limiter, TwoTierLimiter):
             raise entry.lacks("reserve")
         parts, wait, answer = limiter._terms(key, require_cost(cost), max_wait_ms)
-        terms = ChargeTerms.new(entry.spec.name, None, [Held("", key, cost)])
+        terms = ChargeTerms.new(entry.spec.name, None, [ChargedUnits("", key, cost)])
         try:
             charge, charge_id = await self._charges(entry).reserve(terms, parts, wait, answer)
         except Exception as error:
@@ -260,7 +260,7 @@ class Service:
         if request.limits is None:
             return Reservation(judge.counted(request, NOTHING), "", self.clock.now())
         parts, wait, answer = request.limits._terms(request.keys, request.cost, max_wait_ms)
-        held = [Held(part.name, request.keys.get(part.name), part.cost) for part in parts]
+        held = [ChargedUnits(part.name, request.keys.get(part.name), part.cost) for part in parts]
         plan = judge.limits.plan_of(attributes)
         terms = ChargeTerms.new(entry.spec.name, plan, held)
         try:
