@@ -170,8 +170,8 @@ def test_a_request_that_no_limit_is_asked_for_is_admitted(service: Service) -> N
     limit = "{strategy: gcra, limit: 1, period: 1s, when: {m: P}}"
     file = f"version: 1\nlimiters: {{api: {{limits: {{p: {limit}}}}}}}"
     quiet = build_service(parse_policies(file, "p.yaml"))
-    assert quiet.judge("api", {"m": "G"}) == (NOTHING, {})
-    assert quiet.judge("api", {}) == (NOTHING, {})
+    assert quiet.judge("api", {"m": "G"}) == (NOTHING, None)
+    assert quiet.judge("api", {}) == (NOTHING, None)
 
 
 class AwayStore(MemoryStore):

@@ -24,6 +24,7 @@ __all__ = [
     "LimitHeaders",
     "decision_headers",
     "field_name",
+    "legacy_headers",
     "policy_field",
     "retry_after_s",
     "seconds_until_more",
@@ -88,7 +89,7 @@ def verdict_headers(
     if not verdict.allowed:
         headers["Retry-After"] = str(retry_after_s(verdict.decision))
     if legacy and order:
-        headers |= _legacy(verdict.decision)
+        headers |= legacy_headers(verdict.decision)
     return headers
 
 
@@ -121,7 +122,7 @@ class LimitHeaders:
         if not decision.allowed:
             headers["Retry-After"] = str(retry_after_s(decision))
         if legacy:
-            headers |= _legacy(decision)
+            headers |= legacy_headers(decision)
         return headers
 
     def member(self, decision: Decision, now: int, peeked: bool = False) -> str:
@@ -131,7 +132,8 @@ class LimitHeaders:
         return f"{self._lead};r={remaining};t={seconds}"
 
 
-def _legacy(decision: Decision) -> dict[str, str]:
+def legacy_headers(decision: Decision) -> dict[str, str]:
+    """The older headers, whose reset is an instant in epoch seconds."""
     return {
         "X-RateLimit-Limit": str(decision.limit),
         "X-RateLimit-Remaining": str(decision.remaining),

@@ -9,7 +9,7 @@ count in the same places, since figures never change where counts are kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from .._limits import Limit, Limits
@@ -47,11 +47,6 @@ _MAX_COMBINATIONS = 1_024
 
 class PolicyLimits(Limits):
     """`Limits` that count under the form of their states, so that figures may change."""
-
-    @cached_property
-    def declared(self) -> Mapping[str, Limit]:
-        """`limits`, for those who ask often."""
-        return dict(self.limits)
 
     def _lead_of(self, lead: str, name: str, limit: Limit) -> str:
         return f"{lead}{name}:{form_of(limit.strategy)}"
@@ -253,10 +248,10 @@ class SeveralLimits:
 
 
 class Judgement(NamedTuple):
-    """A verdict, and the limits that were asked for it, by name."""
+    """A verdict, and the limits that were asked for it; None if there were none."""
 
     verdict: Verdict
-    limits: Mapping[str, Limit]
+    limits: PolicyLimits | None
 
 
 Judged = Judgement | Callable[[], Coroutine[Any, Any, Judgement]]
@@ -298,12 +293,12 @@ class Judge:
     async def peek(self, attributes: Attributes) -> Judgement:
         request = self.limits.resolve(attributes)
         if request.limits is None:
-            return Judgement(NOTHING, {})
+            return Judgement(NOTHING, None)
         try:
             verdict = await request.limits.apeek(request.keys)
         except Exception as error:
             verdict = self.in_place_of(error, request)
-        return Judgement(verdict, request.limits.declared)
+        return Judgement(verdict, request.limits)
 
     async def forecast(self, attributes: Attributes, cost: int = 1) -> Forecast:
         request = self.limits.resolve(attributes, require_cost(cost))
@@ -332,10 +327,14 @@ class Judge:
     def counted(self, request: Request, verdict: Verdict) -> Judgement:
         """Count what was answered."""
         self._tally.count(verdict.allowed)
+        tallies = self._tallies
         for place, decision in zip(request.asked, verdict.decisions, strict=True):
-            self._tallies[place].count(decision.allowed)
-        limits = request.limits
-        return Judgement(verdict, {} if limits is None else limits.declared)
+            tally = tallies[place]
+            if decision.allowed:
+                tally.allowed += 1
+            else:
+                tally.denied += 1
+        return Judgement(verdict, request.limits)
 
 
 async def _decision(judged: Callable[[], Coroutine[Any, Any, Judgement]]) -> Decision:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from penstock import ManualClock
+from penstock import Limit, Limits, ManualClock
+from penstock.adapters import verdict_headers
 from penstock.config import parse_policies
+from penstock.service.http._charge_calls import VerdictForm
 from tests.service.test_several import FILE
 from tests.support.helpers import NOW
 
@@ -165,3 +168,32 @@ def test_metrics_tell_each_limit_and_shadows_apart(client: Client) -> None:
     assert f'{name}{{policy="api",limit="user",shadow="false",outcome="allowed"}} 1' in text
     assert f'{name}{{policy="api",limit="all",shadow="true",outcome="allowed"}} 1' in text
     assert "api/user" not in text
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("peeked", [False, True])
+def test_headers_are_those_that_a_program_would_make(legacy: bool, peeked: bool) -> None:
+    """The form in which verdicts are put into words, and `verdict_headers`."""
+    limits = Limits(
+        {
+            "user": "3/minute",
+            "all": Limit("100/hour", keyless=True),
+            "dark": Limit("2/minute", shadow=True),
+        },
+        clock=ManualClock(NOW),
+    )
+    form = VerdictForm(limits.limits)
+    for _ in range(5):
+        verdict = limits.check({"user": "u", "dark": "u"})
+        made = verdict_headers(limits.limits, verdict, NOW, peeked=peeked, legacy=legacy)
+        lines = "".join(f"{name}: {value}\r\n" for name, value in made.items())
+        assert form.headers(verdict, NOW, peeked, legacy) == lines
+        told = json.loads(form.body(verdict))
+        assert told["binding"] == verdict.binding
+        assert (told["violated"], told["shadowed"]) == (
+            list(verdict.violated),
+            list(verdict.shadowed),
+        )
+        assert {name: each["remaining"] for name, each in told["limits"].items()} == {
+            name: each.remaining for name, each in verdict.limits.items()
+        }

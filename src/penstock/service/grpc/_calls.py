@@ -221,8 +221,9 @@ def fill_verdict(response: Any, judged: Judgement) -> None:
     """Copy a verdict into the response of any call that has one."""
     verdict = judged.verdict
     fill(response.decision, verdict.decision)
+    enforced = verdict.enforced
     for name, decision in verdict.limits.items():
-        limit = response.limits.add(name=name, shadow=judged.limits[name].shadow)
+        limit = response.limits.add(name=name, shadow=name not in enforced)
         fill(limit.decision, decision)
     response.binding = verdict.binding
     response.violated.extend(verdict.violated)

@@ -243,11 +243,11 @@ class Answers:
     ) -> bytes:
         """A reply with the headers that belong to a decision. `body` is ASCII."""
         headers = label.headers.of(decision, self._now(), peeked=peeked, legacy=legacy)
-        return self.with_headers(status, headers, body)
-
-    def with_headers(self, status: int, headers: dict[str, str], body: str) -> bytes:
-        """A reply with these headers. `body` is ASCII."""
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        return self.with_lines(status, lines, body)
+
+    def with_lines(self, status: int, lines: str, body: str) -> bytes:
+        """A reply with these header lines. `body` is ASCII."""
         self._statuses[status] += 1
         return b"%bContent-Length: %d\r\n%b\r\n%b" % (
             self._head_of(status, JSON),

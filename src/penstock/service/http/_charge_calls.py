@@ -6,18 +6,24 @@ As in `_calls.py`: parse, ask the service, render; nothing is decided.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ...adapters._headers import verdict_headers
+from ..._limits import Limit
+from ...adapters._headers import LimitHeaders, legacy_headers, retry_after_s
 from ...core._decision import Decision
+from ...core._verdict import Verdict
 from .._core import Reservation, Service
-from .._several import Judgement
+from .._several import Judgement, PolicyLimits
 from ._answers import Answer, Answers, ProblemError, decision_json
 from ._head import decode, require_fields
 
-__all__ = ["ChargeCalls", "verdict_json"]
+__all__ = ["ChargeCalls", "VerdictForm"]
 
+
+# Of combinations of limits and figures; beyond, all are made anew.
+_MAX_FORMS = 1_024
 
 _NAMED = {"policy": str}
 _ASKED = {"key": str, "attributes": dict, "cost": int}
@@ -31,6 +37,7 @@ class ChargeCalls:
     def __init__(self, service: Service, answers: Answers) -> None:
         self._service = service
         self._answers = answers
+        self._forms: dict[PolicyLimits, VerdictForm] = {}
 
     def check(self, fields: dict[str, Any], legacy: bool) -> Answer:
         """`/v1/check` by attributes."""
@@ -107,28 +114,83 @@ class ChargeCalls:
     def _judged(
         self, judged: Judgement, legacy: bool, peeked: bool = False, rest: str = "}"
     ) -> bytes:
-        body = verdict_json(judged)
+        verdict, limits = judged
+        lines = ""
+        if limits is not None:
+            form = self._forms.get(limits)
+            if form is None:
+                if len(self._forms) >= _MAX_FORMS:
+                    self._forms.clear()
+                form = self._forms[limits] = VerdictForm(limits.limits)
+            lines = form.headers(verdict, self._service.clock.now(), peeked, legacy)
+            body = form.body(verdict)
+        else:
+            body = VerdictForm({}).body(verdict)
         text = body if rest == "}" else f"{body[:-1]},{rest}"
-        headers = verdict_headers(
-            judged.limits, judged.verdict, self._service.clock.now(), peeked=peeked, legacy=legacy
-        )
-        return self._answers.with_headers(200, headers, text)
+        return self._answers.with_lines(200, lines, text)
 
     def _decided(self, policy: str, decision: Decision, text: str, legacy: bool) -> bytes:
         label = self._answers.policy_label(self._service.policies.get(policy), policy, decision)
         return self._answers.with_limits(200, label, decision, text, legacy)
 
 
-def verdict_json(judged: Judgement) -> str:
-    """The decision that binds, and what each limit said."""
-    verdict = judged.verdict
-    limits = ",".join(
-        [f"{json.dumps(name)}:{decision_json(told)}" for name, told in verdict.limits.items()]
-    )
+class VerdictForm:
+    """What every verdict of the same limits has in common, put into words once."""
+
+    def __init__(self, limits: Mapping[str, Limit]) -> None:
+        self._names = [json.dumps(name) for name in limits]
+        self._headers = [
+            (place, LimitHeaders(name, *limit.strategy.rate, limit.strategy))
+            for place, (name, limit) in enumerate(limits.items())
+            if not limit.shadow
+        ]
+        told = ",".join([f"{name}:{_DECISION}" for name in self._names])
+        self._form = f'{{"decision":{_DECISION},"limits":{{{told}}},"binding":%s,"violated":%s,'
+        self._form += '"shadowed":%s}'
+
+    def body(self, verdict: Verdict) -> str:
+        """The decision that binds, and what each limit said."""
+        binding = verdict.decision
+        told: list[Any] = list(_numbers(binding))
+        for decision in verdict.decisions:
+            told += _numbers(decision)
+        told.append(json.dumps(verdict.binding))
+        told.append("[]" if verdict.allowed else json.dumps(verdict.violated))
+        told.append(json.dumps(verdict.shadowed) if verdict.has_shadows else "[]")
+        return self._form % tuple(told)
+
+    def headers(self, verdict: Verdict, now: int, peeked: bool, legacy: bool) -> str:
+        """As `verdict_headers`, to the letter: a test compares."""
+        binding, decisions = verdict.decision, verdict.decisions
+        policies: list[str] = []
+        members: list[str] = []
+        for place, headers in self._headers:
+            decision = decisions[place]
+            at = 0 if decision is binding else len(members)
+            policies.insert(at, headers.policy)
+            members.insert(at, headers.member(decision, now, peeked))
+        lines = ""
+        if members:
+            lines = (
+                f"RateLimit-Policy: {', '.join(policies)}\r\nRateLimit: {', '.join(members)}\r\n"
+            )
+        if not verdict.allowed:
+            lines += f"Retry-After: {retry_after_s(binding)}\r\n"
+        if legacy and members:
+            lines += "".join([f"{n}: {v}\r\n" for n, v in legacy_headers(binding).items()])
+        return lines
+
+
+_DECISION = '{"allowed":%s,"remaining":%d,"limit":%d,"reset_at":%d,"retry_after_ms":%d}'
+
+
+def _numbers(decision: Decision) -> tuple[Any, ...]:
     return (
-        f'{{"decision":{decision_json(verdict.decision)},"limits":{{{limits}}},'
-        f'"binding":{json.dumps(verdict.binding)},"violated":{json.dumps(verdict.violated)},'
-        f'"shadowed":{json.dumps(verdict.shadowed)}}}'
+        "true" if decision.allowed else "false",
+        decision.remaining,
+        decision.limit,
+        decision.reset_at,
+        decision.retry_after_ms,
     )
 
 
