@@ -14,7 +14,7 @@ needs more is a named policy: then the operator has chosen it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ..core._clock import Clock
 from ..core._store import Store
@@ -33,6 +33,7 @@ __all__ = [
     "MAX_POLICIES",
     "MAX_WINDOW_MS",
     "MOST_BYTES",
+    "Inline",
     "InlinePolicies",
     "inline_strategies",
     "most_units",
@@ -75,7 +76,8 @@ def _lighter(cls: type[Strategy]) -> str:
     return min(plain, key=lambda each: each.window_kind != cls.window_kind).name
 
 
-class Inline(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Inline:
     """One inline policy at work."""
 
     decide: Decide

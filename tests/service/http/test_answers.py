@@ -26,7 +26,7 @@ def test_the_short_way_and_the_long_way_make_the_same_reply(
     label = answers.label('a "b"', 10, 60_000, strategy)
     decision = Decision(True, 10, remaining, reset_at, 0)
     long = answers.with_limits(200, label, decision, decision_json(decision), False)
-    assert answers.decided(label, decision, False) == long
+    assert answers.decided(decision, label, False) == long
     assert answers.statuses == {200: 2}
 
 

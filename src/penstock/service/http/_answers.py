@@ -203,7 +203,7 @@ class Answers:
             found = self._labels[wanted] = Label(*wanted)
         return found
 
-    def decided(self, label: Label, decision: Decision, legacy: bool) -> bytes:
+    def decided(self, decision: Decision, label: Label, legacy: bool) -> bytes:
         """What `POST /check` answers."""
         if legacy or not decision.allowed:
             status = 200 if decision.allowed else 429
