@@ -31,6 +31,7 @@ from ...core._errors import (
     StoreUnavailableError,
     UnsupportedError,
 )
+from ...core._native import native
 from ...core._strategy import Strategy
 from .._core import UnknownPolicyError
 
@@ -149,22 +150,41 @@ _LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for statu
 _MAX_LABELS = 1_024
 
 
-class Label(bytes):
-    """The header lines of one limit, up to where its numbers begin, and `headers`, which makes all
-    of them."""
+class Label:
+    """What is said of one limit. `lines` are its header lines, up to where its numbers begin;
+    `headers` makes all of them."""
 
-    headers: LimitHeaders
-    strategy: Strategy | None
+    __slots__ = ("headers", "lines", "strategy")
 
-    def __new__(
-        cls, name: str, quota: int, window_ms: int | None, strategy: Strategy | None
-    ) -> Label:
-        headers = LimitHeaders(name, quota, window_ms, strategy)
-        lines = f"RateLimit-Policy: {headers.policy}\r\nRateLimit: {field_name(name)};r="
-        label = super().__new__(cls, lines.encode("ascii"))
-        label.headers = headers
-        label.strategy = strategy
-        return label
+    def __init__(
+        self, name: str, quota: int, window_ms: int | None, strategy: Strategy | None
+    ) -> None:
+        self.headers: LimitHeaders = LimitHeaders(name, quota, window_ms, strategy)
+        self.strategy: Strategy | None = strategy
+        lines = f"RateLimit-Policy: {self.headers.policy}\r\nRateLimit: {field_name(name)};r="
+        self.lines: bytes = lines.encode("ascii")
+
+
+def decision_reply(
+    head: bytes, lines: bytes, decision: Decision, seconds: int, nested: bool
+) -> bytes:
+    """A reply about one decision. Has a compiled twin."""
+    body = decision_json(decision)
+    if nested:
+        body = f'{{"decision":{body}}}'
+    denied = b"" if decision.allowed else b"\r\nRetry-After: %d" % seconds
+    return b"%bContent-Length: %d\r\n%b%d;t=%d%b\r\n\r\n%b" % (
+        head,
+        len(body),
+        lines,
+        min(decision.remaining, _MAX_INTEGER),
+        seconds,
+        denied,
+        body.encode("ascii"),
+    )
+
+
+_decision_reply = decision_reply if native is None else native.decision_reply
 
 
 class Answers:
@@ -189,7 +209,7 @@ class Answers:
     def tick(self) -> None:
         """Look at the calendar."""
         self.stamp: str = f"Date: {formatdate(self._now() / 1000, usegmt=True)}\r\n"
-        self._head = self._head_of(200, JSON)
+        self._heads = {status: self._head_of(status, JSON) for status in (200, 429)}
 
     def label(
         self, name: str, quota: int, window_ms: int | None, strategy: Strategy | None
@@ -205,25 +225,21 @@ class Answers:
 
     def decided(self, decision: Decision, label: Label, legacy: bool) -> bytes:
         """What `POST /check` answers."""
-        if legacy or not decision.allowed:
-            status = 200 if decision.allowed else 429
+        status = 200 if decision.allowed else 429
+        if legacy:
             return self.with_limits(status, label, decision, decision_json(decision), legacy)
-        # The same for the common case, in one piece; a test compares the two.
-        remaining, reset_at = decision.remaining, decision.reset_at
-        body = b'{"allowed":true,"remaining":%d,"limit":%d,"reset_at":%d,"retry_after_ms":0}' % (
-            remaining,
-            decision.limit,
-            reset_at,
-        )
-        self._decided += 1
-        return b"%bContent-Length: %d\r\n%b%d;t=%d\r\n\r\n%b" % (
-            self._head,
-            len(body),
-            label,
-            remaining if remaining <= _MAX_INTEGER else _MAX_INTEGER,
-            seconds_until_more(label.strategy, decision, self._now()),
-            body,
-        )
+        self._count(status)
+        seconds = seconds_until_more(label.strategy, decision, self._now())
+        return _decision_reply(self._heads[status], label.lines, decision, seconds, False)
+
+    def nested(self, decision: Decision, label: Label, legacy: bool, peeked: bool) -> bytes:
+        """What the calls under `/v1` answer, whose status is always 200."""
+        if legacy:
+            body = f'{{"decision":{decision_json(decision)}}}'
+            return self.with_limits(200, label, decision, body, legacy, peeked)
+        self._count(200)
+        seconds = seconds_until_more(label.strategy, decision, self._now(), peeked)
+        return _decision_reply(self._heads[200], label.lines, decision, seconds, True)
 
     def with_limits(
         self,
@@ -235,15 +251,21 @@ class Answers:
         peeked: bool = False,
     ) -> bytes:
         """A reply with the headers that belong to a decision. `body` is ASCII."""
+        self._count(status)
         headers = label.headers.of(decision, self._now(), peeked=peeked, legacy=legacy)
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        self._statuses[status] += 1
         return b"%bContent-Length: %d\r\n%b\r\n%b" % (
-            self._head_of(status, JSON),
+            self._heads[status],
             len(body),
             lines.encode("ascii"),
             body.encode("ascii"),
         )
+
+    def _count(self, status: int) -> None:
+        if status == 200:
+            self._decided += 1
+        else:
+            self._statuses[status] += 1
 
     def plain(
         self, status: int, body: bytes, kind: str = JSON, headers: tuple[str, ...] = ()

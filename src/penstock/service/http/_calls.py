@@ -171,22 +171,20 @@ class Calls:
     def _one_reply(
         self, decision: Decision, policy: str, axis: str, legacy: bool, peeked: bool
     ) -> bytes:
-        body = f'{{"decision":{decision_json(decision)}}}'
         label = self._axis_label(policy, axis, decision)
-        return self._answers.with_limits(200, label, decision, body, legacy, peeked)
+        return self._answers.nested(decision, label, legacy, peeked)
 
     def _client_reply(self, decision: Decision, legacy: bool) -> bytes:
-        fields: dict[str, Any] = {
-            "allowed": decision.allowed,
-            "remaining": decision.remaining,
-            "resetAt": decision.reset_at,
-        }
+        allowed, message, status = "true", "", 200
         if not decision.allowed:
-            message = f"rate limit exceeded; window resets at {decision.reset_at}"
-            fields["message"] = message
-        status = 200 if decision.allowed else 429
+            allowed, status = "false", 429
+            message = f', "message": "rate limit exceeded; window resets at {decision.reset_at}"'
+        body = (
+            f'{{"allowed": {allowed}, "remaining": {decision.remaining}, '
+            f'"resetAt": {decision.reset_at}{message}}}'
+        )
         label = self._label("default", decision)
-        return self._answers.with_limits(status, label, decision, json.dumps(fields), legacy)
+        return self._answers.with_limits(status, label, decision, body, legacy)
 
     def _label(self, name: str, decision: Decision) -> Label:
         policy = self._service.policies.get(name)

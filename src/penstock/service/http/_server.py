@@ -194,7 +194,7 @@ class HttpServer(Listener):
             hosts=None if hosts is None else Hosts(hosts),
             legacy=legacy_headers,
         )
-        self.routes: Routes = Routes(self._router.route)
+        self.routes: Routes = Routes(self._router.route, self._router.for_client, self.http_bounds)
         self.problem: Callable[[Problem], bytes] = self.answers.problem
         self.counts: Callable[[], str] = self._pages.counts
 
