@@ -4,7 +4,7 @@
 """The compiled path: the same decisions, in machine code.
 
 It imports nothing of the package, so that any layer may use it; what it needs of Python (the
-validators, the error for a clash of kinds) is handed to it. It holds seven things, one per include:
+validators, the error for a clash of kinds) is handed to it. It holds eight things, one per include:
 
 - kernels: the five transitions, operation for operation as in `strategies/`;
 - runs:    the growing (instant, count) lists of the two sliding windows;
@@ -12,7 +12,8 @@ validators, the error for a clash of kinds) is handed to it. It holds seven thin
 - order:   which keys a table with bounds lets go of first;
 - table:   keys to states, with the timing wheel;
 - gate:    `check`, `check_many` and `acheck` of a limiter, without a Python frame;
-- http:    what the HTTP server reads and writes for every request.
+- heads:   what the HTTP server reads of the head of a request;
+- checks:  its usual requests, from their bytes to those of the reply.
 
 Atomicity is the interpreter lock's: from the look-up of a key to the write of its state no Python
 code can run. Free-threaded interpreters are therefore not declared supported; importing this
@@ -116,4 +117,5 @@ include "records.pxi"
 include "order.pxi"
 include "table.pxi"
 include "gate.pxi"
-include "http.pxi"
+include "heads.pxi"
+include "checks.pxi"

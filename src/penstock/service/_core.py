@@ -28,7 +28,7 @@ from ._fail_modes import Guard, Readiness, readiness, trouble_of
 from ._fleet import CreditLease
 from ._inline import DEFAULT_STRATEGY, INLINE, Inline, InlinePolicies
 from ._metrics import Metrics, MetricsSnapshot
-from ._registry import Asked, Policy, PolicyTable, Site, UnknownPolicyError
+from ._registry import Asked, Entry, Policy, PolicyTable, Site, UnknownPolicyError
 from ._reloading import Reloader, in_slices
 from ._shared_call import SharedCall
 
@@ -103,6 +103,10 @@ class Service:
     def file(self) -> PolicyFile:
         """Where they come from."""
         return self._table.file
+
+    def entry(self, policy: str) -> Entry:
+        """The policy of that name, at work."""
+        return self._table[policy]
 
     def decide(self, policy: str, key: str, cost: int = 1) -> Asked:
         """`check`, without a coroutine where nothing has to be waited for."""

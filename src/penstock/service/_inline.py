@@ -78,10 +78,11 @@ def _lighter(cls: type[Strategy]) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inline:
-    """One inline policy at work."""
+    """One inline policy at work. `at_once`: what it decides never has to be waited for."""
 
     decide: Decide
     strategy: Strategy
+    at_once: bool
 
 
 class InlinePolicies:
@@ -145,7 +146,8 @@ class InlinePolicies:
         guard = Guard(INLINE, limit, self._fail, self._clock, self._tally, self._outages)
         decide = deciding(limiter, guard, self._tally)
         # A table in this process has its own way with long keys.
-        return Inline(decide if limiter.answers_at_once else _by_short_key(decide), made)
+        at_once = limiter.answers_at_once
+        return Inline(decide if at_once else _by_short_key(decide), made, at_once)
 
 
 def _by_short_key(decide: Decide) -> Decide:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock import Decision, ManualClock, MemoryStore, Strategy, fixed_window, gcra
-from penstock.service.http._answers import Answers, decision_json
+from penstock.service.http._answers import NESTED, PLAIN, Answers, decision_json
 from penstock.service.http._calls import Calls
 from tests.service.worlds import FragileStore, service_on
 
@@ -28,12 +28,12 @@ def test_the_short_way_and_the_long_way_make_the_same_reply(
     decision = Decision(retry_after_ms == 0, 10, remaining, reset_at, retry_after_ms)
     status, body = (429 if retry_after_ms else 200), decision_json(decision)
     long = answers.with_limits(status, label, decision, body, False)
-    assert answers.decided(decision, label, False) == long
+    assert answers.decided(decision, label, PLAIN, False) == long
     assert answers.statuses == {status: 2}
     for peeked in (False, True):
         nested = f'{{"decision":{body}}}'
         long = answers.with_limits(200, label, decision, nested, False, peeked)
-        assert answers.nested(decision, label, False, peeked) == long
+        assert answers.decided(decision, label, NESTED, False, peeked) == long
 
 
 def test_the_date_is_the_clocks() -> None:

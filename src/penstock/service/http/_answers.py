@@ -36,8 +36,11 @@ from ...core._strategy import Strategy
 from .._core import UnknownPolicyError
 
 __all__ = [
+    "CLIENT",
     "CODES",
     "JSON",
+    "NESTED",
+    "PLAIN",
     "SOON",
     "Answer",
     "Answers",
@@ -165,13 +168,13 @@ class Label:
         self.lines: bytes = lines.encode("ascii")
 
 
-def decision_reply(
-    head: bytes, lines: bytes, decision: Decision, seconds: int, nested: bool
-) -> bytes:
+PLAIN, NESTED, CLIENT = 0, 1, 2
+"""How a decision is written: for `POST /check`, the calls under `/v1`, `GET /check/{client}`."""
+
+
+def decision_reply(head: bytes, lines: bytes, decision: Decision, seconds: int, form: int) -> bytes:
     """A reply about one decision. Has a compiled twin."""
-    body = decision_json(decision)
-    if nested:
-        body = f'{{"decision":{body}}}'
+    body = _body_of(decision, form)
     denied = b"" if decision.allowed else b"\r\nRetry-After: %d" % seconds
     return b"%bContent-Length: %d\r\n%b%d;t=%d%b\r\n\r\n%b" % (
         head,
@@ -184,6 +187,37 @@ def decision_reply(
     )
 
 
+def _body_of(decision: Decision, form: int) -> str:
+    if form != CLIENT:
+        told = decision_json(decision)
+        return f'{{"decision":{told}}}' if form == NESTED else told
+    allowed, message = "true", ""
+    if not decision.allowed:
+        allowed = "false"
+        message = f', "message": "rate limit exceeded; window resets at {decision.reset_at}"'
+    return (
+        f'{{"allowed": {allowed}, "remaining": {decision.remaining}, '
+        f'"resetAt": {decision.reset_at}{message}}}'
+    )
+
+
+class Replies:
+    """How replies about decisions begin, by their status, and how many there were. Has a compiled
+    twin, which counts by itself what is answered there."""
+
+    __slots__ = ("allowed_head", "denied", "denied_head", "ok")
+
+    def __init__(self) -> None:
+        self.allowed_head = self.denied_head = b""
+        self.ok = self.denied = 0
+
+    def count(self, status: int) -> None:
+        if status == 200:
+            self.ok += 1
+        else:
+            self.denied += 1
+
+
 _decision_reply = decision_reply if native is None else native.decision_reply
 
 
@@ -191,8 +225,8 @@ class Answers:
     """Makes replies and counts them by status. `stamp` is the date, to be renewed with `tick`."""
 
     def __init__(self, clock: Clock) -> None:
-        # Most replies are a 200 about one decision; a Counter would take a tenth of their time.
-        self._decided = 0
+        # Those about one decision. A Counter would take a tenth of their time.
+        self.replies: Any = Replies() if native is None else native.Replies()
         self._statuses: Counter[int] = Counter()
         self._now = clock.now
         self._labels: dict[tuple[str, int, int | None, Strategy | None], Label] = {}
@@ -202,14 +236,14 @@ class Answers:
     def statuses(self) -> dict[int, int]:
         """How many replies there were, by their status."""
         counted = self._statuses.copy()
-        if self._decided:
-            counted[200] += self._decided
-        return dict(counted)
+        counted.update({200: self.replies.ok, 429: self.replies.denied})
+        return {status: count for status, count in counted.items() if count}
 
     def tick(self) -> None:
         """Look at the calendar."""
         self.stamp: str = f"Date: {formatdate(self._now() / 1000, usegmt=True)}\r\n"
-        self._heads = {status: self._head_of(status, JSON) for status in (200, 429)}
+        self.replies.allowed_head = self._head_of(200, JSON)
+        self.replies.denied_head = self._head_of(429, JSON)
 
     def label(
         self, name: str, quota: int, window_ms: int | None, strategy: Strategy | None
@@ -223,23 +257,19 @@ class Answers:
             found = self._labels[wanted] = Label(*wanted)
         return found
 
-    def decided(self, decision: Decision, label: Label, legacy: bool) -> bytes:
-        """What `POST /check` answers."""
-        status = 200 if decision.allowed else 429
+    def decided(
+        self, decision: Decision, label: Label, form: int, legacy: bool, peeked: bool = False
+    ) -> bytes:
+        """A reply about one decision. A denial is a 429, except under `/v1`."""
+        status = 200 if decision.allowed or form == NESTED else 429
         if legacy:
-            return self.with_limits(status, label, decision, decision_json(decision), legacy)
-        self._count(status)
-        seconds = seconds_until_more(label.strategy, decision, self._now())
-        return _decision_reply(self._heads[status], label.lines, decision, seconds, False)
-
-    def nested(self, decision: Decision, label: Label, legacy: bool, peeked: bool) -> bytes:
-        """What the calls under `/v1` answer, whose status is always 200."""
-        if legacy:
-            body = f'{{"decision":{decision_json(decision)}}}'
-            return self.with_limits(200, label, decision, body, legacy, peeked)
-        self._count(200)
+            body = _body_of(decision, form)
+            return self.with_limits(status, label, decision, body, legacy, peeked)
+        replies = self.replies
+        replies.count(status)
+        head = replies.allowed_head if status == 200 else replies.denied_head
         seconds = seconds_until_more(label.strategy, decision, self._now(), peeked)
-        return _decision_reply(self._heads[200], label.lines, decision, seconds, True)
+        return _decision_reply(head, label.lines, decision, seconds, form)
 
     def with_limits(
         self,
@@ -251,21 +281,15 @@ class Answers:
         peeked: bool = False,
     ) -> bytes:
         """A reply with the headers that belong to a decision. `body` is ASCII."""
-        self._count(status)
+        self.replies.count(status)
         headers = label.headers.of(decision, self._now(), peeked=peeked, legacy=legacy)
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         return b"%bContent-Length: %d\r\n%b\r\n%b" % (
-            self._heads[status],
+            self._head_of(status, JSON),
             len(body),
             lines.encode("ascii"),
             body.encode("ascii"),
         )
-
-    def _count(self, status: int) -> None:
-        if status == 200:
-            self._decided += 1
-        else:
-            self._statuses[status] += 1
 
     def plain(
         self, status: int, body: bytes, kind: str = JSON, headers: tuple[str, ...] = ()

@@ -16,7 +16,16 @@ from ...core._decision import Decision, Forecast
 from .._core import Admission, Heartbeat, Service
 from .._inline import DEFAULT_STRATEGY, INLINE, MAX_POLICIES, Inline
 from .._registry import Asked
-from ._answers import Answer, Answers, Label, ProblemError, decision_json
+from ._answers import (
+    CLIENT,
+    NESTED,
+    PLAIN,
+    Answer,
+    Answers,
+    Label,
+    ProblemError,
+    decision_json,
+)
 from ._head import decode, require_fields
 
 __all__ = ["Calls"]
@@ -58,7 +67,7 @@ class Calls:
                 "add one of that name to it, or name another with POST /check",
             )
         asked = self._service.decide("default", client)
-        return _reply(asked, self._client_reply, legacy)
+        return _reply(asked, self._decided, "default", CLIENT, legacy)
 
     def v1_check(self, legacy: bool, body: bytes) -> Answer:
         fields = decode(body)
@@ -143,17 +152,19 @@ class Calls:
         return partial(_later, partial(self._service.heartbeat, **fields), render)
 
     def _by_policy(self, fields: dict[str, Any], legacy: bool) -> Answer:
-        return _reply(self._service.decide(**fields), self._decided, fields["policy"], legacy)
+        asked = self._service.decide(**fields)
+        return _reply(asked, self._decided, fields["policy"], PLAIN, legacy)
 
-    def _decided(self, decision: Decision, policy: str, legacy: bool) -> bytes:
-        return self._answers.decided(decision, self._label(policy, decision), legacy)
+    def _decided(self, decision: Decision, policy: str, form: int, legacy: bool) -> bytes:
+        label = self._label(policy, decision)
+        return self._answers.decided(decision, label, form, legacy)
 
     def _inline(self, fields: dict[str, Any], legacy: bool) -> Answer:
         limit, window_ms = fields["limit"], fields["window_ms"]
         inline = self._service.inline(limit, window_ms, fields.get("strategy", DEFAULT_STRATEGY))
         asked = inline.decide(fields["key"], fields.get("cost", 1))
         label = self._inline_labels.get(inline) or self._inline_label(inline, limit, window_ms)
-        return _reply(asked, self._answers.decided, label, legacy)
+        return _reply(asked, self._answers.decided, label, PLAIN, legacy)
 
     def _inline_label(self, inline: Inline, limit: int, window_ms: int) -> Label:
         """As many labels are kept as there may be inline policies."""
@@ -172,19 +183,7 @@ class Calls:
         self, decision: Decision, policy: str, axis: str, legacy: bool, peeked: bool
     ) -> bytes:
         label = self._axis_label(policy, axis, decision)
-        return self._answers.nested(decision, label, legacy, peeked)
-
-    def _client_reply(self, decision: Decision, legacy: bool) -> bytes:
-        allowed, message, status = "true", "", 200
-        if not decision.allowed:
-            allowed, status = "false", 429
-            message = f', "message": "rate limit exceeded; window resets at {decision.reset_at}"'
-        body = (
-            f'{{"allowed": {allowed}, "remaining": {decision.remaining}, '
-            f'"resetAt": {decision.reset_at}{message}}}'
-        )
-        label = self._label("default", decision)
-        return self._answers.with_limits(status, label, decision, body, legacy)
+        return self._answers.decided(decision, label, NESTED, legacy, peeked)
 
     def _label(self, name: str, decision: Decision) -> Label:
         policy = self._service.policies.get(name)

@@ -11,7 +11,7 @@ Most of what a head says does not change the answer: trace and request ids, cook
 name. `reduced_head` checks a head and leaves that out, and the name in a path that ends with one;
 what stays is a head again, and the same for all requests of a kind. It has a compiled twin.
 
-Bodies: JSON, read strictly. Those that are flat objects have a compiled reader.
+Bodies: JSON, read strictly.
 
 What JSON leaves to the reader's taste is refused here, so that no two readers of one request can
 disagree: a name that occurs twice, NaN and its kin, text that is not UTF-8. Whether a value is a
@@ -41,6 +41,8 @@ from ._bounds import Bounds
 
 __all__ = [
     "CHUNKED",
+    "CLIENT_LEAD",
+    "ESSENTIAL",
     "Head",
     "Hosts",
     "Reduced",
@@ -68,16 +70,19 @@ _TARGET = re.compile(
 )
 # Headers that decide where a message ends, or for whom it is, may be there once at most.
 _SINGLE = frozenset({"host", "content-length", "transfer-encoding", "authorization", "expect"})
-# Headers that the answer depends on, apart from how long the body is.
-_ESSENTIAL = frozenset(
+ESSENTIAL = frozenset(
     {
         *(b"host", b"connection", b"expect", b"transfer-encoding", b"authorization"),
         *(b"origin", b"sec-fetch-site", b"x-ratelimit-format"),
     }
 )
-_CLIENT_LEAD = b"GET /check/"
+"""The headers that an answer may depend on, apart from the length of the body."""
+
+CLIENT_LEAD = b"GET /check/"
+"""What stands before the name of a client in the first line."""
+
 _CLIENT = re.compile(
-    rb"%b((?:[A-Za-z0-9\-._~!$&'()*+,;=:@]|%%[0-9A-Fa-f]{2})+)(?=[ ?])" % _CLIENT_LEAD
+    rb"%b((?:[A-Za-z0-9\-._~!$&'()*+,;=:@]|%%[0-9A-Fa-f]{2})+)(?=[ ?])" % CLIENT_LEAD
 )
 Reduced: TypeAlias = tuple[bytes, int, "bytes | None"]
 """A head without what does not matter, the length of the body, and the client in its path."""
@@ -130,7 +135,7 @@ def reduce_head(raw: bytes, bounds: Bounds) -> Reduced:
     """Check the head in `raw`, and leave out what no answer depends on. Whatever is wrong with what
     stays is for whoever parses that to find."""
     if native is not None:
-        reduced: Reduced | None = native.reduced_head(raw, bounds.head_fields, _CLIENT_LEAD)
+        reduced: Reduced | None = native.reduced_head(raw, bounds.head_fields, CLIENT_LEAD)
         if reduced is not None:
             return reduced
     return reduced_head(raw, bounds)
@@ -146,8 +151,8 @@ def reduced_head(raw: bytes, bounds: Bounds) -> Reduced:
     first = b"%b %b %b" % (method, target, version)
     named = _CLIENT.match(first)
     if named is not None:
-        first = _CLIENT_LEAD + b"*" + first[named.end() :]
-    essential = [line for line in fields if line.partition(b":")[0].lower() in _ESSENTIAL]
+        first = CLIENT_LEAD + b"*" + first[named.end() :]
+    essential = [line for line in fields if line.partition(b":")[0].lower() in ESSENTIAL]
     reduced = b"\r\n".join([first, *essential, b"", b""])
     return reduced, head.length, None if named is None else named[1]
 
@@ -224,10 +229,6 @@ _scan: Any = make_scanner(_decoder)  # type: ignore[arg-type]
 
 def decode(body: bytes) -> dict[str, Any]:
     """The JSON object in `body`."""
-    if native is not None:
-        flat: dict[str, Any] | None = native.flat_object(body)
-        if flat is not None:
-            return flat
     try:
         text = body.decode()
         if text[:1] == "{":

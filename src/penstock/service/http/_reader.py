@@ -190,6 +190,11 @@ class Reader:
             return "body"
         return "head" if self.unread else ""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether what comes next begins a request."""
+        return self._route is None and not self.unread
+
     def feed(self, data: bytes) -> None:
         """Keep what has arrived."""
         if self._route is not None and self._is_short_by(len(data)):

@@ -8,9 +8,10 @@ empty that of the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from ...core._validation import MAX_KEY_BYTES
@@ -38,7 +39,7 @@ class Route:
     `needs_place`: where the answer has to be waited for, it is the store that is waited for. `last`
     means that the connection ends with this reply, and `bare` that the reply goes without its body,
     as for HEAD. `expects`: the client waits to be told to go on. `problem` is why the request is
-    refused, whatever its body."""
+    refused, whatever its body. `ready` is what answers it in compiled code, if anything does."""
 
     answer: Callable[..., Answer]
     max_bytes: int
@@ -48,6 +49,7 @@ class Route:
     bare: bool = False
     expects: bool = False
     problem: Problem | None = None
+    ready: Any = None
     shaped: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,8 +69,8 @@ class Route:
         )
 
 
-class Routes(dict[bytes, Route]):
-    """Routes by reduced head. `find` takes any head."""
+class Routes:
+    """Routes by reduced head: those of `known` clients, and those of strangers."""
 
     def __init__(
         self,
@@ -76,34 +78,32 @@ class Routes(dict[bytes, Route]):
         for_client: Callable[[Route, bytes], Route],
         bounds: Bounds,
     ) -> None:
-        super().__init__()
+        self.known: dict[bytes, Route] = {}
+        self._strangers: dict[bytes, Route] = {}
         self._make = make
         self._for_client = for_client
         self._bounds = bounds
-        self._strangers: dict[bytes, Route] = {}
 
     def find(self, raw: bytes) -> tuple[Route, int]:
         """The route for a head, and the length of the body. Raises where the connection cannot go
         on."""
         reduced, length, client = reduce_head(raw, self._bounds)
-        route = self[reduced]
+        route = self.known.get(reduced) or self._strangers.get(reduced) or self._new(reduced)
         return route if client is None else self._for_client(route, client), length
-
-    def __missing__(self, head: bytes) -> Route:
-        route = self._strangers.get(head)
-        if route is None:
-            route = self._make(head)
-            if len(head) <= _MAX_HEAD_BYTES:
-                memory = self if route.is_known else self._strangers
-                if len(memory) >= _MAX_ROUTES:
-                    memory.clear()
-                memory[head] = route
-        return route
 
     def forget(self) -> None:
         """Work out every route again."""
-        self.clear()
+        self.known.clear()
         self._strangers.clear()
+
+    def _new(self, reduced: bytes) -> Route:
+        route = self._make(reduced)
+        if len(reduced) <= _MAX_HEAD_BYTES:
+            memory = self.known if route.is_known else self._strangers
+            if len(memory) >= _MAX_ROUTES:
+                memory.clear()
+            memory[reduced] = route
+        return route
 
 
 class Router:
@@ -120,12 +120,14 @@ class Router:
         token: BearerToken | None,
         hosts: Hosts | None,
         legacy: bool,
+        ready: Mapping[str, Any],
     ) -> None:
         self._answers = answers
         self._bounds = bounds
         self._token = token
         self._hosts = hosts
         self._legacy = legacy
+        self._ready = ready
         self._calls = calls
         self._pages = pages
         self.is_stopping = False
@@ -151,15 +153,20 @@ class Router:
         except ProblemError as error:
             problem, max_bytes = error.problem, self._bounds.body_bytes
             answer = partial(_refuse, self._answers, problem)
+        last = self.is_stopping or not head.keep_alive
+        ready = self._ready.get(head.path)
+        if ready is not None and (problem is not None or last or self._wants_legacy(head)):
+            ready = None
         return Route(
             answer,
             max_bytes,
             is_known=trusted and head.path not in self._pages.probes,
             needs_place=self._pages.get(head.path) is None,
-            last=self.is_stopping or not head.keep_alive,
+            last=last,
             bare=head.method == "HEAD",
             expects=head.is_modern and "expect" in head.headers,
             problem=problem,
+            ready=ready,
         )
 
     def for_client(self, route: Route, encoded: bytes) -> Route:
