@@ -13,11 +13,12 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import cycle
 
-__all__ = ["Load", "closed", "paced", "request"]
+__all__ = ["Load", "closed", "paced", "request", "traced"]
 
 
 @dataclass
@@ -43,6 +44,13 @@ def request(body: bytes, path: str = "/check") -> bytes:
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
+
+
+def traced(payload: bytes, number: int) -> bytes:
+    """The same request with the headers that tell one from another."""
+    first, _, rest = payload.partition(b"\r\n")
+    trace = b"traceparent: 00-%032x-%016x-01\r\nx-request-id: %032x" % (number, number, number)
+    return b"%b\r\n%b\r\n%b" % (first, trace, rest)
 
 
 class _Clients:
@@ -80,17 +88,17 @@ class _Clients:
         self._poll.close()
 
 
-def closed(port: int, payload: bytes, *, connections: int, seconds: float) -> Load:
-    """As fast as it goes."""
-    clients = _Clients(port, connections)
+def closed(port: int, payloads: Sequence[bytes], *, connections: int, seconds: float) -> Load:
+    """As fast as it goes, one payload after the other."""
+    clients, following = _Clients(port, connections), cycle(payloads)
     for client in clients.by_file.values():
-        client.send(payload)
+        client.send(next(following))
     began = time.perf_counter()
     end, answered = began + seconds, 0
     while (now := time.perf_counter()) < end:
         for file in clients.answered(1.0):
             answered += 1
-            clients.by_file[file].send(payload)
+            clients.by_file[file].send(next(following))
     clients.close()
     return Load(now - began, answered)
 

@@ -37,3 +37,45 @@ class Table:
     def sweep(self, now: int) -> int: ...
     def renew_lock(self) -> None: ...
     def __len__(self) -> int: ...
+
+def reduced_head(
+    raw: bytes, most_fields: int, lead: bytes
+) -> tuple[bytes, int, bytes | None] | None: ...
+def decision_reply(
+    head: bytes, lines: bytes, decision: Decision, seconds: int, form: int
+) -> bytes: ...
+
+class Replies:
+    allowed_head: bytes
+    denied_head: bytes
+    ok: int
+    denied: int
+    def count(self, status: int) -> None: ...
+
+class ReadyLimit:
+    def __init__(
+        self,
+        decide: Callable[[str, int], Decision],
+        lines: bytes,
+        until_reset: bool,
+        seconds: Callable[[Decision, int], int],
+        read_clock: Callable[[], int],
+        anchor_ns: int | None,
+    ) -> None: ...
+
+class ReadyCheck:
+    def __init__(
+        self,
+        replies: Replies,
+        form: int,
+        most_bytes: int,
+        by_policy: Callable[[Any], ReadyLimit | None],
+        by_terms: Callable[[int, int], ReadyLimit | None] | None,
+    ) -> None: ...
+
+class WholeRequests:
+    body_bytes: int
+    def __init__(
+        self, routes: dict[bytes, Any], most_head: int, most_fields: int, lead: bytes
+    ) -> None: ...
+    def answer(self, data: bytes) -> bytes | None: ...

@@ -4,14 +4,16 @@
 """The compiled path: the same decisions, in machine code.
 
 It imports nothing of the package, so that any layer may use it; what it needs of Python (the
-validators, the error for a clash of kinds) is handed to it. It holds six things, one per include:
+validators, the error for a clash of kinds) is handed to it. It holds eight things, one per include:
 
 - kernels: the five transitions, operation for operation as in `strategies/`;
 - runs:    the growing (instant, count) lists of the two sliding windows;
 - records: what is kept under a key, and how the key itself is;
 - order:   which keys a table with bounds lets go of first;
 - table:   keys to states, with the timing wheel;
-- gate:    `check`, `check_many` and `acheck` of a limiter, without a Python frame.
+- gate:    `check`, `check_many` and `acheck` of a limiter, without a Python frame;
+- heads:   what the HTTP server reads of the head of a request;
+- checks:  its usual requests, from their bytes to those of the reply.
 
 Atomicity is the interpreter lock's: from the look-up of a key to the write of its state no Python
 code can run. Free-threaded interpreters are therefore not declared supported; importing this
@@ -20,15 +22,16 @@ user's), the table runs it outside and commits only if nobody wrote in between.
 """
 
 cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_WarnEx
 from cpython.long cimport PyLong_CheckExact
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
-from cpython.unicode cimport PyUnicode_CheckExact
+from cpython.unicode cimport PyUnicode_CheckExact, PyUnicode_DecodeUTF8
 from libc.math cimport ceil, floor
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memmove, memset
+from libc.string cimport memchr, memcmp, memcpy, memmove, memset
 
 import threading
 from sys import getsizeof
@@ -114,3 +117,5 @@ include "records.pxi"
 include "order.pxi"
 include "table.pxi"
 include "gate.pxi"
+include "heads.pxi"
+include "checks.pxi"

@@ -130,6 +130,10 @@ class Service:
         """Where they come from."""
         return self._table.file
 
+    def entry(self, policy: str) -> Entry:
+        """The policy of that name, at work."""
+        return self._table[policy]
+
     def decide(self, policy: str, key: str, cost: int = 1) -> Asked:
         """`check`, without a coroutine where nothing has to be waited for."""
         entry = self._table[policy]

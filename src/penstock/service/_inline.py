@@ -14,7 +14,7 @@ needs more is a named policy: then the operator has chosen it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ..core._clock import Clock
 from ..core._store import Store
@@ -33,6 +33,7 @@ __all__ = [
     "MAX_POLICIES",
     "MAX_WINDOW_MS",
     "MOST_BYTES",
+    "Inline",
     "InlinePolicies",
     "inline_strategies",
     "most_units",
@@ -75,11 +76,13 @@ def _lighter(cls: type[Strategy]) -> str:
     return min(plain, key=lambda each: each.window_kind != cls.window_kind).name
 
 
-class Inline(NamedTuple):
-    """One inline policy at work."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Inline:
+    """One inline policy at work. `at_once`: what it decides never has to be waited for."""
 
     decide: Decide
     strategy: Strategy
+    at_once: bool
 
 
 class InlinePolicies:
@@ -143,7 +146,8 @@ class InlinePolicies:
         guard = Guard(INLINE, limit, self._fail, self._clock, self._tally, self._outages)
         decide = deciding(limiter, guard, self._tally)
         # A table in this process has its own way with long keys.
-        return Inline(decide if limiter.answers_at_once else _by_short_key(decide), made)
+        at_once = limiter.answers_at_once
+        return Inline(decide if at_once else _by_short_key(decide), made, at_once)
 
 
 def _by_short_key(decide: Decide) -> Decide:

@@ -33,10 +33,11 @@ def new_reader(held: Held | None = None) -> Reader:
     def route(raw: bytes) -> Route:
         head = parse_head(raw, BOUNDS)
         expects = "expect" in head.headers
-        return Route(lambda body: body, head.length, max_bytes=1_000, expects=expects)
+        return Route(lambda body: body, max_bytes=1_000, expects=expects)
 
     held = held or Held()
-    return Reader(Routes(route), BOUNDS, held.begin)
+    routes = Routes(route, lambda route, _client: route, BOUNDS)
+    return Reader(routes, BOUNDS, held.begin)
 
 
 def bodies(reader: Reader, *parts: bytes) -> list[bytes]:

@@ -102,6 +102,11 @@ class ClientConnection(asyncio.Protocol):
         """Answer what is there, with `send`, until so many units are used up or there is nothing
         left. Returns how many were. Where an answer has to be waited for, calls `wait`."""
 
+    def serve_whole(self, data: bytes) -> int:
+        """Answer what has arrived on a connection that was idle, without keeping it, if that takes
+        no more than a moment. Returns how many units that were, or 0: then nothing was done."""
+        return 0
+
     @abstractmethod
     def patience_s(self, stopping: bool) -> float:
         """How long it may stay as it is, with nothing to serve."""
@@ -258,12 +263,19 @@ class ClientConnection(asyncio.Protocol):
             self._discard(len(data))
             return
         self.arrived = perf_counter()
+        group = self._group
+        at_once = not self._state & _NOT_AT_ONCE and group.units > 0
+        at_once = at_once and len(data) <= self._listener.light_bytes
         if self._tls is None:
+            if at_once and self.is_known and not self._charged:
+                spent = self.serve_whole(data)
+                if spent:
+                    group.units -= spent
+                    return
             self._inbox.feed(data)
         else:
             self._encrypted += data
-        group = self._group
-        if self._state & _NOT_AT_ONCE or group.units <= 0 or len(data) > self._listener.light_bytes:
+        if not at_once:
             self._settle()
         else:
             spent = self._work()

@@ -31,12 +31,16 @@ from ...core._errors import (
     StoreUnavailableError,
     UnsupportedError,
 )
+from ...core._native import native
 from ...core._strategy import Strategy
 from .._core import Policy, UnknownPolicyError
 
 __all__ = [
+    "CLIENT",
     "CODES",
     "JSON",
+    "NESTED",
+    "PLAIN",
     "SOON",
     "Answer",
     "Answers",
@@ -149,30 +153,80 @@ _LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for statu
 _MAX_LABELS = 1_024
 
 
-class Label(bytes):
-    """The header lines of one limit, up to where its numbers begin, and `headers`, which makes all
-    of them."""
+class Label:
+    """What is said of one limit. `lines` are its header lines, up to where its numbers begin;
+    `headers` makes all of them."""
 
-    headers: LimitHeaders
-    strategy: Strategy | None
+    __slots__ = ("headers", "lines", "strategy")
 
-    def __new__(
-        cls, name: str, quota: int, window_ms: int | None, strategy: Strategy | None
-    ) -> Label:
-        headers = LimitHeaders(name, quota, window_ms, strategy)
-        lines = f"RateLimit-Policy: {headers.policy}\r\nRateLimit: {field_name(name)};r="
-        label = super().__new__(cls, lines.encode("ascii"))
-        label.headers = headers
-        label.strategy = strategy
-        return label
+    def __init__(
+        self, name: str, quota: int, window_ms: int | None, strategy: Strategy | None
+    ) -> None:
+        self.headers: LimitHeaders = LimitHeaders(name, quota, window_ms, strategy)
+        self.strategy: Strategy | None = strategy
+        lines = f"RateLimit-Policy: {self.headers.policy}\r\nRateLimit: {field_name(name)};r="
+        self.lines: bytes = lines.encode("ascii")
+
+
+PLAIN, NESTED, CLIENT = 0, 1, 2
+"""How a decision is written: for `POST /check`, the calls under `/v1`, `GET /check/{client}`."""
+
+
+def decision_reply(head: bytes, lines: bytes, decision: Decision, seconds: int, form: int) -> bytes:
+    """A reply about one decision. Has a compiled twin."""
+    body = _body_of(decision, form)
+    denied = b"" if decision.allowed else b"\r\nRetry-After: %d" % seconds
+    return b"%bContent-Length: %d\r\n%b%d;t=%d%b\r\n\r\n%b" % (
+        head,
+        len(body),
+        lines,
+        min(decision.remaining, _MAX_INTEGER),
+        seconds,
+        denied,
+        body.encode("ascii"),
+    )
+
+
+def _body_of(decision: Decision, form: int) -> str:
+    if form != CLIENT:
+        told = decision_json(decision)
+        return f'{{"decision":{told}}}' if form == NESTED else told
+    allowed, message = "true", ""
+    if not decision.allowed:
+        allowed = "false"
+        message = f', "message": "rate limit exceeded; window resets at {decision.reset_at}"'
+    return (
+        f'{{"allowed": {allowed}, "remaining": {decision.remaining}, '
+        f'"resetAt": {decision.reset_at}{message}}}'
+    )
+
+
+class Replies:
+    """How replies about decisions begin, by their status, and how many there were. Has a compiled
+    twin, which counts by itself what is answered there."""
+
+    __slots__ = ("allowed_head", "denied", "denied_head", "ok")
+
+    def __init__(self) -> None:
+        self.allowed_head = self.denied_head = b""
+        self.ok = self.denied = 0
+
+    def count(self, status: int) -> None:
+        if status == 200:
+            self.ok += 1
+        else:
+            self.denied += 1
+
+
+_decision_reply = decision_reply if native is None else native.decision_reply
 
 
 class Answers:
     """Makes replies and counts them by status. `stamp` is the date, to be renewed with `tick`."""
 
     def __init__(self, clock: Clock) -> None:
-        # Most replies are a 200 about one decision; a Counter would take a tenth of their time.
-        self._decided = 0
+        # Those about one decision. A Counter would take a tenth of their time.
+        self.replies: Any = Replies() if native is None else native.Replies()
         self._statuses: Counter[int] = Counter()
         self._now = clock.now
         self._labels: dict[tuple[str, int, int | None, Strategy | None], Label] = {}
@@ -182,14 +236,14 @@ class Answers:
     def statuses(self) -> dict[int, int]:
         """How many replies there were, by their status."""
         counted = self._statuses.copy()
-        if self._decided:
-            counted[200] += self._decided
-        return dict(counted)
+        counted.update({200: self.replies.ok, 429: self.replies.denied})
+        return {status: count for status, count in counted.items() if count}
 
     def tick(self) -> None:
         """Look at the calendar."""
         self.stamp: str = f"Date: {formatdate(self._now() / 1000, usegmt=True)}\r\n"
-        self._head = self._head_of(200, JSON)
+        self.replies.allowed_head = self._head_of(200, JSON)
+        self.replies.denied_head = self._head_of(429, JSON)
 
     def label(
         self, name: str, quota: int, window_ms: int | None, strategy: Strategy | None
@@ -210,27 +264,19 @@ class Answers:
             return self.label(name, decision.limit, None, None)
         return self.label(name, policy.quota, policy.window_ms, policy.strategy)
 
-    def decided(self, label: Label, decision: Decision, legacy: bool) -> bytes:
-        """What `POST /check` answers."""
-        if legacy or not decision.allowed:
-            status = 200 if decision.allowed else 429
-            return self.with_limits(status, label, decision, decision_json(decision), legacy)
-        # The same for the common case, in one piece; a test compares the two.
-        remaining, reset_at = decision.remaining, decision.reset_at
-        body = b'{"allowed":true,"remaining":%d,"limit":%d,"reset_at":%d,"retry_after_ms":0}' % (
-            remaining,
-            decision.limit,
-            reset_at,
-        )
-        self._decided += 1
-        return b"%bContent-Length: %d\r\n%b%d;t=%d\r\n\r\n%b" % (
-            self._head,
-            len(body),
-            label,
-            remaining if remaining <= _MAX_INTEGER else _MAX_INTEGER,
-            seconds_until_more(label.strategy, decision, self._now()),
-            body,
-        )
+    def decided(
+        self, decision: Decision, label: Label, form: int, legacy: bool, peeked: bool = False
+    ) -> bytes:
+        """A reply about one decision. A denial is a 429, except under `/v1`."""
+        status = 200 if decision.allowed or form == NESTED else 429
+        if legacy:
+            body = _body_of(decision, form)
+            return self.with_limits(status, label, decision, body, legacy, peeked)
+        replies = self.replies
+        replies.count(status)
+        head = replies.allowed_head if status == 200 else replies.denied_head
+        seconds = seconds_until_more(label.strategy, decision, self._now(), peeked)
+        return _decision_reply(head, label.lines, decision, seconds, form)
 
     def with_limits(
         self,
@@ -248,7 +294,7 @@ class Answers:
 
     def with_lines(self, status: int, lines: str, body: str) -> bytes:
         """A reply with these header lines. `body` is ASCII."""
-        self._statuses[status] += 1
+        self.replies.count(status)
         return b"%bContent-Length: %d\r\n%b\r\n%b" % (
             self._head_of(status, JSON),
             len(body),

@@ -9,21 +9,28 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from ...adapters._headers import policy_field
 from ...core._decision import Decision, Forecast
 from .._core import Admission, Heartbeat, Service
-from .._inline import DEFAULT_STRATEGY, INLINE
+from .._inline import DEFAULT_STRATEGY, INLINE, MAX_POLICIES, Inline
 from .._registry import Asked
-from ._answers import Answer, Answers, Label, ProblemError, decision_json
+from ._answers import (
+    CLIENT,
+    NESTED,
+    PLAIN,
+    Answer,
+    Answers,
+    Label,
+    ProblemError,
+    decision_json,
+)
 from ._charge_calls import ChargeCalls
 from ._head import decode, require_fields
 
 __all__ = ["Calls"]
 
-
-R = TypeVar("R")
 
 _KEYED = {"policy": str, "key": str}
 _COST = {"cost": int}
@@ -38,6 +45,7 @@ class Calls:
         self._service = service
         self._answers = answers
         self.charges: ChargeCalls = ChargeCalls(service, answers)
+        self._inline_labels: dict[Inline, Label] = {}
 
     def check(self, legacy: bool, body: bytes) -> Answer:
         fields = decode(body)
@@ -61,7 +69,7 @@ class Calls:
                 "add one of that name to it, or name another with POST /check",
             )
         asked = self._service.decide("default", client)
-        return _reply(asked, lambda decision: self._client_reply(decision, legacy))
+        return _reply(asked, self._decided, "default", CLIENT, legacy)
 
     def v1_check(self, legacy: bool, body: bytes) -> Answer:
         fields = decode(body)
@@ -152,41 +160,38 @@ class Calls:
         return partial(_later, partial(self._service.heartbeat, **fields), render)
 
     def _by_policy(self, fields: dict[str, Any], legacy: bool) -> Answer:
-        def render(decision: Decision) -> bytes:
-            label = self._label(fields["policy"], decision)
-            return self._answers.decided(label, decision, legacy)
+        asked = self._service.decide(**fields)
+        return _reply(asked, self._decided, fields["policy"], PLAIN, legacy)
 
-        return _reply(self._service.decide(**fields), render)
+    def _decided(self, decision: Decision, policy: str, form: int, legacy: bool) -> bytes:
+        label = self._label(policy, decision)
+        return self._answers.decided(decision, label, form, legacy)
 
     def _inline(self, fields: dict[str, Any], legacy: bool) -> Answer:
         limit, window_ms = fields["limit"], fields["window_ms"]
         inline = self._service.inline(limit, window_ms, fields.get("strategy", DEFAULT_STRATEGY))
         asked = inline.decide(fields["key"], fields.get("cost", 1))
-        label = self._answers.label(INLINE, limit, window_ms, inline.strategy)
-        return _reply(asked, partial(self._answers.decided, label, legacy=legacy))
+        label = self._inline_labels.get(inline) or self._inline_label(inline, limit, window_ms)
+        return _reply(asked, self._answers.decided, label, PLAIN, legacy)
+
+    def _inline_label(self, inline: Inline, limit: int, window_ms: int) -> Label:
+        """As many labels are kept as there may be inline policies."""
+        if len(self._inline_labels) >= MAX_POLICIES:
+            self._inline_labels.clear()
+        label = Label(INLINE, limit, window_ms, inline.strategy)
+        self._inline_labels[inline] = label
+        return label
 
     def _one(
         self, policy: str, axis: str, asked: Asked, legacy: bool, peeked: bool = False
     ) -> Answer:
-        def render(decision: Decision) -> bytes:
-            body = f'{{"decision":{decision_json(decision)}}}'
-            label = self._axis_label(policy, axis, decision)
-            return self._answers.with_limits(200, label, decision, body, legacy, peeked)
+        return _reply(asked, self._one_reply, policy, axis, legacy, peeked)
 
-        return _reply(asked, render)
-
-    def _client_reply(self, decision: Decision, legacy: bool) -> bytes:
-        fields: dict[str, Any] = {
-            "allowed": decision.allowed,
-            "remaining": decision.remaining,
-            "resetAt": decision.reset_at,
-        }
-        if not decision.allowed:
-            message = f"rate limit exceeded; window resets at {decision.reset_at}"
-            fields["message"] = message
-        status = 200 if decision.allowed else 429
-        label = self._label("default", decision)
-        return self._answers.with_limits(status, label, decision, json.dumps(fields), legacy)
+    def _one_reply(
+        self, decision: Decision, policy: str, axis: str, legacy: bool, peeked: bool
+    ) -> bytes:
+        label = self._axis_label(policy, axis, decision)
+        return self._answers.decided(decision, label, NESTED, legacy, peeked)
 
     def _label(self, name: str, decision: Decision) -> Label:
         return self._answers.policy_label(self._service.policies.get(name), name, decision)
@@ -207,10 +212,14 @@ class Calls:
         return (f"RateLimit-Policy: {policy_field(name, policy.quota, policy.window_ms)}",)
 
 
-def _reply(asked: Asked, render: Callable[[Decision], bytes]) -> Answer:
+def _reply(asked: Asked, render: Callable[..., bytes], *rest: Any) -> Answer:
     """The reply to what the service could decide at once, or what to await for it."""
-    return render(asked) if isinstance(asked, Decision) else partial(_later, asked, render)
+    if isinstance(asked, Decision):
+        return render(asked, *rest)
+    return partial(_later, asked, render, *rest)
 
 
-async def _later(ask: Callable[[], Awaitable[R]], render: Callable[[R], bytes]) -> bytes:
-    return render(await ask())
+async def _later(
+    ask: Callable[[], Awaitable[Any]], render: Callable[..., bytes], *rest: Any
+) -> bytes:
+    return render(await ask(), *rest)

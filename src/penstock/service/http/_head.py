@@ -7,6 +7,10 @@ coding, a coding other than `chunked` or a second host is refused, and the conne
 since nobody knows where the next request would begin. What is accepted is less than the
 specification allows, and never more.
 
+Most of what a head says does not change the answer: trace and request ids, cookies, the client's
+name. `reduced_head` checks a head and leaves that out, and the name in a path that ends with one;
+what stays is a head again, and the same for all requests of a kind. It has a compiled twin.
+
 Bodies: JSON, read strictly.
 
 What JSON leaves to the reader's taste is refused here, so that no two readers of one request can
@@ -29,12 +33,26 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from json.scanner import make_scanner
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
+from ...core._native import native
 from ._answers import ProblemError
 from ._bounds import Bounds
 
-__all__ = ["CHUNKED", "Head", "Hosts", "decode", "is_cross_site", "parse_head", "require_fields"]
+__all__ = [
+    "CHUNKED",
+    "CLIENT_LEAD",
+    "ESSENTIAL",
+    "Head",
+    "Hosts",
+    "Reduced",
+    "decode",
+    "is_cross_site",
+    "parse_head",
+    "reduce_head",
+    "reduced_head",
+    "require_fields",
+]
 
 
 CHUNKED = -1
@@ -52,6 +70,22 @@ _TARGET = re.compile(
 )
 # Headers that decide where a message ends, or for whom it is, may be there once at most.
 _SINGLE = frozenset({"host", "content-length", "transfer-encoding", "authorization", "expect"})
+ESSENTIAL = frozenset(
+    {
+        *(b"host", b"connection", b"expect", b"transfer-encoding", b"authorization"),
+        *(b"origin", b"sec-fetch-site", b"x-ratelimit-format"),
+    }
+)
+"""The headers that an answer may depend on, apart from the length of the body."""
+
+CLIENT_LEAD = b"GET /check/"
+"""What stands before the name of a client in the first line."""
+
+_CLIENT = re.compile(
+    rb"%b((?:[A-Za-z0-9\-._~!$&'()*+,;=:@]|%%[0-9A-Fa-f]{2})+)(?=[ ?])" % CLIENT_LEAD
+)
+Reduced: TypeAlias = tuple[bytes, int, "bytes | None"]
+"""A head without what does not matter, the length of the body, and the client in its path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +129,32 @@ def parse_head(raw: bytes, bounds: Bounds) -> Head:
         length=_length(headers, modern),
         headers=headers,
     )
+
+
+def reduce_head(raw: bytes, bounds: Bounds) -> Reduced:
+    """Check the head in `raw`, and leave out what no answer depends on. Whatever is wrong with what
+    stays is for whoever parses that to find."""
+    if native is not None:
+        reduced: Reduced | None = native.reduced_head(raw, bounds.head_fields, CLIENT_LEAD)
+        if reduced is not None:
+            return reduced
+    return reduced_head(raw, bounds)
+
+
+def reduced_head(raw: bytes, bounds: Bounds) -> Reduced:
+    """`reduce_head`, interpreted. In the place of a client's name is an asterisk."""
+    head = parse_head(raw, bounds)
+    first, *fields = raw[:-4].split(b"\r\n")
+    method, target, version = first.split(b" ")
+    if not target.startswith(b"/"):
+        target = f"{head.path}?{head.query}".encode() if head.query else head.path.encode()
+    first = b"%b %b %b" % (method, target, version)
+    named = _CLIENT.match(first)
+    if named is not None:
+        first = CLIENT_LEAD + b"*" + first[named.end() :]
+    essential = [line for line in fields if line.partition(b":")[0].lower() in ESSENTIAL]
+    reduced = b"\r\n".join([first, *essential, b"", b""])
+    return reduced, head.length, None if named is None else named[1]
 
 
 def _headers(lines: list[bytes]) -> dict[str, str]:

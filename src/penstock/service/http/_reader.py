@@ -153,6 +153,7 @@ class Reader:
         "_bounds",
         "_chunks",
         "_data",
+        "_length",
         "_reserved",
         "_route",
         "_routes",
@@ -174,6 +175,7 @@ class Reader:
         self._searched = 0
         # The request whose body is still arriving, and what there is of it.
         self._route: Route | None = None
+        self._length = 0
         self._body = bytearray()
         self._chunks: ChunkReader | None = None
         self._reserved = 0
@@ -188,9 +190,14 @@ class Reader:
             return "body"
         return "head" if self.unread else ""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether what comes next begins a request."""
+        return self._route is None and not self.unread
+
     def feed(self, data: bytes) -> None:
         """Keep what has arrived."""
-        if self._route is not None and self._is_short_of(self._route, len(data)):
+        if self._route is not None and self._is_short_by(len(data)):
             self._body += data
             self.unread += 0 if self._reserved else len(data)
             return
@@ -212,8 +219,7 @@ class Reader:
             self._await_head()
             return None
         end += 4
-        route = self._routes[data[start:end]]
-        length = route.length
+        route, length = self._routes.find(data[start:end])
         stop = end + length
         if 0 <= length <= route.max_bytes and stop <= len(data):
             if stop == len(data):
@@ -224,7 +230,7 @@ class Reader:
                 self.unread = len(data) - stop
             return route, data[end:stop]
         self._advance(end)
-        return self._begin_body(route)
+        return self._begin_body(route, length)
 
     def forget(self) -> None:
         """Drop everything: the connection is over."""
@@ -232,9 +238,9 @@ class Reader:
         self._chunks = self._route = None
         self.unread, self.has_more = 0, False
 
-    def _is_short_of(self, route: Route, more: int) -> bool:
+    def _is_short_by(self, more: int) -> bool:
         """Whether a body would not be whole with so many bytes more."""
-        return self._chunks is None and len(self._body) + more < route.length
+        return self._chunks is None and len(self._body) + more < self._length
 
     def _advance(self, at: int) -> None:
         self.unread = unread = len(self._data) - at
@@ -252,34 +258,34 @@ class Reader:
             raise ProblemError("malformed_request", "a line ends with LF instead of CRLF")
         self._searched = len(self._data)
 
-    def _begin_body(self, route: Route) -> tuple[Route, bytes] | None:
-        too_large = route.length > route.max_bytes
+    def _begin_body(self, route: Route, length: int) -> tuple[Route, bytes] | None:
+        too_large = length > route.max_bytes
         if route.problem is not None and (too_large or route.expects or not route.is_known):
             # Its body would change nothing, and is not worth keeping, or being asked for.
             raise ProblemError.of(route.problem)
         if too_large:
             raise ProblemError("body_too_large", f"at most {route.max_bytes} bytes are read here")
-        expected = route.max_bytes if route.length == CHUNKED else route.length
+        expected = route.max_bytes if length == CHUNKED else length
         reserved = expected if expected > self._bounds.body_bytes else 0
         self._begin(route, reserved, route.expects and not self.unread)
-        if route.length == CHUNKED:
+        if length == CHUNKED:
             self._chunks = ChunkReader(route.max_bytes)
-        self._route, self._reserved = route, reserved
+        self._route, self._length, self._reserved = route, length, reserved
         return self._take_body(route)
 
     def _take_body(self, route: Route) -> tuple[Route, bytes] | None:
-        body = self._rest_of_body(route) if self._chunks is None else self._rest_of_chunks()
+        body = self._rest_of_body() if self._chunks is None else self._rest_of_chunks()
         if body is not None:
             self._route = self._chunks = None
             self._body, self._reserved = bytearray(), 0
             return route, body
         return None
 
-    def _rest_of_body(self, route: Route) -> bytes | None:
-        stop = min(self._at + route.length - len(self._body), len(self._data))
+    def _rest_of_body(self) -> bytes | None:
+        stop = min(self._at + self._length - len(self._body), len(self._data))
         self._body += self._data[self._at : stop]
         self._advance(stop)
-        if len(self._body) == route.length:
+        if len(self._body) == self._length:
             return bytes(self._body)
         self.has_more = False
         if not self._reserved:

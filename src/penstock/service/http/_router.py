@@ -1,16 +1,17 @@
 """From the head of a request to what is done for it: who asks, for which path, with how much body.
 
-Clients repeat themselves: the head of a connection's second request is nearly always the head of
-its first, to the byte. So heads are remembered, with all that follows from them, and a request
-that was seen before costs one lookup instead of a parse. The memory is small and is emptied when
-it is full; that of strangers is another one, so they cannot empty that of the others.
+Heads differ from request to request, but in little that changes the answer. So what is done is
+remembered by the reduced form of a head (`_head.py`), and worked out when a form is first met. The
+memory is small and is emptied when it is full; that of strangers is another one, so they cannot
+empty that of the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from ...core._validation import MAX_KEY_BYTES
@@ -18,7 +19,7 @@ from .._access import BearerToken
 from ._answers import Answer, Answers, Problem, ProblemError
 from ._bounds import Bounds
 from ._calls import Calls
-from ._head import Head, Hosts, is_cross_site, parse_head
+from ._head import Head, Hosts, is_cross_site, parse_head, reduce_head
 from ._pages import Pages
 
 __all__ = ["Route", "Router", "Routes"]
@@ -32,14 +33,15 @@ _PAGE_QUERIES = {"/ready": "store=1"}
 
 @dataclass(slots=True)
 class Route:
-    """`answer` takes the body. `is_known`: the client has shown who it is, and asks for more than
-    whether the service lives. `needs_place`: where the answer has to be waited for, it is the store
-    that is waited for. `last` means that the connection ends with this reply, and `bare`
-    that the reply goes without its body, as for HEAD. `expects`: the client waits to be told to go
-    on. `problem` is why the request is refused, whatever its body."""
+    """`answer` takes the body, and before it the client if the path is for any.
 
-    answer: Callable[[bytes], Answer]
-    length: int
+    `is_known`: the client has shown who it is, and asks for more than whether the service lives.
+    `needs_place`: where the answer has to be waited for, it is the store that is waited for. `last`
+    means that the connection ends with this reply, and `bare` that the reply goes without its body,
+    as for HEAD. `expects`: the client waits to be told to go on. `problem` is why the request is
+    refused, whatever its body. `ready` is what answers it in compiled code, if anything does."""
+
+    answer: Callable[..., Answer]
     max_bytes: int
     is_known: bool = True
     needs_place: bool = True
@@ -47,35 +49,61 @@ class Route:
     bare: bool = False
     expects: bool = False
     problem: Problem | None = None
+    ready: Any = None
     shaped: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.shaped = self.last or self.bare
 
+    def with_answer(self, answer: Callable[[bytes], Answer], problem: Problem | None) -> Route:
+        """The same for another answer."""
+        return Route(
+            answer,
+            self.max_bytes,
+            self.is_known,
+            self.needs_place,
+            self.last,
+            self.bare,
+            self.expects,
+            problem,
+        )
 
-class Routes(dict[bytes, Route]):
-    """Routes by head. Look up with `routes[head]`."""
 
-    def __init__(self, make: Callable[[bytes], Route]) -> None:
-        super().__init__()
-        self._make = make
+class Routes:
+    """Routes by reduced head: those of `known` clients, and those of strangers."""
+
+    def __init__(
+        self,
+        make: Callable[[bytes], Route],
+        for_client: Callable[[Route, bytes], Route],
+        bounds: Bounds,
+    ) -> None:
+        self.known: dict[bytes, Route] = {}
         self._strangers: dict[bytes, Route] = {}
+        self._make = make
+        self._for_client = for_client
+        self._bounds = bounds
 
-    def __missing__(self, head: bytes) -> Route:
-        route = self._strangers.get(head)
-        if route is None:
-            route = self._make(head)
-            if len(head) <= _MAX_HEAD_BYTES:
-                memory = self if route.is_known else self._strangers
-                if len(memory) >= _MAX_ROUTES:
-                    memory.clear()
-                memory[head] = route
-        return route
+    def find(self, raw: bytes) -> tuple[Route, int]:
+        """The route for a head, and the length of the body. Raises where the connection cannot go
+        on."""
+        reduced, length, client = reduce_head(raw, self._bounds)
+        route = self.known.get(reduced) or self._strangers.get(reduced) or self._new(reduced)
+        return route if client is None else self._for_client(route, client), length
 
     def forget(self) -> None:
         """Work out every route again."""
-        self.clear()
+        self.known.clear()
         self._strangers.clear()
+
+    def _new(self, reduced: bytes) -> Route:
+        route = self._make(reduced)
+        if len(reduced) <= _MAX_HEAD_BYTES:
+            memory = self.known if route.is_known else self._strangers
+            if len(memory) >= _MAX_ROUTES:
+                memory.clear()
+            memory[reduced] = route
+        return route
 
 
 _CHALLENGE = ('WWW-Authenticate: Bearer realm="penstock"',)
@@ -98,12 +126,14 @@ class Router:
         token: BearerToken | None,
         hosts: Hosts | None,
         legacy: bool,
+        ready: Mapping[str, Any],
     ) -> None:
         self._answers = answers
         self._bounds = bounds
         self._token = token
         self._hosts = hosts
         self._legacy = legacy
+        self._ready = ready
         self._calls = calls
         self._pages = pages
         self.is_stopping = False
@@ -126,7 +156,7 @@ class Router:
         }
 
     def route(self, raw: bytes) -> Route:
-        """The route for a head. Raises where the connection cannot go on."""
+        """The route for a reduced head. Raises where the connection cannot go on."""
         head = parse_head(raw, self._bounds)
         trusted = self._token is None or self._token.accept(head.headers.get("authorization"))
         problem = None
@@ -135,17 +165,31 @@ class Router:
         except ProblemError as error:
             problem, max_bytes = error.problem, self._bounds.body_bytes
             answer = partial(_refuse, self._answers, problem)
+        last = self.is_stopping or not head.keep_alive
+        ready = self._ready.get(head.path)
+        if ready is not None and (problem is not None or last or self._wants_legacy(head)):
+            ready = None
         return Route(
             answer,
-            head.length,
             max_bytes,
             is_known=trusted and head.path not in self._pages.probes,
             needs_place=self._pages.get(head.path) is None,
-            last=self.is_stopping or not head.keep_alive,
+            last=last,
             bare=head.method == "HEAD",
             expects=head.is_modern and "expect" in head.headers,
             problem=problem,
+            ready=ready,
         )
+
+    def for_client(self, route: Route, encoded: bytes) -> Route:
+        """The route for the client that a path names, from that for any."""
+        if route.problem is not None:
+            return route
+        try:
+            client = _client(encoded)
+        except ProblemError as error:
+            return route.with_answer(partial(_refuse, self._answers, error.problem), error.problem)
+        return route.with_answer(partial(route.answer, client), None)
 
     def _answer(self, head: Head, trusted: bool) -> tuple[Callable[[bytes], Answer], int]:
         self._require_host(head)
@@ -191,7 +235,7 @@ class Router:
         if lead != "check" or not client or "/" in client:
             raise ProblemError("not_found", "there is no such path; /openapi.json lists them")
         _require_method(head, "GET")
-        call_client = partial(self._calls.check_client, self._wants_legacy(head), _client(client))
+        call_client = partial(self._calls.check_client, self._wants_legacy(head))
         return call_client, self._bounds.body_bytes
 
     def _wants_legacy(self, head: Head) -> bool:
@@ -221,7 +265,7 @@ def _require_query(head: Head, known: str = "") -> bool:
     return head.query != ""
 
 
-def _client(encoded: str) -> str:
+def _client(encoded: bytes) -> str:
     try:
         client = unquote_to_bytes(encoded).decode()
     except UnicodeDecodeError:

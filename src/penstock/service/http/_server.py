@@ -26,6 +26,7 @@ from ._calls import Calls
 from ._head import Hosts
 from ._pages import Pages, Pool
 from ._reader import Reader
+from ._ready import ready_checks, whole_requests
 from ._router import Route, Router, Routes
 
 __all__ = ["HttpConnection", "HttpServer"]
@@ -88,6 +89,21 @@ class HttpConnection(ClientConnection):
                 server.observe(spent_s)
             self.send(out[0] if len(out) == 1 else b"".join(out))
         return units - left
+
+    def serve_whole(self, data: bytes) -> int:
+        whole = self._server.whole
+        if whole is None or not self._reader.is_idle:
+            return 0
+        try:
+            reply: bytes | None = whole.answer(data)
+        except Exception as error:
+            reply = self._server.failure(error)
+        if reply is None:
+            return 0
+        self._server.observe(perf_counter() - self.arrived)
+        self.send(reply)
+        body_bytes: int = whole.body_bytes
+        return 1 + (body_bytes + len(reply)) // UNIT_BYTES
 
     def patience_s(self, stopping: bool) -> float:
         bounds, phase = self._server.http_bounds, self._reader.phase
@@ -193,8 +209,10 @@ class HttpServer(Listener):
             token=None if token is None else BearerToken(token),
             hosts=None if hosts is None else Hosts(hosts),
             legacy=legacy_headers,
+            ready=ready_checks(service, self.answers, self.http_bounds),
         )
-        self.routes: Routes = Routes(self._router.route)
+        self.routes: Routes = Routes(self._router.route, self._router.for_client, self.http_bounds)
+        self.whole: Any = whole_requests(self.routes, self.http_bounds)
         self.problem: Callable[[Problem], bytes] = self.answers.problem
         self.counts: Callable[[], str] = self._pages.counts
 

@@ -1,0 +1,116 @@
+"""Checks that are answered in compiled code, from the first byte of a request to the last of its
+reply.
+
+That takes a request of a usual shape, whole and alone in what has arrived, and a limit that is
+decided at once. Everything else goes the long way, through `_reader.py`, `_router.py` and
+`_calls.py`, and is answered the same. Compiled code finds limits by what is here; it has no Python
+frame of its own besides, which is most of what a check in memory costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ...adapters._headers import seconds_until_more
+from ...core._clock import ANCHOR_NS, SystemClock
+from ...core._native import native
+from ...core._strategy import Strategy
+from .._core import Service
+from .._inline import INLINE, MAX_POLICIES
+from .._registry import Entry
+from ._answers import CLIENT, NESTED, PLAIN, Answers, Label
+from ._bounds import Bounds
+from ._head import CLIENT_LEAD
+from ._router import Routes
+
+__all__ = ["ready_checks", "whole_requests"]
+
+
+def ready_checks(service: Service, answers: Answers, bounds: Bounds) -> dict[str, Any]:
+    """What answers a path in compiled code, by path; nothing, where nothing is compiled."""
+    if native is None:
+        return {}
+    limits = _ReadyLimits(service, answers)
+    make, most = partial(native.ReadyCheck, answers.replies), bounds.body_bytes
+    return {
+        "/check": make(PLAIN, most, limits.by_policy, limits.by_terms),
+        "/v1/check": make(NESTED, most, limits.by_rate, None),
+        "/check/*": make(CLIENT, 0, limits.by_default, None),
+    }
+
+
+def whole_requests(routes: Routes, bounds: Bounds) -> Any:
+    """What answers whole requests for known routes; None, where nothing is compiled."""
+    if native is None:
+        return None
+    return native.WholeRequests(routes.known, bounds.head_bytes, bounds.head_fields, CLIENT_LEAD)
+
+
+class _ReadyLimits:
+    """Limits that are decided at once, with what is said of them; None for any other. They are
+    remembered by what decides, of which a policy that was changed has another."""
+
+    def __init__(self, service: Service, answers: Answers) -> None:
+        self._service = service
+        self._answers = answers
+        steady = native.reads_steady_clock and type(service.clock) is SystemClock
+        self._anchor_ns = ANCHOR_NS if steady else None
+        self._plain: dict[Any, Any] = {}
+        self._nested: dict[Any, Any] = {}
+
+    def by_terms(self, limit: int, window_ms: int) -> Any:
+        inline = self._service.inline(limit, window_ms)
+        try:
+            return self._plain[inline.decide]
+        except KeyError:
+            label = Label(INLINE, limit, window_ms, inline.strategy) if inline.at_once else None
+            return self._keep(self._plain, inline.decide, label)
+
+    def by_policy(self, name: str) -> Any:
+        return self._of_entry(self._plain, name, self._label)
+
+    def by_rate(self, name: str) -> Any:
+        return self._of_entry(self._nested, name, self._rate_label)
+
+    def by_default(self, _none: None) -> Any:
+        return self.by_policy("default") if "default" in self._service.policies else None
+
+    def _of_entry(
+        self, limits: dict[Any, Any], name: str, label_of: Callable[[Entry], Label | None]
+    ) -> Any:
+        entry = self._service.entry(name)
+        try:
+            return limits[entry.decide]
+        except KeyError:
+            at_once = entry.limiter is not None and entry.limiter.answers_at_once
+            return self._keep(limits, entry.decide, label_of(entry) if at_once else None)
+
+    def _label(self, entry: Entry) -> Label | None:
+        policy = entry.policy
+        return self._answers.label(policy.name, policy.quota, policy.window_ms, policy.strategy)
+
+    def _rate_label(self, entry: Entry) -> Label | None:
+        strategy = entry.policy.axes.get("rate")
+        if strategy is None:
+            return None
+        return self._answers.label(entry.policy.name, *strategy.rate, strategy)
+
+    def _keep(self, limits: dict[Any, Any], decide: Any, label: Label | None) -> Any:
+        if len(limits) >= MAX_POLICIES:
+            limits.clear()
+        limits[decide] = limit = None if decide is None else self._ready(decide, label)
+        return limit
+
+    def _ready(self, decide: Callable[..., Any], label: Label | None) -> Any:
+        if label is None or label.strategy is None:
+            return None
+        return native.ReadyLimit(
+            decide,
+            label.lines,
+            type(label.strategy).more_in_ms is Strategy.more_in_ms,
+            partial(seconds_until_more, label.strategy),
+            self._service.clock.now,
+            self._anchor_ns,
+        )

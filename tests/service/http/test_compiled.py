@@ -1,0 +1,300 @@
+"""What is compiled reads and writes as what is interpreted does, to the byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock import Decision, ManualClock
+from penstock.config import parse_policies
+from penstock.core._native import native
+from penstock.service import _core as core
+from penstock.service.http import _answers, _head, _ready, _router
+from penstock.service.http._answers import CLIENT, NESTED, PLAIN, ProblemError, decision_reply
+from penstock.service.http._bounds import Bounds
+from penstock.service.http._head import ESSENTIAL, parse_head, reduce_head, reduced_head
+from penstock.service.http._server import HttpServer
+from tests.service.worlds import FILE
+
+from .test_fuzz import BODIES, mutated
+from .test_head import REFUSED
+
+pytestmark = pytest.mark.skipif(native is None, reason="nothing is compiled here")
+
+BOUNDS = Bounds(head_fields=12)
+FIRST = [
+    *(
+        b"POST /check HTTP/1.1",
+        b"GET /check/alice HTTP/1.1",
+        b"GET /check/a%20b?headers=x HTTP/1.1",
+    ),
+    *(b"POST /v1/check?headers=x HTTP/1.1", b"HEAD /health HTTP/1.0", b"GET /check/* HTTP/1.1"),
+    *(b"GET http://a/check/alice HTTP/1.1", b"GET http://a?b HTTP/1.1", b"GET /check/a/b HTTP/1.1"),
+    *(b"GET /check/%zz HTTP/1.1", b"GET /check/a#b HTTP/1.1", b"GET /check/ HTTP/1.1", b"GET /"),
+    *(b"POST /check/alice HTTP/1.1", b"GET /check/a b HTTP/1.1", b"GET /check/? HTTP/1.1"),
+]
+FIELDS = [
+    *(b"Host: a", b"host:a:80", b"HOST: \tb", b"Host: a b", b"Content-Type: application/json"),
+    *(b"Content-Length: 12", b"content-length:0 \t", b"Content-Length: 1a", b"Content-Length:"),
+    *(b"Content-Length: 0000000000000012", b"CONTENT-LENGTH: 5", b"Transfer-Encoding: chunked"),
+    *(b"transfer-encoding: gzip", b"Connection: close", b"connection: keep-alive", b"X: \xff\t y"),
+    *(b"Expect: 100-continue", b"expect: x", b"Authorization: Bearer t", b"Origin: http://a"),
+    *(b"Sec-Fetch-Site: cross-site", b"X-RateLimit-Format: legacy", b"traceparent: 00-1-2-01"),
+    *(b"x-request-id: 7", b"Cookie: a=b", b"X-Y:", b"X Y: z", b": z", b"X", b" X: y", b"X: \x00"),
+    *(b"X: a\rb", b"X: a\nb", b"\xe9: y", b"Accept: */*", b"User-Agent: c/1", b"Hostt: a"),
+]
+USUAL = b"POST /check HTTP/1.1\r\nHost: a\r\nContent-Length: 52\r\ntraceparent: 00-1-2-01\r\n\r\n"
+
+
+def heads(count: int, seed: str) -> Iterator[bytes]:
+    """Put together at random, and some changed on top of it."""
+    chance = random.Random(seed)
+    for _ in range(count):
+        lines = [chance.choice(FIRST)]
+        if chance.random() < 0.9:
+            lines.append(FIELDS[0])
+        lines += chance.choices(FIELDS, k=chance.choice((0, 1, 1, 2, 2, 3, 5, 13)))
+        head = b"\r\n".join(lines)
+        if chance.random() < 0.3:
+            head = mutated(head, chance)
+        # As the reader hands it over: up to the first empty line.
+        yield (head + b"\r\n\r\n").partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+
+
+def told(raw: bytes, reduce: Any) -> Any:
+    """What the router gets to see of a head: all that an answer may depend on, or a refusal."""
+    try:
+        reduced, length, client = reduce(raw, BOUNDS)
+        return parse_head(reduced, BOUNDS), length, client
+    except ProblemError as error:
+        return error.problem
+
+
+def test_heads_are_reduced_alike() -> None:
+    """Whatever is wrong with one is found, and put into the same words."""
+    compiled = refused = 0
+    for raw in [*heads(20_000, "heads"), *REFUSED.values()]:
+        seen = told(raw, reduce_head)
+        assert seen == told(raw, reduced_head), raw
+        refused += isinstance(seen, _answers.Problem)
+        compiled += native.reduced_head(raw, BOUNDS.head_fields, b"GET /check/") is not None
+    assert compiled > 3_000
+    assert refused > 3_000
+
+
+@pytest.mark.parametrize("name", sorted(ESSENTIAL))
+def test_what_an_answer_depends_on_stays_in_a_head(name: bytes) -> None:
+    """However it is spelled."""
+    for spelled in (name, name.upper(), name.title()):
+        raw = b"GET / HTTP/1.1\r\nA: b\r\n%b: x\r\n\r\n" % spelled
+        [reduced, _, _] = native.reduced_head(raw, 64, b"GET /check/")
+        assert reduced == raw.replace(b"A: b\r\n", b"")
+
+
+def test_what_is_left_out_of_a_head_changes_nothing() -> None:
+    """The whole head says the same as the reduced one, of all that anybody asks it."""
+    for raw in heads(3_000, "left out"):
+        try:
+            whole = parse_head(raw, BOUNDS)
+        except ProblemError:
+            continue
+        reduced, length, client = reduced_head(raw, BOUNDS)
+        short = parse_head(reduced, BOUNDS)
+        path = short.path if client is None else "/check/" + client.decode()
+        assert (whole.method, whole.path, whole.query) == (short.method, path, short.query)
+        assert (whole.keep_alive, whole.is_modern) == (short.keep_alive, short.is_modern)
+        assert whole.length == length
+        asked = {"host", "expect", "authorization", "origin", "sec-fetch-site"}
+        for name in asked | {"x-ratelimit-format", "transfer-encoding"}:
+            assert whole.headers.get(name) == short.headers.get(name)
+
+
+def test_a_usual_request_is_read_by_what_is_compiled() -> None:
+    """So that the comparisons here compare something."""
+    assert native.reduced_head(USUAL, 64, b"GET /check/") == (
+        b"POST /check HTTP/1.1\r\nHost: a\r\n\r\n",
+        52,
+        None,
+    )
+
+
+def test_replies_are_written_alike() -> None:
+    """Whatever the numbers are."""
+    chance = random.Random("replies")
+    for _ in range(3_000):
+        size = chance.choice((4, 20, 54, 63))
+        fields = [chance.randint(-(2**size) + 1, 2**size - 1) for _ in range(4)]
+        decision = Decision(chance.random() < 0.5, *fields)
+        form = chance.choice((PLAIN, NESTED, CLIENT))
+        asked = (b"HTTP/1.1 200 OK\r\n", b"RateLimit: a;r=", decision, fields[0], form)
+        assert native.decision_reply(*asked) == decision_reply(*asked)
+
+
+class Wire(asyncio.Transport):
+    """Keeps what is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+        self.closed = False
+
+    def write(self, data: Any) -> None:
+        self.sent += bytes(data)
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def write_eof(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+
+async def answers(streams: list[list[bytes]]) -> tuple[list[bytes], Any]:
+    """What a new server answers to these, each on a connection of its own and in these parts, and
+    what it has counted then."""
+    service = core.build_service(parse_policies(FILE, "test"), clock=ManualClock(1_700_000_000_000))
+    server = HttpServer(service, hosts=["a"])
+    await server.start("127.0.0.1", 0)
+    replies = []
+    for parts in streams:
+        connection, wire = server.connection(None), Wire()
+        connection.connection_made(wire)
+        for part in parts:
+            connection.data_received(part)
+            # What is queued, or has to be waited for, is answered by and by.
+            for _ in range(4):
+                await asyncio.sleep(0)
+        for _ in range(16):
+            await asyncio.sleep(0)
+        connection.connection_lost(None)
+        replies.append(wire.sent)
+    counted = (server.answers.statuses, service.snapshot().policies)
+    await server.stop()
+    await service.aclose()
+    return replies, counted
+
+
+def both_ways(streams: list[list[bytes]], monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What they are answered, which is the same either way, as is what is counted."""
+    with monkeypatch.context() as patched:
+        for module in (_head, _answers, _ready):
+            patched.setattr(module, "native", None)
+        patched.setattr(_answers, "_decision_reply", decision_reply)
+        wanted = asyncio.run(answers(streams))
+    assert asyncio.run(answers(streams)) == wanted
+    return wanted[0]
+
+
+def whole(first: bytes, body: bytes) -> bytes:
+    head = b"%b\r\nHost: a\r\nX-Request-Id: 7\r\nContent-Length: %d\r\n\r\n" % (first, len(body))
+    return head + body
+
+
+REQUESTS = [
+    *(
+        whole(b"POST %b HTTP/1.1" % path.encode(), json.dumps(body).encode())
+        for path, bodies in BODIES.items()
+        if path not in ("/v1/admit", "/v1/heartbeat", "/v1/release")
+        for body in bodies
+    ),
+    b"GET /check/alice HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"GET /check/%C3%A9?headers=x HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"POST /check HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+]
+
+
+def test_requests_cut_at_every_byte_are_answered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at a time, of every kind."""
+    streams = []
+    for number, request in enumerate(REQUESTS):
+        pair = request + REQUESTS[number - 1]
+        streams += [[pair[:cut], pair[cut:]] for cut in range(1, len(pair))]
+        streams.append([pair[at : at + 1] for at in range(len(pair))])
+    replies = both_ways(streams, monkeypatch)
+    assert all(reply.count(b"HTTP/1.1 ") == 2 for reply in replies)
+
+
+def test_requests_changed_at_random_are_answered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allowed, denied or refused, in the same words, with the connection kept or closed; whether
+    they arrive together or one by one."""
+    chance = random.Random("requests")
+    streams = []
+    for _ in range(2_000):
+        parts = [mutated(chance.choice(REQUESTS), chance), *chance.choices(REQUESTS, k=2)]
+        chance.shuffle(parts)
+        streams.append(parts if chance.random() < 0.7 else [b"".join(parts)])
+    replies = both_ways(streams, monkeypatch)
+    for status in (200, 400, 429):
+        assert sum(b"HTTP/1.1 %d" % status in reply for reply in replies) > 100, status
+
+
+BODIES_AT_ONCE = [
+    *(
+        b'{"key":"k","limit":3,"window_ms":60000}',
+        b'{"key":"k","limit":3,"window_ms":60000,"cost":2}',
+    ),
+    *(b'{"policy":"api","key":"k"}', b'{"policy":"api","key":"\xc3\xa9","cost":3}', b"{}", b""),
+    *(
+        b'{"policy":"nobody","key":"k"}',
+        b'{"policy":"slots","key":"k"}',
+        b'{"policy":"llm","key":"k"}',
+    ),
+    *(
+        b'{"policy":"api","key":""}',
+        b'{"policy":"api","key":"k","cost":0}',
+        b'{"key":"k","limit":0}',
+    ),
+    *(b'{"key":"k","limit":0,"window_ms":1}', b'{"key":"k","limit":1,"window_ms":9999999999999}'),
+    *(b'{"policy":"api","key":"k","limit":1}', b'{"policy":"api","policy":"api","key":"k"}'),
+    *(b'{"key":1,"limit":3,"window_ms":60000}', b'{"policy":1,"key":"k"}', b'{"policy":"api"}'),
+    b'{"key":"k","limit":3,"window_ms":60000,"strategy":"gcra"}',
+]
+
+
+@pytest.mark.parametrize("path", ["/check", "/v1/check", "/check?headers=x"])
+def test_a_check_that_arrives_whole_is_answered_alike(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time a shape is met, which is when its route is known."""
+    asked = [whole(b"POST %b HTTP/1.1" % path.encode(), body) for body in BODIES_AT_ONCE]
+    closing = [request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1) for request in asked]
+    clients = [
+        b"GET /check/%b HTTP/1.1\r\nHost: a\r\n\r\n" % c for c in (b"k", b"%6b", b"%ff", b"k")
+    ]
+    parts = [part for part in (*asked, *clients) for _ in range(3)]
+    [replies, *_] = both_ways([parts, *([part] for part in closing)], monkeypatch)
+    assert replies.count(b"HTTP/1.1 ") == len(parts)
+
+
+def test_a_check_that_arrives_whole_takes_the_compiled_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the comparisons here compare something: the router is asked for the first only."""
+    seen, find = [], _router.Routes.find
+
+    def watched(routes: _router.Routes, raw: bytes) -> tuple[_router.Route, int]:
+        seen.append(raw)
+        return find(routes, raw)
+
+    monkeypatch.setattr(_router.Routes, "find", watched)
+    [_] = asyncio.run(answers([[REQUESTS[0]] * 3]))[0]
+    assert len(seen) == 1
