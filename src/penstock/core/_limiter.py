@@ -30,7 +30,7 @@ from ._decision import Decision, Forecast
 from ._errors import UnsupportedError
 from ._store import MadeBy, Store, require_store
 from ._strategy import Strategy
-from ._transform import checking, forecasting, peeking
+from ._transform import Step, checking, forecasting, peeking
 from ._validation import (
     MAX_KEY_BYTES,
     key_lead,
@@ -170,6 +170,9 @@ _ONE = 1
 
 class Limiter(OnStore):
     """Checks keys against one strategy. Made by `rate_limit`; safe to share between threads."""
+
+    decides_in_store: bool = True
+    """Whether every check is one step of the store, which may be asked together with others."""
 
     @property
     def answers_at_once(self) -> bool:
@@ -323,6 +326,11 @@ class Limiter(OnStore):
 
     def __repr__(self) -> str:
         return f"<Limiter {self.strategy!r} on {self.store!r}, prefix={self.prefix!r}>"
+
+    def step(self, key: str, cost: int = 1) -> Step:
+        """What `check` asks of the store, for those who ask several things at once; at a cost of
+        0, how the key stands."""
+        return Step(self._lead + require_key(key), self._check, cost)
 
     def _parts(self, key: str, cost: int) -> list[Part]:
         return [Part("", self._name(key, cost), self.strategy, cost)]

@@ -43,6 +43,7 @@ __all__ = [
     "looking",
     "pausing",
     "peeking",
+    "reclaiming",
     "refunding",
     "releasing",
     "renewing",
@@ -254,6 +255,15 @@ def releasing(strategy: Strategy, slot_id: str) -> Transform[int]:
     transform = Transform(strategy, "release", run, lambda _now, _retry_after_ms: 0)
     transform.argument = slot_id
     return transform
+
+
+def reclaiming(strategy: Strategy) -> Transform[int]:
+    """The transform that counts the slots that were not given back."""
+
+    def run(state: Any, now: int, _cost: int) -> Outcome[int]:
+        return strategy.reclaim(state, now)
+
+    return Transform(strategy, "reclaim", run, lambda _now, _retry_after_ms: 0)
 
 
 def _is_booked(result: Booking) -> bool:

@@ -10,15 +10,21 @@ for by `reserve` and `acquire`, whose `Charge` knows its id. To take a slot that
 or to give it back twice, changes nothing: a call whose reply was lost may be repeated.
 
 The expiry of a slot never moves back. A clock that goes back finds slots held for longer.
+
+Slots that nobody gave back in time are counted when they are forgotten, until somebody asks:
+`reclaim` tells each of them once, to one of all who share the store. So the state is kept for a
+minute longer than a slot is held.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from bisect import bisect_right
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core._decision import Decision, Forecast, Outcome
 from ..core._errors import UnsupportedError
-from ..core._lua import LuaSource, beside, whole
+from ..core._lua import LuaSource, beside, signed
 from ..core._strategy import Parameter, Strategy
 from ..core._validation import MAX_SAFE, MAX_STORED_MS, stored_pair, stored_whole
 
@@ -29,17 +35,39 @@ if TYPE_CHECKING:
 __all__ = ["Slots", "slots"]
 
 MAX_SLOTS = 1_000_000
+COUNTED_FOR_MS = 60_000
+"""How long it is known that slots were lost, for those who count them."""
+
+R = TypeVar("R")
+
+_LOST = "lost"
+"""In the place of an id: how many were not given back, as a negative number."""
 
 State = tuple[tuple[str, int], ...]
 
 
 def _decode(raw: Any) -> State | None:
     ids = [each.decode() if isinstance(each, bytes) else each for each in raw[::2]]
-    return tuple(zip(ids, map(whole, raw[1::2]), strict=True)) or None
+    return tuple(zip(ids, map(int, map(signed, raw[1::2])), strict=True)) or None
+
+
+def _place_of(slot_id: str, live: State) -> int | None:
+    for place, slot in enumerate(live):
+        if slot[0] == slot_id:
+            return place
+    return None
+
+
+def _order(slot: tuple[str, int]) -> tuple[int, str]:
+    return slot[1], slot[0]
+
+
+_expiry = itemgetter(1)
 
 
 class Slots(Strategy):
-    """State: ((id, expires), ...), by expiry and then by id."""
+    """State: ((id, expires), ...), by expiry and then by id; before them, if there are some,
+    ("lost", -count)."""
 
     name = "slots"
     is_held = True
@@ -58,10 +86,12 @@ class Slots(Strategy):
             "slots",
             beside(__file__),
             argv=("now", "limit", "ttlMs", "cost"),
-            state="sorted set: member the id of a slot, score its expiry in ms",
+            state="sorted set: member the id of a slot, score its expiry in ms; member lost, score "
+            "how many were not given back, negated",
             raw="id, expiry, id, expiry, ...",
             decode=_decode,
-            beyond_check=("take", "renew", "release"),
+            constants={"countedForMs": COUNTED_FOR_MS},
+            beyond_check=("take", "renew", "release", "reclaim"),
         ),
     )
 
@@ -79,7 +109,7 @@ class Slots(Strategy):
 
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         """Whether so many slots are free. It takes none, so it is no part of a limiter's."""
-        live = self._live(state, now)
+        live, _ = self._parts(state, now)
         free = self.limit - len(live)
         reset_at = live[0][1] if live else now
         if free >= cost:
@@ -90,28 +120,43 @@ class Slots(Strategy):
 
     def take(self, state: State | None, now: int, slot_id: str) -> Outcome[Decision]:
         """Hold a slot, or go on holding it."""
-        live = self._live(state, now)
-        if len(live) >= self.limit and slot_id not in dict(live):
+        live, lost = self._parts(state, now)
+        place = _place_of(slot_id, live)
+        if len(live) >= self.limit and place is None:
             return Outcome(state, self._denial(live, now), 0, False)
-        return self._held(live, now, slot_id)
+        held, _ = self._holding(live, now, slot_id, place)
+        decision = Decision(True, self.limit, max(0, self.limit - len(held)), held[0][1], 0)
+        return self._left(held, lost, now, decision)
 
     def renew(self, state: State | None, now: int, slot_id: str) -> Outcome[Decision]:
-        """Go on holding a slot; denied if it is not held any more."""
-        live = self._live(state, now)
-        if slot_id not in dict(live):
-            return Outcome(state, self._denial(live, now), 0, False)
-        return self._held(live, now, slot_id)
+        """Go on holding a slot, until the `reset_at` of the decision; denied if it is not held any
+        more."""
+        live, lost = self._parts(state, now)
+        place = _place_of(slot_id, live)
+        if place is None:
+            free = max(0, self.limit - len(live))
+            return Outcome(state, Decision(False, self.limit, free, now, 1), 0, False)
+        held, expires = self._holding(live, now, slot_id, place)
+        decision = Decision(True, self.limit, max(0, self.limit - len(held)), expires, 0)
+        return self._left(held, lost, now, decision)
 
     def release(self, state: State | None, now: int, slot_id: str) -> Outcome[int]:
         """Give a slot back; the result is whether it was held, 1 or 0."""
-        live = self._live(state, now)
-        left = tuple([slot for slot in live if slot[0] != slot_id])
-        if len(left) == len(live):
+        live, lost = self._parts(state, now)
+        place = _place_of(slot_id, live)
+        if place is None:
             return Outcome(state, 0, 0, False)
-        return Outcome(left or None, 1, left[-1][1] - now if left else 0, True)
+        return self._left(live[:place] + live[place + 1 :], lost, now, 1)
+
+    def reclaim(self, state: State | None, now: int) -> Outcome[int]:
+        """How many slots were not given back in time, since this was last asked."""
+        live, lost = self._parts(state, now)
+        if not lost:
+            return Outcome(state, 0, 0, False)
+        return self._left(live, 0, now, lost)
 
     def forecast(self, state: State | None, now: int, cost: int) -> Forecast:
-        live = self._live(state, now)
+        live, _ = self._parts(state, now)
         if not live:
             return Forecast(self.limit // cost, now, now)
         return Forecast((self.limit - len(live)) // cost, live[0][1], live[-1][1])
@@ -123,17 +168,37 @@ class Slots(Strategy):
         pairs = [stored_pair(each) for each in kept]
         if not all(isinstance(slot_id, str) for slot_id, _ in pairs):
             raise ValueError("a slot whose id is no text")
-        return tuple([(slot_id, stored_whole(at, MAX_STORED_MS)) for slot_id, at in pairs])
+        return tuple([(slot_id, self._restored(slot_id, at)) for slot_id, at in pairs])
 
-    def _live(self, state: State | None, now: int) -> State:
-        return tuple([slot for slot in state or () if slot[1] > now])
+    def _restored(self, slot_id: str, at: Any) -> int:
+        if slot_id == _LOST and type(at) is int:
+            return -stored_whole(-at, MAX_SAFE)
+        return stored_whole(at, MAX_STORED_MS)
 
-    def _held(self, live: State, now: int, slot_id: str) -> Outcome[Decision]:
-        expires = max(dict(live).get(slot_id, 0), now + self.ttl_ms)
-        others = [slot for slot in live if slot[0] != slot_id]
-        held = sorted([*others, (slot_id, expires)], key=lambda slot: (slot[1], slot[0]))
-        decision = Decision(True, self.limit, self.limit - len(held), held[0][1], 0)
-        return Outcome(tuple(held), decision, held[-1][1] - now, True)
+    def _parts(self, state: State | None, now: int) -> tuple[State, int]:
+        """The slots that are held, and how many were lost."""
+        kept = state or ()
+        lost = -kept[0][1] if kept and kept[0][0] == _LOST else 0
+        first = 1 if lost else 0
+        over = bisect_right(kept, now, first, key=_expiry)
+        return kept[over:], lost + over - first
+
+    def _holding(self, live: State, now: int, slot_id: str, place: int | None) -> tuple[State, int]:
+        """The slots with this one among them, and its expiry."""
+        expires = now + self.ttl_ms
+        if place is not None:
+            expires = max(live[place][1], expires)
+            live = live[:place] + live[place + 1 :]
+        slot = slot_id, expires
+        place = bisect_right(live, (expires, slot_id), key=_order)
+        return (*live[:place], slot, *live[place:]), expires
+
+    def _left(self, live: State, lost: int, now: int, result: R) -> Outcome[R]:
+        state = ((_LOST, -lost), *live) if lost else live
+        if not state:
+            return Outcome(None, result, 0, True)
+        last = live[-1][1] if live else now
+        return Outcome(state, result, last - now + COUNTED_FOR_MS, True)
 
     def _denial(self, live: State, now: int) -> Decision:
         free_at = live[0][1] if live else now
