@@ -34,6 +34,7 @@ from penstock import (
 from penstock.core._transform import (
     Step,
     looking,
+    queueing,
     reclaiming,
     releasing,
     renewing,
@@ -131,6 +132,51 @@ def test_every_slot_that_was_not_given_back_is_counted_once(
             until[slot_id] = now + 500
 
 
+@given(
+    st.integers(1, 3),
+    st.lists(
+        st.tuples(
+            st.integers(0, 300), st.sampled_from(IDS), st.sampled_from(["ask", "ask", "leave"])
+        ),
+        max_size=80,
+    ),
+)
+def test_who_waits_is_served_in_the_order_of_coming(
+    limit: int, timeline: list[tuple[int, str, str]]
+) -> None:
+    """A slot goes to whoever has waited longest of those who still ask; it is left free as long as
+    there are fewer in front than slots, and whoever does not ask for two seconds has left."""
+    strategy = slots(limit, 10**9)
+    state: Any = None
+    now = START
+    queue: dict[str, int] = {}
+    held: set[str] = set()
+    for gap, slot_id, what in timeline:
+        now += gap
+        queue = {each: asked for each, asked in queue.items() if now - asked < 2_000}
+        if what == "leave":
+            outcome: Any = strategy.release(state, now, slot_id)
+            assert outcome.result == (slot_id in held)
+            held.discard(slot_id)
+            queue.pop(slot_id, None)
+        else:
+            outcome = strategy.queue_up(state, now, slot_id)
+            waiting = list(queue)
+            ahead = waiting.index(slot_id) if slot_id in queue else len(waiting)
+            turn = slot_id in held or len(held) + ahead < limit
+            assert outcome.result.allowed is turn
+            if turn:
+                held.add(slot_id)
+                queue.pop(slot_id, None)
+            else:
+                queue[slot_id] = now
+        if outcome.persist:
+            state = outcome.state
+        if state is not None:
+            strategy.restore(state)
+        assert len(held) <= limit
+
+
 class Unforgetting(OracleStore):
     """A server keeps a state for a while after its ttl; what was lost may be told until then."""
 
@@ -144,18 +190,18 @@ def _timeline(seed: int, count: int) -> Any:
     pools = [slots(3, 500), slots(5, 700), slots(2, 100)]
     now = START
     for _ in range(count):
-        now += rng.choice((0, 1, 20, 90, 300, -60, 700))
+        now += rng.choice((0, 1, 20, 90, 300, -60, 700, -700, 2_500))
         steps = []
         for _ in range(rng.choice((1, 1, 1, 2, 4))):
             strategy, slot_id = rng.choice(pools), rng.choice(IDS)
-            make = rng.choice((taking, taking, renewing, releasing, None, looking))
+            make = rng.choice((taking, queueing, queueing, renewing, releasing, None, looking))
             if make is None:
                 transform: Any = reclaiming(strategy)
             elif make is looking:
                 transform = looking(strategy)
             else:
                 transform = make(strategy, slot_id)
-            steps.append(Step("k", transform, 1, rng.random() < 0.4))
+            steps.append(Step("k", transform, 1, make is queueing or rng.random() < 0.4))
         yield now, steps
 
 

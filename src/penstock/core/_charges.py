@@ -32,6 +32,7 @@ from ._transform import (
     charging,
     checking,
     pausing,
+    queueing,
     refunding,
     releasing,
     renewing,
@@ -41,7 +42,16 @@ from ._transform import (
 from ._validation import MAX_INSTANT_MS, MAX_SPAN_MS, reject, require_int, shown
 from ._verdict import Verdict
 
-__all__ = ["Charge", "Part", "areserved", "pauses", "require_until", "require_wait", "reserved"]
+__all__ = [
+    "Charge",
+    "Part",
+    "areserved",
+    "new_id",
+    "pauses",
+    "require_until",
+    "require_wait",
+    "reserved",
+]
 
 
 _MARGIN = 1 / 8
@@ -308,10 +318,13 @@ def reserved(
     parts: Sequence[Part],
     max_wait_ms: int,
     answer: Answer,
+    waiter_id: str = "",
 ) -> Charge:
-    """Take what the parts cost, all or nothing, and hold it."""
-    at, asked_at, slot_id = now(), time.monotonic(), _new_id(parts)
-    results = store.apply_all(_taking(store, parts, max_wait_ms, slot_id), at)
+    """Take what the parts cost, all or nothing, and hold it. A `waiter_id` asks for a slot in turn
+    with the others that wait for it, and is its id then."""
+    at, asked_at, slot_id = now(), time.monotonic(), waiter_id or new_id(parts)
+    taking = _queueing if waiter_id else _taking
+    results = store.apply_all(taking(store, parts, max_wait_ms, slot_id), at)
     return _charge(store, now, parts, results, at, answer, slot_id, asked_at)
 
 
@@ -321,14 +334,16 @@ async def areserved(
     parts: Sequence[Part],
     max_wait_ms: int,
     answer: Answer,
+    waiter_id: str = "",
 ) -> Charge:
     """The awaitable twin of `reserved`."""
-    at, asked_at, slot_id = now(), time.monotonic(), _new_id(parts)
-    results = await store.aapply_all(_taking(store, parts, max_wait_ms, slot_id), at)
+    at, asked_at, slot_id = now(), time.monotonic(), waiter_id or new_id(parts)
+    taking = _queueing if waiter_id else _taking
+    results = await store.aapply_all(taking(store, parts, max_wait_ms, slot_id), at)
     return _charge(store, now, parts, results, at, answer, slot_id, asked_at)
 
 
-def _new_id(parts: Sequence[Part]) -> str:
+def new_id(parts: Sequence[Part]) -> str:
     """For what is held; it begins with a letter, so that nobody takes it for a number."""
     if not any(part.strategy.is_held for part in parts):
         return ""
@@ -341,16 +356,31 @@ def _taking(store: Store, parts: Sequence[Part], max_wait_ms: int, slot_id: str)
         strategy = part.strategy
         transform: Any = checking(strategy)
         if strategy.is_held and part.cost:
-            if part.cost != 1:
-                reject(f"a charge holds one slot of {part.name or strategy!r}, not {part.cost}")
+            _require_one(part)
             transform = taking(strategy, slot_id)
         elif max_wait_ms and strategy.books_ahead and part.cost:
             transform = booking(strategy, max_wait_ms)
         steps.append(Step(part.key, transform, part.cost, part.shadow))
-    if store.reads_own_clock and parts:
-        # By whose clock it was charged is by whose it is given back.
-        steps.append(Step(parts[0].key, telling(parts[0].strategy), 1))
-    return steps
+    return [*steps, *_tells(store, parts)]
+
+
+def _queueing(store: Store, parts: Sequence[Part], _max_wait_ms: int, slot_id: str) -> list[Step]:
+    (part,) = parts
+    _require_one(part)
+    step = Step(part.key, queueing(part.strategy, slot_id), 1, shadow=True)
+    return [step, *_tells(store, parts)]
+
+
+def _require_one(part: Part) -> None:
+    if part.cost != 1:
+        reject(f"a charge holds one slot of {part.name or part.strategy!r}, not {part.cost}")
+
+
+def _tells(store: Store, parts: Sequence[Part]) -> list[Step]:
+    """By whose clock it was charged is by whose it is given back."""
+    if not store.reads_own_clock or not parts:
+        return []
+    return [Step(parts[0].key, telling(parts[0].strategy), 1)]
 
 
 def _charge(

@@ -272,8 +272,12 @@ class Strategy(ABC):
 
     def take(self, state: Any, now: int, slot_id: str) -> Outcome[Decision]:
         """Hold something under an id, or go on holding it. For strategies that are held, as are the
-        three that follow."""
+        four that follow."""
         raise self._lacks("take", "(state, now, slot_id)")
+
+    def queue_up(self, state: Any, now: int, slot_id: str) -> Outcome[Decision]:
+        """Hold something if it is one's turn; a denial keeps the caller's place in the queue."""
+        raise self._lacks("queue_up", "(state, now, slot_id)")
 
     def renew(self, state: Any, now: int, slot_id: str) -> Outcome[Decision]:
         """Go on holding it, until the `reset_at` of the decision; denied if that is over."""

@@ -43,6 +43,7 @@ __all__ = [
     "looking",
     "pausing",
     "peeking",
+    "queueing",
     "reclaiming",
     "refunding",
     "releasing",
@@ -224,6 +225,12 @@ def taking(strategy: Strategy, slot_id: str) -> Transform[Decision]:
     transform = _holding(strategy, "take", strategy.take, slot_id)
     transform.reverse = lambda _charged_at: releasing(strategy, slot_id)
     return transform
+
+
+def queueing(strategy: Strategy, slot_id: str) -> Transform[Decision]:
+    """The transform that holds a slot in turn. A denial is written too, so it has to be a shadow;
+    beside other limits, it would let them be charged."""
+    return _holding(strategy, "queue_up", strategy.queue_up, slot_id)
 
 
 def renewing(strategy: Strategy, slot_id: str) -> Transform[Decision]:

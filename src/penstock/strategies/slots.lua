@@ -1,5 +1,6 @@
 -- Slots: a sorted set, one member per slot, scored with its expiry in ms; and the member `lost`,
--- scored with how many were not given back, negated.
+-- scored with how many were not given back, negated. Who waits has a ticket: a member `w`, its number
+-- in 16 digits, and the id; its score is the expiry of the ticket less 2 ^ 52.
 --
 -- The set is never read whole to decide: its size and its earliest expiry tell all, unless some are
 -- over; those are removed by the next write, and counted. What a call changes is kept beside the
@@ -7,26 +8,26 @@
 local function raw(key) return call('ZRANGE', key, 0, -1, 'WITHSCORES') end
 
 -- Decide.
+local TICKET_MS, TICKET_SHIFT, TICKETS_BELOW = 2000, 2 ^ 52, -(2 ^ 51)
+
 local function after(now) return '(' .. format('%.0f', now) end
 
 local function read(key, p, now)
   local size = call('ZCARD', key)
   if size == 0 then return {key = key, live = 0, lost = 0, known = 0} end
   local slot = call('ZRANGE', key, 0, 0, 'WITHSCORES')
-  local known = slot[1] == 'lost' and -number(slot[2], SIGNED, 0) or 0
-  if known == 0 then
-    local first = number(slot[2], WHOLE, MAX_STORED_MS)
-    if first > now then
-      return {key = key, live = size, lost = 0, known = 0, first = first, of = slot[1]}
-    end
+  local score = number(slot[2], SIGNED, MAX_STORED_MS)
+  if score > now then
+    return {key = key, live = size, lost = 0, known = 0, first = score, of = slot[1]}
   end
+  local known = score < 0 and -number(call('ZSCORE', key, 'lost') or '0', SIGNED, 0) or 0
+  local over = call('ZCOUNT', key, 0, format('%.0f', now))
   local live = call('ZCOUNT', key, after(now), '+inf')
-  local over = size - live - (known > 0 and 1 or 0)
   slot = call('ZRANGEBYSCORE', key, after(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
   return {
-    key = key, live = live, lost = known + over, known = known,
+    key = key, live = live, lost = known + over, known = known, queued = score < TICKETS_BELOW,
     first = slot[2] and number(slot[2], WHOLE, MAX_STORED_MS), of = slot[1],
-    over = over > 0 and format('%.0f', now),
+    over = over > 0 and format('%.0f', now), now = now,
   }
 end
 
@@ -67,6 +68,18 @@ local function write(key, p, slots, px)
       call('ZADD', key, format('%.0f', -slots.lost), 'lost')
     else
       call('ZREM', key, 'lost')
+    end
+  end
+  if slots.queued then
+    call('ZREMRANGEBYSCORE', key, '-inf', format('%.0f', slots.now - TICKET_SHIFT))
+  end
+  if slots.tickets then
+    for name, expires in pairs(slots.tickets) do
+      if expires then
+        call('ZADD', key, format('%.0f', expires - TICKET_SHIFT), name)
+      else
+        call('ZREM', key, name)
+      end
     end
   end
   for id, expires in pairs(slots.changed or {}) do
@@ -114,6 +127,45 @@ local function take(p, slots, now, _, id)
   return 1, p.limit, free, min(others or expires, expires), 0, slots, ttlOf(p, slots, now)
 end
 
+-- The tickets that are good, each with its expiry; false for one that a step before has taken out.
+local function ticketsOf(slots, now)
+  if not slots.tickets then
+    slots.tickets = {}
+    if slots.queued then
+      local from, to = after(now - TICKET_SHIFT), '(' .. format('%.0f', TICKETS_BELOW)
+      local found = call('ZRANGEBYSCORE', slots.key, from, to, 'WITHSCORES')
+      for place = 1, #found, 2 do
+        slots.tickets[found[place]] = tonumber(found[place + 1]) + TICKET_SHIFT
+      end
+    end
+  end
+  return slots.tickets
+end
+
+local function queue_up(p, slots, now, _, id)
+  local tickets, mine, last = ticketsOf(slots, now), nil, 0
+  for name, expires in pairs(tickets) do
+    if expires and name:sub(18) == id then
+      mine = name
+    elseif expires then
+      last = max(last, tonumber(name:sub(2, 17)))
+    end
+  end
+  local held, ahead = expiryOf(slots, now, id), 0
+  for name, expires in pairs(tickets) do
+    if expires and name ~= mine and (not mine or name < mine) then ahead = ahead + 1 end
+  end
+  if held or slots.live + ahead < p.limit then
+    if mine then tickets[mine] = false end
+    local others = earliest(slots, now, id)
+    local free, expires = hold(p, slots, now, id, held)
+    return 1, p.limit, free, min(others or expires, expires), 0, slots, ttlOf(p, slots, now)
+  end
+  tickets[mine or 'w' .. format('%016.0f', last + 1) .. id] = now + TICKET_MS
+  local denied, limit, remaining, resetAt, retryAfterMs = deny(p, slots, now)
+  return denied, limit, remaining, resetAt, retryAfterMs, slots, ttlOf(p, slots, now)
+end
+
 local function renew(p, slots, now, _, id)
   local held = expiryOf(slots, now, id)
   if not held then return 0, p.limit, max(0, p.limit - slots.live), now, 1 end
@@ -122,10 +174,18 @@ local function renew(p, slots, now, _, id)
 end
 
 local function release(p, slots, now, _, id)
-  if not expiryOf(slots, now, id) then return 1, 0, 0, 0, 0 end
-  slots.live = slots.live - 1
-  change(slots, id, false)
-  return 1, 1, 0, 0, 0, slots, ttlOf(p, slots, now)
+  local held, waited = expiryOf(slots, now, id), false
+  if slots.queued or slots.tickets then
+    for name, expires in pairs(ticketsOf(slots, now)) do
+      if expires and name:sub(18) == id then slots.tickets[name], waited = false, true end
+    end
+  end
+  if not held and not waited then return 1, 0, 0, 0, 0 end
+  if held then
+    slots.live = slots.live - 1
+    change(slots, id, false)
+  end
+  return 1, held and 1 or 0, 0, 0, 0, slots, ttlOf(p, slots, now)
 end
 
 local function reclaim(p, slots, now)

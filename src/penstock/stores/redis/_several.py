@@ -30,7 +30,9 @@ from ._routing import RedisRouter, names_of
 
 __all__ = ["apply_steps", "decision_of"]
 
-_OPTIONAL = frozenset({"refund", "charge", "book", "pause", "take", "renew", "release", "reclaim"})
+_OPTIONAL = frozenset(
+    {"refund", "charge", "book", "pause", "take", "queue_up", "renew", "release", "reclaim"}
+)
 _ALWAYS_THERE = frozenset({"check", "look", "try", "tell"})
 _RACES = 256
 _LONGEST_PAUSE_MS = 32
