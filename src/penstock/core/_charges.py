@@ -144,6 +144,30 @@ class Charge:
             return False
         return self.renewed(await self._store.aapply_all(steps, self._now()), asked_at)
 
+    def keep_renewed(self, on_lost: Callable[[Charge], object] | None = None) -> Charge:
+        """Renew it in the background until it is settled or lost: a thread renews all charges of
+        this process that are kept, those on one store in one call. `on_lost` is called, in that
+        thread, when it cannot be counted on any more. Returns the charge itself."""
+        from ._renewing import keep
+
+        keep(self._require_held(), on_lost)
+        return self
+
+    def akeep_renewed(self, on_lost: Callable[[Charge], object] | None = None) -> Charge:
+        """The same by a task of the running event loop, with a store that is awaited."""
+        from ._renewing import keep_on_loop
+
+        keep_on_loop(self._require_held(), on_lost)
+        return self
+
+    def _require_held(self) -> Charge:
+        if self._ttl_ms is None or not self.is_open:
+            reject(
+                "only a charge that holds slots can be kept renewed, and this one holds none; look "
+                "at charge.allowed first"
+            )
+        return self
+
     def renewals(self) -> list[Step]:
         """What to ask the store in order to renew it; those of several charges may go together."""
         if not self.is_open:
