@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import ConfigInvalidError, Decision, ManualClock
-from penstock.concurrency import Aimd, ConcurrencyLimiter, Gradient, SlotGrant, SlotLeases
+from penstock import ConfigInvalidError, Decision, ManualClock, MemoryStore, UnsupportedError
+from penstock.concurrency import Aimd, ConcurrencyLimiter, Gradient, SlotGrant
 from tests.support.helpers import NOW
 
 
@@ -174,22 +174,51 @@ def test_per_key_remembers_a_bounded_number_of_keys() -> None:
     assert not limiter.admit("b").decision
 
 
-def test_limiters_that_share_a_table_find_each_others_leases() -> None:
-    """As a service does, which is told a lease's id and nothing else."""
-    leases = SlotLeases()
-    one, other = pinned(1, leases=leases), pinned(1, leases=leases)
+def test_limiters_that_share_a_store_share_their_slots() -> None:
+    """As the processes of a fleet do, each with its own ceiling."""
+    store = MemoryStore()
+    one, other = pinned(1, store=store), pinned(3, store=store)
     held = lease_of(one.admit())
+    assert not one.admit().decision
+    assert other.admit().decision == Decision(True, 3, 1, NOW + 2_000, 0)
     assert other.release(held)
-    assert one.in_flight == 0
+    assert one.in_flight == other.in_flight == 1
 
 
-def test_ended_leases_do_not_pile_up() -> None:
-    """The table of deadlines stays about as large as what is held."""
-    limiter = pinned(1, lease_ttl_ms=3_600_000)
-    for _ in range(1_000):
-        limiter.release(lease_of(limiter.admit()))
-    assert len(limiter.leases) == 0
-    assert len(limiter.leases._due) < 200
+def test_ended_leases_leave_nothing_behind() -> None:
+    """The store is empty again, and the limiter remembers deadlines of pools, not of leases."""
+    limiter = pinned(1, lease_ttl_ms=3_600_000, per_key=True, max_keys=10)
+    for number in range(1_000):
+        limiter.release(lease_of(limiter.admit(f"k{number}")))
+    assert isinstance(limiter.store, MemoryStore)
+    assert len(limiter.store) == 0
+    assert len(limiter._due) < 100
+
+
+def test_a_lease_id_says_where_its_slot_is() -> None:
+    """So that whoever shares the store can give it back; one that was made up is unknown."""
+    store = MemoryStore()
+    one, other = (pinned(2, store=store, per_key=True, name="jobs") for _ in range(2))
+    for key in ("a", "\u00e9" * 2_000, "x" * 127, "x" * 128, "x" * 129):
+        held = lease_of(one.admit(key))
+        assert len(held) <= 320
+        assert other.heartbeat([held]).live_ids == [held]
+        for made_up in (held[:-1], held + "A", held.replace("s", "s0", 1), held[:27], held.upper()):
+            assert other.release(made_up) is False
+        assert other.release(held)
+        assert one.release(held) is False
+    strange = pinned(2, store=store, per_key=True, name="other")
+    assert strange.release(lease_of(one.admit("a"))) is False
+
+
+def test_a_slot_without_a_deadline_is_of_one_process() -> None:
+    """In a shared store it would be lost with the process."""
+
+    class Shared(MemoryStore):
+        answers_at_once = False
+
+    with pytest.raises(UnsupportedError, match="deadline"), pinned(1, store=Shared()).slot():
+        pass
 
 
 steps = st.lists(

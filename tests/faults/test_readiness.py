@@ -26,7 +26,7 @@ FILES = {
     "error": f"a: {{{LIMIT}}}\n  b: {{{LIMIT}, fail: error}}",
     "slots": "a: {concurrency: {minLimit: 2, maxLimit: 2}, fail: error}",
 }
-READY_WITHOUT_STORE = {"open": True, "closed": True, "error": False, "slots": True}
+READY_WITHOUT_STORE = {"open": True, "closed": True, "error": False, "slots": False}
 
 
 class Probed:
@@ -72,8 +72,8 @@ def stack() -> Iterator[ExitStack]:
 
 
 def test_readiness_follows_the_fail_modes_on_both_servers(stack: ExitStack, tmp_path: Path) -> None:
-    """Open and closed policies decide without their store, and slots have none; a policy that
-    answers with an error does not, and takes the service out until the store is back."""
+    """Open and closed policies decide without their store; one that answers with an error does
+    not, be it of slots alone, and takes the service out until the store is back."""
     require("valkey")
     valkey = stack.enter_context(Valkey())
     probed: dict[str, Probed] = {}

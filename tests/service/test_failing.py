@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from penstock import ConfigInvalidError, Decision, Forecast, StoreUnavailableError
+from penstock.config import parse_policies
 from tests.service.worlds import AWAY, NOW, FragileStore, service_on
 
 OPEN = Decision(True, 3, 0, NOW + 1_000, 0)
@@ -70,30 +71,89 @@ def test_a_recovered_store_decides_again() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(
-    ("policy", "axis", "in_flight"), [("all", "", 1), ("all-strict", "rate", 0)]
-)
-def test_an_admission_resolves_the_outage_of_an_axis(
-    policy: str, axis: str, in_flight: int
-) -> None:
-    """Open admits by slots alone; closed denies and gives the slot back."""
+@pytest.mark.parametrize(("policy", "axis"), [("all", ""), ("all-strict", "concurrency")])
+def test_an_admission_resolves_an_outage(policy: str, axis: str) -> None:
+    """The slots are in the store too: open admits, and tells by which id to give back what may
+    have been taken; closed denies."""
     store = FragileStore()
-    store.error = AWAY
     service, _ = service_on(store)
-    admission = asyncio.run(service.admit(policy, "k"))
-    assert admission.binding_axis == axis
-    assert bool(admission) == (axis == "")
-    assert service.snapshot().slots[policy]["in_flight"] == in_flight
+
+    async def main() -> None:
+        store.error = AWAY
+        admission = await service.admit(policy, "k")
+        assert admission.binding_axis == axis
+        assert bool(admission) == bool(admission.lease_id) == (axis == "")
+        assert service.snapshot().slots[policy]["in_flight"] == 0
+        store.error = None
+        await service.release(admission.lease_id)
+        assert len([await service.admit(policy, "k") for _ in range(2)]) == 2
+
+    asyncio.run(main())
+
+
+def test_credits_on_the_node_that_are_spent_give_the_slot_back() -> None:
+    """What is not decided together with the slot is asked after it."""
+    store = FragileStore()
+    near = "strategy: fixedWindow, limit: 9, window: 1m, twoTier: {mode: leased, batch: 1}"
+    slots = "concurrency: {minLimit: 1, maxLimit: 1}"
+    file = f"version: 1\nlimiters: {{near: {{{near}, {slots}}}}}"
+    service, _ = service_on(store, config=parse_policies(file))
+
+    async def main() -> None:
+        for _ in range(9):
+            admission = await service.admit("near", "k")
+            assert admission
+            await service.release(admission.lease_id)
+        assert (await service.admit("near", "k")).binding_axis == "rate"
+        assert (await service.admit("near", "other")).decision
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("policy", "lives"), [("all", True), ("all-strict", False)])
+def test_a_heartbeat_resolves_an_outage_as_any_call(policy: str, lives: bool) -> None:
+    """Open goes on, closed does not count on what it cannot know; the slot is still there when the
+    store is back in time."""
+    store = FragileStore()
+    service, clock = service_on(store)
+
+    async def main() -> None:
+        held = (await service.admit(policy, "k")).lease_id
+        store.error = AWAY
+        beat = await service.heartbeat([held, "unknown"])
+        assert (beat.live_ids == [held]) is lives
+        assert beat.reclaimed_ids == (["unknown"] if lives else [held, "unknown"])
+        assert beat.next_deadline == (clock.now() + 2_000 if lives else 0)
+        await service.release(held)
+        store.error = None
+        assert (await service.heartbeat([held])).live_ids == [held]
+        counts = service.snapshot().policies[policy]
+        assert counts["failed_open" if lives else "failed_closed"] == 2
+
+    asyncio.run(main())
 
 
 def test_an_admission_that_fails_with_an_error_holds_nothing() -> None:
-    """The slot is back before the caller hears of it."""
+    """Nor does any other call of such a policy answer."""
     store = FragileStore()
-    store.error = AWAY
     service, _ = service_on(store)
-    with pytest.raises(StoreUnavailableError):
-        asyncio.run(service.admit("all-honest", "k"))
-    assert service.snapshot().slots["all-honest"]["in_flight"] == 0
+
+    async def main() -> None:
+        held = (await service.admit("all-honest", "k")).lease_id
+        store.error = AWAY
+        for call in (
+            service.admit("all-honest", "k"),
+            service.release(held),
+            service.heartbeat([held]),
+        ):
+            with pytest.raises(StoreUnavailableError):
+                await call
+        store.error = None
+        assert service.snapshot().slots["all-honest"]["in_flight"] == 1
+        await service.release(held)
+        assert service.snapshot().slots["all-honest"]["in_flight"] == 0
+
+    asyncio.run(main())
 
 
 def test_outages_and_their_answers_are_counted() -> None:

@@ -31,7 +31,15 @@ from penstock import (
     rate_limit,
     slots,
 )
-from penstock.core._transform import Step, releasing, renewing, taking
+from penstock.core._transform import (
+    Step,
+    looking,
+    queueing,
+    reclaiming,
+    releasing,
+    renewing,
+    taking,
+)
 from penstock.stores import open_store
 from tests.servers import NotReady, eventually
 from tests.stores.mixtures import OracleStore
@@ -83,22 +91,126 @@ def test_never_more_than_the_limit_hold_a_slot(timeline: list[tuple[int, str, st
             strategy.restore(state)
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 900),
+            st.sampled_from(IDS),
+            st.sampled_from(["take", "take", "renew", "release", "reclaim"]),
+        ),
+        max_size=60,
+    )
+)
+def test_every_slot_that_was_not_given_back_is_counted_once(
+    timeline: list[tuple[int, str, str]],
+) -> None:
+    """By whoever asks first, as long as somebody asks within one ttl."""
+    strategy = slots(3, 500)
+    state: Any = None
+    now = forgotten_at = START
+    until: dict[str, int] = {}
+    lost = told = 0
+
+    def run(name: str, *arguments: str) -> Any:
+        nonlocal state, forgotten_at
+        outcome = getattr(strategy, name)(state if now < forgotten_at else None, now, *arguments)
+        if outcome.persist:
+            state, forgotten_at = outcome.state, now + outcome.ttl_ms
+        return outcome.result
+
+    for gap, slot_id, name in timeline:
+        now += gap
+        gone = [each for each, at in until.items() if at <= now]
+        lost = lost + len(gone) if now < forgotten_at else told
+        until = {each: at for each, at in until.items() if at > now}
+        if name == "reclaim":
+            told += run("reclaim")
+            assert told == lost
+        elif name == "release":
+            assert run("release", slot_id) == (until.pop(slot_id, None) is not None)
+        elif run(name, slot_id).allowed:
+            until[slot_id] = now + 500
+
+
+@given(
+    st.integers(1, 3),
+    st.lists(
+        st.tuples(
+            st.integers(0, 300), st.sampled_from(IDS), st.sampled_from(["ask", "ask", "leave"])
+        ),
+        max_size=80,
+    ),
+)
+def test_who_waits_is_served_in_the_order_of_coming(
+    limit: int, timeline: list[tuple[int, str, str]]
+) -> None:
+    """A slot goes to whoever has waited longest of those who still ask; it is left free as long as
+    there are fewer in front than slots, and whoever does not ask for two seconds has left."""
+    strategy = slots(limit, 10**9)
+    state: Any = None
+    now = START
+    queue: dict[str, int] = {}
+    held: set[str] = set()
+    for gap, slot_id, what in timeline:
+        now += gap
+        queue = {each: asked for each, asked in queue.items() if now - asked < 2_000}
+        if what == "leave":
+            outcome: Any = strategy.release(state, now, slot_id)
+            assert outcome.result == (slot_id in held)
+            held.discard(slot_id)
+            queue.pop(slot_id, None)
+        else:
+            outcome = strategy.queue_up(state, now, slot_id)
+            waiting = list(queue)
+            ahead = waiting.index(slot_id) if slot_id in queue else len(waiting)
+            turn = slot_id in held or len(held) + ahead < limit
+            assert outcome.result.allowed is turn
+            if turn:
+                held.add(slot_id)
+                queue.pop(slot_id, None)
+            else:
+                queue[slot_id] = now
+        if outcome.persist:
+            state = outcome.state
+        if state is not None:
+            strategy.restore(state)
+        assert len(held) <= limit
+
+
+class Unforgetting(OracleStore):
+    """A server keeps a state for a while after its ttl; what was lost may be told until then."""
+
+    def state(self, key: str, now: int) -> Any:
+        return self.held.get(key, (None, 0))[0]
+
+
 def _timeline(seed: int, count: int) -> Any:
+    """Up to four steps on a key at each instant, of strategies that share it."""
     rng = random.Random(seed)
+    pools = [slots(3, 500), slots(5, 700), slots(2, 100)]
     now = START
     for _ in range(count):
-        now += rng.choice((0, 1, 20, 90, 300, -60))
-        slot_id = rng.choice(IDS)
-        make = rng.choice((taking, taking, renewing, releasing))
-        yield now, make, slot_id
+        now += rng.choice((0, 1, 20, 90, 300, -60, 700, -700, 2_500))
+        steps = []
+        for _ in range(rng.choice((1, 1, 1, 2, 4))):
+            strategy, slot_id = rng.choice(pools), rng.choice(IDS)
+            make = rng.choice((taking, queueing, queueing, renewing, releasing, None, looking))
+            if make is None:
+                transform: Any = reclaiming(strategy)
+            elif make is looking:
+                transform = looking(strategy)
+            else:
+                transform = make(strategy, slot_id)
+            steps.append(Step("k", transform, 1, make is queueing or rng.random() < 0.4))
+        yield now, steps
 
 
 @pytest.mark.parametrize("server", ["valkey", "redis8"])
 def test_lua_holds_as_the_oracle_does(server: str) -> None:
-    store, oracle, strategy = open_empty(server), OracleStore(), slots(3, 500)
-    for now, make, slot_id in _timeline(3, 2_000):
-        step = Step("k", make(strategy, slot_id))
-        assert store.apply_all([step], now) == oracle.apply_all([step], now)
+    """Also where a call names the key several times, as one does that renews many."""
+    store, oracle, strategy = open_empty(server), Unforgetting(), slots(3, 500)
+    for now, steps in _timeline(3, 2_000):
+        assert store.apply_all(steps, now) == oracle.apply_all(steps, now)
         limiter = rate_limit(strategy, store=store, clock=ManualClock(now))
         assert limiter.peek("k") == strategy.peek(oracle.state("k", now), now)
     store.close()

@@ -1,24 +1,32 @@
-"""Unified admission: a slot, the budget, the rate.
+"""Unified admission: a slot, the budget, the rate, as one decision.
 
-A slot is taken first and given back, as if it had never been taken, when another axis denies. The
-budget is a gate: the request is let in while less than the budget was served, and what it turns out
-to use is debited afterwards, by `debit`. So asking it spends nothing, and it is asked before the
-rate: a denial, by whichever axis, leaves nothing charged on any.
+What is kept in the store of the slots is asked in one step, all or nothing. What is kept elsewhere
+(credits on this node, a budget with a table of its own) is asked after that, and the slot is given
+back, as if it had never been taken, when it denies.
 
-The steps are a flow, written once for sync and async: it yields an `AxisRequest` and is sent a
-decision.
+The budget is a gate: the request is let in while less than the budget was served, and what it turns
+out to use is debited afterwards, by `debit`. So asking it spends nothing, and it is asked before
+the rate: a denial, by whichever axis, leaves nothing charged on any.
+
+The steps are a flow, written once for sync and async: it yields a `SlotRequest` or an `AxisRequest`
+and is sent the answer; in the place of either, a decision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..concurrency import ConcurrencyLimiter, Heartbeat, SlotLease
+from ..concurrency._limiter import SlotAttempt, SlotGrant, SlotRequest
+from ..concurrency._slots import End
 from ..core._decision import Decision, combine
-from ..core._errors import UnsupportedError
+from ..core._errors import PenstockError, UnsupportedError
 from ..core._flow import Flow, adrive, drive
 from ..core._limiter import Limiter
+from ..core._store import Store
 from ..core._validation import require_cost, require_key
 
 __all__ = ["AXES", "Admission", "AdmissionControl", "AxisRequest"]
@@ -75,6 +83,20 @@ class AxisRequest:
         return await self.limiter.apeek(self.key)
 
 
+class _Axis(NamedTuple):
+    """An axis beside the slots. A gate is only asked how it stands."""
+
+    name: str
+    limiter: Limiter
+    is_gate: bool
+
+    def amount(self, cost: int) -> int:
+        return 0 if self.is_gate else cost
+
+    def is_in(self, store: Store) -> bool:
+        return self.limiter.decides_in_store and self.limiter.store is store
+
+
 class AdmissionControl:
     """Slots, a rate and a budget behind one question. `rate` and `budget` may be left out."""
 
@@ -87,22 +109,40 @@ class AdmissionControl:
         self.concurrency = concurrency
         self.rate = rate
         self.budget = budget
+        axes = [
+            _Axis(name, limiter, is_gate)
+            for name, limiter, is_gate in (("cost", budget, True), ("rate", rate, False))
+            if limiter is not None
+        ]
+        together = 0
+        while together < len(axes) and axes[together].is_in(concurrency.store):
+            together += 1
+        # In their order, so that the rate, which spends, comes last.
+        self._together, self._apart = axes[:together], axes[together:]
 
     def admit(self, key: str, cost: int = 1) -> Admission:
         """Take a slot and spend the cost, or say which axis denied."""
-        return drive(self.flow(key, cost), AxisRequest.now)
+        return drive(self.flow(key, cost), lambda request: request.now())
 
     async def aadmit(self, key: str, cost: int = 1) -> Admission:
         """The awaitable twin of `admit`."""
-        return await adrive(self.flow(key, cost), AxisRequest.later)
+        return await adrive(self.flow(key, cost), lambda request: request.later())
 
     def release(self, lease_id: str, dropped: bool = False) -> bool:
         """Give the slot back; see `ConcurrencyLimiter.release`."""
         return self.concurrency.release(lease_id, dropped)
 
+    async def arelease(self, lease_id: str, dropped: bool = False) -> bool:
+        """The awaitable twin of `release`."""
+        return await self.concurrency.arelease(lease_id, dropped)
+
     def heartbeat(self, lease_ids: Iterable[str]) -> Heartbeat:
         """Renew leases."""
         return self.concurrency.heartbeat(lease_ids)
+
+    async def aheartbeat(self, lease_ids: Iterable[str]) -> Heartbeat:
+        """The awaitable twin of `heartbeat`."""
+        return await self.concurrency.aheartbeat(lease_ids)
 
     def debit(self, key: str, tokens: int) -> Decision:
         """Count tokens that an admitted request turned out to use."""
@@ -112,33 +152,67 @@ class AdmissionControl:
         """The awaitable twin of `debit`."""
         return await self._budget().acheck(key, tokens)
 
-    def flow(self, key: str, cost: int) -> Flow[AxisRequest, Admission]:
-        """The steps. Whatever ends them early, an exception included, gives the slot back."""
+    def flow(self, key: str, cost: int) -> Flow[SlotRequest | AxisRequest, Admission]:
+        """The steps. Whatever ends them early, an exception included, gives the slot back; a
+        caller who is cancelled loses it when its lease runs out, if it cannot be given back at
+        once."""
         require_key(key)
         require_cost(cost)
-        grant = self.concurrency.admit(key)
-        axes = {"concurrency": grant.decision}
-        if grant.lease is None:
-            return Admission(grant.decision, binding_axis="concurrency", axes=axes)
-        kept = False
+        attempt = self.concurrency.attempt(key)
+        if isinstance(attempt, SlotGrant):
+            return _denied({"concurrency": attempt.decision})
+        axes, lease = yield from self._first(attempt, key, cost)
+        if lease is None:
+            return _denied(axes)
         try:
-            admission = yield from self._others(axes, grant.lease, key, cost)
-            kept = admission.decision.allowed
-            return admission
-        finally:
-            if not kept:
-                self.concurrency.withdraw(grant.lease.id)
+            admission = yield from self._others(axes, lease, key, cost)
+        except Exception:
+            yield from self._withdraw(lease)
+            raise
+        except BaseException:
+            # Nothing can be awaited any more.
+            if self.concurrency.store.answers_at_once:
+                self.concurrency.withdraw(lease.id)
+            raise
+        if not admission:
+            yield from self._withdraw(lease)
+        return admission
+
+    def _first(
+        self, attempt: SlotAttempt, key: str, cost: int
+    ) -> Flow[SlotRequest | AxisRequest, tuple[dict[str, Decision], SlotLease | None]]:
+        """The slot, and what is kept in its store: all of it or nothing."""
+        slots = self.concurrency
+        names = ("concurrency", *(axis.name for axis in self._together))
+        beside = [axis.limiter.step(key, axis.amount(cost)) for axis in self._together]
+        request = slots.request([attempt.step, *beside])
+        results = yield request
+        if isinstance(results, Decision):
+            # One answer for all of it, in the place of a store that is away. Whether it has taken
+            # the slot is not known, so the caller is told by which id to give it back.
+            lease = SlotLease(attempt.id, request.at, request.at + attempt.ttl_ms)
+            return dict.fromkeys(names, results), lease if results.allowed else None
+        axes: dict[str, Decision] = dict(zip(names, results, strict=False))
+        allowed = all(decision.allowed for decision in axes.values())
+        grant = slots.granted(
+            attempt, results[0], slots.decided_at(request, results), taken=allowed
+        )
+        axes["concurrency"] = grant.decision
+        return axes, grant.lease if allowed else None
 
     def _others(
         self, axes: dict[str, Decision], lease: SlotLease, key: str, cost: int
-    ) -> Flow[AxisRequest, Admission]:
-        for axis, limiter, amount in (("cost", self.budget, 0), ("rate", self.rate, cost)):
-            if limiter is None:
-                continue
-            decision = axes[axis] = yield AxisRequest(axis, limiter, key, amount)
-            if not decision.allowed:
-                return Admission(combine(*axes.values()), binding_axis=axis, axes=axes)
+    ) -> Flow[SlotRequest | AxisRequest, Admission]:
+        for axis in self._apart:
+            axes[axis.name] = yield AxisRequest(axis.name, axis.limiter, key, axis.amount(cost))
+            if not axes[axis.name].allowed:
+                return _denied(axes)
         return Admission(combine(*axes.values()), lease.id, lease.expires_at, axes=axes)
+
+    def _withdraw(self, lease: SlotLease) -> Flow[SlotRequest | AxisRequest, None]:
+        # One that cannot be given back now comes back by itself.
+        with suppress(PenstockError):
+            yield from self.concurrency.giving_back(lease.id, End.WITHDRAWN)
 
     def _budget(self) -> Limiter:
         if self.budget is None:
@@ -146,3 +220,13 @@ class AdmissionControl:
                 "this admission control has no budget to debit; make it with budget=..."
             )
         return self.budget
+
+
+def _denied(axes: Mapping[str, Decision]) -> Admission:
+    """By the first that denied; what would have come after it is not told."""
+    told: dict[str, Decision] = {}
+    for axis, decision in axes.items():
+        told[axis] = decision
+        if not decision.allowed:
+            break
+    return Admission(combine(*told.values()), binding_axis=axis, axes=told)

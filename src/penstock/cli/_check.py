@@ -105,8 +105,8 @@ def _by_policy(args: argparse.Namespace) -> _Counted:
     strategy = {"limiter": spec.strategy, "budget": spec.budget}.get(spec.kind)
     if strategy is None:
         raise UnsupportedError(
-            f"policy {spec.name!r} is of the kind {spec.kind!r}, whose slots live in the process "
-            "that serves it: ask the service"
+            f"policy {spec.name!r} is of the kind {spec.kind!r}, whose slots have to be "
+            "given back: ask the service"
         )
     return _Counted(strategy, joined(file.prefix, spec.name, form_of(strategy)))
 

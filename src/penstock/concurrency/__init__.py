@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ._laws import Aimd, Gradient, Law
 from ._limiter import ConcurrencyLimiter, SlotGrant
-from ._slots import Heartbeat, Slot, SlotLease, SlotLeases
+from ._slots import Heartbeat, Slot, SlotLease
 
 __all__ = [
     "Aimd",
@@ -22,5 +22,4 @@ __all__ = [
     "Slot",
     "SlotGrant",
     "SlotLease",
-    "SlotLeases",
 ]

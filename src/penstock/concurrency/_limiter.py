@@ -1,29 +1,62 @@
 """ConcurrencyLimiter: so many slots and no more, the number following the latency.
 
+The slots are those of the strategy `slots`, in a store: in this process by default, or in one that
+others share, and then they share the pool. The ceiling is inferred here, from what comes back
+here, and bounds the whole pool: a slot is taken if fewer are held, by whomever.
+
 It never queues. A request that finds no slot is told so at once, with a guess of when to come
 back: a queue in front of a ceiling that is inferred from latency would hide what it is inferred
-from. Expired leases are reclaimed before every grant, so a slot whose holder died is there for the
-next request from its deadline on, whether or not anybody sweeps.
+from. A slot whose holder died is there for the next request from its deadline on; that it was lost
+is learned by sweeping, by one of those who share the pool.
+
+What is asked of the store is a flow of `SlotRequest`s, written once for sync and async callers.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from functools import lru_cache
+from heapq import heapify, heappop, heappush
+from typing import Any, NamedTuple, NoReturn
 
 from ..core._clock import Clock, SystemClock
 from ..core._decision import Decision
 from ..core._errors import UnsupportedError
-from ..core._validation import MAX_SPAN_MS, kept_key, require_int, require_key
+from ..core._flow import Flow, adrive, drive
+from ..core._limiter import clock_reader
+from ..core._store import Store, require_store
+from ..core._transform import Step, looking, reclaiming, releasing, renewing, taking, telling
+from ..core._validation import MAX_SPAN_MS, reject, require_int, require_key, require_prefix
+from ..stores.cas._requests import fit
+from ..stores.memory import MemoryStore
+from ..strategies import Slots, slots
+from ..strategies._slots import MAX_SLOTS
 from ._laws import Ceiling, Gradient, Law
-from ._slots import End, Heartbeat, Slot, SlotLease, SlotLeases
+from ._slots import (
+    LONGEST_NAME,
+    LONGEST_POOL,
+    End,
+    Heartbeat,
+    LeaseId,
+    Slot,
+    SlotLease,
+)
 
-__all__ = ["LEASE_TTL_MS", "ConcurrencyLimiter", "SlotGrant"]
+__all__ = ["LEASE_TTL_MS", "ConcurrencyLimiter", "SlotAttempt", "SlotGrant", "SlotRequest"]
 
 
 LEASE_TTL_MS = 2_000
+
+# Pools that one call to the store sweeps.
+_SWEPT_AT_ONCE = 100
+
+# Deadlines beyond those that are needed, before they are dropped.
+_SPARE = 64
+
+_slots_of = lru_cache(maxsize=1024)(slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +67,43 @@ class SlotGrant:
     lease: SlotLease | None
 
 
-class _Pool:
-    """Slots under one ceiling."""
+class SlotRequest(NamedTuple):
+    """Steps for a store, at an instant; answered with their results."""
 
-    __slots__ = ("ceiling", "in_flight", "rtt_ms")
+    store: Store
+    steps: Sequence[Step]
+    at: int
+
+    def now(self) -> list[Any]:
+        """By a plain call."""
+        return self.store.apply_all(self.steps, self.at)
+
+    async def later(self) -> list[Any]:
+        """The awaitable twin of `now`."""
+        return await self.store.aapply_all(self.steps, self.at)
+
+
+class SlotAttempt(NamedTuple):
+    """A slot that is about to be asked for: the `step` to take it, in which pool, under which id
+    and for how long."""
+
+    pool: str
+    id: str
+    step: Step
+    ttl_ms: int
+
+
+class _Pool:
+    """Slots under one ceiling, and what is known here of who holds them."""
+
+    __slots__ = ("ceiling", "due", "in_flight", "rtt_ms")
 
     def __init__(self, law: Law) -> None:
         self.ceiling = Ceiling(law)
         self.in_flight = 0
         self.rtt_ms: int | None = None
+        # From when on somebody may have been lost; None if nobody is known to hold a slot.
+        self.due: int | None = None
 
 
 class ConcurrencyLimiter:
@@ -50,7 +111,8 @@ class ConcurrencyLimiter:
 
     All keys share one pool of slots, or with `per_key` each has its own, of which `max_keys` are
     remembered. A lease ends by `release`, or `lease_ttl_ms` after it was granted or last renewed by
-    a heartbeat. Limiters that share a `leases` table find each other's leases.
+    a heartbeat. Limiters with the same `prefix` on a `store` share their pools, also those of other
+    processes and with another law. `name` is part of each lease id, for those who have several.
     """
 
     def __init__(
@@ -61,18 +123,36 @@ class ConcurrencyLimiter:
         per_key: bool = False,
         max_keys: int = 10_000,
         clock: Clock | None = None,
-        leases: SlotLeases | None = None,
+        store: Store | None = None,
+        prefix: str = "slots",
+        name: str = "",
     ) -> None:
         self.law: Law = Gradient() if law is None else law
         self.lease_ttl_ms: int = require_int("lease_ttl_ms", lease_ttl_ms, high=MAX_SPAN_MS)
         self.per_key = per_key
         self.max_keys: int = require_int("max_keys", max_keys, high=2**31 - 1)
+        self.store: Store = MemoryStore(clock=clock) if store is None else require_store(store)
+        self.store.require_clock(clock)
         self.clock: Clock = SystemClock() if clock is None else clock
-        self.leases: SlotLeases = SlotLeases() if leases is None else leases
-        self._lock = self.leases.lock
-        self._busy: dict[str | bytes, _Pool] = {}
-        self._idle: OrderedDict[str | bytes, _Pool] = OrderedDict()
+        self.prefix: str = require_key(require_prefix(prefix))
+        if not isinstance(name, str) or len(name.encode()) > LONGEST_NAME:
+            reject(f"name must be text of at most {LONGEST_NAME} bytes")
+        self.name = name
+        self._now = clock_reader(self.clock)
+        # That of the store, less that of this process.
+        self._ahead_ms = 0
+        # For all that does not depend on the ceiling.
+        self._slots: Slots = slots(MAX_SLOTS, self.lease_ttl_ms)
+        self._lock = threading.RLock()
+        self._busy: dict[str, _Pool] = {}
+        self._idle: OrderedDict[str, _Pool] = OrderedDict()
+        # When to look at which pool; some of them stale.
+        self._due: list[tuple[int, str]] = []
         self._reclaimed = 0
+        if not per_key:
+            # Others may hold slots already.
+            self._idle[""] = _Pool(self.law)
+            self._expect("", self._idle[""], 0)
 
     @property
     def limit(self) -> int:
@@ -83,25 +163,43 @@ class ConcurrencyLimiter:
 
     @property
     def in_flight(self) -> int:
-        """How many slots are taken, over all keys."""
+        """How many slots are taken, over all keys; of a pool that others share, when it was last
+        looked at."""
+        if self.store.answers_at_once:
+            with self._lock:
+                busy = list(self._busy)
+            drive(self._sweeping(busy), SlotRequest.now)
         with self._lock:
             return sum(pool.in_flight for pool in self._busy.values())
 
     @property
     def reclaimed(self) -> int:
-        """How many slots were taken back so far, from holders whose lease had run out."""
+        """How many slots were taken back so far, from holders whose lease had run out, and learned
+        of here."""
+        if self.store.answers_at_once:
+            self.sweep()
         return self._reclaimed
 
     def admit(self, key: str = "") -> SlotGrant:
         """Take a slot under a lease, if one is free."""
-        return self._take(key, self.lease_ttl_ms)
+        return drive(self._admission(key, self.lease_ttl_ms), SlotRequest.now)
+
+    async def aadmit(self, key: str = "") -> SlotGrant:
+        """The awaitable twin of `admit`."""
+        return await adrive(self._admission(key, self.lease_ttl_ms), SlotRequest.later)
 
     def hold(self, key: str = "") -> SlotGrant:
         """As `admit`, but without a deadline: for holders within this process."""
-        return self._take(key, None)
+        if not self.store.answers_at_once:
+            raise UnsupportedError(
+                "a slot that others share must have a deadline, in case this process dies; use "
+                "admit() and heartbeat(), or slots(...) in Limits"
+            )
+        return drive(self._admission(key, MAX_SPAN_MS), SlotRequest.now)
 
     def slot(self, key: str = "") -> Slot:
-        """A context manager, for `with` and `async with`, that holds a slot while it is open."""
+        """A context manager, for `with` and `async with`, that holds a slot while it is open; of a
+        pool within this process."""
         return Slot(self, key)
 
     def release(self, lease_id: str, dropped: bool = False) -> bool:
@@ -109,64 +207,237 @@ class ConcurrencyLimiter:
         or an overload, and contracts the ceiling; else the time it took is a sample. Idempotent:
         False if there was nothing to give back."""
         how = End.DROPPED if dropped else End.RELEASED
-        return self.leases.end(lease_id, self.clock.now(), how)
+        return drive(self.giving_back(lease_id, how), SlotRequest.now)
+
+    async def arelease(self, lease_id: str, dropped: bool = False) -> bool:
+        """The awaitable twin of `release`."""
+        how = End.DROPPED if dropped else End.RELEASED
+        return await adrive(self.giving_back(lease_id, how), SlotRequest.later)
 
     def withdraw(self, lease_id: str) -> bool:
         """Give the slot back as if it had never been taken: nothing is learned from it."""
-        return self.leases.end(lease_id, self.clock.now(), End.WITHDRAWN)
+        return drive(self.giving_back(lease_id, End.WITHDRAWN), SlotRequest.now)
+
+    async def awithdraw(self, lease_id: str) -> bool:
+        """The awaitable twin of `withdraw`."""
+        return await adrive(self.giving_back(lease_id, End.WITHDRAWN), SlotRequest.later)
 
     def heartbeat(self, lease_ids: Iterable[str]) -> Heartbeat:
-        """Renew leases."""
-        return self.leases.renew(lease_ids, self.clock.now())
+        """Renew leases, in one call to the store."""
+        return drive(self._beat(lease_ids), SlotRequest.now)
+
+    async def aheartbeat(self, lease_ids: Iterable[str]) -> Heartbeat:
+        """The awaitable twin of `heartbeat`."""
+        return await adrive(self._beat(lease_ids), SlotRequest.later)
 
     def sweep(self) -> int:
-        """Reclaim the leases that have run out; returns how many."""
-        return self.leases.reclaim(self.clock.now())
+        """Learn of the leases that have run out; returns how many."""
+        return drive(self._sweeping(self._overdue()), SlotRequest.now)
 
-    def ended(self, lease: SlotLease, now: int, how: End) -> None:
-        """For the table of leases: one of ours came to its end."""
-        pool = self._busy[lease.key]
-        if how is End.RELEASED:
-            pool.rtt_ms = max(1, now - lease.granted_at)
-            pool.ceiling.sample(pool.rtt_ms, pool.in_flight)
-        elif how is not End.WITHDRAWN:
-            pool.ceiling.drop()
-        if how is End.RECLAIMED:
-            self._reclaimed += 1
-        pool.in_flight -= 1
-        if not pool.in_flight:
-            self._idle[lease.key] = self._busy.pop(lease.key)
+    async def asweep(self) -> int:
+        """The awaitable twin of `sweep`."""
+        return await adrive(self._sweeping(self._overdue()), SlotRequest.later)
+
+    # The parts of an admission, for those who ask for more than a slot in one call.
+
+    def attempt(self, key: str = "", ttl_ms: int | None = None) -> SlotAttempt | SlotGrant:
+        """How to take a slot; a denial, if no more pools can be remembered because all are in
+        use."""
+        name = fit(require_key(key), LONGEST_POOL) if self.per_key else ""
+        if self.store.answers_at_once and self.is_due:
+            self.sweep()
+        ttl_ms = self.lease_ttl_ms if ttl_ms is None else ttl_ms
+        with self._lock:
+            pool = self._pool(name)
+            now = self._store_now()
+            if pool is None:
+                retry = self.lease_ttl_ms
+                return SlotGrant(Decision(False, self.law.max_limit, 0, now + retry, retry), None)
+            limit = pool.ceiling.limit
+        lease_id = LeaseId(self.name, name, now).new()
+        step = Step(self._key_of(name), taking(_slots_of(limit, ttl_ms), lease_id))
+        return SlotAttempt(name, lease_id, step, ttl_ms)
+
+    def request(self, steps: Sequence[Step]) -> SlotRequest:
+        """These steps, and the instant at which they are decided if that is the store's matter."""
+        if self.store.reads_own_clock:
+            steps = [*steps, Step(steps[0].key, telling(self._slots))]
+        return SlotRequest(self.store, steps, self._now())
+
+    def decided_at(self, request: SlotRequest, results: Sequence[Any]) -> int:
+        """The instant of the decision."""
+        if not self.store.reads_own_clock:
+            return request.at
+        told: int = results[-1]
+        self._ahead_ms = told - self._now()
+        return told
+
+    def granted(
+        self, attempt: SlotAttempt, decision: Decision, at: int, *, taken: bool = True
+    ) -> SlotGrant:
+        """What came of it. Not `taken` is one that was free, but asked for in vain: something else
+        denied the request."""
+        with self._lock:
+            pool = self._pool(attempt.pool)
+            if pool is not None:
+                held = decision.limit - decision.remaining
+                if not decision.allowed:
+                    # There may be more, from before the ceiling came down.
+                    pool.in_flight = max(pool.in_flight, held)
+                    self._expect(attempt.pool, pool, decision.reset_at)
+                else:
+                    pool.in_flight = held if taken else held - 1
+                    self._expect(attempt.pool, pool, at + attempt.ttl_ms)
+                self._file(attempt.pool, pool)
+            if not decision.allowed:
+                return SlotGrant(self._denial(decision, pool), None)
+        return SlotGrant(decision, SlotLease(attempt.id, at, at + attempt.ttl_ms))
+
+    def giving_back(self, lease_id: str, how: End) -> Flow[SlotRequest, bool]:
+        """Release or withdraw."""
+        lease = self._lease(lease_id)
+        if lease is None:
+            return False
+        key = self._key_of(lease.pool)
+        steps = [Step(key, looking(self._slots)), Step(key, releasing(self._slots, lease_id))]
+        request = self.request(steps)
+        results = yield request
+        at = self.decided_at(request, results)
+        with self._lock:
+            pool = self._pool(lease.pool)
+            if pool is not None:
+                self._learn(pool, lease, MAX_SLOTS - results[0].remaining, results[1], at, how)
+                self._file(lease.pool, pool)
+        return bool(results[1])
+
+    def renewals(self, lease_ids: Iterable[str]) -> list[tuple[str, Step]]:
+        """For each lease of this limiter, the step that renews it."""
+        # As shadows: one that was lost does not keep the others from being renewed.
+        return [
+            (lease_id, Step(self._key_of(lease.pool), renewing(self._slots, lease_id), 1, True))
+            for lease_id in lease_ids
+            if (lease := self._lease(lease_id)) is not None
+        ]
+
+    def renewed(self, lease_id: str, decision: Decision) -> bool:
+        """Take down what the store answered to one of these."""
+        lease = self._lease(lease_id)
+        if not decision.allowed or lease is None:
+            return False
+        with self._lock:
+            pool = self._pool(lease.pool)
+            if pool is not None:
+                pool.in_flight = MAX_SLOTS - decision.remaining
+                self._expect(lease.pool, pool, decision.reset_at)
+                self._file(lease.pool, pool)
+        return True
+
+    @property
+    def is_due(self) -> bool:
+        """Whether somebody may have been lost."""
+        return bool(self._due) and self._due[0][0] <= self._store_now()
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedError(
-            "a ConcurrencyLimiter cannot be pickled or copied: its slots are counted in this "
-            "process; make one in the other, or ask a service for slots"
+            "a ConcurrencyLimiter cannot be pickled or copied: its ceiling is learned in this "
+            "process; make one in the other, on a store that both share, or ask a service for slots"
         )
 
     def __repr__(self) -> str:
         return f"<ConcurrencyLimiter {self.in_flight}/{self.limit} under {self.law!r}>"
 
-    def _take(self, key: str, ttl_ms: int | None) -> SlotGrant:
-        name = kept_key(require_key(key)) if self.per_key else ""
-        with self._lock:
-            now = self.clock.now()
-            self.leases.reclaim(now)
-            pool = self._pool(name)
-            if pool is None:
-                retry = self.lease_ttl_ms
-                return SlotGrant(Decision(False, self.law.max_limit, 0, now + retry, retry), None)
-            limit = pool.ceiling.limit
-            free = max(0, limit - pool.in_flight)
-            if not free:
-                retry = self._retry_ms(pool, now)
-                return SlotGrant(Decision(False, limit, free, now + retry, retry), None)
-            lease = self.leases.grant(self, name, now, ttl_ms)
-            pool.in_flight += 1
-            self._idle.pop(name, None)
-            self._busy[name] = pool
-            return SlotGrant(Decision(True, limit, free - 1, max(now, lease.expires_at), 0), lease)
+    def _admission(self, key: str, ttl_ms: int) -> Flow[SlotRequest, SlotGrant]:
+        attempt = self.attempt(key, ttl_ms)
+        if isinstance(attempt, SlotGrant):
+            return attempt
+        request = self.request([attempt.step])
+        results = yield request
+        return self.granted(attempt, results[0], self.decided_at(request, results))
 
-    def _pool(self, name: str | bytes) -> _Pool | None:
+    def _beat(self, lease_ids: Iterable[str]) -> Flow[SlotRequest, Heartbeat]:
+        wanted = list(dict.fromkeys(lease_ids))
+        return (yield from beating(wanted, lambda lease_id: self))
+
+    def _overdue(self) -> list[str]:
+        """The pools to look at."""
+        now = self._store_now()
+        names = set()
+        with self._lock:
+            while self._due and self._due[0][0] <= now:
+                _, name = heappop(self._due)
+                pool = self._busy.get(name) or self._idle.get(name)
+                if pool is not None and pool.due is not None and pool.due <= now:
+                    # Until it has been looked at, which may fail.
+                    pool.due = None
+                    self._expect(name, pool, now + self.lease_ttl_ms)
+                    names.add(name)
+        return list(names)
+
+    def _sweeping(self, names: Sequence[str]) -> Flow[SlotRequest, int]:
+        count = 0
+        for start in range(0, len(names), _SWEPT_AT_ONCE):
+            some = names[start : start + _SWEPT_AT_ONCE]
+            steps = []
+            for name in some:
+                key = self._key_of(name)
+                steps += [Step(key, reclaiming(self._slots)), Step(key, looking(self._slots))]
+            results = yield self.request(steps)
+            for place, name in enumerate(some):
+                count += self._swept(name, *results[2 * place : 2 * place + 2])
+        return count
+
+    def _swept(self, name: str, lost: int, look: Decision) -> int:
+        with self._lock:
+            pool = self._pool(name)
+            if pool is not None:
+                pool.in_flight = MAX_SLOTS - look.remaining
+                pool.due = None
+                if pool.in_flight:
+                    self._expect(name, pool, look.reset_at)
+                for _ in range(lost):
+                    pool.ceiling.drop()
+                self._file(name, pool)
+            self._reclaimed += lost
+        self.lost(lost)
+        return lost
+
+    def lost(self, count: int) -> None:
+        """Called with how many slots turned out to be lost. For subclasses."""
+
+    def _learn(
+        self, pool: _Pool, lease: LeaseId, in_flight: int, held: int, at: int, how: End
+    ) -> None:
+        pool.in_flight = in_flight - held
+        if not held or how is End.WITHDRAWN:
+            return
+        if how is End.DROPPED:
+            pool.ceiling.drop()
+            return
+        pool.rtt_ms = max(1, at - lease.granted_at)
+        pool.ceiling.sample(pool.rtt_ms, in_flight)
+
+    def _denial(self, decision: Decision, pool: _Pool | None) -> Decision:
+        """When a slot may be free: after as long as the last request took, or when the next lease
+        runs out, whichever comes first."""
+        guess = self.lease_ttl_ms if pool is None or pool.rtt_ms is None else pool.rtt_ms
+        retry = max(1, min(guess, decision.retry_after_ms))
+        reset_at = decision.reset_at - decision.retry_after_ms + retry
+        return Decision(False, decision.limit, decision.remaining, reset_at, retry)
+
+    def _store_now(self) -> int:
+        return self._now() + self._ahead_ms
+
+    def _key_of(self, pool: str) -> str:
+        return f"{self.prefix}:{pool}" if self.per_key else self.prefix
+
+    def _lease(self, lease_id: str) -> LeaseId | None:
+        """What a lease id says, if it can be one of this limiter."""
+        lease = LeaseId.of(lease_id)
+        if lease is None or lease.name != self.name or bool(lease.pool) != self.per_key:
+            return None
+        return lease
+
+    def _pool(self, name: str) -> _Pool | None:
         """The pool of a key; None if no more can be remembered, because all are in use."""
         pool = self._busy.get(name) or self._idle.get(name)
         if pool is None:
@@ -177,11 +448,46 @@ class ConcurrencyLimiter:
             pool = self._idle[name] = _Pool(self.law)
         return pool
 
-    def _retry_ms(self, pool: _Pool, now: int) -> int:
-        """When a slot may be free: after as long as the last request took, or at the next
-        deadline of a lease, whichever comes first."""
-        deadline = self.leases.next_deadline()
-        guess = self.lease_ttl_ms if pool.rtt_ms is None else pool.rtt_ms
-        if deadline is not None:
-            guess = min(guess, deadline - now)
-        return max(1, guess)
+    def _expect(self, name: str, pool: _Pool, deadline: int) -> None:
+        """Somebody in the pool may be lost from then on."""
+        if pool.due is not None and pool.due <= deadline:
+            return
+        pool.due = deadline
+        heappush(self._due, (deadline, name))
+        pools = len(self._busy) + len(self._idle)
+        if len(self._due) > 2 * pools + _SPARE:
+            every = (*self._busy.items(), *self._idle.items())
+            self._due = [(pool.due, name) for name, pool in every if pool.due is not None]
+            heapify(self._due)
+
+    def _file(self, name: str, pool: _Pool) -> None:
+        """Where it belongs: those in use are not forgotten."""
+        if pool.in_flight:
+            self._idle.pop(name, None)
+            self._busy[name] = pool
+        else:
+            self._busy.pop(name, None)
+            self._idle[name] = pool
+
+
+def beating(
+    lease_ids: Sequence[str], limiter_of: Callable[[str], ConcurrencyLimiter | None]
+) -> Flow[SlotRequest, Heartbeat]:
+    """Renew leases of several limiters on one store, in one call to it."""
+    asked: dict[str, tuple[ConcurrencyLimiter, Step]] = {}
+    for lease_id in lease_ids:
+        limiter = limiter_of(lease_id)
+        if limiter is not None:
+            for _, step in limiter.renewals([lease_id]):
+                asked[lease_id] = limiter, step
+    live: dict[str, int] = {}
+    if asked:
+        one = next(iter(asked.values()))[0]
+        request = one.request([step for _, step in asked.values()])
+        results = yield request
+        one.decided_at(request, results)
+        for (lease_id, (limiter, _)), decision in zip(asked.items(), results, strict=False):
+            if limiter.renewed(lease_id, decision):
+                live[lease_id] = decision.reset_at
+    gone = [lease_id for lease_id in lease_ids if lease_id not in live]
+    return Heartbeat(list(live), gone, min(live.values(), default=0))

@@ -1,31 +1,27 @@
-"""SlotLeases: who holds slots, and until when.
+"""What holds a slot: leases with their ids, and blocks of code.
 
-A slot that is held from outside the process comes back when its holder says so, or when its lease
-has run out: a holder that died says nothing. A heartbeat renews a lease; ending one twice is the
-same as once. A slot held within the process needs no deadline and has none.
+A lease id is the id of its slot in the store, and names the limiter and the pool that the slot is
+of, so that any process which shares the store can renew it or give it back. It also says when the
+slot was taken. None of this can be made up: the id as a whole is what the store knows, and part of
+it is random.
 
-One table may serve several limiters, so that a lease is found by its id alone. Its lock guards the
-limiters' counts as well: granting, ending and reclaiming are one step for everyone.
-
-A slot as a context manager, sync and async.
-
-What the body does decides what is learned: left normally, the time it took is a sample; left by a
-timeout, the request counts as dropped and the ceiling contracts; left by any other exception it
-says nothing about the load, and nothing is learned. `drop()` makes any of them count as dropped.
+A slot as a context manager, sync and async. What the body does decides what is learned: left
+normally, the time it took is a sample; left by a timeout, the request counts as dropped and the
+ceiling contracts; left by any other exception it says nothing about the load, and nothing is
+learned. `drop()` makes any of them count as dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import secrets
-import threading
-from collections.abc import Iterable
+import os
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 from enum import Enum
-from heapq import heapify, heappop, heappush
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..core._decision import Decision
 from ..core._errors import RateLimitExceededError
@@ -34,40 +30,68 @@ if TYPE_CHECKING:
     from ._limiter import ConcurrencyLimiter
 
 
-__all__ = ["End", "Heartbeat", "Slot", "SlotLease", "SlotLeases"]
+__all__ = ["LONGEST_ID", "LONGEST_POOL", "End", "Heartbeat", "LeaseId", "Slot", "SlotLease"]
 
+LONGEST_POOL = 128
+"""The name of a pool in bytes; what stands for a longer key has just as many."""
 
-_SPARE = 64
+LONGEST_NAME = 64
+"""The name of a limiter in bytes."""
+
+LONGEST_ID = 320
+"""A lease id in characters."""
+
+_ID = re.compile(r"s[0-9a-f]{24}\.([0-9a-f]{1,12})\.([A-Za-z0-9_-]*)\.([A-Za-z0-9_-]*)")
 
 
 class End(Enum):
-    """How a lease came to its end."""
+    """How a slot came back, if not by itself."""
 
     RELEASED = "released"
     DROPPED = "dropped"
-    RECLAIMED = "reclaimed"
     WITHDRAWN = "withdrawn"
 
 
-class Holder(Protocol):
-    """Where slots come from; told, under the table's lock, how each of its leases ended."""
+class LeaseId(NamedTuple):
+    """What a lease id says: of which limiter and which of its pools the slot is, and when it was
+    taken."""
 
-    def ended(self, lease: SlotLease, now: int, how: End) -> None: ...
+    name: str
+    pool: str
+    granted_at: int
+
+    def new(self) -> str:
+        """An id that cannot be guessed: whoever knows it can give the slot back."""
+        parts = f"s{os.urandom(12).hex()}", f"{self.granted_at:x}", *map(_coded, self[:2])
+        return ".".join(parts)
+
+    @classmethod
+    def of(cls, lease_id: str) -> LeaseId | None:
+        """None if it is no lease id."""
+        found = _ID.fullmatch(lease_id)
+        if found is None:
+            return None
+        try:
+            return cls(_decoded(found[2]), _decoded(found[3]), int(found[1], 16))
+        except ValueError:
+            return None
 
 
-@dataclass(slots=True)
+def _coded(text: str) -> str:
+    return urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def _decoded(text: str) -> str:
+    return urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
+
+
+@dataclass(frozen=True, slots=True)
 class SlotLease:
-    """A slot of `holder`, taken at `granted_at` and known by `id`.
-
-    `key` is what the holder remembers the key by. It runs out at `expires_at`, which each heartbeat
-    moves to `ttl_ms` from then; without a `ttl_ms` it has no deadline.
-    """
+    """A slot that was taken at `granted_at` and is known by `id`. It runs out at `expires_at`,
+    unless a heartbeat renews it."""
 
     id: str
-    holder: Holder
-    key: str | bytes
     granted_at: int
-    ttl_ms: int | None
     expires_at: int
 
 
@@ -80,88 +104,6 @@ class Heartbeat:
     live_ids: list[str]
     reclaimed_ids: list[str]
     next_deadline: int
-
-
-class SlotLeases:
-    """All leases that are held, by id and by deadline."""
-
-    def __init__(self) -> None:
-        self.lock: threading.RLock = threading.RLock()
-        self._held: dict[str, SlotLease] = {}
-        # Deadlines, some of them stale: a lease that was renewed or ended is noticed when its old
-        # deadline comes up.
-        self._due: list[tuple[int, str]] = []
-
-    def grant(self, holder: Holder, key: str | bytes, now: int, ttl_ms: int | None) -> SlotLease:
-        """A new lease, under an id that cannot be guessed."""
-        with self.lock:
-            # Who knows the id can end the lease, so it must not be guessed.
-            lease_id = secrets.token_urlsafe(16)
-            expires_at = 0 if ttl_ms is None else now + ttl_ms
-            lease = SlotLease(lease_id, holder, key, now, ttl_ms, expires_at)
-            self._held[lease_id] = lease
-            if ttl_ms is not None:
-                heappush(self._due, (expires_at, lease_id))
-                self._tidy()
-            return lease
-
-    def end(self, lease_id: str, now: int, how: End) -> bool:
-        """End a lease and tell its holder; False if it is not, or no longer, held."""
-        with self.lock:
-            self.reclaim(now)
-            lease = self._held.pop(lease_id, None)
-            if lease is None:
-                return False
-            lease.holder.ended(lease, now, how)
-            return True
-
-    def renew(self, lease_ids: Iterable[str], now: int) -> Heartbeat:
-        """Move deadlines to a full term from `now`. What has run out by now is reclaimed first."""
-        live: dict[str, int] = {}
-        gone: list[str] = []
-        with self.lock:
-            self.reclaim(now)
-            for lease_id in dict.fromkeys(lease_ids):
-                lease = self._held.get(lease_id)
-                if lease is None:
-                    gone.append(lease_id)
-                    continue
-                if lease.ttl_ms is not None:
-                    # Never earlier than promised, not even when the clock went back.
-                    lease.expires_at = max(lease.expires_at, now + lease.ttl_ms)
-                live[lease_id] = lease.expires_at
-        return Heartbeat(list(live), gone, min(filter(None, live.values()), default=0))
-
-    def reclaim(self, now: int) -> int:
-        """End every lease whose deadline has come, and tell its holder. Returns how many."""
-        count = 0
-        with self.lock:
-            while self._due and self._due[0][0] <= now:
-                _, lease_id = heappop(self._due)
-                lease = self._held.get(lease_id)
-                if lease is None:
-                    continue
-                if lease.expires_at > now:
-                    heappush(self._due, (lease.expires_at, lease_id))
-                    continue
-                del self._held[lease_id]
-                lease.holder.ended(lease, now, End.RECLAIMED)
-                count += 1
-        return count
-
-    def next_deadline(self) -> int | None:
-        """No lease runs out before this instant; None if none ever will."""
-        with self.lock:
-            return self._due[0][0] if self._due else None
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def _tidy(self) -> None:
-        """Drop the deadlines of ended leases once they outnumber the others."""
-        if len(self._due) > 2 * len(self._held) + _SPARE:
-            self._due = [due for due in self._due if due[1] in self._held]
-            heapify(self._due)
 
 
 # Three names for one thing from Python 3.11 on, three things before.

@@ -178,18 +178,14 @@ class Policies(Mapping[str, PolicySpec]):
         ]
 
     def has_fail_mode(self, mode: str, default: str) -> bool:
-        """Whether one that asks a store fails so. `default` is for those that say nothing."""
+        """Whether one of them fails so. `default` is for those that say nothing."""
         for text in set(self._texts.values()):
             if mode != default and f'"{mode}"' not in text:
                 continue
             fields = json.loads(text)
-            if fields.get("fail", default) == mode and not fields.keys().isdisjoint(_STORED):
+            if fields.get("fail", default) == mode:
                 return True
         return False
-
-
-# The axes that are kept in a store: a policy without them has slots alone.
-_STORED = ("strategy", "token_budget", "tokenBudget", "limits")
 
 
 def _text_of(held: Any) -> str:
@@ -214,9 +210,7 @@ def has_fail_mode(policies: Mapping[str, PolicySpec], mode: str, default: str) -
     """Whether a policy answers by this fail mode while its store is away."""
     if isinstance(policies, Policies):
         return policies.has_fail_mode(mode, default)
-    return any(
-        (spec.fail or default) == mode and spec.kind != "admission" for spec in policies.values()
-    )
+    return any((spec.fail or default) == mode for spec in policies.values())
 
 
 def _prefix(top: Fields) -> str:

@@ -32,6 +32,7 @@ from ._transform import (
     charging,
     checking,
     pausing,
+    queueing,
     refunding,
     releasing,
     renewing,
@@ -46,6 +47,7 @@ __all__ = [
     "Charge",
     "Part",
     "areserved",
+    "new_id",
     "pauses",
     "require_until",
     "require_wait",
@@ -144,6 +146,30 @@ class Charge:
         if not steps:
             return False
         return self.renewed(await self._store.aapply_all(steps, self._now()), asked_at)
+
+    def keep_renewed(self, on_lost: Callable[[Charge], object] | None = None) -> Charge:
+        """Renew it in the background until it is settled or lost: a thread renews all charges of
+        this process that are kept, those on one store in one call. `on_lost` is called, in that
+        thread, when it cannot be counted on any more. Returns the charge itself."""
+        from ._renewing import keep
+
+        keep(self._require_held(), on_lost)
+        return self
+
+    def akeep_renewed(self, on_lost: Callable[[Charge], object] | None = None) -> Charge:
+        """The same by a task of the running event loop, with a store that is awaited."""
+        from ._renewing import keep_on_loop
+
+        keep_on_loop(self._require_held(), on_lost)
+        return self
+
+    def _require_held(self) -> Charge:
+        if self._ttl_ms is None or not self.is_open:
+            reject(
+                "only a charge that holds slots can be kept renewed, and this one holds none; look "
+                "at charge.allowed first"
+            )
+        return self
 
     def renewals(self) -> list[Step]:
         """What to ask the store in order to renew it; those of several charges may go together."""
@@ -321,12 +347,13 @@ def reserved(
     parts: Sequence[Part],
     max_wait_ms: int,
     answer: Answer,
-    also: Sequence[Step] = (),
+    waiter_id: str = "",
 ) -> Charge:
-    """Take what the parts cost, all or nothing, and hold it. `also` is done with it, where the
-    parts admit it."""
-    at, asked_at, slot_id = now(), time.monotonic(), _new_id(parts)
-    results = store.apply_all(_taking(store, parts, max_wait_ms, slot_id, also), at)
+    """Take what the parts cost, all or nothing, and hold it. A `waiter_id` asks for a slot in turn
+    with the others that wait for it, and is its id then."""
+    at, asked_at, slot_id = now(), time.monotonic(), waiter_id or new_id(parts)
+    taking = _queueing if waiter_id else _taking
+    results = store.apply_all(taking(store, parts, max_wait_ms, slot_id), at)
     return _charge(store, now, parts, results, at, answer, slot_id, asked_at)
 
 
@@ -336,17 +363,20 @@ async def areserved(
     parts: Sequence[Part],
     max_wait_ms: int,
     answer: Answer,
-    also: Sequence[Step] = (),
+    waiter_id: str = "",
+    *,
     slot_id: str = "",
+    also: Sequence[Step] = (),
 ) -> Charge:
-    """The awaitable twin of `reserved`. `slot_id` is under what slots are held; by default, a new
-    one."""
-    at, asked_at, slot_id = now(), time.monotonic(), slot_id or _new_id(parts)
-    results = await store.aapply_all(_taking(store, parts, max_wait_ms, slot_id, also), at)
+    """The awaitable twin of `reserved`. `slot_id` is under what slots are held, by default a new
+    one. `also` is done in the same step, where the parts admit it."""
+    at, asked_at, slot_id = now(), time.monotonic(), waiter_id or slot_id or new_id(parts)
+    taking = _queueing if waiter_id else _taking
+    results = await store.aapply_all(taking(store, parts, max_wait_ms, slot_id, also), at)
     return _charge(store, now, parts, results, at, answer, slot_id, asked_at)
 
 
-def _new_id(parts: Sequence[Part]) -> str:
+def new_id(parts: Sequence[Part]) -> str:
     """For what is held; it begins with a letter, so that nobody takes it for a number."""
     if not any(part.strategy.is_held for part in parts):
         return ""
@@ -354,24 +384,44 @@ def _new_id(parts: Sequence[Part]) -> str:
 
 
 def _taking(
-    store: Store, parts: Sequence[Part], max_wait_ms: int, slot_id: str, also: Sequence[Step]
+    store: Store, parts: Sequence[Part], max_wait_ms: int, slot_id: str, also: Sequence[Step] = ()
 ) -> list[Step]:
     steps = []
     for part in parts:
         strategy = part.strategy
         transform: Any = checking(strategy)
         if strategy.is_held and part.cost:
-            if part.cost != 1:
-                reject(f"a charge holds one slot of {part.name or strategy!r}, not {part.cost}")
+            _require_one(part)
             transform = taking(strategy, slot_id)
         elif max_wait_ms and strategy.books_ahead and part.cost:
             transform = booking(strategy, max_wait_ms)
         steps.append(Step(part.key, transform, part.cost, part.shadow))
-    steps.extend(also)
-    if store.reads_own_clock and parts:
-        # By whose clock it was charged is by whose it is given back.
-        steps.append(Step(parts[0].key, telling(parts[0].strategy), 1))
-    return steps
+    return [*steps, *also, *_tells(store, parts)]
+
+
+def _queueing(
+    store: Store,
+    parts: Sequence[Part],
+    _max_wait_ms: int,
+    slot_id: str,
+    also: Sequence[Step] = (),
+) -> list[Step]:
+    (part,) = parts
+    _require_one(part)
+    step = Step(part.key, queueing(part.strategy, slot_id), 1, shadow=True)
+    return [step, *also, *_tells(store, parts)]
+
+
+def _require_one(part: Part) -> None:
+    if part.cost != 1:
+        reject(f"a charge holds one slot of {part.name or part.strategy!r}, not {part.cost}")
+
+
+def _tells(store: Store, parts: Sequence[Part]) -> list[Step]:
+    """By whose clock it was charged is by whose it is given back."""
+    if not store.reads_own_clock or not parts:
+        return []
+    return [Step(parts[0].key, telling(parts[0].strategy), 1)]
 
 
 def _charge(

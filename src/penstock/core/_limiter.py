@@ -19,18 +19,28 @@ only knows it weakly. Stores that are other objects over the same server cannot 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
 from .._queueing import Mutex
-from ._charges import Charge, Part, areserved, pauses, require_until, require_wait, reserved
+from ._charges import (
+    Charge,
+    Part,
+    areserved,
+    new_id,
+    pauses,
+    require_until,
+    require_wait,
+    reserved,
+)
 from ._clock import Clock, ManualClock, SystemClock, require_clock
 from ._decision import Decision, Forecast
-from ._errors import UnsupportedError
+from ._errors import PenstockError, UnsupportedError
 from ._store import MadeBy, Store, require_store
 from ._strategy import Strategy
-from ._transform import checking, forecasting, peeking
+from ._transform import Step, checking, forecasting, peeking, releasing
 from ._validation import (
     MAX_KEY_BYTES,
     key_lead,
@@ -176,6 +186,9 @@ _ONE = 1
 
 class Limiter(OnStore):
     """Checks keys against one strategy. Made by `rate_limit`; safe to share between threads."""
+
+    decides_in_store: bool = True
+    """Whether every check is one step of the store, which may be asked together with others."""
 
     @property
     def answers_at_once(self) -> bool:
@@ -336,6 +349,11 @@ class Limiter(OnStore):
     def __repr__(self) -> str:
         return f"<Limiter {self.strategy!r} on {self.store!r}, prefix={self.prefix!r}>"
 
+    def step(self, key: str, cost: int = 1) -> Step:
+        """What `check` asks of the store, for those who ask several things at once; at a cost of
+        0, how the key stands."""
+        return Step(self._lead + require_key(key), self._check, cost)
+
     def _parts(self, key: str, cost: int) -> list[Part]:
         return [Part("", self._name(key, cost), self.strategy, cost)]
 
@@ -387,30 +405,54 @@ class SlotLimiter(Limiter):
     def acquire(  # type: ignore[override]
         self, key: str, cost: int = 1, timeout: float | None = None
     ) -> Charge:
-        """Wait for a slot, in turn with the others here that wait for this key."""
-        charge: Charge = acquire(
-            self._queues,
-            key,
-            self._waiting_clock,
-            self._admissible(key, cost, timeout),
-            lambda: self.reserve(key, cost),
-            lambda: self.peek(key),
-        )
-        return charge
+        """Wait for a slot, in turn with the others that wait for this key: in the order in which
+        they came here, and of those who share the store in the order in which they began to ask."""
+        parts = self._parts(key, cost)
+        waiter_id, charge = new_id(parts), None
+        timeout_ms = self._admissible(key, cost, timeout)
+        try:
+            charge = acquire(
+                self._queues,
+                key,
+                self._waiting_clock,
+                timeout_ms,
+                lambda: reserved(self.store, self._now, parts, 0, _the_one, waiter_id),
+                lambda: self.peek(key),
+            )
+        finally:
+            if charge is None:
+                # Else the others would wait for this one until its ticket is over.
+                with suppress(PenstockError):
+                    self.store.apply_all(_leaving(parts, waiter_id), self._now())
+        held: Charge = charge
+        return held
 
     async def aacquire(  # type: ignore[override]
         self, key: str, cost: int = 1, timeout: float | None = None
     ) -> Charge:
         """The awaitable twin of `acquire`. Cancelling it leaves the queue."""
-        charge: Charge = await aacquire(
-            self._queues,
-            key,
-            self._waiting_clock,
-            self._admissible(key, cost, timeout),
-            lambda: self.areserve(key, cost),
-            lambda: self.apeek(key),
-        )
+        parts = self._parts(key, cost)
+        waiter_id = new_id(parts)
+        timeout_ms = self._admissible(key, cost, timeout)
+        try:
+            charge: Charge = await aacquire(
+                self._queues,
+                key,
+                self._waiting_clock,
+                timeout_ms,
+                lambda: areserved(self.store, self._now, parts, 0, _the_one, waiter_id),
+                lambda: self.apeek(key),
+            )
+        except Exception:
+            with suppress(PenstockError):
+                await self.store.aapply_all(_leaving(parts, waiter_id), self._now())
+            raise
         return charge
+
+
+def _leaving(parts: Sequence[Part], waiter_id: str) -> list[Step]:
+    """What a waiter asks who gives up."""
+    return [Step(part.key, releasing(part.strategy, waiter_id)) for part in parts]
 
 
 def refuse_check(name: str, *_arguments: Any, **_named: Any) -> NoReturn:

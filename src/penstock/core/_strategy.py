@@ -309,16 +309,24 @@ class Strategy(ABC):
 
     def take(self, state: Any, now: int, slot_id: str) -> Outcome[Decision]:
         """Hold something under an id, or go on holding it. For strategies that are held, as are the
-        two that follow."""
+        four that follow."""
         raise self._lacks("take", "(state, now, slot_id)")
 
+    def queue_up(self, state: Any, now: int, slot_id: str) -> Outcome[Decision]:
+        """Hold something if it is one's turn; a denial keeps the caller's place in the queue."""
+        raise self._lacks("queue_up", "(state, now, slot_id)")
+
     def renew(self, state: Any, now: int, slot_id: str) -> Outcome[Decision]:
-        """Go on holding it; denied if that is over."""
+        """Go on holding it, until the `reset_at` of the decision; denied if that is over."""
         raise self._lacks("renew", "(state, now, slot_id)")
 
     def release(self, state: Any, now: int, slot_id: str) -> Outcome[int]:
         """Give it back; the result is 1 if it was held, else 0."""
         raise self._lacks("release", "(state, now, slot_id)")
+
+    def reclaim(self, state: Any, now: int) -> Outcome[int]:
+        """How many were not given back in time, since this was last asked."""
+        raise self._lacks("reclaim", "(state, now)")
 
     def pause(self, state: Any, now: int, until_ms: int) -> Outcome[None]:
         """Admit nothing before `until_ms`."""

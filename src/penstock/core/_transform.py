@@ -43,6 +43,8 @@ __all__ = [
     "looking",
     "pausing",
     "peeking",
+    "queueing",
+    "reclaiming",
     "refunding",
     "releasing",
     "renewing",
@@ -225,6 +227,12 @@ def taking(strategy: Strategy, slot_id: str) -> Transform[Decision]:
     return transform
 
 
+def queueing(strategy: Strategy, slot_id: str) -> Transform[Decision]:
+    """The transform that holds a slot in turn. A denial is written too, so it has to be a shadow;
+    beside other limits, it would let them be charged."""
+    return _holding(strategy, "queue_up", strategy.queue_up, slot_id)
+
+
 def renewing(strategy: Strategy, slot_id: str) -> Transform[Decision]:
     """The transform that goes on holding a slot."""
     return _holding(strategy, "renew", strategy.renew, slot_id)
@@ -254,6 +262,15 @@ def releasing(strategy: Strategy, slot_id: str) -> Transform[int]:
     transform = Transform(strategy, "release", run, lambda _now, _retry_after_ms: 0)
     transform.argument = slot_id
     return transform
+
+
+def reclaiming(strategy: Strategy) -> Transform[int]:
+    """The transform that counts the slots that were not given back."""
+
+    def run(state: Any, now: int, _cost: int) -> Outcome[int]:
+        return strategy.reclaim(state, now)
+
+    return Transform(strategy, "reclaim", run, lambda _now, _retry_after_ms: 0)
 
 
 def _is_booked(result: Booking) -> bool:

@@ -215,6 +215,8 @@ def require_batch(batch: int | AdaptiveBatch, low_water: int) -> None:
 class TwoTierLimiter(Refilling, Limiter):
     """Spends leased credits here and goes to the store for more. Made by `two_tier`."""
 
+    decides_in_store: bool = False
+
     @property
     def answers_at_once(self) -> bool:
         """No: a task may have a lease under way, and waiting for it would block the task's loop."""

@@ -142,7 +142,13 @@ class Charges:
         denied."""
         record = Step(self._record(terms), _TAKE)
         charge = await areserved(
-            self._store, self._now, parts, max_wait_ms, answer, [record], terms.slot_id
+            self._store,
+            self._now,
+            parts,
+            max_wait_ms,
+            answer,
+            slot_id=terms.slot_id,
+            also=[record],
         )
         if not charge.allowed:
             return charge, ""

@@ -8,13 +8,15 @@ belongs to one event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..admission import Admission, AxisRequest
-from ..concurrency import Heartbeat
-from ..concurrency._slots import End
+from ..concurrency import ConcurrencyLimiter, Heartbeat
+from ..concurrency._limiter import SlotRequest, beating
+from ..concurrency._slots import LONGEST_ID, End, LeaseId
 from ..config._model import DEFAULT_FILE, FAIL_MODES, PolicyFile
 from ..core._charges import Part
 from ..core._clock import Clock, SystemClock
@@ -33,6 +35,7 @@ from ..core._validation import (
 )
 from ..leasing import TwoTierLimiter
 from ..stores._opening import open_store
+from ..stores.memory import MemoryStore
 from ._charges import ChargedUnits, Charges, ChargeTerms, read_charge_id
 from ._fail_modes import Guard, Readiness, readiness, trouble_of
 from ._fleet import CreditLease
@@ -68,7 +71,6 @@ MAX_BYTES = 256 << 20
 _log = logging.getLogger("penstock.service")
 
 _SWEEP_EVERY_S = 0.25
-_MAX_LEASE_ID = 64
 
 
 class Reservation(NamedTuple):
@@ -110,7 +112,9 @@ class Service:
         self.metrics: Metrics = Metrics()
         self.reload_error = ""
         self._full_before = 0
-        self._site = Site(store, self.clock, self.fail, self.metrics, grown=grown)
+        # A table in this process may have to forget keys; slots have one that does not.
+        slots = MemoryStore(clock=self.clock) if store.answers_at_once else store
+        self._site = Site(store, slots, self.clock, self.fail, self.metrics, grown=grown)
         self._table = PolicyTable(file, self._site)
         for _ in self._table.taking_over():
             pass
@@ -187,11 +191,12 @@ class Service:
         entry = self._table[policy]
         flow = entry.admission().flow(key, cost)
 
-        async def serve(ask: AxisRequest) -> Decision:
+        async def serve(ask: SlotRequest | AxisRequest) -> Any:
             try:
                 return await ask.later()
             except Exception as error:
-                return entry.guard.decision(error, (key,), ask.amount or 1)
+                amount = ask.amount if isinstance(ask, AxisRequest) else cost
+                return entry.guard.decision(error, (key,), amount or 1)
 
         admission = await adrive(flow, serve)
         entry.tally.count(admission.decision.allowed)
@@ -199,14 +204,48 @@ class Service:
 
     async def release(self, lease_id: str, dropped: bool = False) -> None:
         """Give back what an admission holds. Idempotent: an unknown lease is no error."""
-        _lease_id(lease_id)
+        entry = self._entry_of(_lease_id(lease_id))
+        if entry is None:
+            return
         how = End.DROPPED if dropped else End.RELEASED
-        self._site.leases.end(lease_id, self.clock.now(), how)
+        try:
+            await adrive(entry.admission().concurrency.giving_back(lease_id, how), _later)
+        except Exception as error:
+            # It comes back by itself, when its lease runs out.
+            entry.guard.decision(error, (lease_id,), 1)
 
     async def heartbeat(self, lease_ids: Iterable[str]) -> Heartbeat:
         """Renew leases; at most MAX_BATCH. Those that are not live are told as reclaimed."""
         wanted = [_lease_id(lease_id) for lease_id in _bounded("lease_ids", lease_ids)]
-        return self._site.leases.renew(wanted, self.clock.now())
+        wanted = list(dict.fromkeys(wanted))
+        try:
+            return await adrive(beating(wanted, self._slots_of), _later)
+        except Exception as error:
+            return self._unbeaten(wanted, error)
+
+    def _unbeaten(self, lease_ids: list[str], error: Exception) -> Heartbeat:
+        """While the store is away, the fail mode of each policy says whether its leases live."""
+        live: dict[str, int] = {}
+        for policy in dict.fromkeys(map(_policy_of, lease_ids)):
+            own = [lease_id for lease_id in lease_ids if _policy_of(lease_id) == policy]
+            entry = self._entry_of(own[0])
+            if entry is not None and entry.guard.decision(error, own, 1).allowed:
+                ttl_ms = entry.admission().concurrency.lease_ttl_ms
+                live.update(dict.fromkeys(own, self.clock.now() + ttl_ms))
+        gone = [lease_id for lease_id in lease_ids if lease_id not in live]
+        return Heartbeat(list(live), gone, min(live.values(), default=0))
+
+    def _entry_of(self, lease_id: str) -> Entry | None:
+        """The policy whose slot it is, if it can be one's."""
+        policy = _policy_of(lease_id)
+        if policy is None or policy not in self._table.file.policies:
+            return None
+        entry = self._table[policy]
+        return None if entry.control is None else entry
+
+    def _slots_of(self, lease_id: str) -> ConcurrencyLimiter | None:
+        entry = self._entry_of(lease_id)
+        return None if entry is None else entry.admission().concurrency
 
     def judge(self, policy: str, attributes: Attributes, cost: int = 1) -> Judged:
         """The verdict of the limits of a policy, without a coroutine where nothing has to be waited
@@ -461,10 +500,15 @@ class Service:
         await self.store.aclose()
 
     async def _sweep(self) -> None:
-        """Reclaim leases while nobody asks: their drops should count when they happen."""
+        """Look for leases that have run out while nobody asks: their drops should count when they
+        happen."""
         while True:
             await asyncio.sleep(_SWEEP_EVERY_S)
-            self._site.leases.reclaim(self.clock.now())
+            for limiter in list(self._site.limiters):
+                if limiter.is_due:
+                    # While the store is away there is nothing to be learned.
+                    with contextlib.suppress(Exception):
+                        await limiter.asweep()
 
     def _inline_policies(self, prefix: str) -> InlinePolicies:
         store = self.store.another(clock=self.clock)
@@ -569,8 +613,17 @@ def _bounded(name: str, values: Iterable[str]) -> list[str]:
     return listed
 
 
+async def _later(request: SlotRequest) -> list[Any]:
+    return await request.later()
+
+
+def _policy_of(lease_id: str) -> str | None:
+    lease = LeaseId.of(lease_id)
+    return None if lease is None else lease.name
+
+
 def _lease_id(lease_id: object) -> str:
     # The empty one is what a denied caller holds: unknown, as any other that has ended.
-    if not isinstance(lease_id, str) or len(lease_id) > _MAX_LEASE_ID:
+    if not isinstance(lease_id, str) or len(lease_id) > LONGEST_ID:
         reject("a lease id is the text that admit answered with")
     return lease_id

@@ -22,11 +22,11 @@ __all__ = [
     "BUCKETS_S",
     "MAX_GONE",
     "REMOVED",
+    "GrpcReplies",
     "Histogram",
     "HistogramSnapshot",
     "Metrics",
     "MetricsSnapshot",
-    "Replies",
     "Tally",
     "folding",
     "policy_in",
@@ -113,7 +113,7 @@ def folding(tallies: dict[str, Tally], gone: dict[str, None]) -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Replies:
+class GrpcReplies:
     """What the gRPC server has answered: by the name of the status, and how many calls it turned
     away because there were too many."""
 
@@ -206,7 +206,7 @@ class Metrics:
         self._latency: dict[str, Histogram] = {}
         self._stores = _Stores()
         self.reloads: dict[str, int] = {"ok": 0, "failed": 0}
-        self.grpc: Replies = Replies()
+        self.grpc: GrpcReplies = GrpcReplies()
 
     def tally(self, policy: str) -> Tally:
         """The counts of a policy, or of one of its limits, made on first use."""

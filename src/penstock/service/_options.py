@@ -9,7 +9,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..config import DEFAULT_FILE, PolicyFile, load_policy_file, names_with
+from ..config import DEFAULT_FILE, PolicyFile, load_policy_file
 from ..config._loading import import_modules
 from ..core._files import read_ascii
 from ..core._validation import reject, require_choice, require_int
@@ -152,12 +152,6 @@ class ServeOptions:
             reject(
                 f"{self.workers} workers on memory:// would each keep their own counts; share "
                 "them with --store redis://HOST:6379, or use --workers 1"
-            )
-        slots = names_with(file.policies, "concurrency")
-        if slots:
-            reject(
-                f"policy {slots[0]!r} holds slots, which live in one process: a slot taken from "
-                "one worker could not be given back to another; use --workers 1"
             )
 
 

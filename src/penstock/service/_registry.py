@@ -21,12 +21,11 @@ from difflib import get_close_matches
 from functools import cached_property, partial
 from itertools import islice
 from typing import Any
+from weakref import WeakSet
 
 from .._rate_limit import rate_limit
 from ..admission import AdmissionControl
-from ..concurrency import ConcurrencyLimiter, Law, SlotLeases
-from ..concurrency._slots import End
-from ..concurrency._slots import SlotLease as SlotLease
+from ..concurrency import ConcurrencyLimiter, Law
 from ..config import has_fail_mode, in_words, names_with
 from ..config._model import ConcurrencySpec, PolicyFile, PolicySpec, SeveralSpec, form_of
 from ..config._policies import Policies
@@ -190,14 +189,16 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What all policies of a service stand on. `grown` is called now and then, when much has been
-    made that stays."""
+    """What all policies of a service stand on: the store, that of the slots, which is the same one
+    unless it is in this process, and the limiters of slots that are at work. `grown` is called now
+    and then, when much has been made that stays."""
 
     store: Store
+    slots: Store
     clock: Clock
     fail: str
     metrics: Metrics
-    leases: SlotLeases = field(default_factory=SlotLeases)
+    limiters: WeakSet[ConcurrencyLimiter] = field(default_factory=WeakSet)
     outages: Outages = field(default_factory=Outages)
     grown: Callable[[], None] = lambda: None
 
@@ -276,15 +277,18 @@ class PolicyTable:
 
     def slots(self) -> dict[str, dict[str, int]]:
         """How the slots of each policy that has some stand."""
-        held = {name: entry for name, entry in self.entries.items() if entry.control is not None}
-        return {
-            name: {
-                "limit": entry.admission().concurrency.limit,
-                "in_flight": entry.admission().concurrency.in_flight,
-                "reclaimed": entry.tally.reclaimed,
-            }
-            for name, entry in held.items()
-        }
+        held: dict[str, dict[str, int]] = {}
+        for name, entry in self.entries.items():
+            if entry.control is not None:
+                slots = entry.control.concurrency
+                # Looking at them may turn out some to be lost.
+                in_flight = slots.in_flight
+                held[name] = {
+                    "limit": slots.limit,
+                    "in_flight": in_flight,
+                    "reclaimed": entry.tally.reclaimed,
+                }
+        return held
 
     def own_stores(self) -> Iterator[tuple[str, Store]]:
         """Tables in this process that one policy has to itself, by kind."""
@@ -442,15 +446,21 @@ class _Builder:
         old = self.before.get(spec.name)
         if old is not None and old.control is not None and old.spec.concurrency == slots:
             return old.control.concurrency
-        return _Slots(
+        store = self.site.slots
+        made = _Slots(
             tally,
             slots.law,
             lease_ttl_ms=slots.lease_ttl_ms,
             per_key=slots.per_key,
             max_keys=slots.max_keys,
-            clock=self.site.clock,
-            leases=self.site.leases,
+            clock=None if store.reads_own_clock else self.site.clock,
+            store=store,
+            # Whatever the law and its bounds are: those who hold slots hold them of this policy.
+            prefix=joined(self.prefix, spec.name, "slots"),
+            name=spec.name,
         )
+        self.site.limiters.add(made)
+        return made
 
 
 class _Slots(ConcurrencyLimiter):
@@ -460,10 +470,8 @@ class _Slots(ConcurrencyLimiter):
         super().__init__(law, **options)
         self._tally = tally
 
-    def ended(self, lease: SlotLease, now: int, how: End) -> None:
-        super().ended(lease, now, how)
-        if how is End.RECLAIMED:
-            self._tally.reclaimed += 1
+    def lost(self, count: int) -> None:
+        self._tally.reclaimed += count
 
 
 def _lessors(

@@ -26,7 +26,7 @@ from typing import Any
 
 from ._inline import INLINE
 from ._metrics import REMOVED, Tally, folding, policy_in
-from .http._pages import policy_lines
+from .http._pages import SHARED_GAUGES, policy_lines
 
 __all__ = ["Channel", "Counted", "Totals", "added", "counters_of"]
 
@@ -141,7 +141,8 @@ class Totals:
 
 
 def added(texts: Iterable[str]) -> str:
-    """One exposition from several: equal samples are summed, descriptions stay where they were."""
+    """One exposition from several: equal samples are summed, but for what all of them tell of the
+    same thing, of which the largest counts. Descriptions stay where they were."""
     totals: dict[str, int | float] = {}
     families: dict[str, list[str]] = {}
     for family, line in (line for text in texts for line in _lines(text)):
@@ -154,7 +155,11 @@ def added(texts: Iterable[str]) -> str:
         if sample not in totals:
             totals[sample] = 0
             lines.append(sample)
-        totals[sample] += int(value) if value.isdecimal() else float(value)
+        number = int(value) if value.isdecimal() else float(value)
+        if family in SHARED_GAUGES:
+            totals[sample] = max(totals[sample], number)
+        else:
+            totals[sample] += number
     merged = (
         line if line.startswith("#") else f"{line} {totals[line]!r}"
         for lines in families.values()

@@ -9,16 +9,27 @@ Slots are taken, renewed and given back by id, which a bare `check` does not hav
 for by `reserve` and `acquire`, whose `Charge` knows its id. To take a slot that one holds already,
 or to give it back twice, changes nothing: a call whose reply was lost may be repeated.
 
+Those who wait for a slot have tickets, numbered in the order in which they came, each good for a
+moment: `queue_up` takes a slot if more are free than wait before the caller, and else keeps its
+ticket good. A waiter that dies loses its place with its ticket. `take` asks without a ticket, and
+waits for nobody.
+
 The expiry of a slot never moves back. A clock that goes back finds slots held for longer.
+
+Slots that nobody gave back in time are counted when they are forgotten, until somebody asks:
+`reclaim` tells each of them once, to one of all who share the store. So the state is kept for a
+minute longer than a slot is held.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from bisect import bisect_right
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..core._decision import Decision, Forecast, Outcome
 from ..core._errors import UnsupportedError
-from ..core._lua import LuaSource, beside, whole
+from ..core._lua import LuaSource, beside, signed
 from ..core._strategy import Parameter, Strategy
 from ..core._validation import MAX_SAFE, MAX_STORED_MS, stored_pair, stored_whole
 
@@ -29,17 +40,58 @@ if TYPE_CHECKING:
 __all__ = ["Slots", "slots"]
 
 MAX_SLOTS = 1_000_000
+COUNTED_FOR_MS = 60_000
+"""How long it is known that slots were lost, for those who count them."""
+
+R = TypeVar("R")
+
+TICKET_MS = 2_000
+"""How long a ticket is good for those who do not ask again."""
+
+_LOST = "lost"
+"""In the place of an id: how many were not given back, as a negative number."""
+
+_TICKETS_BELOW = -(2**51)
+_TICKET_SHIFT = 2**52
+"""What the expiry of a ticket is kept less of, so that tickets come before everything else."""
 
 State = tuple[tuple[str, int], ...]
 
 
 def _decode(raw: Any) -> State | None:
     ids = [each.decode() if isinstance(each, bytes) else each for each in raw[::2]]
-    return tuple(zip(ids, map(whole, raw[1::2]), strict=True)) or None
+    return tuple(zip(ids, map(int, map(signed, raw[1::2])), strict=True)) or None
+
+
+def _place_of(slot_id: str, live: State) -> int | None:
+    for place, slot in enumerate(live):
+        if slot[0] == slot_id:
+            return place
+    return None
+
+
+def _order(slot: tuple[str, int]) -> tuple[int, str]:
+    return slot[1], slot[0]
+
+
+def _next_number(tickets: State) -> int:
+    return max([int(name[1:17]) for name, _ in tickets], default=0) + 1
+
+
+_expiry = itemgetter(1)
+
+
+class _Kept(NamedTuple):
+    """What a state holds: slots, how many were lost, and tickets that are good."""
+
+    live: State
+    lost: int
+    tickets: State
 
 
 class Slots(Strategy):
-    """State: ((id, expires), ...), by expiry and then by id."""
+    """State: ((id, expires), ...), by expiry and then by id; before them, if there are some,
+    ("lost", -count), and before that tickets: ("w", 16 digits, id; expires - 2**52)."""
 
     name = "slots"
     is_held = True
@@ -59,10 +111,14 @@ class Slots(Strategy):
             "slots",
             beside(__file__),
             argv=("now", "limit", "ttlMs", "cost"),
-            state="sorted set: member the id of a slot, score its expiry in ms",
+            state=(
+                "sorted set: member the id of a slot, score its expiry in ms; lost, how many were "
+                "not given back, negated; w, 16 digits and an id, the expiry of a ticket less 2**52"
+            ),
             raw="id, expiry, id, expiry, ...",
             decode=_decode,
-            beyond_check=("take", "renew", "release"),
+            constants={"countedForMs": COUNTED_FOR_MS},
+            beyond_check=("take", "queue_up", "renew", "release", "reclaim"),
         ),
     )
 
@@ -80,7 +136,7 @@ class Slots(Strategy):
 
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         """Whether so many slots are free. It takes none, so it is no part of a limiter's."""
-        live = self._live(state, now)
+        live = self._parts(state, now).live
         free = self.limit - len(live)
         reset_at = live[0][1] if live else now
         if free >= cost:
@@ -91,28 +147,59 @@ class Slots(Strategy):
 
     def take(self, state: State | None, now: int, slot_id: str) -> Outcome[Decision]:
         """Hold a slot, or go on holding it."""
-        live = self._live(state, now)
-        if len(live) >= self.limit and slot_id not in dict(live):
-            return Outcome(state, self._denial(live, now), 0, False)
-        return self._held(live, now, slot_id)
+        kept = self._parts(state, now)
+        place = _place_of(slot_id, kept.live)
+        if len(kept.live) >= self.limit and place is None:
+            return Outcome(state, self._denial(kept.live, now), 0, False)
+        return self._taken(kept, now, slot_id, place)
+
+    def queue_up(self, state: State | None, now: int, slot_id: str) -> Outcome[Decision]:
+        """Hold a slot if it is one's turn, or else wait for it: a denial that keeps a ticket."""
+        kept = self._parts(state, now)
+        place = _place_of(slot_id, kept.live)
+        mine = [name for name, _ in kept.tickets if name[17:] == slot_id]
+        others = tuple([ticket for ticket in kept.tickets if ticket[0] not in mine])
+        ahead = [name for name, _ in others if not mine or name < mine[0]]
+        if place is not None or len(kept.live) + len(ahead) < self.limit:
+            return self._taken(kept._replace(tickets=others), now, slot_id, place)
+        name = mine[0] if mine else f"w{_next_number(others):016d}{slot_id}"
+        ticket = name, now + TICKET_MS - _TICKET_SHIFT
+        tickets = tuple(sorted([*others, ticket], key=_order))
+        return self._left(kept._replace(tickets=tickets), now, self._denial(kept.live, now))
 
     def renew(self, state: State | None, now: int, slot_id: str) -> Outcome[Decision]:
-        """Go on holding a slot; denied if it is not held any more."""
-        live = self._live(state, now)
-        if slot_id not in dict(live):
-            return Outcome(state, self._denial(live, now), 0, False)
-        return self._held(live, now, slot_id)
+        """Go on holding a slot, until the `reset_at` of the decision; denied if it is not held any
+        more."""
+        kept = self._parts(state, now)
+        place = _place_of(slot_id, kept.live)
+        if place is None:
+            free = max(0, self.limit - len(kept.live))
+            return Outcome(state, Decision(False, self.limit, free, now, 1), 0, False)
+        held, expires = self._holding(kept.live, now, slot_id, place)
+        decision = Decision(True, self.limit, max(0, self.limit - len(held)), expires, 0)
+        return self._left(kept._replace(live=held), now, decision)
 
     def release(self, state: State | None, now: int, slot_id: str) -> Outcome[int]:
-        """Give a slot back; the result is whether it was held, 1 or 0."""
-        live = self._live(state, now)
-        left = tuple([slot for slot in live if slot[0] != slot_id])
-        if len(left) == len(live):
+        """Give a slot back, or stop waiting for one; the result is whether one was held, 1 or 0."""
+        kept = self._parts(state, now)
+        tickets = tuple([ticket for ticket in kept.tickets if ticket[0][17:] != slot_id])
+        place = _place_of(slot_id, kept.live)
+        if place is not None:
+            live = kept.live[:place] + kept.live[place + 1 :]
+            return self._left(_Kept(live, kept.lost, tickets), now, 1)
+        if len(tickets) < len(kept.tickets):
+            return self._left(kept._replace(tickets=tickets), now, 0)
+        return Outcome(state, 0, 0, False)
+
+    def reclaim(self, state: State | None, now: int) -> Outcome[int]:
+        """How many slots were not given back in time, since this was last asked."""
+        kept = self._parts(state, now)
+        if not kept.lost:
             return Outcome(state, 0, 0, False)
-        return Outcome(left or None, 1, left[-1][1] - now if left else 0, True)
+        return self._left(kept._replace(lost=0), now, kept.lost)
 
     def forecast(self, state: State | None, now: int, cost: int) -> Forecast:
-        live = self._live(state, now)
+        live = self._parts(state, now).live
         if not live:
             return Forecast(self.limit // cost, now, now)
         return Forecast((self.limit - len(live)) // cost, live[0][1], live[-1][1])
@@ -124,17 +211,50 @@ class Slots(Strategy):
         pairs = [stored_pair(each) for each in kept]
         if not all(isinstance(slot_id, str) for slot_id, _ in pairs):
             raise ValueError("a slot whose id is no text")
-        return tuple([(slot_id, stored_whole(at, MAX_STORED_MS)) for slot_id, at in pairs])
+        return tuple([(slot_id, self._restored(slot_id, at)) for slot_id, at in pairs])
 
-    def _live(self, state: State | None, now: int) -> State:
-        return tuple([slot for slot in state or () if slot[1] > now])
+    def _restored(self, slot_id: str, at: Any) -> int:
+        if type(at) is int and at < _TICKETS_BELOW:
+            return stored_whole(at + _TICKET_SHIFT, MAX_STORED_MS) - _TICKET_SHIFT
+        if slot_id == _LOST and type(at) is int:
+            return -stored_whole(-at, MAX_SAFE)
+        return stored_whole(at, MAX_STORED_MS)
 
-    def _held(self, live: State, now: int, slot_id: str) -> Outcome[Decision]:
-        expires = max(dict(live).get(slot_id, 0), now + self.ttl_ms)
-        others = [slot for slot in live if slot[0] != slot_id]
-        held = sorted([*others, (slot_id, expires)], key=lambda slot: (slot[1], slot[0]))
-        decision = Decision(True, self.limit, self.limit - len(held), held[0][1], 0)
-        return Outcome(tuple(held), decision, held[-1][1] - now, True)
+    def _parts(self, state: State | None, now: int) -> _Kept:
+        """What the state holds at an instant."""
+        kept = state or ()
+        first = bisect_right(kept, _TICKETS_BELOW, key=_expiry)
+        due = bisect_right(kept, now - _TICKET_SHIFT, 0, first, key=_expiry)
+        tickets = kept[due:first]
+        lost = 0
+        if first < len(kept) and kept[first][0] == _LOST:
+            lost = -kept[first][1]
+            first += 1
+        over = bisect_right(kept, now, first, key=_expiry)
+        return _Kept(kept[over:], lost + over - first, tickets)
+
+    def _taken(self, kept: _Kept, now: int, slot_id: str, place: int | None) -> Outcome[Decision]:
+        held, _ = self._holding(kept.live, now, slot_id, place)
+        decision = Decision(True, self.limit, max(0, self.limit - len(held)), held[0][1], 0)
+        return self._left(kept._replace(live=held), now, decision)
+
+    def _holding(self, live: State, now: int, slot_id: str, place: int | None) -> tuple[State, int]:
+        """The slots with this one among them, and its expiry."""
+        expires = now + self.ttl_ms
+        if place is not None:
+            expires = max(live[place][1], expires)
+            live = live[:place] + live[place + 1 :]
+        slot = slot_id, expires
+        place = bisect_right(live, (expires, slot_id), key=_order)
+        return (*live[:place], slot, *live[place:]), expires
+
+    def _left(self, kept: _Kept, now: int, result: R) -> Outcome[R]:
+        lost = ((_LOST, -kept.lost),) if kept.lost else ()
+        state = (*kept.tickets, *lost, *kept.live)
+        if not state:
+            return Outcome(None, result, 0, True)
+        last = kept.live[-1][1] if kept.live else now
+        return Outcome(state, result, last - now + COUNTED_FOR_MS, True)
 
     def _denial(self, live: State, now: int) -> Decision:
         free_at = live[0][1] if live else now

@@ -21,7 +21,7 @@ from .test_serve import run
 
 BODY = b'{"key":"k","limit":1000,"window_ms":3600000}'
 ONE = "version: 1\nlimiters:\n  default: {strategy: fixedWindow, limit: %d, window: 1h}\n"
-SLOTS = "  jobs: {concurrency: {minLimit: 2, maxLimit: 2}}\n"
+SLOTS = "  jobs: {concurrency: {minLimit: 4, maxLimit: 4, leaseTtl: 30s}}\n"
 
 
 def sqlite(folder: Path) -> list[str]:
@@ -167,20 +167,37 @@ def _connected(server: Penstock, wanted: int) -> None:
         raise NotReady(text[-300:])
 
 
-def test_a_reload_is_held_to_what_the_start_is_held_to(tmp_path: Path) -> None:
-    """Slots live in one process: two workers would admit twice as many."""
+def test_workers_share_their_slots(tmp_path: Path) -> None:
+    """Whichever of them took a slot, any of them renews it, gives it back and counts it; also one
+    of a policy that a reload has brought."""
     config = tmp_path / "penstock.yaml"
     config.write_text(ONE % 5)
     with Penstock("--config", str(config), *sqlite(tmp_path)) as server:
         eventually(lambda: _says(server, "try:"), within=20, what="all workers")
         config.write_text(ONE % 5 + SLOTS)
 
-        def refused() -> None:
-            if "--workers 1" not in ask(server.port, "/ready").json["reload_error"]:
-                raise NotReady("not yet")
+        def served() -> None:
+            for _ in range(8):
+                if ask(server.port, "/ready").json["policies"] != 2:
+                    raise NotReady("not yet")
 
-        eventually(refused, within=10, what="the refusal")
-        assert ask(server.port, "/ready").json["policies"] == 1
+        eventually(served, within=10, what="the policy")
+        clients = [Client(server.port) for _ in range(12)]
+        asked = {"policy": "jobs", "key": "k"}
+        replies = [client.post("/v1/admit", asked) for client in clients]
+        held = [reply.json["lease_id"] for reply in replies if reply.json["lease_id"]]
+        assert len(held) == 4
+        beat = clients[5].post("/v1/heartbeat", {"lease_ids": held})
+        assert beat.json["live_ids"] == held
+        for client, lease_id in zip(clients, held * 2, strict=False):
+            assert client.post("/v1/release", {"lease_id": lease_id}).status == 200
+        replies = [client.post("/v1/admit", asked) for client in clients]
+        assert sum(reply.json["decision"]["allowed"] for reply in replies) == 4
+        text = clients[0].get("/metrics").body.decode()
+        assert 'penstock_slots_limit{policy="jobs"} 4\n' in text
+        assert 'penstock_slots_in_flight{policy="jobs"} 4\n' in text
+        for client in clients:
+            client.close()
 
 
 def test_a_worker_that_dies_is_replaced_while_the_file_is_bad(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import grpc
 
 from ...wire.proto.rate_limiter_pb2_grpc import CHARGES
 from .._access import BearerToken
-from .._metrics import Replies
+from .._metrics import GrpcReplies
 from .._tls import Certificates
 from ._errors import refuse_with
 from ._places import Places
@@ -48,7 +48,7 @@ class Access(_Handler):
         public: Iterable[str],
         pools: Mapping[str, Places],
         leaving: asyncio.Event,
-        replies: Replies,
+        replies: GrpcReplies,
     ) -> None:
         guests = frozenset(public)
         self._methods = {

@@ -207,6 +207,9 @@ _PER_POLICY = (
 )
 
 
+SHARED_GAUGES = ("penstock_slots_limit", "penstock_slots_in_flight")
+"""What each worker tells of a pool that they all share, as it was when it last looked."""
+
 _RECLAIMED = "Slots taken back from holders that fell silent."
 
 

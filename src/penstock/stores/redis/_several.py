@@ -30,7 +30,9 @@ from ._routing import RedisRouter, names_of
 
 __all__ = ["apply_steps", "decision_of"]
 
-_OPTIONAL = frozenset({"refund", "charge", "book", "pause", "take", "renew", "release"})
+_OPTIONAL = frozenset(
+    {"refund", "charge", "book", "pause", "take", "queue_up", "renew", "release", "reclaim"}
+)
 _ALWAYS_THERE = frozenset({"check", "look", "try", "tell"})
 _RACES = 256
 _LONGEST_PAUSE_MS = 32
@@ -286,7 +288,7 @@ def _script(sources: frozenset[LuaSource]) -> LuaScript:
 def _answer(role: str, reply: list[int]) -> Any:
     if role == "check":
         return decision_of(reply)
-    if role in ("refund", "release", "tell"):
+    if role in ("refund", "release", "reclaim", "tell"):
         return reply[1]
     if role == "pause":
         return None

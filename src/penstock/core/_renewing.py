@@ -1,0 +1,222 @@
+"""Renewing charges in the background: all that a process holds in a store, in one call.
+
+A charge that is kept is renewed three times in its ttl, until it is settled or lost. `Renewals`
+knows which are due and what came of it; a thread of this process asks the store, or, for charges
+that are awaited, a task of their event loop. Both end when nothing is left to be kept.
+
+A renewal that failed is tried again soon. It does not matter to safety whether any of this runs in
+time: a holder stops counting on its slots by its own clock (`Charge.holds`), and hears of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from ._clock import SystemClock
+from ._store import Store
+from ._transform import Step
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from ._charges import Charge
+
+__all__ = ["OnLost", "Renewals", "keep", "keep_on_loop"]
+
+OnLost = Callable[["Charge"], object]
+Batch = list[tuple["Charge", list[Step]]]
+
+_PER_TTL = 3
+_RETRIES_PER_TTL = 12
+# In one call to a store.
+_AT_ONCE = 500
+
+_log = logging.getLogger("penstock")
+
+
+class Renewals:
+    """The charges that are kept, with who is to be told, and when each is to be renewed."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Charge, tuple[OnLost | None, float]] = {}
+
+    def add(self, charge: Charge, on_lost: OnLost | None) -> None:
+        self._kept[charge] = on_lost, time.monotonic() + self._term_s(charge, _PER_TTL)
+
+    def wait_s(self) -> float | None:
+        """How long until something is due; None if nothing is kept."""
+        dues = [due for _, due in list(self._kept.values())]
+        return max(0.0, min(dues) - time.monotonic()) if dues else None
+
+    def due(self) -> Iterator[Batch]:
+        """Charges that one call can renew, where one of them has to be, each with its steps. Those
+        that have ended are let go, and of those that were lost the holder is told."""
+        for charge in list(self._kept):
+            if not charge.holds:
+                self._let_go(charge)
+        groups: dict[Any, list[Charge]] = {}
+        for charge in list(self._kept):
+            groups.setdefault((charge._store, _clock_of(charge)), []).append(charge)
+        now = time.monotonic()
+        for charges in groups.values():
+            if any(self._kept[charge][1] <= now for charge in charges):
+                for start in range(0, len(charges), _AT_ONCE):
+                    some = charges[start : start + _AT_ONCE]
+                    yield [(charge, steps) for charge in some if (steps := charge.renewals())]
+
+    def renewed(self, batch: Batch, answers: Sequence[Any], asked_at: float) -> None:
+        """Take down what the store answered."""
+        start = 0
+        for charge, steps in batch:
+            told = answers[start : start + len(steps)]
+            start += len(steps)
+            if charge.renewed(told, asked_at):
+                self._again(charge, asked_at + self._term_s(charge, _PER_TTL))
+            else:
+                self._let_go(charge)
+
+    def failed(self, batch: Batch) -> None:
+        """The store did not answer."""
+        for charge, _ in batch:
+            self._again(charge, time.monotonic() + self._term_s(charge, _RETRIES_PER_TTL))
+
+    def _again(self, charge: Charge, due: float) -> None:
+        if charge in self._kept:
+            self._kept[charge] = self._kept[charge][0], due
+
+    def _let_go(self, charge: Charge) -> None:
+        on_lost, _ = self._kept.pop(charge, (None, 0.0))
+        if on_lost is not None and charge.is_open:
+            try:
+                on_lost(charge)
+            except Exception:
+                _log.exception("on_lost of %r failed", charge)
+
+    @staticmethod
+    def _term_s(charge: Charge, parts: int) -> float:
+        assert charge.ttl_ms is not None
+        return charge.ttl_ms / 1000 / parts
+
+
+def _clock_of(charge: Charge) -> object:
+    """Equal for charges that are decided at the same instant."""
+    return None if type(getattr(charge._now, "__self__", None)) is SystemClock else charge._now
+
+
+def _asked(batch: Batch) -> tuple[Store, list[Step], int]:
+    """What to ask of which store, at what instant."""
+    one = batch[0][0]
+    return one._store, [step for _, steps in batch for step in steps], one._now()
+
+
+class _Thread:
+    """Renews charges of this process while there are any."""
+
+    def __init__(self) -> None:
+        self.pid: int = os.getpid()
+        # Entered again by an `on_lost` that keeps another charge.
+        self._lock = threading.RLock()
+        self._more = threading.Event()
+        self._renewals = Renewals()
+        self._runs = False
+
+    def keep(self, charge: Charge, on_lost: OnLost | None) -> None:
+        with self._lock:
+            self._renewals.add(charge, on_lost)
+            if not self._runs:
+                self._runs = True
+                threading.Thread(target=self._run, name="penstock-renewer", daemon=True).start()
+        self._more.set()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                wait = self._renewals.wait_s()
+                if wait is None:
+                    self._runs = False
+                    return
+            self._more.wait(wait)
+            self._more.clear()
+            with self._lock:
+                batches = list(self._renewals.due())
+            for batch in filter(None, batches):
+                self._renew(batch)
+
+    def _renew(self, batch: Batch) -> None:
+        asked_at = time.monotonic()
+        store, steps, now = _asked(batch)
+        try:
+            answers = store.apply_all(steps, now)
+        except Exception:
+            with self._lock:
+                self._renewals.failed(batch)
+            return
+        with self._lock:
+            self._renewals.renewed(batch, answers, asked_at)
+
+
+class _Task:
+    """The same for the charges of an event loop."""
+
+    def __init__(self) -> None:
+        self._renewals = Renewals()
+        self._task: asyncio.Task[None] | None = None
+        self._more: asyncio.Event | None = None
+
+    def keep(self, charge: Charge, on_lost: OnLost | None) -> None:
+        import asyncio
+
+        self._renewals.add(charge, on_lost)
+        if self._task is None or self._task.done():
+            self._more = asyncio.Event()
+            self._task = asyncio.get_running_loop().create_task(
+                self._run(self._more), name="penstock-renewer"
+            )
+        assert self._more is not None
+        self._more.set()
+
+    async def _run(self, more: asyncio.Event) -> None:
+        import asyncio
+
+        while (wait := self._renewals.wait_s()) is not None:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(more.wait(), wait)
+            more.clear()
+            for batch in filter(None, list(self._renewals.due())):
+                await self._renew(batch)
+
+    async def _renew(self, batch: Batch) -> None:
+        asked_at = time.monotonic()
+        store, steps, now = _asked(batch)
+        try:
+            answers = await store.aapply_all(steps, now)
+        except Exception:
+            self._renewals.failed(batch)
+            return
+        self._renewals.renewed(batch, answers, asked_at)
+
+
+_thread = _Thread()
+_tasks: WeakKeyDictionary[Any, _Task] = WeakKeyDictionary()
+
+
+def keep(charge: Charge, on_lost: OnLost | None) -> None:
+    """By the thread of this process; one that was forked has its own."""
+    global _thread
+    if _thread.pid != os.getpid():
+        _thread = _Thread()
+    _thread.keep(charge, on_lost)
+
+
+def keep_on_loop(charge: Charge, on_lost: OnLost | None) -> None:
+    """By a task of the running event loop."""
+    import asyncio
+
+    _tasks.setdefault(asyncio.get_running_loop(), _Task()).keep(charge, on_lost)

@@ -1,0 +1,187 @@
+"""Charges that are renewed in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from penstock import (
+    Charge,
+    ConfigInvalidError,
+    Limits,
+    MemoryStore,
+    StoreUnavailableError,
+    fixed_window,
+    rate_limit,
+    slots,
+)
+from tests.servers import NotReady, eventually
+from tests.stores.redis.live import PATIENT_MS, new_key, url_of
+
+# Long enough for a busy machine to be late by a second.
+TTL_MS = 2_000
+
+
+class Counting(MemoryStore):
+    """Notes how many steps each call has, and is away when told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[int] = []
+        self.away = False
+
+    def apply_all(self, steps: Any, now: int) -> list[Any]:
+        if self.away:
+            raise StoreUnavailableError("away")
+        self.calls.append(len(steps))
+        return super().apply_all(steps, now)
+
+
+def no_renewer() -> None:
+    if any(thread.name == "penstock-renewer" for thread in threading.enumerate()):
+        raise NotReady("the thread runs")
+
+
+def renewed(store: Counting) -> None:
+    if not store.calls:
+        raise NotReady("not yet")
+
+
+def ends() -> None:
+    eventually(no_renewer, within=20, what="the end of the thread")
+
+
+def test_all_charges_of_a_process_are_renewed_in_one_call() -> None:
+    """For as long as they are open, and no longer: the thread ends with the last."""
+    store = Counting()
+    limiter = rate_limit(slots(50, TTL_MS), store=store)
+    pair = Limits({"a": slots(9, TTL_MS), "b": slots(9, TTL_MS)}, store=store, prefix="pair")
+    charges = [limiter.reserve("k").keep_renewed() for _ in range(20)]
+    charges.append(pair.reserve({"a": "x", "b": "y"}).keep_renewed())
+    store.calls.clear()
+    until = time.monotonic() + 1.2 * TTL_MS / 1000
+    while time.monotonic() < until:
+        assert all(charge.holds for charge in charges)
+        time.sleep(0.02)
+    assert 2 <= len(store.calls) <= 3
+    assert set(store.calls) == {22}
+    for charge in charges:
+        assert charge.settle({})
+    ends()
+    assert limiter.peek("k").remaining == 50
+
+
+def test_who_loses_a_slot_is_told_once() -> None:
+    """Whether it was taken away or the store did not answer for too long; others go on."""
+    store = Counting()
+    limiter = rate_limit(slots(9, TTL_MS), store=store)
+    told: list[Charge] = []
+    taken = limiter.reserve("a").keep_renewed(told.append)
+    kept = limiter.reserve("b").keep_renewed(told.append)
+    limiter.reset("a")
+
+    def heard(count: int) -> None:
+        if len(told) != count:
+            raise NotReady(repr(told))
+
+    eventually(lambda: heard(1), within=20, what="the loss")
+    assert told == [taken]
+    assert not taken.holds
+    assert kept.holds
+    store.away = True
+    eventually(lambda: heard(2), within=20, what="the other one")
+    assert not kept.holds
+    ends()
+
+
+def test_a_store_that_comes_back_in_time_costs_nothing() -> None:
+    store = Counting()
+    limiter = rate_limit(slots(9, TTL_MS), store=store)
+    told: list[Charge] = []
+    charge = limiter.reserve("a").keep_renewed(told.append)
+    store.away = True
+    time.sleep(0.4 * TTL_MS / 1000)
+    store.calls.clear()
+    store.away = False
+    # Sooner than the next of three renewals.
+    eventually(lambda: renewed(store), within=0.5 * TTL_MS / 1000, what="the renewal")
+    assert charge.holds
+    assert told == []
+    assert charge.cancel()
+    ends()
+
+
+def test_an_observer_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    limiter = rate_limit(slots(9, TTL_MS))
+
+    def fail(_charge: Charge) -> None:
+        raise ZeroDivisionError
+
+    limiter.reserve("a").keep_renewed(fail)
+    other = limiter.reserve("b").keep_renewed()
+    limiter.reset("a")
+
+    def logged() -> None:
+        if "ZeroDivisionError" not in caplog.text:
+            raise NotReady("not yet")
+
+    eventually(logged, within=20, what="the line")
+    assert other.holds
+    assert other.cancel()
+    ends()
+
+
+def test_a_task_renews_what_is_awaited() -> None:
+    async def main() -> None:
+        url = f"{url_of('valkey')}?timeout_ms={PATIENT_MS}"
+        async with rate_limit(slots(2, TTL_MS), store=url, prefix=new_key()) as limiter:
+            told: list[Charge] = []
+            async with (await limiter.areserve("k")).akeep_renewed(told.append) as charge:
+                lost = (await limiter.areserve("other")).akeep_renewed(told.append)
+                await limiter.areset("other")
+                for _ in range(24):
+                    assert charge.holds
+                    await asyncio.sleep(0.05 * TTL_MS / 1000)
+                assert (await limiter.apeek("k")).remaining == 1
+                assert told == [lost]
+            for _ in range(200):
+                names = {task.get_name() for task in asyncio.all_tasks()}
+                if "penstock-renewer" not in names:
+                    break
+                await asyncio.sleep(0.02)
+            assert "penstock-renewer" not in names
+
+    asyncio.run(main())
+
+
+def test_only_what_is_held_can_be_kept() -> None:
+    limiter = rate_limit(slots(1))
+    held = limiter.reserve("k")
+    spent = rate_limit(fixed_window(5, 60_000)).reserve("k")
+    for charge in (limiter.reserve("k"), spent):
+        with pytest.raises(ConfigInvalidError, match="holds slots"):
+            charge.keep_renewed()
+    assert held.cancel()
+    with pytest.raises(ConfigInvalidError, match="holds slots"):
+        held.keep_renewed()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_process_renews_its_own_charges() -> None:
+    limiter = rate_limit(slots(5, TTL_MS))
+    ours = limiter.reserve("k").keep_renewed()
+    child = os.fork()
+    if child == 0:
+        own = rate_limit(slots(5, TTL_MS)).reserve("k").keep_renewed()
+        time.sleep(1.2 * TTL_MS / 1000)
+        os._exit(0 if own.holds else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert ours.holds
+    assert ours.cancel()
+    ends()
