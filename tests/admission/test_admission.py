@@ -14,6 +14,7 @@ from penstock import (
     Decision,
     Limiter,
     ManualClock,
+    MemoryStore,
     Store,
     StoreUnavailableError,
     UnsupportedError,
@@ -122,6 +123,53 @@ def test_release_and_heartbeat_are_those_of_the_slots() -> None:
     clock.advance(2_000)
     beat = control.heartbeat([second.lease_id])
     assert beat.reclaimed_ids == [second.lease_id]
+
+
+class Counting(MemoryStore):
+    """Notes how many steps each call has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[int] = []
+
+    def apply_all(self, steps: Any, now: int) -> list[Any]:
+        self.calls.append(len(steps))
+        return super().apply_all(steps, now)
+
+
+@pytest.mark.parametrize(("slots", "rate", "axis"), [(1, 9, "concurrency"), (9, 1, "rate")])
+def test_axes_on_one_store_are_one_step(slots: int, rate: int, axis: str) -> None:
+    """Admitted or denied, in one call, and a denial leaves nothing charged."""
+    store, clock = Counting(), ManualClock(START)
+    control = AdmissionControl(
+        ConcurrencyLimiter(Gradient(slots, slots), clock=clock, store=store),
+        rate_limit(fixed_window(rate, WINDOW), clock=clock, store=store, prefix="rate"),
+        rate_limit(token_budget(100, WINDOW), clock=clock, store=store, prefix="budget"),
+    )
+    assert control.concurrency.sweep() == 0
+    store.calls.clear()
+    admitted = control.admit("k")
+    assert admitted
+    denied = control.admit("k")
+    assert denied.binding_axis == axis
+    assert store.calls == [3, 3]
+    assert control.concurrency.in_flight == 1
+    assert control.rate is not None
+    assert control.rate.peek("k").remaining == rate - 1
+    assert control.release(admitted.lease_id)
+    assert asyncio.run(control.aadmit("other")).axes.keys() == {"concurrency", "cost", "rate"}
+
+
+def test_axes_by_different_clocks_are_asked_one_after_the_other() -> None:
+    """Each at its own instant."""
+    store = Counting()
+    control = AdmissionControl(
+        ConcurrencyLimiter(Gradient(1, 1), clock=ManualClock(START), store=store),
+        rate_limit(fixed_window(1, WINDOW), clock=ManualClock(0), store=store, prefix="rate"),
+    )
+    first = control.admit("k")
+    assert first.axes["rate"].reset_at == WINDOW
+    assert first.lease_expires_at == START + 2_000
 
 
 class Broken(Store):

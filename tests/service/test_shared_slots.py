@@ -12,6 +12,7 @@ import pytest
 from penstock.config import parse_policies
 from penstock.service import Service, build_service
 from penstock.stores import open_store
+from tests.service.http.serving import Client, Penstock
 from tests.stores.postgres import live as postgres
 from tests.stores.redis.live import PATIENT_MS, new_key, url_of
 
@@ -144,6 +145,26 @@ def test_the_slot_of_a_silent_holder_comes_back_and_is_counted_once(url: str) ->
             assert (await pair[1].admit("short", "k")).decision
 
     asyncio.run(main())
+
+
+def test_leases_outlive_the_node_that_granted_them(tmp_path: Path) -> None:
+    """Their holders turn to another node, which knows them."""
+    config = tmp_path / "penstock.yaml"
+    config.write_text(FILE % new_key())
+    flags = ("--config", str(config), "--store", f"{url_of('valkey')}?timeout_ms={PATIENT_MS}")
+    with Penstock(*flags) as one, Penstock(*flags) as other:
+        first, second = Client(one.port), Client(other.port)
+        asked = {"policy": "jobs", "key": "k"}
+        held = [first.post("/v1/admit", asked).json["lease_id"] for _ in range(3)]
+        one.kill()
+        assert second.post("/v1/admit", asked).json["binding_axis"] == "concurrency"
+        beat = second.post("/v1/heartbeat", {"lease_ids": held}).json
+        assert (beat["live_ids"], beat["reclaimed_ids"]) == (held, [])
+        assert second.post("/v1/release", {"lease_id": held[0]}).json == {}
+        assert second.post("/v1/admit", asked).json["lease_id"]
+        assert not second.post("/v1/admit", asked).json["lease_id"]
+        for client in (first, second):
+            client.close()
 
 
 def test_a_ceiling_bounds_the_pool_of_all(url: str) -> None:

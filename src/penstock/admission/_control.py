@@ -22,11 +22,11 @@ from typing import NamedTuple
 from ..concurrency import ConcurrencyLimiter, Heartbeat, SlotLease
 from ..concurrency._limiter import SlotAttempt, SlotGrant, SlotRequest
 from ..concurrency._slots import End
+from ..core._clock import Clock, SystemClock
 from ..core._decision import Decision, combine
 from ..core._errors import PenstockError, UnsupportedError
 from ..core._flow import Flow, adrive, drive
 from ..core._limiter import Limiter
-from ..core._store import Store
 from ..core._validation import require_cost, require_key
 
 __all__ = ["AXES", "Admission", "AdmissionControl", "AxisRequest"]
@@ -93,8 +93,11 @@ class _Axis(NamedTuple):
     def amount(self, cost: int) -> int:
         return 0 if self.is_gate else cost
 
-    def is_in(self, store: Store) -> bool:
-        return self.limiter.decides_in_store and self.limiter.store is store
+    def joins(self, slots: ConcurrencyLimiter) -> bool:
+        """Whether both can be decided in one step, at one instant."""
+        limiter, store = self.limiter, slots.store
+        same_time = store.reads_own_clock or _time_of(limiter.clock) is _time_of(slots.clock)
+        return limiter.decides_in_store and limiter.store is store and same_time
 
 
 class AdmissionControl:
@@ -115,7 +118,7 @@ class AdmissionControl:
             if limiter is not None
         ]
         together = 0
-        while together < len(axes) and axes[together].is_in(concurrency.store):
+        while together < len(axes) and axes[together].joins(concurrency):
             together += 1
         # In their order, so that the rate, which spends, comes last.
         self._together, self._apart = axes[:together], axes[together:]
@@ -220,6 +223,11 @@ class AdmissionControl:
                 "this admission control has no budget to debit; make it with budget=..."
             )
         return self.budget
+
+
+def _time_of(clock: Clock) -> object:
+    """The same for clocks that show the same."""
+    return SystemClock if type(clock) is SystemClock else clock
 
 
 def _denied(axes: Mapping[str, Decision]) -> Admission:

@@ -335,7 +335,8 @@ class ConcurrencyLimiter:
     @property
     def is_due(self) -> bool:
         """Whether somebody may have been lost."""
-        return bool(self._due) and self._due[0][0] <= self._store_now()
+        with self._lock:
+            return bool(self._due) and self._due[0][0] <= self._store_now()
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedError(
