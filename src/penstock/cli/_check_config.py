@@ -6,6 +6,7 @@ import argparse
 
 from ..config import in_words, load_policy_file
 from ..config._loading import import_modules
+from ..config._words import described
 from ._settings import Settings, add_import, imports_of
 
 __all__ = ["SUMMARY", "configure", "run"]
@@ -29,6 +30,6 @@ def run(args: argparse.Namespace) -> int:
     count = len(file.policies)
     print(f"{args.file}: good, {count} {'policy' if count == 1 else 'policies'}")
     for name, spec in file.policies.items():
-        fail = "" if spec.fail is None else f", fail {spec.fail}"
-        print(f"  {name}: {spec.kind}, {in_words(spec)}{fail}")
+        for line in described(name, spec.kind, in_words(spec), spec.fail):
+            print(f"  {line}")
     return 0

@@ -4,8 +4,6 @@ Counts are kept under the name of a limit and the form of its states, which is w
 unreadable to each other: the strategy, its window, its buckets. So a limit that is raised or
 lowered goes on with the counts it has, wherever and whenever it was read, and one with another
 window starts afresh.
-
-What a policy allows, in the words of someone who reads it out.
 """
 
 from __future__ import annotations
@@ -35,7 +33,6 @@ __all__ = [
     "SeveralSpec",
     "TwoTierSpec",
     "form_of",
-    "in_words",
 ]
 
 
@@ -215,16 +212,3 @@ DEFAULT_FILE = PolicyFile(
     MappingProxyType({"default": PolicySpec("default", fixed_window(10, 60_000, "first"))})
 )
 """What a service without a policy file serves: 10 requests per minute and key."""
-
-
-def in_words(spec: PolicySpec) -> str:
-    """Each of its axes, in the order in which they are asked."""
-    parts = []
-    if spec.concurrency is not None:
-        law = spec.concurrency.law
-        parts.append(f"{law.min_limit} to {law.max_limit} in flight")
-    if spec.strategy is not None:
-        parts.append(spec.strategy.in_words())
-    if spec.budget is not None:
-        parts.append(f"{spec.budget.in_words()} in tokens")
-    return ", ".join(parts)

@@ -38,6 +38,7 @@ from ._validation import (
     shown,
     zone_of,
 )
+from ._words import number_in_words, rate_in_words
 
 if TYPE_CHECKING:
     from ._lua import LuaAccelerator, LuaSource
@@ -363,7 +364,9 @@ class Strategy(ABC):
     def in_words(self) -> str:
         """What it allows, as somebody would say it."""
         units, span_ms = self.rate
-        return str(units) if span_ms is None else f"{units} per {span_ms / 1000:g} s"
+        if span_ms is None:
+            return number_in_words(units)
+        return rate_in_words(units, span_ms, sliding=self.window_kind == "sliding")
 
     @classmethod
     def per(cls, limit: int, window_ms: int) -> Strategy:

@@ -158,7 +158,9 @@ class CalendarQuota(Strategy):
         return self.limit, None
 
     def in_words(self) -> str:
-        return f"{self.limit} per {self.period} in {self.timezone}"
+        article = "an" if self.period == "hour" else "a"
+        start = f", from day {self.starts_on}" if self.starts_on > 1 else ""
+        return f"{self.limit:,} {article} {self.period} in {self.timezone}{start}"
 
     def periods_at(self, now: int) -> tuple[int, int, int, int]:
         """Where the period before starts, the present one, the next, and where that one ends."""

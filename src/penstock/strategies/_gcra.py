@@ -109,7 +109,7 @@ class Gcra(Strategy):
 
     def in_words(self) -> str:
         rate = super().in_words()
-        return rate if self.burst == self.rate_limit else f"{rate}, {self.burst} at once"
+        return rate if self.burst == self.rate_limit else f"{rate}, {self.burst:,} at once"
 
     def check(self, state: float | None, now: int, cost: int) -> Outcome[Decision]:
         interval, tau = self.interval_ms, self.tolerance_ms

@@ -76,7 +76,7 @@ class Slots(Strategy):
         return self.limit, None
 
     def in_words(self) -> str:
-        return f"{self.limit} at once"
+        return f"{self.limit:,} at once"
 
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         """Whether so many slots are free. It takes none, so it is no part of a limiter's."""

@@ -31,6 +31,7 @@ from ..core._validation import (
     stored_pair,
     stored_whole,
 )
+from ..core._words import pace_in_words
 
 __all__ = ["TokenBucket", "token_bucket"]
 
@@ -98,7 +99,7 @@ class TokenBucket(Strategy):
         return self.capacity, self.refill_per_ms, self.ttl_ms
 
     def in_words(self) -> str:
-        return f"{self.refill_per_sec:g} per second, {self.limit} at once"
+        return f"{pace_in_words(self.refill_per_sec)}, {self.limit:,} at once"
 
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         rate = self.refill_per_ms
