@@ -1,8 +1,10 @@
-"""`penstock check-config`: whether a policy file would be served, and what it means."""
+"""`penstock check-config`: whether a policy file would be served, what it means, and what is surely
+a mistake in it."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 
 from ..config import in_words, load_policy_file
 from ..config._loading import import_modules
@@ -12,13 +14,17 @@ from ._settings import Settings, add_import, imports_of
 __all__ = ["SUMMARY", "configure", "run"]
 
 
-SUMMARY = "validate a policy file"
+SUMMARY = "validate a policy file, and read it out"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.epilog = "Ends with 0 when the file is good, else with 2 and what would be right."
+    parser.epilog = (
+        "Ends with 0 when the file is good, else with 2 and what would be right; with --strict, "
+        "with 1 when there are warnings."
+    )
     parser.add_argument("file", metavar="FILE", help="a policy file, YAML or JSON")
+    parser.add_argument("--strict", action="store_true", help="end with 1 when there are warnings")
     add_import(Settings(parser))
 
 
@@ -32,4 +38,6 @@ def run(args: argparse.Namespace) -> int:
     for name, spec in file.policies.items():
         for line in described(name, spec.kind, in_words(spec), spec.fail):
             print(f"  {line}")
-    return 0
+    for warning in file.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return 1 if args.strict and file.warnings else 0

@@ -194,18 +194,20 @@ def form_of(strategy: Strategy) -> str:
 @dataclass(frozen=True, slots=True)
 class PolicyFile:
     """All `policies` of a service, by name. `prefix` stands before every key in the store, `source`
-    is where they were read, for messages, and `digest` tells one text of it from another."""
+    is where they were read, for messages, and `digest` tells one text of it from another.
+    `warnings` say what is surely a mistake in it, and where, although it can be served."""
 
     policies: Mapping[str, PolicySpec]
     prefix: str = DEFAULT_PREFIX
     source: str = field(default="built-in defaults", compare=False)
     digest: str = field(default="", compare=False)
+    warnings: tuple[str, ...] = field(default=(), compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A read-only view of a dictionary cannot be pickled, and need not be.
         policies = self.policies
         held = dict(policies) if isinstance(policies, MappingProxyType) else policies
-        return PolicyFile, (held, self.prefix, self.source, self.digest)
+        return PolicyFile, (held, self.prefix, self.source, self.digest, self.warnings)
 
 
 DEFAULT_FILE = PolicyFile(

@@ -30,8 +30,10 @@ from ._reader import Fields, camel
 from ._several import read_several
 from ._strategies import class_of, example_of, guarded, parameter_names, strategy_of
 from ._tree import Path, Tree
+from ._warnings import Warned, warnings_of
 
 __all__ = [
+    "MAX_WARNINGS",
     "MODES",
     "RESERVED",
     "Policies",
@@ -93,6 +95,9 @@ def read_federated(policy: Fields) -> int:
 RESERVED = ("inline",)
 """Names that the service uses itself."""
 
+MAX_WARNINGS = 1_000
+"""After so many of them nobody reads on."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _MAX_KEYS = 2**31 - 1
 
@@ -105,7 +110,9 @@ def policies_of(tree: Tree, digest: str = "") -> PolicyFile:
     named = top.need("limiters", f"{{api: {example_of(registered()[0])}}}")
     if not isinstance(named, dict) or not named:
         top.fail("limiters", "must be a mapping with at least one policy, by name")
-    return PolicyFile(Policies.of(tree, named), _prefix(top), tree.source, digest)
+    warnings: list[str] = []
+    policies = Policies.of(tree, named, warnings)
+    return PolicyFile(policies, _prefix(top), tree.source, digest, tuple(warnings))
 
 
 class Policies(Mapping[str, PolicySpec]):
@@ -123,17 +130,18 @@ class Policies(Mapping[str, PolicySpec]):
         self._texts = texts
 
     @classmethod
-    def of(cls, tree: Tree, named: dict[Any, Any]) -> Policies:
-        """Those of a file; raises at the first that is wrong."""
+    def of(cls, tree: Tree, named: dict[Any, Any], warnings: list[str]) -> Policies:
+        """Those of a file; raises at the first that is wrong, and adds to the `warnings`."""
         texts: dict[str, str] = {}
-        good = set()
+        good: dict[str, list[Warned]] = {}
         for name, held in named.items():
             _require_name(tree, name)
             text = _text_of(held)
             # Long files repeat themselves.
             if text not in good:
-                _policy(tree, name, held)
-                good.add(text)
+                good[text] = warnings_of(_policy(tree, name, held))
+            for path, told in good[text] if len(warnings) < MAX_WARNINGS else ():
+                warnings.append(tree.place(("limiters", name, *path), told))
             texts[name] = text
         return cls(texts)
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from urllib.parse import urlsplit
 
@@ -33,7 +33,9 @@ def greet(options: ServeOptions, lines: list[str]) -> None:
         print("\n".join(lines), flush=True)
 
 
-def banner(options: ServeOptions, policies: Mapping[str, Policy]) -> list[str]:
+def banner(
+    options: ServeOptions, policies: Mapping[str, Policy], warnings: Sequence[str] = ()
+) -> list[str]:
     """The lines to print."""
     plural = "policy" if len(policies) == 1 else "policies"
     source = options.config or "the built-in default"
@@ -42,6 +44,7 @@ def banner(options: ServeOptions, policies: Mapping[str, Policy]) -> list[str]:
         f"fail {options.fail}, {options.workers} worker{'s' * (options.workers > 1)}"
     ]
     lines += _read_out(policies)
+    lines += _warned(warnings)
     if options.sources:
         told = (f"{name.replace('_', ' ')} from {place}" for name, place in options.sources.items())
         lines.append(f"  with  {', '.join(told)}")
@@ -67,6 +70,14 @@ def _read_out(policies: Mapping[str, Policy]) -> Iterator[str]:
             yield f"  {line}"
     if len(policies) > _SHOWN:
         yield f"  and {len(policies) - _SHOWN:,} more: penstock check-config says them all"
+
+
+def _warned(warnings: Sequence[str]) -> Iterator[str]:
+    """The first warnings of a policy file, and how many more there are."""
+    for warning in warnings[:_SHOWN]:
+        yield f"  warning: {warning}"
+    if len(warnings) > _SHOWN:
+        yield f"  and {len(warnings) - _SHOWN:,} more warnings: penstock check-config says them all"
 
 
 def _base(options: ServeOptions) -> str:
