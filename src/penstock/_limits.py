@@ -11,7 +11,7 @@ the order of its steps. A call puts the keys behind the leads and hands the step
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .accel._limits import gate_of
@@ -244,21 +244,22 @@ class Limits(OnStore):
         now. `charge.starts_at` is the latest of what was booked. That takes a limit with a pace,
         such as gcra.
         """
-        parts, charged = self._charges(keys, cost)
-        wait = self._wait(max_wait_ms)
-        return reserved(
-            self.store, self._now, charged, wait, lambda told: self._verdict(parts, told)
-        )
+        charged, wait, answer = self._terms(keys, cost, max_wait_ms)
+        return reserved(self.store, self._now, charged, wait, answer)
 
     async def areserve(
         self, keys: Mapping[str, str], cost: Cost = 1, *, max_wait_ms: int = 0
     ) -> Charge:
         """The awaitable twin of `reserve`."""
+        charged, wait, answer = self._terms(keys, cost, max_wait_ms)
+        return await areserved(self.store, self._now, charged, wait, answer)
+
+    def _terms(
+        self, keys: Mapping[str, str], cost: Cost, max_wait_ms: int
+    ) -> tuple[list[Part], int, Callable[[Sequence[Decision]], Verdict]]:
+        """What `reserve` asks for: the parts, how long ahead, and what to make of the answers."""
         parts, charged = self._charges(keys, cost)
-        wait = self._wait(max_wait_ms)
-        return await areserved(
-            self.store, self._now, charged, wait, lambda told: self._verdict(parts, told)
-        )
+        return charged, self._wait(max_wait_ms), lambda told: self._verdict(parts, told)
 
     def pause(self, keys: Mapping[str, str | None], until_ms: int) -> None:
         """Let none of the keys that are named admit anything before the instant `until_ms`, on

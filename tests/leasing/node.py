@@ -2,7 +2,8 @@
 
 It leases from a real server under random demand and writes down every request that it admitted,
 one record each, at once: it may be killed at any moment. Its clock is set off by `skew_ms` before
-the package is loaded, so that everything in it believes another time of day.
+the package is loaded, so that everything in it believes another time of day. It goes on until there
+is a file named `end`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Node:
         from penstock.stores.redis import RedisStore
 
         self.rng = random.Random(options["seed"])
-        self.until_us = options["until_us"]
+        self.end = options["end"]
         self.busy, self.mood_until_us = True, 0
         store = RedisStore.from_url(options["url"], timeout_ms=5_000)
         strategy = fixed_window(options["limit"], options["window_ms"])
@@ -68,7 +69,7 @@ class Node:
         return 1, self.rng.uniform(0.002, 0.03)
 
     def run(self) -> None:
-        while true_us() < self.until_us:
+        while not os.path.exists(self.end):
             requests, pause_s = self.burst()
             for _ in range(requests):
                 for coupled, limiter in self.limiters.items():
@@ -78,7 +79,7 @@ class Node:
 
     async def arun(self) -> None:
         async def caller() -> None:
-            while true_us() < self.until_us:
+            while not os.path.exists(self.end):
                 requests, pause_s = self.burst()
                 for _ in range(requests):
                     for coupled, limiter in self.limiters.items():

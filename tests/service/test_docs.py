@@ -54,6 +54,7 @@ def test_every_metric_is_there() -> None:
     """And no metric that is not: all families of a service that has done a bit of everything."""
     service, _ = service_on()
     asyncio.run(service.check("api", "k"))
+    service.metrics.tally("api/user").count(True)
     service.metrics.latency("http").observe(0.1)
     service.metrics.grpc.codes["OK"] += 1
     names = ("connections", "strangers", "buffered_bytes", "in_flight", "shed_total")

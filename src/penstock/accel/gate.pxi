@@ -205,7 +205,7 @@ cdef class LimitsGate:
     @staticmethod
     def fits(Table table not None, Py_ssize_t count):
         """Whether so many limits on that table can be decided here."""
-        return not table.bounded and count <= MOST_AT_ONCE
+        return count <= MOST_AT_ONCE
 
     def __init__(
         self, Table table not None, list parts, tuple shadows, read_clock, anchor_ns, type verdict,

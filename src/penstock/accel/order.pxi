@@ -62,6 +62,10 @@ cdef class Order:
     cdef inline bint is_full(self, int64_t more) noexcept:
         return (0 <= self.max_keys <= self.count) or self.is_over(more)
 
+    cdef inline bint has_room(self, int64_t keys, int64_t more) noexcept:
+        """Whether so many keys, and as many bytes, fit without another having to go."""
+        return not (0 <= self.max_keys < self.count + keys) and not self.is_over(more)
+
     cdef inline bint is_over(self, int64_t more) noexcept:
         return self.max_bytes >= 0 and self.bytes + more > self.max_bytes
 

@@ -300,7 +300,7 @@ cdef class Table:
         bint* allowed,
     ):
         """One unit of each key, all or nothing: the decisions. None for what is not plain, which
-        has to go the long way."""
+        has to go the long way: so has what there may be no room for."""
         cdef Verdict[MOST_AT_ONCE] verdicts
         cdef uint32_t[MOST_AT_ONCE] positions
         cdef int64_t[MOST_AT_ONCE] instants
@@ -309,6 +309,7 @@ cdef class Table:
         cdef bint admitted = True
         cdef Word a, b
         cdef int64_t expires
+        cdef int64_t more = 0
         cdef Entry* entry
         cdef Kernel kernel
         cdef Decision decision
@@ -319,6 +320,8 @@ cdef class Table:
             known[place] = False
             a.i = b.i = expires = 0
             kernel = <Kernel> kernels[place]
+            if self.bounded:
+                more += self._most_more(positions[place], &sought[place], kernel.kind)
             if positions[place] == NIL:
                 instants[place] = at_least(now, self.horizon)
             else:
@@ -336,6 +339,8 @@ cdef class Table:
             decide(kernel, known[place], a, b, expires, instants[place], 1, &verdicts[place])
             if not verdicts[place].allowed and not shadows[place]:
                 admitted = False
+        if self.bounded and not self.order.has_room(count, more):
+            return None
         allowed[0] = admitted
         if admitted:
             self._make_space(count)
@@ -350,12 +355,29 @@ cdef class Table:
                         1,
                         &verdicts[place],
                     )
+        elif self.bounded:
+            for place in range(count):
+                if known[place]:
+                    self._use(
+                        positions[place], (<Kernel> kernels[place]).kind, rank_of(&verdicts[place])
+                    )
         decisions = PyTuple_New(count)
         for place in range(count):
             decision = decision_of(&verdicts[place])
             Py_INCREF(decision)
             PyTuple_SET_ITEM(decisions, place, decision)
         return decisions
+
+    cdef inline int64_t _most_more(
+        self, uint32_t position, const Sought* sought, Kind kind
+    ) noexcept:
+        """The most bytes by which a record may grow, whatever is decided; lists at most double."""
+        cdef int64_t fresh = block_bytes(runs_bytes(2))
+        if position == NIL:
+            return least_size(sought.length) + fresh
+        if self.entries[position].kind != kind:
+            return fresh
+        return fresh + state_bytes(&self.entries[position])
 
     # Deciding.
 

@@ -10,19 +10,25 @@ client that waits as told never comes too early.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from math import ceil
+from typing import Any
 from urllib.parse import quote
 
 from ..core._decision import Decision
 from ..core._strategy import Strategy
+from ..core._verdict import Verdict
 
 __all__ = [
     "LimitHeaders",
     "decision_headers",
     "field_name",
+    "legacy_headers",
     "policy_field",
     "retry_after_s",
     "seconds_until_more",
+    "verdict_headers",
 ]
 
 
@@ -54,6 +60,44 @@ def decision_headers(
     return made.of(decision, now, peeked=peeked, legacy=legacy)
 
 
+def verdict_headers(
+    limits: Mapping[str, Any],
+    verdict: Verdict,
+    now: int,
+    *,
+    peeked: bool = False,
+    legacy: bool = False,
+) -> dict[str, str]:
+    """All headers for the verdict of several limits, made at `now`: in both fields a member for
+    each of them, the one that binds first. A shadow is not told, since it restricts nobody.
+
+    `limits` are those that were asked, by name, or their strategies: `limits.limits` of a `Limits`.
+
+        verdict = limits.check({"user": "alice", "tenant": "acme"})
+        headers = verdict_headers(limits.limits, verdict, limits.clock.now())
+    """
+    told = verdict.enforced
+    order = sorted(told, key=lambda name: name != verdict.binding)
+    made = [_headers_of(name, getattr(limits[name], "strategy", limits[name])) for name in order]
+    headers = {}
+    if order:
+        members = [
+            each.member(told[name], now, peeked) for name, each in zip(order, made, strict=True)
+        ]
+        headers["RateLimit-Policy"] = ", ".join([each.policy for each in made])
+        headers["RateLimit"] = ", ".join(members)
+    if not verdict.allowed:
+        headers["Retry-After"] = str(retry_after_s(verdict.decision))
+    if legacy and order:
+        headers |= legacy_headers(verdict.decision)
+    return headers
+
+
+@lru_cache(maxsize=4_096)
+def _headers_of(name: str, strategy: Strategy) -> LimitHeaders:
+    return LimitHeaders(name, *strategy.rate, strategy)
+
+
 class LimitHeaders:
     """`decision_headers` for whoever makes many: what is the same for all decisions of a limit is
     put into words once. `policy` is the value of `RateLimit-Policy`."""
@@ -71,19 +115,30 @@ class LimitHeaders:
         self, decision: Decision, now: int, *, peeked: bool = False, legacy: bool = False
     ) -> dict[str, str]:
         """The headers for one decision, made at `now`."""
-        remaining = decision.remaining if decision.remaining <= _MAX_INTEGER else _MAX_INTEGER
-        seconds = seconds_until_more(self._strategy, decision, now, peeked)
         headers = {
             "RateLimit-Policy": self.policy,
-            "RateLimit": f"{self._lead};r={remaining};t={seconds}",
+            "RateLimit": self.member(decision, now, peeked),
         }
         if not decision.allowed:
-            headers["Retry-After"] = str(seconds)
+            headers["Retry-After"] = str(retry_after_s(decision))
         if legacy:
-            headers["X-RateLimit-Limit"] = str(decision.limit)
-            headers["X-RateLimit-Remaining"] = str(decision.remaining)
-            headers["X-RateLimit-Reset"] = str(-(-decision.reset_at // 1000))
+            headers |= legacy_headers(decision)
         return headers
+
+    def member(self, decision: Decision, now: int, peeked: bool = False) -> str:
+        """What `RateLimit` says of one decision, made at `now`."""
+        remaining = decision.remaining if decision.remaining <= _MAX_INTEGER else _MAX_INTEGER
+        seconds = seconds_until_more(self._strategy, decision, now, peeked)
+        return f"{self._lead};r={remaining};t={seconds}"
+
+
+def legacy_headers(decision: Decision) -> dict[str, str]:
+    """The older headers, whose reset is an instant in epoch seconds."""
+    return {
+        "X-RateLimit-Limit": str(decision.limit),
+        "X-RateLimit-Remaining": str(decision.remaining),
+        "X-RateLimit-Reset": str(-(-decision.reset_at // 1000)),
+    }
 
 
 def seconds_until_more(

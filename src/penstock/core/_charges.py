@@ -41,7 +41,16 @@ from ._transform import (
 from ._validation import MAX_INSTANT_MS, MAX_SPAN_MS, reject, require_int, shown
 from ._verdict import Verdict
 
-__all__ = ["Charge", "Part", "areserved", "pauses", "require_until", "require_wait", "reserved"]
+__all__ = [
+    "Answer",
+    "Charge",
+    "Part",
+    "areserved",
+    "pauses",
+    "require_until",
+    "require_wait",
+    "reserved",
+]
 
 
 _MARGIN = 1 / 8
@@ -88,6 +97,8 @@ class Charge:
         self.decision: Decision = answer.decision if isinstance(answer, Verdict) else answer
         self.allowed: bool = answer.allowed
         self.charged_at: int = charged_at
+        self.delays_ms: tuple[int, ...] = tuple(delays_ms)
+        """By how much each part was booked ahead."""
         self.starts_at: int = charged_at + max(delays_ms, default=0)
         self._store = store
         self._now = now
@@ -185,7 +196,7 @@ class Charge:
     def settle(self, actual: int | Mapping[str, int]) -> bool:
         """Replace what was reserved by what was used: for every limit, or by name, where those left
         out stay as they are. True if this call did it, False if it was settled before."""
-        steps = self._settlement(actual)
+        steps = self.settlement(actual)
         if not self._take():
             return False
         if steps:
@@ -194,7 +205,7 @@ class Charge:
 
     async def asettle(self, actual: int | Mapping[str, int]) -> bool:
         """The awaitable twin of `settle`."""
-        steps = self._settlement(actual)
+        steps = self.settlement(actual)
         if not self._take():
             return False
         if steps:
@@ -205,14 +216,14 @@ class Charge:
         """Give everything back. True if this call did it; a charge that was denied has nothing."""
         if not self._take():
             return False
-        self._store.apply_all(self._refunds(), self._now())
+        self._store.apply_all(self.refunds(), self._now())
         return True
 
     async def acancel(self) -> bool:
         """The awaitable twin of `cancel`."""
         if not self._take():
             return False
-        await self._store.aapply_all(self._refunds(), self._now())
+        await self._store.aapply_all(self.refunds(), self._now())
         return True
 
     def _take(self) -> bool:
@@ -221,7 +232,8 @@ class Charge:
         except IndexError:
             return False
 
-    def _refunds(self) -> list[Step]:
+    def refunds(self) -> list[Step]:
+        """What to ask the store in order to give everything back."""
         return [self._refund(part, at, part.cost) for part, at in self._parts]
 
     def _refund(self, part: Part, at: int, units: int) -> Step:
@@ -229,7 +241,8 @@ class Charge:
             return Step(part.key, releasing(part.strategy, self.id))
         return Step(part.key, refunding(part.strategy, at), units)
 
-    def _settlement(self, actual: int | Mapping[str, int]) -> list[Step]:
+    def settlement(self, actual: int | Mapping[str, int]) -> list[Step]:
+        """What to ask the store in order to replace what was reserved by what was used."""
         if not self.allowed:
             reject(
                 "this charge was denied, so there is nothing to settle; look at charge.allowed "
@@ -308,10 +321,12 @@ def reserved(
     parts: Sequence[Part],
     max_wait_ms: int,
     answer: Answer,
+    also: Sequence[Step] = (),
 ) -> Charge:
-    """Take what the parts cost, all or nothing, and hold it."""
+    """Take what the parts cost, all or nothing, and hold it. `also` is done with it, where the
+    parts admit it."""
     at, asked_at, slot_id = now(), time.monotonic(), _new_id(parts)
-    results = store.apply_all(_taking(store, parts, max_wait_ms, slot_id), at)
+    results = store.apply_all(_taking(store, parts, max_wait_ms, slot_id, also), at)
     return _charge(store, now, parts, results, at, answer, slot_id, asked_at)
 
 
@@ -321,10 +336,13 @@ async def areserved(
     parts: Sequence[Part],
     max_wait_ms: int,
     answer: Answer,
+    also: Sequence[Step] = (),
+    slot_id: str = "",
 ) -> Charge:
-    """The awaitable twin of `reserved`."""
-    at, asked_at, slot_id = now(), time.monotonic(), _new_id(parts)
-    results = await store.aapply_all(_taking(store, parts, max_wait_ms, slot_id), at)
+    """The awaitable twin of `reserved`. `slot_id` is under what slots are held; by default, a new
+    one."""
+    at, asked_at, slot_id = now(), time.monotonic(), slot_id or _new_id(parts)
+    results = await store.aapply_all(_taking(store, parts, max_wait_ms, slot_id, also), at)
     return _charge(store, now, parts, results, at, answer, slot_id, asked_at)
 
 
@@ -335,7 +353,9 @@ def _new_id(parts: Sequence[Part]) -> str:
     return f"s{os.urandom(12).hex()}"
 
 
-def _taking(store: Store, parts: Sequence[Part], max_wait_ms: int, slot_id: str) -> list[Step]:
+def _taking(
+    store: Store, parts: Sequence[Part], max_wait_ms: int, slot_id: str, also: Sequence[Step]
+) -> list[Step]:
     steps = []
     for part in parts:
         strategy = part.strategy
@@ -347,6 +367,7 @@ def _taking(store: Store, parts: Sequence[Part], max_wait_ms: int, slot_id: str)
         elif max_wait_ms and strategy.books_ahead and part.cost:
             transform = booking(strategy, max_wait_ms)
         steps.append(Step(part.key, transform, part.cost, part.shadow))
+    steps.extend(also)
     if store.reads_own_clock and parts:
         # By whose clock it was charged is by whose it is given back.
         steps.append(Step(parts[0].key, telling(parts[0].strategy), 1))
@@ -363,8 +384,9 @@ def _charge(
     slot_id: str,
     asked_at: float,
 ) -> Charge:
-    if len(results) > len(parts):
-        at = results.pop()
+    if store.reads_own_clock and parts:
+        at = results[-1]
+    results = results[: len(parts)]
     decisions = [each.decision if isinstance(each, Booking) else each for each in results]
     delays = [each.delay_ms if isinstance(each, Booking) else 0 for each in results]
     return Charge(store, now, parts, answer(decisions), at, delays, slot_id, asked_at)

@@ -280,13 +280,19 @@ class Limiter(OnStore):
         time: `charge.starts_at` is when. Bookings are first come, first served, for everybody who
         shares the store. That takes a strategy with a pace, such as gcra.
         """
-        parts = self._parts(key, cost)
-        return reserved(self.store, self._now, parts, self._wait(max_wait_ms), _the_one)
+        parts, wait, answer = self._terms(key, cost, max_wait_ms)
+        return reserved(self.store, self._now, parts, wait, answer)
 
     async def areserve(self, key: str, cost: int = 1, *, max_wait_ms: int = 0) -> Charge:
         """The awaitable twin of `reserve`."""
-        parts = self._parts(key, cost)
-        return await areserved(self.store, self._now, parts, self._wait(max_wait_ms), _the_one)
+        parts, wait, answer = self._terms(key, cost, max_wait_ms)
+        return await areserved(self.store, self._now, parts, wait, answer)
+
+    def _terms(
+        self, key: str, cost: int, max_wait_ms: int
+    ) -> tuple[list[Part], int, Callable[[Sequence[Decision]], Decision]]:
+        """What `reserve` asks for: the part, how long ahead, and what to make of the answer."""
+        return self._parts(key, cost), self._wait(max_wait_ms), _the_one
 
     def pause(self, key: str, until_ms: int) -> None:
         """Admit nothing for this key before the instant `until_ms`, on every node that shares the

@@ -69,6 +69,22 @@ class Verdict(_Fields):
         return dict(zip(self._names, self._decisions, strict=True))
 
     @property
+    def enforced(self) -> Mapping[str, Decision]:
+        """The same without the shadows."""
+        told = zip(self._names, self._decisions, self._shadows, strict=True)
+        return {name: decision for name, decision, shadow in told if not shadow}
+
+    @property
+    def has_shadows(self) -> bool:
+        """Whether some of the limits are shadows."""
+        return True in self._shadows
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """What each limit said, in order."""
+        return self._decisions
+
+    @property
     def violated(self) -> tuple[str, ...]:
         """The limits that denied the request."""
         return self._denying(shadow=False)
@@ -103,16 +119,21 @@ class Verdict(_Fields):
         return tuple([name for name, said, is_shadow in told if not said and is_shadow is shadow])
 
     def _binding(self) -> int | None:
-        places = [place for place, shadow in enumerate(self._shadows) if not shadow]
-        if not places:
-            places = list(range(len(self._shadows)))
-        if not places:
-            return None
-        decisions = self._decisions
-        if self.allowed:
-            return min(places, key=lambda place: decisions[place].remaining)
-        denied = [place for place in places if not decisions[place].allowed]
-        return max(denied, key=lambda place: decisions[place].retry_after_ms)
+        found = None
+        allowed, decisions, shadows = self.allowed, self._decisions, self._shadows
+        least = longest = -1
+        for place, decision in enumerate(decisions):
+            if shadows[place]:
+                continue
+            if allowed:
+                if found is None or decision.remaining < least:
+                    found, least = place, decision.remaining
+            elif not decision.allowed and decision.retry_after_ms > longest:
+                found, longest = place, decision.retry_after_ms
+        if found is None and decisions:
+            # Shadows alone.
+            return min(range(len(decisions)), key=lambda place: decisions[place].remaining)
+        return found
 
     def __bool__(self) -> bool:
         return self.allowed

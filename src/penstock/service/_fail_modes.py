@@ -92,6 +92,10 @@ class Guard:
         self._quiet_until = 0
         self._unsaid = 0
 
+    def now(self) -> int:
+        """The service's own instant."""
+        return self._clock.now()
+
     def decision(self, error: Exception, keys: Iterable[str], cost: int) -> Decision:
         """The decision in place of `error`; raises it, if that is the answer."""
         self.outage(error, keys, cost)

@@ -29,6 +29,8 @@ __all__ = [
     "Replies",
     "Tally",
     "folding",
+    "policy_in",
+    "tally_name",
 ]
 
 
@@ -80,6 +82,17 @@ class Tally:
 
 
 _counts_of = attrgetter(*Tally.__slots__)
+
+
+def tally_name(policy: str, limit: str, shadow: bool) -> str:
+    """Under which one of several limits of a policy is counted; no policy's name has a slash."""
+    return f"{policy}/{limit}/shadow" if shadow else f"{policy}/{limit}"
+
+
+def policy_in(name: str) -> str:
+    """The policy that a count belongs to."""
+    return name.partition("/")[0]
+
 
 MAX_GONE = 1_000
 REMOVED = "(removed)"
@@ -143,12 +156,13 @@ class Histogram:
 class MetricsSnapshot:
     """Everything counted, at one moment.
 
-    `policies`: policy to the fields of its Tally. `slots`: policy to `limit`, `in_flight` and
-    `reclaimed`, for those with a concurrency axis. `latency`: what a server called it, such as
-    "http" or "grpc", to its histogram. `reloads`: "ok" and "failed" to a count. `grpc_codes`: the
-    name of a status to a count. `stores`: a kind of table in this process, to what they tell of
-    themselves, added up. `foreign_clocks`: how often a stored instant was further ahead than the
-    deciding clock can have written (`core/_foreign_clocks.py`).
+    `policies`: policy, or `tally_name` of one of its limits, to the fields of its Tally. `slots`:
+    policy to `limit`, `in_flight` and `reclaimed`, for those with a concurrency axis. `latency`:
+    what a server called it, such as "http" or "grpc", to its histogram. `reloads`: "ok" and
+    "failed" to a count. `grpc_codes`: the name of a status to a count. `stores`: a kind of table in
+    this process, to what they tell of themselves, added up. `foreign_clocks`: how often a stored
+    instant was further ahead than the deciding clock can have written
+    (`core/_foreign_clocks.py`).
     """
 
     policies: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -195,7 +209,7 @@ class Metrics:
         self.grpc: Replies = Replies()
 
     def tally(self, policy: str) -> Tally:
-        """The counts of a policy, made on first use."""
+        """The counts of a policy, or of one of its limits, made on first use."""
         return self._tallies.setdefault(policy, Tally())
 
     @property
@@ -206,7 +220,7 @@ class Metrics:
     def keeping(self, policies: Container[str]) -> Iterator[None]:
         """These are served now, and the others are gone. In small steps."""
         for name in list(self._tallies):
-            if name in policies:
+            if policy_in(name) in policies:
                 self._gone.pop(name, None)
             elif name != REMOVED:
                 self._gone.setdefault(name)

@@ -15,7 +15,7 @@ reads the same file; only what makes states unreadable, such as another window, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from functools import cached_property, partial
@@ -28,18 +28,21 @@ from ..concurrency import ConcurrencyLimiter, Law, SlotLeases
 from ..concurrency._slots import End
 from ..concurrency._slots import SlotLease as SlotLease
 from ..config import has_fail_mode, in_words, names_with
-from ..config._model import ConcurrencySpec, PolicyFile, PolicySpec, form_of
+from ..config._model import ConcurrencySpec, PolicyFile, PolicySpec, SeveralSpec, form_of
 from ..config._policies import Policies
+from ..core._charges import Part
 from ..core._clock import Clock
 from ..core._decision import Decision
 from ..core._errors import ConfigInvalidError, UnsupportedError
 from ..core._limiter import Limiter
 from ..core._store import Store
 from ..core._strategy import Strategy
+from ..core._validation import reject
 from ..leasing import TwoTierLimiter, two_tier
 from ._fail_modes import Guard, Outages
 from ._fleet import Lessor
-from ._metrics import Metrics, Tally
+from ._metrics import Metrics, Tally, tally_name
+from ._several import Judge, SeveralLimits
 
 __all__ = [
     "SHOWN",
@@ -82,7 +85,7 @@ class Policy:
     """A policy as a server shows it. `limit` is what it admits at once, `quota` what it grants per
     `window_ms`, which is None for strategies without a window, `terms` what it allows, in words.
     `strategy` is what decides its rate, if it has one, and `axes` what decides on each axis that is
-    kept in a store: "rate" and "cost"."""
+    kept in a store: "rate" and "cost". `several` are its limits, where it has more than one."""
 
     name: str
     kind: str
@@ -93,6 +96,7 @@ class Policy:
     terms: str
     strategy: Strategy | None
     axes: Mapping[str, Strategy]
+    several: SeveralSpec | None = None
 
 
 _OPERATIONS = {
@@ -100,6 +104,7 @@ _OPERATIONS = {
     "budget": "debit",
     "admission": "admit",
     "unified": "admit, and debit if it has a token budget",
+    "limits": "check, peek, forecast, reserve, settle, cancel, pause and reset",
 }
 
 
@@ -116,6 +121,34 @@ class Entry:
     control: AdmissionControl | None = None
     decide: Decide | None = None
     lessors: Mapping[str, Lessor] = field(default_factory=dict)
+    judge: Judge | None = None
+    prefix: str = ""
+
+    def limits(self, operation: str) -> Judge:
+        """The limits that are asked by attributes."""
+        if self.judge is None:
+            if self.limiter is not None and self.control is None:
+                reject(
+                    f"policy {self.policy.name!r} is one limit, which is asked by a key; leave "
+                    "attributes out, or give it `limits` in the policy file"
+                )
+            raise self.lacks(operation)
+        return self.judge
+
+    def parts(self, terms: Sequence[tuple[str, str | None, int]], plan: str | None) -> list[Part]:
+        """What of a charge concerns limits that are there: of each its name, which is empty for
+        the only one, the key and the units."""
+        return [part for name, key, units in terms if (part := self._part(name, key, units, plan))]
+
+    def _part(self, name: str, key: str | None, units: int, plan: str | None) -> Part | None:
+        if self.judge is not None:
+            strategy = self.judge.limits.strategy_of(name, plan, key)
+        else:
+            strategy = self.spec.strategy if not name and self.decide is not None else None
+        if strategy is None:
+            return None
+        place = joined(self.prefix, self.spec.name, name, form_of(strategy), key or "")
+        return Part(name, place, strategy, units)
 
     def rate(self, operation: str) -> Limiter:
         if self.limiter is None or self.control is not None:
@@ -331,9 +364,15 @@ class _Builder:
             in_words(spec),
             spec.strategy,
             {axis: strategy for axis, strategy in axes.items() if strategy is not None},
+            spec.several,
         )
         tally = site.metrics.tally(spec.name)
         guard = Guard(spec.name, policy.limit, fail, site.clock, tally, site.outages)
+        if spec.several is not None:
+            judge = self._judge(spec.name, spec.several, guard, tally)
+            return Entry(
+                spec, policy, tally, guard, decide=judge.decide, judge=judge, prefix=self.prefix
+            )
         limiter = self._rate(spec)
         budget = self._budget(spec)
         control = None
@@ -344,7 +383,28 @@ class _Builder:
         if limiter is not None and spec.kind == "limiter":
             decide = deciding(limiter, guard, tally)
         lessors = _lessors(spec, limiter, budget, guard)
-        return Entry(spec, policy, tally, guard, limiter, budget, control, decide, lessors)
+        return Entry(
+            spec,
+            policy,
+            tally,
+            guard,
+            limiter,
+            budget,
+            control,
+            decide,
+            lessors,
+            prefix=self.prefix,
+        )
+
+    def _judge(self, name: str, spec: SeveralSpec, guard: Guard, tally: Tally) -> Judge:
+        store, clock = self.site.store, self.site.clock
+        home = None if store.reads_own_clock else clock
+        limits = SeveralLimits(name, spec, store, home, joined(self.prefix, name))
+        tallies = [
+            self.site.metrics.tally(tally_name(name, limit.name, limit.shadow))
+            for limit in spec.limits
+        ]
+        return Judge(limits, guard, tally, tallies)
 
     def _rate(self, spec: PolicySpec) -> Limiter | None:
         if spec.two_tier is None or spec.strategy is None:

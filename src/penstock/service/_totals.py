@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ._inline import INLINE
-from ._metrics import REMOVED, Tally, folding
+from ._metrics import REMOVED, Tally, folding, policy_in
 from .http._pages import policy_lines
 
 __all__ = ["Channel", "Counted", "Totals", "added", "counters_of"]
@@ -122,7 +122,7 @@ class Totals:
             self._gone[name] = tally
         self._gone_text = added([self._gone_text, counters_of(known.text)])
         kept = (REMOVED, INLINE)
-        gone = (name for name in self._gone if name not in served and name not in kept)
+        gone = (name for name in self._gone if policy_in(name) not in served and name not in kept)
         for _ in folding(self._gone, dict.fromkeys(gone)):
             pass
 

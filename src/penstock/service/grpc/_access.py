@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from ...wire.proto.rate_limiter_pb2_grpc import CHARGES
 from .._access import BearerToken
 from .._metrics import Replies
 from .._tls import Certificates
@@ -25,6 +26,9 @@ from ._places import Places
 
 __all__ = ["Access", "credentials"]
 
+
+# What changes counts without a request having been decided.
+FOR_OPERATORS = (f"/{CHARGES}/Pause", f"/{CHARGES}/Reset")
 
 if TYPE_CHECKING:
     _Handler = grpc.GenericRpcHandler[Any, Any]
@@ -53,7 +57,7 @@ class Access(_Handler):
         self._token = None if token is None else BearerToken(token)
         self._leaving = leaving
         self._replies = replies
-        self._stranger, self._too_late, self._full = (
+        self._stranger, self._too_late, self._full, self._no_token = (
             _refusal(status, text, replies.codes) for status, text in _REFUSALS
         )
         self.turned_away: int = 0
@@ -65,7 +69,10 @@ class Access(_Handler):
             return None
         handler, pool, public = found
         if not public:
-            if self._token is not None:
+            if self._token is None:
+                if handler_call_details.method in FOR_OPERATORS:
+                    return self._no_token
+            else:
                 metadata = handler_call_details.invocation_metadata
                 if not self._token.accept(_authorization(metadata)):
                     return self._stranger
@@ -103,6 +110,11 @@ _REFUSALS = (
     (
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         "too many calls are at work here; ask again in a moment",
+    ),
+    (
+        grpc.StatusCode.UNAUTHENTICATED,
+        "this is for operators, who have a token; start the service with --token-file or "
+        "PENSTOCK_TOKEN",
     ),
 )
 

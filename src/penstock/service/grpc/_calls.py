@@ -1,4 +1,4 @@
-"""The eight calls: receive, parse, ask the service, render.
+"""The calls of the limiter and of charges: receive, parse, ask the service, render.
 
 Each is one message in and one out. To the library they are declared as streams of messages coming
 in, since of a single message it takes the reception, the parsing and the failures of both upon
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from asyncio import CancelledError, Task, current_task
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from time import monotonic, perf_counter
 from typing import Any, cast
 
@@ -24,8 +24,14 @@ from google.protobuf.message import Message
 from ...core._decision import Decision
 from ...wire.messages import decision_message, fill, forecast_message
 from ...wire.proto import rate_limiter_pb2 as pb
-from ...wire.proto.rate_limiter_pb2_grpc import RATE_LIMITER, RATE_LIMITER_METHODS
+from ...wire.proto.rate_limiter_pb2_grpc import (
+    CHARGES,
+    CHARGES_METHODS,
+    RATE_LIMITER,
+    RATE_LIMITER_METHODS,
+)
 from .._core import Service
+from .._several import Judgement
 from ._errors import DeadlineError, refuse
 from ._places import Places, required
 
@@ -42,9 +48,11 @@ def handlers(service: Service, places: Places) -> dict[str, Any]:
     observe = service.metrics.latency("grpc").observe
     codes = service.metrics.grpc.codes
     made = {}
-    for name, (request, _) in RATE_LIMITER_METHODS.items():
-        method = unary(request.FromString, answers.named(name), places, observe, codes)
-        made[f"/{RATE_LIMITER}/{name}"] = grpc.stream_unary_rpc_method_handler(method)
+    calls = ((RATE_LIMITER, RATE_LIMITER_METHODS), (CHARGES, CHARGES_METHODS))
+    for server, methods in calls:
+        for name, (request, _) in methods.items():
+            method = unary(request.FromString, answers.named(name), places, observe, codes)
+            made[f"/{server}/{name}"] = grpc.stream_unary_rpc_method_handler(method)
     return made
 
 
@@ -100,8 +108,12 @@ class GrpcAnswers:
         return cast(Answer, getattr(self, name))
 
     async def check(self, request: pb.CheckRequest) -> pb.CheckResponse:
-        asked = self._service.decide(request.policy, request.key, request.cost or 1)
         response = pb.CheckResponse()
+        if request.attributes:
+            judged = self._service.judge(request.policy, _told(request), request.cost or 1)
+            fill_verdict(response, judged if isinstance(judged, Judgement) else await judged())
+            return response
+        asked = self._service.decide(request.policy, request.key, request.cost or 1)
         fill(response.decision, asked if isinstance(asked, Decision) else await asked())
         return response
 
@@ -115,11 +127,19 @@ class GrpcAnswers:
         return response
 
     async def peek(self, request: pb.PeekRequest) -> pb.PeekResponse:
+        if request.attributes:
+            response = pb.PeekResponse()
+            fill_verdict(response, await self._service.peek_all(request.policy, _told(request)))
+            return response
         decision = await self._service.peek(request.policy, request.key)
         return pb.PeekResponse(decision=decision_message(decision))
 
     async def forecast(self, request: pb.ForecastRequest) -> pb.ForecastResponse:
-        forecast = await self._service.forecast(request.policy, request.key, request.cost or 1)
+        cost = request.cost or 1
+        if request.attributes:
+            forecast = await self._service.forecast_all(request.policy, _told(request), cost)
+        else:
+            forecast = await self._service.forecast(request.policy, request.key, cost)
         return pb.ForecastResponse(forecast=forecast_message(forecast))
 
     async def debit(self, request: pb.DebitRequest) -> pb.DebitResponse:
@@ -148,3 +168,74 @@ class GrpcAnswers:
             reclaimed_ids=heartbeat.reclaimed_ids,
             next_deadline=heartbeat.next_deadline,
         )
+
+    async def reserve(self, request: pb.ChargeRequest) -> pb.ChargeResponse:
+        reserved = await self._service.reserve(
+            request.policy,
+            request.key or None,
+            _attributes(request.attributes),
+            request.cost or 1,
+            request.max_wait_ms,
+        )
+        response = pb.ChargeResponse(charge_id=reserved.charge_id, starts_at=reserved.starts_at)
+        if isinstance(reserved.answer, Decision):
+            fill(response.decision, reserved.answer)
+        else:
+            fill_verdict(response, reserved.answer)
+        return response
+
+    async def settle(self, request: pb.SettleRequest) -> pb.SettleResponse:
+        actual: int | dict[str, int] = request.actual
+        if request.by_limit:
+            actual = {each.limit: each.units for each in request.by_limit}
+        settled = await self._service.settle(request.charge_id, actual)
+        return pb.SettleResponse(settled=settled)
+
+    async def cancel(self, request: pb.CancelRequest) -> pb.CancelResponse:
+        return pb.CancelResponse(cancelled=await self._service.cancel(request.charge_id))
+
+    async def renew(self, request: pb.RenewRequest) -> pb.RenewResponse:
+        return pb.RenewResponse(held=await self._service.renew(request.charge_id))
+
+    async def pause(self, request: pb.PauseRequest) -> pb.PauseResponse:
+        await self._service.pause(
+            request.policy,
+            request.until_ms,
+            request.key or None,
+            _attributes(request.attributes),
+            list(request.limits) or None,
+        )
+        return pb.PauseResponse()
+
+    async def reset(self, request: pb.ResetRequest) -> pb.ResetResponse:
+        await self._service.reset(
+            request.policy,
+            request.key or None,
+            _attributes(request.attributes),
+            list(request.limits) or None,
+        )
+        return pb.ResetResponse()
+
+
+def fill_verdict(response: Any, judged: Judgement) -> None:
+    """Copy a verdict into the response of any call that has one."""
+    verdict = judged.verdict
+    fill(response.decision, verdict.decision)
+    enforced = verdict.enforced
+    for name, decision in verdict.limits.items():
+        limit = response.limits.add(name=name, shadow=name not in enforced)
+        fill(limit.decision, decision)
+    response.binding = verdict.binding
+    response.violated.extend(verdict.violated)
+    response.shadowed.extend(verdict.shadowed)
+
+
+def _attributes(given: Iterable[pb.Attribute]) -> dict[str, Any] | None:
+    """None if there are none. The last of a name counts, as in a map of protobuf."""
+    return {each.name: each.text or each.number for each in given} or None
+
+
+def _told(request: Any) -> dict[str, Any]:
+    """The attributes, of which a key is one."""
+    told = _attributes(request.attributes) or {}
+    return told | {"key": request.key} if request.key else told

@@ -100,7 +100,7 @@ class _Answers:
         axis = _AXES.get(request.axis)
         if axis is None:
             raise UnsupportedError(f"axis {request.axis} cannot be leased; rate and budgets can")
-        lease = await self._service.reserve(
+        lease = await self._service.hand_out(
             request.policy, request.caller.domain, request.wants, axis
         )
         return pb.ReserveResponse(

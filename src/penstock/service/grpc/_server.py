@@ -24,7 +24,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from ...core._validation import reject
 from ...wire.proto import POOL
 from ...wire.proto.fleet_pb2_grpc import FLEET
-from ...wire.proto.rate_limiter_pb2_grpc import RATE_LIMITER
+from ...wire.proto.rate_limiter_pb2_grpc import CHARGES, RATE_LIMITER
 from .._core import Service
 from .._ports import GRPC_CONNECTIONS
 from .._tls import Certificates
@@ -84,7 +84,7 @@ class Health:
         self._watches = watches
         self._leaving = leaving
         self._codes = codes
-        self._known = ("", RATE_LIMITER, FLEET)
+        self._known = ("", RATE_LIMITER, CHARGES, FLEET)
 
     def handlers(self) -> dict[str, Any]:
         check = unary(_parse, self._check, self._probes, _unseen, self._codes)
@@ -146,7 +146,7 @@ class Reflection:
         # Ours are in a pool of their own; the standard ones join them there.
         for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
             POOL.AddSerializedFile(file.serialized_pb)
-        names = (RATE_LIMITER, FLEET, HEALTH, REFLECTION)
+        names = (RATE_LIMITER, CHARGES, FLEET, HEALTH, REFLECTION)
         self._servicer: Any = reflection.ReflectionServicer(names, POOL)
 
     def handlers(self) -> dict[str, Any]:

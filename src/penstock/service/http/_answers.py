@@ -32,7 +32,7 @@ from ...core._errors import (
     UnsupportedError,
 )
 from ...core._strategy import Strategy
-from .._core import UnknownPolicyError
+from .._core import Policy, UnknownPolicyError
 
 __all__ = [
     "CODES",
@@ -203,6 +203,13 @@ class Answers:
             found = self._labels[wanted] = Label(*wanted)
         return found
 
+    def policy_label(self, policy: Policy | None, name: str, decision: Decision) -> Label:
+        """That of a policy of one limit."""
+        if policy is None:
+            # A reload has taken the policy away while the store was asked.
+            return self.label(name, decision.limit, None, None)
+        return self.label(name, policy.quota, policy.window_ms, policy.strategy)
+
     def decided(self, label: Label, decision: Decision, legacy: bool) -> bytes:
         """What `POST /check` answers."""
         if legacy or not decision.allowed:
@@ -237,6 +244,10 @@ class Answers:
         """A reply with the headers that belong to a decision. `body` is ASCII."""
         headers = label.headers.of(decision, self._now(), peeked=peeked, legacy=legacy)
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        return self.with_lines(status, lines, body)
+
+    def with_lines(self, status: int, lines: str, body: str) -> bytes:
+        """A reply with these header lines. `body` is ASCII."""
         self._statuses[status] += 1
         return b"%bContent-Length: %d\r\n%b\r\n%b" % (
             self._head_of(status, JSON),

@@ -25,6 +25,9 @@ class Bounds(ConnectionBounds):
     batch_bytes: int = 5 * 2**20
     """A body with many keys; 1,000 of the longest fit."""
 
+    charge_bytes: int = 2**18
+    """A body with the id of a charge, which names all of its keys."""
+
     head_s: float = 10.0
     """From a request's first byte to the end of its headers."""
 

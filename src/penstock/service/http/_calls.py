@@ -17,6 +17,7 @@ from .._core import Admission, Heartbeat, Service
 from .._inline import DEFAULT_STRATEGY, INLINE
 from .._registry import Asked
 from ._answers import Answer, Answers, Label, ProblemError, decision_json
+from ._charge_calls import ChargeCalls
 from ._head import decode, require_fields
 
 __all__ = ["Calls"]
@@ -36,6 +37,7 @@ class Calls:
     def __init__(self, service: Service, answers: Answers) -> None:
         self._service = service
         self._answers = answers
+        self.charges: ChargeCalls = ChargeCalls(service, answers)
 
     def check(self, legacy: bool, body: bytes) -> Answer:
         fields = decode(body)
@@ -63,6 +65,8 @@ class Calls:
 
     def v1_check(self, legacy: bool, body: bytes) -> Answer:
         fields = decode(body)
+        if "attributes" in fields:
+            return self.charges.check(fields, legacy)
         require_fields(fields, _KEYED, _COST)
         return self._one(fields["policy"], "rate", self._service.decide(**fields), legacy)
 
@@ -79,13 +83,14 @@ class Calls:
 
     def v1_peek(self, legacy: bool, body: bytes) -> Answer:
         fields = decode(body)
+        if "attributes" in fields:
+            return self.charges.peek(fields, legacy)
         require_fields(fields, _KEYED, {})
         asked = partial(self._service.peek, **fields)
         return self._one(fields["policy"], "rate", asked, legacy, peeked=True)
 
     def v1_forecast(self, _legacy: bool, body: bytes) -> Answer:
         fields = decode(body)
-        require_fields(fields, _KEYED, _COST)
 
         def render(forecast: Forecast) -> bytes:
             told = {
@@ -96,6 +101,9 @@ class Calls:
             headers = self._policy_line(fields["policy"])
             return self._answers.document(200, {"forecast": told}, headers)
 
+        if "attributes" in fields:
+            return self.charges.forecast(fields, render)
+        require_fields(fields, _KEYED, _COST)
         return partial(_later, partial(self._service.forecast, **fields), render)
 
     def v1_debit(self, legacy: bool, body: bytes) -> Answer:
@@ -181,11 +189,7 @@ class Calls:
         return self._answers.with_limits(status, label, decision, json.dumps(fields), legacy)
 
     def _label(self, name: str, decision: Decision) -> Label:
-        policy = self._service.policies.get(name)
-        if policy is None:
-            # A reload has taken the policy away while the store was asked.
-            return self._answers.label(name, decision.limit, None, None)
-        return self._answers.label(name, policy.quota, policy.window_ms, policy.strategy)
+        return self._answers.policy_label(self._service.policies.get(name), name, decision)
 
     def _axis_label(self, name: str, axis: str, decision: Decision) -> Label:
         """The label of one of several axes: what is said is all about that one."""

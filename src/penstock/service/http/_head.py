@@ -211,7 +211,13 @@ def require_fields(
             raise ProblemError("config_invalid", f"{name} is missing")
 
 
-_NAMES = {str: "a string", int: "an integer", bool: "true or false", list: "a list"}
+_NAMES = {
+    str: "a string",
+    int: "an integer",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
 
 
 class Hosts:

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from ...core._strategy import Strategy
-from ...core._validation import MAX_KEY_BYTES, MAX_SAFE
+from ...core._validation import MAX_KEY_BYTES, MAX_SAFE, MAX_SPAN_MS
 from .._core import MAX_BATCH
 from .._inline import DEFAULT_STRATEGY, MAX_WINDOW_MS, inline_strategies, most_units
 from ._answers import CODES
@@ -128,7 +128,23 @@ def _inline_schemas() -> dict[str, Any]:
     return {**schemas, "Check": {"oneOf": every}}
 
 
+_ATTRIBUTES = {
+    "type": "object",
+    "additionalProperties": {
+        "oneOf": [{"type": "string"}, {"type": "integer", "minimum": 0, "maximum": MAX_SAFE}]
+    },
+    "description": "What the limits of the policy ask for: text, or a number for a cost.",
+}
+_VERDICT = {
+    "limits": {"type": "object", "additionalProperties": _ref("Decision")},
+    "binding": {"type": "string", "description": "The limit that `decision` is of."},
+    "violated": {**_TEXTS, "description": "The limits that denied."},
+    "shadowed": {**_TEXTS, "description": "The shadows that would have denied."},
+}
+_LIMIT_NAMES = {**_TEXTS, "description": "Of several limits, those that are meant."}
+_CHARGE_ID = {"type": "string", "description": "What reserve answered with."}
 _DECIDED = _object({"decision": _ref("Decision")})
+_JUDGED = _object({"decision": _ref("Decision")}, _VERDICT)
 _ADMITTED = _object(
     {
         "decision": _ref("Decision"),
@@ -141,18 +157,34 @@ _ADMITTED = _object(
 _BATCH = {"type": "array", "items": _KEY, "maxItems": MAX_BATCH}
 _LEASES = {**_TEXTS, "maxItems": MAX_BATCH}
 
+
+def _by_key_or_attributes(optional: dict[str, Any]) -> dict[str, Any]:
+    by_attributes = _object(
+        {"policy": _POLICY, "attributes": _ATTRIBUTES}, {"key": _KEY, **optional}
+    )
+    return {"oneOf": [_object(_KEYED, optional), by_attributes]}
+
+
 # Per call of /v1: what it does, what it takes, what it answers.
 _CALLS: dict[str, tuple[str, Any, Any]] = {
-    "check": ("Decide one request.", _ref("PolicyCheck"), _DECIDED),
+    "check": (
+        "Decide one request: by a key, or by attributes where the policy has several limits.",
+        _by_key_or_attributes({"cost": _COST}),
+        _JUDGED,
+    ),
     "check-many": (
         "Decide for many keys, in order, at one instant.",
         _object({"policy": _POLICY, "keys": _BATCH}, {"cost": _COST}),
         _object({"decisions": {"type": "array", "items": _ref("Decision")}}),
     ),
-    "peek": ("What a request would be told. Spends nothing.", _object(_KEYED), _DECIDED),
+    "peek": (
+        "What a request would be told. Spends nothing.",
+        _by_key_or_attributes({}),
+        _JUDGED,
+    ),
     "forecast": (
         "What can be spent now, and when there is more. Spends nothing.",
-        _object(_KEYED, {"cost": _COST}),
+        _by_key_or_attributes({"cost": _COST}),
         _object({"forecast": _ref("Forecast")}),
     ),
     "debit": (
@@ -175,6 +207,71 @@ _CALLS: dict[str, tuple[str, Any, Any]] = {
         _object({"lease_ids": _LEASES}),
         _object({"live_ids": _TEXTS, "reclaimed_ids": _TEXTS, "next_deadline": _INSTANT}),
     ),
+    "reserve": (
+        "Spend as a check does, and hold it until it is settled. May book ahead.",
+        _by_key_or_attributes(
+            {
+                "cost": _COST,
+                "max_wait_ms": {
+                    **_WHOLE,
+                    "maximum": MAX_SPAN_MS,
+                    "description": "How far ahead units may be booked.",
+                },
+            }
+        ),
+        _object(
+            {
+                "decision": _ref("Decision"),
+                "charge_id": {"type": "string", "description": "Empty where nothing is held."},
+                "starts_at": _INSTANT,
+            },
+            _VERDICT,
+        ),
+    ),
+    "settle": (
+        "Replace what was reserved by what was used. Idempotent: a charge settles once.",
+        _object(
+            {
+                "charge_id": _CHARGE_ID,
+                "actual": {
+                    "oneOf": [
+                        {**_WHOLE, "maximum": MAX_SAFE},
+                        {
+                            "type": "object",
+                            "additionalProperties": {**_WHOLE, "maximum": MAX_SAFE},
+                        },
+                    ],
+                    "description": "What was used: of every limit, or by the names of some.",
+                },
+            }
+        ),
+        _object({"settled": {"type": "boolean", "description": "Whether this call did it."}}),
+    ),
+    "cancel": (
+        "Give back what was reserved. Idempotent.",
+        _object({"charge_id": _CHARGE_ID}),
+        _object({"cancelled": {"type": "boolean", "description": "Whether this call did it."}}),
+    ),
+    "renew": (
+        "Keep the slots of a charge that are still in use.",
+        _object({"charge_id": _CHARGE_ID}),
+        _object({"held": {"type": "boolean", "description": "Whether they are still held."}}),
+    ),
+    "pause": (
+        "Let nothing in before an instant, on every node. With the token only.",
+        _object(
+            {"policy": _POLICY, "until_ms": _INSTANT},
+            {"key": _KEY, "attributes": _ATTRIBUTES, "limits": _LIMIT_NAMES},
+        ),
+        _object({}),
+    ),
+    "reset": (
+        "Forget what was spent, and lift a pause. With the token only.",
+        _object(
+            {"policy": _POLICY}, {"key": _KEY, "attributes": _ATTRIBUTES, "limits": _LIMIT_NAMES}
+        ),
+        _object({}),
+    ),
 }
 
 _DECISION_HEADERS = {
@@ -183,7 +280,9 @@ _DECISION_HEADERS = {
 }
 # One decision has both; several, and a forecast, have the policy in common.
 _HEADERS_OF = {
-    **dict.fromkeys(("check", "peek", "debit", "admit"), ("RateLimit", "RateLimit-Policy")),
+    **dict.fromkeys(
+        ("check", "peek", "debit", "admit", "reserve"), ("RateLimit", "RateLimit-Policy")
+    ),
     **dict.fromkeys(("check-many", "forecast"), ("RateLimit-Policy",)),
 }
 _LEGACY = [

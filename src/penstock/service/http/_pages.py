@@ -161,14 +161,27 @@ _GAUGES = {
 def policy_lines(counted: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
     """What was counted for each policy, as `Tally.counts` gives it: by far the longest part where
     there are many."""
-    labels = {name: f'policy="{_escaped(name)}"' for name in counted}
+    labels = {name: f'policy="{_escaped(name)}"' for name in counted if "/" not in name}
     for name, text, each in _PER_POLICY:
         samples = (
-            (labels[policy] + more, counts[at])
-            for policy, counts in counted.items()
-            for more, at in each
+            (labels[policy] + more, counted[policy][at]) for policy in labels for more, at in each
         )
         yield from _family(name, "counter", text, samples)
+    samples = (
+        (f'{_limit_labels(name)},outcome="{outcome}"', counts[_at(outcome)])
+        for name, counts in counted.items()
+        if "/" in name
+        for outcome in ("allowed", "denied")
+    )
+    text = "Decisions of each of several limits; a shadow denies nobody."
+    yield from _family("penstock_limit_decisions_total", "counter", text, samples)
+
+
+def _limit_labels(name: str) -> str:
+    """Of one of several limits, by its `tally_name`."""
+    policy, limit, *rest = name.split("/")
+    shadow = "true" if rest else "false"
+    return f'policy="{_escaped(policy)}",limit="{_escaped(limit)}",shadow="{shadow}"'
 
 
 def _at(field: str) -> int:

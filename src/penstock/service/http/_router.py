@@ -78,6 +78,12 @@ class Routes(dict[bytes, Route]):
         self._strangers.clear()
 
 
+_CHALLENGE = ('WWW-Authenticate: Bearer realm="penstock"',)
+
+# What changes counts without a request having been decided.
+_FOR_OPERATORS = ("/v1/pause", "/v1/reset")
+
+
 class Router:
     """Without a `token` everyone may ask. With `hosts`, only under one of these names. Once
     `is_stopping` is set every route is the last of its connection."""
@@ -111,6 +117,12 @@ class Router:
             "/v1/admit": (calls.v1_admit, bounds.body_bytes),
             "/v1/release": (calls.v1_release, bounds.body_bytes),
             "/v1/heartbeat": (calls.v1_heartbeat, bounds.batch_bytes),
+            "/v1/reserve": (calls.charges.v1_reserve, bounds.charge_bytes),
+            "/v1/settle": (calls.charges.v1_settle, bounds.charge_bytes),
+            "/v1/cancel": (calls.charges.v1_cancel, bounds.charge_bytes),
+            "/v1/renew": (calls.charges.v1_renew, bounds.charge_bytes),
+            "/v1/pause": (calls.charges.v1_pause, bounds.charge_bytes),
+            "/v1/reset": (calls.charges.v1_reset, bounds.charge_bytes),
         }
 
     def route(self, raw: bytes) -> Route:
@@ -143,7 +155,7 @@ class Router:
             raise ProblemError(
                 "unauthorized",
                 "send the token as Authorization: Bearer <token>",
-                ('WWW-Authenticate: Bearer realm="penstock"',),
+                _CHALLENGE,
             )
         page = self._pages.get(head.path)
         if page is not None:
@@ -166,6 +178,13 @@ class Router:
     def _decide(self, head: Head) -> tuple[Callable[[bytes], Answer], int]:
         if (post := self._posts.get(head.path)) is not None:
             _require_method(head, "POST")
+            if head.path in _FOR_OPERATORS and self._token is None:
+                raise ProblemError(
+                    "unauthorized",
+                    "this is for operators, who have a token; start the service with --token-file "
+                    "or PENSTOCK_TOKEN",
+                    _CHALLENGE,
+                )
             call, max_bytes = post
             return partial(call, self._wants_legacy(head)), max_bytes
         lead, _, client = head.path[1:].partition("/")

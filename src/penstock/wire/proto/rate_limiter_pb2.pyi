@@ -19,15 +19,32 @@ class Decision(Message):
     retry_after_ms: int
     def __init__(self, *, allowed: bool | None = ..., limit: int | None = ..., remaining: int | None = ..., reset_at: int | None = ..., retry_after_ms: int | None = ...) -> None: ...
 
+class Attribute(Message):
+    name: str
+    text: str
+    number: int
+    def __init__(self, *, name: str | None = ..., text: str | None = ..., number: int | None = ...) -> None: ...
+
+class LimitDecision(Message):
+    name: str
+    decision: Decision
+    shadow: bool
+    def __init__(self, *, name: str | None = ..., decision: Decision | None = ..., shadow: bool | None = ...) -> None: ...
+
 class CheckRequest(Message):
     policy: str
     key: str
     cost: int
-    def __init__(self, *, policy: str | None = ..., key: str | None = ..., cost: int | None = ...) -> None: ...
+    attributes: RepeatedCompositeFieldContainer[Attribute]
+    def __init__(self, *, policy: str | None = ..., key: str | None = ..., cost: int | None = ..., attributes: Iterable[Attribute] = ...) -> None: ...
 
 class CheckResponse(Message):
     decision: Decision
-    def __init__(self, *, decision: Decision | None = ...) -> None: ...
+    limits: RepeatedCompositeFieldContainer[LimitDecision]
+    binding: str
+    violated: RepeatedScalarFieldContainer[str]
+    shadowed: RepeatedScalarFieldContainer[str]
+    def __init__(self, *, decision: Decision | None = ..., limits: Iterable[LimitDecision] = ..., binding: str | None = ..., violated: Iterable[str] = ..., shadowed: Iterable[str] = ...) -> None: ...
 
 class CheckManyRequest(Message):
     policy: str
@@ -42,17 +59,23 @@ class CheckManyResponse(Message):
 class PeekRequest(Message):
     policy: str
     key: str
-    def __init__(self, *, policy: str | None = ..., key: str | None = ...) -> None: ...
+    attributes: RepeatedCompositeFieldContainer[Attribute]
+    def __init__(self, *, policy: str | None = ..., key: str | None = ..., attributes: Iterable[Attribute] = ...) -> None: ...
 
 class PeekResponse(Message):
     decision: Decision
-    def __init__(self, *, decision: Decision | None = ...) -> None: ...
+    limits: RepeatedCompositeFieldContainer[LimitDecision]
+    binding: str
+    violated: RepeatedScalarFieldContainer[str]
+    shadowed: RepeatedScalarFieldContainer[str]
+    def __init__(self, *, decision: Decision | None = ..., limits: Iterable[LimitDecision] = ..., binding: str | None = ..., violated: Iterable[str] = ..., shadowed: Iterable[str] = ...) -> None: ...
 
 class ForecastRequest(Message):
     policy: str
     key: str
     cost: int
-    def __init__(self, *, policy: str | None = ..., key: str | None = ..., cost: int | None = ...) -> None: ...
+    attributes: RepeatedCompositeFieldContainer[Attribute]
+    def __init__(self, *, policy: str | None = ..., key: str | None = ..., cost: int | None = ..., attributes: Iterable[Attribute] = ...) -> None: ...
 
 class ForecastResponse(Message):
     forecast: Forecast
@@ -107,3 +130,73 @@ class HeartbeatResponse(Message):
     reclaimed_ids: RepeatedScalarFieldContainer[str]
     next_deadline: int
     def __init__(self, *, live_ids: Iterable[str] = ..., reclaimed_ids: Iterable[str] = ..., next_deadline: int | None = ...) -> None: ...
+
+class ChargeRequest(Message):
+    policy: str
+    key: str
+    cost: int
+    attributes: RepeatedCompositeFieldContainer[Attribute]
+    max_wait_ms: int
+    def __init__(self, *, policy: str | None = ..., key: str | None = ..., cost: int | None = ..., attributes: Iterable[Attribute] = ..., max_wait_ms: int | None = ...) -> None: ...
+
+class ChargeResponse(Message):
+    decision: Decision
+    charge_id: str
+    starts_at: int
+    limits: RepeatedCompositeFieldContainer[LimitDecision]
+    binding: str
+    violated: RepeatedScalarFieldContainer[str]
+    shadowed: RepeatedScalarFieldContainer[str]
+    def __init__(self, *, decision: Decision | None = ..., charge_id: str | None = ..., starts_at: int | None = ..., limits: Iterable[LimitDecision] = ..., binding: str | None = ..., violated: Iterable[str] = ..., shadowed: Iterable[str] = ...) -> None: ...
+
+class LimitUnits(Message):
+    limit: str
+    units: int
+    def __init__(self, *, limit: str | None = ..., units: int | None = ...) -> None: ...
+
+class SettleRequest(Message):
+    charge_id: str
+    actual: int
+    by_limit: RepeatedCompositeFieldContainer[LimitUnits]
+    def __init__(self, *, charge_id: str | None = ..., actual: int | None = ..., by_limit: Iterable[LimitUnits] = ...) -> None: ...
+
+class SettleResponse(Message):
+    settled: bool
+    def __init__(self, *, settled: bool | None = ...) -> None: ...
+
+class CancelRequest(Message):
+    charge_id: str
+    def __init__(self, *, charge_id: str | None = ...) -> None: ...
+
+class CancelResponse(Message):
+    cancelled: bool
+    def __init__(self, *, cancelled: bool | None = ...) -> None: ...
+
+class RenewRequest(Message):
+    charge_id: str
+    def __init__(self, *, charge_id: str | None = ...) -> None: ...
+
+class RenewResponse(Message):
+    held: bool
+    def __init__(self, *, held: bool | None = ...) -> None: ...
+
+class PauseRequest(Message):
+    policy: str
+    key: str
+    attributes: RepeatedCompositeFieldContainer[Attribute]
+    limits: RepeatedScalarFieldContainer[str]
+    until_ms: int
+    def __init__(self, *, policy: str | None = ..., key: str | None = ..., attributes: Iterable[Attribute] = ..., limits: Iterable[str] = ..., until_ms: int | None = ...) -> None: ...
+
+class PauseResponse(Message):
+    def __init__(self) -> None: ...
+
+class ResetRequest(Message):
+    policy: str
+    key: str
+    attributes: RepeatedCompositeFieldContainer[Attribute]
+    limits: RepeatedScalarFieldContainer[str]
+    def __init__(self, *, policy: str | None = ..., key: str | None = ..., attributes: Iterable[Attribute] = ..., limits: Iterable[str] = ...) -> None: ...
+
+class ResetResponse(Message):
+    def __init__(self) -> None: ...

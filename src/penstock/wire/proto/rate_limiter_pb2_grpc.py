@@ -28,3 +28,26 @@ class RateLimiterStub:
 
 class RateLimiterAsyncStub(RateLimiterStub):
     pass
+
+CHARGES = 'throttlekit.v1.Charges'
+
+CHARGES_METHODS = {
+    'Reserve': (pb.ChargeRequest, pb.ChargeResponse),
+    'Settle': (pb.SettleRequest, pb.SettleResponse),
+    'Cancel': (pb.CancelRequest, pb.CancelResponse),
+    'Renew': (pb.RenewRequest, pb.RenewResponse),
+    'Pause': (pb.PauseRequest, pb.PauseResponse),
+    'Reset': (pb.ResetRequest, pb.ResetResponse),
+}
+
+
+class ChargesStub:
+    def __init__(self, channel):
+        for name, (request, response) in CHARGES_METHODS.items():
+            path = f'/{CHARGES}/{name}'
+            codec = request.SerializeToString, response.FromString
+            setattr(self, name, channel.unary_unary(path, *codec))
+
+
+class ChargesAsyncStub(ChargesStub):
+    pass

@@ -34,3 +34,24 @@ class RateLimiterAsyncStub:
     Admit: grpc.aio.UnaryUnaryMultiCallable[pb.AdmitRequest, pb.AdmitResponse]
     Release: grpc.aio.UnaryUnaryMultiCallable[pb.ReleaseRequest, pb.ReleaseResponse]
     Heartbeat: grpc.aio.UnaryUnaryMultiCallable[pb.HeartbeatRequest, pb.HeartbeatResponse]
+
+CHARGES: Final = 'throttlekit.v1.Charges'
+CHARGES_METHODS: dict[str, tuple[type[Message], type[Message]]]
+
+class ChargesStub:
+    def __init__(self, channel: grpc.Channel) -> None: ...
+    Reserve: grpc.UnaryUnaryMultiCallable[pb.ChargeRequest, pb.ChargeResponse]
+    Settle: grpc.UnaryUnaryMultiCallable[pb.SettleRequest, pb.SettleResponse]
+    Cancel: grpc.UnaryUnaryMultiCallable[pb.CancelRequest, pb.CancelResponse]
+    Renew: grpc.UnaryUnaryMultiCallable[pb.RenewRequest, pb.RenewResponse]
+    Pause: grpc.UnaryUnaryMultiCallable[pb.PauseRequest, pb.PauseResponse]
+    Reset: grpc.UnaryUnaryMultiCallable[pb.ResetRequest, pb.ResetResponse]
+
+class ChargesAsyncStub:
+    def __init__(self, channel: grpc.aio.Channel) -> None: ...
+    Reserve: grpc.aio.UnaryUnaryMultiCallable[pb.ChargeRequest, pb.ChargeResponse]
+    Settle: grpc.aio.UnaryUnaryMultiCallable[pb.SettleRequest, pb.SettleResponse]
+    Cancel: grpc.aio.UnaryUnaryMultiCallable[pb.CancelRequest, pb.CancelResponse]
+    Renew: grpc.aio.UnaryUnaryMultiCallable[pb.RenewRequest, pb.RenewResponse]
+    Pause: grpc.aio.UnaryUnaryMultiCallable[pb.PauseRequest, pb.PauseResponse]
+    Reset: grpc.aio.UnaryUnaryMultiCallable[pb.ResetRequest, pb.ResetResponse]

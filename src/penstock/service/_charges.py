@@ -1,0 +1,188 @@
+"""Charges that any worker of any node can settle.
+
+A charge in a process is an object; here its holder has an id, and whoever is asked next may never
+have seen it. So the id says what was charged: the policy, the plan, and of each limit the key and
+the units. And the store holds a record of it, written in the same step as the charge:
+
+    <the file's prefix>:<policy>:charge:<digest of the id>
+
+The record is a window of a day that admits two: the charge takes the first, and its settlement the
+second, in one step with what it gives back. So a charge is settled once, whoever asks, wherever and
+how often; an id that was made up has no record; and one that was altered has another digest. When
+the window begins tells when it was charged, by the clock that decided it. After a day a charge is
+forgotten, and what it reserved stays spent.
+
+What of it was booked ahead, and by how long, is known only when the store has answered: it stands
+at the end of the id, outside the digest.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from ..core._charges import Answer, Charge, Part, areserved
+from ..core._decision import Decision
+from ..core._store import Store
+from ..core._transform import Step, checking, peeking
+from ..core._validation import MAX_SPAN_MS, reject
+from ..core._verdict import Verdict
+from ..strategies import fixed_window
+from ._registry import joined
+
+__all__ = ["KEPT_MS", "ChargeTerms", "ChargedUnits", "Charges", "charge_id", "read_charge_id"]
+
+
+KEPT_MS = 24 * 60 * 60 * 1000
+"""How long a charge can be settled."""
+
+_RECORD = fixed_window(2, KEPT_MS, "first")
+_TAKE = checking(_RECORD)
+_LOOK = peeking(_RECORD)
+
+_MAX_ID = 1 << 17
+
+
+class ChargedUnits(NamedTuple):
+    """What was charged to one limit; `limit` is empty where the policy has only one."""
+
+    limit: str
+    key: str | None
+    units: int
+
+
+class ChargeTerms(NamedTuple):
+    """What an id says. `nonce` tells charges of the same terms apart."""
+
+    policy: str
+    plan: str | None
+    held: tuple[ChargedUnits, ...]
+    nonce: str
+    delays_ms: tuple[int, ...] = ()
+
+    @classmethod
+    def new(cls, policy: str, plan: str | None, held: Sequence[ChargedUnits]) -> ChargeTerms:
+        return cls(policy, plan, tuple(held), secrets.token_hex(12))
+
+    @property
+    def slot_id(self) -> str:
+        """Under which its slots are held; it begins with a letter, so that nobody takes it for a
+        number."""
+        return f"s{self.nonce}"
+
+    @property
+    def body(self) -> str:
+        """All but the delays, as text."""
+        told = [self.policy, self.plan, [list(each) for each in self.held], self.nonce]
+        packed = json.dumps(told, separators=(",", ":")).encode()
+        return base64.urlsafe_b64encode(packed).decode().rstrip("=")
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.body.encode()).hexdigest()[:32]
+
+
+def charge_id(terms: ChargeTerms) -> str:
+    """The id that its holder is given."""
+    delays = "-".join(map(str, terms.delays_ms))
+    return f"{terms.body}.{delays}" if any(terms.delays_ms) else terms.body
+
+
+def read_charge_id(text: object) -> ChargeTerms:
+    """What an id says; raises `config_invalid` for what cannot be one."""
+    if not isinstance(text, str) or not text or len(text) > _MAX_ID or not text.isascii():
+        reject("a charge id is the text that reserve answered with")
+    body, _, delays = text.partition(".")
+    try:
+        packed = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
+        policy, plan, held, nonce = json.loads(packed)
+        terms = ChargeTerms(
+            policy,
+            plan,
+            tuple(ChargedUnits(*each) for each in held),
+            nonce,
+            tuple(map(int, delays.split("-"))) if delays else (0,) * len(held),
+        )
+    except (ValueError, TypeError, RecursionError, binascii.Error):
+        reject("this is no charge id: it is the text that reserve answered with")
+    if terms.body != body or not _is_sound(terms):
+        reject("this is no charge id: it is the text that reserve answered with")
+    return terms
+
+
+def _is_sound(terms: ChargeTerms) -> bool:
+    texts = (terms.policy, terms.nonce, *(each.limit for each in terms.held))
+    return (
+        all(isinstance(text, str) for text in texts)
+        and (terms.plan is None or isinstance(terms.plan, str))
+        and all(type(each.units) is int and each.units >= 0 for each in terms.held)
+        and all(each.key is None or isinstance(each.key, str) for each in terms.held)
+        and len(terms.delays_ms) == len(terms.held)
+        and all(0 <= delay <= MAX_SPAN_MS for delay in terms.delays_ms)
+    )
+
+
+class Charges:
+    """Reserves and settles in one store, under one prefix."""
+
+    def __init__(self, store: Store, now: Callable[[], int], prefix: str) -> None:
+        self._store = store
+        self._now = now
+        self._prefix = prefix
+
+    async def reserve(
+        self, terms: ChargeTerms, parts: Sequence[Part], max_wait_ms: int, answer: Answer
+    ) -> tuple[Charge, str]:
+        """Take what the parts cost, all or nothing, and write it down. The id is empty where it was
+        denied."""
+        record = Step(self._record(terms), _TAKE)
+        charge = await areserved(
+            self._store, self._now, parts, max_wait_ms, answer, [record], terms.slot_id
+        )
+        if not charge.allowed:
+            return charge, ""
+        return charge, charge_id(terms._replace(delays_ms=charge.delays_ms))
+
+    async def settle(
+        self, terms: ChargeTerms, parts: Sequence[Part], actual: int | Mapping[str, int] | None
+    ) -> bool:
+        """Replace what was reserved by what was used, or give all back for None. True if this call
+        did it, False if it was settled before."""
+        record = await self._store.aapply(self._record(terms), _LOOK, self._now(), 1)
+        charge = self._charge(terms, parts, record)
+        steps = charge.refunds() if actual is None else charge.settlement(actual)
+        if not record.remaining:
+            return False
+        asked = [Step(self._record(terms), _TAKE), *steps]
+        told = await self._store.aapply_all(asked, self._now())
+        return bool(told[0].allowed)
+
+    async def renew(self, terms: ChargeTerms, parts: Sequence[Part]) -> bool:
+        """Hold its slots for another ttl. False if they were lost, or given back."""
+        record = await self._store.aapply(self._record(terms), _LOOK, self._now(), 1)
+        steps = self._charge(terms, parts, record).renewals()
+        if not steps:
+            reject("this charge holds no slots, so there is nothing to renew")
+        if not record.remaining:
+            return False
+        told = await self._store.aapply_all(steps, self._now())
+        return all(each.allowed for each in told)
+
+    def _charge(self, terms: ChargeTerms, parts: Sequence[Part], record: Decision) -> Charge:
+        """The charge as it was when it was made. A limit that is gone since then costs nothing."""
+        if record.remaining == _RECORD.limit:
+            reject("there is no such charge: it was never made, or more than a day ago")
+        at = record.reset_at - KEPT_MS
+        admitted = Decision(True, 1, 0, at, 0)
+        names = tuple(part.name for part in parts)
+        answer = Verdict(names, (admitted,) * len(parts), (False,) * len(parts))
+        charge_of = answer if names != ("",) else admitted
+        return Charge(self._store, self._now, parts, charge_of, at, terms.delays_ms, terms.slot_id)
+
+    def _record(self, terms: ChargeTerms) -> str:
+        return joined(self._prefix, terms.policy, "charge", terms.digest)

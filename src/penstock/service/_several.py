@@ -1,0 +1,341 @@
+"""A policy of several limits at work.
+
+A request brings attributes. They say which limits are asked, by which keys, at what cost, and with
+which figures: those of the policy, of a plan, or of a single key. For each combination of limits
+and figures that requests bring there is one `Limits`, made when it is first needed. All of them
+count in the same places, since figures never change where counts are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
+
+from .._limits import Limit, Limits
+from ..config._model import LimitSpec, SeveralSpec, form_of
+from ..core._clock import Clock
+from ..core._decision import Decision, Forecast
+from ..core._store import Store
+from ..core._strategy import Strategy
+from ..core._validation import MAX_SAFE, plain_key, reject, require_cost, require_int, shown
+from ..core._verdict import Verdict
+from ._fail_modes import Guard
+from ._metrics import Tally
+
+__all__ = [
+    "NOTHING",
+    "Attributes",
+    "Judge",
+    "Judged",
+    "Judgement",
+    "PolicyLimits",
+    "Request",
+    "SeveralLimits",
+]
+
+
+Attributes = Mapping[str, Any]
+"""What a request says of itself: text, or a whole number for what is a cost."""
+
+NOTHING = Verdict((), (), ())
+"""The answer to a request that no limit is asked for."""
+
+# Each is a few kilobytes. Beyond, all are made anew.
+_MAX_COMBINATIONS = 1_024
+
+
+class PolicyLimits(Limits):
+    """`Limits` that count under the form of their states, so that figures may change."""
+
+    def _lead_of(self, lead: str, name: str, limit: Limit) -> str:
+        return f"{lead}{name}:{form_of(limit.strategy)}"
+
+
+class Request(NamedTuple):
+    """What a request comes to: the limits that it asks, their keys and their costs. `asked` are
+    their places among the limits of the policy."""
+
+    limits: PolicyLimits | None
+    keys: dict[str, str]
+    cost: int | dict[str, int]
+    asked: Sequence[int]
+
+
+class SeveralLimits:
+    """Resolves the requests to one policy."""
+
+    def __init__(
+        self, policy: str, spec: SeveralSpec, store: Store, clock: Clock | None, prefix: str
+    ) -> None:
+        self.spec: SeveralSpec = spec
+        self._policy = policy
+        self._store = store
+        self._clock = clock
+        self._prefix = prefix
+        self._known = frozenset(spec.attributes())
+        self._names = [limit.name for limit in spec.limits]
+        self._has_costs = any(limit.cost is not None for limit in spec.limits)
+        self._made: dict[tuple[Strategy | None, ...], PolicyLimits | None] = {}
+        # What is wrong with a prefix or a store is found when the policy is made.
+        self._limits_of(tuple(limit.strategy for limit in spec.limits))
+
+    def resolve(self, attributes: Attributes, cost: int = 1) -> Request:
+        """What a request asks. Raises `config_invalid` if it says too little, or something that
+        the policy does not know."""
+        if not attributes.keys() <= self._known:
+            self._refuse_unknown(attributes)
+        figures = self._plan(attributes)
+        overrides = self.spec.overrides
+        keys: dict[str, str] = {}
+        chosen: list[Strategy | None] = []
+        asked = []
+        for place, limit in enumerate(self.spec.limits):
+            strategy = None
+            if self._is_asked(limit, attributes):
+                name, by = limit.name, limit.by
+                strategy = figures.get(name, limit.strategy)
+                if by is not None:
+                    key = self._text(by, attributes[by])
+                    if name in overrides:
+                        strategy = overrides[name].get(key, strategy)
+                    keys[name] = key
+                if strategy is None:
+                    keys.pop(name, None)
+                else:
+                    asked.append(place)
+            chosen.append(strategy)
+        limits = self._limits_of(tuple(chosen))
+        return Request(limits, keys, self._costs(asked, attributes, cost), asked)
+
+    def named(
+        self, attributes: Attributes, limits: Sequence[str] | None
+    ) -> tuple[PolicyLimits, dict[str, str | None]]:
+        """The limits that `attributes` have keys for, of those that are named, if any are: for
+        what is done to single keys. One for everybody has to be named."""
+        if not attributes.keys() <= self._known:
+            self._refuse_unknown(attributes)
+        for name in limits or ():
+            if name not in self._names:
+                reject(
+                    f"there is no limit {shown(name)} in policy {self._policy!r}; there are "
+                    f"{', '.join(self._names)}"
+                )
+        figures = self._plan(attributes)
+        keys: dict[str, str | None] = {}
+        chosen: list[Strategy | None] = []
+        for limit in self.spec.limits:
+            strategy = figures.get(limit.name, limit.strategy) or limit.strategy
+            wanted = limit.by in attributes if limits is None else limit.name in limits
+            if wanted and limit.by is None:
+                keys[limit.name] = None
+            elif wanted:
+                key = self._text(str(limit.by), attributes.get(str(limit.by)))
+                keys[limit.name] = key
+                strategy = self.spec.overrides.get(limit.name, {}).get(key) or strategy
+            chosen.append(strategy)
+        made = self._limits_of(tuple(chosen))
+        if not keys or made is None:
+            reject(
+                f"no limit of policy {self._policy!r} is by {', '.join(attributes) or 'nothing'}; "
+                f"give one of {', '.join(sorted(self._known))}, or name limits"
+            )
+        return made, keys
+
+    def answer(self, request: Request, decision: Any) -> Verdict:
+        """The verdict where all that were asked answered the same."""
+        limits = [self.spec.limits[place] for place in request.asked]
+        shadows = tuple([limit.shadow for limit in limits])
+        return Verdict(tuple([limit.name for limit in limits]), (decision,) * len(limits), shadows)
+
+    def strategy_of(self, name: str, plan: str | None, key: str | None) -> Strategy | None:
+        """By what a limit decides for a plan and a key; None if it is not there any more, or
+        lifted."""
+        limit = next((limit for limit in self.spec.limits if limit.name == name), None)
+        if limit is None:
+            return None
+        figures = {} if plan is None else self.spec.plans.get(plan, {})
+        strategy = figures.get(name, limit.strategy)
+        if key is not None:
+            strategy = self.spec.overrides.get(name, {}).get(key, strategy)
+        return strategy
+
+    def plan_of(self, attributes: Attributes) -> str | None:
+        """The plan that a request names."""
+        return attributes.get(self.spec.plan_by) if self.spec.plans else None
+
+    def _plan(self, attributes: Attributes) -> Mapping[str, Strategy | None]:
+        spec = self.spec
+        plan = attributes.get(spec.plan_by) if spec.plans else None
+        if plan is None:
+            return {}
+        found = spec.plans.get(plan) if isinstance(plan, str) else None
+        if found is None:
+            reject(
+                f"policy {self._policy!r} has no plan {shown(plan)} for the attribute "
+                f"{spec.plan_by!r}; it has {', '.join(spec.plans)}"
+            )
+        return found
+
+    def _is_asked(self, limit: LimitSpec, attributes: Attributes) -> bool:
+        for condition in limit.when:
+            if not condition.holds(attributes):
+                return False
+        for attribute in (limit.by, limit.cost):
+            if attribute is not None and attribute not in attributes:
+                if limit.optional:
+                    return False
+                self._refuse_missing(attribute, limit)
+        return True
+
+    def _refuse_missing(self, attribute: str, limit: LimitSpec) -> NoReturn:
+        purpose = "key" if attribute == limit.by else "cost"
+        reject(
+            f"the attribute {attribute!r} is missing, the {purpose} of the limit {limit.name!r} of "
+            f"policy {self._policy!r}; send it, or make the limit optional in the policy file"
+        )
+
+    def _refuse_unknown(self, attributes: Attributes) -> NoReturn:
+        unknown = ", ".join(sorted(map(shown, attributes.keys() - self._known)))
+        reject(
+            f"policy {self._policy!r} has no attribute {unknown}; it has "
+            f"{', '.join(sorted(self._known))}"
+        )
+
+    def _text(self, name: str, value: Any) -> str:
+        try:
+            return plain_key(value)
+        except ValueError as error:
+            reject(f"the attribute {name!r}: {error}")
+
+    def _costs(
+        self, asked: Sequence[int], attributes: Attributes, cost: int
+    ) -> int | dict[str, int]:
+        if not self._has_costs:
+            return cost
+        costs = {}
+        for place in asked:
+            limit = self.spec.limits[place]
+            told = limit.cost
+            costs[limit.name] = (
+                cost
+                if told is None
+                else require_int(f"the attribute {told!r}", attributes[told], 0)
+            )
+        return costs
+
+    def _limits_of(self, chosen: tuple[Strategy | None, ...]) -> PolicyLimits | None:
+        try:
+            return self._made[chosen]
+        except KeyError:
+            return self._make(chosen)
+
+    def _make(self, chosen: tuple[Strategy | None, ...]) -> PolicyLimits | None:
+        if len(self._made) >= _MAX_COMBINATIONS:
+            self._made.clear()
+        declared = {
+            limit.name: Limit(strategy, shadow=limit.shadow, keyless=limit.by is None)
+            for limit, strategy in zip(self.spec.limits, chosen, strict=True)
+            if strategy is not None
+        }
+        made = None
+        if declared:
+            made = PolicyLimits(
+                declared, store=self._store, clock=self._clock, prefix=self._prefix
+            ).shared()
+        self._made[chosen] = made
+        return made
+
+
+class Judgement(NamedTuple):
+    """A verdict, and the limits that were asked for it; None if there were none."""
+
+    verdict: Verdict
+    limits: PolicyLimits | None
+
+
+Judged = Judgement | Callable[[], Coroutine[Any, Any, Judgement]]
+"""A judgement, where nothing has to be waited for; else what to await for it, not begun yet."""
+
+
+class Judge:
+    """The limits of a policy, with who answers in an outage, and what is counted of each."""
+
+    def __init__(
+        self, limits: SeveralLimits, guard: Guard, tally: Tally, tallies: Sequence[Tally]
+    ) -> None:
+        self.limits: SeveralLimits = limits
+        self._guard = guard
+        self._tally = tally
+        self._tallies = tallies
+
+    def judge(self, attributes: Attributes, cost: int = 1) -> Judged:
+        """Decide a request: at once where the store answers at once."""
+        request = self.limits.resolve(attributes, require_cost(cost))
+        limits = request.limits
+        if limits is None:
+            return self.counted(request, NOTHING)
+        if not limits.answers_at_once:
+            return partial(self._later, request, limits)
+        try:
+            verdict = limits.check(request.keys, request.cost)
+        except Exception as error:
+            verdict = self.in_place_of(error, request)
+        return self.counted(request, verdict)
+
+    async def _later(self, request: Request, limits: PolicyLimits) -> Judgement:
+        try:
+            verdict = await limits.acheck(request.keys, request.cost)
+        except Exception as error:
+            verdict = self.in_place_of(error, request)
+        return self.counted(request, verdict)
+
+    async def peek(self, attributes: Attributes) -> Judgement:
+        request = self.limits.resolve(attributes)
+        if request.limits is None:
+            return Judgement(NOTHING, None)
+        try:
+            verdict = await request.limits.apeek(request.keys)
+        except Exception as error:
+            verdict = self.in_place_of(error, request)
+        return Judgement(verdict, request.limits)
+
+    async def forecast(self, attributes: Attributes, cost: int = 1) -> Forecast:
+        request = self.limits.resolve(attributes, require_cost(cost))
+        if request.limits is None:
+            now = self._guard.now()
+            return Forecast(MAX_SAFE, now, now)
+        try:
+            return await request.limits.aforecast(request.keys, request.cost)
+        except Exception as error:
+            return self._guard.forecast(error, next(iter(request.keys.values()), "all"), 1)
+
+    def decide(
+        self, key: str, cost: int = 1
+    ) -> Decision | Callable[[], Coroutine[Any, Any, Decision]]:
+        """For those who have a key and no attributes: it is the attribute `key`."""
+        judged = self.judge({"key": key}, cost)
+        if isinstance(judged, Judgement):
+            return judged.verdict.decision
+        return partial(_decision, judged)
+
+    def in_place_of(self, error: Exception, request: Request) -> Verdict:
+        """What the fail mode says; raises `error`, if that is the answer."""
+        decision = self._guard.decision(error, tuple(request.keys.values()), 1)
+        return self.limits.answer(request, decision)
+
+    def counted(self, request: Request, verdict: Verdict) -> Judgement:
+        """Count what was answered."""
+        self._tally.count(verdict.allowed)
+        tallies = self._tallies
+        for place, decision in zip(request.asked, verdict.decisions, strict=True):
+            tally = tallies[place]
+            if decision.allowed:
+                tally.allowed += 1
+            else:
+                tally.denied += 1
+        return Judgement(verdict, request.limits)
+
+
+async def _decision(judged: Callable[[], Coroutine[Any, Any, Judgement]]) -> Decision:
+    return (await judged()).verdict.decision

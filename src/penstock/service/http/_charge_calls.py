@@ -1,0 +1,221 @@
+"""The calls for several limits, and for what is charged ahead: asked by attributes, or by a key.
+
+As in `_calls.py`: parse, ask the service, render; nothing is decided.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from ..._limits import Limit
+from ...adapters._headers import LimitHeaders, legacy_headers, retry_after_s
+from ...core._decision import Decision
+from ...core._verdict import Verdict
+from .._core import Reservation, Service
+from .._several import Judgement, PolicyLimits
+from ._answers import Answer, Answers, ProblemError, decision_json
+from ._head import decode, require_fields
+
+__all__ = ["ChargeCalls", "VerdictForm"]
+
+
+# Of combinations of limits and figures; beyond, all are made anew.
+_MAX_FORMS = 1_024
+
+_NAMED = {"policy": str}
+_ASKED = {"key": str, "attributes": dict, "cost": int}
+_CHARGE = {"charge_id": str}
+_LIMITS = {"key": str, "attributes": dict, "limits": list}
+
+
+class ChargeCalls:
+    """The paths of charges, and those of `Calls` where attributes are sent."""
+
+    def __init__(self, service: Service, answers: Answers) -> None:
+        self._service = service
+        self._answers = answers
+        self._forms: dict[PolicyLimits, VerdictForm] = {}
+
+    def check(self, fields: dict[str, Any], legacy: bool) -> Answer:
+        """`/v1/check` by attributes."""
+        policy, told = _asked(fields, {"cost": int})
+        asked = self._service.judge(policy, told, fields.get("cost", 1))
+        render = partial(self._judged, legacy=legacy)
+        return render(asked) if isinstance(asked, Judgement) else partial(_later, asked, render)
+
+    def peek(self, fields: dict[str, Any], legacy: bool) -> Answer:
+        """`/v1/peek` by attributes."""
+        policy, told = _asked(fields, {})
+        asked = partial(self._service.peek_all, policy, told)
+        return partial(_later, asked, partial(self._judged, legacy=legacy, peeked=True))
+
+    def forecast(self, fields: dict[str, Any], render: Any) -> Answer:
+        """`/v1/forecast` by attributes."""
+        policy, told = _asked(fields, {"cost": int})
+        asked = partial(self._service.forecast_all, policy, told, fields.get("cost", 1))
+        return partial(_later, asked, render)
+
+    def v1_reserve(self, legacy: bool, body: bytes) -> Answer:
+        fields = decode(body)
+        require_fields(fields, _NAMED, {**_ASKED, "max_wait_ms": int})
+        _require_attributes(fields.get("attributes", {}))
+
+        def render(reserved: Reservation) -> bytes:
+            told = {"charge_id": reserved.charge_id, "starts_at": reserved.starts_at}
+            rest = json.dumps(told, separators=(",", ":"))[1:]
+            answer = reserved.answer
+            if isinstance(answer, Judgement):
+                return self._judged(answer, legacy, rest=rest)
+            text = f'{{"decision":{decision_json(answer)},{rest}'
+            return self._decided(fields["policy"], answer, text, legacy)
+
+        return partial(_later, partial(self._service.reserve, **fields), render)
+
+    def v1_settle(self, _legacy: bool, body: bytes) -> Answer:
+        fields = decode(body)
+        actual = fields.pop("actual", None)
+        require_fields(fields, _CHARGE, {})
+        if type(actual) not in (int, dict):
+            raise ProblemError(
+                "config_invalid", "actual must be an integer, or an object of integers by limit"
+            )
+        asked = partial(self._service.settle, fields["charge_id"], actual)
+        return self._flag("settled", asked)
+
+    def v1_cancel(self, _legacy: bool, body: bytes) -> Answer:
+        fields = decode(body)
+        require_fields(fields, _CHARGE, {})
+        return self._flag("cancelled", partial(self._service.cancel, **fields))
+
+    def v1_renew(self, _legacy: bool, body: bytes) -> Answer:
+        fields = decode(body)
+        require_fields(fields, _CHARGE, {})
+        return self._flag("held", partial(self._service.renew, **fields))
+
+    def v1_pause(self, _legacy: bool, body: bytes) -> Answer:
+        fields = decode(body)
+        require_fields(fields, {"policy": str, "until_ms": int}, _LIMITS)
+        return self._done(partial(self._service.pause, **_checked(fields)))
+
+    def v1_reset(self, _legacy: bool, body: bytes) -> Answer:
+        fields = decode(body)
+        require_fields(fields, _NAMED, _LIMITS)
+        return self._done(partial(self._service.reset, **_checked(fields)))
+
+    def _flag(self, name: str, asked: Any) -> Answer:
+        return partial(_later, asked, lambda done: self._answers.document(200, {name: done}))
+
+    def _done(self, asked: Any) -> Answer:
+        return partial(_later, asked, lambda _: self._answers.document(200, {}))
+
+    def _judged(
+        self, judged: Judgement, legacy: bool, peeked: bool = False, rest: str = "}"
+    ) -> bytes:
+        verdict, limits = judged
+        lines = ""
+        if limits is not None:
+            form = self._forms.get(limits)
+            if form is None:
+                if len(self._forms) >= _MAX_FORMS:
+                    self._forms.clear()
+                form = self._forms[limits] = VerdictForm(limits.limits)
+            lines = form.headers(verdict, self._service.clock.now(), peeked, legacy)
+            body = form.body(verdict)
+        else:
+            body = VerdictForm({}).body(verdict)
+        text = body if rest == "}" else f"{body[:-1]},{rest}"
+        return self._answers.with_lines(200, lines, text)
+
+    def _decided(self, policy: str, decision: Decision, text: str, legacy: bool) -> bytes:
+        label = self._answers.policy_label(self._service.policies.get(policy), policy, decision)
+        return self._answers.with_limits(200, label, decision, text, legacy)
+
+
+class VerdictForm:
+    """What every verdict of the same limits has in common, put into words once."""
+
+    def __init__(self, limits: Mapping[str, Limit]) -> None:
+        self._names = [json.dumps(name) for name in limits]
+        self._headers = [
+            (place, LimitHeaders(name, *limit.strategy.rate, limit.strategy))
+            for place, (name, limit) in enumerate(limits.items())
+            if not limit.shadow
+        ]
+        told = ",".join([f"{name}:{_DECISION}" for name in self._names])
+        self._form = f'{{"decision":{_DECISION},"limits":{{{told}}},"binding":%s,"violated":%s,'
+        self._form += '"shadowed":%s}'
+
+    def body(self, verdict: Verdict) -> str:
+        """The decision that binds, and what each limit said."""
+        binding = verdict.decision
+        told: list[Any] = list(_numbers(binding))
+        for decision in verdict.decisions:
+            told += _numbers(decision)
+        told.append(json.dumps(verdict.binding))
+        told.append("[]" if verdict.allowed else json.dumps(verdict.violated))
+        told.append(json.dumps(verdict.shadowed) if verdict.has_shadows else "[]")
+        return self._form % tuple(told)
+
+    def headers(self, verdict: Verdict, now: int, peeked: bool, legacy: bool) -> str:
+        """As `verdict_headers`, to the letter: a test compares."""
+        binding, decisions = verdict.decision, verdict.decisions
+        policies: list[str] = []
+        members: list[str] = []
+        for place, headers in self._headers:
+            decision = decisions[place]
+            at = 0 if decision is binding else len(members)
+            policies.insert(at, headers.policy)
+            members.insert(at, headers.member(decision, now, peeked))
+        lines = ""
+        if members:
+            lines = (
+                f"RateLimit-Policy: {', '.join(policies)}\r\nRateLimit: {', '.join(members)}\r\n"
+            )
+        if not verdict.allowed:
+            lines += f"Retry-After: {retry_after_s(binding)}\r\n"
+        if legacy and members:
+            lines += "".join([f"{n}: {v}\r\n" for n, v in legacy_headers(binding).items()])
+        return lines
+
+
+_DECISION = '{"allowed":%s,"remaining":%d,"limit":%d,"reset_at":%d,"retry_after_ms":%d}'
+
+
+def _numbers(decision: Decision) -> tuple[Any, ...]:
+    return (
+        "true" if decision.allowed else "false",
+        decision.remaining,
+        decision.limit,
+        decision.reset_at,
+        decision.retry_after_ms,
+    )
+
+
+def _asked(fields: dict[str, Any], more: dict[str, type]) -> tuple[str, dict[str, Any]]:
+    """The policy and the attributes, of which a key is one."""
+    require_fields(fields, _NAMED, {"key": str, "attributes": dict, **more})
+    told = _require_attributes(fields.get("attributes", {}))
+    return fields["policy"], told | {"key": fields["key"]} if "key" in fields else told
+
+
+def _require_attributes(told: dict[str, Any]) -> dict[str, Any]:
+    for name, value in told.items():
+        if type(value) not in (str, int):
+            raise ProblemError(
+                "config_invalid", f"the attribute {name[:80]!r} must be a string or an integer"
+            )
+    return told
+
+
+def _checked(fields: dict[str, Any]) -> dict[str, Any]:
+    _require_attributes(fields.get("attributes", {}))
+    if not all(type(name) is str for name in fields.get("limits", ())):
+        raise ProblemError("config_invalid", "limits must be a list of strings")
+    return fields
+
+
+async def _later(ask: Any, render: Any) -> bytes:
+    return render(await ask())  # type: ignore[no-any-return]

@@ -1,0 +1,199 @@
+"""Several limits, charges, pauses and resets over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock import Limit, Limits, ManualClock
+from penstock.adapters import verdict_headers
+from penstock.config import parse_policies
+from penstock.service.http._charge_calls import VerdictForm
+from tests.service.test_several import FILE
+from tests.support.helpers import NOW
+
+from .serving import Client, InProcessServer, Reply
+
+TOKEN = "a-token-of-operators"
+
+
+class Operator(Client):
+    """Who has the token."""
+
+    def post(self, path: str, body: Any, **headers: str) -> Reply:
+        return super().post(path, body, Authorization=f"Bearer {TOKEN}", **headers)
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    policies = [*parse_policies(FILE, "test").policies.values()]
+    with InProcessServer(policies=policies, clock=ManualClock(NOW), token=TOKEN) as server:
+        made = Operator(server.port)
+        yield made
+        made.close()
+
+
+def check(client: Client, cost: int | None = None, **attributes: Any) -> Reply:
+    body = {"policy": "api", "attributes": attributes}
+    return client.post("/v1/check", body if cost is None else {**body, "cost": cost})
+
+
+def test_the_answer_carries_the_verdict(client: Client) -> None:
+    """The decision that binds, what each limit said, and who denied."""
+    for _ in range(3):
+        reply = check(client, user="bob", tenant="acme")
+    assert reply.json == {
+        "decision": decision(True, 0, 3),
+        "limits": {
+            "user": decision(True, 0, 3),
+            "tenant": decision(True, 2, 5),
+            "all": decision(True, 97, 100),
+        },
+        "binding": "user",
+        "violated": [],
+        "shadowed": [],
+    }
+    denied = check(client, user="bob", tenant="acme")
+    assert denied.status == 200
+    assert (denied.json["violated"], denied.json["binding"]) == (["user"], "user")
+
+
+def decision(allowed: bool, remaining: int, limit: int) -> dict[str, Any]:
+    end = NOW - NOW % 60_000 + 60_000
+    retry = 0 if allowed else end - NOW
+    told = {"allowed": allowed, "remaining": remaining, "limit": limit}
+    return {**told, "reset_at": end, "retry_after_ms": retry}
+
+
+def test_headers_list_every_limit_the_binding_one_first(client: Client) -> None:
+    """A plan's figures are told as they are; a shadow, which restricts nobody, is not."""
+    reply = check(client, user="bob", tenant="acme", plan="pro")
+    assert reply.headers["ratelimit-policy"] == '"tenant";q=5;w=60, "user";q=10;w=60'
+    left = -(-(60_000 - NOW % 60_000) // 1000)
+    assert reply.headers["ratelimit"] == f'"tenant";r=4;t={left}, "user";r=9;t={left}'
+    assert "retry-after" not in reply.headers
+    denied = check(client, user="bob", cost=6)
+    assert denied.headers["retry-after"] == str(left)
+
+
+def test_peek_and_forecast_take_attributes(client: Client) -> None:
+    check(client, user="u")
+    asked = {"policy": "api", "attributes": {"user": "u"}}
+    assert client.post("/v1/peek", asked).json["limits"]["user"]["remaining"] == 2
+    assert client.post("/v1/forecast", asked).json["forecast"]["spendable_now"] == 2
+
+
+def test_a_key_alone_asks_the_limits_that_are_by_key(client: Client) -> None:
+    """On every path that takes a policy and a key."""
+    reply = client.post("/v1/reserve", {"policy": "key", "key": "k"})
+    assert reply.json["limits"]["each"]["remaining"] == 1
+    refused = client.post("/v1/check", {"policy": "api", "key": "k"})
+    assert refused.status == 400
+    assert "has no attribute 'key'" in refused.json["detail"]
+
+
+def test_what_was_reserved_is_settled_once(client: Client) -> None:
+    attributes = {"user": "u", "tokens": 900}
+    reserved = client.post("/v1/reserve", {"policy": "api", "attributes": attributes}).json
+    assert reserved["decision"]["allowed"]
+    assert reserved["starts_at"] == NOW
+    told = {"charge_id": reserved["charge_id"], "actual": {"tokens": 100}}
+    assert client.post("/v1/settle", told).json == {"settled": True}
+    assert client.post("/v1/settle", told).json == {"settled": False}
+    assert client.post("/v1/cancel", {"charge_id": told["charge_id"]}).json == {"cancelled": False}
+    left = client.post("/v1/peek", {"policy": "api", "attributes": {"user": "u", "tokens": 0}})
+    assert left.json["limits"]["tokens"]["remaining"] == 900
+
+
+def test_a_slot_is_renewed_and_given_back(client: Client) -> None:
+    charge = client.post("/v1/reserve", {"policy": "key", "key": "k"}).json["charge_id"]
+    assert client.post("/v1/renew", {"charge_id": charge}).json == {"held": True}
+    denied = client.post("/v1/reserve", {"policy": "key", "key": "k"}).json
+    assert (denied["violated"], denied["charge_id"]) == (["flight"], "")
+    assert client.post("/v1/cancel", {"charge_id": charge}).json == {"cancelled": True}
+    assert client.post("/v1/renew", {"charge_id": charge}).json == {"held": False}
+
+
+def test_pause_and_reset_are_obeyed(client: Client) -> None:
+    body = {"policy": "api", "attributes": {"user": "u"}}
+    assert client.post("/v1/pause", {**body, "until_ms": NOW + 30_000}).json == {}
+    assert check(client, user="u").json["violated"] == ["user"]
+    assert client.post("/v1/reset", body).json == {}
+    assert check(client, user="u").json["decision"]["allowed"]
+
+
+def test_pause_and_reset_need_a_token() -> None:
+    """Also where everything else may be asked without one."""
+    policies = [*parse_policies(FILE, "test").policies.values()]
+    with InProcessServer(policies=policies) as server:
+        client = Client(server.port)
+        assert client.post("/v1/check", {"policy": "one", "key": "k"}).status == 200
+        for path in ("/v1/pause", "/v1/reset"):
+            refused = client.post(path, {"policy": "one", "key": "k", "until_ms": 1})
+            assert (refused.status, refused.json["code"]) == (401, "unauthorized")
+            assert "--token-file" in refused.json["detail"]
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/v1/check", {"policy": "api", "attributes": []}, "attributes must be an object"),
+        ("/v1/check", {"policy": "api", "attributes": {"user": None}}, "must be a string or an"),
+        ("/v1/check", {"policy": "api", "attributes": {"user": 1.5}}, "must be a string or an"),
+        ("/v1/check", {"policy": "api", "attributes": {}}, "'user' is missing"),
+        ("/v1/check", {"policy": "one", "attributes": {"user": "u"}}, "asked by a key"),
+        ("/v1/reserve", {"policy": "one"}, "key must be a string"),
+        ("/v1/settle", {"charge_id": "x"}, "actual must be an integer"),
+        ("/v1/settle", {"charge_id": "x", "actual": -1}, "actual must be"),
+        ("/v1/settle", {"charge_id": "x", "actual": 1}, "no charge id"),
+        ("/v1/pause", {"policy": "one", "key": "k"}, "until_ms is missing"),
+        ("/v1/reset", {"policy": "api", "limits": [1]}, "limits must be a list of strings"),
+    ],
+)
+def test_what_is_wrong_is_told(client: Client, path: str, body: Any, told: str) -> None:
+    reply = client.post(path, body)
+    assert (reply.status, reply.json["code"]) == (400, "config_invalid")
+    assert told in reply.json["detail"]
+
+
+def test_metrics_tell_each_limit_and_shadows_apart(client: Client) -> None:
+    check(client, user="u")
+    text = client.get("/metrics", Authorization=f"Bearer {TOKEN}").body.decode()
+    assert 'penstock_decisions_total{policy="api",outcome="allowed"} 1' in text
+    name = "penstock_limit_decisions_total"
+    assert f'{name}{{policy="api",limit="user",shadow="false",outcome="allowed"}} 1' in text
+    assert f'{name}{{policy="api",limit="all",shadow="true",outcome="allowed"}} 1' in text
+    assert "api/user" not in text
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("peeked", [False, True])
+def test_headers_are_those_that_a_program_would_make(legacy: bool, peeked: bool) -> None:
+    """The form in which verdicts are put into words, and `verdict_headers`."""
+    limits = Limits(
+        {
+            "user": "3/minute",
+            "all": Limit("100/hour", keyless=True),
+            "dark": Limit("2/minute", shadow=True),
+        },
+        clock=ManualClock(NOW),
+    )
+    form = VerdictForm(limits.limits)
+    for _ in range(5):
+        verdict = limits.check({"user": "u", "dark": "u"})
+        made = verdict_headers(limits.limits, verdict, NOW, peeked=peeked, legacy=legacy)
+        lines = "".join(f"{name}: {value}\r\n" for name, value in made.items())
+        assert form.headers(verdict, NOW, peeked, legacy) == lines
+        told = json.loads(form.body(verdict))
+        assert told["binding"] == verdict.binding
+        assert (told["violated"], told["shadowed"]) == (
+            list(verdict.violated),
+            list(verdict.shadowed),
+        )
+        assert {name: each["remaining"] for name, each in told["limits"].items()} == {
+            name: each.remaining for name, each in verdict.limits.items()
+        }
