@@ -6,7 +6,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ..config import in_words, load_policy_file
+from ..config import PolicyFile, in_words, load_policy_file
+from ..config._changes import changes_between
 from ..config._loading import import_modules
 from ..config._words import described
 from ._settings import Settings, add_import, imports_of
@@ -21,10 +22,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = (
         "Ends with 0 when the file is good, else with 2 and what would be right; with --strict, "
-        "with 1 when there are warnings."
+        "with 1 when there are warnings or lost counts."
     )
     parser.add_argument("file", metavar="FILE", help="a policy file, YAML or JSON")
-    parser.add_argument("--strict", action="store_true", help="end with 1 when there are warnings")
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="end with 1 when there are warnings, or counts that will be lost",
+    )
+    parser.add_argument(
+        "--against",
+        metavar="OLD",
+        help="the policy file that is served now: tells which of its counts will be lost",
+    )
     add_import(Settings(parser))
 
 
@@ -40,4 +50,15 @@ def run(args: argparse.Namespace) -> int:
             print(f"  {line}")
     for warning in file.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    return 1 if args.strict and file.warnings else 0
+    lost = _compare(args.against, file) if args.against is not None else False
+    return 1 if args.strict and (file.warnings or lost) else 0
+
+
+def _compare(old: str, file: PolicyFile) -> bool:
+    """Say what becomes of the counts under the policies of `old`; whether some will be lost."""
+    lost, changed = changes_between(load_policy_file(old), file)
+    print(f"against {old}: {'counts will be lost' if lost else 'all counts are kept'}")
+    for title, lines in (("lost", lost), ("kept, with other figures", changed)):
+        for line in lines:
+            print(f"  {title}: {line}")
+    return bool(lost)
