@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from penstock.config._schema import policy_schema
 from tests.cli.shell import Run
 
 USER = "user: {by: user, strategy: gcra, limit: 100, period: 1m, burst: 20}"
@@ -139,3 +141,14 @@ def test_an_old_file_that_is_bad_is_told_as_any_other(run: Run, tmp_path: Path) 
     code, _, err = run("check-config", "--against", str(old), str(new))
     assert code == 2
     assert f"{old}, line 1: version: must be 1" in err
+
+
+def test_the_schema_is_printed_instead(run: Run) -> None:
+    """For an editor; and either it or a file is wanted."""
+    code, out, err = run("check-config", "--schema")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == policy_schema()
+    for words in ((), ("--schema", "p.yaml")):
+        code, _, err = run("check-config", *words)
+        assert code == 2
+        assert "give either FILE, a policy file, or --schema" in err

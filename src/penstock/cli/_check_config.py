@@ -9,7 +9,9 @@ import sys
 from ..config import PolicyFile, in_words, load_policy_file
 from ..config._changes import changes_between
 from ..config._loading import import_modules
+from ..config._schema import schema_text
 from ..config._words import described
+from ..core._validation import reject
 from ._settings import Settings, add_import, imports_of
 
 __all__ = ["SUMMARY", "configure", "run"]
@@ -24,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "Ends with 0 when the file is good, else with 2 and what would be right; with --strict, "
         "with 1 when there are warnings or lost counts."
     )
-    parser.add_argument("file", metavar="FILE", help="a policy file, YAML or JSON")
+    parser.add_argument("file", metavar="FILE", nargs="?", help="a policy file, YAML or JSON")
     parser.add_argument(
         "--strict",
         action="store_true",
@@ -35,6 +37,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="OLD",
         help="the policy file that is served now: tells which of its counts will be lost",
     )
+    parser.add_argument(
+        "--schema",
+        action="store_true",
+        help="print the JSON Schema of policy files, for editors, and read none",
+    )
     add_import(Settings(parser))
 
 
@@ -42,6 +49,11 @@ def run(args: argparse.Namespace) -> int:
     """Say what the file's policies are; a bad one raises `config_invalid`."""
     args.settings.resolve(args)
     import_modules(imports_of(args))
+    if (args.file is None) != args.schema:
+        reject("give either FILE, a policy file, or --schema")
+    if args.schema:
+        print(schema_text(), end="")
+        return 0
     file = load_policy_file(args.file)
     count = len(file.policies)
     print(f"{args.file}: good, {count} {'policy' if count == 1 else 'policies'}")

@@ -33,9 +33,16 @@ from ._tree import Path, Tree
 from ._warnings import Warned, warnings_of
 
 __all__ = [
+    "BOUNDS",
+    "BUDGET",
+    "LAWS",
+    "MAX_KEYS",
     "MAX_WARNINGS",
     "MODES",
+    "POLICY_NAME",
     "RESERVED",
+    "SLOTS",
+    "TWO_TIER",
     "Policies",
     "names_with",
     "policies_of",
@@ -47,7 +54,7 @@ __all__ = [
 # Those of `penstock.leasing`; a test compares.
 MODES = ("strict", "cached-deny", "leased")
 
-_TWO_TIER = (
+TWO_TIER = (
     "mode",
     "batch",
     "low_water",
@@ -61,7 +68,7 @@ def read_two_tier(policy: Fields) -> TwoTierSpec:
     """How the strategy beside it is spent on each node."""
     if not policy.has("strategy"):
         policy.fail("two_tier", "belongs beside a strategy, whose counts it shares out")
-    fields = policy.below("two_tier", _TWO_TIER)
+    fields = policy.below("two_tier", TWO_TIER)
     options: dict[str, Any] = {}
     if fields.has("mode"):
         options["mode"] = fields.choice("mode", MODES)
@@ -98,8 +105,8 @@ RESERVED = ("inline",)
 MAX_WARNINGS = 1_000
 """After so many of them nobody reads on."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-_MAX_KEYS = 2**31 - 1
+POLICY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+MAX_KEYS = 2**31 - 1
 
 
 def policies_of(tree: Tree, digest: str = "") -> PolicyFile:
@@ -238,7 +245,7 @@ def _prefix(top: Fields) -> str:
 
 def _require_name(tree: Tree, name: Any) -> None:
     path = ("limiters", str(name))
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not POLICY_NAME.fullmatch(name):
         raise tree.error(
             path,
             "a policy's name is text of at most 64 letters, digits, '.', '_' and '-', and "
@@ -266,7 +273,7 @@ def _policy(tree: Tree, name: str, held: Any) -> PolicySpec:
     if not (fields.has("strategy") or has_budget or has_slots):
         names = ", ".join(cls.wire_name for cls in registered())
         fields.fail("strategy", f"is missing; write one of {names}")
-    budget = fields.below("token_budget", _BUDGET) if has_budget else None
+    budget = fields.below("token_budget", BUDGET) if has_budget else None
     return PolicySpec(
         name,
         strategy=strategy_of(fields) if fields.has("strategy") else None,
@@ -303,7 +310,7 @@ def _known(tree: Tree, path: Path, held: Any) -> tuple[str, ...]:
     return (*RESERVED_NAMES, *parameter_names(class_of(tree, path, held)))
 
 
-_BUDGET = ("budget", "window", "window_ms", "max_keys")
+BUDGET = ("budget", "window", "window_ms", "max_keys")
 
 
 def _budget(fields: Fields) -> TokenBudget:
@@ -311,24 +318,24 @@ def _budget(fields: Fields) -> TokenBudget:
 
 
 def _max_keys(fields: Fields) -> int:
-    return fields.integer("max_keys", 10_000, high=_MAX_KEYS)
+    return fields.integer("max_keys", 10_000, high=MAX_KEYS)
 
 
-_BOUNDS = ("min_limit", "max_limit", "initial_limit")
-_LAWS: dict[str, tuple[str, ...]] = {
+BOUNDS = ("min_limit", "max_limit", "initial_limit")
+LAWS: dict[str, tuple[str, ...]] = {
     "gradient": ("tolerance", "smoothing", "samples", "backoff"),
     "aimd": ("timeout", "timeout_ms", "increase", "backoff"),
 }
-_SLOTS = ("law", "lease_ttl", "lease_ttl_ms", "per_key", "max_keys")
+SLOTS = ("law", "lease_ttl", "lease_ttl_ms", "per_key", "max_keys")
 
 
 def _concurrency(policy: Fields) -> ConcurrencySpec:
     held = policy.raw("concurrency")
     law = held.get("law", "gradient") if isinstance(held, dict) else "gradient"
-    own = _LAWS.get(law, ()) if isinstance(law, str) else ()
-    fields = policy.below("concurrency", (*_BOUNDS, *_SLOTS, *own))
+    own = LAWS.get(law, ()) if isinstance(law, str) else ()
+    fields = policy.below("concurrency", (*BOUNDS, *SLOTS, *own))
     if fields.has("law"):
-        fields.choice("law", tuple(_LAWS))
+        fields.choice("law", tuple(LAWS))
     options: dict[str, Any] = {}
     if fields.has("lease_ttl") or fields.has("lease_ttl_ms"):
         options["lease_ttl_ms"] = fields.span_ms("lease_ttl", "2s")
