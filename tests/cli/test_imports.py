@@ -69,7 +69,7 @@ def test_a_module_of_the_working_folder_is_imported(
 ) -> None:
     """From the flag as often as it is given, or else from the variable."""
     code, said = command(folder, "check-config", *words, "penstock.yaml", **variables)
-    assert (code, said) == (0, "penstock.yaml: good, 1 policy\n  api: limiter, 2\n")
+    assert (code, said) == (0, "penstock.yaml: good, 1 policy\n  api: limiter, 2 per key\n")
 
 
 def test_without_it_the_file_is_refused(folder: Path) -> None:

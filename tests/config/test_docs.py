@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config import parse_policies
-from penstock.config._policies import _BOUNDS, _BUDGET, _LAWS, _SLOTS
+from penstock.config._policies import BOUNDS, BUDGET, LAWS, SLOTS
 from penstock.config._reader import camel
 from penstock.core._strategy import registered
 from penstock.service._inline import DEFAULT_STRATEGY, inline_strategies
@@ -32,8 +32,8 @@ def test_every_example_of_a_policy_file_is_one(text: str) -> None:
 def test_every_key_of_a_policy_is_documented() -> None:
     """In camelCase; the forms in milliseconds follow from the rule."""
     text = (DOCS / "policies.md").read_text(encoding="utf-8")
-    names = {*_BOUNDS, *_BUDGET, *_SLOTS, "fail", "prefix", "version"}
-    names.update(name for group in _LAWS.values() for name in group)
+    names = {*BOUNDS, *BUDGET, *SLOTS, "fail", "prefix", "version"}
+    names.update(name for group in LAWS.values() for name in group)
     for cls in registered():
         names |= {cls.name, *(each.name.removesuffix("_ms") for each in cls.parameters)}
     spelled = {camel(name) for name in names if not name.endswith("_ms")}

@@ -37,9 +37,9 @@ def test_the_policies_are_good(capsys: pytest.CaptureFixture[str]) -> None:
     """As `penstock check-config` finds them, in words."""
     assert main(["check-config", str(FOLDER / "penstock.yaml")]) == 0
     out = capsys.readouterr().out
-    assert "  default: limiter, 10 per 60 s\n" in out
-    assert "  api: limiter, 100 per 60 s, 20 at once\n" in out
-    assert "  model: budget, 200000 per 3600 s in tokens\n" in out
+    assert "  default: limiter, 10 a minute per key\n" in out
+    assert "  api: limiter, 100 a minute per key, 20 at once\n" in out
+    assert "  model: budget, 200,000 tokens an hour per key\n" in out
     assert "  jobs: admission, 4 to 200 in flight\n" in out
 
 

@@ -338,7 +338,7 @@ limiters:
     assert repr(monthly) == repr(calendar_quota(10_000, "month", "Europe/Berlin", 15))
     assert repr(policies["daily"].strategy) == repr(calendar_quota(5, "day"))
     assert monthly is not None
-    assert monthly.in_words() == "10000 per month in Europe/Berlin"
+    assert monthly.in_words() == "10,000 a month in Europe/Berlin, from day 15"
 
 
 @pytest.mark.parametrize(

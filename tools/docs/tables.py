@@ -1,7 +1,7 @@
-"""The tables of the pages that follow from the code: `python -m tools.docs.tables` writes them.
+"""What the docs have that follows from the code: `python -m tools.docs.tables` writes it.
 
-A table stands between `<!-- derived: NAME -->` and `<!-- end -->`; a test holds that it is up to
-date.
+A table stands between `<!-- derived: NAME -->` and `<!-- end -->`. The schema of policy files is a
+file of its own, published with the site. A test holds that both are up to date.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from penstock import strategies as _built_in  # noqa: F401 - registers them
+from penstock.config._schema import schema_text
 from penstock.core._strategy import Parameter, registered
 from penstock.core._validation import MAX_SAFE
 
-__all__ = ["PAGES", "derived"]
+__all__ = ["PAGES", "SCHEMA", "derived"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "docs" / "policies.md",)
+SCHEMA = ROOT / "docs" / "site" / "penstock.schema.json"
 
 _BLOCK = re.compile(r"(<!-- derived: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -73,6 +75,9 @@ def main() -> int:
         if (wanted := derived(text)) != text:
             page.write_text(wanted, encoding="utf-8")
             print(f"written: {page.relative_to(ROOT)}")
+    if not SCHEMA.is_file() or SCHEMA.read_text(encoding="utf-8") != schema_text():
+        SCHEMA.write_text(schema_text(), encoding="utf-8")
+        print(f"written: {SCHEMA.relative_to(ROOT)}")
     return 0
 
 

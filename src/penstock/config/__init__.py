@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ._loading import load_policy_file, parse_policies
-from ._model import DEFAULT_FILE, ConcurrencySpec, PolicyFile, PolicySpec, TwoTierSpec, in_words
+from ._model import DEFAULT_FILE, ConcurrencySpec, PolicyFile, PolicySpec, TwoTierSpec
 from ._policies import has_fail_mode, names_with
+from ._words import in_words
 
 __all__ = [
     "DEFAULT_FILE",

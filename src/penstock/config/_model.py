@@ -4,8 +4,6 @@ Counts are kept under the name of a limit and the form of its states, which is w
 unreadable to each other: the strategy, its window, its buckets. So a limit that is raised or
 lowered goes on with the counts it has, wherever and whenever it was read, and one with another
 window starts afresh.
-
-What a policy allows, in the words of someone who reads it out.
 """
 
 from __future__ import annotations
@@ -35,7 +33,6 @@ __all__ = [
     "SeveralSpec",
     "TwoTierSpec",
     "form_of",
-    "in_words",
 ]
 
 
@@ -197,34 +194,23 @@ def form_of(strategy: Strategy) -> str:
 @dataclass(frozen=True, slots=True)
 class PolicyFile:
     """All `policies` of a service, by name. `prefix` stands before every key in the store, `source`
-    is where they were read, for messages, and `digest` tells one text of it from another."""
+    is where they were read, for messages, and `digest` tells one text of it from another.
+    `warnings` say what is surely a mistake in it, and where, although it can be served."""
 
     policies: Mapping[str, PolicySpec]
     prefix: str = DEFAULT_PREFIX
     source: str = field(default="built-in defaults", compare=False)
     digest: str = field(default="", compare=False)
+    warnings: tuple[str, ...] = field(default=(), compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A read-only view of a dictionary cannot be pickled, and need not be.
         policies = self.policies
         held = dict(policies) if isinstance(policies, MappingProxyType) else policies
-        return PolicyFile, (held, self.prefix, self.source, self.digest)
+        return PolicyFile, (held, self.prefix, self.source, self.digest, self.warnings)
 
 
 DEFAULT_FILE = PolicyFile(
     MappingProxyType({"default": PolicySpec("default", fixed_window(10, 60_000, "first"))})
 )
 """What a service without a policy file serves: 10 requests per minute and key."""
-
-
-def in_words(spec: PolicySpec) -> str:
-    """Each of its axes, in the order in which they are asked."""
-    parts = []
-    if spec.concurrency is not None:
-        law = spec.concurrency.law
-        parts.append(f"{law.min_limit} to {law.max_limit} in flight")
-    if spec.strategy is not None:
-        parts.append(spec.strategy.in_words())
-    if spec.budget is not None:
-        parts.append(f"{spec.budget.in_words()} in tokens")
-    return ", ".join(parts)

@@ -30,10 +30,19 @@ from ._reader import Fields, camel
 from ._several import read_several
 from ._strategies import class_of, example_of, guarded, parameter_names, strategy_of
 from ._tree import Path, Tree
+from ._warnings import Warned, warnings_of
 
 __all__ = [
+    "BOUNDS",
+    "BUDGET",
+    "LAWS",
+    "MAX_KEYS",
+    "MAX_WARNINGS",
     "MODES",
+    "POLICY_NAME",
     "RESERVED",
+    "SLOTS",
+    "TWO_TIER",
     "Policies",
     "names_with",
     "policies_of",
@@ -45,7 +54,7 @@ __all__ = [
 # Those of `penstock.leasing`; a test compares.
 MODES = ("strict", "cached-deny", "leased")
 
-_TWO_TIER = (
+TWO_TIER = (
     "mode",
     "batch",
     "low_water",
@@ -59,7 +68,7 @@ def read_two_tier(policy: Fields) -> TwoTierSpec:
     """How the strategy beside it is spent on each node."""
     if not policy.has("strategy"):
         policy.fail("two_tier", "belongs beside a strategy, whose counts it shares out")
-    fields = policy.below("two_tier", _TWO_TIER)
+    fields = policy.below("two_tier", TWO_TIER)
     options: dict[str, Any] = {}
     if fields.has("mode"):
         options["mode"] = fields.choice("mode", MODES)
@@ -93,8 +102,11 @@ def read_federated(policy: Fields) -> int:
 RESERVED = ("inline",)
 """Names that the service uses itself."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-_MAX_KEYS = 2**31 - 1
+MAX_WARNINGS = 1_000
+"""After so many of them nobody reads on."""
+
+POLICY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+MAX_KEYS = 2**31 - 1
 
 
 def policies_of(tree: Tree, digest: str = "") -> PolicyFile:
@@ -105,7 +117,9 @@ def policies_of(tree: Tree, digest: str = "") -> PolicyFile:
     named = top.need("limiters", f"{{api: {example_of(registered()[0])}}}")
     if not isinstance(named, dict) or not named:
         top.fail("limiters", "must be a mapping with at least one policy, by name")
-    return PolicyFile(Policies.of(tree, named), _prefix(top), tree.source, digest)
+    warnings: list[str] = []
+    policies = Policies.of(tree, named, warnings)
+    return PolicyFile(policies, _prefix(top), tree.source, digest, tuple(warnings))
 
 
 class Policies(Mapping[str, PolicySpec]):
@@ -123,17 +137,18 @@ class Policies(Mapping[str, PolicySpec]):
         self._texts = texts
 
     @classmethod
-    def of(cls, tree: Tree, named: dict[Any, Any]) -> Policies:
-        """Those of a file; raises at the first that is wrong."""
+    def of(cls, tree: Tree, named: dict[Any, Any], warnings: list[str]) -> Policies:
+        """Those of a file; raises at the first that is wrong, and adds to the `warnings`."""
         texts: dict[str, str] = {}
-        good = set()
+        good: dict[str, list[Warned]] = {}
         for name, held in named.items():
             _require_name(tree, name)
             text = _text_of(held)
             # Long files repeat themselves.
             if text not in good:
-                _policy(tree, name, held)
-                good.add(text)
+                good[text] = warnings_of(_policy(tree, name, held))
+            for path, told in good[text] if len(warnings) < MAX_WARNINGS else ():
+                warnings.append(tree.place(("limiters", name, *path), told))
             texts[name] = text
         return cls(texts)
 
@@ -224,7 +239,7 @@ def _prefix(top: Fields) -> str:
 
 def _require_name(tree: Tree, name: Any) -> None:
     path = ("limiters", str(name))
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not POLICY_NAME.fullmatch(name):
         raise tree.error(
             path,
             "a policy's name is text of at most 64 letters, digits, '.', '_' and '-', and "
@@ -252,7 +267,7 @@ def _policy(tree: Tree, name: str, held: Any) -> PolicySpec:
     if not (fields.has("strategy") or has_budget or has_slots):
         names = ", ".join(cls.wire_name for cls in registered())
         fields.fail("strategy", f"is missing; write one of {names}")
-    budget = fields.below("token_budget", _BUDGET) if has_budget else None
+    budget = fields.below("token_budget", BUDGET) if has_budget else None
     return PolicySpec(
         name,
         strategy=strategy_of(fields) if fields.has("strategy") else None,
@@ -289,7 +304,7 @@ def _known(tree: Tree, path: Path, held: Any) -> tuple[str, ...]:
     return (*RESERVED_NAMES, *parameter_names(class_of(tree, path, held)))
 
 
-_BUDGET = ("budget", "window", "window_ms", "max_keys")
+BUDGET = ("budget", "window", "window_ms", "max_keys")
 
 
 def _budget(fields: Fields) -> TokenBudget:
@@ -297,24 +312,24 @@ def _budget(fields: Fields) -> TokenBudget:
 
 
 def _max_keys(fields: Fields) -> int:
-    return fields.integer("max_keys", 10_000, high=_MAX_KEYS)
+    return fields.integer("max_keys", 10_000, high=MAX_KEYS)
 
 
-_BOUNDS = ("min_limit", "max_limit", "initial_limit")
-_LAWS: dict[str, tuple[str, ...]] = {
+BOUNDS = ("min_limit", "max_limit", "initial_limit")
+LAWS: dict[str, tuple[str, ...]] = {
     "gradient": ("tolerance", "smoothing", "samples", "backoff"),
     "aimd": ("timeout", "timeout_ms", "increase", "backoff"),
 }
-_SLOTS = ("law", "lease_ttl", "lease_ttl_ms", "per_key", "max_keys")
+SLOTS = ("law", "lease_ttl", "lease_ttl_ms", "per_key", "max_keys")
 
 
 def _concurrency(policy: Fields) -> ConcurrencySpec:
     held = policy.raw("concurrency")
     law = held.get("law", "gradient") if isinstance(held, dict) else "gradient"
-    own = _LAWS.get(law, ()) if isinstance(law, str) else ()
-    fields = policy.below("concurrency", (*_BOUNDS, *_SLOTS, *own))
+    own = LAWS.get(law, ()) if isinstance(law, str) else ()
+    fields = policy.below("concurrency", (*BOUNDS, *SLOTS, *own))
     if fields.has("law"):
-        fields.choice("law", tuple(_LAWS))
+        fields.choice("law", tuple(LAWS))
     options: dict[str, Any] = {}
     if fields.has("lease_ttl") or fields.has("lease_ttl_ms"):
         options["lease_ttl_ms"] = fields.span_ms("lease_ttl", "2s")

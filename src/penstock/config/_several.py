@@ -35,7 +35,7 @@ from ._strategies import (
 )
 from ._tree import Path, Tree
 
-__all__ = ["HELD", "LIMIT_FIELDS", "MAX_LIMITS", "UNLIMITED", "read_several"]
+__all__ = ["HELD", "LIMIT_FIELDS", "LIMIT_NAME", "MAX_LIMITS", "UNLIMITED", "read_several"]
 
 
 LIMIT_FIELDS = ("strategy", "by", "cost", "shadow", "optional", "when")
@@ -50,7 +50,7 @@ HELD: tuple[type[Strategy], ...] = (Slots,)
 UNLIMITED = "unlimited"
 """In place of figures: this plan, or this key, is not limited by that."""
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
+LIMIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _NAMED = "is text of at most 64 letters, digits, '.', '_' and '-'"
 
 
@@ -250,7 +250,7 @@ def _attribute(fields: Fields, name: str) -> str:
 
 
 def _require_name(tree: Tree, path: Path, name: Any, what: str) -> None:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not LIMIT_NAME.fullmatch(name):
         raise tree.error(path, f"{what} {_NAMED}, not {shown(name)}")
 
 

@@ -39,7 +39,11 @@ class Tree:
 
     def error(self, path: Path, problem: str) -> PolicyFileError:
         """The refusal of what stands at `path`: where it is and what would be right."""
-        return _error(self.source, self._line(path), ".".join(path), problem)
+        return PolicyFileError(self.place(path, problem))
+
+    def place(self, path: Path, text: str) -> str:
+        """A text about what stands at `path`, with where that is."""
+        return _placed(self.source, self._line(path), ".".join(path), text)
 
     def _line(self, path: Path) -> int | None:
         """That of the nearest thing around `path` that is there."""
@@ -238,7 +242,11 @@ def _misfit(tag: str, text: str) -> str:
 
 
 def _error(source: str, line: int | None, path: str, problem: str) -> PolicyFileError:
+    return PolicyFileError(_placed(source, line, path, problem))
+
+
+def _placed(source: str, line: int | None, path: str, text: str) -> str:
     # A path may hold any text that a file can; a message is one line of it.
     path = path if path.isprintable() else ascii(path)
     where = source if line is None else f"{source}, line {line}"
-    return PolicyFileError(f"{where}: {path}: {problem}" if path else f"{where}: {problem}")
+    return f"{where}: {path}: {text}" if path else f"{where}: {text}"

@@ -38,6 +38,7 @@ from ._validation import (
     shown,
     zone_of,
 )
+from ._words import number_in_words, rate_in_words
 
 if TYPE_CHECKING:
     from ._lua import LuaAccelerator, LuaSource
@@ -371,7 +372,36 @@ class Strategy(ABC):
     def in_words(self) -> str:
         """What it allows, as somebody would say it."""
         units, span_ms = self.rate
-        return str(units) if span_ms is None else f"{units} per {span_ms / 1000:g} s"
+        if span_ms is None:
+            return number_in_words(units)
+        return rate_in_words(units, span_ms, sliding=self.window_kind == "sliding")
+
+    @property
+    def looks_back_ms(self) -> int | None:
+        """The least number of instants in a row, in ms, such that a check is denied only if what
+        was admitted within them comes, with its own cost, to more than `limit`; None if that is
+        not how it decides, or not known."""
+        return None
+
+    def most_within(self, span_ms: int) -> int | None:
+        """The most units of a key that checks can admit at any `span_ms` instants in a row; None if
+        that is not known."""
+        return None
+
+    def is_looser_than(self, other: Strategy, *, alongside: bool, steady: bool) -> bool:
+        """Whether it certainly admits whatever `other` admits, as long as no clock goes back. Each
+        has a state of its own, and `other` is charged with everything that this one is.
+
+        `alongside`: with nothing else, at the same instants. `steady`: only by checks, and by the
+        same figures all the time. Where nothing can be proved the answer is no.
+        """
+        alike = type(self) is type(other) and self.values == other.values
+        if alongside and alike and self.parameters:
+            return True
+        if not steady or self.looks_back_ms is None:
+            return False
+        most = other.most_within(self.looks_back_ms)
+        return most is not None and most <= self.limit
 
     @classmethod
     def per(cls, limit: int, window_ms: int) -> Strategy:

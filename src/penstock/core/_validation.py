@@ -36,6 +36,7 @@ __all__ = [
     "MAX_SAFE",
     "MAX_SPAN_MS",
     "MAX_STORED_MS",
+    "UNIT_MS",
     "digest_of",
     "kept_key",
     "key_lead",
@@ -259,7 +260,7 @@ def require_instant(now: Any) -> int:
 
 
 _SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
-_UNIT_MS = {
+UNIT_MS = {
     **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1),
     **dict.fromkeys(("s", "sec", "second", "seconds"), _SECOND),
     **dict.fromkeys(("m", "min", "minute", "minutes"), _MINUTE),
@@ -277,7 +278,7 @@ _SPOKEN = r"\s*([0-9]{1,16})\s*(?:per|an?|each|every|in|-|:|\\)\s*([a-z0-9 ]+)"
 def parse_duration_ms(text: Any) -> int:
     """`"30s"` is 30000. A bare unit counts as one of it: `"minute"` is 60000."""
     match = re.fullmatch(_DURATION, text.lower(), re.ASCII) if isinstance(text, str) else None
-    unit_ms = _UNIT_MS.get(match[2]) if match else None
+    unit_ms = UNIT_MS.get(match[2]) if match else None
     if match is None or unit_ms is None:
         reject(
             "a duration is a number and a unit, such as '500ms', '30s' or '1h', not "
@@ -306,7 +307,7 @@ def _near(unit: str) -> str:
 
     if unit in _UNEVEN:
         return f": a {unit.removesuffix('s')} has no fixed length, so say it in days, such as '30d'"
-    near = get_close_matches(unit, _UNIT_MS, n=1)
+    near = get_close_matches(unit, UNIT_MS, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; the units are {', '.join(_SHOWN)}"
 
 

@@ -6,10 +6,11 @@ import contextlib
 import json
 import logging
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from urllib.parse import urlsplit
 
+from ..config._words import described
 from ._options import ServeOptions
 from ._registry import Policy
 from ._tls import is_for, names_in
@@ -32,7 +33,9 @@ def greet(options: ServeOptions, lines: list[str]) -> None:
         print("\n".join(lines), flush=True)
 
 
-def banner(options: ServeOptions, policies: Mapping[str, Policy]) -> list[str]:
+def banner(
+    options: ServeOptions, policies: Mapping[str, Policy], warnings: Sequence[str] = ()
+) -> list[str]:
     """The lines to print."""
     plural = "policy" if len(policies) == 1 else "policies"
     source = options.config or "the built-in default"
@@ -40,10 +43,8 @@ def banner(options: ServeOptions, policies: Mapping[str, Policy]) -> list[str]:
         f"penstock serves {len(policies)} {plural} ({source}) on {shown_store(options.store)}, "
         f"fail {options.fail}, {options.workers} worker{'s' * (options.workers > 1)}"
     ]
-    shown = list(islice(policies.values(), _SHOWN))
-    lines += [f"  {_described(policy)}" for policy in shown]
-    if len(policies) > len(shown):
-        lines.append(f"  and {len(policies) - len(shown)} more")
+    lines += _read_out(policies)
+    lines += _warned(warnings)
     if options.sources:
         told = (f"{name.replace('_', ' ')} from {place}" for name, place in options.sources.items())
         lines.append(f"  with  {', '.join(told)}")
@@ -62,8 +63,21 @@ def shown_store(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def _described(policy: Policy) -> str:
-    return f"{policy.name}: {policy.kind}, {policy.terms}, fail {policy.fail}"
+def _read_out(policies: Mapping[str, Policy]) -> Iterator[str]:
+    """The first policies, as `penstock check-config` says them."""
+    for policy in islice(policies.values(), _SHOWN):
+        for line in described(policy.name, policy.kind, policy.terms, policy.fail):
+            yield f"  {line}"
+    if len(policies) > _SHOWN:
+        yield f"  and {len(policies) - _SHOWN:,} more: penstock check-config says them all"
+
+
+def _warned(warnings: Sequence[str]) -> Iterator[str]:
+    """The first warnings of a policy file, and how many more there are."""
+    for warning in warnings[:_SHOWN]:
+        yield f"  warning: {warning}"
+    if len(warnings) > _SHOWN:
+        yield f"  and {len(warnings) - _SHOWN:,} more warnings: penstock check-config says them all"
 
 
 def _base(options: ServeOptions) -> str:

@@ -56,6 +56,7 @@ async def in_slices(steps: Iterable[T]) -> list[T]:
 _log = logging.getLogger("penstock.service")
 
 _READ_S = 5.0
+_WARNED = 20
 _RETRY_S = 10.0
 
 
@@ -159,6 +160,8 @@ class Reloader:
                 # No fault of the file's, such as a machine that has no process to spare.
                 self._retry_at = asyncio.get_running_loop().time() + _RETRY_S
             return False
+        for warning in file.warnings[:_WARNED]:
+            _log.warning("%s", warning)
         return True
 
     async def _parse(self, found: _Found) -> PolicyFile:

@@ -36,7 +36,7 @@ async def _serve_here(options: ServeOptions, file: PolicyFile) -> int:
     ignore_hangup()
     running = Running(options, file)
     await running.open()
-    greet(options, banner(options, running.service.policies))
+    greet(options, banner(options, running.service.policies, file.warnings))
     await until_told(stop)
     await running.close()
     _log.info("stopped")

@@ -145,7 +145,8 @@ class _Worker:
         file: PolicyFile = await self._channel.receive()
         self._running = running = Running(self._options, file, self)
         await running.open()
-        self._channel.send(Started(banner(self._options, running.service.policies)))
+        lines = banner(self._options, running.service.policies, file.warnings)
+        self._channel.send(Started(lines))
         return running
 
     async def listen(self, stop: asyncio.Event) -> None:

@@ -44,6 +44,8 @@ _USUAL_MS = {
 # No zone has put its clocks back by more than this since 1970.
 _LONGEST_REPEAT_MS = 3 * _HOUR
 _LAST_DAY = {"week": 7, "month": 31}
+# How many periods of the first kind one of the second has at most; days start wherever others do.
+_MOST_WITHIN = {("day", "week"): 7, ("day", "month"): 31, ("day", "year"): 366}
 
 
 def _decode(raw: Any) -> State | None:
@@ -99,6 +101,20 @@ class CalendarQuota(Strategy):
         self.window_ms: int = _USUAL_MS[period]
         self.ttl_ms: int = self.window_ms + _LONGEST_REPEAT_MS
         self._calendar = Calendar(period, zone_of("timezone", timezone), starts_on)
+
+    @property
+    def looks_back_ms(self) -> int:
+        return self.ttl_ms
+
+    def is_looser_than(self, other: Strategy, *, alongside: bool, steady: bool) -> bool:
+        """Periods of one calendar count together; short ones fill long ones from edge to edge."""
+        if isinstance(other, CalendarQuota) and self.timezone == other.timezone:
+            if self.state_form == other.state_form:
+                return other.limit <= self.limit
+            most = _MOST_WITHIN.get((other.period, self.period))
+            if steady and most is not None and other.starts_on == 1:
+                return other.limit * most <= self.limit
+        return super().is_looser_than(other, alongside=alongside, steady=steady)
 
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         start, end, count = self._period(state, now)
@@ -158,7 +174,9 @@ class CalendarQuota(Strategy):
         return self.limit, None
 
     def in_words(self) -> str:
-        return f"{self.limit} per {self.period} in {self.timezone}"
+        article = "an" if self.period == "hour" else "a"
+        start = f", from day {self.starts_on}" if self.starts_on > 1 else ""
+        return f"{self.limit:,} {article} {self.period} in {self.timezone}{start}"
 
     def periods_at(self, now: int) -> tuple[int, int, int, int]:
         """Where the period before starts, the present one, the next, and where that one ends."""

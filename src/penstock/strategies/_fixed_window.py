@@ -94,6 +94,26 @@ class FixedWindow(Strategy):
     def lua_source(self) -> LuaSource:
         return self.lua_sources[0 if self._aligned else 1]
 
+    @property
+    def looks_back_ms(self) -> int:
+        return self.window_ms
+
+    def most_within(self, span_ms: int) -> int:
+        # By as many windows as that many instants can touch.
+        return self.limit * ((span_ms + self.window_ms - 2) // self.window_ms + 1)
+
+    def is_looser_than(self, other: Strategy, *, alongside: bool, steady: bool) -> bool:
+        """Windows that start together count together; on the calendar, short ones fill long ones
+        from edge to edge."""
+        if isinstance(other, FixedWindow) and self.anchor == other.anchor:
+            whole, part = divmod(self.window_ms, other.window_ms)
+            together = self._aligned or alongside
+            if together and whole == 1 and part == 0 and other.limit <= self.limit:
+                return True
+            if steady and self._aligned and part == 0 and whole:
+                return other.limit * whole <= self.limit
+        return super().is_looser_than(other, alongside=alongside, steady=steady)
+
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         start, count = self._window(state, now)
         reset_at = start + self.window_ms

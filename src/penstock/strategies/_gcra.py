@@ -109,7 +109,20 @@ class Gcra(Strategy):
 
     def in_words(self) -> str:
         rate = super().in_words()
-        return rate if self.burst == self.rate_limit else f"{rate}, {self.burst} at once"
+        return rate if self.burst == self.rate_limit else f"{rate}, {self.burst:,} at once"
+
+    def most_within(self, span_ms: int) -> int:
+        # From the first admission to the last the TAT has moved by no more than the time between
+        # them and tau.
+        return self.burst + (span_ms - 1) * _GRID // _steps(self.rate_limit, self.period_ms)
+
+    def is_looser_than(self, other: Strategy, *, alongside: bool, steady: bool) -> bool:
+        """Counted in units, a debt that is paid off faster is never the larger one. Where figures
+        change, debts are kept in ms, and compare only at the same pace."""
+        if not isinstance(other, Gcra):
+            return super().is_looser_than(other, alongside=alongside, steady=steady)
+        pace = self.interval_ms - other.interval_ms
+        return self.burst >= other.burst and (pace == 0 or (pace < 0 and steady))
 
     def check(self, state: float | None, now: int, cost: int) -> Outcome[Decision]:
         interval, tau = self.interval_ms, self.tolerance_ms

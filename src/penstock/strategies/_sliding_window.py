@@ -95,6 +95,22 @@ class SlidingWindow(Strategy):
         # The most that a tick may be charged with, so that the sum of all is a whole double.
         self.most_in_tick: int = max(limit, MAX_SAFE // (buckets + 1))
 
+    @property
+    def looks_back_ms(self) -> int:
+        # The oldest tick counts in part, and here in full.
+        return ceil(self.window_ms + self.tick_ms) + 1
+
+    def most_within(self, span_ms: int) -> int:
+        # As many ticks in a row as a window has never hold more than the limit. One tick more at
+        # either end, and one for an instant that was rounded to the tick beside its own.
+        ticks = span_ms * self.buckets // self.window_ms + 3
+        return self.limit * -(-ticks // self.buckets)
+
+    def is_looser_than(self, other: Strategy, *, alongside: bool, steady: bool) -> bool:
+        if isinstance(other, SlidingWindow) and self.state_form == other.state_form:
+            return other.limit <= self.limit
+        return super().is_looser_than(other, alongside=alongside, steady=steady)
+
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         w = self.tick_ms
         tick, kept, full, oldest, weight = self._view(state, now)

@@ -66,6 +66,18 @@ class SlidingWindowLog(Strategy):
         self.window_ms: int = self.values["window_ms"]
         self.ttl_ms: int = self.window_ms
 
+    @property
+    def looks_back_ms(self) -> int:
+        return self.window_ms
+
+    def most_within(self, span_ms: int) -> int:
+        return self.limit * -(-span_ms // self.window_ms)
+
+    def is_looser_than(self, other: Strategy, *, alongside: bool, steady: bool) -> bool:
+        if isinstance(other, SlidingWindowLog) and self.window_ms == other.window_ms:
+            return other.limit <= self.limit
+        return super().is_looser_than(other, alongside=alongside, steady=steady)
+
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         log, count = self._live(state, now)
         oldest = log[0][0] if log else now

@@ -132,7 +132,13 @@ class Slots(Strategy):
         return self.limit, None
 
     def in_words(self) -> str:
-        return f"{self.limit} at once"
+        return f"{self.limit:,} at once"
+
+    def is_looser_than(self, other: Strategy, *, alongside: bool, steady: bool) -> bool:
+        """What is held for no longer is not held by more."""
+        if not isinstance(other, Slots):
+            return False
+        return self.limit >= other.limit and self.ttl_ms <= other.ttl_ms
 
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         """Whether so many slots are free. It takes none, so it is no part of a limiter's."""

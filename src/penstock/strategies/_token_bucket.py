@@ -31,6 +31,7 @@ from ..core._validation import (
     stored_pair,
     stored_whole,
 )
+from ..core._words import pace_in_words
 
 __all__ = ["TokenBucket", "token_bucket"]
 
@@ -39,6 +40,10 @@ State = tuple[float, int]
 
 # Not yet a token, however little is missing.
 _NEARLY_ONE = nextafter(1.0, 0.0)
+
+# Units admitted, times the capacity: below it, the roundings of as many steps add up to less than
+# a quarter of a token.
+_EXACT = 2**50
 
 _WINDOW = Parameter("window_ms", "span")
 
@@ -97,8 +102,21 @@ class TokenBucket(Strategy):
     def kernel_arguments(self) -> tuple[Any, ...]:
         return self.capacity, self.refill_per_ms, self.ttl_ms
 
+    def most_within(self, span_ms: int) -> int | None:
+        # A token more than the arithmetic of real numbers says, for all the roundings together.
+        most = self.limit + floor((span_ms - 1) * self.refill_per_ms * (1 + 1e-12)) + 1
+        return most if most * self.limit <= _EXACT else None
+
+    def is_looser_than(self, other: Strategy, *, alongside: bool, steady: bool) -> bool:
+        """Each step, as it is rounded, leaves the larger number of tokens the larger one; but two
+        buckets that are filled up at other instants are rounded at others."""
+        if not isinstance(other, TokenBucket):
+            return super().is_looser_than(other, alongside=alongside, steady=steady)
+        pace = self.refill_per_ms - other.refill_per_ms
+        return alongside and self.capacity >= other.capacity and pace >= 0
+
     def in_words(self) -> str:
-        return f"{self.refill_per_sec:g} per second, {self.limit} at once"
+        return f"{pace_in_words(self.refill_per_sec)}, {self.limit:,} at once"
 
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         rate = self.refill_per_ms

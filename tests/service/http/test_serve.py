@@ -234,7 +234,7 @@ def test_check_config_says_what_a_file_means(tmp_path: Path) -> None:
     bad.write_text("version: 1\nlimiters: {api: {strategy: gcra, limit: -1, period: 1m}}\n")
     done = run("check-config", str(good))
     assert (done.returncode, done.stderr) == (0, "")
-    assert "api: limiter, 5 per 3600 s" in done.stdout
+    assert "api: limiter, 5 an hour per key" in done.stdout
     done = run("check-config", str(bad))
     assert done.returncode == 2
     assert "api" in done.stderr
