@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ._headers import decision_headers
+from ._headers import decision_headers, verdict_headers
 
-__all__ = ["decision_headers"]
+__all__ = ["decision_headers", "verdict_headers"]

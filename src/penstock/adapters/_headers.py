@@ -6,23 +6,34 @@ where the strategy has none. The first tells where it stands, `"name";r=9;t=6`: 
 there will be more. `t` is not the time until everything is back. On a denial it equals
 `Retry-After`, and where nothing is missing it is 0. Seconds are whole and rounded up, so that a
 client that waits as told never comes too early.
+
+Several limits are one member each of both lists, the one that binds first. Shadows are left out:
+they are nobody's business but the operator's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ..core._decision import Decision
 from ..core._strategy import Strategy
+from ..core._verdict import Verdict
+
+if TYPE_CHECKING:
+    from .._limits import Limits
 
 __all__ = [
     "LimitHeaders",
+    "VerdictHeaders",
     "decision_headers",
     "field_name",
     "policy_field",
     "retry_after_s",
     "seconds_until_more",
+    "verdict_headers",
 ]
 
 
@@ -84,6 +95,58 @@ class LimitHeaders:
             headers["X-RateLimit-Remaining"] = str(decision.remaining)
             headers["X-RateLimit-Reset"] = str(-(-decision.reset_at // 1000))
         return headers
+
+
+def verdict_headers(
+    limits: Limits, verdict: Verdict, now: int, *, legacy: bool = False
+) -> dict[str, str]:
+    """All headers for the verdict that `limits` gave at `now`, the limit that binds first.
+
+    `legacy` adds the older `X-RateLimit-*`, which tell of that limit alone.
+
+        verdict = limits.check({"user": user})
+        headers = verdict_headers(limits, verdict, limits.clock.now())
+    """
+    return VerdictHeaders(limits.limits).of(verdict, now, legacy=legacy)
+
+
+class VerdictHeaders:
+    """`verdict_headers` for whoever makes many. `limits` maps names to what has a `strategy`, and
+    is a `shadow` or not; the `strategy` is None where only a service knows it."""
+
+    __slots__ = ("_made", "_only")
+
+    def __init__(self, limits: Mapping[str, Any]) -> None:
+        self._made: dict[str, LimitHeaders | None] = {}
+        for name, limit in limits.items():
+            if not limit.shadow:
+                strategy: Strategy | None = limit.strategy
+                self._made[name] = (
+                    None if strategy is None else LimitHeaders(name, *strategy.rate, strategy)
+                )
+        alone = len(limits) == len(self._made) == 1
+        self._only = next(iter(self._made.values())) if alone else None
+
+    def of(self, verdict: Verdict, now: int, *, legacy: bool = False) -> dict[str, str]:
+        """The headers for one verdict, given at `now`; none if it is of shadows alone."""
+        if self._only is not None:
+            return self._only.of(verdict.decision, now, legacy=legacy)
+        told = {name: said for name, said in verdict.limits.items() if name in self._made}
+        if not told:
+            return {}
+        first = verdict.binding
+        headers = self._of(first, told.pop(first), now, legacy)
+        for name, decision in told.items():
+            made = self._of(name, decision, now)
+            for field in ("RateLimit-Policy", "RateLimit"):
+                headers[field] += f", {made[field]}"
+        return headers
+
+    def _of(self, name: str, decision: Decision, now: int, legacy: bool = False) -> dict[str, str]:
+        made = self._made[name]
+        if made is None:
+            made = LimitHeaders(name, decision.limit, None, None)
+        return made.of(decision, now, legacy=legacy)
 
 
 def seconds_until_more(

@@ -116,6 +116,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
         "pyyaml>=6",
         *(("uvloop>=0.18",) if _HAS_UVLOOP else ()),
     ),
+    "fastapi": ("fastapi>=0.115",),
 }
 """Extra to requirements, for the platform at hand."""
 
