@@ -18,6 +18,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHOWS = {
     "asgi_app.py": '/search 429 "search";r=0;t=30, "all";r=96;t=1',
     "fastapi_app.py": '/search?text=penstock 429 "search";r=0;t=30, "app";r=96;t=1',
+    "flask_app.py": '/search 429 "search";r=0;t=30, "app";r=96;t=1',
 }
 PAGES = ["docs/web.md", *sorted(f"docs/web/{page.name}" for page in REPO.glob("docs/web/*.md"))]
 # A process has one Django.

@@ -117,6 +117,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
         *(("uvloop>=0.18",) if _HAS_UVLOOP else ()),
     ),
     "fastapi": ("fastapi>=0.115",),
+    "flask": ("flask>=3",),
 }
 """Extra to requirements, for the platform at hand."""
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from ..core._verdict import Verdict
-from ._web import PROBLEM_JSON, Answered, Ruling
+from ._web import PROBLEM_JSON, Answered, Ruling, headers_of
 
 __all__ = [
     "POLICY_VIOLATION",
@@ -134,16 +134,8 @@ class Stamped:
 
 
 def header_lines(rulings: list[Ruling]) -> list[tuple[bytes, bytes]]:
-    """The headers of all rulings on a request, as ASGI has them; the last one decided is the one
-    that denied, if any did, and so it comes first."""
-    if len(rulings) == 1:
-        told = rulings[0].headers()
-    else:
-        told = {}
-        for ruling in reversed(rulings):
-            for name, value in ruling.headers().items():
-                lists = name.startswith("RateLimit") and name in told
-                told[name] = f"{told[name]}, {value}" if lists else told.get(name, value)
+    """The headers of all rulings on a request, as ASGI has them."""
+    told = headers_of(rulings)
     return [(name.lower().encode(), value.encode("latin-1")) for name, value in told.items()]
 
 

@@ -43,8 +43,10 @@ __all__ = [
     "RuleSet",
     "Ruling",
     "WebOptions",
+    "add_rules",
     "app_limits",
     "as_rules",
+    "headers_of",
     "slug",
 ]
 
@@ -221,13 +223,13 @@ class AppLimits:
         """What `decide` does with an awaitable, which only `adecide` can wait for."""
         self.prefix = prefix
         self.clock = clock
-        self.address = AddressKey(
+        self.address: AddressKey = AddressKey(
             trusted_proxies, forwarded_header=forwarded_header, ipv6_prefix=ipv6_prefix
         )
         _require_key_function(key)
         self.key: Key = self.address if key is None else key
-        self.secret = _secret(hash_keys)
-        self.exempt = _exempting(exempt)
+        self.secret: bytes | None = _secret(hash_keys)
+        self.exempt: Callable[..., Flow[Any, bool]] | None = _exempting(exempt)
         self.fail = require_choice("fail", fail, FAIL_MODES)
         self.shadow = shadow
         self.headers = headers
@@ -235,7 +237,8 @@ class AppLimits:
         if on_denied is not None and not callable(on_denied):
             reject(f"on_denied must be a function of request and verdict, not {shown(on_denied)}")
         self.on_denied = on_denied
-        self.store, self._owns_store = open_for_limiter(store, clock)
+        home, self._owns_store = open_for_limiter(store, clock)
+        self.store: Store = home
         self._quiet_until = 0.0
 
     def rule_set(self, rules: Mapping[str, Rule]) -> RuleSet:
@@ -349,7 +352,7 @@ class RuleSet:
         self._sources = list(self._limiters(rules))
         self._parts = [part for source in self._sources for part in source.parts]
         limits = {name: it for source in self._sources for name, it in source.limits.limits.items()}
-        self.made = VerdictHeaders(limits)
+        self.made: VerdictHeaders = VerdictHeaders(limits)
         self._shadows = {name: limit.shadow for name, limit in limits.items()}
         only = self._sources[0].limits if len(self._sources) == 1 else None
         holds = any(
@@ -536,7 +539,7 @@ class Ruling:
     ) -> None:
         self._rules = rules
         self._held = held
-        self.verdict = verdict
+        self.verdict: Verdict | None = verdict
         self.allowed: bool = rules.app.fail != "closed" if verdict is None else verdict.allowed
 
     @property
@@ -613,6 +616,26 @@ class Ruling:
     def _lost(self, error: StoreUnavailableError) -> None:
         """The response is on its way, so that nobody is left to be told but the log."""
         _log.warning("rate limits: a charge could not be settled: %s", error)
+
+
+def headers_of(rulings: Sequence[Ruling]) -> dict[str, str]:
+    """The headers of all rulings on a request. If one denied, it is the last, and comes first."""
+    if len(rulings) == 1:
+        return rulings[0].headers()
+    told: dict[str, str] = {}
+    for ruling in reversed(rulings):
+        for name, value in ruling.headers().items():
+            is_list = name.startswith("RateLimit") and name in told
+            told[name] = f"{told[name]}, {value}" if is_list else told.get(name, value)
+    return told
+
+
+def add_rules(rules: dict[str, Rule], more: Iterable[Rule], after: str) -> None:
+    """Add rules to others, by name; those without one are named after what they were given to."""
+    for rule in more:
+        name = rule.name or _free(slug(after), rules)
+        if rules.setdefault(name, rule) is not rule:
+            reject(f"two limits of {after!r} are called {name!r}; give each a name of its own")
 
 
 def _call(request: tuple[Any, str, tuple[Any, ...]]) -> Any:

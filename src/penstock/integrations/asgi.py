@@ -65,7 +65,7 @@ class ASGIRequest:
     __slots__ = ("scope",)
 
     def __init__(self, scope: Scope) -> None:
-        self.scope = scope
+        self.scope: Scope = scope
 
     @property
     def method(self) -> str:

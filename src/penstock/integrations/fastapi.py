@@ -12,20 +12,17 @@ route.
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..core._errors import missing
+from ..core._errors import require_module
 from ..core._validation import reject, shown
 from ..core._verdict import Verdict
 from ._asgi import ScopeReader, note, refuse_websocket
 from ._web import PROBLEM_JSON, Rule, RuleSet, Ruling, WebOptions, slug
 from .asgi import RateLimitMiddleware
 
-try:
-    from fastapi import FastAPI, routing
-    from starlette.exceptions import HTTPException
-    from starlette.requests import HTTPConnection
-    from starlette.responses import Response
-except ImportError as error:
-    raise ImportError(missing(__name__, "fastapi")) from error
+require_module(__name__, "fastapi")
+
+from fastapi import FastAPI, HTTPException, Response, routing  # noqa: E402
+from fastapi.requests import HTTPConnection  # noqa: E402
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
