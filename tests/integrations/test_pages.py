@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.integrations import django_project  # noqa: F401 - the pages about Django need one
 from tests.servers.process import REPO
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -17,15 +18,15 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # The line that proves the point of each example.
 SHOWS = {
     "asgi_app.py": '/search 429 "search";r=0;t=30, "all";r=96;t=1',
+    "django_app.py": '/search 429 "__main__.search";r=0;t=30, "app";r=96;t=1',
+    "drf_app.py": '/uploads 429 "uploads";r=0;t=30, "anon";r=97;t=1',
     "fastapi_app.py": '/search?text=penstock 429 "search";r=0;t=30, "app";r=96;t=1',
     "flask_app.py": '/search 429 "search";r=0;t=30, "app";r=96;t=1',
 }
 PAGES = ["docs/web.md", *sorted(f"docs/web/{page.name}" for page in REPO.glob("docs/web/*.md"))]
-# A process has one Django.
-APART = ["docs/web/django.md", "docs/web/drf.md"]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in APART])
+@pytest.mark.parametrize("page", PAGES)
 def test_the_page_runs_as_it_stands(page: str) -> None:
     """Every block, in order, in one namespace. No request is made, so no Redis is needed."""
     text = (REPO / page).read_text(encoding="utf-8")

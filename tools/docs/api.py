@@ -33,6 +33,8 @@ INTERNAL: dict[str, str] = {
     "accel": "chosen by itself",
     "cli": "what the command runs",
     "core": "what is public of it, the package itself and `stores` and `strategies` export",
+    "integrations.django.apps": "what Django finds by itself",
+    "integrations.django.management": "what Django finds by itself",
     "service": "what `penstock serve` runs",
     "stores.cas": "what several stores share",
     "stores.rest": "what several stores share",

@@ -118,6 +118,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     ),
     "fastapi": ("fastapi>=0.115",),
     "flask": ("flask>=3",),
+    "django": ("django>=4.2",),
+    "drf": ("djangorestframework>=3.15",),
 }
 """Extra to requirements, for the platform at hand."""
 
@@ -128,6 +130,7 @@ _DISTRIBUTIONS = {
     "grpc": "grpcio",
     "grpc_health": "grpcio-health-checking",
     "grpc_reflection": "grpcio-reflection",
+    "rest_framework": "djangorestframework",
     "yaml": "pyyaml",
 }
 
