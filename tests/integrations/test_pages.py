@@ -17,11 +17,13 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 # The line that proves the point of each example.
 SHOWS = {
+    "aiohttp_app.py": '/search 429 "__main__.search";r=0;t=30, "app";r=96;t=1',
     "asgi_app.py": '/search 429 "search";r=0;t=30, "all";r=96;t=1',
     "django_app.py": '/search 429 "__main__.search";r=0;t=30, "app";r=96;t=1',
     "drf_app.py": '/uploads 429 "uploads";r=0;t=30, "anon";r=97;t=1',
     "fastapi_app.py": '/search?text=penstock 429 "search";r=0;t=30, "app";r=96;t=1',
     "flask_app.py": '/search 429 "search";r=0;t=30, "app";r=96;t=1',
+    "litestar_app.py": '/search 429 "search";r=0;t=30, "app";r=96;t=1',
 }
 PAGES = ["docs/web.md", *sorted(f"docs/web/{page.name}" for page in REPO.glob("docs/web/*.md"))]
 
@@ -30,7 +32,7 @@ PAGES = ["docs/web.md", *sorted(f"docs/web/{page.name}" for page in REPO.glob("d
 def test_the_page_runs_as_it_stands(page: str) -> None:
     """Every block, in order, in one namespace. No request is made, so no Redis is needed."""
     text = (REPO / page).read_text(encoding="utf-8")
-    world: dict[str, Any] = {"__name__": "page"}
+    world: dict[str, Any] = {"__name__": "__main__"}
     for block in BLOCK.finditer(text):
         program = "\n" * text.count("\n", 0, block.start(1)) + block[1]
         exec(compile(program, page, "exec"), world)

@@ -120,6 +120,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "flask": ("flask>=3",),
     "django": ("django>=4.2",),
     "drf": ("djangorestframework>=3.15",),
+    "aiohttp": ("aiohttp>=3.10",),
+    "litestar": ("litestar>=2.13",),
 }
 """Extra to requirements, for the platform at hand."""
 

@@ -23,6 +23,7 @@ __all__ = [
     "Send",
     "Stamped",
     "header_lines",
+    "is_last",
     "note",
     "refuse_websocket",
     "retry_s",
@@ -130,7 +131,15 @@ class Stamped:
             if any(ruling.is_open for ruling in self._rulings):
                 told = {n.decode("latin-1").lower(): v.decode("latin-1") for n, v in given}
                 self.answered = Answered(message["status"], told)
+        elif self.answered is not None and is_last(message):
+            # Before the client can know that it is over, and ask again.
+            await settle_all(self._rulings, self.answered)
         await self._send(message)
+
+
+def is_last(message: Message) -> bool:
+    """Whether a message ends the response to a request."""
+    return message["type"] == "http.response.body" and not message.get("more_body", False)
 
 
 def header_lines(rulings: list[Ruling]) -> list[tuple[bytes, bytes]]:

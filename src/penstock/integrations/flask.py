@@ -40,7 +40,7 @@ _KEY = "penstock"
 _RULINGS = "_penstock_rulings"
 _DECIDED = "_penstock_decided"
 
-View = TypeVar("View", bound=Callable[..., Any])
+_View = TypeVar("_View", bound=Callable[..., Any])
 
 
 class _FlaskReader:
@@ -99,13 +99,13 @@ class RateLimits:
         app.after_request_funcs.setdefault(None, []).insert(0, _after)
         app.teardown_request(_teardown)
 
-    def limit(self, *limits: Any, **options: Any) -> Callable[[View], View]:
+    def limit(self, *limits: Any, **options: Any) -> Callable[[_View], _View]:
         """A decorator for views, and for classes of views, below `@app.route`. It takes what a
         `Rule` takes, such as `methods=["POST"]`; several limits, in one decorator or in more, are
         one decision."""
         rules = self._rules(limits, options)
 
-        def decorate(view: View) -> View:
+        def decorate(view: _View) -> _View:
             if not callable(view):
                 reject(f"limit decorates a view, not {shown(view)}")
             if isinstance(view, type):
@@ -117,7 +117,7 @@ class RateLimits:
 
         return decorate
 
-    def shared_limit(self, name: str, *limits: Any, **options: Any) -> Callable[[View], View]:
+    def shared_limit(self, name: str, *limits: Any, **options: Any) -> Callable[[_View], _View]:
         """As `limit`, for views that count together: those under one `name`."""
         (rule,) = self._rules(limits, {**options, "name": name})
         return self.limit(rule)
@@ -129,7 +129,7 @@ class RateLimits:
         rules = self._rules(limits, options)
         self._blueprints.setdefault(blueprint.name, []).extend(rules)
 
-    def exempt(self, view: View) -> View:
+    def exempt(self, view: _View) -> _View:
         """A decorator for views, or a call for blueprints, that are not limited at all."""
         self._exempt.add(view.name if isinstance(view, Blueprint) else view)
         return view
