@@ -36,6 +36,7 @@ if not settings.configured:
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.exceptions import PermissionDenied
 from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
+from django.test import RequestFactory  # noqa: F401
 from django.urls import path
 from django.views import View
 

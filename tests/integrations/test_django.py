@@ -98,6 +98,17 @@ def test_without_the_middleware_a_decorator_decides_by_itself() -> None:
         assert left(answer["RateLimit"], "all") == 3
 
 
+def test_without_the_middleware_stacked_decorators_are_one_decision() -> None:
+    """Also where neither has a name."""
+    view = rate_limited(FIVE)(rate_limited(TWO)(project.home))
+    request = project.RequestFactory()
+    answers = [view(request.get("/")) for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
+    names = members(answers[3]["RateLimit"])
+    assert names == ["tests.integrations.django_project.home-2", names[0].removesuffix("-2")]
+    assert left(answers[3]["RateLimit"], names[1]) == 2
+
+
 def test_limits_of_settings_and_view_are_one_decision() -> None:
     """A request that the view's limit denies is charged to none of them."""
     with limits(FIVE):

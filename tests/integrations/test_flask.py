@@ -180,6 +180,17 @@ def test_a_decorator_above_that_hides_the_view_does_not_hide_its_limit() -> None
         assert members(second.headers["RateLimit"]) == [name, "app"]
 
 
+def test_stacked_limits_that_are_hidden_are_one_decision_all_the_same() -> None:
+    """The outer one decides for both; a denied request is charged to neither."""
+    app, limits = made()
+    view = limits.limit(FIVE)(limits.limit(TWO)(lambda: "x"))
+    app.add_url_rule("/hidden", "hidden", lambda: view())
+    answers = [app.test_client().get("/hidden") for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
+    assert members(answers[3].headers["RateLimit"]) == ["hidden-2", "hidden"]
+    assert left(answers[3].headers["RateLimit"], "hidden") == 2
+
+
 def test_classes_of_views_and_async_views_are_limited() -> None:
     """By the class, for all of its methods."""
     app, limits = made()

@@ -111,7 +111,8 @@ class RateLimits:
             if isinstance(view, type):
                 self._views.setdefault(view, [])[:0] = rules
                 return view
-            limited: Any = _limited(view, rules)
+            inner = [rule for each in _unwrapped(view) for rule in self._views.get(each, ())]
+            limited: Any = _limited(view, [*rules, *inner])
             self._views[limited] = rules
             return limited  # type: ignore[no-any-return]
 
@@ -196,8 +197,9 @@ class _FlaskLimits:
 
 
 def _limited(view: Callable[..., Any], rules: list[Rule]) -> Callable[..., Any]:
-    """The view, behind its limits. They are decided before, with those of the app, if the extension
-    can see them; a decorator above that hides them leaves them to be decided here."""
+    """The view, behind its limits and those of decorators below. They are decided before, with
+    those of the app, if the extension can see them; a decorator above that hides them leaves them
+    to be decided here, together."""
 
     @wraps(view)
     def limited(*args: Any, **named: Any) -> Any:

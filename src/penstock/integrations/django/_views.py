@@ -112,8 +112,9 @@ def rate_limited(*limits: Any, **options: Any) -> Callable[[View], View]:
         return limited
 
     def open_rules(request: Any, view: Any) -> Any:
-        """Those that no middleware has decided."""
-        missing = [rule for rule in rules if rule not in was_decided(request)]
+        """Of this decorator and those below, what no middleware has decided."""
+        declared = [*rules, *getattr(view, RULES, ())]
+        missing = [rule for rule in declared if rule not in was_decided(request)]
         if not missing:
             return None
         return limits_of_project().rules_for(view_name(view), missing, alone=True)
