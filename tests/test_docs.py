@@ -43,7 +43,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_the_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """Block by block, with a real server in the place of localhost."""
     blocks = _blocks(REPO / "README.md", "python")
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     for block in blocks:
         exec(block.replace("redis://localhost:6379", url_of("valkey")), {})
 

@@ -20,6 +20,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"admission", "testkit"}),
     frozenset({"config", "observe", "wire"}),
     frozenset({"adapters", "leasing"}),
+    frozenset({"integrations"}),
     frozenset({"service"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),

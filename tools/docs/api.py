@@ -33,6 +33,8 @@ INTERNAL: dict[str, str] = {
     "accel": "chosen by itself",
     "cli": "what the command runs",
     "core": "what is public of it, the package itself and `stores` and `strategies` export",
+    "integrations.django.apps": "what Django finds by itself",
+    "integrations.django.management": "what Django finds by itself",
     "service": "what `penstock serve` runs",
     "stores.cas": "what several stores share",
     "stores.rest": "what several stores share",
@@ -167,7 +169,7 @@ def _public_modules(package: str) -> Iterator[str]:
             continue
         if any(part.startswith("_") for part in inner.split(".")):
             continue
-        if info.ispkg or "." not in inner:
+        if info.ispkg or "." not in inner or inner.startswith("integrations."):
             found.add(info.name)
     found.update(f"{package}.{inner}" for inner in NAMED_IN_GUIDES if package == "penstock")
     for name in sorted(found):

@@ -6,22 +6,28 @@ where the strategy has none. The first tells where it stands, `"name";r=9;t=6`: 
 there will be more. `t` is not the time until everything is back. On a denial it equals
 `Retry-After`, and where nothing is missing it is 0. Seconds are whole and rounded up, so that a
 client that waits as told never comes too early.
+
+Several limits are one member each of both lists, the one that binds first. Shadows are left out:
+they are nobody's business but the operator's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ..core._decision import Decision
 from ..core._strategy import Strategy
 from ..core._verdict import Verdict
 
+if TYPE_CHECKING:
+    from .._limits import Limits
+
 __all__ = [
     "LimitHeaders",
+    "VerdictHeaders",
     "decision_headers",
     "field_name",
     "legacy_headers",
@@ -60,44 +66,6 @@ def decision_headers(
     return made.of(decision, now, peeked=peeked, legacy=legacy)
 
 
-def verdict_headers(
-    limits: Mapping[str, Any],
-    verdict: Verdict,
-    now: int,
-    *,
-    peeked: bool = False,
-    legacy: bool = False,
-) -> dict[str, str]:
-    """All headers for the verdict of several limits, made at `now`: in both fields a member for
-    each of them, the one that binds first. A shadow is not told, since it restricts nobody.
-
-    `limits` are those that were asked, by name, or their strategies: `limits.limits` of a `Limits`.
-
-        verdict = limits.check({"user": "alice", "tenant": "acme"})
-        headers = verdict_headers(limits.limits, verdict, limits.clock.now())
-    """
-    told = verdict.enforced
-    order = sorted(told, key=lambda name: name != verdict.binding)
-    made = [_headers_of(name, getattr(limits[name], "strategy", limits[name])) for name in order]
-    headers = {}
-    if order:
-        members = [
-            each.member(told[name], now, peeked) for name, each in zip(order, made, strict=True)
-        ]
-        headers["RateLimit-Policy"] = ", ".join([each.policy for each in made])
-        headers["RateLimit"] = ", ".join(members)
-    if not verdict.allowed:
-        headers["Retry-After"] = str(retry_after_s(verdict.decision))
-    if legacy and order:
-        headers |= legacy_headers(verdict.decision)
-    return headers
-
-
-@lru_cache(maxsize=4_096)
-def _headers_of(name: str, strategy: Strategy) -> LimitHeaders:
-    return LimitHeaders(name, *strategy.rate, strategy)
-
-
 class LimitHeaders:
     """`decision_headers` for whoever makes many: what is the same for all decisions of a limit is
     put into words once. `policy` is the value of `RateLimit-Policy`."""
@@ -130,6 +98,59 @@ class LimitHeaders:
         remaining = decision.remaining if decision.remaining <= _MAX_INTEGER else _MAX_INTEGER
         seconds = seconds_until_more(self._strategy, decision, now, peeked)
         return f"{self._lead};r={remaining};t={seconds}"
+
+
+def verdict_headers(
+    limits: Limits, verdict: Verdict, now: int, *, peeked: bool = False, legacy: bool = False
+) -> dict[str, str]:
+    """All headers for the verdict that `limits` gave at `now`, the limit that binds first.
+
+    `peeked` says that the verdict came from `peek`. `legacy` adds the older `X-RateLimit-*`, which
+    tell of that limit alone.
+
+        verdict = limits.check({"user": user})
+        headers = verdict_headers(limits, verdict, limits.clock.now())
+    """
+    return VerdictHeaders(limits.limits).of(verdict, now, peeked=peeked, legacy=legacy)
+
+
+class VerdictHeaders:
+    """`verdict_headers` for whoever makes many. `limits` maps names to what has a `strategy`, and
+    is a `shadow` or not; the `strategy` is None where only a service knows it."""
+
+    __slots__ = ("_made", "_only")
+
+    def __init__(self, limits: Mapping[str, Any]) -> None:
+        self._made: dict[str, LimitHeaders | None] = {}
+        for name, limit in limits.items():
+            if not limit.shadow:
+                strategy: Strategy | None = limit.strategy
+                self._made[name] = (
+                    None if strategy is None else LimitHeaders(name, *strategy.rate, strategy)
+                )
+        alone = len(limits) == len(self._made) == 1
+        self._only = next(iter(self._made.values())) if alone else None
+
+    def of(
+        self, verdict: Verdict, now: int, *, peeked: bool = False, legacy: bool = False
+    ) -> dict[str, str]:
+        """The headers for one verdict, given at `now`; none if it is of shadows alone."""
+        if self._only is not None:
+            return self._only.of(verdict.decision, now, peeked=peeked, legacy=legacy)
+        told = {name: said for name, said in verdict.limits.items() if name in self._made}
+        if not told:
+            return {}
+        first = verdict.binding
+        decision = told.pop(first)
+        headers = self._named(first, decision).of(decision, now, peeked=peeked, legacy=legacy)
+        for name, decision in told.items():
+            made = self._named(name, decision)
+            headers["RateLimit-Policy"] += f", {made.policy}"
+            headers["RateLimit"] += f", {made.member(decision, now, peeked)}"
+        return headers
+
+    def _named(self, name: str, decision: Decision) -> LimitHeaders:
+        return self._made[name] or LimitHeaders(name, decision.limit, None, None)
 
 
 def legacy_headers(decision: Decision) -> dict[str, str]:

@@ -116,6 +116,12 @@ EXTRAS: dict[str, tuple[str, ...]] = {
         "pyyaml>=6",
         *(("uvloop>=0.18",) if _HAS_UVLOOP else ()),
     ),
+    "fastapi": ("fastapi>=0.115",),
+    "flask": ("flask>=3",),
+    "django": ("django>=4.2",),
+    "drf": ("djangorestframework>=3.15",),
+    "aiohttp": ("aiohttp>=3.10",),
+    "litestar": ("litestar>=2.13",),
 }
 """Extra to requirements, for the platform at hand."""
 
@@ -126,6 +132,7 @@ _DISTRIBUTIONS = {
     "grpc": "grpcio",
     "grpc_health": "grpcio-health-checking",
     "grpc_reflection": "grpcio-reflection",
+    "rest_framework": "djangorestframework",
     "yaml": "pyyaml",
 }
 

@@ -185,7 +185,7 @@ def test_headers_are_those_that_a_program_would_make(legacy: bool, peeked: bool)
     form = VerdictForm(limits.limits)
     for _ in range(5):
         verdict = limits.check({"user": "u", "dark": "u"})
-        made = verdict_headers(limits.limits, verdict, NOW, peeked=peeked, legacy=legacy)
+        made = verdict_headers(limits, verdict, NOW, peeked=peeked, legacy=legacy)
         lines = "".join(f"{name}: {value}\r\n" for name, value in made.items())
         assert form.headers(verdict, NOW, peeked, legacy) == lines
         told = json.loads(form.body(verdict))

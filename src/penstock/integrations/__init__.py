@@ -1,0 +1,12 @@
+"""Penstock inside web frameworks, HTTP clients and task queues, one module each.
+
+What web frameworks share is here: `Rule` is one limit as it is declared on an app or a route, and
+the `by_...` functions tell clients apart.
+"""
+
+from __future__ import annotations
+
+from ._web import Answered, Rule, WebOptions
+from ._who import by_address, by_api_key, by_header
+
+__all__ = ["Answered", "Rule", "WebOptions", "by_address", "by_api_key", "by_header"]

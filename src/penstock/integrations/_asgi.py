@@ -1,0 +1,185 @@
+"""What everything that speaks ASGI shares: reading a scope, stamping headers, refusing.
+
+What was decided about a request, by the middleware of a mounted app or by a dependency, is kept in
+its scope (`rulings_of`), and told by the outermost middleware, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+from ..core._verdict import Verdict
+from ._web import PROBLEM_JSON, Answered, Ruling, headers_of
+
+__all__ = [
+    "POLICY_VIOLATION",
+    "ASGIApp",
+    "Message",
+    "Receive",
+    "Scope",
+    "ScopeReader",
+    "Send",
+    "Stamped",
+    "header_lines",
+    "is_last",
+    "note",
+    "refuse_websocket",
+    "retry_s",
+    "rulings_of",
+    "send_refusal",
+    "settle_all",
+]
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+POLICY_VIOLATION = 1008
+"""The code with which a WebSocket is closed."""
+
+_RULINGS = "penstock.rulings"
+
+
+class ScopeReader:
+    """Reads what has a `scope`: the requests of this module, of Starlette and of Litestar."""
+
+    def peer(self, request: Any) -> str | None:
+        client = request.scope.get("client")
+        return client[0] if client else None
+
+    def header(self, request: Any, name: str) -> str | None:
+        wanted = name.encode("latin-1")
+        found = [value for key, value in request.scope["headers"] if key == wanted]
+        return b",".join(found).decode("latin-1") if found else None
+
+    def method(self, request: Any) -> str:
+        method: str = request.scope.get("method", "GET")
+        return method
+
+    def path(self, request: Any) -> str:
+        path: str = request.scope["path"]
+        return path
+
+    def route(self, request: Any) -> str:
+        return route_template(request.scope)
+
+
+def route_template(scope: Scope) -> str:
+    """The template of the route that serves a scope, what mounts it included: as the router left it
+    there or, before routing, as the app's routes tell. The path where there is none."""
+    route = scope.get("route")
+    template: str | None = getattr(route, "path_format", None) or scope.get("path_template")
+    if template:
+        return f"{scope.get('root_path', '')}{template}"
+    app = scope.get("app")
+    return _template(getattr(app, "routes", ()), scope) or str(scope["path"])
+
+
+def _template(routes: Iterable[Any], scope: Scope) -> str | None:
+    for route in routes:
+        matches = getattr(route, "matches", None)
+        if matches is None:
+            continue
+        match, inner = matches(scope)
+        if match.value == 0:
+            continue
+        path = str(getattr(route, "path_format", None) or getattr(route, "path", ""))
+        below = getattr(route, "routes", None)
+        if below:
+            found = _template(below, {**scope, **inner})
+            return None if found is None else f"{path.removesuffix('/{path}')}{found}"
+        return path
+    return None
+
+
+def rulings_of(scope: Scope) -> tuple[list[Ruling], bool]:
+    """What was decided about this request so far, and whether the one who asks is the first to:
+    then the response is theirs to stamp."""
+    found: list[Ruling] | None = scope.get(_RULINGS)
+    if found is not None:
+        return found, False
+    scope[_RULINGS] = []
+    return scope[_RULINGS], True
+
+
+def note(scope: Scope, ruling: Ruling) -> None:
+    """Have a ruling told to the client, and to the view."""
+    scope[_RULINGS].append(ruling)
+    scope.setdefault("state", {})["rate_limit"] = ruling.verdict
+
+
+class Stamped:
+    """A `send` that adds headers to the start of a response, and remembers how it began."""
+
+    __slots__ = ("_rulings", "_send", "answered")
+
+    def __init__(self, send: Send, rulings: list[Ruling]) -> None:
+        self._send = send
+        self._rulings = rulings
+        self.answered: Answered | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and self._rulings:
+            given = list(message.get("headers", ()))
+            names = {name.lower() for name, _ in given}
+            added = [line for line in header_lines(self._rulings) if line[0] not in names]
+            message["headers"] = given + added
+            if any(ruling.is_open for ruling in self._rulings):
+                told = {n.decode("latin-1").lower(): v.decode("latin-1") for n, v in given}
+                self.answered = Answered(message["status"], told)
+        elif self.answered is not None and is_last(message):
+            # Before the client can know that it is over, and ask again.
+            await settle_all(self._rulings, self.answered)
+        await self._send(message)
+
+
+def is_last(message: Message) -> bool:
+    """Whether a message ends the response to a request."""
+    return message["type"] == "http.response.body" and not message.get("more_body", False)
+
+
+def header_lines(rulings: list[Ruling]) -> list[tuple[bytes, bytes]]:
+    """The headers of all rulings on a request, as ASGI has them."""
+    told = headers_of(rulings)
+    return [(name.lower().encode(), value.encode("latin-1")) for name, value in told.items()]
+
+
+async def settle_all(rulings: list[Ruling], answered: Any) -> None:
+    """Settle what is open, also in a task that is being cancelled."""
+    for ruling in rulings:
+        if ruling.is_open:
+            await asyncio.shield(asyncio.ensure_future(ruling.asettle(answered)))
+
+
+async def send_refusal(ruling: Ruling, send: Send, kind: str = "http.response") -> None:
+    """A refusal as problem+json, over the messages of HTTP or of a WebSocket that was not
+    accepted."""
+    body = ruling.problem()
+    headers = [
+        (b"content-type", PROBLEM_JSON.encode()),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    if kind != "http.response":
+        headers += header_lines([ruling])
+    await send({"type": f"{kind}.start", "status": ruling.status, "headers": headers})
+    await send({"type": f"{kind}.body", "body": body})
+
+
+async def refuse_websocket(ruling: Ruling, scope: Scope, receive: Receive, send: Send) -> None:
+    """Before it is accepted: with 429 where the server can, else as the close that servers turn
+    into 403."""
+    await receive()
+    if "websocket.http.response" in scope.get("extensions", {}):
+        await send_refusal(ruling, send, "websocket.http.response")
+    else:
+        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "rate limit"})
+
+
+def retry_s(ruling: Ruling) -> int:
+    """In how many seconds a client may come back."""
+    verdict: Verdict | None = ruling.verdict
+    return 1 if verdict is None else max(1, -(-verdict.retry_after_ms // 1000))

@@ -1,0 +1,310 @@
+"""Who asks: the client's address behind proxies, and keys of other kinds.
+
+An address that a proxy reports is worth as much as the proxy. The peer of the connection cannot be
+made up; `X-Forwarded-For` can, from the left: whoever sends the request writes what they like, and
+each proxy appends the address that it saw. So the list is read from the right, past the proxies
+that are trusted, and the first address that no trusted proxy has is the client. Whatever does not
+read as an address ends the walk, and the peer is taken.
+
+Of `X-Forwarded-For` and `Forwarded` only one is read, the one that the proxies write: a proxy that
+appends to the first passes the second on as the client sent it.
+
+Clients of IPv6 are known by their network, /64 by default: every one of them has 2**64 addresses
+to choose from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import lru_cache, partial
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Any, Protocol
+
+from ..core._validation import reject, require_int, shown
+
+__all__ = [
+    "AddressKey",
+    "HeaderKey",
+    "Key",
+    "KeyFunction",
+    "RequestReader",
+    "TrustedProxies",
+    "by_address",
+    "by_api_key",
+    "by_header",
+    "hashed_by",
+    "reading",
+]
+
+Address = IPv4Address | IPv6Address
+TrustedProxies = int | str | Sequence[str] | None
+"""How many proxies stand in front, or their networks; `"unix"` among these is a Unix socket."""
+
+KeyFunction = Callable[[Any], Any]
+"""From a request of the framework to a key; None leaves the limit out. It may be async."""
+
+UNKNOWN = "unknown"
+"""The key of a client without an address, such as one that comes through a Unix socket."""
+
+# A key longer than this is kept as its digest.
+_LONGEST = 512
+
+
+class RequestReader(Protocol):
+    """What is read of a framework's request."""
+
+    def peer(self, request: Any) -> str | None:
+        """The address that the connection came from."""
+
+    def header(self, request: Any, name: str) -> str | None:
+        """A header, all of its lines joined by commas; the name is in lower case."""
+
+    def method(self, request: Any) -> str:
+        """`GET` and the like."""
+
+    def path(self, request: Any) -> str:
+        """The path as it was asked for."""
+
+    def route(self, request: Any) -> str:
+        """The template of the route, such as `/users/{id}`; the path where there is none."""
+
+
+class AddressKey:
+    """The client's address: what `by_address` makes."""
+
+    def __init__(
+        self,
+        trusted_proxies: TrustedProxies = None,
+        *,
+        forwarded_header: str = "x-forwarded-for",
+        ipv6_prefix: int = 64,
+    ) -> None:
+        self._hops, self._networks, self._trusts_unix = _trusted(trusted_proxies)
+        self._trusts = trusted_proxies is not None
+        if not isinstance(forwarded_header, str) or not forwarded_header:
+            reject(f"forwarded_header must be the name of a header, not {shown(forwarded_header)}")
+        self._header = forwarded_header.lower()
+        self._listed = _nodes if self._header == "forwarded" else _entries
+        self._prefix = require_int("ipv6_prefix", ipv6_prefix, 1, 128)
+
+    def read(self, reader: RequestReader, request: Any) -> str:
+        """The key of the client that sent this request."""
+        peer = reader.peer(request)
+        if self._trusts and (self._hops or self._is_trusted(parsed(peer), peer)):
+            told = reader.header(request, self._header)
+            if told:
+                client = self._client(self._listed(told))
+                if client is not None:
+                    return _network(client, self._prefix)
+        if not peer:
+            return UNKNOWN
+        if ":" not in peer:
+            return peer
+        address = parsed(peer)
+        return peer if address is None else _network(address, self._prefix)
+
+    def _client(self, entries: list[str]) -> Address | None:
+        """Who the proxies say it was; None if they do not say."""
+        if self._hops:
+            # The nearest proxy is the peer itself, and each one before it was appended by the next.
+            return parsed(entries[-self._hops]) if len(entries) >= self._hops else None
+        for entry in reversed(entries):
+            address = parsed(entry)
+            if address is None or not self._is_trusted(address, entry):
+                return address
+        # All of them are proxies of ours: the farthest one asked for itself.
+        return parsed(entries[0]) if entries else None
+
+    def _is_trusted(self, address: Address | None, text: str | None) -> bool:
+        if address is None:
+            return self._trusts_unix and not text
+        return any(address in network for network in self._networks)
+
+
+class HeaderKey:
+    """The value of a header: what `by_header` and `by_api_key` make."""
+
+    def __init__(self, header: str, *, scheme: str = "") -> None:
+        if not isinstance(header, str) or not header:
+            reject(f"header must be the name of a header, not {shown(header)}")
+        self._header = header.lower()
+        self._scheme = scheme.lower()
+
+    def read(self, reader: RequestReader, request: Any) -> str | None:
+        """The header's value; None where there is none."""
+        value = (reader.header(request, self._header) or "").strip()
+        if self._scheme:
+            scheme, _, value = value.partition(" ")
+            value = value.strip() if scheme.lower() == self._scheme else ""
+        # So that nobody can name the address of somebody else.
+        return f"key {value}" if value else None
+
+
+Key = AddressKey | HeaderKey | KeyFunction
+"""How a request becomes a key."""
+
+
+def by_address(
+    trusted_proxies: TrustedProxies = None,
+    *,
+    forwarded_header: str = "x-forwarded-for",
+    ipv6_prefix: int = 64,
+) -> AddressKey:
+    """Count by the client's address, which is the default.
+
+    Without `trusted_proxies` it is the peer of the connection. With a number, as many proxies stand
+    in front, and the address is the one that the farthest of them saw. With networks, such as
+    `["10.0.0.0/8", "unix"]`, it is the rightmost address that is in none of them. What cannot be
+    read as an address falls back to the peer. `forwarded_header` is the header that the proxies
+    write, `"x-forwarded-for"` or `"forwarded"`; the other is never looked at. Addresses of IPv6
+    count by their network of `ipv6_prefix` bits.
+    """
+    return AddressKey(trusted_proxies, forwarded_header=forwarded_header, ipv6_prefix=ipv6_prefix)
+
+
+def by_header(header: str) -> HeaderKey:
+    """Count by the value of a header, and requests without it by the client's address.
+
+    A client can send whatever it likes: the value should be one that was verified before, or who
+    makes up a new one for each request is never limited.
+    """
+    return HeaderKey(header)
+
+
+def by_api_key(header: str = "authorization") -> HeaderKey:
+    """Count by API key: the token of `Authorization: Bearer ...`, or the value of another header,
+    such as `by_api_key("x-api-key")`. Without one, by the client's address."""
+    return HeaderKey(header, scheme="bearer" if header.lower() == "authorization" else "")
+
+
+def reading(
+    key: Key, reader: RequestReader, address: AddressKey, secret: bytes | None
+) -> Callable[[Any], Any]:
+    """A function from a request to the key to count by, or to an awaitable of it. A key of None
+    leaves a limit out; an empty one stands for the client's address."""
+    mac = _as_it_is if secret is None else hashed_by(secret)
+    if isinstance(key, AddressKey):
+        if secret is None:
+            return partial(key.read, reader)
+        return lambda request: mac(key.read(reader, request))
+    if isinstance(key, HeaderKey):
+        return lambda request: mac(
+            key.read(reader, request) or address.read(reader, request),
+        )
+
+    def finish(value: Any, request: Any) -> str | None:
+        if value is None:
+            return None
+        if type(value) is int:
+            value = str(value)
+        if not isinstance(value, str):
+            reject(f"a key function must return a string, an integer or None, not {shown(value)}")
+        return mac(value or address.read(reader, request))
+
+    async def awaited(value: Awaitable[Any], request: Any) -> str | None:
+        return finish(await value, request)
+
+    def call(request: Any) -> Any:
+        value = key(request)
+        if type(value) is not str and inspect.isawaitable(value):
+            return awaited(value, request)
+        return finish(value, request)
+
+    return call
+
+
+def _as_it_is(key: str) -> str:
+    """The key, or its digest where no store would take it: clients choose what headers hold."""
+    if len(key) <= _LONGEST and key.isascii():
+        return key
+    data = key.encode("utf-8", "surrogatepass")
+    if len(data) <= _LONGEST and data.decode("utf-8", "ignore") == key:
+        return key
+    return f"sha256 {hashlib.sha256(data).hexdigest()}"
+
+
+def hashed_by(secret: bytes) -> Callable[[str], str]:
+    """Keys as HMACs: who reads the store learns no identities, and cannot try them out."""
+
+    def mac(key: str) -> str:
+        return hmac.digest(secret, key.encode("utf-8", "surrogatepass"), "sha256").hex()
+
+    return mac
+
+
+def _trusted(
+    given: TrustedProxies,
+) -> tuple[int, list[IPv4Network | IPv6Network], bool]:
+    """The number of proxies, their networks, and whether a Unix socket is one of them."""
+    if given is None:
+        return 0, [], False
+    if isinstance(given, int):
+        return require_int("trusted_proxies", given, 1, 100), [], False
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, Iterable) or not names:
+        reject(
+            "trusted_proxies must be a number of proxies or networks such as ['10.0.0.0/8'], not "
+            f"{shown(given)}"
+        )
+    networks = []
+    for name in names:
+        if name == "unix":
+            continue
+        try:
+            networks.append(ip_network(name))
+        except ValueError as error:
+            reject(
+                "trusted_proxies must be networks such as '10.0.0.0/8' or '2001:db8::/32', or "
+                f"'unix', not {shown(name)}: {error}"
+            )
+    return 0, networks, "unix" in names
+
+
+def _entries(header: str) -> list[str]:
+    """The addresses of `X-Forwarded-For`."""
+    return [entry.strip() for entry in header.split(",")]
+
+
+def _nodes(header: str) -> list[str]:
+    """The `for` of each element of `Forwarded`; an element without one is no address."""
+    nodes = []
+    for element in header.split(","):
+        node = ""
+        for pair in element.split(";"):
+            name, _, value = pair.strip().partition("=")
+            if name.lower() == "for":
+                node = value.strip().removeprefix('"').removesuffix('"')
+        nodes.append(node)
+    return nodes
+
+
+@lru_cache(maxsize=4096)
+def parsed(text: str | None) -> Address | None:
+    """An address, with or without a port; None for anything else."""
+    if not text or len(text) > 64:
+        return None
+    if text[0] == "[":
+        inner, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not (rest[0] == ":" and rest[1:].isdecimal())):
+            return None
+        text = inner
+    elif text.count(":") == 1:
+        text, _, port = text.partition(":")
+        if not port.isdecimal():
+            return None
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    mapped = getattr(address, "ipv4_mapped", None)
+    return mapped if mapped is not None else address
+
+
+def _network(address: Address, prefix: int) -> str:
+    if isinstance(address, IPv4Address):
+        return str(address)
+    plain = IPv6Address(int(address))  # without a zone
+    return str(plain) if prefix == 128 else str(IPv6Network((int(plain), prefix), strict=False))

@@ -1,0 +1,164 @@
+"""aiohttp's server: limits for an app, and for handlers by a decorator.
+
+All limits of a request are one decision, made by a middleware before the handler. The headers are
+put on when a response is about to be sent, so they are on streams, exceptions and WebSockets too.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..core._errors import require_module
+from ..core._validation import reject, shown
+from ._asgi import settle_all
+from ._web import (
+    PROBLEM_JSON,
+    AppLimits,
+    Rule,
+    RuleSet,
+    Ruling,
+    WebOptions,
+    add_rules,
+    app_limits,
+    as_rules,
+    headers_of,
+)
+
+require_module(__name__, "aiohttp")
+
+from aiohttp import web  # noqa: E402
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["RATE_LIMIT", "rate_limited", "setup"]
+
+
+def _request_key(name: str, kind: type) -> Any:
+    """Versions of aiohttp that have no keys of their own take texts."""
+    made = getattr(web, "RequestKey", None)
+    return name if made is None else made(name, kind)
+
+
+RATE_LIMIT: Any = _request_key("rate_limit", object)
+"""The key of a request under which a handler finds its `Verdict`: `request[RATE_LIMIT]`."""
+
+_RULES = "penstock_rules"
+_RULINGS: Any = _request_key("penstock_rulings", list)
+
+_Handler = TypeVar("_Handler")
+
+
+class _AiohttpReader:
+    """Reads the request of aiohttp."""
+
+    def peer(self, request: Any) -> str | None:
+        peer: str | None = request.remote
+        return peer
+
+    def header(self, request: Any, name: str) -> str | None:
+        found = request.headers.getall(name, ())
+        return ",".join(found) if found else None
+
+    def method(self, request: Any) -> str:
+        return str(request.method)
+
+    def path(self, request: Any) -> str:
+        return str(request.path)
+
+    def route(self, request: Any) -> str:
+        resource = request.match_info.route.resource
+        return str(request.path if resource is None else resource.canonical)
+
+
+def setup(app: web.Application, *limits: Any, **options: Unpack[WebOptions]) -> None:
+    """Limit an app, and those that are added to it.
+
+    `limits` are rates such as `"100/minute"`, strategies or `Rule`s, for the whole app. The options
+    are those of `WebOptions`; `on_denied` is a function of request and verdict, sync or async, that
+    returns a response. The `Verdict` is `request[RATE_LIMIT]`. The store is closed with the app.
+    """
+    if not isinstance(app, web.Application):
+        reject(f"setup takes an aiohttp.web.Application, not {shown(app)}")
+    installed = _AiohttpLimits(as_rules(limits), app_limits(_AiohttpReader(), options))
+    # The outermost, so that refusals of other middleware count as well.
+    app.middlewares.insert(0, installed.middleware)
+    app.on_response_prepare.append(_stamp)
+    app.on_cleanup.append(installed.close)
+
+
+def rate_limited(*limits: Any, **options: Any) -> Callable[[_Handler], _Handler]:
+    """A decorator for handlers and classes of views, in an app that `setup` has limited. It takes
+    what a `Rule` takes; several limits, and those of the app, are one decision."""
+    rules = [limit if isinstance(limit, Rule) else Rule(limit, **options) for limit in limits]
+    if not rules:
+        reject("a limit must be given, such as @rate_limited('100/minute')")
+
+    def decorate(handler: _Handler) -> _Handler:
+        if not callable(handler):
+            reject(f"rate_limited decorates a handler, not {shown(handler)}")
+        setattr(handler, _RULES, [*rules, *getattr(handler, _RULES, ())])
+        return handler
+
+    return decorate
+
+
+class _AiohttpLimits:
+    """The limits of one app, by handler."""
+
+    def __init__(self, rules: dict[str, Rule], limits: AppLimits) -> None:
+        self._rules = rules
+        self._limits = limits
+        self._rule_sets: dict[tuple[str, tuple[Rule, ...]], RuleSet | None] = {}
+
+    @web.middleware
+    async def middleware(self, request: Any, handler: Any) -> Any:
+        rules = self._rules_for(request.match_info.handler)
+        ruling = None if rules is None else await rules.adecide(request)
+        if ruling is None:
+            return await handler(request)
+        request[_RULINGS] = [*request.get(_RULINGS, ()), ruling]
+        request[RATE_LIMIT] = ruling.verdict
+        if not ruling.allowed:
+            return await self._refusal(request, ruling)
+        answered: Any = None
+        try:
+            answered = await handler(request)
+        except web.HTTPException as refused:
+            answered = refused
+            raise
+        except Exception:
+            answered = web.Response(status=500)
+            raise
+        finally:
+            await settle_all([ruling], answered)
+        return answered
+
+    def _rules_for(self, handler: Any) -> RuleSet | None:
+        own = tuple(getattr(handler, _RULES, ()))
+        after = f"{handler.__module__}.{handler.__qualname__}" if own else ""
+        if (after, own) not in self._rule_sets:
+            named = dict(self._rules)
+            add_rules(named, own, after)
+            self._rule_sets[after, own] = self._limits.rule_set(named) if named else None
+        return self._rule_sets[after, own]
+
+    async def _refusal(self, request: Any, ruling: Ruling) -> Any:
+        on_denied = self._limits.on_denied
+        if on_denied is None:
+            return web.Response(
+                body=ruling.problem(), status=ruling.status, content_type=PROBLEM_JSON
+            )
+        answer = on_denied(request, ruling.verdict)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    async def close(self, app: web.Application) -> None:
+        await self._limits.aclose()
+
+
+async def _stamp(request: Any, response: Any) -> None:
+    rulings: list[Ruling] = request.get(_RULINGS, [])
+    for name, value in headers_of(rulings).items() if rulings else ():
+        response.headers.setdefault(name, value)

@@ -1,0 +1,253 @@
+"""ASGI: a middleware for Starlette, and for everything else that speaks ASGI.
+
+It is pure ASGI. Requests and responses pass through as they are; the headers of limits are put on
+the message that starts a response, whoever made it, so they are on errors, streams and files too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ._asgi import (
+    POLICY_VIOLATION,
+    ASGIApp,
+    Message,
+    Receive,
+    Scope,
+    ScopeReader,
+    Send,
+    Stamped,
+    header_lines,
+    note,
+    refuse_websocket,
+    retry_s,
+    rulings_of,
+    send_refusal,
+    settle_all,
+)
+from ._web import Answered, AppLimits, RuleSet, Ruling, WebOptions, app_limits, as_rules
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["ASGIRequest", "RateLimitMiddleware"]
+
+
+class _Client(NamedTuple):
+    host: str
+    port: int
+
+
+class _HeaderView(Mapping[str, str]):
+    """The headers of a scope, by name in any case; lines of one name are joined by commas."""
+
+    def __init__(self, raw: Iterable[tuple[bytes, bytes]]) -> None:
+        self._raw = raw
+
+    def __getitem__(self, name: str) -> str:
+        wanted = name.lower().encode("latin-1", "replace")
+        found = [value for key, value in self._raw if key == wanted]
+        if not found:
+            raise KeyError(name)
+        return b",".join(found).decode("latin-1")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(key.decode("latin-1") for key, _ in self._raw))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+class ASGIRequest:
+    """What functions for keys, costs and exemptions are given: a view of the `scope`."""
+
+    __slots__ = ("scope",)
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope: Scope = scope
+
+    @property
+    def method(self) -> str:
+        """`GET` and the like; a WebSocket begins as a GET."""
+        method: str = self.scope.get("method", "GET")
+        return method
+
+    @property
+    def path(self) -> str:
+        """The path as it was asked for, what mounted the app included."""
+        path: str = self.scope["path"]
+        return path
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """By name, in any case."""
+        return _HeaderView(self.scope["headers"])
+
+    @property
+    def client(self) -> Any:
+        """The peer's `host` and `port`, or None."""
+        return _Client(*self.scope["client"]) if self.scope.get("client") else None
+
+    @property
+    def state(self) -> MutableMapping[str, Any]:
+        """What other middleware left for this request."""
+        state: MutableMapping[str, Any] = self.scope.setdefault("state", {})
+        return state
+
+    @property
+    def user(self) -> Any:
+        """What an authentication middleware left; None without one."""
+        return self.scope.get("user")
+
+
+class RateLimitMiddleware:
+    """Limits everything that an ASGI app serves.
+
+    `limits` are rates such as `"100/minute"`, strategies, or `Rule`s, which can say for which
+    methods and paths they are; they count for the whole app and are one decision. `messages` are
+    limits for what a client sends over an open WebSocket, by default in the key of the client; one
+    message too many closes the connection. The options are those of `WebOptions`; `on_denied` is an
+    async function of request and verdict that returns an ASGI app.
+
+    The `Verdict` is `request.state.rate_limit` to the view. Around a whole app, as in
+    `app = RateLimitMiddleware(app, "100/minute")`, it puts its headers on errors that nobody
+    handled, too: frameworks make those outside of the middleware that is added to an app.
+
+        app.add_middleware(RateLimitMiddleware, "100/minute", store="redis://localhost:6379")
+    """
+
+    request_class: Callable[[Any], Any] = ASGIRequest
+    """What makes a request, for functions, from a scope."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *limits: Any,
+        messages: Any = (),
+        **options: Unpack[WebOptions],
+    ) -> None:
+        self.app: ASGIApp = app
+        self._has_routes = hasattr(app, "routes")
+        self.limits: AppLimits = app_limits(ScopeReader(), options)
+        self._rules = self._rule_set(limits, "app")
+        self._messages = self._rule_set(
+            messages if isinstance(messages, (list, tuple)) else [messages], "messages"
+        )
+
+    def _rule_set(self, limits: Iterable[Any], name: str) -> RuleSet | None:
+        rules = as_rules(limits, name)
+        return self.limits.rule_set(rules) if rules else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        kind = scope["type"]
+        if self._has_routes and "app" not in scope:
+            scope["app"] = self.app  # for the templates of its routes
+        if kind == "http":
+            await self._http(scope, receive, send)
+        elif kind == "websocket":
+            await self._websocket(scope, receive, send)
+        else:
+            await self.app(scope, receive, self._closing(send) if kind == "lifespan" else send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        rulings, outermost = rulings_of(scope)
+        ruling = await self._decide(self._rules, scope)
+        if ruling is not None:
+            note(scope, ruling)
+        stamped = Stamped(send, rulings) if outermost else None
+        if ruling is not None and not ruling.allowed:
+            await self._refuse(ruling, scope, receive, stamped or send)
+        elif stamped is None:
+            await self.app(scope, receive, send)
+        else:
+            await self._serve(stamped, rulings, scope, receive)
+
+    async def _serve(
+        self, stamped: Stamped, rulings: list[Ruling], scope: Scope, receive: Receive
+    ) -> None:
+        """Run the app, and settle what was charged when its response is known."""
+        try:
+            await self.app(scope, receive, stamped)
+        except Exception:
+            await settle_all(rulings, stamped.answered or Answered(500, {}))
+            raise
+        finally:
+            await settle_all(rulings, stamped.answered)
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        rulings, _ = rulings_of(scope)
+        ruling = await self._decide(self._rules, scope)
+        if ruling is not None:
+            note(scope, ruling)
+            if not ruling.allowed:
+                await refuse_websocket(ruling, scope, receive, send)
+                return
+        watched = _Watched(self, self._messages, scope, receive, send)
+        try:
+            await self.app(scope, watched.receive, watched.send)
+        finally:
+            await settle_all(rulings, None)
+
+    async def _decide(self, rules: RuleSet | None, scope: Scope) -> Ruling | None:
+        return None if rules is None else await rules.adecide(self.request_class(scope))
+
+    async def _refuse(self, ruling: Ruling, scope: Scope, receive: Receive, send: Send) -> None:
+        handler = self.limits.on_denied
+        if handler is None:
+            await send_refusal(ruling, send)
+            return
+        response = handler(self.request_class(scope), ruling.verdict)
+        if hasattr(response, "__await__"):
+            response = await response
+        await response(scope, receive, send)
+
+    def _closing(self, send: Send) -> Send:
+        """A `send` that closes the store once the app has shut down."""
+
+        async def sent(message: Message) -> None:
+            if message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
+                await self.limits.aclose()
+            await send(message)
+
+        return sent
+
+
+class _Watched:
+    """The two ends of a WebSocket: headers when it is accepted, limits on what arrives."""
+
+    def __init__(
+        self,
+        middleware: RateLimitMiddleware,
+        rules: RuleSet | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        self._middleware = middleware
+        self._rules = rules
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._closed = False
+
+    async def send(self, message: Message) -> None:
+        if self._closed:
+            return
+        if message["type"] == "websocket.accept":
+            lines = header_lines(rulings_of(self._scope)[0])
+            message["headers"] = [*message.get("headers", ()), *lines]
+        await self._send(message)
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] != "websocket.receive" or self._rules is None:
+            return message
+        ruling = await self._middleware._decide(self._rules, self._scope)
+        if ruling is None or ruling.allowed:
+            return message
+        self._closed = True
+        reason = f"rate limit exceeded, try again in {retry_s(ruling)} s"
+        await self._send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": reason})
+        return {"type": "websocket.disconnect", "code": POLICY_VIOLATION, "reason": reason}

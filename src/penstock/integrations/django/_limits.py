@@ -1,0 +1,258 @@
+"""Limits of a Django project: settings, and what a request is subject to.
+
+A decorator only notes down its rules on the view. The middleware decides them together with those
+of the settings, when Django knows the view and before it is called: by then authentication has
+happened. A request that no view was found for is decided afterwards. Without the middleware a
+decorator decides by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from ...core._errors import require_module
+from ...core._validation import reject, shown
+from .._web import (
+    PROBLEM_JSON,
+    AppLimits,
+    Rule,
+    RuleSet,
+    Ruling,
+    add_rules,
+    app_limits,
+    as_rules,
+    headers_of,
+)
+
+require_module("penstock.integrations.django", "django")
+
+from asgiref.sync import async_to_sync  # noqa: E402
+from django.conf import settings  # noqa: E402
+from django.core.signals import setting_changed  # noqa: E402
+from django.http import HttpResponse  # noqa: E402
+from django.urls import URLPattern, get_resolver  # noqa: E402
+from django.utils.module_loading import import_string  # noqa: E402
+
+__all__ = [
+    "RULES",
+    "VIEWED",
+    "DjangoLimits",
+    "DjangoReader",
+    "adecide",
+    "decide",
+    "declared_rules",
+    "limits_of_project",
+    "options_of",
+    "refusal",
+    "rulings_of_request",
+    "settle",
+    "stamp",
+    "view_name",
+    "was_decided",
+]
+
+RULES = "penstock_rules"
+"""The attribute of a view in which its decorators leave their rules."""
+
+VIEWED = "_penstock_viewed"
+"""The attribute of a request that the middleware has decided for its view."""
+
+_RULINGS = "_penstock_rulings"
+_DECIDED = "_penstock_decided"
+# Settings that may be given as the path of what they name.
+_IMPORTABLE = ("key", "on_denied", "clock")
+
+
+class DjangoReader:
+    """Reads the request of Django."""
+
+    def peer(self, request: Any) -> str | None:
+        peer: str | None = request.META.get("REMOTE_ADDR")
+        return peer
+
+    def header(self, request: Any, name: str) -> str | None:
+        value: str | None = request.headers.get(name)
+        return value
+
+    def method(self, request: Any) -> str:
+        return str(request.method)
+
+    def path(self, request: Any) -> str:
+        return str(request.path)
+
+    def route(self, request: Any) -> str:
+        match = request.resolver_match
+        return str(request.path) if match is None else f"/{match.route}"
+
+
+class DjangoLimits:
+    """The limits of the settings, with those of views, by view."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        rules, options = options_of(given)
+        self.rules: dict[str, Rule] = rules
+        self.limits: AppLimits = app_limits(DjangoReader(), options)
+        self.limits.resolve = async_to_sync(_awaited)
+        self._lock = threading.Lock()
+        self._rule_sets: dict[tuple[str, tuple[Rule, ...], bool], RuleSet | None] = {}
+
+    def rules_for(self, view: str, rules: Iterable[Rule], *, alone: bool = False) -> RuleSet | None:
+        """The rules of a view, with those of the settings unless they are to be `alone`."""
+        wanted = view, tuple(rules), alone
+        try:
+            return self._rule_sets[wanted]
+        except KeyError:
+            pass
+        with self._lock:
+            if wanted not in self._rule_sets:
+                named = {} if alone else dict(self.rules)
+                add_rules(named, wanted[1], view)
+                self._rule_sets[wanted] = self.limits.rule_set(named) if named else None
+            return self._rule_sets[wanted]
+
+
+def options_of(given: Any) -> tuple[dict[str, Rule], dict[str, Any]]:
+    """The rules and the options of the setting `PENSTOCK`."""
+    if not isinstance(given, Mapping):
+        reject(
+            f"the setting PENSTOCK must be a dict such as {{'LIMITS': [...]}}, not {shown(given)}"
+        )
+    options = {}
+    limits: Any = ()
+    for name, value in given.items():
+        if name == "LIMITS":
+            limits = [value] if isinstance(value, (str, Rule)) else value
+            continue
+        if not isinstance(name, str) or not name.isupper():
+            reject(
+                f"the names in the setting PENSTOCK are in capitals, such as 'STORE': {shown(name)}"
+            )
+        option = name.lower()
+        by_path = option in _IMPORTABLE and isinstance(value, str)
+        options[option] = _imported(name, value) if by_path else value
+    return as_rules(limits), options
+
+
+def _imported(name: str, path: str) -> Any:
+    try:
+        return import_string(path)
+    except ImportError as error:
+        reject(f"PENSTOCK[{name!r}] names {path!r}, which cannot be imported: {error}")
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+_lock = threading.Lock()
+_project: list[DjangoLimits] = []
+
+
+def limits_of_project() -> DjangoLimits:
+    """Made at first use, and again after the setting has changed."""
+    if not _project:
+        with _lock:
+            if not _project:
+                _project.append(DjangoLimits(getattr(settings, "PENSTOCK", {})))
+    return _project[0]
+
+
+def _forget(*, setting: str, **_: Any) -> None:
+    if setting == "PENSTOCK":
+        with _lock:
+            for limits in _project:
+                limits.limits.close()
+            _project.clear()
+
+
+setting_changed.connect(_forget)
+
+
+def view_name(view: Any) -> str:
+    """What limits of a view are named after."""
+    named = getattr(view, "view_class", None) or getattr(view, "cls", None) or view
+    return f"{named.__module__}.{getattr(named, '__qualname__', type(named).__name__)}"
+
+
+def decide(request: Any, rules: RuleSet | None) -> Any:
+    """Decide, and return what to answer instead of the view, or None."""
+    if rules is None:
+        return None
+    return _decided(request, rules, rules.decide(request))
+
+
+async def adecide(request: Any, rules: RuleSet | None) -> Any:
+    """The awaitable twin of `decide`."""
+    if rules is None:
+        return None
+    return _decided(request, rules, await rules.adecide(request))
+
+
+def _decided(request: Any, rules: RuleSet, ruling: Ruling | None) -> Any:
+    was_decided(request).update(rules.rules.values())
+    if ruling is None:
+        return None
+    request.rate_limit = ruling.verdict
+    rulings_of_request(request).append(ruling)
+    return None if ruling.allowed else refusal(request, ruling)
+
+
+def refusal(request: Any, ruling: Ruling) -> Any:
+    """The answer to a request that was denied."""
+    handler = limits_of_project().limits.on_denied
+    if handler is not None:
+        return handler(request, ruling.verdict)
+    return HttpResponse(ruling.problem(), status=ruling.status, content_type=PROBLEM_JSON)
+
+
+def was_decided(request: Any) -> set[Rule]:
+    """The rules that were decided for this request."""
+    found: set[Rule] = request.__dict__.setdefault(_DECIDED, set())
+    return found
+
+
+def rulings_of_request(request: Any) -> list[Ruling]:
+    """What was decided about this request so far."""
+    found: list[Ruling] = request.__dict__.setdefault(_RULINGS, [])
+    return found
+
+
+def stamp(request: Any, response: Any) -> None:
+    """Put the headers of limits on a response."""
+    rulings = rulings_of_request(request)
+    for name, value in headers_of(rulings).items() if rulings else ():
+        response.headers.setdefault(name, value)
+
+
+def settle(request: Any, response: Any) -> list[Ruling]:
+    """The rulings to be settled by this response. A stream settles them itself, at its end."""
+    waiting = [ruling for ruling in rulings_of_request(request) if ruling.is_open]
+    if waiting and getattr(response, "streaming", False):
+        for ruling in waiting:
+            response._resource_closers.append(partial(ruling.settle, response))
+        return []
+    return waiting
+
+
+def declared_rules() -> Iterator[tuple[str, Rule]]:
+    """All limits of the project by name: of the settings, and of the views that URLs lead to."""
+    seen = dict(limits_of_project().rules)
+    yield from seen.items()
+    for view in _views(get_resolver().url_patterns):
+        named: dict[str, Rule] = dict(limits_of_project().rules)
+        add_rules(named, getattr(view, RULES, ()), view_name(view))
+        for name, rule in named.items():
+            if name not in seen:
+                seen[name] = rule
+                yield name, rule
+
+
+def _views(patterns: Iterable[Any]) -> Iterator[Any]:
+    for pattern in patterns:
+        if isinstance(pattern, URLPattern):
+            yield pattern.callback
+        else:
+            yield from _views(pattern.url_patterns)

@@ -1,0 +1,54 @@
+"""`manage.py penstock`: list the limits of a project, look at a key, reset it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from ....._limits import Limits
+from ...._who import hashed_by
+from ..._limits import declared_rules, limits_of_project
+
+__all__ = ["Command"]
+
+
+class Command(BaseCommand):  # type: ignore[misc]
+    """The command."""
+
+    help = "List rate limits, look at what a key has left, or reset it."
+
+    def add_arguments(self, parser: Any) -> None:
+        """`list`, `show LIMIT KEY`, `reset LIMIT KEY`."""
+        actions = parser.add_subparsers(dest="action", required=True)
+        actions.add_parser("list", help="all limits of the settings and of the views")
+        for action, told in (("show", "what a key has left"), ("reset", "forget what it spent")):
+            inner = actions.add_parser(action, help=told)
+            inner.add_argument("limit", help="the name of a limit, as `list` and the headers say")
+            inner.add_argument("key", help="such as a client's address")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Run it."""
+        rules = dict(declared_rules())
+        if options["action"] == "list":
+            for name, rule in rules.items():
+                self.stdout.write(f"{name}: {rule.limit and rule.limit.strategy.in_words()}")
+            return
+        name, key = options["limit"], options["key"]
+        limit = rules[name].limit if name in rules else None
+        if limit is None:
+            raise CommandError(f"there is no limit {name!r}; there are {', '.join(rules)}")
+        app = limits_of_project().limits
+        limits = Limits({name: limit}, store=app.store, clock=app.clock, prefix=app.prefix)
+        keys = {name: key if app.secret is None else hashed_by(app.secret)(key)}
+        if options["action"] == "reset":
+            limits.reset(keys)
+            self.stdout.write(f"{name}: {key} starts afresh")
+            return
+        decision = limits.peek(keys).decision
+        until = datetime.fromtimestamp(decision.reset_at / 1000, timezone.utc)
+        self.stdout.write(
+            f"{name}: {key} has {decision.remaining} of {decision.limit} left, "
+            f"all of them again at {until:%Y-%m-%d %H:%M:%S} UTC"
+        )

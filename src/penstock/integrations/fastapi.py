@@ -1,0 +1,251 @@
+"""FastAPI: limits as dependencies of an app, a router or a route.
+
+All limits of a route are one decision. The first of its dependencies to run finds the others in the
+route's tree of dependencies and asks for all of them; the rest find it done. A limit counts for
+whatever it was given to: that of an app for all of its routes together, that of a route for this
+route.
+"""
+
+# Annotations are not postponed: FastAPI reads those of a dependency, and of an object with
+# `__call__` older versions cannot resolve a text.
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..core._errors import require_module
+from ..core._validation import reject, shown
+from ..core._verdict import Verdict
+from ._asgi import ScopeReader, note, refuse_websocket
+from ._web import PROBLEM_JSON, Rule, RuleSet, Ruling, WebOptions, slug
+from .asgi import RateLimitMiddleware
+
+require_module(__name__, "fastapi")
+
+from fastapi import FastAPI, HTTPException, Response, routing  # noqa: E402
+from fastapi.requests import HTTPConnection  # noqa: E402
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["RateLimit", "TooManyRequests", "install"]
+
+_INSTALLED = "penstock.fastapi"
+_DECIDED = "penstock.decided"
+
+_DOCUMENTED: dict[str, Any] = {
+    "description": "Too many requests",
+    "headers": {
+        "Retry-After": {
+            "description": "Seconds after which to try again.",
+            "schema": {"type": "integer"},
+        },
+        "RateLimit": {
+            "description": "What is left of each limit, and when there is more.",
+            "schema": {"type": "string"},
+        },
+        "RateLimit-Policy": {
+            "description": "What each limit grants.",
+            "schema": {"type": "string"},
+        },
+    },
+    "content": {
+        PROBLEM_JSON: {
+            "schema": {
+                "type": "object",
+                "properties": {
+                    "type": {"type": "string"},
+                    "title": {"type": "string"},
+                    "status": {"type": "integer"},
+                    "detail": {"type": "string"},
+                    "code": {"type": "string"},
+                    "violated-policies": {"type": "array", "items": {"type": "string"}},
+                },
+            }
+        }
+    },
+}
+
+
+class TooManyRequests(HTTPException):
+    """Raised by a dependency that denies. `verdict` says why; None while the store is away."""
+
+    def __init__(self, ruling: Ruling) -> None:
+        super().__init__(ruling.status, headers=ruling.headers())
+        self.verdict: Verdict | None = ruling.verdict
+        self._ruling = ruling
+
+
+class RateLimit(Rule):
+    """A limit as a dependency: see `Rule` for what it takes. Its value is the `Verdict`.
+
+        app = FastAPI(dependencies=[Depends(RateLimit("100/minute"))])
+        install(app)
+
+    One object is one limit, wherever it is given: routes that are given the same one share it.
+    """
+
+    async def __call__(self, connection: HTTPConnection) -> Verdict | None:
+        """Decide all limits of the route that serves this request, once."""
+        scope = connection.scope
+        installed: _Installed | None = scope.get(_INSTALLED)
+        if installed is None:
+            reject(
+                "RateLimit needs the app's help to put headers on its answers: call "
+                "penstock.integrations.fastapi.install(app) once, after app = FastAPI(...)"
+            )
+        decided: dict[Rule, Ruling | None] = scope.setdefault(_DECIDED, {})
+        if self not in decided:
+            rules = installed.rules_for(scope, self)
+            ruling = await rules.adecide(connection)
+            for rule in rules.rules.values():
+                decided[rule] = ruling
+            if ruling is not None:
+                note(scope, ruling)
+                if not ruling.allowed:
+                    raise TooManyRequests(ruling)
+        ruling = decided[self]
+        return None if ruling is None else ruling.verdict
+
+
+def install(app: FastAPI, **options: "Unpack[WebOptions]") -> None:
+    """Prepare an app for `RateLimit`: headers on all of its answers, 429 as problem+json, and in
+    its OpenAPI. The options are those of `WebOptions`; `on_denied` is a function of request and
+    verdict, sync or async, that returns a response."""
+    if not isinstance(app, FastAPI):
+        reject(f"install takes a FastAPI app, not {shown(app)}")
+    if app.middleware_stack is not None:
+        reject("install must be called before the app serves its first request")
+    build = app.build_middleware_stack
+    # Around all of the app's middleware, and so around that which answers errors nobody handled.
+    installed = _Installed(build, **options)
+    app.build_middleware_stack = installed.built  # type: ignore[method-assign]
+    refuse: Any = installed.refuse
+    app.add_exception_handler(TooManyRequests, refuse)
+    document = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = document()
+        for route in _routes_of(app):
+            if _limits_of(route) and getattr(route, "include_in_schema", False):
+                _document(schema, route)
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+class _FastAPIReader(ScopeReader):
+    def route(self, request: Any) -> str:
+        scope = request.scope
+        route = _route_of(scope)
+        template = getattr(route, "path_format", None)
+        return super().route(request) if template is None else scope.get("root_path", "") + template
+
+
+class _Installed(RateLimitMiddleware):
+    """Stamps what the dependencies decided, and knows which of them belong together."""
+
+    def __init__(self, build: Any, **options: "Unpack[WebOptions]") -> None:
+        super().__init__(_nothing, **options)
+        self.limits.reader = _FastAPIReader()
+        self._build = build
+        self._names: dict[Rule, str] = {}
+        self._rule_sets: dict[tuple[RateLimit, ...], RuleSet] = {}
+
+    def built(self) -> Any:
+        """In the place of the app's own middleware stack."""
+        self.app = self._build()
+        return self
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        scope[_INSTALLED] = self
+        await super().__call__(scope, receive, send)
+
+    def rules_for(self, scope: Any, asking: RateLimit) -> RuleSet:
+        """The limits of the route that serves `scope`, of which `asking` is one."""
+        overrides = getattr(scope["app"], "dependency_overrides", {})
+        found = tuple([rule for rule in _limits_of(_route_of(scope)) if rule not in overrides])
+        wanted = found if asking in found else (asking,)
+        rules = self._rule_sets.get(wanted)
+        if rules is None:
+            if not self._names.keys() >= set(wanted):
+                self._name_all(scope["app"], wanted)
+            named = {self._names[rule]: rule for rule in wanted}
+            rules = self._rule_sets[wanted] = self.limits.rule_set(named)
+        return rules
+
+    def _name_all(self, app: Any, wanted: Iterable[RateLimit]) -> None:
+        """Name the limits of an app after the first route of each. What an app gives to all of its
+        routes is named after the app, and the order of routes is that of the program, so that every
+        process finds the same names."""
+        everywhere = [each.dependency for each in app.router.dependencies]
+        for route in _routes_of(app):
+            for rule in _limits_of(route):
+                self._name(rule, "app" if rule in everywhere else _route_name(route))
+        for rule in wanted:
+            self._name(rule, "app")
+
+    def _name(self, rule: Rule, after: str) -> None:
+        if rule in self._names:
+            return
+        name, taken, place = rule.name or slug(after), set(self._names.values()), 1
+        if rule.name is None:
+            while name in taken:
+                place += 1
+                name = f"{slug(after)}-{place}"
+        self._names[rule] = name
+
+    async def refuse(self, connection: HTTPConnection, error: Any) -> Response | None:
+        """Answer a request that was denied. `TooManyRequests` reaches nobody else."""
+        ruling: Ruling = error._ruling
+        if connection.scope["type"] == "websocket":
+            socket: Any = connection
+            await refuse_websocket(ruling, socket.scope, socket.receive, socket.send)
+            return None
+        handler = self.limits.on_denied
+        if handler is not None:
+            answer = handler(connection, ruling.verdict)
+            response: Response = await answer if hasattr(answer, "__await__") else answer
+            return response
+        return Response(ruling.problem(), ruling.status, media_type=PROBLEM_JSON)
+
+
+async def _nothing(scope: Any, receive: Any, send: Any) -> None:
+    """In the place of a middleware stack that is not built yet."""
+
+
+def _route_of(scope: Any) -> Any:
+    """What serves a scope. Where routers are included as they are, it is the route as seen from the
+    app, with the prefix and the dependencies of its routers, and not the one that was written."""
+    return scope.get("fastapi", {}).get("effective_route_context") or scope.get("route")
+
+
+def _routes_of(app: FastAPI) -> Iterator[Any]:
+    contexts = getattr(routing, "iter_route_contexts", None)
+    for route in app.routes if contexts is None else contexts(app.routes):
+        if getattr(route, "dependant", None) is not None:
+            yield route
+
+
+def _limits_of(route: Any) -> tuple[RateLimit, ...]:
+    """Of the whole tree of dependencies, outermost first, none twice."""
+    return tuple(dict.fromkeys(_walk(getattr(route, "dependant", None))))
+
+
+def _walk(dependant: Any) -> Iterator[RateLimit]:
+    for inner in getattr(dependant, "dependencies", ()):
+        if isinstance(inner.call, RateLimit):
+            yield inner.call
+        yield from _walk(inner)
+
+
+def _route_name(route: Any) -> str:
+    """In every process the same. Methods are a set, which each process has in its own order."""
+    methods = getattr(route, "methods", None) or ["WS"]
+    return f"{'-'.join(sorted(methods))}{route.path_format}"
+
+
+def _document(schema: dict[str, Any], route: Any) -> None:
+    operations = schema.get("paths", {}).get(route.path_format, {})
+    for method in route.methods:
+        if method.lower() in operations:
+            operations[method.lower()].setdefault("responses", {}).setdefault("429", _DOCUMENTED)

@@ -1,0 +1,272 @@
+"""Flask: an extension, with limits for an app, blueprints and views.
+
+All limits that a request is subject to are one decision, made before the view: those of the app, of
+its blueprint and of the view, in this order. A decorator only notes down what it was given; the
+extension finds it by the view that a request is routed to.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..core._errors import require_module
+from ..core._validation import reject, shown
+from ._web import (
+    PROBLEM_JSON,
+    AppLimits,
+    Rule,
+    RuleSet,
+    Ruling,
+    WebOptions,
+    add_rules,
+    app_limits,
+    as_rules,
+    headers_of,
+)
+
+require_module(__name__, "flask")
+
+from flask import Blueprint, Flask, Response, current_app, g, request  # noqa: E402
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["RateLimits"]
+
+_KEY = "penstock"
+_RULINGS = "_penstock_rulings"
+_DECIDED = "_penstock_decided"
+
+_View = TypeVar("_View", bound=Callable[..., Any])
+
+
+class _FlaskReader:
+    """Reads the request of werkzeug."""
+
+    def peer(self, request: Any) -> str | None:
+        peer: str | None = request.environ.get("REMOTE_ADDR")
+        return peer
+
+    def header(self, request: Any, name: str) -> str | None:
+        value: str | None = request.headers.get(name)
+        return value
+
+    def method(self, request: Any) -> str:
+        return str(request.method)
+
+    def path(self, request: Any) -> str:
+        return str(request.path)
+
+    def route(self, request: Any) -> str:
+        rule = request.url_rule
+        return str(request.path if rule is None else rule.rule)
+
+
+class RateLimits:
+    """The extension: `RateLimits(app, "100/minute")`, or without an app, and `init_app` later.
+
+    `limits` are rates such as `"100/minute"`, strategies or `Rule`s; they count for the whole app.
+    The options are those of `WebOptions`; `on_denied` is a function of request and verdict that
+    returns what a view may return. The `Verdict` is `g.rate_limit`.
+    """
+
+    def __init__(
+        self, app: Flask | None = None, *limits: Any, **options: Unpack[WebOptions]
+    ) -> None:
+        if app is not None and not hasattr(app, "before_request"):
+            limits, app = (app, *limits), None
+        self._limits = limits
+        self._options = options
+        self._views: dict[Any, list[Rule]] = {}
+        self._blueprints: dict[str, list[Rule]] = {}
+        self._exempt: set[Any] = set()
+        as_rules(limits)
+        # With no store yet, to have mistakes told where they are made.
+        app_limits(_FlaskReader(), {**options, "store": None})
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask) -> None:
+        """Limit this app; one extension may serve several, which count apart in their stores."""
+        if _KEY in app.extensions:
+            reject("this app has an extension of Penstock already; give its limits to that one")
+        app.extensions[_KEY] = _FlaskLimits(self, app_limits(_FlaskReader(), self._options))
+        app.before_request(_before)
+        # The first to be registered is the last to see a response.
+        app.after_request_funcs.setdefault(None, []).insert(0, _after)
+        app.teardown_request(_teardown)
+
+    def limit(self, *limits: Any, **options: Any) -> Callable[[_View], _View]:
+        """A decorator for views, and for classes of views, below `@app.route`. It takes what a
+        `Rule` takes, such as `methods=["POST"]`; several limits, in one decorator or in more, are
+        one decision."""
+        rules = self._rules(limits, options)
+
+        def decorate(view: _View) -> _View:
+            if not callable(view):
+                reject(f"limit decorates a view, not {shown(view)}")
+            if isinstance(view, type):
+                self._views.setdefault(view, [])[:0] = rules
+                return view
+            inner = [rule for each in _unwrapped(view) for rule in self._views.get(each, ())]
+            limited: Any = _limited(view, [*rules, *inner])
+            self._views[limited] = rules
+            return limited  # type: ignore[no-any-return]
+
+        return decorate
+
+    def shared_limit(self, name: str, *limits: Any, **options: Any) -> Callable[[_View], _View]:
+        """As `limit`, for views that count together: those under one `name`."""
+        (rule,) = self._rules(limits, {**options, "name": name})
+        return self.limit(rule)
+
+    def limit_blueprint(self, blueprint: Blueprint, *limits: Any, **options: Any) -> None:
+        """Limit the views of a blueprint, which count together."""
+        if not isinstance(getattr(blueprint, "name", None), str):
+            reject(f"limit_blueprint takes a blueprint, not {shown(blueprint)}")
+        rules = self._rules(limits, options)
+        self._blueprints.setdefault(blueprint.name, []).extend(rules)
+
+    def exempt(self, view: _View) -> _View:
+        """A decorator for views, or a call for blueprints, that are not limited at all."""
+        self._exempt.add(view.name if isinstance(view, Blueprint) else view)
+        return view
+
+    @property
+    def verdict(self) -> Any:
+        """That of the current request; None if it is not limited, or if the store is away."""
+        return g.get("rate_limit")
+
+    @staticmethod
+    def _rules(limits: Iterable[Any], options: dict[str, Any]) -> list[Rule]:
+        made = [limit if isinstance(limit, Rule) else Rule(limit, **options) for limit in limits]
+        if not made:
+            reject("a limit must be given, such as '100/minute'")
+        return made
+
+
+class _FlaskLimits:
+    """The limits of one app, by endpoint."""
+
+    def __init__(self, declared: RateLimits, limits: AppLimits) -> None:
+        self.declared = declared
+        self.limits = limits
+        self._lock = threading.Lock()
+        self._rule_sets: dict[str | None, RuleSet | None] = {}
+        self._hidden: dict[str, RuleSet] = {}
+
+    def rules_for(self, endpoint: str | None) -> RuleSet | None:
+        """Of a request that was routed to this endpoint, or to none."""
+        try:
+            return self._rule_sets[endpoint]
+        except KeyError:
+            pass
+        with self._lock:
+            if endpoint not in self._rule_sets:
+                rules = self._find(endpoint)
+                self._rule_sets[endpoint] = self.limits.rule_set(rules) if rules else None
+            return self._rule_sets[endpoint]
+
+    def _find(self, endpoint: str | None) -> dict[str, Rule]:
+        declared = self.declared
+        rules = as_rules(declared._limits)
+        if endpoint is None:
+            return rules
+        views = list(_unwrapped(current_app.view_functions.get(endpoint)))
+        parts = endpoint.split(".")[:-1]
+        blueprints = [".".join(parts[: depth + 1]) for depth in range(len(parts))]
+        if declared._exempt & {*views, *blueprints}:
+            return {}
+        for name in blueprints:
+            add_rules(rules, declared._blueprints.get(name, ()), name)
+        for view in views:
+            add_rules(rules, declared._views.get(view, ()), endpoint)
+        return rules
+
+    def hidden(self, endpoint: str, rules: list[Rule]) -> RuleSet:
+        """Of a view whose limits were not found by its endpoint."""
+        with self._lock:
+            if endpoint not in self._hidden:
+                named: dict[str, Rule] = {}
+                add_rules(named, rules, endpoint)
+                self._hidden[endpoint] = self.limits.rule_set(named)
+            return self._hidden[endpoint]
+
+
+def _limited(view: Callable[..., Any], rules: list[Rule]) -> Callable[..., Any]:
+    """The view, behind its limits and those of decorators below. They are decided before, with
+    those of the app, if the extension can see them; a decorator above that hides them leaves them
+    to be decided here, together."""
+
+    @wraps(view)
+    def limited(*args: Any, **named: Any) -> Any:
+        missing = [rule for rule in rules if rule not in g.get(_DECIDED, ())]
+        if missing:
+            refusal = _decide(_limits(), _limits().hidden(str(request.endpoint), missing))
+            if refusal is not None:
+                return refusal
+        return current_app.ensure_sync(view)(*args, **named)
+
+    return limited
+
+
+def _unwrapped(view: Any) -> Iterator[Any]:
+    """A view, what it wraps, and the class that it is of."""
+    while view is not None:
+        yield view
+        if (made_of := getattr(view, "view_class", None)) is not None:
+            yield made_of
+        view = getattr(view, "__wrapped__", None)
+
+
+def _limits() -> _FlaskLimits:
+    found: _FlaskLimits | None = current_app.extensions.get(_KEY)
+    if found is None:
+        reject("this app's views are limited, but the app is not: call limits.init_app(app)")
+    return found
+
+
+def _before() -> Any:
+    limits = _limits()
+    return _decide(limits, limits.rules_for(request.endpoint))
+
+
+def _decide(limits: _FlaskLimits, rules: RuleSet | None) -> Any:
+    """Decide, and return what to answer instead of the view, or None."""
+    if rules is None:
+        return None
+    g.setdefault(_DECIDED, set()).update(rules.rules.values())
+    ruling = rules.decide(request)
+    if ruling is None:
+        return None
+    g.rate_limit = ruling.verdict
+    g.setdefault(_RULINGS, []).append(ruling)
+    if ruling.allowed:
+        return None
+    handler = limits.limits.on_denied
+    if handler is not None:
+        return handler(request, ruling.verdict)
+    return Response(ruling.problem(), ruling.status, content_type=PROBLEM_JSON)
+
+
+def _after(response: Response) -> Response:
+    rulings: list[Ruling] = g.get(_RULINGS, [])
+    if rulings:
+        for name, value in headers_of(rulings).items():
+            response.headers.setdefault(name, value)
+    for ruling in rulings:
+        if ruling.is_open and response.is_streamed:
+            # It is over when the server has closed it, and slots are held until then.
+            response.call_on_close(partial(ruling.settle, response))
+        elif ruling.is_open:
+            ruling.settle(response)
+    return response
+
+
+def _teardown(error: BaseException | None) -> None:
+    """What no response was made for is settled as a 500."""
+    for ruling in g.get(_RULINGS, ()) if error is not None else ():
+        ruling.settle(Response(status=500))

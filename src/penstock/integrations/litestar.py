@@ -1,0 +1,148 @@
+"""Litestar: a plugin, with limits for an app, and for handlers by their `opt`.
+
+All limits of a request are one decision, made in a middleware, after the route was found and before
+its guards and dependencies. The headers are put on by the app's `before_send`, so they are on
+streams and exceptions too. For requests that no route is found for, put
+`penstock.integrations.asgi.RateLimitMiddleware` around the app.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..core._errors import require_module
+from ._asgi import (
+    ScopeReader,
+    header_lines,
+    is_last,
+    note,
+    refuse_websocket,
+    rulings_of,
+    send_refusal,
+    settle_all,
+)
+from ._web import (
+    Answered,
+    Rule,
+    RuleSet,
+    Ruling,
+    WebOptions,
+    add_rules,
+    app_limits,
+    as_rules,
+)
+
+require_module(__name__, "litestar")
+
+from litestar.connection import Request, WebSocket  # noqa: E402
+from litestar.plugins import InitPlugin  # noqa: E402
+
+if TYPE_CHECKING:
+    from litestar.config.app import AppConfig
+    from typing_extensions import Unpack
+
+__all__ = ["RateLimitPlugin"]
+
+_ANSWERED = "penstock.answered"
+
+
+class _LitestarReader(ScopeReader):
+    def route(self, request: Any) -> str:
+        scope = request.scope
+        return str(scope.get("path_template") or scope["path"])
+
+
+class RateLimitPlugin(InitPlugin):
+    """Limits an app: `Litestar(handlers, plugins=[RateLimitPlugin("100/minute")])`.
+
+    `limits` are rates such as `"100/minute"`, strategies or `Rule`s, for the whole app. A handler,
+    controller or router adds its own as `opt={"rate_limit": "5/minute"}`, or a list of them. The
+    options are those of `WebOptions`; `on_denied` is a function of request and verdict, sync or
+    async, that returns an ASGI app, such as an `ASGIResponse`. The `Verdict` is
+    `request.state.rate_limit`. The store is closed when the app shuts down.
+    """
+
+    def __init__(self, *limits: Any, **options: Unpack[WebOptions]) -> None:
+        self._rules = as_rules(limits)
+        self._limits = app_limits(_LitestarReader(), options)
+        self._rule_sets: dict[Any, RuleSet | None] = {}
+
+    def on_app_init(self, app_config: AppConfig) -> AppConfig:
+        """Called by Litestar."""
+        app_config.middleware.insert(0, self._middleware)
+        app_config.before_send.append(_stamp)
+        app_config.on_shutdown.append(self._limits.aclose)
+        return app_config
+
+    def _middleware(self, app: Any) -> Any:
+        async def limited(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] in ("http", "websocket"):
+                await self._serve(app, scope, receive, send)
+            else:
+                await app(scope, receive, send)
+
+        return limited
+
+    async def _serve(self, app: Any, scope: Any, receive: Any, send: Any) -> None:
+        rules = self._rules_for(scope["route_handler"])
+        is_http = scope["type"] == "http"
+        request: Any = Request(scope) if is_http else WebSocket(scope, receive, send)
+        ruling = None if rules is None else await rules.adecide(request)
+        if ruling is None:
+            await app(scope, receive, send)
+            return
+        rulings, _ = rulings_of(scope)
+        note(scope, ruling)
+        if not ruling.allowed:
+            await self._refuse(ruling, request, receive, send)
+            return
+        answered: Any = None
+        try:
+            await app(scope, receive, send)
+            answered = scope.get(_ANSWERED)
+        except Exception as error:
+            status = getattr(error, "status_code", 500)
+            answered = scope.get(_ANSWERED) or Answered(status, {})
+            raise
+        finally:
+            await settle_all(rulings, answered)
+
+    def _rules_for(self, handler: Any) -> RuleSet | None:
+        if handler not in self._rule_sets:
+            given = handler.opt.get("rate_limit", ())
+            several = given if isinstance(given, (list, tuple)) else [given]
+            own = [each if isinstance(each, Rule) else Rule(each) for each in several]
+            named = dict(self._rules)
+            add_rules(named, own, str(handler))
+            self._rule_sets[handler] = self._limits.rule_set(named) if named else None
+        return self._rule_sets[handler]
+
+    async def _refuse(self, ruling: Ruling, request: Any, receive: Any, send: Any) -> None:
+        if request.scope["type"] == "websocket":
+            await refuse_websocket(ruling, request.scope, receive, send)
+            return
+        handler = self._limits.on_denied
+        if handler is None:
+            await send_refusal(ruling, send)
+            return
+        response = handler(request, ruling.verdict)
+        if hasattr(response, "__await__"):
+            response = await response
+        await response(request.scope, receive, send)
+
+
+async def _stamp(message: Any, scope: Any) -> None:
+    if is_last(message) and _ANSWERED in scope:
+        # Before the client can know that it is over, and ask again.
+        await settle_all(rulings_of(scope)[0], scope[_ANSWERED])
+    if message["type"] not in ("http.response.start", "websocket.accept"):
+        return
+    rulings, _ = rulings_of(scope)
+    if rulings:
+        given = list(message.get("headers", ()))
+        names = {name.lower() for name, _ in given}
+        added = [line for line in header_lines(rulings) if line[0] not in names]
+        message["headers"] = given + added
+        if "status" in message:
+            told = {n.decode("latin-1").lower(): v.decode("latin-1") for n, v in given}
+            scope[_ANSWERED] = Answered(message["status"], told)

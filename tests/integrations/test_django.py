@@ -1,0 +1,272 @@
+"""Limits on a Django project, by its test clients and in real servers, sync and async."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integrations import django_project as project
+
+from django.core.asgi import get_asgi_application  # isort: skip
+from django.core.management import CommandError, call_command  # isort: skip
+from django.core.wsgi import get_wsgi_application  # isort: skip
+from django.test import AsyncClient, Client, override_settings  # isort: skip
+
+from penstock import ConfigInvalidError, Limit, slots
+from penstock.integrations import Rule
+from penstock.integrations.django import rate_limited
+from penstock.integrations.django.apps import check_settings
+from tests.integrations.serving import FIVE, ONE, TWO, left, members, serving
+from tests.integrations.test_flask import threaded
+from tests.servers import Valkey, require
+
+WITHOUT = ["tests.integrations.django_project.logged_in"]
+
+
+@pytest.fixture(autouse=True)
+def _afresh() -> Iterator[None]:
+    """Each test has counts of its own."""
+    with limits():
+        yield
+
+
+def limits(*given: Any, **options: Any) -> Any:
+    return override_settings(PENSTOCK={"LIMITS": list(given), **options})
+
+
+def codes(*paths: str, **headers: str) -> list[int]:
+    client = Client(raise_request_exception=False, headers=headers)
+    return [client.get(path).status_code for path in paths]
+
+
+async def _later(*paths: str) -> list[int]:
+    client = AsyncClient(raise_request_exception=False)
+    return [(await client.get(path)).status_code for path in paths]
+
+
+def test_the_common_case_is_a_line_of_middleware_and_one_of_settings() -> None:
+    """429 and never 403, with problem+json and Retry-After."""
+    with limits(TWO):
+        client = Client()
+        answers = [client.get("/") for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert answers[2]["Content-Type"] == "application/problem+json"
+    assert answers[2].json()["violated-policies"] == ["app"]
+    assert int(answers[2]["Retry-After"]) > 1
+
+
+@pytest.mark.parametrize("path", ["/", "/later/", "/stream/", "/forbidden/", "/failing/", "/no/"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_headers_are_on_every_answer(path: str, is_async: bool) -> None:
+    """On streams, refused requests, errors that nobody handled, and 404; of WSGI and of ASGI."""
+
+    async def ask() -> Any:
+        return await AsyncClient(raise_request_exception=False).get(path)
+
+    def ask_now() -> Any:
+        return Client(raise_request_exception=False).get(path)
+
+    with limits(FIVE):
+        answer = asyncio.run(ask()) if is_async else ask_now()
+    assert answer["RateLimit-Policy"] == '"app";q=5;w=86400'
+    assert left(answer["RateLimit"], "app") == 4
+
+
+@pytest.mark.parametrize("path", ["/search/word/", "/async-search/"])
+def test_sync_and_async_views_are_limited_by_sync_and_async_servers(path: str) -> None:
+    """All four ways."""
+    assert codes(path, path, path) == [200, 200, 429]
+    with limits():
+        assert asyncio.run(_later(path, path, path)) == [200, 200, 429]
+
+
+def test_without_the_middleware_a_decorator_decides_by_itself() -> None:
+    """Headers are on what the view returns."""
+    with override_settings(MIDDLEWARE=WITHOUT):
+        assert codes("/search/a/", "/search/b/", "/search/c/") == [200, 200, 429]
+        assert asyncio.run(_later("/async-search/", "/async-search/", "/async-search/")) == [
+            200,
+            200,
+            429,
+        ]
+        answer = Client().get("/stacked/")
+        assert left(answer["RateLimit"], "all") == 3
+
+
+def test_without_the_middleware_stacked_decorators_are_one_decision() -> None:
+    """Also where neither has a name."""
+    view = rate_limited(FIVE)(rate_limited(TWO)(project.home))
+    request = project.RequestFactory()
+    answers = [view(request.get("/")) for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
+    names = members(answers[3]["RateLimit"])
+    assert names == ["tests.integrations.django_project.home-2", names[0].removesuffix("-2")]
+    assert left(answers[3]["RateLimit"], names[1]) == 2
+
+
+def test_limits_of_settings_and_view_are_one_decision() -> None:
+    """A request that the view's limit denies is charged to none of them."""
+    with limits(FIVE):
+        assert codes(*["/search/word/"] * 5) == [200, 200, 429, 429, 429]
+        denied = Client().get("/search/word/")
+        assert members(denied["RateLimit"]) == ["search", "app"]
+        assert left(Client().get("/")["RateLimit"], "app") == 2
+
+
+def test_stacked_decorators_and_methods_are_one_decision() -> None:
+    """Writes have a limit of their own."""
+    client = Client()
+    assert [client.post("/stacked/").status_code for _ in range(3)] == [200, 429, 429]
+    answer = client.get("/stacked/")
+    assert answer.status_code == 200
+    assert left(answer["RateLimit"], "all") == 2
+
+
+def test_classes_of_views_are_limited_by_user() -> None:
+    """Decorated as a class, or as the view that is made of it."""
+    assert codes("/profile/", "/profile/", **{"x-user": "a"}) == [200, 429]
+    assert codes("/profile/", "/profile/", **{"x-user": "b"}) == [200, 429]
+    assert codes("/profile/", "/profile/") == [200, 429]
+    assert codes("/account/", "/account/") == [200, 429]
+
+
+def test_async_keys_and_outcomes_work_in_both_worlds() -> None:
+    """Failed logins count, by a key that is awaited."""
+    bad, good = "/login/?bad", "/login/"
+    assert codes(good, good, good, bad, bad, bad, **{"x-user": "a"}) == [200] * 3 + [401, 401, 429]
+
+    async def ask() -> list[int]:
+        client, who = AsyncClient(), {"x-user": "b"}
+        asked = (good, good, good, bad, bad, bad)
+        return [(await client.get(path, headers=who)).status_code for path in asked]
+
+    assert asyncio.run(ask()) == [200] * 3 + [401, 401, 429]
+
+
+def test_the_view_can_read_the_verdict() -> None:
+    """It is on the request."""
+    with limits(FIVE):
+        assert Client().get("/seen/").json() == {"remaining": 4}
+
+
+def test_slots_are_given_back_when_a_stream_is_closed() -> None:
+    """And not before."""
+    with limits(Limit(slots(1, ttl_ms=3_600_000))):
+        client = Client()
+        answer = client.get("/stream/")
+        assert client.get("/").status_code == 429
+        assert b"".join(answer) == b"one two"
+        answer.close()
+        assert [client.get("/").status_code for _ in range(2)] == [200, 200]
+
+
+def test_options_are_settings_and_functions_may_be_named() -> None:
+    """By their path, as Django does it."""
+    options = {"EXEMPT": ["/later/"], "KEY": "penstock.integrations.django.by_user"}
+    with limits(ONE, ON_DENIED="tests.integrations.test_django.slow_down", **options):
+        assert codes("/", "/", "/later/", **{"x-user": "a"}) == [200, 429, 200]
+        assert Client(headers={"x-user": "a"}).get("/").content == b"slow down"
+
+
+def slow_down(request: Any, verdict: Any) -> Any:
+    return project.HttpResponse("slow down", status=429)
+
+
+def test_a_spoofed_x_forwarded_for_changes_nothing() -> None:
+    """Behind a proxy, the address that it saw counts."""
+    with limits(ONE, TRUSTED_PROXIES=["127.0.0.1"]):
+        for spoofed, status in (("1.1.1.1", 200), ("1.1.1.2", 429)):
+            assert codes("/", **{"x-forwarded-for": f"{spoofed}, 198.51.100.7"}) == [status]
+
+
+def test_redis_down_is_not_a_500() -> None:
+    """Open by default, 503 where the settings say closed."""
+    require("valkey")
+    with Valkey() as server:
+        url = f"{server.url}?timeout_ms=200"
+        server.kill()
+        for fail, status in (("open", 200), ("closed", 503)):
+            with limits(ONE, STORE=url, FAIL=fail):
+                assert codes("/", "/no/") == [status, 404 if fail == "open" else 503]
+
+
+def test_a_limit_holds_in_real_servers() -> None:
+    """Threads of a WSGI server, and uvicorn."""
+    with (
+        limits(TWO),
+        threaded(get_wsgi_application()) as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        assert [client.get("/").status_code for _ in range(3)] == [200, 200, 429]
+    with (
+        limits(TWO),
+        serving(get_asgi_application(), lifespan="off") as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        assert [client.get("/later/").status_code for _ in range(3)] == [200, 200, 429]
+        assert client.get("/stream/").headers["content-type"] == "application/problem+json"
+
+
+def test_the_command_lists_shows_and_resets() -> None:
+    """A key as the headers name it; hashed where keys are."""
+
+    def run(*words: str) -> str:
+        out = io.StringIO()
+        call_command("penstock", *words, stdout=out)
+        return out.getvalue()
+
+    for options in ({}, {"HASH_KEYS": "a secret that nobody knows"}):
+        with limits(TWO, **options):
+            assert codes("/", "/", "/") == [200, 200, 429]
+            listed = run("list")
+            assert "app: 2 per 86400 s" in listed
+            assert "search: 2 per 86400 s" in listed
+            assert "has 0 of 2 left" in run("show", "app", "127.0.0.1")
+            run("reset", "app", "127.0.0.1")
+            assert "has 2 of 2 left" in run("show", "app", "127.0.0.1")
+            assert codes("/") == [200]
+            with pytest.raises(CommandError, match="there is no limit 'none'; there are app"):
+                run("show", "none", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"LIMITS": ["5 per minute"]}, "did you mean '5/minute'"),
+        ({"LIMIT": "5/minute"}, "there is no option 'limit'"),
+        ({"store": None}, "are in capitals"),
+        ({"KEY": "no.such.function"}, "cannot be imported"),
+        ({"FAIL": "shut"}, "fail must be"),
+        ([], "must be a dict"),
+    ],
+)
+def test_mistakes_in_settings_are_found_by_the_check_and_by_the_middleware(
+    given: Any, message: str
+) -> None:
+    """The check does not open the store."""
+    with override_settings(PENSTOCK=given):
+        (found,) = check_settings(None)
+        assert found.id == "penstock.E001"
+        with pytest.raises(ConfigInvalidError, match=message):
+            Client().get("/")
+
+
+def test_the_check_warns_of_memory_in_production() -> None:
+    """Each process would have a limit of its own."""
+    with limits(ONE):
+        assert [found.id for found in check_settings(None)] == ["penstock.W001"]
+    with limits(ONE, STORE="redis://localhost:1"):
+        assert check_settings(None) == []
+
+
+def test_mistakes_in_decorators_are_told_at_once() -> None:
+    """When the module is imported."""
+    with pytest.raises(ConfigInvalidError, match="a limit must be given"):
+        rate_limited()
+    with pytest.raises(ConfigInvalidError, match="decorates a view, not 'view'"):
+        rate_limited(Rule(ONE))("view")

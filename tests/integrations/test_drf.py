@@ -1,0 +1,161 @@
+"""Throttle classes in views of Django REST framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.integrations import django_project as project
+
+from django.test import Client, override_settings  # isort: skip
+from django.urls import path  # isort: skip
+from rest_framework.exceptions import NotFound  # isort: skip
+from rest_framework.response import Response  # isort: skip
+from rest_framework.test import APIRequestFactory  # isort: skip
+from rest_framework.views import APIView  # isort: skip
+
+from penstock import ConfigInvalidError, slots
+from penstock.integrations.drf import AnonThrottle, LimitThrottle, ScopedThrottle, UserThrottle
+from tests.integrations.serving import left, members
+from tests.servers import Valkey, require
+
+ALONE = ["tests.integrations.django_project.logged_in"]
+
+
+class Base(APIView):
+    def perform_authentication(self, request: Any) -> None:
+        """As the header says, which `logged_in` has read."""
+        request.user = getattr(request._request, "user", None)
+
+    def get(self, request: Any) -> Response:
+        if "missing" in request.GET:
+            raise NotFound
+        return Response({"left": request._request.rate_limit.remaining})
+
+
+class Both(Base):
+    throttle_classes = (AnonThrottle, UserThrottle)
+
+
+class Uploads(Base):
+    throttle_classes = (ScopedThrottle, UserThrottle)
+    throttle_scope = "uploads"
+
+
+class Fast(LimitThrottle):
+    scope = "fast"
+    rate = "1/day"
+
+
+class Own(Base):
+    throttle_classes = (Fast,)
+
+
+class Unscoped(Base):
+    throttle_classes = (ScopedThrottle,)
+
+    def get(self, request: Any) -> Response:
+        return Response({})
+
+
+urlpatterns = [
+    path("both/", Both.as_view()),
+    path("uploads/", Uploads.as_view()),
+    path("own/", Own.as_view()),
+    path("unscoped/", Unscoped.as_view()),
+]
+
+
+@pytest.fixture(autouse=True)
+def _afresh() -> Iterator[None]:
+    with override_settings(ROOT_URLCONF=__name__, PENSTOCK={}, MIDDLEWARE=ALONE):
+        yield
+
+
+def ask(where: str, user: str = "", **query: str) -> Any:
+    headers = {"x-user": user} if user else {}
+    return Client(headers=headers).get(where, query)
+
+
+def test_rates_come_from_the_settings_and_a_refusal_is_429() -> None:
+    """Two a day for a user, five for an address."""
+    answers = [ask("/both/", "alice") for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert int(answers[2]["Retry-After"]) > 1
+    assert "Expected available in" in answers[2].json()["detail"]
+    assert [ask("/both/").status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_all_throttles_of_a_view_are_one_decision() -> None:
+    """What the scope denies is not charged to the user."""
+    assert [ask("/uploads/", "alice").status_code for _ in range(4)] == [200, 429, 429, 429]
+    answer = ask("/both/", "alice")
+    assert answer.status_code == 200
+    assert left(answer["RateLimit"], "user") == 0
+
+
+def test_headers_are_on_every_answer_of_the_view() -> None:
+    """On errors and refusals, the limit that binds first; without a middleware and with one."""
+    middleware = [*ALONE, "penstock.integrations.django.LimitMiddleware"]
+    for user, settings, names in (
+        ("alice", {"MIDDLEWARE": ALONE}, ["uploads", "user"]),
+        ("bob", {"MIDDLEWARE": middleware}, ["uploads", "user", "app"]),
+    ):
+        with override_settings(PENSTOCK={"LIMITS": ["9/day"]}, **settings):
+            missing = ask("/uploads/", user, missing="yes")
+            denied = ask("/uploads/", user)
+        assert (missing.status_code, denied.status_code) == (404, 429)
+        for answer in (missing, denied):
+            assert members(answer["RateLimit"]) == names
+        assert f"t={denied['Retry-After']}" in denied["RateLimit"].split(",")[0]
+
+
+def test_throttles_of_ones_own_have_a_rate_and_the_view_reads_the_verdict() -> None:
+    """By address, unless they say otherwise."""
+    first = ask("/own/")
+    assert first.json() == {"left": 0}
+    assert ask("/own/", "alice").status_code == 429
+    assert [ask("/unscoped/").status_code for _ in range(3)] == [200] * 3
+
+
+def test_redis_down_is_not_a_500() -> None:
+    """Open by default; where the settings say closed, try again in a second."""
+    require("valkey")
+    with Valkey() as server:
+        url = f"{server.url}?timeout_ms=200"
+        server.kill()
+        with override_settings(PENSTOCK={"STORE": url}):
+            assert ask("/unscoped/").status_code == 200
+            assert ask("/uploads/?missing").status_code == 404
+        with override_settings(PENSTOCK={"STORE": url, "FAIL": "closed"}):
+            answer = ask("/own/")
+    assert (answer.status_code, answer["Retry-After"]) == (429, "1")
+
+
+def test_mistakes_are_told() -> None:
+    """A scope without a rate, two of one name, slots."""
+
+    class Lost(LimitThrottle):
+        scope = "lost"
+
+    class Held(LimitThrottle):
+        scope = "held"
+        rate = slots(1)
+
+    for throttles, message in (
+        ([Lost], "there is no rate for the scope 'lost'"),
+        ([Fast, Fast], "two throttles of .* have the scope 'fast'"),
+        ([Held], "a throttle cannot hold slots"),
+    ):
+        view = Base.as_view(throttle_classes=throttles)
+        request = APIRequestFactory().get("/")
+        with pytest.raises(ConfigInvalidError, match=message):
+            view(request)
+
+
+def test_the_project_is_the_one_of_the_tests() -> None:
+    """A process has one set of settings; the rates above are its."""
+    rates = project.settings.REST_FRAMEWORK["DEFAULT_THROTTLE_RATES"]
+    assert rates == {"anon": "5/day", "user": "2/day", "uploads": "1/day"}

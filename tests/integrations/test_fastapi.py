@@ -1,0 +1,387 @@
+"""Limits as dependencies of FastAPI apps, routers and routes, in a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import httpx
+import pytest
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, WebSocket
+from pydantic import BaseModel
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from penstock import ConfigInvalidError, Verdict
+from penstock.integrations import by_header
+from penstock.integrations.fastapi import RateLimit, TooManyRequests, install
+from tests.integrations.serving import FIVE, ONE, TWO, client_of, left, members
+from tests.servers import Valkey, require
+
+
+class Item(BaseModel):
+    name: str
+
+
+def limited(limit: str = FIVE, **options: Any) -> FastAPI:
+    """An app with one limit, and one route of each kind."""
+    app = FastAPI(dependencies=[Depends(RateLimit(limit))])
+    install(app, **options)
+
+    @app.get("/model")
+    def model() -> Item:
+        return Item(name="one")
+
+    @app.get("/response")
+    async def response() -> Response:
+        return PlainTextResponse("as it is")
+
+    @app.get("/stream")
+    async def stream() -> StreamingResponse:
+        async def chunks() -> Any:
+            yield b"one "
+            await asyncio.sleep(0)
+            yield b"two"
+
+        return StreamingResponse(chunks())
+
+    @app.get("/exception")
+    def exception() -> None:
+        raise HTTPException(418, headers={"x-kept": "yes"})
+
+    @app.get("/failing")
+    def failing() -> None:
+        raise RuntimeError("nobody handles this")
+
+    @app.get("/invalid")
+    def invalid(number: int) -> int:
+        return number
+
+    return app
+
+
+def test_the_common_case_takes_three_lines() -> None:
+    """No `request` parameter, no decorator, headers and 429 on their own."""
+    app = FastAPI(dependencies=[Depends(RateLimit("2/day"))])
+    install(app)
+
+    @app.get("/")
+    def home() -> dict[str, str]:
+        return {"hello": "world"}
+
+    with client_of(app) as client:
+        answers = [client.get("/") for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert answers[0].json() == {"hello": "world"}
+    assert answers[2].headers["content-type"] == "application/problem+json"
+    assert answers[2].json()["violated-policies"] == ["app"]
+    assert int(answers[2].headers["retry-after"]) > 1
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/model", 200),
+        ("/response", 200),
+        ("/stream", 200),
+        ("/exception", 418),
+        ("/failing", 500),
+        ("/invalid", 422),
+    ],
+)
+def test_headers_are_on_a_returned_model_a_response_a_stream_and_an_exception(
+    path: str, status: int
+) -> None:
+    """Once each, and beside those that the view set."""
+    with client_of(limited()) as client:
+        answer = client.get(path)
+    assert answer.status_code == status
+    assert answer.headers.get_list("ratelimit-policy") == ['"app";q=5;w=86400']
+    assert left(answer.headers["ratelimit"], "app") == 4
+    if status == 418:
+        assert answer.headers["x-kept"] == "yes"
+
+
+def test_limits_of_app_router_and_route_are_one_decision() -> None:
+    """A request that the route's limit denies is charged to none of them."""
+    app = FastAPI(dependencies=[Depends(RateLimit(FIVE, name="app"))])
+    router = APIRouter(prefix="/shop", dependencies=[Depends(RateLimit(FIVE, name="shop"))])
+
+    @router.get("/items/{item}", dependencies=[Depends(RateLimit(TWO, name="items"))])
+    def items(item: int) -> int:
+        return item
+
+    @router.get("/prices")
+    def prices() -> int:
+        return 1
+
+    app.include_router(router, prefix="/v1")
+    install(app)
+    with client_of(app) as client:
+        codes = [client.get(f"/v1/shop/items/{n}").status_code for n in range(5)]
+        assert codes == [200, 200, 429, 429, 429]
+        denied = client.get("/v1/shop/items/9")
+        assert members(denied.headers["ratelimit"])[0] == "items"
+        other = client.get("/v1/shop/prices")
+    assert members(other.headers["ratelimit"]) == ["app", "shop"]
+    assert left(other.headers["ratelimit"], "app") == 2
+    assert left(other.headers["ratelimit"], "shop") == 2
+
+
+def test_a_limit_counts_for_what_it_was_given_to() -> None:
+    """Routes with a limit of their own count apart, and those that share one count together."""
+    app = FastAPI()
+    install(app)
+    both = Depends(RateLimit(TWO))
+    for path in ("/a", "/b"):
+        app.add_api_route(path, lambda: 1, dependencies=[Depends(RateLimit(ONE))])
+    for path in ("/c", "/d"):
+        app.add_api_route(path, lambda: 1, dependencies=[both])
+    app.add_api_route("/e/{n}", lambda n: n, dependencies=[Depends(RateLimit(ONE))])
+    app.add_api_route("/free", lambda: 1)
+    with client_of(app) as client:
+
+        def codes(*paths: str) -> list[int]:
+            return [client.get(path).status_code for path in paths]
+
+        assert codes("/a", "/b", "/a", "/b") == [200, 200, 429, 429]
+        assert codes("/c", "/d", "/c", "/d") == [200, 200, 429, 429]
+        assert codes("/e/1", "/e/2") == [200, 429]
+        assert "ratelimit" not in client.get("/free").headers
+
+
+def test_names_in_the_store_are_the_same_in_every_process() -> None:
+    """They come from the routes, and not from the order of requests."""
+
+    def app_on(store: str) -> FastAPI:
+        app = FastAPI(dependencies=[Depends(RateLimit(FIVE))])
+        install(app, store=store, prefix="shop")
+        app.add_api_route("/a", lambda: 1, dependencies=[Depends(RateLimit(ONE))])
+        app.add_api_route("/b", lambda: 1, dependencies=[Depends(RateLimit(ONE))])
+        return app
+
+    async def ask(app: FastAPI, *paths: str) -> list[int]:
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://here") as client,
+        ):
+            return [(await client.get(path)).status_code for path in paths]
+
+    require("valkey")
+    with Valkey() as server:
+        url = f"{server.url}?timeout_ms=20000"
+        for paths, codes in ((("/a", "/a", "/b"), [200, 429, 200]), (("/b", "/a"), [429, 429])):
+            app = app_on(url)
+            assert asyncio.run(_then_closed(app, ask(app, *paths))) == codes
+        keys: Any = server.call("KEYS", "*")
+    assert {str(key).split(":")[1] for key in keys} == {
+        "app",
+        "GET-a",
+        "GET-b",
+    }
+
+
+async def _then_closed(app: Any, asking: Any) -> Any:
+    try:
+        return await asking
+    finally:
+        await app.build_middleware_stack.__self__.limits.aclose()
+
+
+def test_the_verdict_is_the_value_of_the_dependency() -> None:
+    """And in the state of the request."""
+    app = FastAPI()
+    install(app)
+
+    @app.get("/")
+    def home(
+        verdict: Annotated[Verdict, Depends(RateLimit(FIVE, name="home"))], request: Request
+    ) -> dict[str, Any]:
+        assert request.state.rate_limit is verdict
+        return {"remaining": verdict.remaining, "binding": verdict.binding}
+
+    with client_of(app) as client:
+        assert client.get("/").json() == {"remaining": 4, "binding": "home"}
+
+
+def test_a_limit_deep_in_other_dependencies_counts_too() -> None:
+    """Once, however often the tree names it."""
+    limit = Depends(RateLimit(TWO))
+
+    def user(verdict: Any = limit) -> str:
+        return "alice"
+
+    name_of_user = Depends(user)
+
+    def admin(name: str = name_of_user, again: Any = limit) -> str:
+        return name
+
+    name_of_admin = Depends(admin)
+    app = FastAPI()
+    install(app)
+
+    @app.get("/", dependencies=[Depends(RateLimit(FIVE, name="route"))])
+    def home(name: str = name_of_admin) -> str:
+        return name
+
+    with client_of(app) as client:
+        assert [client.get("/").status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_async_keys_costs_and_the_outcome_are_per_limit() -> None:
+    """Only failed logins are charged, by a user that a database knows."""
+
+    async def account(request: Request) -> str:
+        await asyncio.sleep(0)
+        return request.headers["x-user"]
+
+    def failed(response: Any) -> bool:
+        return bool(response.status_code == 401)
+
+    app = FastAPI(dependencies=[Depends(RateLimit(FIVE, key=by_header("x-user")))])
+    install(app)
+
+    @app.post("/login", dependencies=[Depends(RateLimit(TWO, key=account, charge_when=failed))])
+    def login(good: bool) -> bool:
+        if not good:
+            raise HTTPException(401)
+        return True
+
+    with client_of(app) as client:
+
+        def ask(user: str, good: bool) -> int:
+            answer = client.post("/login", params={"good": good}, headers={"x-user": user})
+            return answer.status_code
+
+        assert [ask("a", good) for good in (True, True, True, False, False)] == [200] * 3 + [
+            401
+        ] * 2
+        assert [ask("b", good) for good in (False, False, True)] == [401, 401, 429]
+
+
+def test_an_app_may_answer_refusals_itself() -> None:
+    """By `on_denied`, or by a handler of the exception."""
+    with client_of(
+        limited(ONE, on_denied=lambda request, verdict: PlainTextResponse(verdict.binding, 429))
+    ) as client:
+        client.get("/model")
+        assert client.get("/model").text == "app"
+    app = limited(ONE)
+
+    @app.exception_handler(TooManyRequests)
+    async def handle(request: Request, error: TooManyRequests) -> JSONResponse:
+        assert error.verdict is not None
+        return JSONResponse({"wait": error.verdict.retry_after_ms}, 429)
+
+    with client_of(app) as client:
+        client.get("/model")
+        answer = client.get("/model")
+    assert answer.json()["wait"] > 1000
+    assert "retry-after" in answer.headers
+
+
+def test_openapi_tells_of_429_where_there_is_a_limit() -> None:
+    """And nowhere else."""
+    app = FastAPI()
+    app.add_api_route("/free", lambda: 1)
+    router = APIRouter(prefix="/in", dependencies=[Depends(RateLimit(ONE))])
+    for method in ("GET", "POST"):
+        router.add_api_route("/{n}", lambda n: n, methods=[method])
+    app.include_router(router)
+    install(app)
+    paths = app.openapi()["paths"]
+    assert "429" not in paths["/free"]["get"]["responses"]
+    for method in ("get", "post"):
+        told = paths["/in/{n}"][method]["responses"]["429"]
+        assert "application/problem+json" in told["content"]
+        assert "Retry-After" in told["headers"]
+    assert app.openapi() == app.openapi()
+
+
+def test_overridden_dependencies_limit_nothing() -> None:
+    """As tests of an app do it: also where another limit decides first."""
+    strict = RateLimit(ONE)
+    app = FastAPI(dependencies=[Depends(RateLimit(FIVE))])
+    install(app)
+    app.add_api_route("/", lambda: 1, dependencies=[Depends(strict)])
+    app.dependency_overrides[strict] = lambda: None
+    with client_of(app) as client:
+        assert [client.get("/").status_code for _ in range(6)] == [200] * 5 + [429]
+
+
+def test_a_mounted_app_is_limited_with_the_rest() -> None:
+    """Installed once, outside."""
+    inner = FastAPI(dependencies=[Depends(RateLimit(ONE, name="inner"))])
+    inner.add_api_route("/{n}", lambda n: n)
+    app = FastAPI()
+    install(app)
+    app.mount("/in", inner)
+    with client_of(app) as client:
+        assert [client.get(f"/in/{n}").status_code for n in range(2)] == [200, 429]
+
+
+@contextmanager
+def dead_store() -> Iterator[str]:
+    require("valkey")
+    with Valkey() as server:
+        url = server.url
+        server.kill()
+        yield f"{url}?timeout_ms=200"
+
+
+def test_redis_down_is_not_a_500() -> None:
+    """Open by default, 503 where the app says closed."""
+    with dead_store() as url:
+        for fail, status in (("open", 200), ("closed", 503)):
+            with client_of(limited(ONE, store=url, fail=fail)) as client:
+                assert client.get("/model").status_code == status
+
+
+def test_a_websocket_is_refused_with_429() -> None:
+    """A dependency of its route, as of any other."""
+    app = FastAPI()
+    install(app)
+
+    @app.websocket("/echo", dependencies=[Depends(RateLimit(ONE))])
+    async def echo(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await websocket.send_text(await websocket.receive_text())
+        await websocket.close()
+
+    with client_of(app) as client:
+        url = str(client.base_url.copy_with(scheme="ws")).rstrip("/") + "/echo"
+        with connect(url) as there:
+            there.send("hello")
+            assert there.recv() == "hello"
+        with pytest.raises(InvalidStatus) as refused:
+            connect(url).__enter__()
+    assert refused.value.response.status_code == 429
+    assert "retry-after" in refused.value.response.headers
+
+
+def test_an_app_that_is_not_prepared_is_told_how() -> None:
+    """Without it there would be no headers."""
+    app = FastAPI(dependencies=[Depends(RateLimit(ONE))])
+    app.add_api_route("/", lambda: 1)
+    transport = httpx.ASGITransport(app)
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            await client.get("/")
+
+    with pytest.raises(ConfigInvalidError, match=r"install\(app\) once"):
+        asyncio.run(ask())
+
+
+def test_mistakes_are_told_at_construction() -> None:
+    """Of a limit, of an option, of what is installed on."""
+    with pytest.raises(ConfigInvalidError, match="did you mean '5/minute'"):
+        RateLimit("5 per minute")
+    with pytest.raises(ConfigInvalidError, match="there is no option 'stores'; did you mean"):
+        install(FastAPI(), stores="redis://localhost")  # type: ignore[call-arg]
+    with pytest.raises(ConfigInvalidError, match="install takes a FastAPI app"):
+        install(APIRouter())  # type: ignore[arg-type]
