@@ -14,6 +14,7 @@ EXAMPLES = ROOT / "examples"
 
 # The line that proves the point of each example.
 SHOWS = {
+    "any_function.py": "alice has to wait 30 s",
     "custom_store.py": "denied 0 left",
     "custom_strategy.py": "second 2: wait 1000 ms",
     "llm_tokens.py": "red: 7000 tokens refused, try again in 80.0 s",
