@@ -167,7 +167,7 @@ def _public_modules(package: str) -> Iterator[str]:
             continue
         if any(part.startswith("_") for part in inner.split(".")):
             continue
-        if info.ispkg or "." not in inner:
+        if info.ispkg or "." not in inner or inner.startswith("integrations."):
             found.add(info.name)
     found.update(f"{package}.{inner}" for inner in NAMED_IN_GUIDES if package == "penstock")
     for name in sorted(found):
