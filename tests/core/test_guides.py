@@ -14,12 +14,13 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LOCALHOST = '"redis://localhost:6379"'
 
 
-@pytest.mark.parametrize(
-    "page", ["functions.md", "outgoing.md", "several-limits.md", "metering-tokens.md"]
-)
+PAGES = ("functions", "outgoing", "language-models", "several-limits", "metering-tokens")
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_a_guide_runs_as_it_stands(page: str) -> None:
     """Every block, in order, in one namespace, with a real server in the place of localhost."""
-    path = REPO / "docs" / page
+    path = REPO / "docs" / f"{page}.md"
     text = path.read_text(encoding="utf-8")
     blocks = list(BLOCK.finditer(text))
     assert blocks

@@ -19,7 +19,7 @@ from email.utils import parsedate_to_datetime
 from math import ceil, isfinite
 from typing import Any, NamedTuple
 
-__all__ = ["Advice", "Quota", "advice_of", "parts_of_error", "span_ms"]
+__all__ = ["REFUSALS", "Advice", "Quota", "advice_of", "parts_of", "span_ms"]
 
 REFUSALS = frozenset({429, 503, 529})
 """Statuses with which a server asks for less: 529 is that of an overloaded model."""
@@ -58,17 +58,14 @@ def advice_of(status: int, headers: Mapping[str, Any], now: int) -> Advice:
     return Advice(max(spent, default=0), quotas)
 
 
-def parts_of_error(error: BaseException) -> tuple[int, Mapping[str, Any]] | None:
-    """Status and headers of the answer that a client library raised an error for: httpx, requests,
-    aiohttp and the clients of the model providers keep it in one of two ways."""
-    answer: Any = getattr(error, "response", None)
-    for held in (answer, error):
-        status = getattr(held, "status_code", None)
-        if status is None:
-            status = getattr(held, "status", None)
+def parts_of(answer: Any) -> tuple[int, Mapping[str, Any]] | None:
+    """Status and headers of an answer, or of the one that an error was raised for: httpx, requests,
+    aiohttp, urllib and the clients of model providers keep them in one of these ways."""
+    for held in (getattr(answer, "response", None), answer):
+        status = getattr(held, "status_code", None) or getattr(held, "status", None)
         headers = getattr(held, "headers", None)
-        if isinstance(status, int) and hasattr(headers, "items"):
-            return status, headers  # type: ignore[return-value]
+        if isinstance(status, int) and headers is not None and hasattr(headers, "items"):
+            return status, headers
     return None
 
 

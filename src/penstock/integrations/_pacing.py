@@ -213,15 +213,19 @@ class Pacer:
             _log.warning("what an answer said of limits could not be kept: %s", error)
 
     def _is_due(self, key: str, charge: Charge) -> bool:
-        """Sleep until the instant that was booked. False: a pause has begun meanwhile, and the
-        booking was given back."""
-        wait_ms = charge.starts_at - charge.charged_at
-        if wait_ms <= 0:
+        """Sleep until the instant that was booked. False: a pause has begun meanwhile, or a slot
+        was lost, and everything was given back."""
+        naps = _naps(charge)
+        if not naps:
             return True
         try:
-            _sleep(self.clock, wait_ms)
-            if self._gate.peek(key).allowed:
-                return True
+            for nap_ms in naps:
+                _sleep(self.clock, nap_ms)
+                if charge.ttl_ms is not None and not charge.renew():
+                    break
+            else:
+                if self._gate.peek(key).allowed:
+                    return True
         except BaseException:
             charge.cancel()
             raise
@@ -230,13 +234,17 @@ class Pacer:
 
     async def _ais_due(self, key: str, charge: Charge) -> bool:
         """The awaitable twin of `_is_due`."""
-        wait_ms = charge.starts_at - charge.charged_at
-        if wait_ms <= 0:
+        naps = _naps(charge)
+        if not naps:
             return True
         try:
-            await _asleep(self.clock, wait_ms)
-            if (await self._gate.apeek(key)).allowed:
-                return True
+            for nap_ms in naps:
+                await _asleep(self.clock, nap_ms)
+                if charge.ttl_ms is not None and not await charge.arenew():
+                    break
+            else:
+                if (await self._gate.apeek(key)).allowed:
+                    return True
         except BaseException:
             await charge.acancel()
             raise
@@ -280,6 +288,13 @@ class Pacer:
             for name in verdict.limits
         }
         return costs if any(costs.values()) else {}
+
+
+def _naps(charge: Charge) -> list[int]:
+    """The time until a charge may be used, in naps after which its slots are renewed."""
+    wait_ms = charge.starts_at - charge.charged_at
+    longest = wait_ms if charge.ttl_ms is None else max(1, charge.ttl_ms // 3)
+    return [min(longest, wait_ms - slept) for slept in range(0, wait_ms, longest or 1)]
 
 
 def _sleep(clock: Clock, ms: int) -> None:
