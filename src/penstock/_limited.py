@@ -2,7 +2,8 @@
 
 As a decorator it waits before each call of the function, sync or async, in turn with the others
 that wait for the same key; with a timeout it raises instead. As a context manager it does the same
-for a block. What is held, such as slots, is held until the call or the block ends.
+for a block. What is held, such as slots, is held until the call or the block ends, however it
+ends; what was spent stays spent.
 
 What a key is made of is settled when a function is decorated: a format is parsed and its fields
 are looked up among the function's parameters there, so that a misspelt one is an error at import
@@ -32,7 +33,18 @@ from .stores._opening import open_for_limiter
 if TYPE_CHECKING:
     from inspect import Signature
 
-__all__ = ["Arguments", "KeyText", "Limited", "Target", "limited"]
+__all__ = [
+    "Arguments",
+    "Cost",
+    "Key",
+    "Limited",
+    "Question",
+    "Target",
+    "holds_slots",
+    "is_async",
+    "limited",
+    "require_function",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -121,7 +133,7 @@ class Limited:
         """The function, behind the limit."""
         import inspect
 
-        _require_function(function)
+        require_function(function)
         name = f"{function.__module__}.{getattr(function, '__qualname__', 'call')}"
         limiter = self._limiter(name)
         key = name if self._key is None and limiter is self._limit else self._key
@@ -138,8 +150,10 @@ class Limited:
                 answer: Any = await limiter.aacquire(keys, cost, timeout)
                 if not held:
                     return await function(*args, **named)
-                async with answer:
+                try:
                     return await function(*args, **named)
+                finally:
+                    await answer.asettle({})
 
         else:
             ask.require_sync()
@@ -150,8 +164,10 @@ class Limited:
                 answer: Any = limiter.acquire(keys, cost, timeout)
                 if not held:
                     return function(*args, **named)
-                with answer:
+                try:
                     return function(*args, **named)
+                finally:
+                    answer.settle({})
 
         decorated: F = wrapper
         return decorated
@@ -173,7 +189,7 @@ class Limited:
     ) -> None:
         charge = self._pop()
         if charge is not None:
-            charge.__exit__(kind, error, trace)
+            charge.settle({})
 
     async def __aenter__(self) -> None:
         block = self._plain_block()
@@ -187,7 +203,7 @@ class Limited:
     ) -> None:
         charge = self._pop()
         if charge is not None:
-            await charge.__aexit__(kind, error, trace)
+            await charge.asettle({})
 
     def close(self) -> None:
         """Close the store that was opened from a URL."""
@@ -270,7 +286,7 @@ class Block:
         trace: TracebackType | None,
     ) -> None:
         if self._charge is not None:
-            self._charge.__exit__(kind, error, trace)
+            self._charge.settle({})
 
     async def __aenter__(self) -> Any:
         answer = await self.aacquire()
@@ -284,7 +300,7 @@ class Block:
         trace: TracebackType | None,
     ) -> None:
         if self._charge is not None:
-            await self._charge.__aexit__(kind, error, trace)
+            await self._charge.asettle({})
 
 
 class Arguments:
@@ -481,7 +497,8 @@ def _checked_key(key: Any) -> Key | None:
     return found
 
 
-def _require_function(function: Any) -> None:
+def require_function(function: Any) -> None:
+    """Refuse what a call of does not begin the work, or what is not called at all."""
     import inspect
 
     if isinstance(function, (staticmethod, classmethod, property)):

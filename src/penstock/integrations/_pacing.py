@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from .._limits import Limit, Limits
@@ -35,7 +36,17 @@ from ..core._waiting import KeyQueues, Watch, aacquire, acquire, waiting_clock
 from ..strategies import gcra
 from ._answers import advice_of
 
-__all__ = ["PAUSED", "PacedCharge", "Pacer", "as_limits"]
+__all__ = [
+    "PAUSED",
+    "PacedCharge",
+    "Pacer",
+    "Renewal",
+    "arenew",
+    "as_limits",
+    "asleep",
+    "renewed_slots",
+    "sleep",
+]
 
 _log = logging.getLogger("penstock.integrations")
 
@@ -220,7 +231,7 @@ class Pacer:
             return True
         try:
             for nap_ms in naps:
-                _sleep(self.clock, nap_ms)
+                sleep(self.clock, nap_ms)
                 if charge.ttl_ms is not None and not charge.renew():
                     break
             else:
@@ -239,7 +250,7 @@ class Pacer:
             return True
         try:
             for nap_ms in naps:
-                await _asleep(self.clock, nap_ms)
+                await asleep(self.clock, nap_ms)
                 if charge.ttl_ms is not None and not await charge.arenew():
                     break
             else:
@@ -297,7 +308,8 @@ def _naps(charge: Charge) -> list[int]:
     return [min(longest, wait_ms - slept) for slept in range(0, wait_ms, longest or 1)]
 
 
-def _sleep(clock: Clock, ms: int) -> None:
+def sleep(clock: Clock, ms: int) -> None:
+    """Sleep by a clock, which may be one that a test moves."""
     until = clock.now() + ms
     waiter = ThreadWaiter(sys._getframe())
     watch = Watch(clock, waiter.wake)
@@ -309,7 +321,8 @@ def _sleep(clock: Clock, ms: int) -> None:
         waiter.end()
 
 
-async def _asleep(clock: Clock, ms: int) -> None:
+async def asleep(clock: Clock, ms: int) -> None:
+    """The awaitable twin of `sleep`."""
     from .._queueing.tasks import Event, TaskWaiter
 
     until = clock.now() + ms
@@ -322,3 +335,84 @@ async def _asleep(clock: Clock, ms: int) -> None:
     finally:
         watch.end()
         waiter.end()
+
+
+class Renewal:
+    """Renews the slots that threads hold while they work, in one thread for all of them, which ends
+    with the last of them."""
+
+    def __init__(self) -> None:
+        self._charges: set[Charge] = set()
+        self._lock = threading.Lock()
+        self._ended: threading.Event | None = None
+
+    def add(self, charge: Charge) -> None:
+        """From now on."""
+        if charge.ttl_ms is None:
+            return
+        with self._lock:
+            self._charges.add(charge)
+            if self._ended is None:
+                self._ended = threading.Event()
+                words = (self._ended, charge.ttl_ms / 3_000)
+                threading.Thread(target=self._run, args=words, daemon=True).start()
+
+    def discard(self, charge: Charge) -> None:
+        """No longer."""
+        with self._lock:
+            self._charges.discard(charge)
+            if not self._charges and self._ended is not None:
+                self._ended.set()
+                self._ended = None
+
+    def _run(self, ended: threading.Event, every_s: float) -> None:
+        while not ended.wait(every_s):
+            with self._lock:
+                charges = list(self._charges)
+            for charge in charges:
+                _renew(charge)
+
+
+@asynccontextmanager
+async def renewed_slots(charge: Charge) -> AsyncIterator[None]:
+    """The time in which a task works: its slots are renewed, and then given back. What was spent
+    stays spent."""
+    import asyncio
+
+    renewing = asyncio.ensure_future(arenew(charge))
+    try:
+        yield
+    finally:
+        renewing.cancel()
+        await charge.asettle({})
+
+
+async def arenew(charge: Charge) -> None:
+    """Renew slots for as long as they are held."""
+    import asyncio
+
+    while charge.is_open and charge.ttl_ms is not None:
+        await asyncio.sleep(charge.ttl_ms / 3_000)
+        await _arenew(charge)
+
+
+_NOT_RENEWED = "a slot could not be renewed: %s"
+
+
+def _renew(charge: Charge) -> None:
+    try:
+        _warn_if_lost(charge, charge.renew())
+    except Exception as error:
+        _log.warning(_NOT_RENEWED, error)
+
+
+async def _arenew(charge: Charge) -> None:
+    try:
+        _warn_if_lost(charge, await charge.arenew())
+    except Exception as error:
+        _log.warning(_NOT_RENEWED, error)
+
+
+def _warn_if_lost(charge: Charge, held: bool) -> None:
+    if not held and charge.is_open:
+        _log.warning("a slot was lost before its work was done: somebody else may have it")

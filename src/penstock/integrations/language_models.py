@@ -19,14 +19,12 @@ JSON.
 from __future__ import annotations
 
 import logging as _logging
-import threading as _threading
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
 from .. import strategies as _strategies
 from ..core import _errors, _validation
-from ..core._charges import Charge as _Charge
 from ..core._clock import Clock as _Clock
 from ..core._store import Store as _Store
 from ..core._strategy import Strategy as _Strategy
@@ -38,7 +36,6 @@ __all__ = ["ModelCall", "ModelLimits", "Usage", "estimate_tokens"]
 
 _log = _logging.getLogger("penstock.integrations")
 
-_NOT_RENEWED = "the place of a call in flight could not be renewed: %s"
 _NOT_SETTLED = "what a call has used could not be told to the store: %s"
 
 _Event = TypeVar("_Event")
@@ -109,7 +106,7 @@ class ModelLimits:
             self.close()
             raise
         self._counts_tokens = tokens is not None
-        self._renewal = _Renewal(slot_ttl_ms)
+        self._renewal = _pacing.Renewal()
 
     def call(self, prompt: str | int, max_tokens: int, *, key: str = "all") -> ModelCall:
         """A call of the model, for `with` or `async with`. `prompt` is its text, or how many tokens
@@ -235,7 +232,7 @@ class ModelCall:
         cost = limits._cost(self._estimate)
         self._entered = await self._pacer.aenter(self._key, cost, limits.timeout_ms)
         if self._entered.charge.ttl_ms is not None:
-            self._renewing = asyncio.ensure_future(_arenew(self._entered.charge))
+            self._renewing = asyncio.ensure_future(_pacing.arenew(self._entered.charge))
         return self
 
     async def __aexit__(
@@ -351,65 +348,3 @@ def _sum(usage: Any, *spellings: tuple[str, ...]) -> int | None:
         if counts:
             return sum(counts)
     return None
-
-
-class _Renewal:
-    """Renews the places of sync calls that are under way, in one thread for all of them, which
-    ends with the last of them."""
-
-    def __init__(self, ttl_ms: int) -> None:
-        self._every_s = ttl_ms / 3_000
-        self._charges: set[_Charge] = set()
-        self._lock = _threading.Lock()
-        self._wake: _threading.Event | None = None
-
-    def add(self, charge: _Charge) -> None:
-        if charge.ttl_ms is None:
-            return
-        with self._lock:
-            self._charges.add(charge)
-            if self._wake is None:
-                self._wake = _threading.Event()
-                _threading.Thread(target=self._run, args=(self._wake,), daemon=True).start()
-
-    def discard(self, charge: _Charge) -> None:
-        with self._lock:
-            self._charges.discard(charge)
-            if not self._charges and self._wake is not None:
-                self._wake.set()
-                self._wake = None
-
-    def _run(self, ended: _threading.Event) -> None:
-        while not ended.wait(self._every_s):
-            with self._lock:
-                charges = list(self._charges)
-            for charge in charges:
-                _renewed(charge)
-
-
-def _renewed(charge: _Charge) -> None:
-    try:
-        _warn_if_lost(charge, charge.renew())
-    except Exception as error:
-        _log.warning(_NOT_RENEWED, error)
-
-
-async def _arenewed(charge: _Charge) -> None:
-    try:
-        _warn_if_lost(charge, await charge.arenew())
-    except Exception as error:
-        _log.warning(_NOT_RENEWED, error)
-
-
-async def _arenew(charge: _Charge) -> None:
-    import asyncio
-
-    assert charge.ttl_ms is not None
-    while charge.is_open:
-        await asyncio.sleep(charge.ttl_ms / 3_000)
-        await _arenewed(charge)
-
-
-def _warn_if_lost(charge: _Charge, held: bool) -> None:
-    if not held and charge.is_open:
-        _log.warning("the place of a call in flight was lost: somebody else may have it")
