@@ -17,6 +17,7 @@ SHOWS = {
     "any_function.py": "alice has to wait 30 s",
     "custom_store.py": "denied 0 left",
     "custom_strategy.py": "second 2: wait 1000 ms",
+    "grpc_limits.py": "without: RESOURCE_EXHAUSTED",
     "llm_tokens.py": "40 answered, 2 refused on purpose, 0 refused by limits",
     "outgoing_http.py": "request 3: 429 after less than 1 s\nrequest 4: 200 after more than 1 s",
     "outgoing_calls.py": "not within 10 s: the next report is due in 30 s",

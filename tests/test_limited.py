@@ -24,7 +24,7 @@ from penstock import (
     rate_limit,
     slots,
 )
-from tests.stores.redis.live import new_key, url_of
+from tests.stores.redis.live import PATIENT_MS, new_key, url_of
 from tests.support.helpers import NOW, run
 
 
@@ -298,7 +298,15 @@ def test_blocks_inside_each_other_give_back_their_own_slots() -> None:
 def test_processes_share_a_limit_through_a_store() -> None:
     """A URL is opened once and closed by the one who opened it."""
     prefix = new_key()
-    ends = [limited("3/minute", timeout=0, store=url_of("valkey"), prefix=prefix) for _ in range(2)]
+    ends = [
+        limited(
+            "3/minute",
+            timeout=0,
+            store=f"{url_of('valkey')}?timeout_ms={PATIENT_MS}",
+            prefix=prefix,
+        )
+        for _ in range(2)
+    ]
     first, second = [end(lambda: None) for end in ends]
     first()
     assert calls_admitted(second) == 2

@@ -40,9 +40,11 @@ __all__ = [
     "Limited",
     "Question",
     "Target",
+    "for_all",
     "holds_slots",
     "is_async",
     "limited",
+    "limiter_of",
     "require_function",
 ]
 
@@ -124,7 +126,7 @@ class Limited:
             _refuse_extra(store=store, prefix=prefix, clock=clock, max_waiters=max_waiters)
         else:
             # Made once and thrown away: a bad rate or prefix is an error here.
-            _limiter_of(limit, None, prefix or "", None, max_waiters).close()
+            limiter_of(limit, None, prefix or "", None, max_waiters).close()
             self._store, self._owns_store = open_for_limiter(store, clock)
         self._block: Limiter | Limits | None = None
         self._open_charges: ContextVar[tuple[Charge | None, ...]] = ContextVar("charges")
@@ -219,7 +221,7 @@ class Limited:
         if isinstance(self._limit, (Limiter, Limits)):
             return self._limit
         prefix = name if self._prefix is None else self._prefix
-        return _limiter_of(self._limit, self._store, prefix, self._clock, self._max_waiters)
+        return limiter_of(self._limit, self._store, prefix, self._clock, self._max_waiters)
 
     def _block_limiter(self) -> Limiter | Limits:
         if self._block is None:
@@ -458,9 +460,14 @@ async def _settled(value: Any) -> Any:
     return await value if isinstance(value, Awaitable) else value
 
 
-def _limiter_of(
-    limit: Any, store: Store | None, prefix: str, clock: Clock | None, max_waiters: int | None
+def limiter_of(
+    limit: Any,
+    store: Store | None,
+    prefix: str,
+    clock: Clock | None = None,
+    max_waiters: int | None = None,
 ) -> Limiter | Limits:
+    """The limiter for a rate, a strategy, or several by name."""
     if isinstance(limit, Mapping):
         return Limits(limit, store=store, prefix=prefix, clock=clock, max_waiters=max_waiters)
     made: Limiter = rate_limit(

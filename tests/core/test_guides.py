@@ -14,7 +14,14 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LOCALHOST = '"redis://localhost:6379"'
 
 
-PAGES = ("functions", "outgoing", "language-models", "several-limits", "metering-tokens")
+PAGES = (
+    "functions",
+    "outgoing",
+    "language-models",
+    "grpc-interceptors",
+    "several-limits",
+    "metering-tokens",
+)
 
 
 @pytest.mark.parametrize("page", PAGES)

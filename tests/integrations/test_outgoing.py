@@ -26,7 +26,7 @@ from penstock import (
 from penstock.integrations._outgoing import Outgoing
 from tests.integrations.partner import Partner
 from tests.servers.process import REPO, environment
-from tests.stores.redis.live import new_key, url_of
+from tests.stores.redis.live import PATIENT_MS, new_key, url_of
 from tests.support.helpers import NOW, run
 
 CLIENTS = ["httpx", "httpx-async", "requests", "urllib3", "aiohttp"]
@@ -177,7 +177,11 @@ def test_honouring_can_be_turned_off(client: str, partner: Partner) -> None:
 @all_clients
 def test_a_store_on_redis_serves_every_client(client: str, partner: Partner) -> None:
     """Opened from a URL, and closed with the client."""
-    options = {"store": url_of("valkey"), "prefix": new_key(), "timeout": 0}
+    options = {
+        "store": f"{url_of('valkey')}?timeout_ms={PATIENT_MS}",
+        "prefix": new_key(),
+        "timeout": 0,
+    }
     assert gets(client, [partner.url()], "2/minute", **options) == [200]
     with pytest.raises(RateLimitExceededError):
         gets(client, [partner.url()] * 2, "2/minute", **options)
@@ -441,7 +445,7 @@ outgoing.close()
 
 def test_processes_wait_in_one_order_and_keep_the_limit_together() -> None:
     """Four of them, 60 requests, 40 at once and 40 a second; none is left to the end."""
-    words = [sys.executable, "-c", SENDER, url_of("valkey"), new_key()]
+    words = [sys.executable, "-c", SENDER, f"{url_of('valkey')}?timeout_ms={PATIENT_MS}", new_key()]
     children = [
         subprocess.Popen(
             words,
