@@ -14,10 +14,14 @@ EXAMPLES = ROOT / "examples"
 
 # The line that proves the point of each example.
 SHOWS = {
+    "any_function.py": "alice has to wait 30 s",
     "custom_store.py": "denied 0 left",
     "custom_strategy.py": "second 2: wait 1000 ms",
-    "llm_tokens.py": "red: 7000 tokens refused, try again in 80.0 s",
+    "grpc_limits.py": "without: RESOURCE_EXHAUSTED",
+    "llm_tokens.py": "40 answered, 2 refused on purpose, 0 refused by limits",
+    "outgoing_http.py": "request 3: 429 after less than 1 s\nrequest 4: 200 after more than 1 s",
     "outgoing_calls.py": "not within 10 s: the next report is due in 30 s",
+    "task_queue.py": "250 ms apart: True\nthe other tenant did not wait for all of them: True",
     "web_handler.py": "429, 0 left, retry after 12 s",
 }
 

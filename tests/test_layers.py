@@ -17,7 +17,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"strategies"}),
     frozenset({"accel", "stores"}),
     frozenset({"_limits", "_rate_limit", "budget", "concurrency"}),
-    frozenset({"admission", "testkit"}),
+    frozenset({"_limited", "admission", "testkit"}),
     frozenset({"config", "observe", "wire"}),
     frozenset({"adapters", "leasing"}),
     frozenset({"integrations"}),

@@ -8,6 +8,7 @@ True
 
 from __future__ import annotations
 
+from ._limited import Limited, limited
 from ._limits import Limit, Limits
 from ._rate_limit import rate_limit
 from .core._charges import Charge
@@ -48,6 +49,7 @@ __all__ = [
     "Decision",
     "Forecast",
     "Limit",
+    "Limited",
     "Limiter",
     "Limits",
     "ManualClock",
@@ -70,6 +72,7 @@ __all__ = [
     "calendar_quota",
     "fixed_window",
     "gcra",
+    "limited",
     "rate_limit",
     "register",
     "sliding_window",

@@ -18,7 +18,7 @@ from .deno import Deno
 from .dynamodb_local import DynamoDBLocal
 from .node import node_binary, npm_package
 from .postgres import Postgres
-from .process import MissingError
+from .process import ARQ, MissingError
 from .redis import Redis7, Redis8, Valkey
 
 
@@ -36,8 +36,15 @@ def _actionlint() -> Path:
     return actionlint.BINARY
 
 
+def _arq() -> Path:
+    if not ARQ.is_dir():
+        raise MissingError("arq", "python -m tests.servers.setup")
+    return ARQ
+
+
 LOCATE: dict[str, Callable[[], Path]] = {
     "actionlint": _actionlint,
+    "arq": _arq,
     "deno": Deno.locate,
     "dynalite": _on_node("dynalite"),
     "dynamodb-local": DynamoDBLocal.locate,

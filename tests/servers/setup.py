@@ -1,5 +1,5 @@
-"""Install the npm packages of node/package.json into .tools/node, and DynamoDB Local where there is
-Java: `python -m tests.servers.setup`.
+"""Install the npm packages of node/package.json into .tools/node, arq into .tools/arq, and DynamoDB
+Local where there is Java: `python -m tests.servers.setup`.
 
 Run again, it does nothing until the pinned versions change.
 """
@@ -13,14 +13,24 @@ import sys
 
 from . import dynamodb_local
 from .node import INSTALL, MANIFEST, node_binary, npm_script
-from .process import MissingError
+from .process import ARQ, MissingError
 
 PINS = ("package.json", "package-lock.json")
 
 
 def main() -> int:
     dynamodb_local.install()
-    return _npm()
+    return _npm() or _arq()
+
+
+def _arq() -> int:
+    if ARQ.is_dir():
+        print("arq: up to date")
+        return 0
+    print(f"arq: installing into {ARQ}", flush=True)
+    quiet = ("--quiet", "--disable-pip-version-check")
+    words = [sys.executable, "-m", "pip", "install", *quiet, "--target", str(ARQ), "arq>=0.26,<1"]
+    return subprocess.run(words, check=False).returncode
 
 
 def _npm() -> int:

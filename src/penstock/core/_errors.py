@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EXTRAS",
+    "NOT_IN_ALL",
     "ConfigInvalidError",
     "PenstockError",
     "QueueFullError",
@@ -120,10 +121,20 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "flask": ("flask>=3",),
     "django": ("django>=4.2",),
     "drf": ("djangorestframework>=3.15",),
-    "aiohttp": ("aiohttp>=3.10",),
     "litestar": ("litestar>=2.13",),
+    "httpx": ("httpx>=0.27",),
+    "requests": ("requests>=2.32",),
+    "urllib3": ("urllib3>=2",),
+    "aiohttp": ("aiohttp>=3.12",),
+    "celery": ("celery>=5.4",),
+    "dramatiq": ("dramatiq>=1.17",),
+    "arq": ("arq>=0.26",),
+    "grpc": ("grpcio>=1.81",),
 }
 """Extra to requirements, for the platform at hand."""
+
+NOT_IN_ALL = ("arq",)
+"""Extras that `all` leaves out: arq needs a redis-py that is older than the others take."""
 
 # Modules whose distribution has another name.
 _DISTRIBUTIONS = {
@@ -158,20 +169,21 @@ def install_line(extra: str) -> str:
     return " ".join([f'"{python}"' if " " in python else python, "-m pip install", *quoted])
 
 
-def missing(what: str, module: str) -> str:
-    """The text for whoever used `what` without the extra that brings `module`."""
-    extra, name = _extra_of(module), _distribution(module)
+def missing(what: str, module: str, extra: str | None = None) -> str:
+    """The text for whoever used `what` without the extra that brings `module`: the first that does,
+    unless it is named."""
+    extra, name = extra or _extra_of(module), _distribution(module)
     if extra is None:
         return f"{what} needs {name}, which is not installed"
     return f"{what} needs {name}, which the extra {extra!r} brings: {install_line(extra)}"
 
 
-def require_module(what: str, module: str) -> Any:
+def require_module(what: str, module: str, extra: str | None = None) -> Any:
     """The module, or `config_invalid` with the line that installs it."""
     try:
         return import_module(module)
     except ImportError as error:
-        raise ConfigInvalidError(missing(what, module)) from error
+        raise ConfigInvalidError(missing(what, module, extra)) from error
 
 
 def _distribution(module: str) -> str:

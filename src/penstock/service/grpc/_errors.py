@@ -3,9 +3,7 @@
 The text of our own exceptions is written for callers and goes out with the status. That of any
 other exception stays inside: it is a fault of ours, and is logged with its traceback.
 
-RESOURCE_EXHAUSTED comes with the time to wait, twice: as `grpc-retry-pushback-ms`, which a client
-library with a retry policy obeys by itself, and as a `google.rpc.RetryInfo` in the details of the
-status, for programs that look.
+RESOURCE_EXHAUSTED comes with the time to wait (`adapters/_grpc_status.py`).
 """
 
 from __future__ import annotations
@@ -16,10 +14,9 @@ from itertools import cycle
 from typing import Any, NoReturn
 
 import grpc
-from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 
+from ...adapters._grpc_status import retry_trailers
 from ...core._errors import (
     ConfigInvalidError,
     QueueFullError,
@@ -87,35 +84,9 @@ async def refuse_with(
     """End the call, and count it. Who is told that there is too much is told when to come back."""
     codes[status.name] += 1
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        await context.abort(status, text, _retry(text, next(_RETRY_MS)))
+        await context.abort(status, text, retry_trailers(text, next(_RETRY_MS)))
     await context.abort(status, text)
 
 
 # Around a second, each caller another time: those who were refused together come back apart.
 _RETRY_MS = cycle(range(500, 1_500, 61))
-
-
-def _retry(text: str, delay_ms: int) -> tuple[tuple[str, str | bytes], ...]:
-    """The trailers that tell a caller to wait."""
-    delay = Duration()
-    delay.FromMilliseconds(delay_ms)
-    info = AnyMessage(
-        type_url="type.googleapis.com/google.rpc.RetryInfo",
-        value=_field(1, delay.SerializeToString()),
-    )
-    # google.rpc.Status: code = 1, message = 2, details = 3. Its proto is not worth a dependency.
-    code = bytes((1 << 3, grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]))
-    details = code + _field(2, text.encode()) + _field(3, info.SerializeToString())
-    return (
-        ("grpc-retry-pushback-ms", str(delay_ms)),
-        ("grpc-status-details-bin", details),
-    )
-
-
-def _field(number: int, payload: bytes) -> bytes:
-    """A field of a protobuf message that holds bytes."""
-    size, length = len(payload), bytearray()
-    while size > 0x7F:
-        length.append(size & 0x7F | 0x80)
-        size >>= 7
-    return bytes((number << 3 | 2, *length, size)) + payload

@@ -1,0 +1,519 @@
+"""`limited`: any function, or any block of code, behind a limit.
+
+As a decorator it waits before each call of the function, sync or async, in turn with the others
+that wait for the same key; with a timeout it raises instead. As a context manager it does the same
+for a block. What is held, such as slots, is held until the call or the block ends, however it
+ends; what was spent stays spent.
+
+What a key is made of is settled when a function is decorated: a format is parsed and its fields
+are looked up among the function's parameters there, so that a misspelt one is an error at import
+and not at the first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from functools import wraps
+from string import Formatter
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ._limits import Limit, Limits
+from ._rate_limit import rate_limit
+from .core._charges import Charge
+from .core._clock import Clock
+from .core._limiter import Limiter
+from .core._store import Store
+from .core._strategy import Strategy
+from .core._validation import reject, require_int, require_key, shown
+from .core._waiting import timeout_in_ms
+from .stores._opening import open_for_limiter
+
+if TYPE_CHECKING:
+    from inspect import Signature
+
+__all__ = [
+    "Arguments",
+    "Cost",
+    "Key",
+    "Limited",
+    "Question",
+    "Target",
+    "for_all",
+    "holds_slots",
+    "is_async",
+    "limited",
+    "limiter_of",
+    "require_function",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+KeyPart = str | Callable[..., Any]
+"""A format of the arguments, such as `"{user}"`, or a function of them."""
+
+Key = KeyPart | Mapping[str, KeyPart]
+"""For all limits, or by the name of the limit."""
+
+Cost = int | Mapping[str, int] | Callable[..., Any]
+
+Target = str | Strategy | Limiter | Limits | Mapping[str, Strategy | str | Limit]
+"""What may be asked for by whoever limits something: a rate, a strategy, several, or a limiter."""
+
+_EVERYBODY = "all"
+"""The key where none is given: one limit for all calls."""
+
+
+def limited(
+    limit: Target,
+    *,
+    key: Key | None = None,
+    cost: Cost = 1,
+    timeout: float | None = None,
+    store: Store | str | None = None,
+    prefix: str | None = None,
+    clock: Clock | None = None,
+    max_waiters: int | None = None,
+) -> Limited:
+    """A decorator for functions, sync and async, and a context manager, that waits for a limit.
+
+        @limited("10/second", key="{user}")
+        def send(user: str, text: str) -> None: ...
+
+    `limit` is a rate, a strategy, a mapping of several as for `Limits`, or a `Limiter` or `Limits`
+    of your own. `key` is a format of the function's arguments, or a function of them that returns
+    the key; for several limits, a mapping of such by name, or one for all of them. Without one, all
+    calls share the limit. `cost` is a number or a function of the arguments.
+
+    A call waits for as long as it takes, or, with a `timeout` in seconds, raises
+    `rate_limit_exceeded` as soon as it is plain that it would be longer; `timeout=0` never waits.
+
+    `store`, `clock` and `max_waiters` are those of `rate_limit`. Each function counts for itself,
+    under its own name, unless a `prefix` or a limiter is shared on purpose. A block has no name:
+    `with limited("10/second", key="partner")` needs a key that is plain text, or one from
+    `limit.on("alice")`.
+    """
+    return Limited(limit, key, cost, timeout, store, prefix, clock, max_waiters)
+
+
+class Limited:
+    """What `limited` returns. Decorates functions, guards blocks, and closes the store that it
+    opened from a URL."""
+
+    def __init__(
+        self,
+        limit: Target,
+        key: Key | None = None,
+        cost: Cost = 1,
+        timeout: float | None = None,
+        store: Store | str | None = None,
+        prefix: str | None = None,
+        clock: Clock | None = None,
+        max_waiters: int | None = None,
+    ) -> None:
+        timeout_in_ms(timeout)
+        self._timeout = timeout
+        self._cost = _checked_cost(cost)
+        self._key = _checked_key(key)
+        self._prefix = prefix
+        self._clock = clock
+        self._max_waiters = max_waiters
+        self._limit = limit
+        self._store: Store | None = None
+        self._owns_store = False
+        if isinstance(limit, (Limiter, Limits)):
+            _refuse_extra(store=store, prefix=prefix, clock=clock, max_waiters=max_waiters)
+        else:
+            # Made once and thrown away: a bad rate or prefix is an error here.
+            limiter_of(limit, None, prefix or "", None, max_waiters).close()
+            self._store, self._owns_store = open_for_limiter(store, clock)
+        self._block: Limiter | Limits | None = None
+        self._open_charges: ContextVar[tuple[Charge | None, ...]] = ContextVar("charges")
+
+    def __call__(self, function: F) -> F:
+        """The function, behind the limit."""
+        import inspect
+
+        require_function(function)
+        name = f"{function.__module__}.{getattr(function, '__qualname__', 'call')}"
+        limiter = self._limiter(name)
+        key = name if self._key is None and limiter is self._limit else self._key
+        arguments = Arguments(inspect.signature(function), name)
+        ask = Question(limiter, arguments, key, self._cost)
+        timeout = self._timeout
+        held = holds_slots(limiter)
+        wrapper: Any
+        if is_async(function):
+
+            @wraps(function)
+            async def wrapper(*args: Any, **named: Any) -> Any:
+                keys, cost = await ask.afor(args, named)
+                answer: Any = await limiter.aacquire(keys, cost, timeout)
+                if not held:
+                    return await function(*args, **named)
+                try:
+                    return await function(*args, **named)
+                finally:
+                    await answer.asettle({})
+
+        else:
+            ask.require_sync()
+
+            @wraps(function)
+            def wrapper(*args: Any, **named: Any) -> Any:
+                keys, cost = ask.of(args, named)
+                answer: Any = limiter.acquire(keys, cost, timeout)
+                if not held:
+                    return function(*args, **named)
+                try:
+                    return function(*args, **named)
+                finally:
+                    answer.settle({})
+
+        decorated: F = wrapper
+        return decorated
+
+    def on(self, key: str | Mapping[str, str], cost: int | Mapping[str, int] = 1) -> Block:
+        """The limit for a block, by a key that is known there: `with limit.on("alice"): ...`."""
+        return Block(self._block_limiter(), key, cost, self._timeout)
+
+    def __enter__(self) -> None:
+        """Wait until a block may begin."""
+        block = self._plain_block()
+        self._push(block.acquire())
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        charge = self._pop()
+        if charge is not None:
+            charge.settle({})
+
+    async def __aenter__(self) -> None:
+        block = self._plain_block()
+        self._push(await block.aacquire())
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        charge = self._pop()
+        if charge is not None:
+            await charge.asettle({})
+
+    def close(self) -> None:
+        """Close the store that was opened from a URL."""
+        if self._owns_store and self._store is not None:
+            self._store.close()
+
+    async def aclose(self) -> None:
+        """The awaitable twin of `close`."""
+        if self._owns_store and self._store is not None:
+            await self._store.aclose()
+
+    def _limiter(self, name: str) -> Limiter | Limits:
+        if isinstance(self._limit, (Limiter, Limits)):
+            return self._limit
+        prefix = name if self._prefix is None else self._prefix
+        return limiter_of(self._limit, self._store, prefix, self._clock, self._max_waiters)
+
+    def _block_limiter(self) -> Limiter | Limits:
+        if self._block is None:
+            self._block = self._limiter("")
+        return self._block
+
+    def _plain_block(self) -> Block:
+        parts = self._key.values() if isinstance(self._key, Mapping) else [self._key]
+        if not all(isinstance(part, str) and not fields_of(part) for part in parts) or callable(
+            self._cost
+        ):
+            reject(
+                "a block has no arguments and no name: give limited(..., key='partner') a key that "
+                "is plain text, or use `with limit.on(key)`"
+            )
+        keys: Any = self._key
+        if isinstance(self._key, str):
+            keys = for_all(self._block_limiter(), self._key)
+        return self.on(keys, self._cost)
+
+    def _push(self, answer: Any) -> None:
+        held = answer if isinstance(answer, Charge) else None
+        self._open_charges.set((*self._open_charges.get(()), held))
+
+    def _pop(self) -> Charge | None:
+        *outer, last = self._open_charges.get(())
+        self._open_charges.set(tuple(outer))
+        return last
+
+
+class Block:
+    """One entry into a limit, as a context manager. Made by `Limited.on`."""
+
+    def __init__(
+        self,
+        limiter: Limiter | Limits,
+        key: str | Mapping[str, str],
+        cost: int | Mapping[str, int],
+        timeout: float | None,
+    ) -> None:
+        self._limiter: Any = limiter
+        self._keys: Any = for_all(limiter, key) if isinstance(key, str) else key
+        self._cost = cost
+        self._timeout = timeout
+        self._charge: Charge | None = None
+
+    def acquire(self) -> Any:
+        """Wait for it: the decision or verdict, or the charge that holds slots."""
+        return self._limiter.acquire(self._keys, self._cost, self._timeout)
+
+    async def aacquire(self) -> Any:
+        """The awaitable twin of `acquire`."""
+        return await self._limiter.aacquire(self._keys, self._cost, self._timeout)
+
+    def __enter__(self) -> Any:
+        answer = self.acquire()
+        self._charge = answer if isinstance(answer, Charge) else None
+        return answer
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._charge is not None:
+            self._charge.settle({})
+
+    async def __aenter__(self) -> Any:
+        answer = await self.aacquire()
+        self._charge = answer if isinstance(answer, Charge) else None
+        return answer
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._charge is not None:
+            await self._charge.asettle({})
+
+
+class Arguments:
+    """The parameters of a function, by which formats are checked and calls are read."""
+
+    def __init__(self, signature: Signature, name: str) -> None:
+        self.name: str = name
+        self._signature = signature
+        kinds = [parameter.kind for parameter in signature.parameters.values()]
+        self._takes_any_name = any(kind == kind.VAR_KEYWORD for kind in kinds)
+
+    def require(self, field: str) -> None:
+        """Refuse a field of a format that no call could fill."""
+        head = field.replace("[", ".").partition(".")[0]
+        there = self._signature.parameters
+        if head in there or self._takes_any_name:
+            return
+        if head.isdigit() and int(head) < len(there):
+            return
+        names = ", ".join(there) or "none"
+        reject(f"key names {{{field}}}, which {self.name} does not take; its parameters: {names}")
+
+    def read(
+        self, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call in order and by name, defaults included."""
+        bound = self._signature.bind(*args, **named)
+        bound.apply_defaults()
+        found = dict(bound.arguments)
+        for parameter in self._signature.parameters.values():
+            if parameter.kind == parameter.VAR_KEYWORD:
+                found.update(found.get(parameter.name, {}))
+        return bound.args, found
+
+
+class KeyText:
+    """A key as it was asked for: plain text, a format, or a function."""
+
+    def __init__(self, part: KeyPart, arguments: Arguments) -> None:
+        self._part = part
+        self._arguments = arguments
+        self._fields = fields_of(part) if isinstance(part, str) else []
+        for field in self._fields:
+            arguments.require(field)
+        self.plain: str | None = part if isinstance(part, str) and not self._fields else None
+        if self.plain is not None:
+            require_key(self.plain)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the function has to be awaited."""
+        return callable(self._part) and is_async(self._part)
+
+    def of(self, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """The key of a call, or what has to be awaited for it."""
+        if self.plain is not None:
+            return self.plain
+        if callable(self._part):
+            return self._part(*args, **named)
+        return _format.vformat(self._part, *self._arguments.read(args, named))
+
+
+class Question:
+    """What a limiter is asked for one call of a function: its keys and its cost."""
+
+    def __init__(
+        self, limiter: Limiter | Limits, arguments: Arguments, key: Key | None, cost: Cost
+    ) -> None:
+        asked = _EVERYBODY if key is None else key
+        self._names = _keyed_names(limiter)
+        self._cost = cost
+        self._name = arguments.name
+        if isinstance(asked, Mapping):
+            if self._names is None:
+                reject(f"key is a mapping, and there is only one limit: give it one key, not {key}")
+            for name in asked:
+                if name not in self._names:
+                    reject(f"key names {shown(name)}; the limits with a key are {self._names}")
+            self._parts = {name: KeyText(part, arguments) for name, part in asked.items()}
+            self._all = None
+        else:
+            self._all = KeyText(asked, arguments)
+            self._parts = {}
+
+    def require_sync(self) -> None:
+        """Refuse what a plain function cannot await."""
+        parts = [*self._parts.values(), *([] if self._all is None else [self._all])]
+        if any(part.is_async for part in parts) or (callable(self._cost) and is_async(self._cost)):
+            reject(f"{self._name} is no async function, so its key and cost cannot be awaited")
+
+    def of(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+        """The keys, as the limiter takes them, and the cost."""
+        cost = self._cost(*args, **named) if callable(self._cost) else self._cost
+        if self._all is not None:
+            return self._spread(self._all.of(args, named)), cost
+        return {name: part.of(args, named) for name, part in self._parts.items()}, cost
+
+    async def afor(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+        """The awaitable twin of `of`."""
+        cost = self._cost
+        if callable(cost):
+            cost = await _settled(cost(*args, **named))
+        if self._all is not None:
+            return self._spread(await _settled(self._all.of(args, named))), cost
+        return {
+            name: await _settled(part.of(args, named)) for name, part in self._parts.items()
+        }, cost
+
+    def _spread(self, key: str) -> Any:
+        return key if self._names is None else dict.fromkeys(self._names, key)
+
+
+_format = Formatter()
+
+
+def fields_of(text: str) -> list[str]:
+    """The fields of a format."""
+    try:
+        found = [field for _, field, _, _ in _format.parse(text) if field is not None]
+    except ValueError as error:
+        reject(f"key {text!r} is no format of arguments, such as '{{user}}': {error}")
+    if "" in found:
+        reject(f"key {text!r} has a field without a name: write '{{user}}', or '{{0}}'")
+    return found
+
+
+def holds_slots(limiter: Limiter | Limits) -> bool:
+    """Whether what it admits is held until it is given back."""
+    if isinstance(limiter, Limits):
+        return any(limit.strategy.is_held for limit in limiter.limits.values())
+    return limiter.strategy.is_held
+
+
+def for_all(limiter: Limiter | Limits, key: str) -> Any:
+    """One key for all limits of a limiter, as it takes them."""
+    names = _keyed_names(limiter)
+    return key if names is None else dict.fromkeys(names, key)
+
+
+def is_async(function: Any) -> bool:
+    """Whether a call of it has to be awaited."""
+    import inspect
+
+    called = getattr(function, "__call__", None)  # noqa: B004 - an object may be async, too
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+
+
+def _keyed_names(limiter: Limiter | Limits) -> list[str] | None:
+    if not isinstance(limiter, Limits):
+        return None
+    return [name for name, limit in limiter.limits.items() if not limit.keyless]
+
+
+async def _settled(value: Any) -> Any:
+    return await value if isinstance(value, Awaitable) else value
+
+
+def limiter_of(
+    limit: Any,
+    store: Store | None,
+    prefix: str,
+    clock: Clock | None = None,
+    max_waiters: int | None = None,
+) -> Limiter | Limits:
+    """The limiter for a rate, a strategy, or several by name."""
+    if isinstance(limit, Mapping):
+        return Limits(limit, store=store, prefix=prefix, clock=clock, max_waiters=max_waiters)
+    made: Limiter = rate_limit(
+        limit, store=store, prefix=prefix, clock=clock, max_waiters=max_waiters
+    )
+    return made
+
+
+def _refuse_extra(**options: Any) -> None:
+    for name, value in options.items():
+        if value is not None:
+            reject(f"a limiter has its own {name}: leave {name} out, or give a rate instead")
+
+
+def _checked_cost(cost: Any) -> Cost:
+    if isinstance(cost, Mapping):
+        for name, units in cost.items():
+            require_int(f"the cost of {name!r}", units, 0)
+        return cost
+    return cost if callable(cost) else require_int("cost", cost, 1)
+
+
+def _checked_key(key: Any) -> Key | None:
+    parts = key.values() if isinstance(key, Mapping) else [] if key is None else [key]
+    for part in parts:
+        if isinstance(part, str):
+            fields_of(require_key(part))
+        elif not callable(part):
+            reject(
+                "key must be a format of the arguments, such as '{user}', a function of them, or a "
+                f"mapping of such by limit, not {shown(part)}"
+            )
+    found: Key | None = key
+    return found
+
+
+def require_function(function: Any) -> None:
+    """Refuse what a call of does not begin the work, or what is not called at all."""
+    import inspect
+
+    if isinstance(function, (staticmethod, classmethod, property)):
+        reject(f"limited goes below @{type(function).__name__}, right above the function")
+    if inspect.isclass(function) or not callable(function):
+        reject(f"limited decorates functions, not {shown(function)}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        reject(
+            f"{function.__qualname__} is a generator, which begins when it is read and not when it "
+            "is called: put `with limit:` inside of it, or limit the function that reads it"
+        )

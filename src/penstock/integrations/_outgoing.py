@@ -1,0 +1,238 @@
+"""Requests that go out: which limits one is subject to, and what its answer says about them.
+
+Framework-free: each HTTP client has a module of its own beside this one, which hands over the
+method, the URL and the headers of a request before it is sent, and the status and the headers of
+its answer.
+
+A request is subject to the limits of the first route that fits it, or else to those for every
+host. A route counts for itself; without one, each host does. Nothing is retried here: a refusal
+becomes a pause, and what to do about the refused request is the caller's choice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypedDict
+from urllib.parse import urlsplit
+
+from .._limits import Limit
+from ..core._clock import Clock
+from ..core._store import Store
+from ..core._strategy import Strategy
+from ..core._validation import reject, require_key, require_prefix, shown
+from ..core._waiting import timeout_in_ms
+from ..stores._opening import open_for_limiter
+from ._pacing import PacedCharge, Pacer, as_limits
+
+__all__ = ["Outgoing", "OutgoingOptions", "OutgoingRequest", "Rate"]
+
+Rate = str | Strategy | Mapping[str, Strategy | str | Limit]
+"""A rate, a strategy, or several by name."""
+
+
+class OutgoingRequest(NamedTuple):
+    """What a key is made of, whatever client sends it: its `method`, in capitals, its `host`, with
+    a port where one was written, its `path` and its `headers`."""
+
+    method: str
+    host: str
+    path: str
+    headers: Mapping[str, str]
+
+    @classmethod
+    def of(cls, method: str, url: str, headers: Mapping[str, str] | None) -> OutgoingRequest:
+        """From the parts that every client has."""
+        parts = urlsplit(url)
+        host = (parts.netloc.rpartition("@")[2]).lower()
+        return cls(method.upper(), host, parts.path or "/", {} if headers is None else headers)
+
+
+class _Entered(NamedTuple):
+    """A request that was let go, and who is to hear of its answer."""
+
+    pacer: Pacer
+    charge: PacedCharge
+
+
+class OutgoingOptions(TypedDict, total=False):
+    """What may be said about limits of requests that go out.
+
+    The limit itself is for every host on its own: a rate such as `"10/second"`, a strategy, or a
+    mapping of several by name; None leaves hosts alone that no route names.
+
+    `routes` maps places to such limits: `"api.example.com"`, `"*.example.com"`,
+    `"api.example.com/users/{id}"`, `"POST api.example.com/orders"`. The first that fits a request
+    counts, for the place as a whole. `key` is a function of the `OutgoingRequest` that parts both
+    further, by account for instance.
+
+    A request waits for as long as it takes, or with a `timeout` in seconds raises
+    `rate_limit_exceeded` as soon as it is plain that it would be longer; 0 never waits. With
+    `honour`, which is on, what an answer says of limits is heeded: a refusal with `Retry-After`, or
+    nothing left, pauses; less left than was counted on shrinks. A pause is never longer than
+    `max_pause_ms`, an hour.
+
+    `store`, `clock` and `max_waiters` are those of `rate_limit`, `prefix` is `"outgoing"`. With a
+    shared store all processes wait in one order, and one that is told to pause pauses all.
+    """
+
+    routes: Mapping[str, Rate] | None
+    key: Callable[[OutgoingRequest], str] | None
+    timeout: float | None
+    honour: bool
+    max_pause_ms: int
+    store: Store | str | None
+    prefix: str
+    clock: Clock | None
+    max_waiters: int | None
+
+
+class Outgoing:
+    """The limits of an HTTP client, by `OutgoingOptions`."""
+
+    def __init__(
+        self,
+        limit: Rate | None,
+        *,
+        routes: Mapping[str, Rate] | None = None,
+        key: Callable[[OutgoingRequest], str] | None = None,
+        timeout: float | None = None,
+        honour: bool = True,
+        max_pause_ms: int = 3_600_000,
+        store: Store | str | None = None,
+        prefix: str = "outgoing",
+        clock: Clock | None = None,
+        max_waiters: int | None = None,
+    ) -> None:
+        self._timeout_ms = timeout_in_ms(timeout)
+        if key is not None and not callable(key):
+            reject(f"key must be a function of an OutgoingRequest, not {shown(key)}")
+        if not isinstance(honour, bool):
+            reject(f"honour must be True or False, not {shown(honour)}")
+        if limit is None and not routes:
+            reject("there is nothing to limit: give a limit for every host, or routes")
+        self._key = key
+        self._honour = honour
+        places = {_pattern(place): (place, rate) for place, rate in _items(routes)}
+        require_prefix(prefix)
+        self._store, self._owns_store = open_for_limiter(store, clock)
+
+        def pacer(rate: Rate, place: str) -> Pacer:
+            limits = as_limits(rate)
+            made = Pacer(
+                limits,
+                dict.fromkeys(limits, "requests"),
+                store=self._store,
+                clock=clock,
+                prefix=":".join(filter(None, (prefix, place))),
+                max_waiters=max_waiters,
+                max_pause_ms=max_pause_ms,
+            )
+            _refuse_slots(made)
+            return made
+
+        try:
+            self._routes = [
+                (fits, place, pacer(rate, place)) for fits, (place, rate) in places.items()
+            ]
+            self._hosts = None if limit is None else pacer(limit, "")
+        except BaseException:
+            self.close()
+            raise
+
+    def enter(self, method: str, url: str, headers: Mapping[str, str] | None) -> _Entered | None:
+        """Wait until the request may go; None: it is subject to nothing."""
+        found = self._place(OutgoingRequest.of(method, url, headers))
+        if found is None:
+            return None
+        pacer, key = found
+        return _Entered(pacer, pacer.enter(key, {}, self._timeout_ms))
+
+    async def aenter(
+        self, method: str, url: str, headers: Mapping[str, str] | None
+    ) -> _Entered | None:
+        """The awaitable twin of `enter`."""
+        found = self._place(OutgoingRequest.of(method, url, headers))
+        if found is None:
+            return None
+        pacer, key = found
+        return _Entered(pacer, await pacer.aenter(key, {}, self._timeout_ms))
+
+    def observe(self, entered: _Entered | None, status: int, headers: Mapping[str, Any]) -> None:
+        """Take the answer into account."""
+        if entered is not None and self._honour:
+            entered.pacer.observe(entered.charge, status, headers)
+
+    async def aobserve(
+        self, entered: _Entered | None, status: int, headers: Mapping[str, Any]
+    ) -> None:
+        """The awaitable twin of `observe`."""
+        if entered is not None and self._honour:
+            await entered.pacer.aobserve(entered.charge, status, headers)
+
+    def close(self) -> None:
+        """Close the store that was opened here."""
+        if self._owns_store:
+            self._store.close()
+
+    async def aclose(self) -> None:
+        """The awaitable twin of `close`."""
+        if self._owns_store:
+            await self._store.aclose()
+
+    def _place(self, request: OutgoingRequest) -> tuple[Pacer, str] | None:
+        further = None
+        if self._key is not None:
+            further = require_key(self._key(request))
+        for fits, place, pacer in self._routes:
+            if fits.fullmatch(f"{request.method} {request.host}{request.path}"):
+                return pacer, further or place
+        if self._hosts is None:
+            return None
+        return self._hosts, f"{request.host}|{further}" if further else request.host
+
+
+def _items(routes: Any) -> list[tuple[str, Rate]]:
+    if routes is None:
+        return []
+    if not isinstance(routes, Mapping):
+        reject(
+            "routes must map places to limits, such as {'api.example.com/search': '1/second'}, "
+            f"not {shown(routes)}"
+        )
+    return list(routes.items())
+
+
+_PLACE = re.compile(
+    r"(?:(?P<method>[A-Za-z]+) )?"
+    r"(?P<host>(?:\[[0-9a-fA-F:.]+\]|[^\s/{}?#:]+)(?::\d+)?)"
+    r"(?P<path>/[^\s?#]*)?"
+)
+
+
+def _pattern(place: Any) -> re.Pattern[str]:
+    """What fits a place: the host as it is or with `*` for names before it, whatever the port if
+    none is written; paths below the one that is written; `{...}` for one segment."""
+    found = _PLACE.fullmatch(place) if isinstance(place, str) else None
+    if found is None:
+        reject(
+            "a route is a host, with a path and before it a method if need be, such as "
+            f"'GET api.example.com/users/{{id}}', not {shown(place)}"
+        )
+    method = (found["method"] or "").upper() or "[A-Z]+"
+    host = re.escape(found["host"].lower()).replace(r"\*", r"[^/:]+")
+    port = "" if re.search(r":\d+$", found["host"]) else r"(?::\d+)?"
+    segments = (found["path"] or "").rstrip("/").split("/")
+    path = "/".join(
+        "[^/]+" if re.fullmatch(r"\{\w*\}", segment) else re.escape(segment) for segment in segments
+    )
+    return re.compile(rf"{method} {host}{port}{path}(?:/.*)?", re.DOTALL)
+
+
+def _refuse_slots(pacer: Pacer) -> None:
+    for name, limit in pacer.limits.limits.items():
+        if limit.strategy.is_held:
+            reject(
+                f"{name!r} counts requests in flight, and a client does not tell when the body of "
+                "an answer has been read; use limited(slots(...)) around the call"
+            )

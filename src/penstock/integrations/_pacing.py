@@ -1,0 +1,418 @@
+"""Calls to somebody who has limits of his own: wait for them here, and stop when he says so.
+
+A pacer is a `Limits` with one limit more, `paused`, which is only looked at and never charged. It
+stays open until somebody pauses it, and then nothing is admitted, in no process that shares the
+store, until the pause is over.
+
+Limits with a pace are booked ahead: whoever comes first, in whatever process, gets the first
+instant, and a caller that needs much is not passed by those who need little. A booking from before
+a pause must not be used in it, so a caller that slept looks again, and books anew. Limits without
+a pace, such as windows and slots, have to admit at once; for those the callers of a process queue,
+and the first of them asks.
+
+Instants are those of the clock that decides, which may be that of a server. So time is told as a
+difference: from when a charge was made, by that clock, and what has passed since, by ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from .._limits import Limit, Limits
+from .._queueing import ThreadWaiter
+from .._rate_limit import rate_limit
+from ..core._charges import Charge
+from ..core._clock import Clock
+from ..core._errors import StoreUnavailableError
+from ..core._store import Store
+from ..core._strategy import Strategy
+from ..core._validation import MAX_SPAN_MS, reject, require_int
+from ..core._waiting import KeyQueues, Watch, aacquire, acquire, waiting_clock
+from ..strategies import gcra
+from ._answers import advice_of
+
+__all__ = [
+    "PAUSED",
+    "PacedCharge",
+    "Pacer",
+    "Renewal",
+    "arenew",
+    "as_limits",
+    "asleep",
+    "renewed_slots",
+    "sleep",
+]
+
+_log = logging.getLogger("penstock.integrations")
+
+PAUSED = "paused"
+"""The name of the limit that is paused."""
+
+# How far ahead a caller without a timeout books; beyond that it waits before it books.
+_HORIZON_MS = 3_600_000
+
+
+def as_limits(limit: Any) -> dict[str, Strategy | str | Limit]:
+    """One limit, or several by name, as a mapping."""
+    if not isinstance(limit, Mapping):
+        return {"rate": limit}
+    if PAUSED in limit:
+        reject(f"the name {PAUSED!r} is taken by what the answers of others pause")
+    return dict(limit)
+
+
+class PacedCharge:
+    """A charge that may be used now, and what time it is by the clock that decided it."""
+
+    __slots__ = ("_asked_at", "_clock", "charge", "key")
+
+    def __init__(self, key: str, charge: Charge, clock: Clock, asked_at: int) -> None:
+        self.key: str = key
+        self.charge: Charge = charge
+        self._clock = clock
+        self._asked_at = asked_at
+
+    def now(self) -> int:
+        """The instant, by the clock that decides."""
+        return self.charge.charged_at + self._clock.now() - self._asked_at
+
+    def remaining(self, name: str) -> int:
+        """What was left of a limit when this was charged."""
+        verdict = self.charge.verdict
+        assert verdict is not None
+        return verdict.limits[name].remaining
+
+
+class _Asking:
+    """One caller on its way in: what it asks for, and how long it still waits."""
+
+    def __init__(
+        self, pacer: Pacer, key: str, cost: Mapping[str, int], timeout_ms: int | None
+    ) -> None:
+        self._pacer = pacer
+        self._keys = pacer.keys(key)
+        self._cost = {**cost, PAUSED: 0}
+        self._clock = pacer.clock
+        self._until = None if timeout_ms is None else self._clock.now() + timeout_ms
+        self.asked_at: int = 0
+
+    def left_ms(self) -> int | None:
+        return None if self._until is None else max(0, self._until - self._clock.now())
+
+    def reserve(self) -> Charge:
+        self.asked_at = self._clock.now()
+        return self._pacer.limits.reserve(self._keys, self._cost, max_wait_ms=self._ahead_ms())
+
+    async def areserve(self) -> Charge:
+        self.asked_at = self._clock.now()
+        return await self._pacer.limits.areserve(
+            self._keys, self._cost, max_wait_ms=self._ahead_ms()
+        )
+
+    def peek(self) -> Any:
+        return self._pacer.limits.peek(self._keys)
+
+    async def apeek(self) -> Any:
+        return await self._pacer.limits.apeek(self._keys)
+
+    def _ahead_ms(self) -> int:
+        left = self.left_ms()
+        return _HORIZON_MS if left is None else min(left, MAX_SPAN_MS)
+
+
+class Pacer:
+    """Waits for limits, and pauses them.
+
+    All limits but the keyless ones go by one key; a cost that is left out is 1. `units` says what
+    each limit counts, requests or tokens, so that what an answer says is left can be compared.
+    """
+
+    def __init__(
+        self,
+        limits: Mapping[str, Strategy | str | Limit],
+        units: Mapping[str, str],
+        *,
+        store: Store,
+        clock: Clock | None,
+        prefix: str,
+        max_waiters: int | None,
+        max_pause_ms: int,
+    ) -> None:
+        if max_waiters is not None:
+            require_int("max_waiters", max_waiters, 0)
+        gate = gcra(1, 1)
+        self.limits: Limits = Limits(
+            {**limits, PAUSED: Limit(gate, optional=True)}, store=store, clock=clock, prefix=prefix
+        )
+        self._gate = rate_limit(
+            gate, store=store, clock=clock, prefix=f"{prefix}:{PAUSED}" if prefix else PAUSED
+        )
+        self._max_pause_ms = require_int("max_pause_ms", max_pause_ms, 1)
+        declared = self.limits.limits
+        self._keyed = [name for name, limit in declared.items() if not limit.keyless]
+        self._paced = [name for name, limit in declared.items() if limit.strategy.books_ahead]
+        self._units = {
+            name: units[name]
+            for name, limit in declared.items()
+            if name in units and not limit.strategy.is_held
+        }
+        self._queues = KeyQueues(max_waiters)
+        self._shrinking: set[str] = set()
+        self.clock: Clock = waiting_clock(self.limits.clock)
+
+    def keys(self, key: str) -> dict[str, str]:
+        """One key, for all limits that take one."""
+        return dict.fromkeys(self._keyed, key)
+
+    def enter(self, key: str, cost: Mapping[str, int], timeout_ms: int | None) -> PacedCharge:
+        """Wait until everything admits the call. `rate_limit_exceeded` once it is plain that the
+        timeout does not suffice."""
+        ask = _Asking(self, key, cost, timeout_ms)
+        while True:
+            charge: Charge = acquire(
+                self._queues, key, self.clock, ask.left_ms(), ask.reserve, ask.peek
+            )
+            if self._is_due(key, charge):
+                return PacedCharge(key, charge, self.clock, ask.asked_at)
+
+    async def aenter(
+        self, key: str, cost: Mapping[str, int], timeout_ms: int | None
+    ) -> PacedCharge:
+        """The awaitable twin of `enter`. Cancelling it gives back what it has."""
+        ask = _Asking(self, key, cost, timeout_ms)
+        while True:
+            charge: Charge = await aacquire(
+                self._queues, key, self.clock, ask.left_ms(), ask.areserve, ask.apeek
+            )
+            if await self._ais_due(key, charge):
+                return PacedCharge(key, charge, self.clock, ask.asked_at)
+
+    def observe(self, entered: PacedCharge, status: int, headers: Mapping[str, Any]) -> None:
+        """Take an answer into account: pause if it says so, and hold back what it says is not
+        there. To be called once the charge of a refused call was given back. A store that is away
+        does not fail a call that was answered."""
+        now, key = entered.now(), entered.key
+        advice = advice_of(status, headers, now)
+        try:
+            if advice.pause_ms:
+                self.limits.pause(self._pausable(key), now + self._bounded(advice.pause_ms))
+            elif over := self._over(entered, advice.quotas):
+                with self._shrink(key) as keys:
+                    if keys and (excess := self._excess(self.limits.peek(keys), over)):
+                        self.limits.reserve(keys, excess)
+        except StoreUnavailableError as error:
+            _log.warning("what an answer said of limits could not be kept: %s", error)
+
+    async def aobserve(self, entered: PacedCharge, status: int, headers: Mapping[str, Any]) -> None:
+        """The awaitable twin of `observe`."""
+        now, key = entered.now(), entered.key
+        advice = advice_of(status, headers, now)
+        try:
+            if advice.pause_ms:
+                until = now + self._bounded(advice.pause_ms)
+                await self.limits.apause(self._pausable(key), until)
+            elif over := self._over(entered, advice.quotas):
+                with self._shrink(key) as keys:
+                    if keys and (excess := self._excess(await self.limits.apeek(keys), over)):
+                        await self.limits.areserve(keys, excess)
+        except StoreUnavailableError as error:
+            _log.warning("what an answer said of limits could not be kept: %s", error)
+
+    def _is_due(self, key: str, charge: Charge) -> bool:
+        """Sleep until the instant that was booked. False: a pause has begun meanwhile, or a slot
+        was lost, and everything was given back."""
+        naps = _naps(charge)
+        if not naps:
+            return True
+        try:
+            for nap_ms in naps:
+                sleep(self.clock, nap_ms)
+                if charge.ttl_ms is not None and not charge.renew():
+                    break
+            else:
+                if self._gate.peek(key).allowed:
+                    return True
+        except BaseException:
+            charge.cancel()
+            raise
+        charge.cancel()
+        return False
+
+    async def _ais_due(self, key: str, charge: Charge) -> bool:
+        """The awaitable twin of `_is_due`."""
+        naps = _naps(charge)
+        if not naps:
+            return True
+        try:
+            for nap_ms in naps:
+                await asleep(self.clock, nap_ms)
+                if charge.ttl_ms is not None and not await charge.arenew():
+                    break
+            else:
+                if (await self._gate.apeek(key)).allowed:
+                    return True
+        except BaseException:
+            await charge.acancel()
+            raise
+        await charge.acancel()
+        return False
+
+    def _bounded(self, pause_ms: int) -> int:
+        return min(pause_ms, self._max_pause_ms)
+
+    def _pausable(self, key: str) -> dict[str, str | None]:
+        """The gate, and with it what has a pace, which then goes on at its pace and not with all
+        that was saved up. A window would hold until its own end."""
+        return {name: key if name in self._keyed else None for name in self._paced}
+
+    @contextmanager
+    def _shrink(self, key: str) -> Iterator[dict[str, str]]:
+        """The keys to look at and take from, without the gate, which a pause may close. None while
+        another answer for this key is being heeded: both would take the same excess."""
+        if key in self._shrinking:
+            yield {}
+            return
+        self._shrinking.add(key)
+        try:
+            yield {name: each for name, each in self.keys(key).items() if name != PAUSED}
+        finally:
+            self._shrinking.discard(key)
+
+    def _over(self, entered: PacedCharge, quotas: Mapping[str, Any]) -> dict[str, int]:
+        """What is there according to the answer, where we counted on more."""
+        told = {
+            name: quotas[unit].remaining
+            for name, unit in self._units.items()
+            if unit in quotas and quotas[unit].remaining is not None
+        }
+        return {name: left for name, left in told.items() if entered.remaining(name) > left}
+
+    def _excess(self, verdict: Any, told: Mapping[str, int]) -> dict[str, int]:
+        """What to take, by limit; empty if others have taken it meanwhile."""
+        costs = {
+            name: max(0, verdict.limits[name].remaining - told[name]) if name in told else 0
+            for name in verdict.limits
+        }
+        return costs if any(costs.values()) else {}
+
+
+def _naps(charge: Charge) -> list[int]:
+    """The time until a charge may be used, in naps after which its slots are renewed."""
+    wait_ms = charge.starts_at - charge.charged_at
+    longest = wait_ms if charge.ttl_ms is None else max(1, charge.ttl_ms // 3)
+    return [min(longest, wait_ms - slept) for slept in range(0, wait_ms, longest or 1)]
+
+
+def sleep(clock: Clock, ms: int) -> None:
+    """Sleep by a clock, which may be one that a test moves."""
+    until = clock.now() + ms
+    waiter = ThreadWaiter(sys._getframe())
+    watch = Watch(clock, waiter.wake)
+    try:
+        while (left := until - clock.now()) > 0:
+            waiter.sleep(watch.real_s(left))
+    finally:
+        watch.end()
+        waiter.end()
+
+
+async def asleep(clock: Clock, ms: int) -> None:
+    """The awaitable twin of `sleep`."""
+    from .._queueing.tasks import Event, TaskWaiter
+
+    until = clock.now() + ms
+    woken = Event()
+    waiter = TaskWaiter(woken)
+    watch = Watch(clock, waiter.wake)
+    try:
+        while (left := until - clock.now()) > 0:
+            await waiter.sleep(watch.real_s(left))
+    finally:
+        watch.end()
+        waiter.end()
+
+
+class Renewal:
+    """Renews the slots that threads hold while they work, in one thread for all of them, which ends
+    with the last of them."""
+
+    def __init__(self) -> None:
+        self._charges: set[Charge] = set()
+        self._lock = threading.Lock()
+        self._ended: threading.Event | None = None
+
+    def add(self, charge: Charge) -> None:
+        """From now on."""
+        if charge.ttl_ms is None:
+            return
+        with self._lock:
+            self._charges.add(charge)
+            if self._ended is None:
+                self._ended = threading.Event()
+                words = (self._ended, charge.ttl_ms / 3_000)
+                threading.Thread(target=self._run, args=words, daemon=True).start()
+
+    def discard(self, charge: Charge) -> None:
+        """No longer."""
+        with self._lock:
+            self._charges.discard(charge)
+            if not self._charges and self._ended is not None:
+                self._ended.set()
+                self._ended = None
+
+    def _run(self, ended: threading.Event, every_s: float) -> None:
+        while not ended.wait(every_s):
+            with self._lock:
+                charges = list(self._charges)
+            for charge in charges:
+                _renew(charge)
+
+
+@asynccontextmanager
+async def renewed_slots(charge: Charge) -> AsyncIterator[None]:
+    """The time in which a task works: its slots are renewed, and then given back. What was spent
+    stays spent."""
+    import asyncio
+
+    renewing = asyncio.ensure_future(arenew(charge))
+    try:
+        yield
+    finally:
+        renewing.cancel()
+        await charge.asettle({})
+
+
+async def arenew(charge: Charge) -> None:
+    """Renew slots for as long as they are held."""
+    import asyncio
+
+    while charge.is_open and charge.ttl_ms is not None:
+        await asyncio.sleep(charge.ttl_ms / 3_000)
+        await _arenew(charge)
+
+
+_NOT_RENEWED = "a slot could not be renewed: %s"
+
+
+def _renew(charge: Charge) -> None:
+    try:
+        _warn_if_lost(charge, charge.renew())
+    except Exception as error:
+        _log.warning(_NOT_RENEWED, error)
+
+
+async def _arenew(charge: Charge) -> None:
+    try:
+        _warn_if_lost(charge, await charge.arenew())
+    except Exception as error:
+        _log.warning(_NOT_RENEWED, error)
+
+
+def _warn_if_lost(charge: Charge, held: bool) -> None:
+    if not held and charge.is_open:
+        _log.warning("a slot was lost before its work was done: somebody else may have it")

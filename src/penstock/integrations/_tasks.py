@@ -1,0 +1,173 @@
+"""Tasks of a queue behind a limit: one that has to wait is put back until its time has come.
+
+A task that is run books its instant. If that is near, it waits where it is; if not, it goes back
+into the queue with that time, and the worker is free for others. The message carries the instant,
+so that the task does not book again when it comes back, on whatever worker that is. Queues are not
+punctual to the millisecond, so a task is put back until a little earlier, and waits for the rest.
+
+What cannot be booked ahead, such as windows and slots, is asked again when it has told that there
+will be more. A slot is held, and renewed, until the task ends.
+
+Booked instants are told apart from those of an earlier attempt by the number of retries: an attempt
+that the queue makes because the task failed books anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from .._limited import Arguments, Cost, Key, Question, Target, holds_slots, require_function
+from .._limits import Limits
+from .._rate_limit import rate_limit
+from ..core._charges import Charge
+from ..core._clock import SystemClock
+from ..core._limiter import Limiter
+from ..core._store import Store
+from ..core._validation import reject, require_prefix
+from ..core._waiting import timeout_in_ms
+from ._pacing import Renewal, asleep, sleep
+
+__all__ = ["PutBack", "TaskLimit"]
+
+
+class PutBack(NamedTuple):
+    """A task is not to run now, but to be put back for `delay_ms`. It is then to start at the
+    instant `starts_at`, which it has booked, or to ask again, if that is None."""
+
+    delay_ms: int
+    starts_at: int | None
+
+
+class TaskLimit:
+    """The limit of one task. `early_ms` is how late the queue may be with what it is given back."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        limit: Target,
+        *,
+        key: Key | None,
+        cost: Cost,
+        max_wait: float,
+        store: Store | str | None,
+        prefix: str | None,
+        early_ms: int,
+    ) -> None:
+        import inspect
+
+        require_function(function)
+        name = f"{function.__module__}.{function.__qualname__}"
+        wait_ms = timeout_in_ms(max_wait)
+        if not wait_ms:
+            reject("max_wait must be a number of seconds above 0")
+        self._max_wait_ms: int = wait_ms
+        self._early_ms = early_ms
+        self._limiter: Any = _limiter_of(limit, store, name if prefix is None else prefix)
+        asked = name if key is None and isinstance(limit, (Limiter, Limits)) else key
+        self._question = Question(
+            self._limiter, Arguments(inspect.signature(function), name), asked, cost
+        )
+        self._holds = holds_slots(self._limiter)
+        self._renewal = Renewal()
+        self._clock = SystemClock()
+        self._ahead = {"max_wait_ms": wait_ms} if self._books() else {}
+
+    def require_sync(self) -> None:
+        """Refuse a key or a cost that would have to be awaited."""
+        self._question.require_sync()
+
+    def enter(self, args: Any, named: Any, starts_at: int | None) -> Charge | PutBack | None:
+        """Wait for a task that may run soon: the charge to end it with, if it holds something. For
+        one that may not, how long to put it back."""
+        if starts_at is not None:
+            sleep(self._clock, self._rest_ms(starts_at))
+            return None
+        keys, cost = self._question.of(args, named)
+        charge: Charge = self._limiter.reserve(keys, cost, **self._ahead)
+        found = self._due(charge)
+        if isinstance(found, PutBack):
+            return found
+        sleep(self._clock, found)
+        return self._held(charge)
+
+    async def aenter(self, args: Any, named: Any, starts_at: int | None) -> Charge | PutBack | None:
+        """The awaitable twin of `enter`."""
+        if starts_at is not None:
+            await asleep(self._clock, self._rest_ms(starts_at))
+            return None
+        keys, cost = await self._question.afor(args, named)
+        charge: Charge = await self._limiter.areserve(keys, cost, **self._ahead)
+        found = self._due(charge)
+        if isinstance(found, PutBack):
+            return found
+        await asleep(self._clock, found)
+        return charge if self._holds else None
+
+    def wait(self, args: Any, named: Any) -> Charge | None:
+        """For a task that is called like a function: there is no queue to put it back into."""
+        while isinstance(found := self.enter(args, named, None), PutBack):
+            sleep(self._clock, found.delay_ms)
+            if found.starts_at is not None:
+                return self.enter(args, named, found.starts_at)  # type: ignore[return-value]
+        return found
+
+    async def await_(self, args: Any, named: Any) -> Charge | None:
+        """The awaitable twin of `wait`."""
+        while isinstance(found := await self.aenter(args, named, None), PutBack):
+            await asleep(self._clock, found.delay_ms)
+            if found.starts_at is not None:
+                return await self.aenter(args, named, found.starts_at)  # type: ignore[return-value]
+        return found
+
+    def leave(self, charge: Charge | None) -> None:
+        """The task has ended, however it did: what it held is free."""
+        if charge is not None:
+            self._renewal.discard(charge)
+            charge.settle({})
+
+    def _due(self, charge: Charge) -> int | PutBack:
+        """In how many milliseconds a task may run, if that is soon."""
+        if not charge:
+            # Beyond `max_wait` it is asked again by then, and books nothing until it is nearer.
+            return PutBack(max(1, min(charge.retry_after_ms, self._max_wait_ms)), None)
+        wait_ms = charge.starts_at - charge.charged_at
+        if wait_ms <= self._early_ms:
+            return wait_ms
+        return PutBack(wait_ms - self._early_ms, self._clock.now() + wait_ms)
+
+    def _held(self, charge: Charge) -> Charge | None:
+        if not self._holds:
+            return None
+        self._renewal.add(charge)
+        return charge
+
+    def _rest_ms(self, starts_at: int) -> int:
+        """What is left of a wait. Clocks of two machines may differ: it is no more than was left to
+        wait here."""
+        return min(max(0, starts_at - self._clock.now()), self._early_ms)
+
+    def _books(self) -> bool:
+        if self._holds:
+            return False
+        if isinstance(self._limiter, Limits):
+            return any(each.strategy.books_ahead for each in self._limiter.limits.values())
+        books: bool = self._limiter.strategy.books_ahead
+        return books
+
+
+def _limiter_of(limit: Any, store: Store | str | None, prefix: str) -> Limiter | Limits:
+    if isinstance(limit, (Limiter, Limits)):
+        if store is not None:
+            reject("a limiter has its own store: leave store out, or give a rate instead")
+        return limit
+    if store is None:
+        reject(
+            "workers are processes, and share a limit only through a store: give it one, such as "
+            "store='redis://localhost:6379'"
+        )
+    require_prefix(prefix)
+    if isinstance(limit, Mapping):
+        return Limits(limit, store=store, prefix=prefix)
+    made: Limiter = rate_limit(limit, store=store, prefix=prefix)
+    return made

@@ -1,0 +1,27 @@
+"""Programs that workers of task queues run in the tests. What a task does is to write down that it
+ran, when, and in which attempt."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+import redis
+
+from penstock import gcra
+
+BROKER = os.environ.get("TASKS_REDIS", "redis://127.0.0.1:6379")
+LIMIT = gcra(4, 1_000, burst=2)
+"""A quarter of a second apart, and two at once: further ahead than a worker would wait."""
+
+OPTIONS: dict[str, Any] = {"key": "{tenant}", "store": f"{BROKER}?timeout_ms=5000"}
+SLOTS_KEY = "slots"
+
+
+def note(kind: str, tenant: str, attempt: int) -> int:
+    """Returns how often this was noted for the tenant."""
+    with redis.Redis.from_url(BROKER) as client:
+        told = {"kind": kind, "tenant": tenant, "attempt": attempt, "at": time.time()}
+        return int(client.rpush(f"ran:{tenant}", json.dumps(told)))

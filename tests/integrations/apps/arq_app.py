@@ -1,0 +1,43 @@
+"""Jobs of arq, and what puts some of them into the queue and waits for them. They run with a
+redis-py of their own, older than that of the tests."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from arq import create_pool
+from arq.connections import RedisSettings
+from arq.worker import Retry
+
+from penstock import fixed_window
+from penstock.integrations.arq import limited_job
+from tests.integrations.apps import BROKER, LIMIT, OPTIONS, note
+
+
+@limited_job(LIMIT, **OPTIONS)
+async def work(ctx: dict[str, Any], tenant: str) -> str:
+    note("work", tenant, ctx["job_try"] - 1)
+    return f"{tenant} done"
+
+
+@limited_job(fixed_window(2, 1_000), **OPTIONS)
+async def fail_once(ctx: dict[str, Any], tenant: str) -> str:
+    if note("fail", tenant, ctx["job_try"] - 1) == 1:
+        raise Retry
+    return f"{tenant} done"
+
+
+class WorkerSettings:
+    functions = (work, fail_once)
+    redis_settings = RedisSettings.from_dsn(BROKER)
+    queue_name = "penstock-arq"
+    max_tries = 2
+    poll_delay = 0.1
+
+
+async def main(name: str, tenants: list[str]) -> None:
+    pool = await create_pool(WorkerSettings.redis_settings, default_queue_name="penstock-arq")
+    jobs = [await pool.enqueue_job(name, tenant) for tenant in tenants]
+    print(json.dumps([await job.result(timeout=60, poll_delay=0.05) for job in jobs if job]))
+    await pool.aclose()

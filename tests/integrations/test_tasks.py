@@ -1,0 +1,303 @@
+"""Task queues with real workers: a task that has to wait is put back, and it costs nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from penstock import ConfigInvalidError, ManualClock, fixed_window, rate_limit
+from penstock.integrations._tasks import TaskLimit
+from tests.servers import Valkey, require
+from tests.servers.process import ARQ, REPO, environment
+from tests.support.helpers import NOW
+
+QUEUES = ["celery", "dramatiq", "arq"]
+all_queues = pytest.mark.parametrize("queue", QUEUES)
+
+WORKERS = {
+    "celery": (
+        *("celery", "-A", "tests.integrations.apps.celery_app", "worker", "-P", "threads"),
+        *("-c", "2", "-l", "INFO", "--without-mingle", "--without-gossip"),
+        "--without-heartbeat",
+    ),
+    "dramatiq": (
+        *("dramatiq", "tests.integrations.apps.dramatiq_app", "-p", "1", "-t", "2"),
+        *("--worker-shutdown-timeout", "5000"),
+    ),
+    "arq": ("arq", "tests.integrations.apps.arq_app.WorkerSettings"),
+}
+
+
+PUT_BACK = {"celery": "ignored", "dramatiq": "Retrying message", "arq": "retrying job in"}
+"""What a worker logs, not as an error, of a task that it puts back."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Valkey]:
+    require("valkey")
+    with Valkey() as valkey:
+        yield valkey
+
+
+def surroundings(queue: str, server: Valkey) -> dict[str, str]:
+    """arq needs a redis-py that is older than that of the other tests."""
+    paths = [str(REPO / "src"), str(REPO)]
+    if queue == "arq":
+        paths.insert(0, str(ARQ))
+    return environment(PYTHONPATH=":".join(paths), TASKS_REDIS=server.url)
+
+
+class Workers:
+    """Two processes that serve a queue, until the end of the block."""
+
+    def __init__(self, queue: str, server: Valkey, folder: Path) -> None:
+        if queue == "arq":
+            require("arq")
+        self.logs = [folder / f"{queue}-{number}.log" for number in range(2)]
+        self._children = []
+        for number, log in enumerate(self.logs):
+            words = [sys.executable, "-m", *WORKERS[queue]]
+            if queue == "celery":
+                words += ["-n", f"w{number}@here"]
+            with log.open("wb") as file:
+                self._children.append(
+                    subprocess.Popen(
+                        words,
+                        stdout=file,
+                        stderr=file,
+                        cwd=REPO,
+                        env=surroundings(queue, server),
+                        start_new_session=True,
+                    )
+                )
+
+    def stop(self) -> list[int]:
+        for child in self._children:
+            child.send_signal(signal.SIGTERM)
+        return [child.wait(30) for child in self._children]
+
+    def kill(self) -> None:
+        for child in self._children:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+
+    def said(self) -> str:
+        return "\n".join(log.read_text(errors="replace") for log in self.logs)
+
+
+@pytest.fixture(scope="module")
+def workers(
+    server: Valkey, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Workers]]:
+    """The workers of a queue, started when they are first asked for."""
+    started: list[Workers] = []
+
+    @cache
+    def of(queue: str) -> Workers:
+        started.append(Workers(queue, server, tmp_path_factory.mktemp(queue)))
+        return started[-1]
+
+    yield of
+    for each in started:
+        each.kill()
+
+
+def send(queue: str, server: Valkey, name: str, tenants: list[str]) -> list[str]:
+    """The results of tasks that are put into the queue all at once, by another process."""
+    program = {
+        "celery": (
+            "import sys, json; from tests.integrations.apps import celery_app as a;"
+            "sent = [getattr(a, sys.argv[1]).delay(t) for t in sys.argv[2:]];"
+            "print(json.dumps([each.get(timeout=60) for each in sent]))"
+        ),
+        "dramatiq": (
+            "import sys, json; from tests.integrations.apps import dramatiq_app as a;"
+            "sent = [getattr(a, sys.argv[1]).send(t) for t in sys.argv[2:]];"
+            "print(json.dumps([m.get_result(block=True, timeout=60_000) for m in sent]))"
+        ),
+        "arq": (
+            "import sys, asyncio; from tests.integrations.apps import arq_app as a;"
+            "asyncio.run(a.main(sys.argv[1], sys.argv[2:]))"
+        ),
+    }[queue]
+    done = subprocess.run(
+        [sys.executable, "-c", program, name, *tenants],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=REPO,
+        env=surroundings(queue, server),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    results: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return results
+
+
+def ran(server: Valkey, tenant: str) -> list[dict[str, Any]]:
+    with redis.Redis.from_url(server.url) as client:
+        return [json.loads(told) for told in client.lrange(f"ran:{tenant}", 0, -1)]  # type: ignore
+
+
+@all_queues
+def test_tasks_run_at_the_pace_across_workers_and_cost_no_retry(
+    queue: str, server: Valkey, workers: Callable[[str], Workers]
+) -> None:
+    """Each exactly once, in its first attempt, where even one retry would be too many; those of
+    another tenant do not wait for them. The logs know of no error."""
+    at_work = workers(queue)
+    busy, idle = f"{queue}-busy", f"{queue}-idle"
+    tenants = [busy] * 10 + [idle] * 2
+    assert send(queue, server, "work", tenants) == [f"{tenant} done" for tenant in tenants]
+    runs = ran(server, busy)
+    assert len(runs) == 10
+    assert {each["attempt"] for each in runs} == {0}
+    times = sorted(each["at"] for each in runs)
+    # 10 at 4 a second, two of them at once. A clock that is read twice may differ by a little.
+    assert times[-1] - times[0] >= 8 / 4 - 0.1
+    assert len(ran(server, idle)) == 2
+    assert max(each["at"] for each in ran(server, idle)) < times[-1]
+    assert PUT_BACK[queue] in at_work.said()
+    for word in ("ERROR", "CRITICAL", "Traceback", "skipped"):
+        assert word not in at_work.said()
+
+
+@all_queues
+def test_a_task_that_fails_is_retried_by_its_queue_and_asks_again(
+    queue: str, server: Valkey, workers: Callable[[str], Workers]
+) -> None:
+    """What failed is a run like any other; windows, which cannot be booked, are asked again."""
+    workers(queue)
+    tenant = f"{queue}-fails"
+    assert send(queue, server, "fail_once", [tenant] * 3) == [f"{tenant} done"] * 3
+    runs = ran(server, tenant)
+    assert sorted(each["attempt"] for each in runs) == [0, 0, 0, 1]
+    times = sorted(each["at"] for each in runs)
+    # Two in each second by the clock of the server, which began sometime in the first.
+    assert all(later - earlier > 0.001 for earlier, later in zip(times, times[2:], strict=False))
+
+
+def test_async_actors_are_limited_too(server: Valkey, workers: Callable[[str], Workers]) -> None:
+    workers("dramatiq")
+    assert send("dramatiq", server, "awork", ["dramatiq-async"] * 4) == ["dramatiq-async done"] * 4
+    assert len(ran(server, "dramatiq-async")) == 4
+
+
+@all_queues
+def test_workers_end_when_they_are_told_to(
+    queue: str, server: Valkey, workers: Callable[[str], Workers]
+) -> None:
+    """Run last: the limit keeps nobody from shutting down."""
+    assert workers(queue).stop() == [0, 0]
+
+
+def test_a_task_called_like_a_function_waits_where_it_is() -> None:
+    """There is no queue to put it back into."""
+    pytest.importorskip("celery")
+    from celery import Celery
+
+    from penstock.integrations.celery import limited_task
+
+    app = Celery("here")
+    limiter = rate_limit("50/second")
+
+    @app.task
+    @limited_task(limiter, key="{name}", cost=50)
+    def work(name: str) -> str:
+        return name
+
+    began = time.monotonic()
+    assert [work("a"), work("a"), work.apply(("a",)).get()] == ["a"] * 3
+    assert time.monotonic() - began >= 1.9
+    with pytest.raises(TypeError):
+        work.apply_async(("a", "b", "c"))
+
+
+def body(ctx: Any, tenant: str) -> None: ...
+
+
+async def abody(ctx: Any, tenant: str) -> None: ...
+
+
+async def key_of(ctx: Any, tenant: str) -> str:
+    return tenant
+
+
+def test_what_is_too_far_ahead_is_not_booked() -> None:
+    """It is asked again by then, and others are not kept waiting for it."""
+    clock = ManualClock(NOW)
+    limiter = rate_limit("1/minute", clock=clock)
+    limit = TaskLimit(
+        body,
+        limiter,
+        key="{tenant}",
+        cost=1,
+        max_wait=90,
+        store=None,
+        prefix=None,
+        early_ms=0,
+    )
+    assert limit.enter((None, "a"), {}, None) is None
+    booked: Any = limit.enter((None, "a"), {}, None)
+    assert booked.delay_ms == 60_000
+    assert booked.starts_at is not None
+    assert limit.enter((None, "a"), {}, None) == (90_000, None)
+    assert limiter.reserve("a", max_wait_ms=200_000).starts_at == NOW + 120_000
+
+
+def make_celery(**options: Any) -> Any:
+    from penstock.integrations.celery import limited_task
+
+    return limited_task("1/second", **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: make_celery()(body), "share a limit only through a store"),
+        (lambda: make_celery(store="memory://", max_wait=0)(body), "max_wait"),
+        (lambda: make_celery(store="memory://", key="{user}")(body), "its parameters: ctx, tenant"),
+        (lambda: make_celery(store="memory://", key=key_of)(body), "cannot be awaited"),
+        (lambda: make_celery(store="memory://")(7), "decorates functions"),
+    ],
+)
+def test_bad_input_is_said_when_a_task_is_declared(make: Any, said: str) -> None:
+    with pytest.raises(ConfigInvalidError, match=said):
+        make()
+
+
+def test_decorators_in_the_wrong_order_are_told_apart() -> None:
+    import dramatiq
+    from celery import Celery
+    from dramatiq.brokers.stub import StubBroker
+
+    from penstock.integrations.celery import limited_task
+    from penstock.integrations.dramatiq import limited_actor
+
+    task = Celery("here").task(body)
+    with pytest.raises(ConfigInvalidError, match=r"below @app\.task"):
+        limited_task("1/second", store="memory://")(task)
+    broker = StubBroker()
+    actor = dramatiq.actor(abody, broker=broker)
+    with pytest.raises(ConfigInvalidError, match=r"below @dramatiq\.actor"):
+        limited_actor("1/second", store="memory://")(actor)
+    broker.close()
+
+
+def test_a_queue_that_is_not_installed_is_named_with_its_extra() -> None:
+    """arq is not among the packages of the tests."""
+    from penstock.integrations.arq import limited_job
+
+    with pytest.raises(ConfigInvalidError, match="which the extra 'arq' brings"):
+        limited_job(fixed_window(1, 1_000), store="memory://")
