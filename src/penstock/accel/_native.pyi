@@ -45,7 +45,7 @@ def decision_reply(
     head: bytes, lines: bytes, decision: Decision, seconds: int, form: int
 ) -> bytes: ...
 
-class Replies:
+class DecisionReplies:
     allowed_head: bytes
     denied_head: bytes
     ok: int
@@ -66,7 +66,7 @@ class ReadyLimit:
 class ReadyCheck:
     def __init__(
         self,
-        replies: Replies,
+        replies: DecisionReplies,
         form: int,
         most_bytes: int,
         by_policy: Callable[[Any], ReadyLimit | None],

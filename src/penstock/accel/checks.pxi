@@ -121,7 +121,11 @@ cdef enum:
 
 
 def decision_reply(
-    bytes head not None, bytes lines not None, Decision decision not None, int64_t seconds, int form
+    bytes head not None,
+    bytes lines not None,
+    Decision decision not None,
+    int64_t seconds,
+    int form,
 ):
     """`decision_reply` of `service/http/_answers.py`."""
     return written(head, lines, decision, seconds, form)
@@ -149,10 +153,12 @@ cdef inline char* put_body(char* put, Decision decision, int form) noexcept:
 cdef bytes written(bytes head, bytes label, Decision decision, int64_t seconds, int form):
     cdef char[MOST_REPLY] room
     cdef char* body = put_body(room, decision, form)
-    cdef char* lines = put_text(put_number(put_text(body, b"Content-Length: "), body - room), b"\r\n")
-    cdef char* put = put_number(lines, min(decision.remaining, MOST_IN_FIELD))
+    cdef char* lines = put_number(put_text(body, b"Content-Length: "), body - room)
+    cdef char* put
     cdef char* out
     cdef bytes reply
+    lines = put_text(lines, b"\r\n")
+    put = put_number(lines, min(decision.remaining, MOST_IN_FIELD))
     put = put_number(put_text(put, b";t="), seconds)
     if not decision.allowed:
         put = put_number(put_text(put, b"\r\nRetry-After: "), seconds)
@@ -169,7 +175,7 @@ cdef bytes written(bytes head, bytes label, Decision decision, int64_t seconds, 
 # Whole requests, from their bytes to those of the reply.
 
 @cython.final
-cdef class Replies:
+cdef class DecisionReplies:
     """How replies about decisions begin, by their status, and how many there were."""
 
     cdef public bytes allowed_head
@@ -197,7 +203,9 @@ cdef class ReadyLimit:
     cdef bint steady
     cdef int64_t anchor_ns
 
-    def __init__(self, decide, bytes lines not None, bint until_reset, seconds, read_clock, anchor_ns):
+    def __init__(
+        self, decide, bytes lines not None, bint until_reset, seconds, read_clock, anchor_ns
+    ):
         self.decide = decide
         self.lines = lines
         self.until_reset = until_reset
@@ -206,7 +214,7 @@ cdef class ReadyLimit:
         self.steady = anchor_ns is not None
         self.anchor_ns = anchor_ns or 0
 
-    cdef bytes reply(self, object key, object cost, int form, Replies replies):
+    cdef bytes reply(self, object key, object cost, int form, DecisionReplies replies):
         cdef Decision decision = <Decision?> self.decide(key, cost)
         cdef bytes head = replies.allowed_head
         cdef int64_t seconds = self._seconds(decision)
@@ -237,13 +245,20 @@ cdef class ReadyCheck:
     ReadyLimit, or None where it has to be waited for; without `by_terms` requests bring no limit of
     their own."""
 
-    cdef Replies replies
+    cdef DecisionReplies replies
     cdef int form
     cdef Py_ssize_t most_bytes
     cdef object by_policy
     cdef object by_terms
 
-    def __init__(self, Replies replies not None, int form, Py_ssize_t most_bytes, by_policy, by_terms):
+    def __init__(
+        self,
+        DecisionReplies replies not None,
+        int form,
+        Py_ssize_t most_bytes,
+        by_policy,
+        by_terms,
+    ):
         self.replies = replies
         self.form = form
         self.most_bytes = most_bytes
@@ -318,7 +333,13 @@ cdef class WholeRequests:
     cdef bytes lead
     cdef readonly Py_ssize_t body_bytes
 
-    def __init__(self, dict routes not None, Py_ssize_t most_head, Py_ssize_t most_fields, bytes lead):
+    def __init__(
+        self,
+        dict routes not None,
+        Py_ssize_t most_head,
+        Py_ssize_t most_fields,
+        bytes lead not None,
+    ):
         self.routes = routes
         self.most_head = most_head
         self.most_fields = most_fields

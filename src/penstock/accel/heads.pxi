@@ -1,9 +1,9 @@
 # Heads of HTTP requests, checked and reduced to what answers depend on, as in
 # `service/http/_head.py`.
 #
-# What is unusual is left to the Python twin: it is asked whenever None is returned here. So refusals
-# are put into words in one place. What is left out of a head is checked here; what stays is checked
-# by whoever parses it, once for all heads that are reduced to the same.
+# What is unusual is left to the Python twin, which is asked whenever None is returned here; so
+# refusals are put into words in one place. What is left out of a head is checked here; what stays
+# is checked by whoever parses it, once for all heads that are reduced to the same.
 
 cdef enum:
     IN_NAME = 1  # of a header
@@ -84,13 +84,17 @@ cdef inline int64_t digits_of(const char* at, const char* end) noexcept:
     return number
 
 
+cdef inline bint is_hex(char digit) noexcept:
+    return CLASS_OF[<unsigned char> digit] & IS_HEX != 0
+
+
 cdef inline const char* segment_end(const char* at, const char* end) noexcept:
     """Where a segment of a path ends that begins at `at`, or NULL if it is not well-formed."""
     while at < end:
         if CLASS_OF[<unsigned char> at[0]] & IN_SEGMENT:
             at += 1
         elif at[0] == c"%":
-            if end - at < 3 or not CLASS_OF[<unsigned char> at[1]] & CLASS_OF[<unsigned char> at[2]] & IS_HEX:
+            if end - at < 3 or not is_hex(at[1]) or not is_hex(at[2]):
                 return NULL
             at += 3
         else:

@@ -189,7 +189,8 @@ async def answers(streams: list[list[bytes]]) -> tuple[list[bytes], Any]:
             await asyncio.sleep(0)
         connection.connection_lost(None)
         replies.append(wire.sent)
-    counted = (server.answers.statuses, service.snapshot().policies)
+    seen = service.snapshot()
+    counted = (server.answers.statuses, seen.policies, seen.latency["http"].count)
     await server.stop()
     await service.aclose()
     return replies, counted
@@ -298,3 +299,33 @@ def test_a_check_that_arrives_whole_takes_the_compiled_way(monkeypatch: pytest.M
     monkeypatch.setattr(_router.Routes, "find", watched)
     [_] = asyncio.run(answers([[REQUESTS[0]] * 3]))[0]
     assert len(seen) == 1
+
+
+async def answers_across_a_reload() -> bytes:
+    clock = ManualClock(1_700_000_000_000)
+    service = core.build_service(parse_policies(FILE, "test"), clock=clock)
+    server = HttpServer(service)
+    await server.start("127.0.0.1", 0)
+    connection, wire = server.connection(None), Wire()
+    connection.connection_made(wire)
+    requests = [whole(b"POST /v1/check HTTP/1.1", b'{"policy":"api","key":"k"}'), REQUESTS[0]]
+    for prefix, limit in (("a", 3), ("b", 7)):
+        api = {"strategy": "fixedWindow", "limit": limit, "window": "1m"}
+        file = {"version": 1, "defaults": {"prefix": prefix}, "limiters": {"api": api}}
+        service.apply(parse_policies(json.dumps(file), "test.json"))
+        for request in requests * 3:
+            connection.data_received(request)
+    connection.connection_lost(None)
+    await server.stop()
+    await service.aclose()
+    return wire.sent
+
+
+def test_policies_that_are_replaced_decide_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither those of the file nor, under another prefix, those that requests bring along."""
+    sent = asyncio.run(answers_across_a_reload())
+    assert sent.count(b'"limit":3') == sent.count(b'"limit":7') == 3
+    assert sent.count(b'"remaining":8,"limit":9') == 2
+    with monkeypatch.context() as patched:
+        patched.setattr(_ready, "native", None)
+        assert asyncio.run(answers_across_a_reload()) == sent

@@ -263,15 +263,16 @@ class ClientConnection(asyncio.Protocol):
             self._discard(len(data))
             return
         self.arrived = perf_counter()
-        group = self._group
-        at_once = not self._state & _NOT_AT_ONCE and group.units > 0
-        at_once = at_once and len(data) <= self._listener.light_bytes
+        group, state = self._group, self._state
+        at_once = (
+            not state & _NOT_AT_ONCE and group.units > 0 and len(data) <= self._listener.light_bytes
+        )
+        if at_once and self.is_known and not (state or self._charged or self._tls):
+            spent = self.serve_whole(data)
+            if spent:
+                group.units -= spent
+                return
         if self._tls is None:
-            if at_once and self.is_known and not self._charged:
-                spent = self.serve_whole(data)
-                if spent:
-                    group.units -= spent
-                    return
             self._inbox.feed(data)
         else:
             self._encrypted += data

@@ -201,7 +201,7 @@ def _body_of(decision: Decision, form: int) -> str:
     )
 
 
-class Replies:
+class DecisionReplies:
     """How replies about decisions begin, by their status, and how many there were. Has a compiled
     twin, which counts by itself what is answered there."""
 
@@ -226,7 +226,7 @@ class Answers:
 
     def __init__(self, clock: Clock) -> None:
         # Those about one decision. A Counter would take a tenth of their time.
-        self.replies: Any = Replies() if native is None else native.Replies()
+        self.replies: Any = DecisionReplies() if native is None else native.DecisionReplies()
         self._statuses: Counter[int] = Counter()
         self._now = clock.now
         self._labels: dict[tuple[str, int, int | None, Strategy | None], Label] = {}

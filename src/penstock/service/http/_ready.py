@@ -29,8 +29,9 @@ __all__ = ["ready_checks", "whole_requests"]
 
 
 def ready_checks(service: Service, answers: Answers, bounds: Bounds) -> dict[str, Any]:
-    """What answers a path in compiled code, by path; nothing, where nothing is compiled."""
-    if native is None:
+    """What answers a path in compiled code, by path; nothing, where nothing is compiled or the
+    store has to be waited for."""
+    if native is None or not service.store.answers_at_once:
         return {}
     limits = _ReadyLimits(service, answers)
     make, most = partial(native.ReadyCheck, answers.replies), bounds.body_bytes
@@ -42,9 +43,7 @@ def ready_checks(service: Service, answers: Answers, bounds: Bounds) -> dict[str
 
 
 def whole_requests(routes: Routes, bounds: Bounds) -> Any:
-    """What answers whole requests for known routes; None, where nothing is compiled."""
-    if native is None:
-        return None
+    """What answers whole requests for known routes, where there are ready checks."""
     return native.WholeRequests(routes.known, bounds.head_bytes, bounds.head_fields, CLIENT_LEAD)
 
 

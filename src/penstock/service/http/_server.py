@@ -201,6 +201,7 @@ class HttpServer(Listener):
         self._pages = Pages(
             service, self.answers, self._gauges, lambda: self._router.is_stopping, pool
         )
+        ready = ready_checks(service, self.answers, self.http_bounds)
         self._router = Router(
             Calls(service, self.answers),
             self._pages,
@@ -209,10 +210,10 @@ class HttpServer(Listener):
             token=None if token is None else BearerToken(token),
             hosts=None if hosts is None else Hosts(hosts),
             legacy=legacy_headers,
-            ready=ready_checks(service, self.answers, self.http_bounds),
+            ready=ready,
         )
         self.routes: Routes = Routes(self._router.route, self._router.for_client, self.http_bounds)
-        self.whole: Any = whole_requests(self.routes, self.http_bounds)
+        self.whole: Any = whole_requests(self.routes, self.http_bounds) if ready else None
         self.problem: Callable[[Problem], bytes] = self.answers.problem
         self.counts: Callable[[], str] = self._pages.counts
 
