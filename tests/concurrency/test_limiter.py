@@ -192,7 +192,7 @@ def test_ended_leases_leave_nothing_behind() -> None:
         limiter.release(lease_of(limiter.admit(f"k{number}")))
     assert isinstance(limiter.store, MemoryStore)
     assert len(limiter.store) == 0
-    assert len(limiter._due) < 100
+    assert len(limiter._pools._due) < 100
 
 
 def test_a_lease_id_says_where_its_slot_is() -> None:

@@ -15,11 +15,9 @@ What is asked of the store is a flow of `SlotRequest`s, written once for sync an
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, NoReturn
 
 from ..core._clock import Clock, SystemClock
@@ -34,7 +32,8 @@ from ..stores.cas._requests import fit
 from ..stores.memory import MemoryStore
 from ..strategies import Slots, slots
 from ..strategies._slots import MAX_SLOTS
-from ._laws import Ceiling, Gradient, Law
+from ._laws import Gradient, Law
+from ._pools import SlotPool, SlotPools
 from ._slots import (
     LONGEST_NAME,
     LONGEST_POOL,
@@ -52,9 +51,6 @@ LEASE_TTL_MS = 2_000
 
 # Pools that one call to the store sweeps.
 _SWEPT_AT_ONCE = 100
-
-# Deadlines beyond those that are needed, before they are dropped.
-_SPARE = 64
 
 _slots_of = lru_cache(maxsize=1024)(slots)
 
@@ -91,19 +87,6 @@ class SlotAttempt(NamedTuple):
     id: str
     step: Step
     ttl_ms: int
-
-
-class _Pool:
-    """Slots under one ceiling, and what is known here of who holds them."""
-
-    __slots__ = ("ceiling", "due", "in_flight", "rtt_ms")
-
-    def __init__(self, law: Law) -> None:
-        self.ceiling = Ceiling(law)
-        self.in_flight = 0
-        self.rtt_ms: int | None = None
-        # From when on somebody may have been lost; None if nobody is known to hold a slot.
-        self.due: int | None = None
 
 
 class ConcurrencyLimiter:
@@ -144,22 +127,17 @@ class ConcurrencyLimiter:
         # For all that does not depend on the ceiling.
         self._slots: Slots = slots(MAX_SLOTS, self.lease_ttl_ms)
         self._lock = threading.RLock()
-        self._busy: dict[str, _Pool] = {}
-        self._idle: OrderedDict[str, _Pool] = OrderedDict()
-        # When to look at which pool; some of them stale.
-        self._due: list[tuple[int, str]] = []
+        self._pools = SlotPools(self.law, self.max_keys)
         self._reclaimed = 0
-        if not per_key:
+        if not per_key and (pool := self._pools.get("")) is not None:
             # Others may hold slots already.
-            self._idle[""] = _Pool(self.law)
-            self._expect("", self._idle[""], 0)
+            self._pools.expect(pool, 0)
 
     @property
     def limit(self) -> int:
         """The ceiling as it stands. With `per_key`, the highest that any key has."""
         with self._lock:
-            pools = (*self._busy.values(), *self._idle.values())
-            return max((pool.ceiling.limit for pool in pools), default=Ceiling(self.law).limit)
+            return self._pools.limit
 
     @property
     def in_flight(self) -> int:
@@ -167,10 +145,10 @@ class ConcurrencyLimiter:
         looked at."""
         if self.store.answers_at_once:
             with self._lock:
-                busy = list(self._busy)
+                busy = self._pools.busy()
             drive(self._sweeping(busy), SlotRequest.now)
         with self._lock:
-            return sum(pool.in_flight for pool in self._busy.values())
+            return self._pools.in_flight
 
     @property
     def reclaimed(self) -> int:
@@ -248,7 +226,7 @@ class ConcurrencyLimiter:
             self.sweep()
         ttl_ms = self.lease_ttl_ms if ttl_ms is None else ttl_ms
         with self._lock:
-            pool = self._pool(name)
+            pool = self._pools.get(name)
             now = self._store_now()
             if pool is None:
                 retry = self.lease_ttl_ms
@@ -278,17 +256,16 @@ class ConcurrencyLimiter:
         """What came of it. Not `taken` is one that was free, but asked for in vain: something else
         denied the request."""
         with self._lock:
-            pool = self._pool(attempt.pool)
+            pool = self._pools.get(attempt.pool)
             if pool is not None:
                 held = decision.limit - decision.remaining
                 if not decision.allowed:
                     # There may be more, from before the ceiling came down.
-                    pool.in_flight = max(pool.in_flight, held)
-                    self._expect(attempt.pool, pool, decision.reset_at)
+                    self._pools.saw(pool, max(pool.in_flight, held))
+                    self._pools.expect(pool, decision.reset_at)
                 else:
-                    pool.in_flight = held if taken else held - 1
-                    self._expect(attempt.pool, pool, at + attempt.ttl_ms)
-                self._file(attempt.pool, pool)
+                    self._pools.saw(pool, held if taken else held - 1)
+                    self._pools.expect(pool, at + attempt.ttl_ms)
             if not decision.allowed:
                 return SlotGrant(self._denial(decision, pool), None)
         return SlotGrant(decision, SlotLease(attempt.id, at, at + attempt.ttl_ms))
@@ -304,10 +281,9 @@ class ConcurrencyLimiter:
         results = yield request
         at = self.decided_at(request, results)
         with self._lock:
-            pool = self._pool(lease.pool)
+            pool = self._pools.get(lease.pool)
             if pool is not None:
                 self._learn(pool, lease, MAX_SLOTS - results[0].remaining, results[1], at, how)
-                self._file(lease.pool, pool)
         return bool(results[1])
 
     def renewals(self, lease_ids: Iterable[str]) -> list[tuple[str, Step]]:
@@ -325,18 +301,17 @@ class ConcurrencyLimiter:
         if not decision.allowed or lease is None:
             return False
         with self._lock:
-            pool = self._pool(lease.pool)
+            pool = self._pools.get(lease.pool)
             if pool is not None:
-                pool.in_flight = MAX_SLOTS - decision.remaining
-                self._expect(lease.pool, pool, decision.reset_at)
-                self._file(lease.pool, pool)
+                self._pools.saw(pool, MAX_SLOTS - decision.remaining)
+                self._pools.expect(pool, decision.reset_at)
         return True
 
     @property
     def is_due(self) -> bool:
         """Whether somebody may have been lost."""
         with self._lock:
-            return bool(self._due) and self._due[0][0] <= self._store_now()
+            return self._pools.is_due(self._store_now())
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedError(
@@ -362,17 +337,8 @@ class ConcurrencyLimiter:
     def _overdue(self) -> list[str]:
         """The pools to look at."""
         now = self._store_now()
-        names = set()
         with self._lock:
-            while self._due and self._due[0][0] <= now:
-                _, name = heappop(self._due)
-                pool = self._busy.get(name) or self._idle.get(name)
-                if pool is not None and pool.due is not None and pool.due <= now:
-                    # Until it has been looked at, which may fail.
-                    pool.due = None
-                    self._expect(name, pool, now + self.lease_ttl_ms)
-                    names.add(name)
-        return list(names)
+            return self._pools.overdue(now, now + self.lease_ttl_ms)
 
     def _sweeping(self, names: Sequence[str]) -> Flow[SlotRequest, int]:
         count = 0
@@ -389,15 +355,14 @@ class ConcurrencyLimiter:
 
     def _swept(self, name: str, lost: int, look: Decision) -> int:
         with self._lock:
-            pool = self._pool(name)
+            pool = self._pools.get(name)
             if pool is not None:
-                pool.in_flight = MAX_SLOTS - look.remaining
+                self._pools.saw(pool, MAX_SLOTS - look.remaining)
                 pool.due = None
                 if pool.in_flight:
-                    self._expect(name, pool, look.reset_at)
+                    self._pools.expect(pool, look.reset_at)
                 for _ in range(lost):
                     pool.ceiling.drop()
-                self._file(name, pool)
             self._reclaimed += lost
         self.lost(lost)
         return lost
@@ -406,9 +371,9 @@ class ConcurrencyLimiter:
         """Called with how many slots turned out to be lost. For subclasses."""
 
     def _learn(
-        self, pool: _Pool, lease: LeaseId, in_flight: int, held: int, at: int, how: End
+        self, pool: SlotPool, lease: LeaseId, in_flight: int, held: int, at: int, how: End
     ) -> None:
-        pool.in_flight = in_flight - held
+        self._pools.saw(pool, in_flight - held)
         if not held or how is End.WITHDRAWN:
             return
         if how is End.DROPPED:
@@ -417,7 +382,7 @@ class ConcurrencyLimiter:
         pool.rtt_ms = max(1, at - lease.granted_at)
         pool.ceiling.sample(pool.rtt_ms, in_flight)
 
-    def _denial(self, decision: Decision, pool: _Pool | None) -> Decision:
+    def _denial(self, decision: Decision, pool: SlotPool | None) -> Decision:
         """When a slot may be free: after as long as the last request took, or when the next lease
         runs out, whichever comes first."""
         guess = self.lease_ttl_ms if pool is None or pool.rtt_ms is None else pool.rtt_ms
@@ -437,38 +402,6 @@ class ConcurrencyLimiter:
         if lease is None or lease.name != self.name or bool(lease.pool) != self.per_key:
             return None
         return lease
-
-    def _pool(self, name: str) -> _Pool | None:
-        """The pool of a key; None if no more can be remembered, because all are in use."""
-        pool = self._busy.get(name) or self._idle.get(name)
-        if pool is None:
-            if len(self._busy) >= self.max_keys:
-                return None
-            if len(self._busy) + len(self._idle) >= self.max_keys:
-                self._idle.popitem(last=False)
-            pool = self._idle[name] = _Pool(self.law)
-        return pool
-
-    def _expect(self, name: str, pool: _Pool, deadline: int) -> None:
-        """Somebody in the pool may be lost from then on."""
-        if pool.due is not None and pool.due <= deadline:
-            return
-        pool.due = deadline
-        heappush(self._due, (deadline, name))
-        pools = len(self._busy) + len(self._idle)
-        if len(self._due) > 2 * pools + _SPARE:
-            every = (*self._busy.items(), *self._idle.items())
-            self._due = [(pool.due, name) for name, pool in every if pool.due is not None]
-            heapify(self._due)
-
-    def _file(self, name: str, pool: _Pool) -> None:
-        """Where it belongs: those in use are not forgotten."""
-        if pool.in_flight:
-            self._idle.pop(name, None)
-            self._busy[name] = pool
-        else:
-            self._busy.pop(name, None)
-            self._idle[name] = pool
 
 
 def beating(

@@ -87,7 +87,7 @@ def read_two_tier(policy: Fields) -> TwoTierSpec:
 def read_federated(policy: Fields) -> int:
     """The most that a remote client is handed out at once."""
     if policy.has("concurrency"):
-        policy.fail("federated", "cannot hand out slots, which live in one process")
+        policy.fail("federated", "cannot hand out slots, which are held and not spent")
     strategy = find_strategy(policy.raw("strategy")) if policy.has("strategy") else None
     if strategy is not None and strategy.window_kind is None:
         *some, last = (cls.wire_name for cls in registered() if cls.window_kind is not None)
