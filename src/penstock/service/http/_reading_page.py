@@ -33,7 +33,8 @@ a { color: var(--link) }
 h2 { margin: 2.5rem 0 .5rem } h3 { font-size: 1rem; margin: 2rem 0 .25rem; padding-top: 1rem;
   border-top: 1px solid var(--line) }
 code, pre { font: 14px/1.45 ui-monospace, monospace; background: var(--box); border-radius: 4px }
-code { padding: .1rem .3rem } pre { padding: .75rem; overflow-x: auto } h3 code { background: none }
+code { padding: .1rem .3rem } pre { padding: .75rem; overflow-x: auto }
+h3 code { background: none; font-size: 1rem; font-weight: bold; padding: 0 }
 table { border-collapse: collapse; width: 100%; margin: .5rem 0 }
 th, td { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0;
   border-bottom: 1px solid var(--line) }
@@ -63,6 +64,7 @@ def reading_page(policies: Mapping[str, Policy], base: str) -> bytes:
     examples = _Examples(policies, base)
     for method, path, operation in operations:
         parts += _call(method, path, operation, examples)
+    parts += _types(document["components"]["schemas"])
     parts += _errors(document)
     return "".join([*parts, "</html>"]).encode()
 
@@ -87,7 +89,7 @@ def _index(operations: list[tuple[str, str, dict[str, Any]]]) -> Iterator[str]:
     for method, path, operation in operations:
         name = escape(operation["operationId"])
         yield f'<li><a href="#{name}">{method.upper()} {escape(path)}</a>'
-    yield '<li><a href="#errors">Errors</a></ul></nav>'
+    yield '<li><a href="#types">Types</a><li><a href="#errors">Errors</a></ul></nav>'
 
 
 def _call(method: str, path: str, operation: dict[str, Any], examples: _Examples) -> Iterator[str]:
@@ -140,6 +142,15 @@ def _table(rows: list[tuple[str, str, dict[str, Any]]]) -> Iterator[str]:
         told = _marked(_resolved(schema).get("description", ""))
         yield f"<tr><td><code>{escape(name)}</code><td>{escape(kind)}<td>{told}"
     yield "</table>"
+
+
+def _types(schemas: dict[str, Any]) -> Iterator[str]:
+    """What fields are named after; a refusal has a section of its own."""
+    yield '<h2 id="types">Types</h2>'
+    for name, schema in schemas.items():
+        if "properties" in schema and name != "Problem":
+            yield f"<h3><code>{escape(name)}</code></h3>"
+            yield from _fields(schema)
 
 
 def _errors(document: dict[str, Any]) -> Iterator[str]:
