@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli import main
 from penstock.config import parse_policies
 from penstock.config._policies import BOUNDS, BUDGET, LAWS, SLOTS
 from penstock.config._reader import camel
@@ -20,13 +21,47 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def blocks(name: str, language: str) -> list[str]:
     text = (DOCS / name).read_text(encoding="utf-8")
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [block for named, block in fenced if named == language]
 
 
 @pytest.mark.parametrize("text", blocks("policies.md", "yaml"))
 def test_every_example_of_a_policy_file_is_one(text: str) -> None:
     """Copied into a file, it works."""
     assert parse_policies(text).policies
+
+
+def _said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["check-config", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_worked_example_is_read_out_as_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last of its steps; none of them is warned of."""
+    monkeypatch.chdir(tmp_path)
+    steps = [text for text in blocks("policies.md", "yaml") if "  chat:" in text]
+    assert len(steps) == 4
+    assert [parse_policies(text).warnings for text in steps] == [()] * 4
+    Path("penstock.yaml").write_text(steps[-1])
+    assert _said(capsys, "penstock.yaml") in blocks("policies.md", "")
+
+
+def test_the_page_on_changes_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its files are good, its Python runs, and the comparison is what it says."""
+    monkeypatch.chdir(tmp_path)
+    files = blocks("changing-limits.md", "yaml")
+    for text in files:
+        assert parse_policies(text).policies
+    for name, text in zip(("old.yaml", "new.yaml"), files, strict=False):
+        Path(name).write_text(text)
+    (told,) = blocks("changing-limits.md", "")
+    assert _said(capsys, "--against", "old.yaml", "new.yaml").endswith(told)
+    (program,) = blocks("changing-limits.md", "python")
+    exec(program, {})
 
 
 def test_every_key_of_a_policy_is_documented() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from collections.abc import Iterator
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
 
 from penstock import StoreUnavailableError, fixed_window
-from penstock.config import PolicySpec
+from penstock.config import PolicySpec, parse_policies
+from penstock.service.http._answers import CODES
 from penstock.service.http._openapi import openapi
 from tests.service.worlds import FragileStore, policies
 
@@ -129,15 +134,81 @@ def test_the_description_is_served_and_shown(client: Client) -> None:
 
     class Look(HTMLParser):
         def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            outside.extend(v or "" for k, v in attrs if k in ("src", "href") and v[:1] != "/")
+            outside.extend(v or "" for k, v in attrs if k in ("src", "href") and v[:1] not in "/#")
             assert tag not in ("script", "link", "img", "iframe")
 
     Look().feed(page.body.decode())
     assert outside == []
-    assert all(f" {path}<" in page.body.decode() for path in openapi()["paths"])
-    body_of_check = page.body.decode().partition(" /check<")[2].partition("</pre>")[0]
-    assert "window_ms" in body_of_check
-    assert "$ref" not in body_of_check
+    text = page.body.decode()
+    for path, methods in openapi()["paths"].items():
+        for operation in methods.values():
+            assert f'<h3 id="{operation["operationId"]}">' in text
+            assert f'<a href="#{operation["operationId"]}">' in text
+        assert f" {path}<" in text
+    fields_of_check = text.partition(" /check</code></h3>")[2].partition("<h3")[0]
+    assert "<code>window_ms</code><td>integer from 1 to " in fields_of_check
+    assert "$ref" not in fields_of_check
+    assert "<code>default</code><td>limiter<td>10 a minute per key<td>open" in text
+    assert all(f"<code>{code}</code>" in text for code in CODES)
+    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+
+
+EVERY_KIND = """
+version: 1
+limiters:
+  plain: {strategy: gcra, limit: 100, period: 1m}
+  model: {tokenBudget: {budget: 1000, window: 1h}}
+  jobs: {concurrency: {minLimit: 1, maxLimit: 9}}
+  several:
+    limits:
+      user: {by: user, strategy: gcra, limit: 100, period: 1m}
+      tokens: {by: user, cost: tokens, strategy: tokenBucket, capacity: 500, refillPerSec: 8}
+    plans: {pro: {user: {limit: 1000}}}
+"""
+
+
+@pytest.mark.parametrize("without", ["", "plain"])
+def test_every_line_of_the_page_works_where_it_was_asked(without: str) -> None:
+    """With a policy that is served; calls about what nobody holds are told so."""
+    served = parse_policies(EVERY_KIND).policies
+    specs = [spec for name, spec in served.items() if name != without]
+    with InProcessServer(policies=specs) as server:
+        client = Client(server.port)
+        text = unescape(client.get("/docs").body.decode())
+        lines = re.findall(r"<pre>(curl .*?)</pre>", text)
+        assert len(lines) == sum(len(methods) for methods in openapi()["paths"].values())
+        asked = 0
+        for line in lines:
+            words = shlex.split(line)
+            assert words[:2] == ["curl", "-sS"]
+            lead = f"http://127.0.0.1:{server.port}"
+            assert words[2].startswith(lead)
+            path = words[2].removeprefix(lead)
+            if "ID" in line or path in ("/v1/pause", "/v1/reset") or "NAME" in line:
+                continue
+            asked += 1
+            if len(words) == 3:
+                allowed = (200,) if path != "/check/alice" else (200, 404)
+                assert client.get(path).status in allowed, line
+            else:
+                reply = client.post(path, json.loads(words[4]))
+                assert reply.status == 200, (line, reply.body)
+        assert asked >= 10
+        client.close()
+
+
+def test_a_browser_that_asks_for_nothing_is_led_to_the_page(client: Client) -> None:
+    """And a program is told that there is no such path."""
+    led = client.get("/", Accept="text/html,application/xhtml+xml")
+    assert (led.status, led.headers["location"]) == (303, "/docs")
+    assert client.get("/", Accept="application/json").status == 404
+    assert client.get("/").status == 404
+
+
+def test_a_host_cannot_bring_anything_into_the_page(client: Client) -> None:
+    """Whatever it is, it is text."""
+    page = client.ask("GET", "/docs", None, {"Host": "a'\"><script>b"})
+    assert b"<script" not in page.body
 
 
 def test_head_is_get_without_a_body(client: Client) -> None:

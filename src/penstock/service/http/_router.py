@@ -201,6 +201,14 @@ class Router:
                 "send the token as Authorization: Bearer <token>",
                 _CHALLENGE,
             )
+        if head.path == "/" and "text/html" in head.headers.get("accept", ""):
+            _require_method(head, "GET", "HEAD")
+            return self._pages.to_docs, self._bounds.body_bytes
+        if head.path == "/docs":
+            _require_method(head, "GET", "HEAD")
+            _require_query(head)
+            host = head.headers.get("host", "localhost")
+            return partial(self._pages.docs, host), self._bounds.body_bytes
         page = self._pages.get(head.path)
         if page is not None:
             _require_method(head, "GET", "HEAD")

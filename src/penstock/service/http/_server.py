@@ -218,6 +218,8 @@ class HttpServer(Listener):
         self.counts: Callable[[], str] = self._pages.counts
 
     def connection(self, tls: ssl.SSLContext | None) -> HttpConnection:
+        if tls is not None:
+            self._pages.scheme = "https"
         return HttpConnection(self, tls)
 
     async def stop(self) -> None:
