@@ -242,17 +242,20 @@ def _decide(limits: _ViewLimits, rules: RuleSet | None) -> Any:
     """Decide, and return what to answer instead of the view, or None."""
     if rules is None:
         return None
-    g.setdefault(_DECIDED, set()).update(rules.rules.values())
-    ruling = rules.decide(request)
+    # The objects behind the proxies: each look through one takes as long as a check.
+    context: Any = g._get_current_object()
+    asked: Any = request._get_current_object()  # type: ignore[attr-defined]
+    context.setdefault(_DECIDED, set()).update(rules.rules.values())
+    ruling = rules.decide(asked)
     if ruling is None:
         return None
-    g.rate_limit = ruling.verdict
-    g.setdefault(_RULINGS, []).append(ruling)
+    context.rate_limit = ruling.verdict
+    context.setdefault(_RULINGS, []).append(ruling)
     if ruling.allowed:
         return None
     handler = limits.limits.on_denied
     if handler is not None:
-        return handler(request, ruling.verdict)
+        return handler(asked, ruling.verdict)
     return Response(ruling.problem(), ruling.status, content_type=PROBLEM_JSON)
 
 
