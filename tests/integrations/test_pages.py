@@ -24,6 +24,7 @@ SHOWS = {
     "fastapi_app.py": '/search?text=penstock 429 "search";r=0;t=30, "app";r=96;t=1',
     "flask_app.py": '/search 429 "search";r=0;t=30, "app";r=96;t=1',
     "litestar_app.py": '/search 429 "search";r=0;t=30, "app";r=96;t=1',
+    "quart_app.py": '/search 429 "search";r=0;t=30, "app";r=96;t=1',
 }
 PAGES = ["docs/web.md", *sorted(f"docs/web/{page.name}" for page in REPO.glob("docs/web/*.md"))]
 

@@ -119,6 +119,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     ),
     "fastapi": ("fastapi>=0.115",),
     "flask": ("flask>=3",),
+    "quart": ("quart>=0.20",),
     "django": ("django>=4.2",),
     "drf": ("djangorestframework>=3.15",),
     "litestar": ("litestar>=2.13",),

@@ -150,6 +150,7 @@ class _Installed(RateLimitMiddleware):
         self._build = build
         self._names: dict[Rule, str] = {}
         self._rule_sets: dict[tuple[RateLimit, ...], RuleSet] = {}
+        self._found: dict[int, tuple[Any, tuple[RateLimit, ...]]] = {}
 
     def built(self) -> Any:
         """In the place of the app's own middleware stack."""
@@ -163,7 +164,9 @@ class _Installed(RateLimitMiddleware):
     def rules_for(self, scope: Any, asking: RateLimit) -> RuleSet:
         """The limits of the route that serves `scope`, of which `asking` is one."""
         overrides = getattr(scope["app"], "dependency_overrides", {})
-        found = tuple([rule for rule in _limits_of(_route_of(scope)) if rule not in overrides])
+        found = self._limits_at(_route_of(scope))
+        if overrides:
+            found = tuple([rule for rule in found if rule not in overrides])
         wanted = found if asking in found else (asking,)
         rules = self._rule_sets.get(wanted)
         if rules is None:
@@ -172,6 +175,13 @@ class _Installed(RateLimitMiddleware):
             named = {self._names[rule]: rule for rule in wanted}
             rules = self._rule_sets[wanted] = self.limits.rule_set(named)
         return rules
+
+    def _limits_at(self, route: Any) -> tuple[RateLimit, ...]:
+        """Those of its tree, which is walked once. The route is kept, so that its id stays its."""
+        known = self._found.get(id(route))
+        if known is None:
+            known = self._found[id(route)] = route, _limits_of(route)
+        return known[1]
 
     def _name_all(self, app: Any, wanted: Iterable[RateLimit]) -> None:
         """Name the limits of an app after the first route of each. What an app gives to all of its

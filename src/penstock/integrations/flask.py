@@ -8,7 +8,7 @@ extension finds it by the view that a request is routed to.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,7 +43,7 @@ _DECIDED = "_penstock_decided"
 _View = TypeVar("_View", bound=Callable[..., Any])
 
 
-class _FlaskReader:
+class _WerkzeugReader:
     """Reads the request of werkzeug."""
 
     def peer(self, request: Any) -> str | None:
@@ -85,7 +85,7 @@ class RateLimits:
         self._exempt: set[Any] = set()
         as_rules(limits)
         # With no store yet, to have mistakes told where they are made.
-        app_limits(_FlaskReader(), {**options, "store": None})
+        app_limits(_WerkzeugReader(), {**options, "store": None})
         if app is not None:
             self.init_app(app)
 
@@ -93,7 +93,7 @@ class RateLimits:
         """Limit this app; one extension may serve several, which count apart in their stores."""
         if _KEY in app.extensions:
             reject("this app has an extension of Penstock already; give its limits to that one")
-        app.extensions[_KEY] = _FlaskLimits(self, app_limits(_FlaskReader(), self._options))
+        app.extensions[_KEY] = _ViewLimits(self, app_limits(_WerkzeugReader(), self._options))
         app.before_request(_before)
         # The first to be registered is the last to see a response.
         app.after_request_funcs.setdefault(None, []).insert(0, _after)
@@ -112,7 +112,7 @@ class RateLimits:
                 self._views.setdefault(view, [])[:0] = rules
                 return view
             inner = [rule for each in _unwrapped(view) for rule in self._views.get(each, ())]
-            limited: Any = _limited(view, [*rules, *inner])
+            limited: Any = self._limited(view, [*rules, *inner])
             self._views[limited] = rules
             return limited  # type: ignore[no-any-return]
 
@@ -132,13 +132,17 @@ class RateLimits:
 
     def exempt(self, view: _View) -> _View:
         """A decorator for views, or a call for blueprints, that are not limited at all."""
-        self._exempt.add(view.name if isinstance(view, Blueprint) else view)
+        self._exempt.add(view if callable(view) else view.name)
         return view
 
     @property
     def verdict(self) -> Any:
         """That of the current request; None if it is not limited, or if the store is away."""
         return g.get("rate_limit")
+
+    @staticmethod
+    def _limited(view: Callable[..., Any], rules: list[Rule]) -> Callable[..., Any]:
+        return _limited(view, rules)
 
     @staticmethod
     def _rules(limits: Iterable[Any], options: dict[str, Any]) -> list[Rule]:
@@ -148,7 +152,7 @@ class RateLimits:
         return made
 
 
-class _FlaskLimits:
+class _ViewLimits:
     """The limits of one app, by endpoint."""
 
     def __init__(self, declared: RateLimits, limits: AppLimits) -> None:
@@ -158,24 +162,24 @@ class _FlaskLimits:
         self._rule_sets: dict[str | None, RuleSet | None] = {}
         self._hidden: dict[str, RuleSet] = {}
 
-    def rules_for(self, endpoint: str | None) -> RuleSet | None:
-        """Of a request that was routed to this endpoint, or to none."""
+    def rules_for(self, endpoint: str | None, views: Mapping[str, Any]) -> RuleSet | None:
+        """Of a request that was routed to this endpoint, or to none, of an app with these views."""
         try:
             return self._rule_sets[endpoint]
         except KeyError:
             pass
         with self._lock:
             if endpoint not in self._rule_sets:
-                rules = self._find(endpoint)
+                rules = self._find(endpoint, views)
                 self._rule_sets[endpoint] = self.limits.rule_set(rules) if rules else None
             return self._rule_sets[endpoint]
 
-    def _find(self, endpoint: str | None) -> dict[str, Rule]:
+    def _find(self, endpoint: str | None, functions: Mapping[str, Any]) -> dict[str, Rule]:
         declared = self.declared
         rules = as_rules(declared._limits)
         if endpoint is None:
             return rules
-        views = list(_unwrapped(current_app.view_functions.get(endpoint)))
+        views = list(_unwrapped(functions.get(endpoint)))
         parts = endpoint.split(".")[:-1]
         blueprints = [".".join(parts[: depth + 1]) for depth in range(len(parts))]
         if declared._exempt & {*views, *blueprints}:
@@ -222,8 +226,8 @@ def _unwrapped(view: Any) -> Iterator[Any]:
         view = getattr(view, "__wrapped__", None)
 
 
-def _limits() -> _FlaskLimits:
-    found: _FlaskLimits | None = current_app.extensions.get(_KEY)
+def _limits() -> _ViewLimits:
+    found: _ViewLimits | None = current_app.extensions.get(_KEY)
     if found is None:
         reject("this app's views are limited, but the app is not: call limits.init_app(app)")
     return found
@@ -231,24 +235,27 @@ def _limits() -> _FlaskLimits:
 
 def _before() -> Any:
     limits = _limits()
-    return _decide(limits, limits.rules_for(request.endpoint))
+    return _decide(limits, limits.rules_for(request.endpoint, current_app.view_functions))
 
 
-def _decide(limits: _FlaskLimits, rules: RuleSet | None) -> Any:
+def _decide(limits: _ViewLimits, rules: RuleSet | None) -> Any:
     """Decide, and return what to answer instead of the view, or None."""
     if rules is None:
         return None
-    g.setdefault(_DECIDED, set()).update(rules.rules.values())
-    ruling = rules.decide(request)
+    # The objects behind the proxies: each look through one takes as long as a check.
+    context: Any = g._get_current_object()
+    asked: Any = request._get_current_object()  # type: ignore[attr-defined]
+    context.setdefault(_DECIDED, set()).update(rules.rules.values())
+    ruling = rules.decide(asked)
     if ruling is None:
         return None
-    g.rate_limit = ruling.verdict
-    g.setdefault(_RULINGS, []).append(ruling)
+    context.rate_limit = ruling.verdict
+    context.setdefault(_RULINGS, []).append(ruling)
     if ruling.allowed:
         return None
     handler = limits.limits.on_denied
     if handler is not None:
-        return handler(request, ruling.verdict)
+        return handler(asked, ruling.verdict)
     return Response(ruling.problem(), ruling.status, content_type=PROBLEM_JSON)
 
 

@@ -1,0 +1,120 @@
+"""Quart: the extension for Flask, for async apps.
+
+Declaring limits is the same in both; what waits, here does not block.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from ..core._errors import require_module
+from ..core._validation import reject
+from ._asgi import settle_all
+from ._web import PROBLEM_JSON, Rule, RuleSet, Ruling, WebOptions, app_limits, headers_of
+
+require_module(__name__, "quart")
+
+from quart import Quart, Response, current_app, g, request  # noqa: E402
+
+from .flask import _DECIDED, _KEY, _RULINGS, RateLimits, _ViewLimits, _WerkzeugReader  # noqa: E402
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["AsyncRateLimits"]
+
+
+class _QuartReader(_WerkzeugReader):
+    def peer(self, request: Any) -> str | None:
+        client = request.scope.get("client") or [request.remote_addr]
+        peer: str | None = client[0]
+        return peer
+
+    def header(self, request: Any, name: str) -> str | None:
+        found = request.headers.getlist(name)
+        return ",".join(found) if found else None
+
+
+class AsyncRateLimits(RateLimits):
+    """The extension: `AsyncRateLimits(app, "100/minute")`, or `init_app` later; as for Flask.
+
+    Functions for keys, costs and exemptions, and `on_denied`, may be async. The `Verdict` is
+    `g.rate_limit`. A store that was opened from a URL is closed when the app has served.
+    """
+
+    def __init__(
+        self, app: Quart | None = None, *limits: Any, **options: Unpack[WebOptions]
+    ) -> None:
+        given: Any = app
+        super().__init__(given, *limits, **options)
+
+    def init_app(self, app: Any) -> None:
+        """Limit this app; one extension may serve several."""
+        if _KEY in app.extensions:
+            reject("this app has an extension of Penstock already; give its limits to that one")
+        limits = _ViewLimits(self, app_limits(_QuartReader(), self._options))
+        app.extensions[_KEY] = limits
+        app.before_request(_before)
+        app.after_request_funcs.setdefault(None, []).insert(0, _after)
+        app.after_serving(limits.limits.aclose)
+
+    @property
+    def verdict(self) -> Any:
+        """That of the current request; None if it is not limited, or if the store is away."""
+        return g.get("rate_limit")
+
+    @staticmethod
+    def _limited(view: Callable[..., Any], rules: list[Rule]) -> Callable[..., Any]:
+        @wraps(view)
+        async def limited(*args: Any, **named: Any) -> Any:
+            missing = [rule for rule in rules if rule not in g.get(_DECIDED, ())]
+            if missing:
+                hidden = _limits().hidden(str(request.endpoint), missing)
+                refusal = await _decide(_limits(), hidden)
+                if refusal is not None:
+                    return refusal
+            return await current_app.ensure_async(view)(*args, **named)
+
+        return limited
+
+
+def _limits() -> _ViewLimits:
+    found: _ViewLimits | None = current_app.extensions.get(_KEY)
+    if found is None:
+        reject("this app's views are limited, but the app is not: call limits.init_app(app)")
+    return found
+
+
+async def _before() -> Any:
+    limits = _limits()
+    return await _decide(limits, limits.rules_for(request.endpoint, current_app.view_functions))
+
+
+async def _decide(limits: _ViewLimits, rules: RuleSet | None) -> Any:
+    """Decide, and return what to answer instead of the view, or None."""
+    if rules is None:
+        return None
+    g.setdefault(_DECIDED, set()).update(rules.rules.values())
+    ruling = await rules.adecide(request)
+    if ruling is None:
+        return None
+    g.rate_limit = ruling.verdict
+    g.setdefault(_RULINGS, []).append(ruling)
+    if ruling.allowed:
+        return None
+    handler = limits.limits.on_denied
+    if handler is None:
+        return Response(ruling.problem(), ruling.status, content_type=PROBLEM_JSON)
+    answer = handler(request, ruling.verdict)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+async def _after(response: Any) -> Any:
+    rulings: list[Ruling] = g.get(_RULINGS, [])
+    for name, value in headers_of(rulings).items() if rulings else ():
+        response.headers.setdefault(name, value)
+    await settle_all(rulings, response)
+    return response

@@ -1,0 +1,132 @@
+"""The extension for Quart, in a real server and by the test client."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from quart import Blueprint, Quart, Response, abort, g
+
+from penstock import ConfigInvalidError
+from penstock.integrations import Rule
+from penstock.integrations.quart import AsyncRateLimits
+from tests.integrations.serving import FIVE, ONE, TWO, client_of, left, members
+from tests.servers import Valkey, require
+
+
+def made(*limits: Any, **options: Any) -> tuple[Quart, AsyncRateLimits]:
+    app = Quart(__name__)
+    extension = AsyncRateLimits(app, *limits, **options)
+
+    @app.route("/")
+    async def home() -> str:
+        return "home"
+
+    @app.route("/stream")
+    async def stream() -> Response:
+        async def chunks() -> Any:
+            yield b"one "
+            yield b"two"
+
+        return Response(chunks())
+
+    @app.route("/aborted")
+    async def aborted() -> None:
+        abort(403)
+
+    @app.route("/failing")
+    async def failing() -> None:
+        raise RuntimeError("nobody handles this")
+
+    @app.route("/search")
+    @extension.limit(TWO)
+    async def search() -> dict[str, int]:
+        return {"remaining": g.rate_limit.remaining}
+
+    @app.route("/health")
+    @extension.exempt
+    def health() -> str:
+        return "fine"
+
+    return app, extension
+
+
+@pytest.mark.parametrize("path", ["/", "/stream", "/aborted", "/failing", "/nowhere"])
+def test_headers_are_on_every_answer_once(path: str) -> None:
+    """On streams, aborted requests, errors that nobody handled, and 404."""
+    with client_of(made(FIVE)[0]) as client:
+        answer = client.get(path)
+    assert answer.headers.get_list("ratelimit-policy") == ['"app";q=5;w=86400']
+    assert left(answer.headers["ratelimit"], "app") == 4
+
+
+def test_limits_of_app_blueprint_and_view_are_one_decision() -> None:
+    """429 with problem+json; a request that is denied is charged nowhere."""
+    app, limits = made(FIVE)
+    shop = Blueprint("shop", __name__)
+
+    @shop.route("/items")
+    @limits.limit(ONE)
+    async def items() -> str:
+        return "items"
+
+    limits.limit_blueprint(shop, "4/day")
+    app.register_blueprint(shop)
+    with client_of(app) as client:
+        answers = [client.get("/search") for _ in range(4)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
+        assert answers[0].json() == {"remaining": 1}
+        assert answers[3].headers["content-type"] == "application/problem+json"
+        answer = client.get("/items")
+        assert left(answer.headers["ratelimit"], "app") == 2
+        assert members(answer.headers["ratelimit"]) == ["shop.items", "app", "shop"]
+        assert client.get("/items").status_code == 429
+        assert [client.get("/health").status_code for _ in range(6)] == [200] * 6
+
+
+def test_async_keys_outcomes_and_refusals() -> None:
+    """As in every integration; two lines of X-Forwarded-For are one list."""
+
+    async def key(request: Any) -> str:
+        await asyncio.sleep(0)
+        return str(request.headers["x-user"])
+
+    async def page(request: Any, verdict: Any) -> tuple[str, int]:
+        return "slow down", 429
+
+    rule = Rule(ONE, key=key, charge_when=lambda response: response.status_code == 403)
+    with client_of(made(rule, on_denied=page)[0]) as client:
+        who = {"x-user": "alice"}
+        codes = [client.get(path, headers=who).status_code for path in ("/", "/", "/aborted", "/")]
+        assert codes == [200, 200, 403, 429]
+        assert client.get("/", headers=who).text == "slow down"
+    with client_of(made(ONE, trusted_proxies=["127.0.0.1"])[0]) as client:
+        for spoofed, status in (("1.1.1.1", 200), ("1.1.1.2", 429)):
+            lines = [("x-forwarded-for", spoofed), ("x-forwarded-for", "198.51.100.7")]
+            assert client.get("/", headers=lines).status_code == status
+
+
+def test_it_works_in_the_test_client() -> None:
+    """And a store that is away is not a 500."""
+
+    async def ask(app: Quart) -> list[int]:
+        client = app.test_client()
+        return [(await client.get("/")).status_code for _ in range(2)]
+
+    assert asyncio.run(ask(made(ONE)[0])) == [200, 429]
+    require("valkey")
+    with Valkey() as server:
+        url = f"{server.url}?timeout_ms=200"
+        server.kill()
+        for fail, status in (("open", 200), ("closed", 503)):
+            app, _ = made(ONE, store=url, fail=fail)
+            assert asyncio.run(ask(app)) == [status, status]
+
+
+def test_mistakes_are_told_at_construction() -> None:
+    """Of limits and of options."""
+    with pytest.raises(ConfigInvalidError, match="did you mean '5/minute'"):
+        AsyncRateLimits("5 per minute")  # type: ignore[arg-type]
+    with pytest.raises(ConfigInvalidError, match="there is no option 'keys'"):
+        made(ONE, keys=1)
