@@ -15,10 +15,10 @@ from ._outgoing import OutgoingOptions, OutgoingRequest
 
 try:
     from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
-except ImportError as error:
+except ImportError as _error:
     raise _errors.ConfigInvalidError(
         _errors.missing("penstock.integrations.aiohttp_client", "aiohttp", "aiohttp")
-    ) from error
+    ) from _error
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

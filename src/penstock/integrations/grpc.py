@@ -29,10 +29,10 @@ from . import _pacing
 
 try:
     import grpc
-except ImportError as error:
+except ImportError as _error:
     raise _errors.ConfigInvalidError(
         _errors.missing("penstock.integrations.grpc", "grpc", "grpc")
-    ) from error
+    ) from _error
 
 __all__ = [
     "AioLimitInterceptor",

@@ -16,10 +16,10 @@ from ._outgoing import OutgoingOptions, OutgoingRequest
 
 try:
     import httpx
-except ImportError as error:
+except ImportError as _error:
     raise _errors.ConfigInvalidError(
         _errors.missing("penstock.integrations.httpx", "httpx", "httpx")
-    ) from error
+    ) from _error
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

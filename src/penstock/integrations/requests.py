@@ -16,10 +16,11 @@ from ._outgoing import OutgoingOptions, OutgoingRequest
 
 try:
     import requests
-except ImportError as error:
+    import requests.adapters
+except ImportError as _error:
     raise _errors.ConfigInvalidError(
         _errors.missing("penstock.integrations.requests", "requests", "requests")
-    ) from error
+    ) from _error
 
 from . import urllib3 as _urllib3
 

@@ -17,10 +17,11 @@ from ._outgoing import OutgoingOptions, OutgoingRequest
 
 try:
     import urllib3
-except ImportError as error:
+    import urllib3.connection
+except ImportError as _error:
     raise _errors.ConfigInvalidError(
         _errors.missing("penstock.integrations.urllib3", "urllib3", "urllib3")
-    ) from error
+    ) from _error
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
