@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -87,10 +89,11 @@ class Workers:
         return [child.wait(30) for child in self._children]
 
     def kill(self) -> None:
+        """With what they have started: a worker may be several processes."""
         for child in self._children:
-            if child.poll() is None:
-                child.kill()
-                child.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
 
     def said(self) -> str:
         return "\n".join(log.read_text(errors="replace") for log in self.logs)

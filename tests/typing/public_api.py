@@ -40,6 +40,7 @@ from penstock import (
     calendar_quota,
     fixed_window,
     gcra,
+    limited,
     rate_limit,
     sliding_window,
     sliding_window_log,
@@ -258,3 +259,23 @@ assert_type(cases, list[Case])
 run_store_conformance(MemoryStore, cases=cases)
 run_store_conformance(dict)  # type: ignore[arg-type]
 assert_type(ConformanceError("case", "seen").case, str)
+
+
+@limited("10/second", key="{user}")
+def send(user: str) -> int:
+    return len(user)
+
+
+@limited(limiter, timeout=0)
+async def asend(user: str) -> int:
+    return len(user)
+
+
+assert_type(send("alice"), int)
+send(5)  # type: ignore[arg-type]
+
+
+async def decorated() -> None:
+    assert_type(await asend("alice"), int)
+    async with limited("10/second", key="partner"):
+        pass

@@ -16,6 +16,7 @@ from ._outgoing import OutgoingOptions, OutgoingRequest
 
 try:
     import requests
+    import requests.adapters
 except ImportError as _error:
     raise _errors.ConfigInvalidError(
         _errors.missing("penstock.integrations.requests", "requests", "requests")

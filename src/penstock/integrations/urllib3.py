@@ -17,6 +17,7 @@ from ._outgoing import OutgoingOptions, OutgoingRequest
 
 try:
     import urllib3
+    import urllib3.connection
 except ImportError as _error:
     raise _errors.ConfigInvalidError(
         _errors.missing("penstock.integrations.urllib3", "urllib3", "urllib3")
