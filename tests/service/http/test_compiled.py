@@ -270,6 +270,9 @@ BODIES_AT_ONCE = [
     *(b'{"policy":"api","key":"k","limit":1}', b'{"policy":"api","policy":"api","key":"k"}'),
     *(b'{"key":1,"limit":3,"window_ms":60000}', b'{"policy":1,"key":"k"}', b'{"policy":"api"}'),
     b'{"key":"k","limit":3,"window_ms":60000,"strategy":"gcra"}',
+    *(b'{"policy":"api","key":"k","cost":%b}' % cost for cost in (b"01", b"1.0", b"1e0", b"-1")),
+    *(b'{"policy":"api","key":"%b"}' % key for key in (b"\\u006b", b"\xff", b"\n", b"\x7f")),
+    *(b' { "policy" : "api" ,"key":"k"}\n', b'{"policy":"api","key":"k"}}', b'{"key":"k",}'),
 ]
 
 
