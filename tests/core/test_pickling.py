@@ -224,7 +224,7 @@ class Picklable(Bare):
         (Bare, "Bare cannot be pickled"),
         (lambda: Limiter(gcra(5, 1_000), Bare()), "rate_limit and two_tier"),
         (lambda: ManualClock(5), "a copy would stand still"),
-        (ConcurrencyLimiter, "slots are counted in this process"),
+        (ConcurrencyLimiter, "its ceiling is learned in this process"),
         (
             lambda: rate_limit("5/minute", store=open_store("memory://"), clock=ManualClock(5)),
             "ManualClock",
