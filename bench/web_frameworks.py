@@ -1,0 +1,256 @@
+"""What a limit costs a web app: `python -m bench.web_frameworks [REDIS_URL]`.
+
+For FastAPI, Flask and Django the same hello world: bare, with Penstock, and with the peer that
+people use there. Each is a process of its own that is handed requests as its server would hand them
+over, without a network; they take turns, in short rounds, and what counts is processor time. The
+overhead is what a request takes longer than with the bare app; medians over rounds. On Redis only
+where a URL is given, and only of the app's own process. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+ROUNDS = 12
+REQUESTS = 400
+PLENTY = "1000000/day"
+PEERS = {"fastapi": "slowapi", "flask": "flask-limiter", "django": "django-ratelimit"}
+MOST_OF_PEER = 1 / 3
+
+Serve = Callable[[int], None]
+"""Hand so many requests to the app."""
+
+
+def asgi(app: Any) -> Serve:
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": "/",
+        "raw_path": b"/",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"host", b"localhost")],
+        "client": ("192.0.2.1", 50_000),
+        "server": ("localhost", 80),
+    }
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def serve(requests: int) -> None:
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start" and message["status"] != 200:
+                raise RuntimeError(f"an answer of {message['status']}")
+
+        for _ in range(requests):
+            await app({**scope, "state": {}}, receive, send)
+
+    loop = asyncio.new_event_loop()
+    return lambda requests: loop.run_until_complete(serve(requests))
+
+
+def wsgi(app: Any) -> Serve:
+    environ = {
+        "REQUEST_METHOD": "GET",
+        "PATH_INFO": "/",
+        "QUERY_STRING": "",
+        "SERVER_NAME": "localhost",
+        "SERVER_PORT": "80",
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "HTTP_HOST": "localhost",
+        "REMOTE_ADDR": "192.0.2.1",
+        "wsgi.version": (1, 0),
+        "wsgi.url_scheme": "http",
+        "wsgi.errors": sys.stderr,
+        "wsgi.multithread": True,
+        "wsgi.multiprocess": False,
+        "wsgi.run_once": False,
+    }
+
+    def start_response(status: str, headers: Any, _info: Any = None) -> Any:
+        if not status.startswith("200"):
+            raise RuntimeError(f"an answer of {status}")
+
+    def serve(requests: int) -> None:
+        for _ in range(requests):
+            body = app({**environ, "wsgi.input": io.BytesIO()}, start_response)
+            b"".join(body)
+            getattr(body, "close", lambda: None)()
+
+    return serve
+
+
+def fastapi(limited_by: str, url: str | None) -> Serve:
+    fastapi = import_module("fastapi")
+    if limited_by == "penstock":
+        ours = import_module("penstock.integrations.fastapi")
+        app = fastapi.FastAPI(dependencies=[fastapi.Depends(ours.RateLimit(PLENTY))])
+        ours.install(app, store=url)
+    else:
+        app = fastapi.FastAPI()
+    if limited_by == "slowapi":
+        slowapi = import_module("slowapi")
+        address = import_module("slowapi.util").get_remote_address
+        app.state.limiter = limiter = slowapi.Limiter(
+            key_func=address, storage_uri=url or "memory://", headers_enabled=True
+        )
+        request_type, response_type = fastapi.Request, fastapi.Response
+
+        async def peer_home(request: Any, response: Any) -> dict[str, str]:
+            return {"hello": "world"}
+
+        peer_home.__annotations__ = {"request": request_type, "response": response_type}
+        app.get("/")(limiter.limit(PLENTY)(peer_home))
+        return asgi(app)
+
+    async def home() -> dict[str, str]:
+        return {"hello": "world"}
+
+    app.get("/")(home)
+    return asgi(app)
+
+
+def flask(limited_by: str, url: str | None) -> Serve:
+    app = import_module("flask").Flask(__name__)
+    if limited_by == "penstock":
+        import_module("penstock.integrations.flask").RateLimits(app, PLENTY, store=url)
+    elif limited_by == "flask-limiter":
+        import_module("flask_limiter").Limiter(
+            import_module("flask_limiter.util").get_remote_address,
+            app=app,
+            default_limits=[PLENTY],
+            storage_uri=url or "memory://",
+            headers_enabled=True,
+        )
+    app.route("/")(lambda: "hello\n")
+    return wsgi(app)
+
+
+def django(limited_by: str, url: str | None) -> Serve:
+    conf = import_module("django.conf")
+    caches: dict[str, Any] = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
+    if url is not None:
+        caches = {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": url}
+    ours = limited_by == "penstock"
+    conf.settings.configure(
+        SECRET_KEY="a measurement",
+        ALLOWED_HOSTS=["*"],
+        ROOT_URLCONF=__name__,
+        LOGGING_CONFIG=None,
+        CACHES={"default": caches},
+        SILENCED_SYSTEM_CHECKS=["django_ratelimit.E003", "django_ratelimit.W001"],
+        INSTALLED_APPS=["penstock.integrations.django"] if ours else [],
+        MIDDLEWARE=["penstock.integrations.django.LimitMiddleware"] if ours else [],
+        PENSTOCK={"LIMITS": [PLENTY], "STORE": url},
+    )
+    import_module("django").setup()
+    respond = import_module("django.http").HttpResponse
+
+    def home(request: Any) -> Any:
+        return respond("hello\n")
+
+    view: Any = home
+    if limited_by == "django-ratelimit":
+        limit = import_module("django_ratelimit.decorators").ratelimit
+        view = limit(key="ip", rate="1000000/d", block=True)(home)
+    globals()["urlpatterns"] = [import_module("django.urls").path("", view)]
+    return wsgi(import_module("django.core.wsgi").get_wsgi_application())
+
+
+FRAMEWORKS = {"fastapi": fastapi, "flask": flask, "django": django}
+
+
+def answer(framework: str, limited_by: str, url: str | None) -> None:
+    """One contender: for every line, serve and say how long it took."""
+    serve = FRAMEWORKS[framework](limited_by, url)
+    serve(50)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        began = time.process_time()
+        serve(int(line))
+        print((time.process_time() - began) / int(line) * 1e6, flush=True)
+
+
+class Contender:
+    """An app in a process of its own."""
+
+    def __init__(self, framework: str, limited_by: str, url: str | None) -> None:
+        self.name = limited_by
+        command = [sys.executable, "-m", "bench.web_frameworks", "--serve", framework, limited_by]
+        self._process = subprocess.Popen(
+            [*command, *([url] if url else [])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self.is_there = self._process.stdout.readline() == "ready\n"
+        self.times: list[float] = []
+
+    def run(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{REQUESTS}\n")
+        self._process.stdin.flush()
+        self.times.append(float(self._process.stdout.readline()))
+
+    def close(self) -> str:
+        """Its last words."""
+        _, said = self._process.communicate(timeout=30)
+        return said.strip().rpartition("\n")[2]
+
+
+def compared(framework: str, url: str | None) -> dict[str, float]:
+    """Processor time of a request in us, by contender."""
+    contenders = [
+        Contender(framework, name, url) for name in ("bare", "penstock", PEERS[framework])
+    ]
+    try:
+        there = [each for each in contenders if each.is_there]
+        for _ in range(ROUNDS):
+            for each in there:
+                each.run()
+    finally:
+        for each in contenders:
+            last = each.close()
+            if not each.is_there:
+                print(f"  without {each.name}: {last}")
+    return {each.name: statistics.median(each.times) for each in there}
+
+
+def main(arguments: list[str]) -> None:
+    if arguments[:1] == ["--serve"]:
+        answer(arguments[1], arguments[2], arguments[3] if len(arguments) > 3 else None)
+        return
+    figures: dict[str, float] = {}
+    stores: list[str | None] = [None, *arguments]
+    for url in stores:
+        where = "memory" if url is None else "redis"
+        for framework, peer in PEERS.items():
+            print(f"{framework}, {where}")
+            times = compared(framework, url)
+            for name, took in times.items():
+                print(f"  {name:18} {took:8.1f} us, {took - times['bare']:7.1f} over bare")
+            if {"penstock", peer} <= times.keys():
+                ours, theirs = (times[name] - times["bare"] for name in ("penstock", peer))
+                share = figures[f"{framework}_{where}"] = ours / theirs
+                told = "met" if share <= MOST_OF_PEER else "MISSED"
+                print(f"  {share:.2f} of the peer's overhead, at most {MOST_OF_PEER:.2f}: {told}")
+    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
