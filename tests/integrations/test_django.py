@@ -224,8 +224,8 @@ def test_the_command_lists_shows_and_resets() -> None:
         with limits(TWO, **options):
             assert codes("/", "/", "/") == [200, 200, 429]
             listed = run("list")
-            assert "app: 2 per 86400 s" in listed
-            assert "search: 2 per 86400 s" in listed
+            assert "app: 2 a day" in listed
+            assert "search: 2 a day" in listed
             assert "has 0 of 2 left" in run("show", "app", "127.0.0.1")
             run("reset", "app", "127.0.0.1")
             assert "has 2 of 2 left" in run("show", "app", "127.0.0.1")

@@ -355,12 +355,6 @@ cdef class Table:
                         1,
                         &verdicts[place],
                     )
-        elif self.bounded:
-            for place in range(count):
-                if known[place]:
-                    self._use(
-                        positions[place], (<Kernel> kernels[place]).kind, rank_of(&verdicts[place])
-                    )
         decisions = PyTuple_New(count)
         for place in range(count):
             decision = decision_of(&verdicts[place])

@@ -303,8 +303,8 @@ class Pages:
         return self._answers.plain(200, page, HTML, _POLICY)
 
     def to_docs(self, _body: bytes) -> Answer:
-        """Where a browser that asks for nothing in particular is led."""
-        return self._answers.plain(303, b"", TEXT, ("Location: /docs", "Vary: Accept"))
+        """Where those are led who ask for nothing in particular, as a browser does."""
+        return self._answers.plain(303, b"", TEXT, ("Location: /docs",))
 
 
 _POLICY = ("Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'",)

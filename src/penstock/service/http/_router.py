@@ -201,7 +201,7 @@ class Router:
                 "send the token as Authorization: Bearer <token>",
                 _CHALLENGE,
             )
-        if head.path == "/" and "text/html" in head.headers.get("accept", ""):
+        if head.path == "/":
             _require_method(head, "GET", "HEAD")
             return self._pages.to_docs, self._bounds.body_bytes
         if head.path == "/docs":
