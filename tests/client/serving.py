@@ -29,9 +29,17 @@ class RunningService:
     """`url("http")` and `url("grpc")` are where it listens."""
 
     def __init__(
-        self, clock: ManualClock | None = None, store: Store | None = None, fail: str = "open"
+        self,
+        clock: ManualClock | None = None,
+        store: Store | None = None,
+        fail: str = "open",
+        *,
+        policies: str = POLICIES,
+        token: str | None = TOKEN,
     ) -> None:
         self.clock = clock
+        self._policies = policies
+        self._token = token
         self._store = store
         self._fail = fail
         self._up = threading.Event()
@@ -59,12 +67,15 @@ class RunningService:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         service = build_service(
-            parse_policies(POLICIES, "test"), clock=self.clock, store=self._store, fail=self._fail
+            parse_policies(self._policies, "test"),
+            clock=self.clock,
+            store=self._store,
+            fail=self._fail,
         )
         await service.start()
-        http = HttpServer(service, bounds=Bounds(linger_s=0.3), token=TOKEN)
+        http = HttpServer(service, bounds=Bounds(linger_s=0.3), token=self._token)
         self._ports["http"] = await http.start("127.0.0.1", 0)
-        grpc = await open_grpc(service, port=0, token=TOKEN)
+        grpc = await open_grpc(service, port=0, token=self._token)
         self._ports["grpc"] = grpc.port
         self._up.set()
         await self._stop.wait()

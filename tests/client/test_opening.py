@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shutil
+import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from fastapi import Depends, FastAPI
 
-from penstock import ConfigInvalidError, Limiter
+from penstock import ConfigInvalidError, Limiter, StoreUnavailableError
 from penstock.client import ServiceLimiter, open_limiter
 from penstock.integrations import Rule
 from penstock.integrations.asgi import RateLimitMiddleware
 from penstock.integrations.fastapi import RateLimit, install
 from tests.client.serving import TOKEN, TRANSPORTS, RunningService, still
 from tests.integrations.serving import serving
+from tests.servers.process import REPO
+from tests.service.http.test_serve import Guarded, make_certificates
 
 
 @pytest.fixture(scope="module")
@@ -116,3 +123,53 @@ def test_a_web_app_checks_where_nothing_has_to_be_given_back(service: RunningSer
     rule = Rule(away, key=lambda request: "k")
     with visiting(RateLimitMiddleware(app_of(away), rule, fail="closed")) as client:
         assert client.get("/").status_code == 503
+
+
+def test_the_python_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """As one program, with a real service in the place of localhost."""
+    text = (REPO / "docs" / "client.md").read_text()
+    program = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    policies = """\
+version: 1
+limiters:
+  api: {strategy: fixedWindow, limit: 2, window: 1m}
+  backend:
+    concurrency: {minLimit: 1, maxLimit: 1}
+"""
+    with RunningService(policies=policies, token=None) as service:
+        names: dict[str, Any] = {}
+        exec(program.replace("http://localhost:8080", service.url("http")), names)
+        for name in ("limiter", "backend", "chosen"):
+            names[name].close()
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["go", "call"]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_a_service_behind_tls_is_asked_by_those_who_trust_it(tmp_path: Path) -> None:
+    """Sync and async, over https and grpcs; to the others it is away."""
+    make_certificates(tmp_path)
+    trusts = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    credentials = grpc.ssl_channel_credentials((tmp_path / "ca.pem").read_bytes())
+    flags = ["--tls-cert", str(tmp_path / "server.pem"), "--tls-key", str(tmp_path / "server.key")]
+    policies = tmp_path / "policies.yaml"
+    policies.write_text(
+        "version: 1\nlimiters:\n  default: {strategy: fixedWindow, limit: 9, window: 1d}\n"
+    )
+
+    async def awaited(limiter: ServiceLimiter) -> bool:
+        async with limiter:
+            return (await limiter.acheck("k")).allowed
+
+    with Guarded(trusts, [*flags, "--config", str(policies)], grpc=True) as server:
+        https, grpcs = f"https://127.0.0.1:{server.port}", f"grpcs://127.0.0.1:{server.grpc_port}"
+        for url, tls in ((https, trusts), (grpcs, credentials)):
+            with ServiceLimiter(
+                url, "default", tls=tls, timeout_ms=10_000, fail="error"
+            ) as limiter:
+                assert limiter.check("k").limit == 9
+                assert asyncio.run(awaited(limiter))
+            with (
+                ServiceLimiter(url, "default", fail="error") as stranger,
+                pytest.raises(StoreUnavailableError),
+            ):
+                stranger.check("k")

@@ -16,9 +16,11 @@ import logging
 import threading
 import time
 from contextlib import suppress
+from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from .._queueing.fork import ForkAware, watch_forks
 from ..core._decision import Decision
 from ..core._errors import PenstockError, RateLimitExceededError
 from ..core._validation import reject
@@ -161,6 +163,8 @@ class _Held:
         if not self._slots or time.monotonic() < self._due:
             return []
         every = list(self._slots)
+        # Until the answers say; of several, the first to be due counts.
+        self._due = inf
         return [every[start : start + _AT_ONCE] for start in range(0, len(every), _AT_ONCE)]
 
     def heard(self, answer: Answer) -> None:
@@ -168,25 +172,33 @@ class _Held:
             slot = self._slots.pop(lease_id, None)
             if slot is not None:
                 slot.is_lost = True
-        self._due = self._due_at(answer["next_deadline"])
+        self._due = min(self._due, self._due_at(answer["next_deadline"]))
 
     def failed(self) -> None:
-        self._due = time.monotonic() + _SHORTEST_S
+        self._due = min(self._due, time.monotonic() + _SHORTEST_S)
 
     def _due_at(self, deadline: int) -> float:
         left_s = (deadline - self._limiter.clock.now()) / 1000 / _PER_TERM
         return time.monotonic() + max(_SHORTEST_S, min(left_s, self._longest_s))
 
 
-class Beats:
+class Beats(ForkAware):
     """The heartbeats of a limiter's slots, by a thread while there are any."""
 
     def __init__(self, limiter: ServiceLimiter, longest_s: float | None) -> None:
         self._limiter = limiter
+        self._longest_s = longest_s
+        self._forget()
+        watch_forks(self)
+
+    def _forget(self) -> None:
+        """Hold nothing: at first, and in the child of a fork, whose parent keeps its slots."""
         self._lock = threading.Lock()
         self._more = threading.Event()
-        self._held = _Held(limiter, longest_s)
+        self._held = _Held(self._limiter, self._longest_s)
         self._runs = False
+
+    _after_fork_in_child = _forget
 
     def keep(self, slot: ServiceSlot) -> None:
         if not slot.id:
