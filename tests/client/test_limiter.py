@@ -326,11 +326,22 @@ def test_a_call_ends_with_its_time(way: tuple[str, str]) -> None:
             assert "charged" not in str(caught.value)
 
 
-class Closing:
-    """An HTTP server that ends each connection after its first request: with a reply, or None."""
+def read_request(connection: socket.socket) -> None:
+    """Head and body, which clients send in pieces."""
+    with connection.makefile("rb") as file:
+        length = 0
+        while (line := file.readline()) != b"\r\n":
+            assert line, "the client closed in the middle of a request"
+            if line.lower().startswith(b"content-length:"):
+                length = int(line.split(b":")[1])
+        assert len(file.read(length)) == length
 
-    def __init__(self, *replies: bytes | None) -> None:
-        self._replies = replies
+
+class Closing:
+    """An HTTP server that ends each connection after these replies, of which None is none."""
+
+    def __init__(self, *connections: list[bytes | None]) -> None:
+        self._connections = connections
         self.requests = 0
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = self._server.getsockname()[1]
@@ -345,13 +356,14 @@ class Closing:
         self._server.close()
 
     def _serve(self) -> None:
-        for reply in self._replies:
+        for replies in self._connections:
             connection, _ = self._server.accept()
             with connection:
-                assert connection.recv(65_536)
-                self.requests += 1
-                if reply is not None:
-                    connection.sendall(reply)
+                for reply in replies:
+                    read_request(connection)
+                    self.requests += 1
+                    if reply is not None:
+                        connection.sendall(reply)
 
 
 def decision_reply() -> bytes:
@@ -363,7 +375,7 @@ def decision_reply() -> bytes:
 def test_a_connection_that_the_server_closed_is_not_used_again(way: str) -> None:
     """It is noticed before anything is sent, so that each check is asked exactly once."""
     with (
-        Closing(decision_reply(), decision_reply()) as server,
+        Closing([decision_reply()], [decision_reply()]) as server,
         asking(f"http://127.0.0.1:{server.port}", "p", way, fail="error") as limiter,
     ):
         assert limiter.check("k")
@@ -374,14 +386,29 @@ def test_a_connection_that_the_server_closed_is_not_used_again(way: str) -> None
 
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_a_check_whose_answer_was_lost_is_not_repeated(way: str) -> None:
-    """It may have been charged."""
+    """It may have been charged. What spends nothing may be asked again, by whoever asks."""
+    answered = decision_reply()
     with (
-        Closing(None) as server,
+        Closing([answered, None], [answered]) as server,
         asking(f"http://127.0.0.1:{server.port}", "p", way, fail="error") as limiter,
-        pytest.raises(StoreUnavailableError, match="may have been charged"),
     ):
-        limiter.check("k")
-    assert server.requests == 1
+        assert limiter.check("k")
+        with pytest.raises(StoreUnavailableError, match="may have been charged"):
+            limiter.check("k")
+        assert limiter.peek("k")
+    assert server.requests == 3
+
+
+def test_a_peek_is_repeated_where_a_kept_connection_broke() -> None:
+    """It spends nothing."""
+    answered = decision_reply()
+    with (
+        Closing([answered, None], [answered]) as server,
+        asking(f"http://127.0.0.1:{server.port}", "p", "sync", fail="error") as limiter,
+    ):
+        assert limiter.check("k")
+        assert limiter.peek("k")
+    assert server.requests == 3
 
 
 def test_threads_share_a_limiter(service: RunningService, key: str) -> None:
@@ -465,7 +492,7 @@ def test_an_address_of_something_else_is_told(way: str) -> None:
     """A web server that is no Penstock service."""
     reply = b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
     with (
-        Closing(reply) as server,
+        Closing([reply]) as server,
         asking(f"http://127.0.0.1:{server.port}", "p", way) as limiter,
         pytest.raises(ConfigInvalidError, match="Penstock service"),
     ):

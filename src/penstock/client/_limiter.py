@@ -31,7 +31,7 @@ from ..core._verdict import Verdict
 from ..core._waiting import KeyQueues, aacquire, acquire, timeout_in_ms, waiting_clock
 from ._admission import Beats, LoopBeats, ServiceSlot
 from ._opening import open_transport
-from ._transport import Answer
+from ._transport import Answer, ServiceTransport
 
 __all__ = ["ServiceCharge", "ServiceLimiter"]
 
@@ -225,7 +225,10 @@ class ServiceLimiter:
         self.clock: Clock = SystemClock() if clock is None else require_clock(clock)
         """By which waiting is timed; the service decides by its own."""
         timeout_ms = require_int("timeout_ms", timeout_ms, high=3_600_000)
-        self.url, self._transport = open_transport(url, token, timeout_ms, tls)
+        opened = open_transport(url, token, timeout_ms, tls)
+        self.url: str = opened[0]
+        """Where the service is."""
+        self._transport: ServiceTransport = opened[1]
         self._queues = KeyQueues(max_waiters)
         self._waiting_clock = waiting_clock(self.clock)
         if heartbeat_ms is not None:
