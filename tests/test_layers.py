@@ -19,7 +19,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_limits", "_rate_limit", "budget", "concurrency"}),
     frozenset({"_limited", "admission", "testkit"}),
     frozenset({"config", "observe", "wire"}),
-    frozenset({"adapters", "leasing"}),
+    frozenset({"adapters", "client", "leasing"}),
     frozenset({"integrations"}),
     frozenset({"service"}),
     frozenset({"cli"}),

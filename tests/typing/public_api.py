@@ -48,6 +48,7 @@ from penstock import (
     token_bucket,
     unlimited,
 )
+from penstock.client import ServiceCharge, ServiceLimiter, open_limiter
 from penstock.testkit import (
     Case,
     ConformanceError,
@@ -279,3 +280,19 @@ async def decorated() -> None:
     assert_type(await asend("alice"), int)
     async with limited("10/second", key="partner"):
         pass
+
+
+service = ServiceLimiter("http://localhost:8080", policy="api")
+assert_type(service.check("alice"), Decision)
+assert_type(service.check({"user": "alice", "tokens": 700}), Verdict)
+assert_type(service.acquire({"user": "alice"}, timeout=1), Verdict)
+assert_type(service.reserve("alice"), ServiceCharge)
+assert_type(open_limiter("memory://", "1/second"), Limiter | ServiceLimiter)
+service.check(5)  # type: ignore[call-overload]
+ServiceLimiter("http://localhost:8080", "api", fail="ajar")  # type: ignore[arg-type]
+
+
+async def asked_of_a_service() -> None:
+    assert_type(await service.acheck("alice"), Decision)
+    async with service.admit("alice") as slot:
+        assert_type(slot.is_lost, bool)

@@ -131,6 +131,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "dramatiq": ("dramatiq>=1.17",),
     "arq": ("arq>=0.26",),
     "grpc": ("grpcio>=1.81",),
+    "client": ("httpx>=0.27", "grpcio>=1.81", "protobuf>=5.26"),
 }
 """Extra to requirements, for the platform at hand."""
 

@@ -6,48 +6,23 @@ are those of the policy. The service's clock decides, and says how long what it 
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import grpc
 import grpc.aio
 
-from .._queueing import Mutex
-from .._queueing.fork import ForkAware, watch_forks
 from ..core._decision import Decision, Forecast, Outcome
-from ..core._errors import (
-    ConfigInvalidError,
-    PenstockError,
-    StoreUnavailableError,
-    UnsupportedError,
-)
+from ..core._errors import UnsupportedError
 from ..core._store import Store
 from ..core._strategy import Strategy
 from ..core._transform import Grant, Transform
+from ..wire.channels import Channels, call_error
 from ..wire.messages import decision_of, forecast_of
 from ..wire.proto import fleet_pb2, rate_limiter_pb2
 from ..wire.proto.fleet_pb2_grpc import FleetAsyncStub, FleetStub
 from ..wire.proto.rate_limiter_pb2_grpc import RateLimiterAsyncStub, RateLimiterStub
 
 __all__ = ["FleetStore", "RemotePolicy"]
-
-
-# A server that is back should be found soon; the library's own patience grows to two minutes.
-_OPTIONS = [
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-]
-
-# What a caller can only mend in its own configuration.
-_MISTAKES = {
-    grpc.StatusCode.NOT_FOUND: ConfigInvalidError,
-    grpc.StatusCode.INVALID_ARGUMENT: ConfigInvalidError,
-    grpc.StatusCode.UNAUTHENTICATED: ConfigInvalidError,
-    grpc.StatusCode.PERMISSION_DENIED: ConfigInvalidError,
-    grpc.StatusCode.UNIMPLEMENTED: UnsupportedError,
-}
 
 
 class RemotePolicy(Strategy):
@@ -65,11 +40,10 @@ class RemotePolicy(Strategy):
         return f"policy {self.policy!r} of a service"
 
 
-class FleetStore(Store, ForkAware):
+class FleetStore(Store):
     """One policy behind one server, sync and async. Channels are opened at the first call."""
 
     reads_own_clock = True
-    _channel: grpc.Channel | None
 
     def __init__(
         self,
@@ -85,39 +59,31 @@ class FleetStore(Store, ForkAware):
         self.target = target
         self._policy = policy
         self._axis = axis
-        self._credentials = credentials
         self._timeout_s = timeout_ms / 1000
         self._metadata = tuple(_metadata(secret, token))
-        self._forget()
-        watch_forks(self)
+        self._channels = Channels(target, credentials, _stubs, _astubs)
 
     def apply(self, key: str, transform: Transform[Any], now: int, cost: int) -> Any:
-        fleet, limiter = self._stubs()
+        fleet, limiter = self._channels.stubs()
         call, request, read = self._call(fleet, limiter, key, transform, cost)
         try:
             return read(call(request, timeout=self._timeout_s, metadata=self._metadata))
         except grpc.RpcError as error:
-            raise self._ours(error) from error
+            raise call_error(self.target, error) from error
 
     async def aapply(self, key: str, transform: Transform[Any], now: int, cost: int) -> Any:
-        fleet, limiter = self._astubs()
+        fleet, limiter = self._channels.astubs()
         call, request, read = self._call(fleet, limiter, key, transform, cost)
         try:
             return read(await call(request, timeout=self._timeout_s, metadata=self._metadata))
         except grpc.RpcError as error:
-            raise self._ours(error) from error
+            raise call_error(self.target, error) from error
 
     def close(self) -> None:
-        with self._mutex.hold():
-            channel, self._channel = self._channel, None
-        if channel is not None:
-            channel.close()
+        self._channels.close()
 
     async def aclose(self) -> None:
-        self.close()
-        channel = self._achannels.pop(asyncio.get_running_loop(), None)
-        if channel is not None:
-            await channel.close(None)
+        await self._channels.aclose()
 
     def __repr__(self) -> str:
         return f"<FleetStore of policy {self._policy!r} at {self.target}>"
@@ -143,39 +109,13 @@ class FleetStore(Store, ForkAware):
             f"a leased limiter cannot {transform.role!r} a policy of a service; ask the service"
         )
 
-    def _stubs(self) -> tuple[FleetStub, RateLimiterStub]:
-        with self._mutex.hold():
-            if self._channel is None:
-                if self._credentials is None:
-                    self._channel = grpc.insecure_channel(self.target, _OPTIONS)
-                else:
-                    self._channel = grpc.secure_channel(self.target, self._credentials, _OPTIONS)
-            return FleetStub(self._channel), RateLimiterStub(self._channel)
 
-    def _astubs(self) -> tuple[FleetAsyncStub, RateLimiterAsyncStub]:
-        loop = asyncio.get_running_loop()
-        channel = self._achannels.get(loop)
-        if channel is None:
-            if self._credentials is None:
-                channel = grpc.aio.insecure_channel(self.target, _OPTIONS)
-            else:
-                channel = grpc.aio.secure_channel(self.target, self._credentials, _OPTIONS)
-            self._achannels[loop] = channel
-        return FleetAsyncStub(channel), RateLimiterAsyncStub(channel)
+def _stubs(channel: grpc.Channel) -> tuple[FleetStub, RateLimiterStub]:
+    return FleetStub(channel), RateLimiterStub(channel)
 
-    def _forget(self) -> None:
-        """Have no connection: at first, and in the child of a fork, which must leave its parent's
-        alone."""
-        self._mutex = Mutex()
-        self._channel = None
-        self._achannels: WeakKeyDictionary[Any, grpc.aio.Channel] = WeakKeyDictionary()
 
-    _after_fork_in_child = _forget
-
-    def _ours(self, error: Any) -> PenstockError:
-        status, details = error.code(), error.details() or "no details"
-        kind = _MISTAKES.get(status, StoreUnavailableError)
-        return kind(f"{self.target} answered {status.name}: {details}")
+def _astubs(channel: grpc.aio.Channel) -> tuple[FleetAsyncStub, RateLimiterAsyncStub]:
+    return FleetAsyncStub(channel), RateLimiterAsyncStub(channel)
 
 
 def _metadata(secret: str | None, token: str | None) -> list[tuple[str, str]]:

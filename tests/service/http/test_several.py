@@ -55,6 +55,7 @@ def test_the_answer_carries_the_verdict(client: Client) -> None:
         "binding": "user",
         "violated": [],
         "shadowed": [],
+        "shadows": ["all"],
     }
     denied = check(client, user="bob", tenant="acme")
     assert denied.status == 200

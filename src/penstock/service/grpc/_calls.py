@@ -186,7 +186,7 @@ class GrpcAnswers:
 
     async def settle(self, request: pb.SettleRequest) -> pb.SettleResponse:
         actual: int | dict[str, int] = request.actual
-        if request.by_limit:
+        if request.by_limit or request.as_reserved:
             actual = {each.limit: each.units for each in request.by_limit}
         settled = await self._service.settle(request.charge_id, actual)
         return pb.SettleResponse(settled=settled)

@@ -146,7 +146,9 @@ class VerdictForm:
         ]
         told = ",".join([f"{name}:{_DECISION}" for name in self._names])
         self._form = f'{{"decision":{_DECISION},"limits":{{{told}}},"binding":%s,"violated":%s,'
-        self._form += '"shadowed":%s}'
+        shadows = [name for name, limit in limits.items() if limit.shadow]
+        # A name of a limit has no percent sign, so that it may be part of the form.
+        self._form += f'"shadowed":%s,"shadows":{json.dumps(shadows)}}}'
 
     def body(self, verdict: Verdict) -> str:
         """The decision that binds, and what each limit said."""

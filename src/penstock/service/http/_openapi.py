@@ -140,6 +140,7 @@ _VERDICT = {
     "binding": {"type": "string", "description": "The limit that `decision` is of."},
     "violated": {**_TEXTS, "description": "The limits that denied."},
     "shadowed": {**_TEXTS, "description": "The shadows that would have denied."},
+    "shadows": {**_TEXTS, "description": "The limits that deny nobody."},
 }
 _LIMIT_NAMES = {**_TEXTS, "description": "Of several limits, those that are meant."}
 _CHARGE_ID = {"type": "string", "description": "What reserve answered with."}

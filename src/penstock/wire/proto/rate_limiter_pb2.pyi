@@ -158,7 +158,8 @@ class SettleRequest(Message):
     charge_id: str
     actual: int
     by_limit: RepeatedCompositeFieldContainer[LimitUnits]
-    def __init__(self, *, charge_id: str | None = ..., actual: int | None = ..., by_limit: Iterable[LimitUnits] = ...) -> None: ...
+    as_reserved: bool
+    def __init__(self, *, charge_id: str | None = ..., actual: int | None = ..., by_limit: Iterable[LimitUnits] = ..., as_reserved: bool | None = ...) -> None: ...
 
 class SettleResponse(Message):
     settled: bool

@@ -1,0 +1,628 @@
+"""`ServiceLimiter`: a policy of a service, asked like a limiter of this process.
+
+A call becomes a `_Question`: what the service is asked, what becomes of its answer, and what stands
+for an answer while there is none. `_ask` and `_aask` are the only two that do anything with it, so
+the sync and the async calls cannot differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, get_args, overload
+from weakref import WeakKeyDictionary
+
+from ..core._charges import require_until, require_wait
+from ..core._clock import Clock, SystemClock, require_clock
+from ..core._decision import Decision, Forecast
+from ..core._errors import StoreUnavailableError
+from ..core._validation import (
+    MAX_SAFE,
+    reject,
+    require_choice,
+    require_cost,
+    require_int,
+    require_key,
+    require_keys,
+    shown,
+)
+from ..core._verdict import Verdict
+from ..core._waiting import KeyQueues, aacquire, acquire, timeout_in_ms, waiting_clock
+from ._admission import Beats, LoopBeats, ServiceSlot
+from ._opening import open_transport
+from ._transport import Answer, ServiceTransport
+
+__all__ = ["ServiceCharge", "ServiceLimiter"]
+
+FailMode = Literal["open", "closed", "error"]
+Attributes = Mapping[str, str | int]
+"""What a request says of itself: text for keys, plans and conditions, whole numbers for costs."""
+
+_RETRY_MS = 1_000
+_UNREACHABLE = "service"
+"""Stands for the limits of a policy whose names nobody could tell."""
+
+
+class _Question(NamedTuple):
+    call: str
+    fields: dict[str, Any]
+    read: Callable[[Answer], Any]
+    failed: Callable[[Decision], Any] | None = None
+    """What the fail mode's decision becomes; None for calls that an outage always ends."""
+
+
+class ServiceCharge:
+    """Units that were reserved at a service. `bool(charge)` is `charge.allowed`.
+
+    As a `Charge`: settle it when the true cost is known, or cancel it. As a context manager it is
+    cancelled by an exception, and otherwise settled as it was reserved. A charge settles once, and
+    the service knows whether it did: a settlement that got no answer leaves the charge open, and
+    may be repeated. `id` is empty where nothing is held, after a denial or where the service could
+    not be asked.
+    """
+
+    def __init__(
+        self, limiter: ServiceLimiter, answer: Decision | Verdict, charge_id: str, starts_at: int
+    ) -> None:
+        self.id: str = charge_id
+        """By which the service knows it; any program with this text may settle it."""
+        self.verdict: Verdict | None = answer if isinstance(answer, Verdict) else None
+        """What each limit said, where there are several."""
+        self.decision: Decision = answer.decision if isinstance(answer, Verdict) else answer
+        """What the limit said, or the one that binds."""
+        self.allowed: bool = answer.allowed
+        """Whether the units were taken."""
+        self.starts_at: int = starts_at
+        """From when on (epoch ms) the units are the caller's."""
+        self._limiter = limiter
+        self._is_open = bool(charge_id)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was neither settled nor cancelled yet, as far as is known here."""
+        return self._is_open
+
+    @property
+    def limit(self) -> int:
+        """How much the limit of `decision` allows."""
+        return self.decision.limit
+
+    @property
+    def remaining(self) -> int:
+        """What is left of that limit."""
+        return self.decision.remaining
+
+    @property
+    def reset_at(self) -> int:
+        """From when on nothing of this is remembered."""
+        return self.decision.reset_at
+
+    @property
+    def retry_after_ms(self) -> int:
+        """How long to wait before it is worth asking again; 0 exactly when allowed."""
+        return self.decision.retry_after_ms
+
+    def settle(self, actual: int | Mapping[str, int]) -> bool:
+        """Replace what was reserved by what was used: for every limit, or by name, where those left
+        out stay as they are. True if this call did it."""
+        question = self._settlement(actual)
+        return self._is_open and self._closed(self._limiter._ask(question))
+
+    async def asettle(self, actual: int | Mapping[str, int]) -> bool:
+        """The awaitable twin of `settle`."""
+        question = self._settlement(actual)
+        return self._is_open and self._closed(await self._limiter._aask(question))
+
+    def cancel(self) -> bool:
+        """Give everything back. True if this call did it; a charge that was denied has nothing."""
+        return self._is_open and self._closed(self._limiter._ask(self._named("cancel")))
+
+    async def acancel(self) -> bool:
+        """The awaitable twin of `cancel`."""
+        return self._is_open and self._closed(await self._limiter._aask(self._named("cancel")))
+
+    def renew(self) -> bool:
+        """Hold its slots for another ttl. False if they were lost, or nothing is held."""
+        return self._is_open and bool(self._limiter._ask(self._named("renew")))
+
+    async def arenew(self) -> bool:
+        """The awaitable twin of `renew`."""
+        return self._is_open and bool(await self._limiter._aask(self._named("renew")))
+
+    def _named(self, call: str, **fields: Any) -> _Question:
+        return _Question(call, {"charge_id": self.id, **fields}, _flag)
+
+    def _settlement(self, actual: int | Mapping[str, int]) -> _Question:
+        if not self.allowed:
+            reject(
+                "this charge was denied, so there is nothing to settle; look at charge.allowed "
+                "before the work begins"
+            )
+        if isinstance(actual, Mapping):
+            for name, units in actual.items():
+                require_int(f"the actual cost of {shown(name)}", units, 0)
+            return self._named("settle", actual=dict(actual))
+        return self._named("settle", actual=require_int("actual", actual, 0))
+
+    def _closed(self, done: bool) -> bool:
+        self._is_open = False
+        return done
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+    def __enter__(self) -> ServiceCharge:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.cancel()
+        elif self.is_open:
+            self.settle({})
+
+    async def __aenter__(self) -> ServiceCharge:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            await self.acancel()
+        elif self.is_open:
+            await self.asettle({})
+
+    def __repr__(self) -> str:
+        state = "open" if self._is_open else "settled" if self.allowed else "denied"
+        return f"<ServiceCharge {state}, starts_at={self.starts_at}>"
+
+
+class ServiceLimiter:
+    """Asks a policy of a service. Safe to share between threads, and between event loops.
+
+    `url` is where the service listens: `"http://host:8080"`, `"https://..."`,
+    `"grpc://host:50051"` or `"grpcs://..."`. `token` is the service's. A call takes `timeout_ms` at
+    most; when no answer came, `fail` says what stands for one: `"open"` allows, `"closed"` denies
+    for a second, `"error"` raises `store_unavailable`. `tls` is an `ssl.SSLContext` for https and
+    gRPC's channel credentials for grpcs, where the system's certificates do not do. `max_waiters`
+    bounds how many callers may wait in `acquire` for one key. The slots of `admit` are renewed
+    every `heartbeat_ms` at least, by default three times in their term and every ten seconds.
+
+    A policy with one limit is asked by a key and answers with a `Decision`; one with several is
+    asked by a mapping of attributes and answers with a `Verdict`.
+    """
+
+    answers_at_once: bool = False
+    """Whether an event loop may call `check`: every call waits for the service."""
+
+    def __init__(
+        self,
+        url: str,
+        policy: str,
+        *,
+        token: str | None = None,
+        timeout_ms: int = 1_000,
+        fail: FailMode = "open",
+        tls: Any = None,
+        max_waiters: int | None = None,
+        heartbeat_ms: int | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.policy: str = _require_policy(policy)
+        """The policy that is asked."""
+        self.fail: FailMode = require_choice("fail", fail, get_args(FailMode))
+        """What stands for an answer that did not come."""
+        if max_waiters is not None:
+            require_int("max_waiters", max_waiters, low=0)
+        self.clock: Clock = SystemClock() if clock is None else require_clock(clock)
+        """By which waiting is timed; the service decides by its own."""
+        timeout_ms = require_int("timeout_ms", timeout_ms, high=3_600_000)
+        opened = open_transport(url, token, timeout_ms, tls)
+        self.url: str = opened[0]
+        """Where the service is."""
+        self._transport: ServiceTransport = opened[1]
+        self._queues = KeyQueues(max_waiters)
+        self._waiting_clock = waiting_clock(self.clock)
+        if heartbeat_ms is not None:
+            require_int("heartbeat_ms", heartbeat_ms, low=100, high=3_600_000)
+        self._heartbeat_s = None if heartbeat_ms is None else heartbeat_ms / 1000
+        self._beats = Beats(self, self._heartbeat_s)
+        self._loop_beats: WeakKeyDictionary[Any, LoopBeats] = WeakKeyDictionary()
+
+    @overload
+    def check(self, key: str, cost: int = ...) -> Decision: ...
+
+    @overload
+    def check(self, key: Attributes, cost: int = ...) -> Verdict: ...
+
+    def check(self, key: str | Attributes, cost: int = 1) -> Decision | Verdict:
+        """Decide a request of `cost` and, if it is allowed, spend it."""
+        answer: Decision | Verdict = self._ask(self._checking(key, cost))
+        return answer
+
+    @overload
+    async def acheck(self, key: str, cost: int = ...) -> Decision: ...
+
+    @overload
+    async def acheck(self, key: Attributes, cost: int = ...) -> Verdict: ...
+
+    async def acheck(self, key: str | Attributes, cost: int = 1) -> Decision | Verdict:
+        """The awaitable twin of `check`."""
+        answer: Decision | Verdict = await self._aask(self._checking(key, cost))
+        return answer
+
+    def check_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
+        """As one `check` per key, in order, all at the same instant; at most 1,000 keys."""
+        decisions: list[Decision] = self._ask(self._checking_many(keys, cost))
+        return decisions
+
+    async def acheck_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
+        """The awaitable twin of `check_many`."""
+        decisions: list[Decision] = await self._aask(self._checking_many(keys, cost))
+        return decisions
+
+    @overload
+    def peek(self, key: str) -> Decision: ...
+
+    @overload
+    def peek(self, key: Attributes) -> Verdict: ...
+
+    def peek(self, key: str | Attributes) -> Decision | Verdict:
+        """What `check` would answer for a cost of 1, with `remaining` as it stands. Spends
+        nothing."""
+        answer: Decision | Verdict = self._ask(self._peeking(key))
+        return answer
+
+    @overload
+    async def apeek(self, key: str) -> Decision: ...
+
+    @overload
+    async def apeek(self, key: Attributes) -> Verdict: ...
+
+    async def apeek(self, key: str | Attributes) -> Decision | Verdict:
+        """The awaitable twin of `peek`."""
+        answer: Decision | Verdict = await self._aask(self._peeking(key))
+        return answer
+
+    def forecast(self, key: str | Attributes, cost: int = 1) -> Forecast:
+        """How many requests of `cost` fit now, and when there is more. Spends nothing."""
+        forecast: Forecast = self._ask(self._forecasting(key, cost))
+        return forecast
+
+    async def aforecast(self, key: str | Attributes, cost: int = 1) -> Forecast:
+        """The awaitable twin of `forecast`."""
+        forecast: Forecast = await self._aask(self._forecasting(key, cost))
+        return forecast
+
+    def reserve(
+        self, key: str | Attributes, cost: int = 1, *, max_wait_ms: int = 0
+    ) -> ServiceCharge:
+        """Spend `cost` as `check` does, and hold it as a `ServiceCharge` that can be settled when
+        the true cost is known, or cancelled. A denial is a charge that is not `allowed`.
+
+        With a `max_wait_ms`, limits that have a pace may be booked ahead: `charge.starts_at` is
+        when.
+        """
+        charge: ServiceCharge = self._ask(self._reserving(key, cost, max_wait_ms))
+        return charge
+
+    async def areserve(
+        self, key: str | Attributes, cost: int = 1, *, max_wait_ms: int = 0
+    ) -> ServiceCharge:
+        """The awaitable twin of `reserve`."""
+        charge: ServiceCharge = await self._aask(self._reserving(key, cost, max_wait_ms))
+        return charge
+
+    def pause(
+        self, key: str | Attributes, until_ms: int, *, limits: Iterable[str] | None = None
+    ) -> None:
+        """Admit nothing for this key before the instant `until_ms`. Of several limits, those that
+        the attributes have keys for, or those that are named. Needs the token."""
+        self._ask(self._operating("pause", key, limits, until_ms=require_until(until_ms)))
+
+    async def apause(
+        self, key: str | Attributes, until_ms: int, *, limits: Iterable[str] | None = None
+    ) -> None:
+        """The awaitable twin of `pause`."""
+        await self._aask(self._operating("pause", key, limits, until_ms=require_until(until_ms)))
+
+    def reset(self, key: str | Attributes, *, limits: Iterable[str] | None = None) -> None:
+        """Forget what the key has spent, and lift a pause. Who waits for it in `acquire` here asks
+        again at once. Needs the token."""
+        self._ask(self._operating("reset", key, limits))
+        self._queues.reset_all()
+
+    async def areset(self, key: str | Attributes, *, limits: Iterable[str] | None = None) -> None:
+        """The awaitable twin of `reset`."""
+        await self._aask(self._operating("reset", key, limits))
+        self._queues.reset_all()
+
+    @overload
+    def acquire(self, key: str, cost: int = ..., timeout: float | None = ...) -> Decision: ...
+
+    @overload
+    def acquire(self, key: Attributes, cost: int = ..., timeout: float | None = ...) -> Verdict: ...
+
+    def acquire(
+        self, key: str | Attributes, cost: int = 1, timeout: float | None = None
+    ) -> Decision | Verdict:
+        """Wait until the request is admitted, in turn with the others of this process that wait for
+        the same key through this limiter; other processes are not waited for.
+
+        Past `timeout` seconds, or as soon as it is plain that it would be past them, raises
+        `rate_limit_exceeded` with the decision.
+        """
+        checking, peeking = self._checking(key, cost), self._peeking(key)
+        answer: Decision | Verdict = acquire(
+            self._queues,
+            _queue_name(key),
+            self._waiting_clock,
+            timeout_in_ms(timeout),
+            lambda: _admissible(self._ask(checking), cost),
+            lambda: self._ask(peeking),
+        )
+        return answer
+
+    @overload
+    async def aacquire(
+        self, key: str, cost: int = ..., timeout: float | None = ...
+    ) -> Decision: ...
+
+    @overload
+    async def aacquire(
+        self, key: Attributes, cost: int = ..., timeout: float | None = ...
+    ) -> Verdict: ...
+
+    async def aacquire(
+        self, key: str | Attributes, cost: int = 1, timeout: float | None = None
+    ) -> Decision | Verdict:
+        """The awaitable twin of `acquire`. Cancelling it leaves the queue."""
+        checking, peeking = self._checking(key, cost), self._peeking(key)
+
+        async def check() -> Any:
+            return _admissible(await self._aask(checking), cost)
+
+        answer: Decision | Verdict = await aacquire(
+            self._queues,
+            _queue_name(key),
+            self._waiting_clock,
+            timeout_in_ms(timeout),
+            check,
+            lambda: self._aask(peeking),
+        )
+        return answer
+
+    def admit(self, key: str, cost: int = 1) -> ServiceSlot:
+        """A place in flight, for a policy with `concurrency`, as a block: `with
+        limiter.admit(key):` or `async with`. Nothing is asked before the block is entered."""
+        return ServiceSlot(self, key, cost)
+
+    def close(self) -> None:
+        """Close the connections that sync calls have used."""
+        self._transport.close()
+
+    async def aclose(self) -> None:
+        """Close those, and the ones of the running event loop."""
+        await self._transport.aclose()
+
+    def __enter__(self) -> ServiceLimiter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> ServiceLimiter:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<ServiceLimiter policy {self.policy!r} at {self.url}>"
+
+    def _ask(self, question: _Question) -> Any:
+        try:
+            answer = self._transport.call(question.call, question.fields)
+        except StoreUnavailableError as error:
+            return self._failed(question, error)
+        return self._read(question, answer)
+
+    async def _aask(self, question: _Question) -> Any:
+        try:
+            answer = await self._transport.acall(question.call, question.fields)
+        except StoreUnavailableError as error:
+            return self._failed(question, error)
+        return self._read(question, answer)
+
+    def _read(self, question: _Question, answer: Answer) -> Any:
+        try:
+            return question.read(answer)
+        except (KeyError, TypeError, AttributeError) as error:
+            reject(f"{self.url} answered {shown(answer)}: is it a Penstock service? ({error!r})")
+
+    def _failed(self, question: _Question, error: StoreUnavailableError) -> Any:
+        if question.failed is None or self.fail == "error":
+            raise error
+        again_at = self.clock.now() + _RETRY_MS
+        is_open = self.fail == "open"
+        return question.failed(Decision(is_open, 0, 0, again_at, 0 if is_open else _RETRY_MS))
+
+    def _fields(self, key: str | Attributes, **more: Any) -> dict[str, Any]:
+        if isinstance(key, Mapping):
+            return {"policy": self.policy, "attributes": _attributes(key), **more}
+        return {"policy": self.policy, "key": require_key(key), **more}
+
+    def _checking(self, key: str | Attributes, cost: int) -> _Question:
+        fields = self._fields(key, cost=require_cost(cost))
+        return _Question("check", fields, *_readers(key))
+
+    def _checking_many(self, keys: Iterable[str], cost: int) -> _Question:
+        names = [require_key(key) for key in require_keys(keys)]
+        fields = {"policy": self.policy, "keys": names, "cost": require_cost(cost)}
+        return _Question("check-many", fields, _decisions, lambda told: [told] * len(names))
+
+    def _peeking(self, key: str | Attributes) -> _Question:
+        return _Question("peek", self._fields(key), *_readers(key))
+
+    def _forecasting(self, key: str | Attributes, cost: int) -> _Question:
+        fields = self._fields(key, cost=require_cost(cost))
+        return _Question("forecast", fields, _forecast, _failed_forecast)
+
+    def _reserving(self, key: str | Attributes, cost: int, max_wait_ms: int) -> _Question:
+        fields = self._fields(key, cost=require_cost(cost))
+        if require_wait(max_wait_ms):
+            fields["max_wait_ms"] = max_wait_ms
+        read, failed = _readers(key)
+
+        def charge(told: Answer) -> ServiceCharge:
+            return ServiceCharge(self, read(told), told["charge_id"], told["starts_at"])
+
+        def uncharged(decision: Decision) -> ServiceCharge:
+            return ServiceCharge(self, failed(decision), "", self.clock.now())
+
+        return _Question("reserve", fields, charge, uncharged)
+
+    def _admitting(self, key: str, cost: int, told: Callable[[Answer], None]) -> _Question:
+        fields = {"policy": self.policy, "key": require_key(key), "cost": require_cost(cost)}
+
+        def admitted(answer: Answer) -> Decision:
+            told(answer)
+            return _decision(answer)
+
+        return _Question("admit", fields, admitted, _itself)
+
+    def _releasing(self, lease_id: str, dropped: bool) -> _Question:
+        return _Question("release", {"lease_id": lease_id, "dropped": dropped}, _nothing)
+
+    def _beating(self, lease_ids: list[str]) -> _Question:
+        return _Question("heartbeat", {"lease_ids": lease_ids}, lambda answer: answer)
+
+    def _abeats(self) -> LoopBeats:
+        loop = asyncio.get_running_loop()
+        beats = self._loop_beats.get(loop)
+        if beats is None:
+            beats = self._loop_beats[loop] = LoopBeats(self, self._heartbeat_s)
+        return beats
+
+    def _operating(
+        self, call: str, key: str | Attributes, limits: Iterable[str] | None, **more: Any
+    ) -> _Question:
+        fields = self._fields(key, **more)
+        if limits is not None:
+            fields["limits"] = require_keys(limits)
+        return _Question(call, fields, _nothing)
+
+
+def _require_policy(policy: Any) -> str:
+    if not isinstance(policy, str) or not policy:
+        reject(f"policy must be the name of a policy of the service, not {shown(policy)}")
+    return policy
+
+
+def _attributes(given: Attributes) -> dict[str, str | int]:
+    told: dict[str, str | int] = {}
+    for name, value in given.items():
+        if not isinstance(name, str) or (type(value) is not int and not isinstance(value, str)):
+            reject(
+                "attributes are names with text or whole numbers, such as {'user': 'alice', "
+                f"'tokens': 700}}, not {shown(name)}: {shown(value)}"
+            )
+        told[name] = value
+    return told
+
+
+def _queue_name(key: str | Attributes) -> str:
+    """Equal for those who wait for the same."""
+    if isinstance(key, str):
+        return key
+    return ", ".join(f"{name}={value!r}" for name, value in sorted(key.items()))
+
+
+def _admissible(answer: Any, cost: int) -> Any:
+    """Refuse what no wait could ever admit. Of several limits only the service knows the costs."""
+    if isinstance(answer, Decision) and not answer.allowed and 0 < answer.limit < cost:
+        reject(
+            f"a cost of {cost} can never be admitted by this policy: "
+            f"ask for at most {answer.limit} at once"
+        )
+    return answer
+
+
+def _readers(
+    key: str | Attributes,
+) -> tuple[Callable[[Answer], Any], Callable[[Decision], Any]]:
+    """What becomes of an answer, and of the fail mode's decision: of several limits a verdict."""
+    return (_verdict, _failed_verdict) if isinstance(key, Mapping) else (_decision, _itself)
+
+
+def _decision_of(told: Answer) -> Decision:
+    return Decision(
+        told["allowed"],
+        told["limit"],
+        told["remaining"],
+        told["reset_at"],
+        told["retry_after_ms"],
+    )
+
+
+def _decision(answer: Answer) -> Decision:
+    return _decision_of(answer["decision"])
+
+
+def _decisions(answer: Answer) -> list[Decision]:
+    return [_decision_of(told) for told in answer["decisions"]]
+
+
+def _verdict(answer: Answer) -> Verdict:
+    limits, shadows = answer["limits"], answer["shadows"]
+    return Verdict(
+        tuple(limits),
+        tuple([_decision_of(told) for told in limits.values()]),
+        tuple([name in shadows for name in limits]),
+    )
+
+
+def _failed_verdict(decision: Decision) -> Verdict:
+    return Verdict((_UNREACHABLE,), (decision,), (False,))
+
+
+def _forecast(answer: Answer) -> Forecast:
+    told = answer["forecast"]
+    return Forecast(told["spendable_now"], told["next_replenish_at"], told["full_at"])
+
+
+def _failed_forecast(decision: Decision) -> Forecast:
+    spendable = MAX_SAFE if decision.allowed else 0
+    return Forecast(spendable, decision.reset_at, decision.reset_at)
+
+
+def _flag(answer: Answer) -> bool:
+    """The only field of the answer."""
+    (done,) = answer.values()
+    return bool(done)
+
+
+def _itself(decision: Decision) -> Decision:
+    return decision
+
+
+def _nothing(_answer: Answer) -> None:
+    return None

@@ -1,0 +1,118 @@
+"""Channels to a service, for those who ask one over gRPC: one for threads, one for each event loop.
+
+Every fault of gRPC becomes one of ours here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+import grpc
+import grpc.aio
+
+from .._queueing import Mutex
+from .._queueing.fork import ForkAware, watch_forks
+from ..core._errors import (
+    ConfigInvalidError,
+    PenstockError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
+
+__all__ = ["Channels", "call_error"]
+
+# A server that is back should be found soon; the library's own patience grows to two minutes.
+_OPTIONS = [
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+
+# What a caller can only mend in its own configuration.
+_MISTAKES = {
+    grpc.StatusCode.NOT_FOUND: ConfigInvalidError,
+    grpc.StatusCode.INVALID_ARGUMENT: ConfigInvalidError,
+    grpc.StatusCode.UNAUTHENTICATED: ConfigInvalidError,
+    grpc.StatusCode.PERMISSION_DENIED: ConfigInvalidError,
+    grpc.StatusCode.UNIMPLEMENTED: UnsupportedError,
+}
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def call_error(target: str, error: Any, doubt: str = "") -> PenstockError:
+    """What a call raised, as one of ours; `doubt` is added where the server may have obeyed."""
+    status, details = error.code(), error.details() or "no details"
+    kind = _MISTAKES.get(status, StoreUnavailableError)
+    doubt = doubt if kind is StoreUnavailableError else ""
+    return kind(f"{target} answered {status.name}: {details}{doubt}")
+
+
+class Channels(ForkAware, Generic[S, T]):
+    """`stubs` and `astubs` make of a channel what is called on it. Opened at the first call."""
+
+    _opened: tuple[grpc.Channel, S] | None
+
+    def __init__(
+        self,
+        target: str,
+        credentials: grpc.ChannelCredentials | None,
+        stubs: Callable[[grpc.Channel], S],
+        astubs: Callable[[grpc.aio.Channel], T],
+    ) -> None:
+        self._target = target
+        self._credentials = credentials
+        self._make = stubs
+        self._amake = astubs
+        self._forget()
+        watch_forks(self)
+
+    def stubs(self) -> S:
+        """For threads."""
+        with self._mutex.hold():
+            if self._opened is None:
+                if self._credentials is None:
+                    channel = grpc.insecure_channel(self._target, _OPTIONS)
+                else:
+                    channel = grpc.secure_channel(self._target, self._credentials, _OPTIONS)
+                self._opened = channel, self._make(channel)
+            return self._opened[1]
+
+    def astubs(self) -> T:
+        """For the running event loop."""
+        loop = asyncio.get_running_loop()
+        opened = self._aopened.get(loop)
+        if opened is None:
+            if self._credentials is None:
+                channel = grpc.aio.insecure_channel(self._target, _OPTIONS)
+            else:
+                channel = grpc.aio.secure_channel(self._target, self._credentials, _OPTIONS)
+            opened = self._aopened[loop] = channel, self._amake(channel)
+        return opened[1]
+
+    def close(self) -> None:
+        """Close the channel of the threads."""
+        with self._mutex.hold():
+            opened, self._opened = self._opened, None
+        if opened is not None:
+            opened[0].close()
+
+    async def aclose(self) -> None:
+        """Close that, and the channel of the running event loop."""
+        self.close()
+        opened = self._aopened.pop(asyncio.get_running_loop(), None)
+        if opened is not None:
+            await opened[0].close(None)
+
+    def _forget(self) -> None:
+        """Have no connection: at first, and in the child of a fork, which must leave its parent's
+        alone."""
+        self._mutex = Mutex()
+        self._opened = None
+        self._aopened: WeakKeyDictionary[Any, tuple[grpc.aio.Channel, T]] = WeakKeyDictionary()
+
+    _after_fork_in_child = _forget

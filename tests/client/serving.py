@@ -1,0 +1,89 @@
+"""A service for these tests, with its HTTP and its gRPC server, in a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import TracebackType
+
+from penstock import ManualClock, Store
+from penstock.config import parse_policies
+from penstock.service import build_service
+from penstock.service.grpc import open_grpc
+from penstock.service.http import Bounds, HttpServer
+from tests.service.test_several import FILE
+from tests.support.helpers import NOW
+
+TOKEN = "a-token-of-operators"
+POLICIES = f"""{FILE}
+  paced: {{strategy: gcra, limit: 1, period: 50ms, burst: 1}}
+  flight:
+    concurrency: {{minLimit: 1, maxLimit: 1, leaseTtl: 2s}}
+  short:
+    concurrency: {{minLimit: 1, maxLimit: 1, leaseTtl: 400ms}}
+"""
+TRANSPORTS = ("http", "grpc")
+
+
+class RunningService:
+    """`url("http")` and `url("grpc")` are where it listens."""
+
+    def __init__(
+        self,
+        clock: ManualClock | None = None,
+        store: Store | None = None,
+        fail: str = "open",
+        *,
+        policies: str = POLICIES,
+        token: str | None = TOKEN,
+    ) -> None:
+        self.clock = clock
+        self._policies = policies
+        self._token = token
+        self._store = store
+        self._fail = fail
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._ports: dict[str, int] = {}
+
+    def url(self, transport: str) -> str:
+        return f"{transport}://127.0.0.1:{self._ports[transport]}"
+
+    def __enter__(self) -> RunningService:
+        self._thread.start()
+        assert self._up.wait(30)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        service = build_service(
+            parse_policies(self._policies, "test"),
+            clock=self.clock,
+            store=self._store,
+            fail=self._fail,
+        )
+        await service.start()
+        http = HttpServer(service, bounds=Bounds(linger_s=0.3), token=self._token)
+        self._ports["http"] = await http.start("127.0.0.1", 0)
+        grpc = await open_grpc(service, port=0, token=self._token)
+        self._ports["grpc"] = grpc.port
+        self._up.set()
+        await self._stop.wait()
+        await http.stop()
+        await grpc.drain(1)
+        await service.aclose()
+
+
+def still() -> RunningService:
+    """One whose clock only moves when it is told to."""
+    return RunningService(ManualClock(NOW))

@@ -1,0 +1,499 @@
+"""A policy of a real service, asked like a limiter: sync and async, over HTTP and over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from penstock import (
+    ConfigInvalidError,
+    Decision,
+    Forecast,
+    RateLimitExceededError,
+    StoreUnavailableError,
+    UnsupportedError,
+    Verdict,
+)
+from penstock.client import ServiceCharge, ServiceLimiter
+from penstock.stores.memory import MemoryStore
+from tests.client.serving import TOKEN, TRANSPORTS, RunningService, still
+from tests.support.helpers import NOW
+
+LEFT_MS = 40_000
+"""Of the minute that NOW is in."""
+
+WAYS = [(transport, way) for transport in TRANSPORTS for way in ("sync", "async")]
+
+
+class Asked:
+    """A limiter, asked by blocking calls or by awaited ones: the answers must not differ."""
+
+    def __init__(self, limiter: ServiceLimiter, loop: asyncio.AbstractEventLoop | None) -> None:
+        self.limiter = limiter
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *args, **options: self.on(self.limiter, name, *args, **options)
+
+    def on(self, target: Any, name: str, *args: Any, **options: Any) -> Any:
+        if self._loop is None:
+            return getattr(target, name)(*args, **options)
+        return self._loop.run_until_complete(getattr(target, f"a{name}")(*args, **options))
+
+    def end(self) -> None:
+        self.on(self.limiter, "close")
+        if self._loop is not None:
+            self._loop.close()
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[RunningService]:
+    with still() as running:
+        yield running
+
+
+_names = iter(range(10**6))
+
+
+@pytest.fixture
+def key() -> str:
+    """One that nobody has used."""
+    return f"k{next(_names)}"
+
+
+@pytest.fixture(params=WAYS, ids=lambda pair: "-".join(pair))
+def way(request: pytest.FixtureRequest) -> tuple[str, str]:
+    pair: tuple[str, str] = request.param
+    return pair
+
+
+@contextmanager
+def asking(url: str, policy: str, way: str, **options: Any) -> Iterator[Asked]:
+    loop = asyncio.new_event_loop() if way == "async" else None
+    limiter = ServiceLimiter(url, policy, **{"token": TOKEN, "timeout_ms": 10_000, **options})
+    asked = Asked(limiter, loop)
+    try:
+        yield asked
+    finally:
+        asked.end()
+
+
+@pytest.fixture
+def ask(service: RunningService, way: tuple[str, str]) -> Iterator[Callable[..., Asked]]:
+    """Makes limiters for policies of the service."""
+    opened = []
+
+    def make(policy: str, **options: Any) -> Asked:
+        manager = asking(service.url(way[0]), policy, way[1], **options)
+        opened.append(manager)
+        return manager.__enter__()
+
+    yield make
+    for manager in opened:
+        manager.__exit__(None, None, None)
+
+
+def test_a_key_is_decided_by_the_service(ask: Callable[..., Asked], key: str) -> None:
+    limiter = ask("one")
+    assert limiter.check(key) == Decision(True, 2, 1, NOW + LEFT_MS, 0)
+    assert limiter.peek(key) == Decision(True, 2, 1, NOW + LEFT_MS, 0)
+    assert limiter.forecast(key) == Forecast(1, NOW + LEFT_MS, NOW + LEFT_MS)
+    assert limiter.check(key, 1)
+    assert limiter.check(key) == Decision(False, 2, 0, NOW + LEFT_MS, LEFT_MS)
+    told = limiter.check_many([key, f"{key}-other"], 2)
+    assert [decision.allowed for decision in told] == [False, True]
+
+
+def test_attributes_get_a_verdict(ask: Callable[..., Asked], key: str) -> None:
+    """With all that the limits said, shadows apart."""
+    limiter = ask("api")
+    for _ in range(3):
+        verdict = limiter.check({"user": key, "tenant": key})
+    assert isinstance(verdict, Verdict)
+    assert (verdict.allowed, verdict.binding, verdict.remaining) == (True, "user", 0)
+    assert list(verdict.limits) == ["user", "tenant", "all"]
+    assert list(verdict.enforced) == ["user", "tenant"]
+    denied = limiter.check({"user": key, "tenant": key})
+    assert (denied.allowed, denied.violated) == (False, ("user",))
+    assert limiter.peek({"user": key}).violated == ("user",)
+    assert limiter.forecast({"user": key}).spendable_now == 0
+    assert limiter.check({"user": key, "plan": "pro", "tokens": 700}).limits["tokens"].limit == 1000
+
+
+def test_what_was_reserved_is_settled_once(ask: Callable[..., Asked], key: str) -> None:
+    limiter = ask("api")
+    charge = limiter.reserve({"user": key, "tokens": 900})
+    assert (charge.allowed, charge.is_open, charge.starts_at) == (True, True, NOW)
+    assert limiter.on(charge, "settle", {"tokens": 100}) is True
+    assert (charge.is_open, limiter.on(charge, "settle", 1)) == (False, False)
+    left = limiter.check({"user": key, "tokens": 0})
+    assert (left.limits["tokens"].remaining, left.limits["user"].remaining) == (900, 1)
+    again = ServiceCharge(limiter.limiter, left, charge.id, NOW)
+    assert limiter.on(again, "cancel") is False, "another holder of the id comes too late"
+
+
+def test_a_cancelled_charge_gives_everything_back(ask: Callable[..., Asked], key: str) -> None:
+    limiter = ask("one")
+    charge = limiter.reserve(key, 2)
+    assert limiter.peek(key).remaining == 0
+    denied = limiter.reserve(key)
+    assert (denied.allowed, denied.id, limiter.on(denied, "cancel")) == (False, "", False)
+    with pytest.raises(ConfigInvalidError, match="denied"):
+        limiter.on(denied, "settle", 1)
+    assert limiter.on(charge, "cancel") is True
+    assert limiter.peek(key).remaining == 2
+
+
+def test_slots_of_a_charge_are_renewed(ask: Callable[..., Asked], key: str) -> None:
+    limiter = ask("key")
+    charge = limiter.reserve({"key": key})
+    assert limiter.on(charge, "renew") is True
+    assert limiter.reserve({"key": key}).verdict.violated == ("flight",)
+    assert limiter.on(charge, "settle", {}) is True
+    assert limiter.on(charge, "renew") is False
+    assert limiter.reserve({"key": key}).allowed
+
+
+def test_units_are_booked_ahead(ask: Callable[..., Asked], key: str) -> None:
+    limiter = ask("pace")
+    assert limiter.reserve({"user": key}).starts_at == NOW
+    assert limiter.reserve({"user": key}, max_wait_ms=5_000).starts_at == NOW + 1_000
+
+
+def test_pauses_and_resets_are_obeyed(ask: Callable[..., Asked], key: str) -> None:
+    limiter = ask("one")
+    limiter.pause(key, NOW + 30_000)
+    assert limiter.check(key).retry_after_ms >= 30_000
+    limiter.reset(key)
+    assert limiter.check(key)
+    several = ask("api")
+    several.pause({"user": key, "tenant": key}, NOW + 30_000, limits=["tenant"])
+    assert several.check({"user": key, "tenant": key}).violated == ("tenant",)
+    several.reset({"user": key, "tenant": key})
+    assert several.check({"user": key, "tenant": key})
+
+
+def test_the_words_of_the_service_are_passed_on(ask: Callable[..., Asked], key: str) -> None:
+    with pytest.raises(ConfigInvalidError, match="nowhere"):
+        ask("nowhere").check(key)
+    with pytest.raises(ConfigInvalidError, match="user"):
+        ask("api").check({"tenant": key})
+    with pytest.raises(UnsupportedError):
+        ask("flight").check(key)
+    with pytest.raises(ConfigInvalidError, match="token"):
+        ask("one", token="a-wrong-token-of-somebody").check(key)
+    with pytest.raises(ConfigInvalidError, match="token"):
+        ask("one", token=None).check(key)
+
+
+def test_mistakes_are_told_before_anything_is_sent(ask: Callable[..., Asked], key: str) -> None:
+    limiter = ask("one")
+    for call in (
+        lambda: limiter.check(""),
+        lambda: limiter.check(key, 0),
+        lambda: limiter.check(7),
+        lambda: limiter.check({"user": 1.5}),
+        lambda: limiter.check_many("text"),
+        lambda: limiter.pause(key, -1),
+        lambda: limiter.reserve(key, max_wait_ms=-1),
+        lambda: limiter.on(limiter.reserve(key), "settle", -1),
+    ):
+        with pytest.raises(ConfigInvalidError):
+            call()
+
+
+def test_acquire_waits_until_it_is_admitted(way: tuple[str, str]) -> None:
+    """By the time that the service says; what can never be admitted is refused."""
+    with RunningService() as service, asking(service.url(way[0]), "paced", way[1]) as limiter:
+        for _ in range(3):
+            assert limiter.acquire("k", timeout=30).allowed
+        with pytest.raises(ConfigInvalidError, match="at most 1"):
+            limiter.acquire("k", 2)
+    with still() as service, asking(service.url(way[0]), "api", way[1]) as limiter:
+        assert limiter.acquire({"user": "u"}, timeout=0)
+        limiter.check({"user": "u"}, 2)
+        with pytest.raises(RateLimitExceededError) as caught:
+            limiter.acquire({"user": "u"}, timeout=1)
+        assert caught.value.decision.retry_after_ms == LEFT_MS
+
+
+def test_a_block_settles_and_an_exception_cancels(service: RunningService, way: Any) -> None:
+    """Left normally, what was reserved stays spent: also over gRPC, where nothing by limit could be
+    taken for nothing at all."""
+    transport, kind = way
+    limiter = ServiceLimiter(service.url(transport), "one", token=TOKEN, timeout_ms=10_000)
+    kept, lost = f"kept-{way}", f"lost-{way}"
+
+    def sync() -> None:
+        with limiter, limiter.reserve(kept, 2):
+            pass
+        with pytest.raises(RuntimeError), limiter.reserve(lost, 2):
+            raise RuntimeError
+        assert (limiter.peek(kept).remaining, limiter.peek(lost).remaining) == (0, 2)
+        limiter.close()
+
+    async def awaited() -> None:
+        async with limiter:
+            async with await limiter.areserve(kept, 2):
+                pass
+            with pytest.raises(RuntimeError):
+                async with await limiter.areserve(lost, 2):
+                    raise RuntimeError
+            assert (await limiter.apeek(kept)).remaining == 0
+            assert (await limiter.apeek(lost)).remaining == 2
+
+    sync() if kind == "sync" else asyncio.run(awaited())
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def test_an_outage_is_answered_by_the_fail_mode(way: tuple[str, str]) -> None:
+    """What settles, pauses or resets is always told of it."""
+    url = f"{way[0]}://127.0.0.1:{free_port()}"
+    with asking(url, "p", way[1]) as limiter:
+        assert limiter.check("k").allowed
+        assert limiter.check({"user": "u"}).allowed
+        assert [each.allowed for each in limiter.check_many(["a", "b"])] == [True, True]
+        assert limiter.forecast("k").spendable_now > 0
+        charge = limiter.reserve("k")
+        assert (charge.allowed, charge.id, limiter.on(charge, "settle", 1)) == (True, "", False)
+        with pytest.raises(StoreUnavailableError):
+            limiter.reset("k")
+    with asking(url, "p", way[1], fail="closed") as limiter:
+        assert limiter.check("k").retry_after_ms == 1_000
+        assert not limiter.check({"user": "u"})
+        assert limiter.forecast("k").spendable_now == 0
+        assert not limiter.reserve("k")
+    with (
+        asking(url, "p", way[1], fail="error") as limiter,
+        pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1"),
+    ):
+        limiter.check("k")
+
+
+class BrokenStore(MemoryStore):
+    """Answers nothing."""
+
+    answers_at_once = False
+
+    async def aapply(self, *args: Any) -> Any:
+        raise StoreUnavailableError("the store is on holiday", reason="full")
+
+    apply_all = aapply_all = aapply  # type: ignore[assignment]
+
+
+def test_an_outage_of_the_services_own_store_is_one_too(way: tuple[str, str]) -> None:
+    with (
+        RunningService(store=BrokenStore(), fail="error") as service,
+        asking(service.url(way[0]), "one", way[1], fail="error") as limiter,
+        pytest.raises(StoreUnavailableError, match="store") as caught,
+    ):
+        limiter.check("k")
+    if way[0] == "http":
+        assert caught.value.reason == "full"
+
+
+@contextmanager
+def mute() -> Iterator[int]:
+    """A port that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_call_ends_with_its_time(way: tuple[str, str]) -> None:
+    """And says whether it may have been charged."""
+    with mute() as port:
+        url = f"{way[0]}://127.0.0.1:{port}"
+        with asking(url, "p", way[1], fail="error", timeout_ms=200) as limiter:
+            began = time.monotonic()
+            with pytest.raises(StoreUnavailableError, match="may have been charged"):
+                limiter.check("k")
+            assert time.monotonic() - began < 10
+            with pytest.raises(StoreUnavailableError) as caught:
+                limiter.peek("k")
+            assert "charged" not in str(caught.value)
+
+
+def read_request(connection: socket.socket) -> None:
+    """Head and body, which clients send in pieces."""
+    with connection.makefile("rb") as file:
+        length = 0
+        while (line := file.readline()) != b"\r\n":
+            assert line, "the client closed in the middle of a request"
+            if line.lower().startswith(b"content-length:"):
+                length = int(line.split(b":")[1])
+        assert len(file.read(length)) == length
+
+
+class Closing:
+    """An HTTP server that ends each connection after these replies, of which None is none."""
+
+    def __init__(self, *connections: list[bytes | None]) -> None:
+        self._connections = connections
+        self.requests = 0
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> Closing:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(30)
+        self._server.close()
+
+    def _serve(self) -> None:
+        for replies in self._connections:
+            connection, _ = self._server.accept()
+            with connection:
+                for reply in replies:
+                    read_request(connection)
+                    self.requests += 1
+                    if reply is not None:
+                        connection.sendall(reply)
+
+
+def decision_reply() -> bytes:
+    body = b'{"decision":{"allowed":true,"remaining":1,"limit":2,"reset_at":5,"retry_after_ms":0}}'
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_a_connection_that_the_server_closed_is_not_used_again(way: str) -> None:
+    """It is noticed before anything is sent, so that each check is asked exactly once."""
+    with (
+        Closing([decision_reply()], [decision_reply()]) as server,
+        asking(f"http://127.0.0.1:{server.port}", "p", way, fail="error") as limiter,
+    ):
+        assert limiter.check("k")
+        time.sleep(0.05)
+        assert limiter.check("k")
+    assert server.requests == 2
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_a_check_whose_answer_was_lost_is_not_repeated(way: str) -> None:
+    """It may have been charged. What spends nothing may be asked again, by whoever asks."""
+    answered = decision_reply()
+    with (
+        Closing([answered, None], [answered]) as server,
+        asking(f"http://127.0.0.1:{server.port}", "p", way, fail="error") as limiter,
+    ):
+        assert limiter.check("k")
+        with pytest.raises(StoreUnavailableError, match="may have been charged"):
+            limiter.check("k")
+        assert limiter.peek("k")
+    assert server.requests == 3
+
+
+def test_a_peek_is_repeated_where_a_kept_connection_broke() -> None:
+    """It spends nothing."""
+    answered = decision_reply()
+    with (
+        Closing([answered, None], [answered]) as server,
+        asking(f"http://127.0.0.1:{server.port}", "p", "sync", fail="error") as limiter,
+    ):
+        assert limiter.check("k")
+        assert limiter.peek("k")
+    assert server.requests == 3
+
+
+def test_threads_share_a_limiter(service: RunningService, key: str) -> None:
+    """Exactly as many are admitted as the policy allows."""
+    with ServiceLimiter(service.url("http"), "one", token=TOKEN, timeout_ms=10_000) as limiter:
+        told: list[bool] = []
+
+        def ask() -> None:
+            told.extend([limiter.check(key).allowed for _ in range(5)])
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (len(told), sum(told)) == (40, 2)
+
+
+def test_waiters_of_one_key_are_served_in_order(service: RunningService, key: str) -> None:
+    """One asks, the others wait; a reset here lets them ask again at once."""
+
+    async def main() -> list[int]:
+        served: list[int] = []
+        url = service.url("http")
+        async with ServiceLimiter(url, "one", token=TOKEN, timeout_ms=10_000) as limiter:
+            await limiter.acheck(key, 2)
+
+            async def wait(number: int) -> None:
+                await limiter.aacquire(key, timeout=600)
+                served.append(number)
+
+            tasks = []
+            for number in range(4):
+                tasks.append(asyncio.create_task(wait(number)))
+                # Behind the first check: then it has been denied, and those after it only wait.
+                for _ in range(3):
+                    await limiter.apeek(key)
+            while len(served) < 4:
+                await limiter.areset(key)
+                await asyncio.sleep(0.01)
+            await asyncio.gather(*tasks)
+        return served
+
+    assert asyncio.run(main()) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "text"),
+    [
+        ("redis://localhost", {}, "another scheme"),
+        ("localhost:8080", {}, "another scheme"),
+        ("http://", {}, "no host"),
+        ("http://host:port", {}, "no valid host"),
+        ("http://user:secret@host", {}, "token="),
+        ("http://host?token=secret", {}, "token="),
+        ("grpc://host", {}, "a host and a port"),
+        ("grpc://host:1/path", {}, "a host and a port"),
+        (7, {}, "not a int"),
+        ("http://host", {"tls": object()}, "https://"),
+        ("https://host", {"tls": object()}, "SSLContext"),
+        ("grpcs://host:1", {"tls": object()}, "ssl_channel_credentials"),
+        ("http://host", {"token": ""}, "printable"),
+        ("http://host", {"token": "a\nb"}, "printable"),
+        ("http://host", {"fail": "ajar"}, "fail"),
+        ("http://host", {"timeout_ms": 0}, "timeout_ms"),
+        ("http://host", {"max_waiters": -1}, "max_waiters"),
+        ("http://host", {"policy": ""}, "policy"),
+    ],
+)
+def test_what_cannot_be_right_is_refused_at_once(
+    url: Any, options: dict[str, Any], text: str
+) -> None:
+    """Without repeating what may hold a secret."""
+    with pytest.raises(ConfigInvalidError, match=text) as caught:
+        ServiceLimiter(url, **{"policy": "p", **options})
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_an_address_of_something_else_is_told(way: str) -> None:
+    """A web server that is no Penstock service."""
+    reply = b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
+    with (
+        Closing([reply]) as server,
+        asking(f"http://127.0.0.1:{server.port}", "p", way) as limiter,
+        pytest.raises(ConfigInvalidError, match="Penstock service"),
+    ):
+        limiter.check("k")
