@@ -266,11 +266,22 @@ def _after(response: Response) -> Response:
             response.headers.setdefault(name, value)
     for ruling in rulings:
         if ruling.is_open and response.is_streamed:
-            # It is over when the server has closed it, and slots are held until then.
-            response.call_on_close(partial(ruling.settle, response))
+            # Slots are held until it is over: read to its end, or closed. Not every server closes
+            # what a client has left.
+            settle = partial(ruling.settle, response)
+            response.response = _followed(response.response, settle)
+            response.call_on_close(settle)
         elif ruling.is_open:
             ruling.settle(response)
     return response
+
+
+def _followed(chunks: Any, settle: Callable[[], None]) -> Iterator[Any]:
+    try:
+        yield from chunks
+    finally:
+        settle()
+        getattr(chunks, "close", lambda: None)()
 
 
 def _teardown(error: BaseException | None) -> None:
