@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, get_args, overload
 from weakref import WeakKeyDictionary
 
@@ -17,6 +16,7 @@ from ..core._charges import require_until, require_wait
 from ..core._clock import Clock, SystemClock, require_clock
 from ..core._decision import Decision, Forecast
 from ..core._errors import StoreUnavailableError
+from ..core._frames import Closing, Settling
 from ..core._validation import (
     MAX_SAFE,
     reject,
@@ -52,7 +52,7 @@ class _Question(NamedTuple):
     """What the fail mode's decision becomes; None for calls that an outage always ends."""
 
 
-class ServiceCharge:
+class ServiceCharge(Settling):
     """Units that were reserved at a service. `bool(charge)` is `charge.allowed`.
 
     As a `Charge`: settle it when the true cost is known, or cancel it. As a context manager it is
@@ -82,26 +82,6 @@ class ServiceCharge:
     def is_open(self) -> bool:
         """Whether it was neither settled nor cancelled yet, as far as is known here."""
         return self._is_open
-
-    @property
-    def limit(self) -> int:
-        """How much the limit of `decision` allows."""
-        return self.decision.limit
-
-    @property
-    def remaining(self) -> int:
-        """What is left of that limit."""
-        return self.decision.remaining
-
-    @property
-    def reset_at(self) -> int:
-        """From when on nothing of this is remembered."""
-        return self.decision.reset_at
-
-    @property
-    def retry_after_ms(self) -> int:
-        """How long to wait before it is worth asking again; 0 exactly when allowed."""
-        return self.decision.retry_after_ms
 
     def settle(self, actual: int | Mapping[str, int]) -> bool:
         """Replace what was reserved by what was used: for every limit, or by name, where those left
@@ -149,43 +129,12 @@ class ServiceCharge:
         self._is_open = False
         return done
 
-    def __bool__(self) -> bool:
-        return self.allowed
-
-    def __enter__(self) -> ServiceCharge:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            self.cancel()
-        elif self.is_open:
-            self.settle({})
-
-    async def __aenter__(self) -> ServiceCharge:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            await self.acancel()
-        elif self.is_open:
-            await self.asettle({})
-
     def __repr__(self) -> str:
         state = "open" if self._is_open else "settled" if self.allowed else "denied"
         return f"<ServiceCharge {state}, starts_at={self.starts_at}>"
 
 
-class ServiceLimiter:
+class ServiceLimiter(Closing):
     """Asks a policy of a service. Safe to share between threads, and between event loops.
 
     `url` is where the service listens: `"http://host:8080"`, `"https://..."`,
@@ -412,28 +361,6 @@ class ServiceLimiter:
     async def aclose(self) -> None:
         """Close those, and the ones of the running event loop."""
         await self._transport.aclose()
-
-    def __enter__(self) -> ServiceLimiter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> ServiceLimiter:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     def __repr__(self) -> str:
         return f"<ServiceLimiter policy {self.policy!r} at {self.url}>"

@@ -20,10 +20,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from ._decision import Booking, Decision
+from ._frames import Settling
 from ._store import Store
 from ._strategy import Strategy
 from ._transform import (
@@ -69,7 +69,7 @@ class Part(NamedTuple):
     shadow: bool = False
 
 
-class Charge:
+class Charge(Settling):
     """Units that were reserved. `bool(charge)` is `charge.allowed`.
 
     `decision` is the answer of the limit, or of the one that binds; `verdict` holds all of them,
@@ -195,26 +195,6 @@ class Charge:
         return asked_at + self._ttl_ms * (1 - _MARGIN) / 1000
 
     @property
-    def limit(self) -> int:
-        """How much the limit of `decision` allows."""
-        return self.decision.limit
-
-    @property
-    def remaining(self) -> int:
-        """What is left of that limit."""
-        return self.decision.remaining
-
-    @property
-    def reset_at(self) -> int:
-        """From when on nothing of this is remembered."""
-        return self.decision.reset_at
-
-    @property
-    def retry_after_ms(self) -> int:
-        """How long to wait before it is worth asking again; 0 exactly when allowed."""
-        return self.decision.retry_after_ms
-
-    @property
     def cost(self) -> Mapping[str, int]:
         """What was reserved, by the name of the limit, which is empty for a limit on its own."""
         return {part.name: part.cost for part, _ in self._parts}
@@ -300,37 +280,6 @@ class Charge:
                 reject(f"actual names {shown(name)}, which was not charged; there are {there}")
             require_int(f"the actual cost of {name!r}", units, 0)
         return actual
-
-    def __bool__(self) -> bool:
-        return self.allowed
-
-    def __enter__(self) -> Charge:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            self.cancel()
-        elif self.is_open:
-            self.settle({})
-
-    async def __aenter__(self) -> Charge:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            await self.acancel()
-        elif self.is_open:
-            await self.asettle({})
 
     def __repr__(self) -> str:
         state = "open" if self._open else "settled" if self.allowed else "denied"

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
@@ -38,6 +37,7 @@ from ._charges import (
 from ._clock import Clock, ManualClock, SystemClock, require_clock
 from ._decision import Decision, Forecast
 from ._errors import PenstockError, UnsupportedError
+from ._frames import Closing
 from ._store import MadeBy, Store, require_store
 from ._strategy import Strategy
 from ._transform import Step, checking, forecasting, peeking, releasing
@@ -113,7 +113,7 @@ def _refuse(store: Store, lead: str, one: Strategy, other: Strategy) -> NoReturn
 L = TypeVar("L", bound="OnStore")
 
 
-class OnStore:
+class OnStore(Closing):
     """What every limiter has of its store: it closes the one that it made, and is pickled as the
     call that it was made by."""
 
@@ -141,28 +141,6 @@ class OnStore:
         self._claims = ()
         if self._owns_store:
             await self.store.aclose()
-
-    def __enter__(self: L) -> L:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self: L) -> L:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickle holds what the limiter was made from: see `Store.__reduce__`."""

@@ -68,7 +68,7 @@ class OutgoingOptions(TypedDict, total=False):
 
     A request waits for as long as it takes, or with a `timeout` in seconds raises
     `rate_limit_exceeded` as soon as it is plain that it would be longer; 0 never waits. With
-    `honour`, which is on, what an answer says of limits is heeded: a refusal with `Retry-After`, or
+    `honour`, which is on, what an answer says of limits is obeyed: a refusal with `Retry-After`, or
     nothing left, pauses; less left than was counted on shrinks. A pause is never longer than
     `max_pause_ms`, an hour.
 

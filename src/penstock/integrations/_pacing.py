@@ -273,7 +273,7 @@ class Pacer:
     @contextmanager
     def _shrink(self, key: str) -> Iterator[dict[str, str]]:
         """The keys to look at and take from, without the gate, which a pause may close. None while
-        another answer for this key is being heeded: both would take the same excess."""
+        another answer for this key is being obeyed: both would take the same excess."""
         if key in self._shrinking:
             yield {}
             return

@@ -1,4 +1,4 @@
-"""aiohttp's client: a middleware that waits for a limit before each request, and heeds answers.
+"""aiohttp's client: a middleware that waits for a limit before each request, and obeys answers.
 
     async with ClientSession(middlewares=[LimitedMiddleware("10/second")]) as session: ...
 
@@ -35,7 +35,7 @@ class LimitedMiddleware:
         self._outgoing = _outgoing.Outgoing(limit, **options)
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
-        """Wait, send, and heed the answer."""
+        """Wait, send, and obey what the answer says of limits."""
         entered = await self._outgoing.aenter(request.method, str(request.url), request.headers)
         response = await handler(request)
         try:

@@ -4,7 +4,7 @@
     server = grpc.aio.server(interceptors=[AioLimitInterceptor("100/second")])
 
 A server refuses with RESOURCE_EXHAUSTED and the time to wait, as `grpc-retry-pushback-ms` and as a
-`google.rpc.RetryInfo` in the details of the status. A client waits before it calls, and heeds
+`google.rpc.RetryInfo` in the details of the status. A client waits before it calls, and obeys
 both. All four kinds of calls are covered; a stream counts once, when it begins.
 """
 
@@ -384,7 +384,7 @@ class _ClientLimit:
         return pacer, await pacer.aenter(key, {}, self._timeout_ms)
 
     def _watch(self, entered: Any, call: Any) -> Any:
-        """Heed the answer when it is there."""
+        """Obey the answer when it is there."""
         if entered is not None and self._honour:
             call.add_done_callback(lambda done: self._observe(entered, done))
         return call
@@ -459,7 +459,7 @@ class LimitClientInterceptor(
         return self._watch(entered, continuation(client_call_details, request))
 
     intercept_unary_unary: Any = _intercept
-    """Wait, call, and heed the answer."""
+    """Wait, call, and obey what the answer says of limits."""
     intercept_unary_stream: Any = _intercept
     """The same."""
     intercept_stream_unary: Any = _intercept

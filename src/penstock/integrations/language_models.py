@@ -10,7 +10,7 @@ What a call costs is known only when it is over. So an estimate is taken first, 
 longest answer that is asked for, and settled at the end of the block by the usage that the provider
 reports: in an answer of the shape of OpenAI or of Anthropic, or in the events of a stream. A call
 that fails gives everything back; one whose stream breaks off has used what was seen of it. A
-provider that refuses is heeded: nothing is sent until the time that it names.
+provider that refuses is obeyed: nothing is sent until the time that it names.
 
 No client library is needed or imported: answers are read by their shape, as objects or as parsed
 JSON.
@@ -57,7 +57,7 @@ class ModelLimits:
     with a `timeout` in seconds raises `rate_limit_exceeded` as soon as it is plain that it would
     take longer; 0 never waits.
 
-    With `honour`, which is on, what answers say of limits is heeded, for at most `max_pause_ms`. A
+    With `honour`, which is on, what answers say of limits is obeyed, for at most `max_pause_ms`. A
     place in flight is renewed for as long as the call lasts; that of a process that died is free
     after `slot_ttl_ms`. `store`, `prefix`, `clock` and `max_waiters` are those of `rate_limit`:
     with a shared store, all processes together keep the limits, and wait in one order.
@@ -90,7 +90,7 @@ class ModelLimits:
         self.timeout_ms: int | None = _timeout_in_ms(timeout)
         """For how long a call waits at most."""
         self.honour: bool = honour
-        """Whether what answers say of limits is heeded."""
+        """Whether what answers say of limits is obeyed."""
         self._store, self._owns_store = _opening.open_for_limiter(store, clock)
         try:
             self._pacer = _pacing.Pacer(

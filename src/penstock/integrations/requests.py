@@ -1,4 +1,4 @@
-"""Requests: an adapter that waits for a limit before each request, and heeds what answers say.
+"""Requests: an adapter that waits for a limit before each request, and obeys what answers say.
 
     session = requests.Session()
     limit_session(session, "10/second")

@@ -1,4 +1,4 @@
-"""urllib3: a PoolManager that waits for a limit before each request, and heeds what answers say.
+"""urllib3: a PoolManager that waits for a limit before each request, and obeys what answers say.
 
     pool = LimitedPoolManager("10/second")
 
@@ -68,7 +68,7 @@ def _limit_pools(manager: _Manager, outgoing: _outgoing.Outgoing) -> _Manager:
 
 
 class _LimitedPool:
-    """The part of a pool that waits and heeds. An attempt is one call of `urlopen`, which waits
+    """The part of a pool that waits and obeys. An attempt is one call of `urlopen`, which waits
     before a connection is taken, and in it one of `_make_request`, whose answer may not be the one
     that `urlopen` returns: a retry of urllib3's own follows inside of it."""
 
