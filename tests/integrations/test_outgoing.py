@@ -147,7 +147,7 @@ def test_a_refusal_pauses_and_is_passed_on(client: str, partner: Partner) -> Non
     partner.answers.append((429, {"Retry-After": "30"}))
     with pytest.raises(RateLimitExceededError) as caught:
         gets(client, [partner.url()] * 2, "100/second", timeout=5)
-    assert 29_000 < caught.value.decision.retry_after_ms <= 30_000
+    assert 29_000 < caught.value.decision.retry_after_ms <= 30_100
     assert len(partner.seen) == 1
 
 
@@ -156,7 +156,7 @@ def test_an_answer_with_nothing_left_pauses(client: str, partner: Partner) -> No
     partner.answers.append((200, {"RateLimit": '"default";r=0;t=20'}))
     with pytest.raises(RateLimitExceededError) as caught:
         gets(client, [partner.url()] * 2, "100/second", timeout=5)
-    assert 19_000 < caught.value.decision.retry_after_ms <= 20_000
+    assert 19_000 < caught.value.decision.retry_after_ms <= 20_100
 
 
 @all_clients
