@@ -11,6 +11,7 @@ from importlib import metadata
 
 from ..config import load_policy_file
 from ..config._loading import import_modules
+from ..core import native
 from ..core._clock import SystemClock
 from ..core._errors import (
     EXTRAS,
@@ -20,7 +21,6 @@ from ..core._errors import (
     distribution_of,
     install_line,
 )
-from ..core._native import native
 from ..core._strategy import registered
 from ..service._banner import shown_store
 from ..service._fail_modes import PING, PING_KEY, ask_store

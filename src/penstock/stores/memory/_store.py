@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 from ..._queueing.fork import ForkAware, watch_forks
+from ...core import native
 from ...core._clock import Clock, SystemClock, require_clock
-from ...core._native import native
 from ...core._store import Store, from_its_url
 from ...core._transform import Step, Transform
 from ...core._validation import (
