@@ -25,8 +25,8 @@ from ..core._strategy import registered
 from ..service._banner import shown_store
 from ..service._fail_modes import PING, PING_KEY, ask_store
 from ..stores._opening import open_store
-from ._modes import call_and_close
-from ._settings import Settings, add_import, add_store, imports_of, store_url
+from ._settings import Settings, add_import, imports_of
+from ._store import add_store, call_and_close, store_url
 from ._version import describe
 
 __all__ = ["SUMMARY", "configure", "run"]

@@ -38,7 +38,7 @@ from ...core._lua import LuaAccelerator, LuaScript
 from ...core._strategy import Strategy
 from ...core._transform import READING, Grant, Step, Transform, bargain, looked_at
 from ...core._validation import reject
-from .. import _record as record
+from .. import record
 from .._sheet import Call, ConnectionFailedError, Sheet
 from ._requests import (
     TIME,

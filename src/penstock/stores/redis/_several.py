@@ -23,7 +23,7 @@ from ...core._errors import PenstockError, StoreUnavailableError, UnsupportedErr
 from ...core._lua import LuaScript, LuaSource, script_of_all
 from ...core._strategy import registered
 from ...core._transform import Step, Transform, checking, decide_all, trying
-from .. import _record as record
+from .. import record
 from .._sheet import ConnectionFailedError
 from ._requests import TIME, Command, Delay, RedisFlow, ms_of
 from ._routing import RedisRouter, names_of
