@@ -23,8 +23,7 @@ from penstock import (
 )
 from penstock.stores import open_store
 from penstock.stores.postgres import PostgresStore, _flows, _libpq
-from penstock.stores.postgres._async_connections import AsyncConnection
-from penstock.stores.postgres._asyncpg_connections import AsyncpgConnection
+from penstock.stores.postgres._async_connections import AsyncConnection, AsyncpgConnection
 from penstock.stores.postgres._requests import Query
 from penstock.testkit import run_store_conformance
 from tests.stores.exactness import (
