@@ -17,8 +17,7 @@ from penstock.core._transform import checking
 from penstock.stores import open_store
 from penstock.stores.cas import Conflict, ConnectionFailedError, Held, Read, Swap
 from penstock.stores.dynamodb import DynamoDBStore
-from penstock.stores.dynamodb._faults import translated
-from penstock.stores.dynamodb._schema import create
+from penstock.stores.dynamodb._items import create, translated
 from tests.stores import edge
 
 NOW = 1_700_000_000_000
