@@ -243,18 +243,23 @@ class Strategy(ABC):
 
     def __init__(self, **values: Any) -> None:
         """Checks the values against the declaration, and keeps them in `values`."""
-        if unknown := values.keys() - {parameter.name for parameter in self.parameters}:
-            names = ", ".join(parameter.name for parameter in self.parameters) or "none"
-            reject(f"{self.name} has no parameter {', '.join(sorted(unknown))}; it has {names}")
         taken = {}
+        given = len(values)
         for parameter in self.parameters:
-            value = values.get(parameter.name, parameter.default)
+            if parameter.name in values:
+                value = values[parameter.name]
+                given -= 1
+            else:
+                value = parameter.default
             if value is _REQUIRED:
                 reject(
                     f"{self.name} needs {parameter.name}, such as {parameter.name}="
                     f"{parameter.example!r}"
                 )
             taken[parameter.name] = parameter.require(value)
+        if given:
+            unknown, names = values.keys() - taken.keys(), ", ".join(taken) or "none"
+            reject(f"{self.name} has no parameter {', '.join(sorted(unknown))}; it has {names}")
         self.values = taken
 
     @property
