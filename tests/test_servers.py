@@ -361,14 +361,14 @@ def test_proxy_forwards_and_counts(valkey: Valkey, proxy: FaultProxy) -> None:
 
 def test_proxy_delays_replies(proxy: FaultProxy) -> None:
     """A delay is felt by the client and ends with restore()."""
-    proxy.delay(120)
+    proxy.delay(1_000)
     started = time.monotonic()
     assert call(proxy.port, "PING") == "PONG"
-    assert time.monotonic() - started >= 0.12
+    assert time.monotonic() - started >= 1
     proxy.restore()
     started = time.monotonic()
     assert call(proxy.port, "PING") == "PONG"
-    assert time.monotonic() - started < 0.12
+    assert time.monotonic() - started < 1
 
 
 def test_proxy_cuts_after_the_request(valkey: Valkey, proxy: FaultProxy) -> None:

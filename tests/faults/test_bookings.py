@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock import gcra, rate_limit
 from tests.servers import RedisServer
-from tests.stores.redis.live import new_key, running, url_of
+from tests.stores.redis.live import new_key, patient_url_of, running
 
 PROCESSES, EACH, PER_SECOND = 8, 20, 200
 PATIENCE_S = 60
@@ -41,7 +41,7 @@ def test_processes_leave_in_the_order_of_their_bookings_with_one_call_each() -> 
     server: RedisServer = running("valkey")
     spawn = multiprocessing.get_context("spawn")
     gate, answers = spawn.Barrier(PROCESSES + 1), spawn.Queue()
-    arguments = (url_of("valkey"), new_key(), gate, answers)
+    arguments = (patient_url_of("valkey"), new_key(), gate, answers)
     processes = [spawn.Process(target=_book, args=arguments) for _ in range(PROCESSES)]
     for process in processes:
         process.start()

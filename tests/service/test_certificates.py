@@ -18,7 +18,7 @@ import pytest
 from tests.servers.process import NotReady, eventually
 from tests.service.grpc.certificates import Pair, authority, signed
 from tests.service.http.serving import Penstock
-from tests.stores.redis.live import url_of
+from tests.stores.redis.live import patient_url_of
 
 pytest.importorskip("grpc")
 
@@ -132,7 +132,7 @@ def _old_certificates(world: World) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_new_connections_are_shown_the_new_certificate(world: World, workers: int) -> None:
     """Over HTTP and gRPC, by every worker; connections that are open are served on."""
-    flags = ["--store", url_of("valkey"), "--workers", str(workers)]
+    flags = ["--store", patient_url_of("valkey"), "--workers", str(workers)]
     with Guarded(*world.flags(asks=False), *flags) as server:
         assert world.asks_http(server.port, trusts="old")
         assert world.asks_grpc(server.grpc_port, trusts="old")

@@ -43,7 +43,7 @@ from penstock.core._transform import (
 from penstock.stores import open_store
 from tests.servers import NotReady, eventually
 from tests.stores.mixtures import OracleStore
-from tests.stores.redis.live import PATIENT_MS, new_key, open_empty, url_of
+from tests.stores.redis.live import PATIENT_MS, new_key, open_empty, patient_url_of, url_of
 
 START = 1_700_000_000_000
 IDS = [f"s{number}" for number in range(6)]
@@ -356,7 +356,7 @@ def test_every_store_says_why_slots_cannot_be_paused(store: Store) -> None:
 
 def test_tasks_hold_slots_too() -> None:
     async def main() -> int:
-        limiter = rate_limit(slots(3), store=url_of("valkey"), prefix=new_key())
+        limiter = rate_limit(slots(3), store=patient_url_of("valkey"), prefix=new_key())
         most = now = 0
 
         async def work() -> None:
@@ -389,7 +389,7 @@ while True:
 
 
 def test_the_slots_of_a_killed_process_come_back_within_one_ttl() -> None:
-    prefix, url = new_key(), f"{url_of('valkey')}?timeout_ms={PATIENT_MS}"
+    prefix, url = new_key(), patient_url_of("valkey")
     command = [sys.executable, "-c", HOLDER, url, prefix]
     holders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
 

@@ -24,7 +24,7 @@ limiters:
 """
 
 # What a check may take while the store is away, on a machine that has other things to do.
-PATIENCE_S = 2.0
+PATIENCE_S = 5.0
 
 
 class Fleet:
@@ -48,9 +48,9 @@ class Fleet:
 
 
 async def eventually(condition: Any) -> None:
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 30
     while not await condition():
-        assert time.monotonic() < deadline, "not within 15 s"
+        assert time.monotonic() < deadline, "not within 30 s"
         await asyncio.sleep(0.05)
 
 
@@ -66,7 +66,7 @@ def test_two_processes_on_one_store_admit_exactly_the_limit() -> None:
 
     with ExitStack() as stack:
         server = stack.enter_context(Valkey())
-        ports = [stack.enter_context(serving(FILE, server.url)) for _ in range(2)]
+        ports = [stack.enter_context(serving(FILE, server.patient_url)) for _ in range(2)]
         run(scenario(*ports))
 
 
@@ -83,7 +83,7 @@ def test_two_processes_share_a_token_budget() -> None:
 
     with ExitStack() as stack:
         server = stack.enter_context(Valkey())
-        ports = [stack.enter_context(serving(FILE, server.url)) for _ in range(2)]
+        ports = [stack.enter_context(serving(FILE, server.patient_url)) for _ in range(2)]
         run(scenario(*ports))
 
 
@@ -91,17 +91,17 @@ def test_a_store_that_dies_and_returns_is_lived_through() -> None:
     """Each policy answers as its fail mode says, soon, and as before once the store is back."""
     require("valkey")
 
-    async def healthy(fleet: Fleet) -> bool:
-        return await code_of(fleet.check("error")) is grpc.StatusCode.OK
-
     async def answers(fleet: Fleet) -> list[Any]:
         calls = [fleet.check("open"), fleet.check("closed")]
         return [(await call).decision.allowed for call in calls]
 
+    async def healthy(fleet: Fleet) -> bool:
+        served = await code_of(fleet.check("error")) is grpc.StatusCode.OK
+        return served and await answers(fleet) == [True, True]
+
     async def scenario(server: Valkey, port: int) -> None:
         async with Fleet(port) as fleet:
-            assert await healthy(fleet)
-            assert await answers(fleet) == [True, True]
+            await eventually(lambda: healthy(fleet))
             for hurt, heal in ((server.kill, server.restart), (server.pause, server.resume)):
                 hurt()
                 for _ in range(3):
@@ -111,7 +111,6 @@ def test_a_store_that_dies_and_returns_is_lived_through() -> None:
                     assert time.monotonic() - began < 3 * PATIENCE_S
                 heal()
                 await eventually(lambda: healthy(fleet))
-                assert await answers(fleet) == [True, True]
 
-    with Valkey() as server, serving(FILE, server.url) as port:
+    with Valkey() as server, serving(FILE, f"{server.url}?timeout_ms=500") as port:
         run(scenario(server, port))

@@ -104,10 +104,10 @@ def test_a_signal_under_load_leaves_no_admitted_call_unanswered(
         # Only the number is wanted: the service has to take the port for itself.
         port = held.number
         held.release()
-        with served(tmp_path, store=server.url, grpc_port=port, workers=workers) as process:
+        with served(tmp_path, store=server.patient_url, grpc_port=port, workers=workers) as process:
             heard = run(scenario(process, port))
             assert process.wait(20) == 0
-        with serving(FILE, server.url) as again:
+        with serving(FILE, server.patient_url) as again:
             assert heard["allowed"] == spent(again) > 0
     assert heard["UNAVAILABLE"] == 12, heard
 

@@ -40,6 +40,11 @@ def url_of(name: str) -> str:
     return server.url.replace("redis://", "redis+cluster://") if name == "cluster" else server.url
 
 
+def patient_url_of(name: str) -> str:
+    """With a deadline that is not met by chance, where every call has to be answered."""
+    return f"{url_of(name)}?timeout_ms={PATIENT_MS}"
+
+
 def open_empty(name: str) -> RedisStore:
     """A patient store that decides by the caller's clock, on an emptied server."""
     server = running(name)

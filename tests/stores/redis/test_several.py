@@ -34,7 +34,14 @@ from tests.stores.exactness import (
     assert_exact_from_tasks,
     assert_exact_from_threads,
 )
-from tests.stores.redis.live import PATIENT_MS, new_key, open_empty, running, url_of
+from tests.stores.redis.live import (
+    PATIENT_MS,
+    new_key,
+    open_empty,
+    patient_url_of,
+    running,
+    url_of,
+)
 
 SEED = int(os.environ.get("SEED", "1"))
 REQUESTS = int(os.environ.get("REQUESTS", "1500"))
@@ -97,7 +104,7 @@ def test_three_limits_are_one_round_trip() -> None:
     server: RedisServer = running("valkey")
     limits = Limits(
         {"user": "100/minute", "tenant": "1000/minute", "all": fixed_window(9_000, 60_000)},
-        store=url_of("valkey"),
+        store=patient_url_of("valkey"),
         prefix=new_key(),
     )
     keys = {"user": "a", "tenant": "b", "all": "c"}
@@ -142,7 +149,7 @@ def test_keys_in_several_slots_are_given_back_when_a_later_one_denies() -> None:
 def test_what_the_server_charged_comes_back_by_its_clock(where: str) -> None:
     """By the server's clock, whatever ours says."""
     for strategy in (gcra(10, 10**7), fixed_window(10, 10**7)):
-        limiter = rate_limit(strategy, store=url_of(where), prefix=new_key())
+        limiter = rate_limit(strategy, store=patient_url_of(where), prefix=new_key())
         charge = limiter.reserve("k", 8)
         assert abs(charge.charged_at - limiter.clock.now()) < 60_000
         assert charge.settle(3)
@@ -155,7 +162,9 @@ def test_what_the_server_charged_comes_back_by_its_clock(where: str) -> None:
 def test_a_foreign_key_charges_nobody() -> None:
     server: RedisServer = running("valkey")
     prefix = new_key()
-    limits = Limits({"a": "5/second", "b": "5/second"}, store=url_of("valkey"), prefix=prefix)
+    limits = Limits(
+        {"a": "5/second", "b": "5/second"}, store=patient_url_of("valkey"), prefix=prefix
+    )
     server.call("LPUSH", f"{prefix}:b:k", "not ours")
     with pytest.raises(ConfigInvalidError, match="something else"):
         limits.check({"a": "k", "b": "k"})
