@@ -107,5 +107,5 @@ wire: $(VENV)/.packages  ## regenerate the scripts, the manifest, the vectors an
 	@$(BIN)/python -m tools.docs.tables
 
 clean:  ## remove everything that can be made again
-	rm -rf $(VENV) .venv-* .tools build dist src/*.egg-info src/penstock/accel/*.so src/penstock/accel/_native.c
+	rm -rf $(VENV) .venv-* .tools build dist src/*.egg-info src/penstock/accel/*.so src/penstock/accel/_*.c
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis docs/api
