@@ -19,9 +19,9 @@ from penstock.service.http2 import _connection, _hpack, _streams
 compiled: Any = pytest.importorskip("penstock.accel._http2")
 
 ROUTES = {
-    b"/a.B/Unary": _streams.Route(1, 300),
-    b"/a.B/Stream": _streams.Route(2, 300, streaming=True),
-    b"/a.B/Batch": _streams.Route(3, 200_000),
+    b"/a.B/Unary": _streams.KnownPath(1, 300),
+    b"/a.B/Stream": _streams.KnownPath(2, 300, streaming=True),
+    b"/a.B/Batch": _streams.KnownPath(3, 200_000),
 }
 NAMES = [
     *(b":method", b":path", b":scheme", b":authority", b":status", b"host", b"te", b"cookie"),

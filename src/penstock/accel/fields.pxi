@@ -5,7 +5,6 @@ cdef extern from *:
     /* What a character may be part of. */
     #define PENSTOCK_NAME 1        /* a name in lower case */
     #define PENSTOCK_VALUE 2       /* a value */
-    #define PENSTOCK_EDGE 4        /* the first and last character of a value */
     #define PENSTOCK_PATH 8        /* a path, beside its slashes */
     #define PENSTOCK_QUERY 16      /* a query */
     #define PENSTOCK_HEX 32
@@ -31,8 +30,8 @@ cdef extern from *:
         penstock_mark("!#$%&'*+-.^_`|~", PENSTOCK_NAME);
         penstock_mark("-._~!$&'()*+,;=:@", PENSTOCK_PATH | PENSTOCK_QUERY);
         penstock_mark("/?", PENSTOCK_QUERY);
-        penstock_mark_range('!', '~', PENSTOCK_VALUE | PENSTOCK_EDGE);
-        penstock_mark_range(0x80, 0xff, PENSTOCK_VALUE | PENSTOCK_EDGE);
+        penstock_mark_range('!', '~', PENSTOCK_VALUE);
+        penstock_mark_range(0x80, 0xff, PENSTOCK_VALUE);
         penstock_mark("\\t ", PENSTOCK_VALUE);
     }
 
@@ -63,7 +62,6 @@ cdef extern from *:
     """
     int IN_NAME "PENSTOCK_NAME"
     int IN_VALUE "PENSTOCK_VALUE"
-    int IN_EDGE "PENSTOCK_EDGE"
     int IN_PATH "PENSTOCK_PATH"
     int IN_QUERY "PENSTOCK_QUERY"
     uint8_t* class_of "penstock_class"
@@ -349,16 +347,6 @@ cdef inline bint is_target(const char* text, Py_ssize_t size, Py_ssize_t* path_s
         return False
     at += 1
     return encoded_in(text + at, size - at, IN_QUERY) == size - at
-
-
-cdef inline bint is_value(const char* text, Py_ssize_t size) noexcept:
-    if size == 0:
-        return True
-    return (
-        class_of[<uint8_t> text[0]] & IN_EDGE != 0
-        and class_of[<uint8_t> text[size - 1]] & IN_EDGE != 0
-        and all_in(text, size, IN_VALUE)
-    )
 
 
 cdef inline int64_t parse_length(Span text) noexcept:

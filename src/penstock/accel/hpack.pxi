@@ -230,7 +230,7 @@ cdef uint8_t flags_of(uint8_t known, Span name, Span value) noexcept:
         good = False
     else:
         good = (known or (name.size and all_in(name.at, name.size, IN_NAME)))
-        good = good and is_value(value.at, value.size)
+        good = good and all_in(value.at, value.size, IN_VALUE)
     return 0 if good else FIELD_MALFORMED
 
 

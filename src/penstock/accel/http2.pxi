@@ -445,6 +445,7 @@ cdef class Http2Connection:
         cdef Py_ssize_t size = first.size + second.size
         if stream.closed:
             return False
+        earn_allowance(&self.controls, self.options.controls_per_request)
         append(&stream.waiting, first.at, first.size)
         append(&stream.waiting, second.at, second.size)
         stream.waiting_end = end
@@ -486,6 +487,7 @@ cdef class Http2Connection:
             memcpy(self.out.data + self.out.end + 14, message, size)
             self.out.end += framed + 9
             self.window -= framed
+            earn_allowance(&self.controls, self.options.controls_per_request)
             write_fields(self, stream.id, REPLY_STATUS, True)
             finish(self, stream)
             return True

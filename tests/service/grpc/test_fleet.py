@@ -65,8 +65,9 @@ def test_two_processes_on_one_store_admit_exactly_the_limit() -> None:
             assert {reply.decision.limit for reply in replies} == {50}
 
     with ExitStack() as stack:
-        server = stack.enter_context(Valkey())
-        ports = [stack.enter_context(serving(FILE, server.url)) for _ in range(2)]
+        # How long a store may take to connect is not what this is about.
+        store = f"{stack.enter_context(Valkey()).url}?timeout_ms=20000"
+        ports = [stack.enter_context(serving(FILE, store)) for _ in range(2)]
         run(scenario(*ports))
 
 
@@ -82,8 +83,9 @@ def test_two_processes_share_a_token_budget() -> None:
             assert sum(reply.decision.allowed for reply in replies) == 100
 
     with ExitStack() as stack:
-        server = stack.enter_context(Valkey())
-        ports = [stack.enter_context(serving(FILE, server.url)) for _ in range(2)]
+        # How long a store may take to connect is not what this is about.
+        store = f"{stack.enter_context(Valkey()).url}?timeout_ms=20000"
+        ports = [stack.enter_context(serving(FILE, store)) for _ in range(2)]
         run(scenario(*ports))
 
 

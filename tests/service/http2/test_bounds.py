@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.service.http2 import ErrorCode, HeaderBlock, Route
+from penstock.service.http2 import ErrorCode, HeaderBlock, KnownPath
 from penstock.service.http2._hpack import Encoder
 
 from .frames import (
@@ -248,7 +248,7 @@ def test_games_with_the_size_of_its_own_table_are_bounded(protocol: Any) -> None
 
 def test_a_body_beyond_the_bound_of_its_path_is_handed_over_as_too_large(protocol: Any) -> None:
     """At once if its length is announced; what still comes is not kept."""
-    routes = {b"/test.Echo/Unary": Route(1, 20)}
+    routes = {b"/test.Echo/Unary": KnownPath(1, 20)}
     client = Talk(protocol, routes=routes)
     client.send(request(1, (b"content-length", b"21")))
     client.send(request(3) + frame(DATA, 0, 3, b"x" * 21))
@@ -351,7 +351,7 @@ def test_a_frame_that_trickles_in_is_ended(protocol: Any) -> None:
 
 def test_frames_that_arrive_slowly_but_whole_are_not_ended(protocol: Any) -> None:
     """The time counts for each of them, not for all."""
-    client = Talk(protocol, routes={b"/test.Echo/Unary": Route(1, streaming=True)})
+    client = Talk(protocol, routes={b"/test.Echo/Unary": KnownPath(1, streaming=True)})
     data = request(1) + frame(DATA, 0, 1, b"abc") * 20
     for at in range(0, len(data), 3):
         client.now += 1_000 if at > 200 else 1
@@ -361,7 +361,7 @@ def test_frames_that_arrive_slowly_but_whole_are_not_ended(protocol: Any) -> Non
 
 def test_a_request_that_does_not_end_is_handed_over_as_late(protocol: Any) -> None:
     """A streaming one may take its time."""
-    routes = {b"/slow": Route(1, streaming=True)}
+    routes = {b"/slow": KnownPath(1, streaming=True)}
     client = Talk(protocol, routes=routes, request_ms=30_000)
     client.send(request(1) + frame(DATA, 0, 1, b"x") + request(3, path="/slow"))
     assert client.http2.expire(30_000) == []

@@ -12,7 +12,7 @@ import h2.events
 import h2.settings
 import pytest
 
-from penstock.service.http2 import ErrorCode, HeaderBlock, Route
+from penstock.service.http2 import ErrorCode, HeaderBlock, KnownPath
 from penstock.service.http2._connection import PREFACE
 
 from .frames import (
@@ -44,7 +44,7 @@ from .frames import (
 )
 
 OK = HeaderBlock([(b":status", b"200")])
-STREAMING = {b"/test.Echo/Unary": Route(7, streaming=True)}
+STREAMING = {b"/test.Echo/Unary": KnownPath(7, streaming=True)}
 
 
 class Library:
@@ -460,7 +460,10 @@ ENDS_STREAM = {
     "te for something else": (request(1, (b"te", b"gzip")), ErrorCode.PROTOCOL_ERROR),
     "a line end in a value": (request(1, (b"x", b"a\r\nb")), ErrorCode.PROTOCOL_ERROR),
     "a NUL in a value": (request(1, (b"x", b"a\0b")), ErrorCode.PROTOCOL_ERROR),
-    "a space around a value": (request(1, (b"x", b" a")), ErrorCode.PROTOCOL_ERROR),
+    "a space around a length": (
+        request(1, (b"content-length", b" 5")),
+        ErrorCode.PROTOCOL_ERROR,
+    ),
     "two lengths": (
         request(1, (b"content-length", b"1"), (b"content-length", b"1")),
         ErrorCode.PROTOCOL_ERROR,

@@ -15,22 +15,24 @@ import binascii
 import gzip
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from ..http2 import HeaderBlock
+from ..http2 import HeaderBlock, compiled
 
 __all__ = [
-    "Call",
+    "CallHead",
     "GrpcError",
     "MessageReader",
     "Status",
+    "answer_plainly",
     "frame_message",
     "is_grpc",
     "parse_timeout",
     "percent_encode",
+    "plain_call",
     "read_call",
     "read_message",
     "read_metadata",
@@ -42,10 +44,13 @@ __all__ = [
 ]
 
 _CONTENT_TYPE = re.compile(r"application/grpc(?:\+proto)?(?:[ \t]*;.*)?")
+_PLAIN_TYPES = ("application/grpc", "application/grpc+proto")
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _UNIT_NS = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
 _METADATA_NAME = re.compile(rb"[0-9a-z_.-]+")
 _METADATA_VALUE = re.compile(rb"[ -~]*")
+# The one name of the protocol's own that a server chooses a value for.
+_PUSHBACK = b"grpc-retry-pushback-ms"
 _PREFIX_BYTES = 5
 _ENCODINGS = ("identity", "gzip")
 
@@ -79,17 +84,25 @@ class Status(IntEnum):
 
 
 class GrpcError(Exception):
-    """A call that cannot be answered with a message. `details` is a google.rpc.Status."""
+    """A call that cannot be answered with a message. `details` is a google.rpc.Status, and
+    `trailing` metadata beside it."""
 
-    def __init__(self, status: int, text: str, details: bytes = b"") -> None:
+    def __init__(
+        self,
+        status: Status,
+        text: str,
+        details: bytes = b"",
+        trailing: Sequence[tuple[str, str | bytes]] = (),
+    ) -> None:
         super().__init__(text)
         self.status = status
         self.text = text
         self.details = details
+        self.trailing = trailing
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallHead:
     """What the head of a call says. A `timeout_ms` of None is no deadline."""
 
     timeout_ms: int | None
@@ -103,7 +116,7 @@ def is_grpc(stream: Any) -> bool:
     return _CONTENT_TYPE.fullmatch(stream.get("content-type") or "") is not None
 
 
-def read_call(stream: Any) -> Call:
+def read_call(stream: Any) -> CallHead:
     if stream.method != "POST":
         raise GrpcError(Status.INTERNAL, "a call is a POST")
     # Its absence tells of a proxy that would drop the trailers of the answer, too.
@@ -117,7 +130,27 @@ def read_call(stream: Any) -> Call:
     elif encoding not in _ENCODINGS:
         raise GrpcError(Status.UNIMPLEMENTED, "grpc-encoding is none of identity and gzip")
     accepted = (stream.get("grpc-accept-encoding") or "").split(",")
-    return Call(timeout_ms, encoding, any(word.strip(" \t") == "gzip" for word in accepted))
+    return CallHead(timeout_ms, encoding, any(word.strip(" \t") == "gzip" for word in accepted))
+
+
+def _plain_call(stream: Any, max_bytes: int) -> tuple[int | None, bytes] | None:
+    """The deadline, in milliseconds, and the message of a unary call that has nothing special to
+    it. None for others, of which some are right as well: `read_call` and `read_message` know."""
+    content_type = stream.get("content-type")
+    if stream.fault or not stream.ended or content_type not in _PLAIN_TYPES:
+        return None
+    try:
+        call = read_call(stream)
+        if call.encoding != "identity":
+            return None
+        return call.timeout_ms, read_message(stream.body, call.encoding, max_bytes)
+    except GrpcError:
+        return None
+
+
+plain_call: Callable[[Any, int], tuple[int | None, bytes] | None] = (
+    _plain_call if compiled is None else compiled.plain_call
+)
 
 
 def parse_timeout(text: str) -> int:
@@ -233,7 +266,7 @@ def write_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> list[tuple[by
     fields = []
     for name_text, value in metadata:
         name = name_text.encode()
-        if not _METADATA_NAME.fullmatch(name) or name.startswith(b"grpc-"):
+        if not _METADATA_NAME.fullmatch(name) or (name.startswith(b"grpc-") and name != _PUSHBACK):
             raise ValueError(f"{name_text!r} is no name for metadata")
         if name.endswith(b"-bin") != isinstance(value, bytes):
             raise ValueError(
@@ -273,6 +306,12 @@ def reply(
     return send_message(
         connection, stream, message, metadata=metadata, compress=compress
     ) and send_status(connection, stream, Status.OK, trailing=trailing)
+
+
+answer_plainly: Callable[[Any, Any, bytes], bool] = (
+    reply if compiled is None else compiled.Http2Connection.reply
+)
+"""The same without anything special to it."""
 
 
 def send_message(
@@ -317,7 +356,14 @@ def send_status(
 
 def refuse(connection: Any, stream: Any, error: GrpcError) -> bool:
     """The end of a call with what went wrong."""
-    return send_status(connection, stream, error.status, error.text, details=error.details)
+    return send_status(
+        connection,
+        stream,
+        error.status,
+        error.text,
+        details=error.details,
+        trailing=error.trailing,
+    )
 
 
 def percent_encode(text: str) -> bytes:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._connection import PREFACE, ErrorCode
 from ._hpack import HeaderBlock
-from ._streams import Route
+from ._streams import KnownPath
 
 __all__ = [
     "PREFACE",
@@ -24,8 +24,8 @@ __all__ = [
     "HeaderBlock",
     "Http2Connection",
     "Http2Options",
+    "KnownPath",
     "Room",
-    "Route",
     "compiled",
 ]
 

@@ -50,7 +50,7 @@ from enum import IntEnum
 from struct import Struct
 
 from ._hpack import Decoder, Encoder, HeaderBlock, HpackError
-from ._streams import Fields, MalformedError, Room, Route, Stream, are_trailers
+from ._streams import Fields, KnownPath, MalformedError, Room, Stream, are_trailers
 
 __all__ = ["PREFACE", "ErrorCode", "Event", "Http2Connection", "Http2Options"]
 
@@ -100,7 +100,7 @@ class ErrorCode(IntEnum):
 class Http2Options:
     """What all connections of a server have in common: the known paths, and the bounds."""
 
-    routes: Mapping[bytes, Route] = field(default_factory=dict)
+    routes: Mapping[bytes, KnownPath] = field(default_factory=dict)
 
     room: Room = field(default_factory=lambda: Room(64 * 2**20))
     """Bodies that are not complete, beyond `held_bytes` of each connection."""
@@ -141,7 +141,7 @@ class Http2Options:
     controls_per_s: int = 100
     controls_per_request: int = 8
     """Frames that bring no request forward: so many at once, later so many a second, and so many
-    for each answered request."""
+    for each answered request and each part of an answer."""
 
     reset_burst: int = 500
     resets_per_s: int = 50
@@ -381,6 +381,8 @@ class Http2Connection:
         """More of the body. What the client has no room for waits."""
         if stream.closed:
             return False
+        # A client may grant room for each part of a long answer.
+        self._controls.earn(self._options.controls_per_request)
         stream.pending += data
         stream.pending_end = end
         self._pending_bytes += len(data)

@@ -18,7 +18,7 @@ from typing import Any
 
 from ._hpack import HeaderBlock
 
-__all__ = ["NO_ROUTE", "Fields", "MalformedError", "Room", "Route", "Stream", "are_trailers"]
+__all__ = ["NO_ROUTE", "Fields", "KnownPath", "MalformedError", "Room", "Stream", "are_trailers"]
 
 _METHOD = re.compile(rb"[A-Z]{1,32}")
 # A path and a query, of characters that need no encoding and such that are encoded.
@@ -28,7 +28,9 @@ _TARGET = re.compile(rb"((?:/(?:%b)*)+)(?:\?((?:%b)*))?" % (_CHARACTER % b"", _C
 _AUTHORITY = re.compile(rb"[!-~]*")
 # In lower case, as HTTP/2 has them.
 _FIELD_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
-_FIELD_VALUE = re.compile(rb"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
+# With spaces around it, though RFC 9113 forbids them: libraries of gRPC send metadata as programs
+# gave it to them, and the call is to be refused for what it says. Nothing is stripped.
+_FIELD_VALUE = re.compile(rb"[\t -~\x80-\xff]*")
 _LENGTH = re.compile(rb"[0-9]{1,15}")
 
 _SINGLE_FIELDS = frozenset(
@@ -38,7 +40,7 @@ _SINGLE_FIELDS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class KnownPath:
     """A path that is known beforehand. `body_bytes` bounds the body of a request to it, and a
     `streaming` one is handed over as soon as its head is there."""
 
@@ -193,7 +195,7 @@ class Stream:
             return True
         return self.received == self.declared if self.ended else self.received <= self.declared
 
-    def read_head(self, fields: Fields, routes: Mapping[bytes, Route]) -> None:
+    def read_head(self, fields: Fields, routes: Mapping[bytes, KnownPath]) -> None:
         pseudo = _take_pseudo_fields(fields)
         _check_fields(fields)
         self.fields = fields
@@ -205,7 +207,7 @@ class Stream:
                 raise MalformedError("content-length is no whole number")
             self.declared = int(length)
 
-    def _read_target(self, pseudo: dict[bytes, bytes], routes: Mapping[bytes, Route]) -> None:
+    def _read_target(self, pseudo: dict[bytes, bytes], routes: Mapping[bytes, KnownPath]) -> None:
         method = pseudo.get(b":method", b"")
         if not _METHOD.fullmatch(method):
             raise MalformedError(":method is missing, or no word of capital letters")
