@@ -106,7 +106,7 @@ bench: $(VENV)/.bench  ## measure against the peers
 	@$(BIN)/python -m bench
 
 # Each prints what it compares; most need real servers, so they share the tests' ones.
-PATHS := flood redis_paths store_round_trips http_paths grpc_paths leases
+PATHS := flood redis_paths store_round_trips http_paths http2_libraries grpc_paths leases
 bench-all: bench .tools/.servers  ## and the stores, the servers and the leases
 	@for path in $(PATHS); do echo "==> bench.$$path"; $(BIN)/python -m bench.$$path || exit 1; done
 
@@ -124,5 +124,5 @@ wire: $(VENV)/.packages  ## regenerate the scripts, the manifest, the vectors an
 	@$(BIN)/python -m tools.docs.tables
 
 clean:  ## remove everything that can be made again
-	rm -rf $(VENV) .venv-* .tools build dist src/*.egg-info src/penstock/accel/*.so src/penstock/accel/_native.c
+	rm -rf $(VENV) .venv-* .tools build dist src/*.egg-info src/penstock/accel/*.so src/penstock/accel/_*.c
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis docs/api

@@ -27,8 +27,9 @@ LAYERS: tuple[frozenset[str], ...] = (
 )
 LAYER_OF = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 
-# The compiled module imports nothing of the package, so anybody may use it.
-LEAF = "accel._native"
+# The compiled modules import nothing of the package, so anybody may use them.
+LEAVES = frozenset({"accel._native", "accel._http2"})
+_SOURCES = (".pyx", ".pxi", ".pxd")
 
 
 def module_of(path: Path) -> str:
@@ -63,7 +64,7 @@ def _from(node: ast.ImportFrom, package: str) -> Iterator[str]:
         target = ".".join([*base, *(node.module.split(".") if node.module else [])])
     for alias in node.names:
         inner = f"{target}.{alias.name}" if target else alias.name
-        yield inner if inner in MODULES or inner == LEAF else target
+        yield inner if inner in MODULES or inner in LEAVES else target
 
 
 def _statements(tree: ast.AST, eager: bool) -> Iterator[ast.AST]:
@@ -93,7 +94,7 @@ def test_imports_point_downwards() -> None:
         for module, path in MODULES.items()
         if module
         for target in imports(module, path)
-        if target != LEAF
+        if target not in LEAVES
         and package_of(target) != package_of(module)
         and LAYER_OF.get(package_of(target), 99) >= LAYER_OF[package_of(module)]
     ]
@@ -118,7 +119,7 @@ def test_nothing_but_the_tests_uses_the_testkit() -> None:
     assert users == []
 
 
-def test_the_core_and_its_queues_use_the_standard_library_and_the_leaf() -> None:
+def test_the_core_and_its_queues_use_the_standard_library_and_the_leaves() -> None:
     """Whatever else they import would be needed by everybody."""
     import sys
 
@@ -127,7 +128,7 @@ def test_the_core_and_its_queues_use_the_standard_library_and_the_leaf() -> None
         if package_of(module) not in ground:
             continue
         for target in imports(module, path):
-            assert package_of(target) in ground or target == LEAF, (module, target)
+            assert package_of(target) in ground or target in LEAVES, (module, target)
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 heads = {alias.name.partition(".")[0] for alias in node.names}
@@ -157,15 +158,23 @@ def test_no_module_imports_itself_in_a_circle() -> None:
         walk(module, ())
 
 
-def test_the_leaf_really_is_one() -> None:
-    """Its source includes and imports nothing of the package."""
-    sources = [*(ROOT / "accel").glob("*.pyx"), *(ROOT / "accel").glob("*.pxi")]
+def test_the_leaves_really_are_some() -> None:
+    """Their sources include and import nothing of the package."""
+    sources = [path for path in (ROOT / "accel").iterdir() if path.suffix in _SOURCES]
     assert sources
     for source in sources:
         for line in source.read_text().splitlines():
             words = line.split()
             if words[:1] in (["import"], ["from"], ["cimport"]):
                 assert not words[1].startswith((".", "penstock")), line
+
+
+def test_http2_uses_the_standard_library_and_its_twin() -> None:
+    """It knows bytes, and nothing of limits, policies or the service around it."""
+    for module, path in MODULES.items():
+        if module.startswith("service.http2"):
+            for target in imports(module, path):
+                assert target.startswith("service.http2") or target in LEAVES, (module, target)
 
 
 WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "date.today"}

@@ -67,8 +67,7 @@ def test_odd_interpreters_are_quoted_or_named_in_general(
         ("botocore.config", "boto3", "dynamodb"),
         ("httpx", "httpx", "edge"),
         ("google.protobuf", "protobuf", "server"),
-        ("grpc", "grpcio", "server"),
-        ("grpc_health.v1", "grpcio-health-checking", "server"),
+        ("grpc", "grpcio", "grpc"),
         ("yaml", "pyyaml", "server"),
     ],
 )

@@ -340,5 +340,5 @@ except ConfigInvalidError as error:
 """
     command = [sys.executable, "-c", story]
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    wanted = f"LeasedLimiter needs {package}, which the extra 'server' brings: "
-    assert shown.strip() == wanted + install_line("server")
+    wanted = f"LeasedLimiter needs {package}, which the extra 'client' brings: "
+    assert shown.strip() == wanted + install_line("client")

@@ -171,26 +171,23 @@ def test_an_empty_secret_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("peer", "local"),
+    ("host", "local"),
     [
-        ("ipv4:127.0.0.1:5000", True),
-        ("ipv4:127.8.9.1:5000", True),
-        ("ipv6:[::1]:5000", True),
-        ("ipv6:%5B::1%5D:5000", True),
-        ("ipv6:[::ffff:127.0.0.1]:5000", True),
-        ("unix:/run/penstock.sock", True),
-        ("unix:", True),
-        ("ipv4:10.0.0.1:5000", False),
-        ("ipv6:[::ffff:10.0.0.1]:5000", False),
-        ("ipv6:[fe80::1%25eth0]:5000", False),
-        ("ipv4:0.0.0.0:1", False),
+        ("127.0.0.1", True),
+        ("127.8.0.1", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("10.0.0.1", False),
+        ("::ffff:10.0.0.1", False),
+        ("fe80::1%eth0", False),
+        ("0.0.0.0", False),
         ("", False),
         ("localhost", False),
     ],
 )
-def test_a_peer_is_told_from_one_elsewhere(peer: str, local: bool) -> None:
-    """As the library writes addresses."""
-    assert _is_local(peer) is local
+def test_a_peer_is_told_from_one_elsewhere(host: str, local: bool) -> None:
+    """As the system writes addresses."""
+    assert _is_local(host) is local
 
 
 def test_without_a_secret_a_caller_from_the_network_is_refused() -> None:

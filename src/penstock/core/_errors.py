@@ -110,9 +110,6 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "dynamodb": ("boto3>=1.34", "aiobotocore>=2.13"),
     "edge": ("httpx>=0.27",),
     "server": (
-        "grpcio>=1.81",
-        "grpcio-health-checking>=1.66",
-        "grpcio-reflection>=1.66",
         "protobuf>=5.26",
         "pyyaml>=6",
         *(("uvloop>=0.18",) if _HAS_UVLOOP else ()),
@@ -143,8 +140,6 @@ _DISTRIBUTIONS = {
     "botocore": "boto3",
     "google": "protobuf",
     "grpc": "grpcio",
-    "grpc_health": "grpcio-health-checking",
-    "grpc_reflection": "grpcio-reflection",
     "rest_framework": "djangorestframework",
     "yaml": "pyyaml",
 }

@@ -23,5 +23,7 @@ def __getattr__(name: str) -> Any:
     except ImportError as error:
         from ..core._errors import ConfigInvalidError, missing
 
-        raise ConfigInvalidError(missing("LeasedLimiter", error.name or "grpc")) from error
+        raise ConfigInvalidError(
+            missing("LeasedLimiter", error.name or "grpc", "client")
+        ) from error
     return LeasedLimiter

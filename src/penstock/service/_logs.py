@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from datetime import datetime, timezone
 from time import monotonic
@@ -35,9 +34,7 @@ _MAX_KINDS = 256
 
 
 def set_up_logs(log_format: str, level: int = logging.INFO) -> None:
-    """Send everything to standard error as "text" or "json". To be called before the gRPC library
-    is imported."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    """Send everything to standard error as "text" or "json"."""
     handler = logging.StreamHandler()
     handler.addFilter(RepeatFilter())
     handler.setFormatter(_Json() if log_format == "json" else _Text())

@@ -61,10 +61,10 @@ class Running:
                 require_free_ports(self._options)
             await self.service.start()
             await self._warm_up()
-            if self._options.http_port:
-                await self._open_http()
             if self._options.grpc_port:
                 await self._open_grpc()
+            if self._options.http_port:
+                await self._open_http()
             if self._certificates is not None and self._pool is None:
                 self._hangups.enter_context(heard(self.read_certificates))
         except BaseException:
@@ -128,6 +128,7 @@ class Running:
             hosts=_hosts(options) if options.must_know_host() else None,
             legacy_headers=options.legacy_headers,
             pool=self._pool,
+            grpc=None if self._grpc is None else self._grpc.calls,
         )
         tls = None if self._certificates is None else self._certificates.context
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import ssl
-from typing import Any, TypeAlias
+from typing import Any
 
 from ..core._files import read_regular
 from ..core._validation import reject
@@ -69,31 +69,19 @@ def _shown(files: TlsFiles) -> dict[str, Any]:
 
 _MAX_BYTES = 1 << 20
 
-Pem: TypeAlias = "tuple[bytes, bytes, bytes | None]"
-"""The key, the certificate chain and the authority, if there is one."""
-
 
 class Certificates:
     """What is shown to clients, and by which authority they are known: as the files were when they
-    were last read and found good.
-
-    `context` is for the HTTP server, which keeps the one that it was given; `pem()` is for the gRPC
-    server, which asks.
-    """
+    were last read and found good. Servers keep the one `context`."""
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
-        self._pem: Pem
         self.context: _NewestContext = _NewestContext(ssl.PROTOCOL_TLS_SERVER)
         self.reload()
 
     def reload(self) -> None:
         """Read the files again; `config_invalid` if they are bad, and nothing has changed then."""
-        self.context.newest, self._pem = _read(self._files)
-
-    def pem(self) -> Pem:
-        """The newest of them."""
-        return self._pem
+        self.context.newest = _read(self._files)
 
 
 class _NewestContext(ssl.SSLContext):
@@ -106,15 +94,15 @@ class _NewestContext(ssl.SSLContext):
         return self.newest.wrap_bio(*args, **kwargs)
 
 
-def _read(files: TlsFiles) -> tuple[ssl.SSLContext, Pem]:
-    """A context, and the same as bytes: those that were tried, also while somebody writes them."""
+def _read(files: TlsFiles) -> ssl.SSLContext:
+    """A context of files that did not change while they were read."""
     context, tried = server_context(files), None
     while tried != (tried := _bytes(files)):
         context = server_context(files)
-    return context, tried
+    return context
 
 
-def _bytes(files: TlsFiles) -> Pem:
+def _bytes(files: TlsFiles) -> tuple[bytes, bytes, bytes | None]:
     ca = None if files.ca is None else read_pem(files.ca)
     return read_pem(files.key), read_pem(files.cert), ca
 
@@ -128,7 +116,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # A client that shakes hands again and again costs much and pays little.
     context.options |= ssl.OP_NO_RENEGOTIATION
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols(["h2", "http/1.1"])
     try:
         # An empty password: an encrypted key is an error here, not a prompt.
         context.load_cert_chain(files.cert, files.key, password="")

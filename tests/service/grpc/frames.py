@@ -19,7 +19,7 @@ def _field(name: str, value: str) -> bytes:
     return b"\0" + bytes((len(name),)) + name.encode() + bytes((len(value),)) + value.encode()
 
 
-def headers(path: str) -> bytes:
+def headers(path: str, *extra: tuple[str, str]) -> bytes:
     """Those of a call, in the plainest form that the protocol has."""
     fields = {
         ":method": "POST",
@@ -28,12 +28,13 @@ def headers(path: str) -> bytes:
         ":authority": "test",
         "te": "trailers",
         "content-type": "application/grpc",
+        **dict(extra),
     }
     return b"".join(_field(name, value) for name, value in fields.items())
 
 
 class Deaf:
-    """A client that asks and grants no room for replies."""
+    """A client that asks and, if it is deaf, grants no room for replies."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -41,15 +42,16 @@ class Deaf:
         self._stream = 1
 
     @classmethod
-    async def connect(cls, port: int) -> Deaf:
+    async def connect(cls, port: int, deaf: bool = True) -> Deaf:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        settings = frame(_SETTINGS, 0, 0, struct.pack(">HI", _INITIAL_WINDOW, 0))
+        window = struct.pack(">HI", _INITIAL_WINDOW, 0 if deaf else 65_535)
+        settings = frame(_SETTINGS, 0, 0, window)
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
         return cls(reader, writer)
 
-    def call(self, path: str, message: bytes) -> None:
+    def call(self, path: str, message: bytes, *extra: tuple[str, str]) -> None:
         body = b"\0" + struct.pack(">I", len(message)) + message
-        head = frame(_HEADERS, _END_HEADERS, self._stream, headers(path))
+        head = frame(_HEADERS, _END_HEADERS, self._stream, headers(path, *extra))
         self._writer.write(head + frame(0, _END_STREAM, self._stream, body))
         self._stream += 2
 

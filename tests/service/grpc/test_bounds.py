@@ -14,13 +14,11 @@ from penstock import ConfigInvalidError
 from penstock.core._transform import Transform
 from penstock.service._ports import shares
 from penstock.service.grpc import open_grpc
-from penstock.service.grpc._calls import handlers
-from penstock.service.grpc._places import Places, peer_name
 from penstock.service.http._pages import exposition
 from penstock.wire.proto import rate_limiter_pb2 as pb
 from tests.service.grpc.frames import Deaf
 from tests.service.grpc.servers import CALL, Visit, code_of, run, status, visiting
-from tests.service.worlds import FragileStore, service_on
+from tests.service.worlds import FragileStore
 
 R = TypeVar("R")
 
@@ -211,13 +209,6 @@ def test_the_doors_share_the_files_of_the_process(
     assert shares(wanted, files) == shared
 
 
-def test_peers_are_named_as_the_library_names_them() -> None:
-    """IPv4, IPv6, and the one inside the other."""
-    assert peer_name(("127.0.0.1", 5)) == "ipv4:127.0.0.1:5"
-    assert peer_name(("::ffff:10.0.0.1", 5)) == "ipv4:10.0.0.1:5"
-    assert peer_name(("fe80::1%eth0", 5)) == "ipv6:[fe80::1]:5"
-
-
 def test_replies_are_counted_by_their_status() -> None:
     """Those of calls, of refusals at the server, and of methods that are not there."""
 
@@ -262,36 +253,20 @@ def test_a_call_whose_deadline_has_passed_spends_nothing() -> None:
     run(scenario())
 
 
-class PastContext:
-    """The library's view of a call whose deadline passed on the way to us."""
-
-    def __init__(self, message: bytes) -> None:
-        self.message = message
-        self.aborted: grpc.StatusCode | None = None
-
-    async def read(self) -> bytes:
-        return self.message
-
-    def time_remaining(self) -> float:
-        return 0.0
-
-    async def abort(self, code: grpc.StatusCode, text: str) -> None:
-        self.aborted = code
-        raise asyncio.CancelledError
-
-
-def test_the_deadline_is_looked_at_after_the_message_has_come() -> None:
-    """The library may hand over a call a moment after its deadline; it spends nothing either."""
+def test_the_deadline_is_looked_at_before_anything_is_spent() -> None:
+    """One that has passed on the way to us is refused, and so is one that passes in our queue."""
 
     async def scenario() -> None:
-        service, _ = service_on()
-        request = pb.CheckRequest(policy="api", key="a").SerializeToString()
-        context = PastContext(request)
-        with pytest.raises(asyncio.CancelledError):
-            await handlers(service, Places())[CALL + "Check"].stream_unary(None, context)
-        assert context.aborted is LATE
-        assert (await service.peek("api", "a")).remaining == 3
-        await service.aclose()
+        async with visiting() as visit:
+            request = pb.CheckRequest(policy="api", key="a").SerializeToString()
+            client = await Deaf.connect(visit.server.port, deaf=False)
+            client.call(f"{CALL}Check", request, ("grpc-timeout", "0m"))
+            counted = visit.service.snapshot
+            await until(lambda: counted().grpc_codes == {"DEADLINE_EXCEEDED": 1})
+            client.call(f"{CALL}Check", request, ("grpc-timeout", "20S"))
+            await until(lambda: counted().grpc_codes == {"DEADLINE_EXCEEDED": 1, "OK": 1})
+            client.close()
+            assert (await visit.service.peek("api", "a")).remaining == 2
 
     run(scenario())
 
@@ -359,6 +334,7 @@ def test_a_drain_under_load_leaves_no_admitted_call_unanswered() -> None:
                         heard["allowed" if answer.allowed else "denied"] += 1
 
                 knocks = asyncio.gather(*(knock() for _ in range(16)))
+                await until(lambda heard=heard: heard)
                 await asyncio.sleep(pause)
                 await visit.server.drain(10)
                 await asyncio.wait_for(knocks, 10)

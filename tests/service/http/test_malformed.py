@@ -168,7 +168,7 @@ def test_a_batch_may_be_longer_but_not_endless(alive: Penstock) -> None:
         (b"GET /check/%ff HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 400),
         (b"GET /check/" + b"a" * 4097 + b" HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 400),
         (b"POST /check HTTP/1.1\r\nHost: a\r\nExpect: tea\r\nConnection: close\r\n\r\n", 417),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+        (b"PRI / HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\n" * 4, 400),
         (b"GET /check/a?" + b"a&" * 4000 + b" HTTP/1.0\r\n\r\n", 400),
         (b"GET /check/a?headers=%ff HTTP/1.0\r\n\r\n", 400),

@@ -2,12 +2,14 @@
 
 A protocol brings what its bytes mean (`Inbox` and `ClientConnection.serve`) and what it says when
 it refuses; what a client may make grow, and whose turn it is, is decided here. Read _sharing.py,
-_connection.py and _listener.py in this order.
+_connection.py and _listener.py in this order; _http2.py is the connection of HTTP/2, which more
+than one server speaks.
 """
 
 from __future__ import annotations
 
 from ._connection import ClientConnection, Inbox
+from ._http2 import Http2Application, Http2Client
 from ._listener import Listener
 from ._sharing import UNIT_BYTES, ClientGroup, ConnectionBounds
 
@@ -16,6 +18,8 @@ __all__ = [
     "ClientConnection",
     "ClientGroup",
     "ConnectionBounds",
+    "Http2Application",
+    "Http2Client",
     "Inbox",
     "Listener",
 ]

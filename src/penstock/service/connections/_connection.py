@@ -51,11 +51,17 @@ class Inbox(Protocol):
     from what was reserved; `has_more` tells whether `ClientConnection.serve` could go on without
     further bytes."""
 
-    unread: int
-    has_more: bool
+    @property
+    def unread(self) -> int: ...
+
+    @property
+    def has_more(self) -> bool: ...
 
     def feed(self, data: bytes) -> None:
         """Keep what has arrived."""
+
+    def rest(self) -> bytes:
+        """What has arrived and was not taken."""
 
     def forget(self) -> None:
         """Drop everything: nothing of it will be served."""
@@ -171,6 +177,25 @@ class ClientConnection(asyncio.Protocol):
             self._charge(self._charged + more)
         return True
 
+    def hand_over(self, successor: ClientConnection) -> int:
+        """Have the connection go on in another protocol, which begins with what was not taken of
+        this one. Returns the units that its first slice took."""
+        successor.take_over(self)
+        successor._inbox.feed(self._inbox.rest())
+        self._let_go()
+        self._charge(0)
+        self._group.connections.pop(self, None)
+        self._state = _OVER
+        return successor._work()
+
+    def take_over(self, predecessor: ClientConnection) -> None:
+        """Go on where another protocol was found out not to be spoken."""
+        self._transport, self._tls = predecessor._transport, predecessor._tls
+        self._encrypted, self.arrived = predecessor._encrypted, predecessor.arrived
+        self._state = predecessor._state
+        self.join(predecessor._group, predecessor.is_known)
+        self._transport.set_protocol(self)
+
     def part(self, reply: bytes) -> None:
         """Send the last word. What the client is still sending is read and thrown away for a
         moment: to close on unread bytes could destroy the reply on its way."""
@@ -183,8 +208,14 @@ class ClientConnection(asyncio.Protocol):
         self._state |= _PARTED
         self._let_go()
         self._settle()
-        if not self._transport.is_closing():
+        if self._transport.is_closing():
+            return
+        try:
             self._transport.write_eof()
+        except OSError:
+            # The client has gone in between.
+            self.abort()
+        else:
             self._resume()
 
     def close(self) -> None:

@@ -95,12 +95,20 @@ class Listener(ABC):
 
     async def stop(self) -> None:
         """Answer what is being asked, within the deadline, and close."""
-        self.is_stopping = True
-        if self._server is not None:
-            self._server.close()
+        self.close_listening()
         deadline = self.loop.time() + self.bounds.drain_s
         while self.open_connections and self.loop.time() < deadline:
             await asyncio.sleep(0.02)
+        await self.cut()
+
+    def close_listening(self) -> None:
+        """Take no more connections."""
+        self.is_stopping = True
+        if self._server is not None:
+            self._server.close()
+
+    async def cut(self) -> None:
+        """End what is left."""
         for connection in self._connections():
             connection.abort()
         if self._ticker is not None:

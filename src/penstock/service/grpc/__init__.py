@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...core._errors import ConfigInvalidError, missing
 
-_PACKAGES = {"google", "grpc", "grpc_health", "grpc_reflection"}
+_PACKAGES = {"google"}
 
 try:
     from ._server import GrpcServer, open_grpc

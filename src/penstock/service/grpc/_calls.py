@@ -1,24 +1,14 @@
-"""The calls of the limiter and of charges: receive, parse, ask the service, render.
+"""The calls of the limiter and of charges: parse, ask the service, render.
 
-Each is one message in and one out. To the library they are declared as streams of messages coming
-in, since of a single message it takes the reception, the parsing and the failures of both upon
-itself: bytes that are no message end as UNKNOWN with a traceback, and a call whose message never
-comes is kept for ever. Here the first is INVALID_ARGUMENT, and the second has a time to come.
-
-A call whose deadline has passed by the time its turn comes is refused before it can spend
-anything: under load that is when nobody waits for the answer any more. A caller who cancels
-cancels the coroutine, and with it the wait for the store.
+Each is one message in and one out. Check, which is asked more often than all others together, is
+answered without a coroutine where nothing has to be waited for.
 """
 
 from __future__ import annotations
 
-from asyncio import CancelledError, Task, current_task
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
-from time import monotonic, perf_counter
-from typing import Any, cast
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeAlias, cast
 
-import grpc
 from google.protobuf.message import Message
 
 from ...core._decision import Decision
@@ -32,68 +22,29 @@ from ...wire.proto.rate_limiter_pb2_grpc import (
 )
 from .._core import Service
 from .._several import Judgement
-from ._errors import DeadlineError, refuse
-from ._places import Places, required
+from ._dispatch import Places, Unary
 
-__all__ = ["GrpcAnswers", "handlers", "unary"]
+__all__ = ["FOR_OPERATORS", "GrpcAnswers", "decisions"]
 
-Context = grpc.aio.ServicerContext[Any, Any]
-Answer = Callable[[Any], Awaitable[Message]]
-Method = Callable[[object, Context], Awaitable[bytes]]
+Reply: TypeAlias = "Message | Coroutine[Any, Any, Message]"
+
+# What changes counts without a request having been decided.
+FOR_OPERATORS = (f"/{CHARGES}/Pause", f"/{CHARGES}/Reset")
 
 
-def handlers(service: Service, places: Places) -> dict[str, Any]:
-    """What the library calls, by the full name of the method."""
+def decisions(service: Service, places: Places) -> dict[str, Unary]:
+    """By the full name of the method."""
     answers = GrpcAnswers(service)
     observe = service.metrics.latency("grpc").observe
-    codes = service.metrics.grpc.codes
     made = {}
     calls = ((RATE_LIMITER, RATE_LIMITER_METHODS), (CHARGES, CHARGES_METHODS))
     for server, methods in calls:
         for name, (request, _) in methods.items():
-            method = unary(request.FromString, answers.named(name), places, observe, codes)
-            made[f"/{server}/{name}"] = grpc.stream_unary_rpc_method_handler(method)
+            answer = answers.named(name)
+            made[f"/{server}/{name}"] = Unary(request.FromString, answer, places, observe)
+    for name in FOR_OPERATORS:
+        made[name].for_operators = True
     return made
-
-
-def unary(
-    parse: Callable[[bytes], Any],
-    answer: Answer,
-    places: Places,
-    observe: Callable[[float], None],
-    codes: Counter[str],
-) -> Method:
-    """One coroutine for all of a call: each further one would cost Check a percent or two. It runs
-    in a task of its own, which ends when the library has sent the reply."""
-    waiting, answering, leave = places.waiting, places.answering, places.leave
-
-    async def method(_: object, context: Context) -> bytes:
-        task = cast("Task[Any]", current_task())
-        waiting[task] = monotonic()
-        places.taken += 1
-        task.add_done_callback(leave)
-        try:
-            try:
-                raw = await context.read()
-            except CancelledError:
-                if task in waiting:
-                    raise
-                raise places.too_late() from None
-            finally:
-                waiting.pop(task, None)
-            began = perf_counter()
-            request = parse(required(raw))
-            if context.time_remaining() == 0:
-                raise DeadlineError("the deadline passed before the call could be answered")
-            response = (await answer(request)).SerializeToString()
-        except Exception as error:
-            await refuse(context, error, codes)
-        observe(perf_counter() - began)
-        codes["OK"] += 1
-        answering[task] = monotonic(), context
-        return response
-
-    return method
 
 
 class GrpcAnswers:
@@ -102,20 +53,17 @@ class GrpcAnswers:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def named(self, call: str) -> Answer:
+    def named(self, call: str) -> Callable[[Any], Reply]:
         """The method for a call of the proto: CheckMany is check_many."""
         name = "".join(f"_{c.lower()}" if c.isupper() else c for c in call).lstrip("_")
-        return cast(Answer, getattr(self, name))
+        return cast("Callable[[Any], Reply]", getattr(self, name))
 
-    async def check(self, request: pb.CheckRequest) -> pb.CheckResponse:
-        response = pb.CheckResponse()
+    def check(self, request: pb.CheckRequest) -> Reply:
         if request.attributes:
             judged = self._service.judge(request.policy, _told(request), request.cost or 1)
-            fill_verdict(response, judged if isinstance(judged, Judgement) else await judged())
-            return response
+            return _judged(judged) if isinstance(judged, Judgement) else _then_judged(judged)
         asked = self._service.decide(request.policy, request.key, request.cost or 1)
-        fill(response.decision, asked if isinstance(asked, Decision) else await asked())
-        return response
+        return _decided(asked) if isinstance(asked, Decision) else _then_decided(asked)
 
     async def check_many(self, request: pb.CheckManyRequest) -> pb.CheckManyResponse:
         decisions = await self._service.check_many(
@@ -215,6 +163,26 @@ class GrpcAnswers:
             list(request.limits) or None,
         )
         return pb.ResetResponse()
+
+
+def _decided(decision: Decision) -> pb.CheckResponse:
+    response = pb.CheckResponse()
+    fill(response.decision, decision)
+    return response
+
+
+async def _then_decided(ask: Callable[[], Coroutine[Any, Any, Decision]]) -> pb.CheckResponse:
+    return _decided(await ask())
+
+
+def _judged(judged: Judgement) -> pb.CheckResponse:
+    response = pb.CheckResponse()
+    fill_verdict(response, judged)
+    return response
+
+
+async def _then_judged(ask: Callable[[], Coroutine[Any, Any, Judgement]]) -> pb.CheckResponse:
+    return _judged(await ask())
 
 
 def fill_verdict(response: Any, judged: Judgement) -> None:

@@ -9,11 +9,8 @@ RESOURCE_EXHAUSTED comes with the time to wait (`adapters/_grpc_status.py`).
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from itertools import cycle
-from typing import Any, NoReturn
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from ...adapters._grpc_status import retry_trailers
@@ -24,8 +21,9 @@ from ...core._errors import (
     UnsupportedError,
 )
 from .._core import UnknownPolicyError
+from ._protocol import GrpcError, Status
 
-__all__ = ["DeadlineError", "UnknownServiceError", "refuse", "refuse_with", "status_of"]
+__all__ = ["DeadlineError", "UnknownServiceError", "exhausted", "grpc_error"]
 
 _log = logging.getLogger("penstock.service.grpc")
 
@@ -42,50 +40,44 @@ class UnknownServiceError(Exception):
 
 
 # The first class that fits: an unknown policy is also an invalid one.
-_STATUSES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
-    (UnknownPolicyError, grpc.StatusCode.NOT_FOUND),
-    (ConfigInvalidError, grpc.StatusCode.INVALID_ARGUMENT),
-    (UnsupportedError, grpc.StatusCode.UNIMPLEMENTED),
-    (StoreUnavailableError, grpc.StatusCode.UNAVAILABLE),
-    (QueueFullError, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (DeadlineError, grpc.StatusCode.DEADLINE_EXCEEDED),
-    (UnknownServiceError, grpc.StatusCode.NOT_FOUND),
+_STATUSES: tuple[tuple[type[Exception], Status], ...] = (
+    (UnknownPolicyError, Status.NOT_FOUND),
+    (ConfigInvalidError, Status.INVALID_ARGUMENT),
+    (UnsupportedError, Status.UNIMPLEMENTED),
+    (StoreUnavailableError, Status.UNAVAILABLE),
+    (QueueFullError, Status.RESOURCE_EXHAUSTED),
+    (DeadlineError, Status.DEADLINE_EXCEEDED),
+    (UnknownServiceError, Status.NOT_FOUND),
 )
 
 
-def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
-    """The status and the text to answer instead of `error`."""
+def grpc_error(error: BaseException) -> GrpcError:
+    """What to end a call with instead of `error`."""
+    if isinstance(error, GrpcError):
+        return exhausted(error.text) if error.status is Status.RESOURCE_EXHAUSTED else error
     if isinstance(error, DecodeError):
-        return grpc.StatusCode.INVALID_ARGUMENT, "the request is no message of the expected type"
+        return GrpcError(Status.INVALID_ARGUMENT, "the request is no message of the expected type")
     for kind, status in _STATUSES:
         if isinstance(error, kind):
-            return status, str(error)[:_MAX_TEXT]
-    return grpc.StatusCode.INTERNAL, "the service failed to answer; its log says why"
+            return _ours(status, error)
+    _log.error("a call failed", exc_info=error)
+    return GrpcError(Status.INTERNAL, "the service failed to answer; its log says why")
 
 
-async def refuse(
-    context: grpc.aio.ServicerContext[Any, Any], error: Exception, codes: Counter[str]
-) -> NoReturn:
-    """End the call with the status that stands for `error`, and count it."""
-    status, text = status_of(error)
-    if status is grpc.StatusCode.INTERNAL:
-        _log.error("a call failed", exc_info=error)
+def _ours(status: Status, error: BaseException) -> GrpcError:
+    text = str(error)[:_MAX_TEXT]
+    if status is Status.RESOURCE_EXHAUSTED:
+        return exhausted(text)
     if isinstance(error, StoreUnavailableError):
-        context.set_trailing_metadata((("reason", error.reason),))
-    await refuse_with(context, status, text, codes)
+        return GrpcError(status, text, trailing=(("reason", error.reason),))
+    return GrpcError(status, text)
 
 
-async def refuse_with(
-    context: grpc.aio.ServicerContext[Any, Any],
-    status: grpc.StatusCode,
-    text: str,
-    codes: Counter[str],
-) -> NoReturn:
-    """End the call, and count it. Who is told that there is too much is told when to come back."""
-    codes[status.name] += 1
-    if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        await context.abort(status, text, retry_trailers(text, next(_RETRY_MS)))
-    await context.abort(status, text)
+def exhausted(text: str) -> GrpcError:
+    """There is too much of something. Who is told so is told when to come back."""
+    pushback, (_, details) = retry_trailers(text, next(_RETRY_MS))
+    assert isinstance(details, bytes)
+    return GrpcError(Status.RESOURCE_EXHAUSTED, text, details, (pushback,))
 
 
 # Around a second, each caller another time: those who were refused together come back apart.

@@ -7,11 +7,7 @@ is read, and in the same time for any wrong secret.
 from __future__ import annotations
 
 import ipaddress
-from collections import Counter
 from typing import Any
-from urllib.parse import unquote
-
-import grpc
 
 from ...core._errors import UnsupportedError
 from ...core._validation import reject, require_int
@@ -19,11 +15,11 @@ from ...wire.proto import fleet_pb2 as pb
 from ...wire.proto.fleet_pb2_grpc import FLEET, FLEET_METHODS
 from .._access import BearerToken
 from .._core import Service
-from ._calls import Context, Method, unary
-from ._errors import refuse_with
-from ._places import Places
+from ..connections import Http2Client
+from ._dispatch import Places, Unary
+from ._protocol import GrpcError, Status
 
-__all__ = ["FLEET", "fleet_handlers"]
+__all__ = ["FLEET", "fleet_calls"]
 
 
 _AXES = {
@@ -33,57 +29,45 @@ _AXES = {
 }
 
 
-def fleet_handlers(service: Service, places: Places, secret: str | None) -> dict[str, Any]:
-    """What the library calls, by the full name of the method."""
+def fleet_calls(service: Service, places: Places, secret: str | None) -> dict[str, Unary]:
+    """By the full name of the method."""
     if secret is not None and not secret.strip():
         reject("the fleet's secret must not be empty")
-    answers = _Answers(service)
-    observe = service.metrics.latency("grpc").observe
-    codes = service.metrics.grpc.codes
     request, _ = FLEET_METHODS["Reserve"]
-    method = unary(request.FromString, answers.reserve, places, observe, codes)
-    guarded = _guarded(method, None if secret is None else BearerToken(secret), codes)
-    return {f"/{FLEET}/Reserve": grpc.stream_unary_rpc_method_handler(guarded)}
+    observe = service.metrics.latency("grpc").observe
+    method = Unary(request.FromString, _Answers(service).reserve, places, observe)
+    method.guard = _Guard(None if secret is None else BearerToken(secret)).refusal
+    return {f"/{FLEET}/Reserve": method}
 
 
-def _guarded(method: Method, secret: BearerToken | None, codes: Counter[str]) -> Method:
-    async def guarded(requests: object, context: Context) -> bytes:
-        known = _is_local(context.peer()) if secret is None else _presents(context, secret)
-        if not known:
-            text = _LOCAL_ONLY if secret is None else _NO_SECRET
-            await refuse_with(context, grpc.StatusCode.UNAUTHENTICATED, text, codes)
-        return await method(requests, context)
-
-    return guarded
-
-
-_LOCAL_ONLY = "without a secret, budget is handed out on this machine only; start it with one"
-_NO_SECRET = (
+_LOCAL_ONLY = GrpcError(
+    Status.UNAUTHENTICATED,
+    "without a secret, budget is handed out on this machine only; start it with one",
+)
+_NO_SECRET = GrpcError(
+    Status.UNAUTHENTICATED,
     "this service hands out budget to those who present its secret, as metadata "
-    "'x-fleet-secret' or 'authorization: Bearer <secret>'"
+    "'x-fleet-secret' or 'authorization: Bearer <secret>'",
 )
 
 
-def _presents(context: Context, secret: BearerToken) -> bool:
-    good = False
-    for name, value in context.invocation_metadata() or ():
-        if not isinstance(value, str):
-            continue
-        if name == "x-fleet-secret":
-            good |= secret.accept(f"Bearer {value}")
-        elif name == "authorization":
-            good |= secret.accept(value)
-    return good
+class _Guard:
+    def __init__(self, secret: BearerToken | None) -> None:
+        self._secret = secret
+
+    def refusal(self, client: Http2Client, stream: Any) -> GrpcError | None:
+        if self._secret is None:
+            return None if _is_local(client.host) else _LOCAL_ONLY
+        # Both are looked at, whichever is good.
+        named = self._secret.accept(f"Bearer {stream.get('x-fleet-secret') or ''}")
+        borne = self._secret.accept(stream.get("authorization"))
+        return None if named or borne else _NO_SECRET
 
 
-def _is_local(peer: str) -> bool:
-    """Whether a peer, as the library writes it, is on this machine."""
-    kind, _, rest = unquote(peer).partition(":")
-    if kind == "unix":
-        return True
-    host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
+def _is_local(host: str) -> bool:
+    """Whether an address is one of this machine's own."""
     try:
-        address = ipaddress.ip_address(host)
+        address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return False
     mapped = getattr(address, "ipv4_mapped", None)

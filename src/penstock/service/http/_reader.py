@@ -232,6 +232,14 @@ class Reader:
         self._advance(end)
         return self._begin_body(route, length)
 
+    def begins_with(self, text: bytes) -> bool:
+        """Whether what is next is `text`."""
+        return self._data.startswith(text, self._at)
+
+    def rest(self) -> bytes:
+        """What was not taken."""
+        return self._data[self._at :]
+
     def forget(self) -> None:
         """Drop everything: the connection is over."""
         self._data, self._at, self._body = b"", 0, bytearray()

@@ -155,6 +155,11 @@ class Router:
             "/v1/reset": (calls.charges.v1_reset, bounds.charge_bytes),
         }
 
+    def long_bodies(self) -> dict[str, int]:
+        """The paths whose bodies may be longer than others."""
+        posts = ((path, max_bytes) for path, (_, max_bytes) in self._posts.items())
+        return {path: size for path, size in posts if size > self._bounds.body_bytes}
+
     def route(self, raw: bytes) -> Route:
         """The route for a reduced head. Raises where the connection cannot go on."""
         head = parse_head(raw, self._bounds)

@@ -1,4 +1,4 @@
-"""The HTTP server: the service, asked in HTTP/1.1.
+"""The HTTP server: the service, asked in HTTP/1.1, or in HTTP/2 (`_http2.py`).
 
 How much one request may bring, and how long it may take.
 
@@ -19,11 +19,12 @@ from typing import Any
 
 from .._access import BearerToken
 from .._core import Service
-from ..connections import UNIT_BYTES, ClientConnection, Listener
+from ..connections import UNIT_BYTES, ClientConnection, Http2Application, Http2Client, Listener
 from ._answers import SOON, Answers, Problem, ProblemError, problem_of
 from ._bounds import Bounds
 from ._calls import Calls
 from ._head import Hosts
+from ._http2 import PREFACE, HttpRequests
 from ._pages import Pages, Pool
 from ._reader import Reader
 from ._ready import ready_checks, whole_requests
@@ -32,6 +33,8 @@ from ._router import Route, Router, Routes
 __all__ = ["HttpConnection", "HttpServer"]
 
 
+# As much of it as a reader of HTTP/1.1 takes for a head; the rest is for HTTP/2 to look at.
+_PREFACE = PREFACE[: PREFACE.index(b"\r\n\r\n") + 4]
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _END = b"\r\n\r\n"
 _END_CLOSING = b"\r\nConnection: close\r\n\r\n"
@@ -40,7 +43,7 @@ _END_CLOSING = b"\r\nConnection: close\r\n\r\n"
 class HttpConnection(ClientConnection):
     """One client that speaks HTTP/1.1, or 1.0."""
 
-    __slots__ = ("_has_begun", "_out", "_reader", "_server")
+    __slots__ = ("_has_begun", "_is_new", "_out", "_reader", "_server")
 
     def __init__(self, server: HttpServer, tls: ssl.SSLContext | None) -> None:
         self._reader = Reader(server.routes, server.http_bounds, self._begin_body)
@@ -50,6 +53,8 @@ class HttpConnection(ClientConnection):
         self._out: list[bytes] = []
         # Whether time runs for a request that is not whole.
         self._has_begun = False
+        # Whether nothing was answered yet: what comes may be HTTP/2.
+        self._is_new = True
 
     def serve(self, units: int) -> int:
         """Answer what is there, up to the first request that has to wait."""
@@ -79,9 +84,13 @@ class HttpConnection(ClientConnection):
                 left, reader.effort = left - reader.effort, 0
                 self._await_rest()
         except Exception as error:
+            if self._is_new and not out and reader.begins_with(_PREFACE):
+                return self.hand_over(self._server.http2_client())
             # Where the request ends is not known, so there is no next one.
             self._refuse(error)
             return units
+        if left != units:
+            self._is_new = False
         if out:
             self._out = []
             spent_s = perf_counter() - self.arrived
@@ -100,6 +109,7 @@ class HttpConnection(ClientConnection):
             reply = self._server.failure(error)
         if reply is None:
             return 0
+        self._is_new = False
         self._server.observe(perf_counter() - self.arrived)
         self.send(reply)
         body_bytes: int = whole.body_bytes
@@ -182,7 +192,7 @@ class HttpConnection(ClientConnection):
 
 class HttpServer(Listener):
     """Serves `service`: to those who have the `token`, if there is one, and under the names in
-    `hosts`, if they are given."""
+    `hosts`, if they are given. Calls of gRPC are answered by `grpc`, if they are to be."""
 
     def __init__(
         self,
@@ -193,6 +203,7 @@ class HttpServer(Listener):
         hosts: Iterable[str] | None = None,
         legacy_headers: bool = False,
         pool: Pool | None = None,
+        grpc: Http2Application | None = None,
     ) -> None:
         self.http_bounds: Bounds = bounds or Bounds()
         super().__init__(self.http_bounds, asks_token=token is not None)
@@ -216,11 +227,17 @@ class HttpServer(Listener):
         self.whole: Any = whole_requests(self.routes, self.http_bounds) if ready else None
         self.problem: Callable[[Problem], bytes] = self.answers.problem
         self.counts: Callable[[], str] = self._pages.counts
+        self.long_bodies: Callable[[], dict[str, int]] = self._router.long_bodies
+        self._http2 = HttpRequests(self, grpc)
 
     def connection(self, tls: ssl.SSLContext | None) -> HttpConnection:
         if tls is not None:
             self._pages.scheme = "https"
         return HttpConnection(self, tls)
+
+    def http2_client(self) -> Http2Client:
+        """A connection that goes on in HTTP/2; how it is encrypted, if it is, it will be told."""
+        return Http2Client(self, self._http2, None)
 
     async def stop(self) -> None:
         """Answer what is being asked, within the deadline, and close."""

@@ -1,0 +1,237 @@
+"""A client that speaks HTTP/2: its bytes, its turns, and when its replies are written.
+
+Requests of one connection are at work side by side, so nothing here waits for an answer: what an
+`Http2Application` sends collects in the connection, and goes out in one write at the end of a slice
+or, for answers that were waited for, when the event loop comes round.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Iterable
+from math import inf
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..http2 import ErrorCode, Http2Connection, Http2Options
+from ._connection import ClientConnection
+from ._sharing import UNIT_BYTES
+
+if TYPE_CHECKING:
+    from ._listener import Listener
+
+__all__ = ["Http2Application", "Http2Client"]
+
+_PING_EVERY_S = 60.0
+_PING_TIMEOUT_S = 20.0
+_PING = b"penstock"
+_IDLE_S = 300.0
+
+_log = logging.getLogger("penstock.service")
+
+
+class Http2Application(Protocol):
+    """What answers the requests of HTTP/2 connections."""
+
+    options: Http2Options
+
+    def begin(self, client: Http2Client, stream: Any) -> None:
+        """The head of a request is there, and the rest is not yet; a streaming one is begun. It
+        may be refused before its body has come."""
+
+    def answer(self, client: Http2Client, stream: Any) -> None:
+        """A request is there, or will never be whole: then `stream.fault` says why."""
+
+    def receive(self, client: Http2Client, stream: Any) -> None:
+        """More has come of a streaming request, or its end."""
+
+    def cancel(self, stream: Any) -> None:
+        """The client does not want the answer any more, or is gone."""
+
+
+class _Inbox:
+    """What has arrived and was not fed to the protocol yet."""
+
+    __slots__ = ("_http2", "waiting")
+
+    def __init__(self, http2: Http2Connection) -> None:
+        self._http2 = http2
+        self.waiting = b""
+
+    @property
+    def unread(self) -> int:
+        return len(self.waiting) + self._http2.buffered
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self.waiting) or self._http2.pending
+
+    def feed(self, data: bytes) -> None:
+        self.waiting = self.waiting + data if self.waiting else data
+
+    def take(self) -> bytes:
+        data, self.waiting = self.waiting, b""
+        return data
+
+    def rest(self) -> bytes:
+        return self.waiting
+
+    def forget(self) -> None:
+        self.waiting = b""
+
+
+class Http2Client(ClientConnection):
+    """One client that speaks HTTP/2. `http2` is for applications to answer with; `has_asked` tells
+    whether it has made a request that only known clients make."""
+
+    __slots__ = ("_application", "_inbox2", "_is_due", "_pinged", "has_asked", "http2")
+
+    def __init__(
+        self, listener: Listener, application: Http2Application, tls: ssl.SSLContext | None
+    ) -> None:
+        self.http2: Http2Connection = Http2Connection(application.options, _now_ms())
+        self._inbox2 = _Inbox(self.http2)
+        super().__init__(listener, self._inbox2, tls)
+        self._application = application
+        # Whether a write is due when the loop comes round.
+        self._is_due = False
+        # When a ping was sent that has not been answered.
+        self._pinged = 0.0
+        self.has_asked: bool = False
+
+    # What an application calls.
+
+    def flush_soon(self) -> None:
+        """Have what was sent written when the event loop comes round, together with the answers to
+        other requests that are ready by then."""
+        if not self._is_due:
+            self._is_due = True
+            self._listener.loop.call_soon(self._flush_due)
+
+    @property
+    def host(self) -> str:
+        """The address that it comes from; "" if it is no address of a network."""
+        name = self._transport.get_extra_info("peername")
+        return name[0] if isinstance(name, tuple) else ""
+
+    def regroup(self, is_known: bool) -> bool:
+        """Let it have the share of those whose request this is. One that has asked what only known
+        clients ask stays known. Returns False if there is no place."""
+        if is_known:
+            self.has_asked = True
+            return self.is_known or self._listener.promote(self)
+        if self.is_known and not self.has_asked and not self._listener.asks_token:
+            self._listener.demote(self)
+        return True
+
+    def end(self, code: ErrorCode, text: bytes = b"") -> None:
+        """Part with it now; its requests are cancelled."""
+        self._handle(self.http2.close(code, text))
+        self._flush()
+
+    def shut_down(self) -> None:
+        """Take no more requests, and part when those at work are answered. Called again, it does
+        not wait for the client to have heard of it."""
+        self.http2.shutdown()
+        self._flush()
+
+    # What a connection brings.
+
+    def serve(self, units: int) -> int:
+        return self._read(self._inbox2.take(), perf_counter())
+
+    def serve_whole(self, data: bytes) -> int:
+        if self._inbox2.has_more:
+            return 0
+        spent = self._read(data, self.arrived)
+        if self._state or self.http2.buffered:
+            self._settle(served=True)
+        return spent
+
+    def patience_s(self, stopping: bool) -> float:
+        return inf if self.http2.open_streams or stopping else _IDLE_S
+
+    def give_up(self) -> None:
+        self.end(ErrorCode.NO_ERROR)
+
+    def overloaded(self, detail: str) -> bytes:
+        self._handle(self.http2.close(ErrorCode.ENHANCE_YOUR_CALM, detail.encode()))
+        return self.http2.take_outgoing()
+
+    def expire(self, now: float, stopping: bool) -> None:
+        if not self.http2.ended:
+            self._handle(self.http2.expire(_now_ms()))
+            self._look_for_signs_of_life()
+            if stopping:
+                self.http2.shutdown()
+            self._flush()
+        super().expire(now, stopping)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._handle(self.http2.lost())
+        super().connection_lost(exc)
+
+    # The inside.
+
+    def _read(self, data: bytes, now_s: float) -> int:
+        """Returns the units that it took, at least one."""
+        self._pinged = 0.0
+        events = self.http2.feed(data, int(now_s * 1000))
+        if events:
+            self._handle(events)
+        self._flush()
+        return 1 + len(events) + len(data) // UNIT_BYTES
+
+    def _handle(self, events: Iterable[Any]) -> None:
+        for kind, stream, _ in events:
+            try:
+                self._pass_on(kind, stream)
+            except Exception:  # noqa: PERF203 - those behind it are to be answered
+                _log.exception("a request failed and is reset")
+                self.http2.reset(stream, ErrorCode.INTERNAL_ERROR)
+
+    def _pass_on(self, kind: str, stream: Any) -> None:
+        application = self._application
+        if kind == "request":
+            # It may have been cancelled in the same breath.
+            if not stream.closed:
+                application.answer(self, stream)
+        elif kind == "partial" or kind == "head":
+            if not stream.closed:
+                application.begin(self, stream)
+        elif kind == "data" or kind == "end":
+            application.receive(self, stream)
+        elif kind == "reset":
+            application.cancel(stream)
+
+    def _flush(self) -> None:
+        if self._tls is not None and not self._tls.is_established:
+            return
+        http2 = self.http2
+        out = http2.take_outgoing()
+        if http2.ended or http2.drained:
+            self.part(out)
+        elif out:
+            self.send(out)
+
+    def _flush_due(self) -> None:
+        self._is_due = False
+        self._flush()
+        if self._charged and not self._transport.is_closing():
+            self._settle()
+
+    def _look_for_signs_of_life(self) -> None:
+        """A peer that has vanished is found out by a ping."""
+        now = perf_counter()
+        if self._pinged:
+            if now - self._pinged > _PING_TIMEOUT_S:
+                self._handle(self.http2.close())
+                self.abort()
+        elif self.http2.open_streams and now - self.arrived > _PING_EVERY_S:
+            self._pinged = now
+            self.http2.ping(_PING)
+
+
+def _now_ms() -> int:
+    return int(perf_counter() * 1000)

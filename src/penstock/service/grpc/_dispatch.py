@@ -1,0 +1,515 @@
+"""From a request of HTTP/2 to a call: who may make it, whether there is a place, and how it ends.
+
+A caller who may not call is refused before its message is read, and so is everyone while there is
+no place left, and once the server is being closed. A call whose deadline has passed by the time its
+turn comes is refused before it can spend anything: under load that is when nobody waits for the
+answer any more. One that is cancelled, or whose deadline passes while it waits for the store,
+cancels its task, and with it the wait.
+
+A unary call that can be answered at once is answered where it arrives: no task, no timer, one write
+for all that came in together. It keeps its place until its reply has been taken: a client may ask
+and grant no room for replies, which would then be kept for as long as the connection lasts. Those
+are looked through now and then, and such connections ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from google.protobuf.message import Message
+
+from ...core._errors import ConfigInvalidError
+from .._access import BearerToken
+from .._metrics import GrpcReplies
+from ..connections import ConnectionBounds, Http2Client
+from ..http2 import ErrorCode, HeaderBlock, Http2Options, KnownPath, Room
+from ._errors import DeadlineError, exhausted, grpc_error
+from ._protocol import (
+    CallHead,
+    GrpcError,
+    MessageReader,
+    Status,
+    answer_plainly,
+    is_grpc,
+    plain_call,
+    read_call,
+    read_message,
+    refuse,
+    reply,
+    send_message,
+    send_status,
+)
+
+__all__ = [
+    "ARRIVAL_S",
+    "CALLS_PER_CONNECTION",
+    "MAX_CONCURRENT",
+    "MAX_MESSAGE_BYTES",
+    "MAX_STREAMS",
+    "SMALL_MESSAGE_BYTES",
+    "TAKING_S",
+    "GrpcCalls",
+    "Places",
+    "Streaming",
+    "StreamingCall",
+    "Unary",
+]
+
+MAX_MESSAGE_BYTES = 5 * 1024 * 1024
+"""A batch of 1,000 keys of 4,096 bytes, and some air."""
+
+SMALL_MESSAGE_BYTES = 16_384
+"""The same for calls that strangers may make, and for those of any number of messages."""
+
+MAX_CONCURRENT = 4_096
+"""Calls at work at once, over all connections; one more is answered RESOURCE_EXHAUSTED."""
+
+MAX_STREAMS = 256
+"""Of the calls that stay open for as long as the client likes, so many of each kind."""
+
+CALLS_PER_CONNECTION = 128
+"""Calls that one connection may have open; a client's library lets further ones wait."""
+
+ARRIVAL_S = 10.0
+"""How long the message of a call may take to arrive; a quarter of a second more before it is
+noticed."""
+
+TAKING_S = 10.0
+"""How long a client may take to read a reply, likewise."""
+
+# Replies below this are not worth compressing.
+_COMPRESSED_BYTES = 1_024
+_GRACE_S = 0.1
+_PREFIX_BYTES = 5
+
+_log = logging.getLogger("penstock.service.grpc")
+
+
+class Places:
+    """`taken` is how many calls are at work. `answering` are those whose reply is made and not yet
+    taken, each since when, the oldest first."""
+
+    def __init__(self, limit: int = MAX_CONCURRENT, taking_s: float = TAKING_S) -> None:
+        self.limit = limit
+        self.taking_s = taking_s
+        self.taken: int = 0
+        self.answering: dict[Any, tuple[float, Http2Client]] = {}
+
+    def look_through(self, now: float) -> None:
+        """Give back the places of replies that were taken, and end the connections of those who
+        take none."""
+        taken = [stream for stream in self.answering if stream.closed]
+        for stream in taken:
+            del self.answering[stream]
+        self.taken -= len(taken)
+        late = {client for since, client in self.answering.values() if now - since > self.taking_s}
+        if late:
+            _log.warning("ending %d connections whose clients take no replies", len(late))
+        for client in late:
+            client.end(ErrorCode.ENHANCE_YOUR_CALM, b"replies were not taken")
+
+
+class Method:
+    """What is called. `is_public`: without a token, and until the end. `for_operators`: not at all
+    where there is no token. `guard` says why a caller may not call, if it may not."""
+
+    places: Places
+    max_bytes: int = MAX_MESSAGE_BYTES
+    is_public: bool = False
+    for_operators: bool = False
+    guard: Callable[[Http2Client, Any], GrpcError | None] | None = None
+
+
+class Unary(Method):
+    """One message in and one out. `answer` returns it, or a coroutine that will."""
+
+    def __init__(
+        self,
+        parse: Callable[[bytes], Any],
+        answer: Callable[[Any], Message | Coroutine[Any, Any, Message]],
+        places: Places,
+        observe: Callable[[float], None] | None = None,
+    ) -> None:
+        self.parse = parse
+        self.answer = answer
+        self.places = places
+        self.observe = observe
+
+
+class Streaming(Method):
+    """Messages in and out, for as long as the client likes. The call is over, and went well, when
+    the coroutine ends."""
+
+    def __init__(
+        self, serve: Callable[[StreamingCall], Coroutine[Any, Any, None]], places: Places
+    ) -> None:
+        self.serve = serve
+        self.places = places
+
+
+class _Waiting:
+    """A call that a task works at, and the timer of its deadline."""
+
+    __slots__ = ("is_late", "task", "timer")
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[Any]
+        self.timer: asyncio.TimerHandle | None = None
+        self.is_late = False
+
+    def expire(self) -> None:
+        self.is_late = True
+        self.task.cancel()
+
+    def cancel(self) -> None:
+        self.task.cancel()
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+
+
+class _Refused:
+    """A call that was refused before all of it has come. It is told when that has, or after a
+    moment: the library of the commonest clients takes a status that overtakes its message for a
+    failure of its own (INTERNAL)."""
+
+    __slots__ = ("_refuse", "_stream")
+
+    def __init__(self, refuse: Callable[[], None], stream: Any) -> None:
+        self._refuse = refuse
+        self._stream = stream
+
+    def receive(self) -> None:
+        if self._stream.ended:
+            self.refuse()
+
+    def refuse(self) -> None:
+        if not self._stream.closed:
+            self._refuse()
+
+    def cancel(self) -> None:
+        """There is nothing to stop."""
+
+
+class StreamingCall(_Waiting):
+    """A call with any number of messages."""
+
+    __slots__ = ("_arrived", "_client", "_messages", "_reader", "_stream")
+
+    def __init__(self, client: Http2Client, stream: Any, call: CallHead) -> None:
+        super().__init__()
+        self._client = client
+        self._stream = stream
+        self._reader = MessageReader(call.encoding, SMALL_MESSAGE_BYTES)
+        # None behind the last one; an error in the place of what could not be read.
+        self._messages: deque[bytes | GrpcError | None] = deque()
+        self._arrived = asyncio.Event()
+
+    def receive(self) -> None:
+        """More has come."""
+        self._arrived.set()
+
+    async def read(self) -> bytes | None:
+        """The next message; None after the last. What comes is left to the protocol until it is
+        asked for, so that a client may not send more than the protocol has room for."""
+        while not self._messages:
+            self._arrived.clear()
+            self._take()
+            if not self._messages:
+                await self._arrived.wait()
+        message = self._messages[0]
+        if isinstance(message, bytes):
+            self._messages.popleft()
+        elif message is not None:
+            raise message
+        return message
+
+    def _take(self) -> None:
+        try:
+            self._messages += self._reader.feed(self._client.http2.take_body(self._stream))
+            if self._stream.ended:
+                self._reader.finish()
+                self._messages.append(None)
+        except GrpcError as error:
+            self._messages.append(error)
+        self._client.flush_soon()
+
+    async def first(self, within_s: float) -> bytes:
+        """The first message, which has its time to come."""
+        try:
+            message = await asyncio.wait_for(self.read(), within_s)
+        except asyncio.TimeoutError:
+            raise _too_late(within_s) from None
+        if message is None:
+            raise ConfigInvalidError("the call came without a message")
+        return message
+
+    def write(self, message: Message) -> None:
+        send_message(self._client.http2, self._stream, message.SerializeToString())
+        self._client.flush_soon()
+
+
+_STRANGER = GrpcError(
+    Status.UNAUTHENTICATED,
+    "this service wants a token, as metadata 'authorization: Bearer <token>'",
+)
+_LEAVING = GrpcError(Status.UNAVAILABLE, "this service is stopping; ask another one")
+_NO_TOKEN = GrpcError(
+    Status.UNAUTHENTICATED,
+    "this is for operators, who have a token; start the service with --token-file or "
+    "PENSTOCK_TOKEN",
+)
+_LATE = GrpcError(Status.DEADLINE_EXCEEDED, "the deadline passed before the call was answered")
+_NO_GRPC = GrpcError(Status.INTERNAL, "a call has the content type application/grpc")
+_NO_CALL = HeaderBlock(((b":status", b"415"), (b"content-length", b"0")))
+
+
+class GrpcCalls:
+    """The methods of a server, by full name, as an application of HTTP/2."""
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        replies: GrpcReplies,
+        *,
+        token: BearerToken | None,
+        leaving: asyncio.Event,
+        bounds: ConnectionBounds,
+        arrival_s: float = ARRIVAL_S,
+    ) -> None:
+        self._methods = list(methods.values())
+        self._replies = replies
+        self._token = token
+        self._leaving = leaving
+        self._arrival_s = arrival_s
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.routes: dict[bytes, KnownPath] = {
+            name.encode(): KnownPath(
+                number, method.max_bytes + _PREFIX_BYTES, isinstance(method, Streaming)
+            )
+            for number, (name, method) in enumerate(methods.items())
+        }
+        self.options: Http2Options = Http2Options(
+            routes=self.routes,
+            room=Room(bounds.buffered_bytes),
+            concurrent_streams=CALLS_PER_CONNECTION,
+            turn_requests=bounds.slice_units,
+            request_ms=int(arrival_s * 1000),
+            # What takes longer is seen, and ended, by `Places`.
+            write_ms=3_600_000,
+        )
+
+    # As an application of HTTP/2.
+
+    def begin(self, client: Http2Client, stream: Any) -> None:
+        error = self._refusal(client, stream)
+        if error is not None or not is_grpc(stream):
+            refused = _Refused(partial(self._refuse, client, stream, error or _NO_GRPC), stream)
+            stream.context = refused
+            asyncio.get_running_loop().call_later(_GRACE_S, refused.refuse)
+        elif stream.streaming:
+            self._begin_streaming(client, stream, self._methods[stream.route])
+
+    def answer(self, client: Http2Client, stream: Any) -> None:
+        if stream.fault:
+            self._refuse(client, stream, self._fault(stream.fault))
+        elif (error := self._refusal(client, stream)) is not None:
+            self._refuse(client, stream, error)
+        else:
+            self._answer(client, stream, self._methods[stream.route])
+
+    def receive(self, client: Http2Client, stream: Any) -> None:
+        if stream.context is not None:
+            stream.context.receive()
+
+    def cancel(self, stream: Any) -> None:
+        if stream.context is not None:
+            stream.context.cancel()
+
+    # What the server calls.
+
+    async def stop(self) -> None:
+        """Cancel what is at work."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # Who may call.
+
+    def _refusal(self, client: Http2Client, stream: Any) -> GrpcError | None:
+        """Why a call is not looked at."""
+        if stream.route < 0:
+            return GrpcError(Status.UNIMPLEMENTED, f"there is no method {stream.path[:200]}")
+        method: Method = self._methods[stream.route]
+        if not method.is_public:
+            if self._token is None:
+                if method.for_operators:
+                    return _NO_TOKEN
+            elif not self._token.accept(stream.get("authorization")):
+                return _STRANGER
+            if self._leaving.is_set():
+                return _LEAVING
+        if method.guard is not None and (error := method.guard(client, stream)) is not None:
+            return error
+        if method.places.taken >= method.places.limit:
+            return self._shed("too many calls are at work here; ask again in a moment")
+        if not (client.has_asked and client.is_known) and not client.regroup(not method.is_public):
+            return self._shed("too many connections are open here; ask again in a moment")
+        return None
+
+    def _shed(self, text: str) -> GrpcError:
+        self._replies.shed += 1
+        return exhausted(text)
+
+    def _fault(self, fault: str) -> GrpcError:
+        if fault == "request_timeout":
+            return grpc_error(_too_late(self._arrival_s))
+        return exhausted(_FAULTS[fault])
+
+    def _refuse(self, client: Http2Client, stream: Any, error: GrpcError) -> None:
+        if is_grpc(stream):
+            self._replies.codes[error.status.name] += 1
+            refuse(client.http2, stream, error)
+        else:
+            client.http2.respond(stream, _NO_CALL)
+        client.flush_soon()
+
+    # Calls.
+
+    def _answer(self, client: Http2Client, stream: Any, method: Any) -> None:
+        began = perf_counter()
+        compress = False
+        try:
+            plain = plain_call(stream, method.max_bytes)
+            if plain is None:
+                timeout_ms, message, compress = _special_call(stream, method.max_bytes)
+            else:
+                timeout_ms, message = plain
+            if timeout_ms is not None:
+                timeout_ms -= int((began - client.arrived) * 1000)
+                if timeout_ms <= 0:
+                    raise DeadlineError("the deadline passed before the call could be answered")
+            answer = method.answer(method.parse(message))
+        except Exception as error:
+            self._refuse(client, stream, grpc_error(error))
+            return
+        if isinstance(answer, Message):
+            self._send(client, stream, method, answer, compress, began)
+        else:
+            ended = partial(self._answered, client, stream, method, compress, began)
+            self._wait(client, stream, method, _Waiting(), answer, timeout_ms, ended)
+
+    def _send(
+        self,
+        client: Http2Client,
+        stream: Any,
+        method: Any,
+        answer: Message,
+        compress: bool,
+        began: float,
+    ) -> None:
+        message = answer.SerializeToString()
+        if compress and len(message) >= _COMPRESSED_BYTES:
+            reply(client.http2, stream, message, compress=True)
+        else:
+            answer_plainly(client.http2, stream, message)
+        now = perf_counter()
+        if method.observe is not None:
+            method.observe(now - began)
+        self._replies.codes["OK"] += 1
+        if not stream.closed:
+            method.places.taken += 1
+            method.places.answering[stream] = now, client
+
+    def _answered(
+        self,
+        client: Http2Client,
+        stream: Any,
+        method: Any,
+        compress: bool,
+        began: float,
+        answer: Message,
+    ) -> None:
+        self._send(client, stream, method, answer, compress, began)
+
+    def _begin_streaming(self, client: Http2Client, stream: Any, method: Any) -> None:
+        try:
+            head = read_call(stream)
+        except GrpcError as error:
+            self._refuse(client, stream, error)
+            return
+        call = StreamingCall(client, stream, head)
+        ended = partial(self._streamed, client, stream)
+        self._wait(client, stream, method, call, method.serve(call), head.timeout_ms, ended)
+
+    def _streamed(self, client: Http2Client, stream: Any, _: None) -> None:
+        send_status(client.http2, stream, Status.OK)
+        self._replies.codes["OK"] += 1
+
+    def _wait(
+        self,
+        client: Http2Client,
+        stream: Any,
+        method: Method,
+        waiting: _Waiting,
+        work: Coroutine[Any, Any, Any],
+        timeout_ms: int | None,
+        ended: Callable[[Any], None],
+    ) -> None:
+        """Let a task work at the call, until its deadline; `ended` is told what it returned."""
+        method.places.taken += 1
+        stream.context = waiting
+        loop = asyncio.get_running_loop()
+        waiting.task = loop.create_task(work)
+        self._tasks.add(waiting.task)
+        if timeout_ms is not None:
+            waiting.timer = loop.call_later(timeout_ms / 1000, waiting.expire)
+
+        def done(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            waiting.stop_timer()
+            method.places.taken -= 1
+            stream.context = None
+            error = _ended_with(task, waiting.is_late)
+            if stream.closed:
+                return
+            if error is None:
+                ended(task.result())
+                client.flush_soon()
+            else:
+                self._refuse(client, stream, error)
+
+        waiting.task.add_done_callback(done)
+
+
+_FAULTS = {
+    "body_too_large": "the message has more bytes than are read here",
+    "head_too_large": "the metadata of a call has at most 16,384 bytes here",
+    "no_room": "too many long messages are under way; ask again in a moment",
+}
+
+
+def _too_late(within_s: float) -> DeadlineError:
+    return DeadlineError(f"no message within {within_s:g} s")
+
+
+def _ended_with(task: asyncio.Task[Any], is_late: bool) -> GrpcError | None:
+    """Why a task failed; None if it did not."""
+    if task.cancelled():
+        return _LATE if is_late else _LEAVING
+    error = task.exception()
+    return None if error is None else grpc_error(error)
+
+
+def _special_call(stream: Any, max_bytes: int) -> tuple[int | None, bytes, bool]:
+    """The deadline and the message of a call, and whether its reply is compressed."""
+    call = read_call(stream)
+    message = read_message(stream.body, call.encoding, max_bytes)
+    return call.timeout_ms, message, call.encoding == "gzip" and call.accepts_gzip

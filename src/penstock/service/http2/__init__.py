@@ -1,0 +1,52 @@
+"""HTTP/2 without I/O: bytes go in and requests come out, answers go in and bytes come out.
+
+Nothing here opens a socket, reads a clock or knows what a request is about, and nothing of the
+package is imported: `service/http` and `service/grpc` put it between their connections and the
+service. `_connection` has frames, flow control and bounds, `_streams` the requests, `_hpack` the
+fields.
+
+Connections exist twice, interpreted and compiled, and do the same with the same bytes; `compiled`
+says which of them these names are. `PENSTOCK_PURE=1` chooses the interpreted ones.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from ._connection import PREFACE, ErrorCode
+from ._hpack import HeaderBlock
+from ._streams import KnownPath
+
+__all__ = [
+    "PREFACE",
+    "ErrorCode",
+    "HeaderBlock",
+    "Http2Connection",
+    "Http2Options",
+    "KnownPath",
+    "Room",
+    "compiled",
+]
+
+
+def _load() -> Any:
+    if os.environ.get("PENSTOCK_PURE", "") not in ("", "0"):
+        return None
+    try:
+        from ...accel import _http2
+    except ImportError:
+        return None
+    return _http2
+
+
+compiled: Any = _load()
+"""The compiled module, or None."""
+
+if TYPE_CHECKING or compiled is None:
+    from ._connection import Http2Connection, Http2Options
+    from ._streams import Room
+else:
+    Http2Connection = compiled.Http2Connection
+    Http2Options = compiled.Http2Options
+    Room = compiled.Room

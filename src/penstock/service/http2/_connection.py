@@ -1,0 +1,1045 @@
+"""HTTP/2 for servers (RFC 9113), bytes in and bytes out. No I/O and no clock.
+
+    for kind, stream, value in connection.feed(data, now_ms):
+        ...                                   # answer with respond, send_head, send_data ...
+    transport.write(connection.take_outgoing())
+
+`feed` reads frames and returns what a server has to know:
+
+| event | when |
+|---|---|
+| `"request"`, stream, 0 | a request is complete, or will not be: then `stream.fault` says why |
+| `"partial"`, stream, 0 | the head of a request is there, and the turn ended before the rest was |
+| `"head"`, stream, 0 | the head of a request whose route is streaming |
+| `"data"`, stream, bytes | more of its body is there; `take_body` takes it |
+| `"end"`, stream, 0 | and that was all |
+| `"reset"`, stream, code | a request that was handed over is over; its answer goes nowhere |
+| `"pong"`, None, payload | the answer to a `ping` |
+| `"goaway"`, None, code | the client will begin no more requests |
+| `"closed"`, None, code | the connection is over: send what is outgoing, then close it |
+
+What frames ask of the connection (settings, pings, windows) is answered inside. Everything that is
+to be sent collects in one buffer, so a turn of the event loop ends with one write.
+
+**Streams** are kept from the field block that opens them to the last frame of either side. The
+numbers of those that ended last are remembered for a while: frames that were on their way when we
+reset a stream are no mistake of the client's.
+
+**Flow control.** What the client sends is given back to it as it arrives, since bodies are
+collected in full, up to the bound of their path and within `held_bytes` for the connection; more
+is reserved in the `Room` of all connections, or the request refused. A streaming route gives back
+when the server takes. What the client does not make room for waits in its stream; streams that
+wait take turns, a frame each.
+
+**Work is bounded.** A call of `feed` stops after `turn_requests` events, `turn_bytes` of input or
+`outgoing_bytes` of output; `pending` says that there is more to read, and `feed(b"", now_ms)` goes
+on. All that a client can make grow has a number in `Http2Options`. Frames that bring no request
+forward (pings, settings, priorities, windows, empty ones) draw on an allowance that time and
+answered requests fill up; streams that end by a reset, whoever sends it, draw on another. A client
+that has used up either is told ENHANCE_YOUR_CALM. `expire` ends what takes too long.
+
+Errors are those of the RFC: a stream is reset for its own mistakes, the connection ends for those
+after which the two sides no longer agree. Where the RFC leaves the choice, the connection ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from struct import Struct
+
+from ._hpack import Decoder, Encoder, HeaderBlock, HpackError
+from ._streams import Fields, KnownPath, MalformedError, Room, Stream, are_trailers
+
+__all__ = ["PREFACE", "ErrorCode", "Event", "Http2Connection", "Http2Options"]
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""What a client of HTTP/2 sends first. No request of HTTP/1.1 begins like this."""
+
+Event = tuple[str, "Stream | None", "int | bytes"]
+
+_MAX_FRAME = 16_384
+_MAX_WINDOW = 2**31 - 1
+_DEFAULT_WINDOW = 65_535
+_LAST_STREAM = 2**31 - 1
+_REMEMBERED = 128
+_FRAME_HEAD = Struct(">HBBBI")
+_SETTING = Struct(">HI")
+_SHUTDOWN_PING = b"shutdown"
+
+_DATA, _HEADERS, _PRIORITY, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY = range(8)
+_WINDOW_UPDATE, _CONTINUATION = 8, 9
+_ACK = _END_STREAM = 0x01
+_END_HEADERS, _PADDED, _PRIORITIZED = 0x04, 0x08, 0x20
+
+_HEADER_TABLE_SIZE, _ENABLE_PUSH, _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE = 1, 2, 3, 4
+_MAX_FRAME_SIZE, _MAX_HEADER_LIST_SIZE = 5, 6
+
+
+class ErrorCode(IntEnum):
+    """Section 7."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    CONNECT_ERROR = 10
+    ENHANCE_YOUR_CALM = 11
+    INADEQUATE_SECURITY = 12
+    HTTP_1_1_REQUIRED = 13
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Http2Options:
+    """What all connections of a server have in common: the known paths, and the bounds."""
+
+    routes: Mapping[bytes, KnownPath] = field(default_factory=dict)
+
+    room: Room = field(default_factory=lambda: Room(64 * 2**20))
+    """Bodies that are not complete, beyond `held_bytes` of each connection."""
+
+    concurrent_streams: int = 256
+    """Requests at a time; one more is refused, and may be tried again."""
+
+    header_list_bytes: int = 16_384
+    """The fields of a request, unfolded, 32 bytes each on top of the text."""
+
+    header_fields: int = 128
+
+    header_block_bytes: int = 32_768
+    """The same as it is sent: one that is longer ends the connection."""
+
+    header_frames: int = 16
+    """Frames of one block: HEADERS and its CONTINUATIONs."""
+
+    stream_window: int = 65_535
+    connection_window: int = 2**20
+
+    body_bytes: int = 32_768
+    """The body of a request whose path is not known beforehand."""
+
+    held_bytes: int = 65_536
+    """Bodies of one connection that need no room of the shared one."""
+
+    pending_bytes: int = 2**20
+    """Answers of one connection that wait for the client's windows."""
+
+    outgoing_bytes: int = 2**18
+    """No more is read while so much waits to be written."""
+
+    turn_requests: int = 64
+    turn_bytes: int = 16_384
+
+    control_burst: int = 1_000
+    controls_per_s: int = 100
+    controls_per_request: int = 8
+    """Frames that bring no request forward: so many at once, later so many a second, and so many
+    for each answered request and each part of an answer."""
+
+    reset_burst: int = 500
+    resets_per_s: int = 50
+    """Streams that end by a reset. Each answered request earns one more."""
+
+    settings_ms: int = 10_000
+    """For the preface to arrive, and for our settings to be acknowledged."""
+
+    head_ms: int = 10_000
+    """For a frame, and for a block of fields, from its first byte to its last."""
+
+    request_ms: int = 30_000
+    """For a request, from its head to its end. Streaming ones take as long as they like."""
+
+    write_ms: int = 10_000
+    """For a client to make room for an answer."""
+
+    def __post_init__(self) -> None:
+        if not _DEFAULT_WINDOW <= self.stream_window <= _MAX_WINDOW:
+            raise ValueError("stream_window is from 65,535, which clients begin with, to 2**31 - 1")
+        if not _DEFAULT_WINDOW <= self.connection_window <= _MAX_WINDOW:
+            raise ValueError("connection_window is from 65,535 to 2**31 - 1")
+
+
+class _ConnectionError(Exception):
+    def __init__(self, code: ErrorCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+class _StreamError(Exception):
+    def __init__(self, stream_id: int, code: ErrorCode) -> None:
+        super().__init__()
+        self.stream_id = stream_id
+        self.code = code
+
+
+class _Allowance:
+    """So many at once, and so many a second."""
+
+    __slots__ = ("_burst", "_level", "_per_s", "_since_ms")
+
+    def __init__(self, burst: int, per_s: int, now_ms: int) -> None:
+        self._burst = self._level = burst * 1000
+        self._per_s = per_s
+        self._since_ms = now_ms
+
+    def spend(self, now_ms: int) -> bool:
+        elapsed_ms = now_ms - self._since_ms
+        if elapsed_ms > 0:
+            # Beyond the time that fills it from empty nothing changes.
+            elapsed_ms = min(elapsed_ms, self._burst)
+            self._level = min(self._burst, self._level + elapsed_ms * self._per_s)
+            self._since_ms = now_ms
+        self._level -= 1000
+        return self._level >= 0
+
+    def earn(self, amount: int) -> None:
+        self._level = min(self._burst, self._level + amount * 1000)
+
+
+class _Block:
+    """A block of fields that is still arriving."""
+
+    __slots__ = ("data", "end_stream", "frames", "since_ms", "stream_id")
+
+    def __init__(self, stream_id: int, end_stream: bool, data: bytes, now_ms: int) -> None:
+        self.stream_id = stream_id
+        self.end_stream = end_stream
+        self.data = bytearray(data)
+        self.frames = 1
+        self.since_ms = now_ms
+
+
+class Http2Connection:
+    """The server's side of one connection. Times are milliseconds of any steady clock."""
+
+    __slots__ = (
+        "_at",
+        "_block",
+        "_blocked",
+        "_closed_streams",
+        "_controls",
+        "_credit",
+        "_decoder",
+        "_encoder",
+        "_events",
+        "_final_id",
+        "_going",
+        "_greeted",
+        "_held",
+        "_initial_window",
+        "_input",
+        "_last_id",
+        "_now",
+        "_opened_ms",
+        "_options",
+        "_out",
+        "_partial",
+        "_partial_ms",
+        "_pending_bytes",
+        "_pings",
+        "_prefaced",
+        "_reserved",
+        "_resets",
+        "_settled",
+        "_streams",
+        "_turn_events",
+        "_unread",
+        "_window",
+        "ended",
+        "pending",
+        "quiet_since_ms",
+    )
+
+    def __init__(self, options: Http2Options, now_ms: int) -> None:
+        self._options = options
+        self._now = self._opened_ms = self.quiet_since_ms = now_ms
+        self._decoder = Decoder(options.header_list_bytes, options.header_fields)
+        self._encoder = Encoder()
+        self._controls = _Allowance(options.control_burst, options.controls_per_s, now_ms)
+        self._resets = _Allowance(options.reset_burst, options.resets_per_s, now_ms)
+        # Input that is not read yet, from `_at`, and since when a frame of it is incomplete.
+        self._input = b""
+        self._at = 0
+        self._partial_ms = -1
+        self._prefaced = self._greeted = self._settled = False
+        self._block: _Block | None = None
+        self._events: list[Event] = []
+        self._turn_events = 0
+        # Requests that were begun in this turn, and may not be complete at its end.
+        self._partial: list[Stream] = []
+        self._streams: dict[int, Stream] = {}
+        # The last streams that ended, and whether frames for them may still be under way.
+        self._closed_streams: dict[int, bool] = {}
+        self._last_id = 0
+        self._final_id = _LAST_STREAM
+        self._going = False
+        self._pings = 0
+        # What the client may send us, and what it has sent that was not given back.
+        self._credit = options.connection_window
+        self._unread = 0
+        self._held = self._reserved = 0
+        # What we may send to the client, and which streams wait for that.
+        self._window = self._initial_window = _DEFAULT_WINDOW
+        self._blocked: dict[int, Stream] = {}
+        self._pending_bytes = 0
+        self._out = bytearray()
+        self.pending = self.ended = False
+        self._send_greeting()
+
+    # --- What a server calls --------------------------------------------------------------------
+
+    def feed(self, data: bytes, now_ms: int) -> list[Event]:
+        """Read what has arrived, after what was left of the last call. Returns the events."""
+        self._now = now_ms
+        if self._at < len(self._input):
+            data = self._input[self._at :] + data
+        self._input, self._at = data, 0
+        return self._collect(self._read_turn)
+
+    def expire(self, now_ms: int) -> list[Event]:
+        """End what has taken too long; to be called now and then. Returns events, as `feed`."""
+        self._now = now_ms
+        return self._collect(self._end_overdue)
+
+    def lost(self) -> list[Event]:
+        """The transport is gone. Returns a reset for each request that was handed over."""
+        self._end(ErrorCode.CANCEL)
+        return self._take_events()
+
+    def emit(self, kind: str, stream: Stream | None, value: int | bytes) -> None:
+        """An event has happened. A subclass may answer from here, instead of having it listed."""
+        self._events.append((kind, stream, value))
+
+    @property
+    def streams(self) -> list[Stream]:
+        """Those that are open."""
+        return list(self._streams.values())
+
+    @property
+    def open_streams(self) -> int:
+        """How many are open."""
+        return len(self._streams)
+
+    @property
+    def outgoing(self) -> int:
+        """Bytes that are to be written."""
+        return len(self._out)
+
+    @property
+    def buffered(self) -> int:
+        """Bytes that are held of requests: frames that are not read yet, fields, and bodies."""
+        block = 0 if self._block is None else len(self._block.data)
+        return len(self._input) - self._at + block + self._held
+
+    @property
+    def blocked(self) -> bool:
+        """Whether answers wait for room that the client has to make."""
+        return bool(self._blocked)
+
+    @property
+    def drained(self) -> bool:
+        """Whether, after `shutdown`, everything was answered."""
+        return self._final_id < _LAST_STREAM and not self._streams
+
+    def take_outgoing(self) -> bytes:
+        out = bytes(self._out)
+        self._out.clear()
+        return out
+
+    def take_body(self, stream: Stream) -> bytes:
+        """What has come of the body, and room for as much again."""
+        body = stream.body
+        stream.collected.clear()
+        if not stream.closed:
+            self._release(stream, len(body))
+            stream.unread += len(body)
+            self._give_back(stream)
+        return body
+
+    def send_head(
+        self, stream: Stream, head: HeaderBlock, *, end: bool = False, interim: bool = False
+    ) -> bool:
+        """The head of an answer; an `interim` one (1xx) has another behind it. As with all that is
+        sent for a stream, False means that it is over and nothing was sent."""
+        if stream.closed:
+            return False
+        self._write_fields(stream.id, head, end)
+        stream.head_sent = stream.head_sent or not interim
+        if end:
+            self._finish(stream)
+        return True
+
+    def send_data(self, stream: Stream, data: bytes, *, end: bool = False) -> bool:
+        """More of the body. What the client has no room for waits."""
+        if stream.closed:
+            return False
+        # A client may grant room for each part of a long answer.
+        self._controls.earn(self._options.controls_per_request)
+        stream.pending += data
+        stream.pending_end = end
+        self._pending_bytes += len(data)
+        if stream.id not in self._blocked:
+            self._send_pending(stream)
+        if self._pending_bytes > self._options.pending_bytes:
+            self._reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
+            return False
+        return True
+
+    def send_trailers(self, stream: Stream, trailers: HeaderBlock) -> bool:
+        """The end of an answer, behind its body."""
+        if stream.closed:
+            return False
+        stream.pending_trailers = trailers
+        if stream.id not in self._blocked:
+            self._send_pending(stream)
+        return True
+
+    def respond(self, stream: Stream, head: HeaderBlock, body: bytes = b"") -> bool:
+        """A whole answer."""
+        if not body:
+            return self.send_head(stream, head, end=True)
+        return self.send_head(stream, head) and self.send_data(stream, body, end=True)
+
+    def reset(self, stream: Stream, code: int) -> bool:
+        """Give up on a request."""
+        if stream.closed:
+            return False
+        self._reset(stream, code)
+        return True
+
+    def ping(self, payload: bytes) -> None:
+        if len(payload) != 8:
+            raise ValueError("a ping has 8 bytes")
+        self._pings += 1
+        self._write_frame(_PING, 0, 0, payload)
+
+    def shutdown(self) -> None:
+        """Take no more requests. The first call says so; the second, or the client's answer to the
+        first, names the last request that is served: those on their way meanwhile still are."""
+        if self.ended or self._final_id < _LAST_STREAM:
+            return
+        if self._going:
+            self._name_last_stream()
+        else:
+            self._going = True
+            self._write_goaway(_LAST_STREAM, ErrorCode.NO_ERROR, b"")
+            self.ping(_SHUTDOWN_PING)
+
+    def close(self, code: int = ErrorCode.NO_ERROR, text: bytes = b"") -> list[Event]:
+        """End the connection at once. Returns a reset for each request that was handed over."""
+        if not self.ended:
+            self._write_goaway(self._last_id, code, text)
+            self._end(code)
+        return self._take_events()
+
+    # --- Reading --------------------------------------------------------------------------------
+
+    def _collect(self, step: Callable[[], None]) -> list[Event]:
+        if not self.ended:
+            try:
+                step()
+            except _ConnectionError as error:
+                self._fail(error.code, error.text)
+        return self._take_events()
+
+    def _take_events(self) -> list[Event]:
+        # Not kept: streams are large, and a connection may be idle for long.
+        events, self._events = self._events, []
+        return events
+
+    def _read_turn(self) -> None:
+        options = self._options
+        self._turn_events = 0
+        if self._partial_ms < 0:
+            self._partial_ms = self._now
+        while True:
+            if (
+                self._at >= options.turn_bytes
+                or self._turn_events >= options.turn_requests
+                or len(self._out) >= options.outgoing_bytes
+            ):
+                self.pending = self._at < len(self._input)
+                break
+            if not self._read_frame():
+                self.pending = False
+                break
+        if self._at == len(self._input):
+            self._partial_ms = -1
+        elif self._at:
+            self._partial_ms = self._now
+        partial, self._partial = self._partial, []
+        for stream in partial:
+            if not stream.handed_over and not stream.closed:
+                self._emit("partial", stream, 0)
+
+    def _read_frame(self) -> bool:
+        """The next frame, if it is all there."""
+        if not self._prefaced:
+            return self._read_preface()
+        data, at = self._input, self._at
+        if len(data) - at < 9:
+            return False
+        high, low, kind, flags, stream_id = _FRAME_HEAD.unpack_from(data, at)
+        length, stream_id = high << 8 | low, stream_id & _LAST_STREAM
+        self._check_order(kind, flags, stream_id)
+        if length > _MAX_FRAME:
+            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "a frame above 16,384 bytes")
+        end = at + 9 + length
+        if end > len(data):
+            return False
+        self._at = end
+        try:
+            self._read_payload(kind, flags, stream_id, data[at + 9 : end])
+        except _StreamError as error:
+            self._fail_stream(error.stream_id, error.code)
+        return True
+
+    def _read_preface(self) -> bool:
+        found = self._input[self._at : self._at + len(PREFACE)]
+        if not PREFACE.startswith(found):
+            raise _protocol_error("the connection does not begin with the preface of HTTP/2")
+        self._prefaced = found == PREFACE
+        self._at += len(found) if self._prefaced else 0
+        return self._prefaced
+
+    def _check_order(self, kind: int, flags: int, stream_id: int) -> None:
+        if not self._greeted:
+            if kind != _SETTINGS or flags & _ACK:
+                raise _protocol_error("the first frame is not SETTINGS")
+            self._greeted = True
+        if self._block is None:
+            if kind == _CONTINUATION:
+                raise _protocol_error("CONTINUATION of nothing")
+        elif kind != _CONTINUATION or stream_id != self._block.stream_id:
+            raise _protocol_error("a block of fields is interrupted by another frame")
+
+    def _read_payload(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        if kind == _DATA:
+            self._read_data(flags, stream_id, payload)
+        elif kind == _HEADERS:
+            self._read_headers(flags, stream_id, payload)
+        elif kind == _CONTINUATION:
+            self._read_continuation(flags, payload)
+        elif kind == _WINDOW_UPDATE:
+            self._read_window_update(stream_id, payload)
+        elif kind == _RST_STREAM:
+            self._read_rst_stream(stream_id, payload)
+        elif kind == _PRIORITY:
+            self._read_priority(stream_id, payload)
+        elif kind == _PUSH_PROMISE:
+            raise _protocol_error("PUSH_PROMISE from a client")
+        elif kind > _CONTINUATION:
+            self._spend("too many frames of unknown types")
+        else:
+            self._read_control(kind, flags, stream_id, payload)
+
+    def _read_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise _protocol_error("a frame of the connection has a stream")
+        if kind == _SETTINGS:
+            self._read_settings(flags, payload)
+        elif kind == _PING:
+            self._read_ping(flags, payload)
+        else:
+            self._read_goaway(payload)
+
+    def _read_data(self, flags: int, stream_id: int, payload: bytes) -> None:
+        self._require_opened(stream_id)
+        size, body = len(payload), _unpadded(flags, payload)
+        if size > self._credit:
+            raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "more data than there is room for")
+        self._credit -= size
+        self._unread += size
+        if self._unread * 2 >= self._options.connection_window:
+            self._write_window_update(0, self._unread)
+            self._credit += self._unread
+            self._unread = 0
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            if self._closed_streams.get(stream_id):
+                return
+            raise _StreamError(stream_id, ErrorCode.STREAM_CLOSED)
+        if stream.ended:
+            raise _StreamError(stream_id, ErrorCode.STREAM_CLOSED)
+        if size > stream.credit:
+            raise _StreamError(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
+        stream.ended = bool(flags & _END_STREAM)
+        if not body and not stream.ended:
+            self._spend("too many empty frames")
+        stream.credit -= size
+        stream.received += len(body)
+        if not stream.has_declared_length():
+            raise _StreamError(stream_id, ErrorCode.PROTOCOL_ERROR)
+        self._add_body(stream, body, size - len(body))
+        if stream.ended:
+            self._complete(stream)
+        else:
+            self._give_back(stream)
+
+    def _add_body(self, stream: Stream, body: bytes, padding: int) -> None:
+        if stream.fault:
+            return
+        if stream.streaming:
+            if not self._hold(stream, len(body)):
+                raise _StreamError(stream.id, ErrorCode.ENHANCE_YOUR_CALM)
+            stream.collected += body
+            stream.unread += padding
+            if body:
+                self._emit("data", stream, len(body))
+        elif len(stream.collected) + len(body) > stream.body_bytes:
+            self._fault(stream, "body_too_large")
+        elif not self._hold(stream, len(body)):
+            self._fault(stream, "no_room")
+        else:
+            stream.collected += body
+            stream.unread += len(body) + padding
+
+    def _read_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
+        _require_client_stream(stream_id)
+        data = _unpadded(flags, payload)
+        if flags & _PRIORITIZED:
+            if len(data) < 5:
+                raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "HEADERS without its priority")
+            _check_dependency(stream_id, data)
+            data = data[5:]
+        end_stream = bool(flags & _END_STREAM)
+        if flags & _END_HEADERS:
+            self._read_fields(stream_id, end_stream, data)
+        else:
+            self._block = _Block(stream_id, end_stream, data, self._now)
+
+    def _read_continuation(self, flags: int, payload: bytes) -> None:
+        block = self._block
+        assert block is not None
+        block.data += payload
+        block.frames += 1
+        bounds = self._options
+        if block.frames > bounds.header_frames or len(block.data) > bounds.header_block_bytes:
+            raise _ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, "a block of fields is too long")
+        if flags & _END_HEADERS:
+            self._block = None
+            self._read_fields(block.stream_id, block.end_stream, bytes(block.data))
+
+    def _read_fields(self, stream_id: int, end_stream: bool, data: bytes) -> None:
+        try:
+            fields = self._decoder.decode(data)
+        except HpackError as error:
+            raise _ConnectionError(ErrorCode.COMPRESSION_ERROR, str(error)) from None
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            self._read_trailers(stream, fields, end_stream)
+        elif stream_id > self._last_id:
+            self._open(stream_id, fields, end_stream)
+        elif not self._closed_streams.get(stream_id):
+            if stream_id in self._closed_streams:
+                raise _ConnectionError(ErrorCode.STREAM_CLOSED, "fields for a closed stream")
+            raise _protocol_error("the number of a new stream is not above the last one")
+
+    def _read_trailers(self, stream: Stream, fields: Fields, end_stream: bool) -> None:
+        if stream.ended:
+            raise _StreamError(stream.id, ErrorCode.STREAM_CLOSED)
+        if self._decoder.truncated:
+            raise _StreamError(stream.id, ErrorCode.ENHANCE_YOUR_CALM)
+        stream.ended = end_stream
+        if not end_stream or not are_trailers(fields) or not stream.has_declared_length():
+            raise _StreamError(stream.id, ErrorCode.PROTOCOL_ERROR)
+        self._complete(stream)
+
+    def _open(self, stream_id: int, fields: Fields, end_stream: bool) -> None:
+        self._last_id = stream_id
+        if stream_id > self._final_id:
+            self._remember(stream_id, True)
+            return
+        options = self._options
+        if len(self._streams) >= options.concurrent_streams:
+            self._remember(stream_id, True)
+            self._write_rst_stream(stream_id, ErrorCode.REFUSED_STREAM)
+            self._spend("too many requests at a time")
+            return
+        stream = self._new_stream(stream_id)
+        try:
+            stream.read_head(fields, options.routes)
+        except MalformedError:
+            if not self._decoder.truncated:
+                raise _StreamError(stream_id, ErrorCode.PROTOCOL_ERROR) from None
+            stream = self._new_stream(stream_id)
+        if end_stream and stream.declared > 0:
+            raise _StreamError(stream_id, ErrorCode.PROTOCOL_ERROR)
+        stream.ended = end_stream
+        self._streams[stream_id] = stream
+        if self._decoder.truncated:
+            self._fault(stream, "head_too_large")
+        elif stream.streaming:
+            stream.handed_over = True
+            self._emit("head", stream, 0)
+        elif stream.declared > stream.body_bytes:
+            self._fault(stream, "body_too_large")
+        elif not end_stream:
+            self._partial.append(stream)
+        if end_stream:
+            self._complete(stream)
+
+    def _new_stream(self, stream_id: int) -> Stream:
+        return Stream(stream_id, self._now, self._options.body_bytes, self._options.stream_window)
+
+    def _fault(self, stream: Stream, fault: str) -> None:
+        """Hand over a request that cannot be served. What still comes of it is thrown away."""
+        stream.fault = fault
+        self._release(stream, len(stream.collected))
+        stream.collected.clear()
+        stream.handed_over = True
+        self._emit("request", stream, 0)
+
+    def _complete(self, stream: Stream) -> None:
+        if stream.fault or stream.closed:
+            return
+        if stream.streaming:
+            self._emit("end", stream, 0)
+        else:
+            stream.handed_over = True
+            self._emit("request", stream, 0)
+
+    def _read_rst_stream(self, stream_id: int, payload: bytes) -> None:
+        self._require_opened(stream_id)
+        _require_size(payload, 4)
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            self._spend("too many resets of closed streams")
+            return
+        if stream.handed_over:
+            self._emit("reset", stream, int.from_bytes(payload, "big"))
+        self._forget(stream, False)
+        self._count_reset()
+
+    def _read_priority(self, stream_id: int, payload: bytes) -> None:
+        """Checked and ignored, as section 5.3 allows."""
+        if not stream_id:
+            raise _protocol_error("a frame of a stream has none")
+        _require_size(payload, 5)
+        _check_dependency(stream_id, payload)
+        self._spend("too many priorities")
+
+    def _read_settings(self, flags: int, payload: bytes) -> None:
+        if flags & _ACK:
+            _require_size(payload, 0)
+            if self._settled:
+                self._spend("too many settings")
+            self._settled = True
+            return
+        if len(payload) % 6:
+            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "half a setting")
+        self._spend("too many settings")
+        initial_window = self._initial_window
+        for number, value in _SETTING.iter_unpack(payload):
+            if number == _INITIAL_WINDOW_SIZE:
+                if value > _MAX_WINDOW:
+                    raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2**31 - 1")
+                initial_window = value
+            elif number == _HEADER_TABLE_SIZE:
+                self._encoder.resize(value)
+            elif not _is_valid_setting(number, value):
+                raise _protocol_error("a setting out of its range")
+        self._write_frame(_SETTINGS, _ACK, 0, b"")
+        self._resize_windows(initial_window)
+
+    def _resize_windows(self, initial_window: int) -> None:
+        if initial_window == self._initial_window:
+            return
+        if any(stream.window + initial_window > _MAX_WINDOW for stream in self._streams.values()):
+            raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2**31 - 1")
+        self._initial_window = initial_window
+        self._send_blocked()
+
+    def _read_ping(self, flags: int, payload: bytes) -> None:
+        _require_size(payload, 8)
+        if not flags & _ACK:
+            # Clients of gRPC know this text, and ping less often from then on.
+            self._spend("too_many_pings")
+            self._write_frame(_PING, _ACK, 0, payload)
+        elif not self._pings:
+            self._spend("too_many_pings")
+        else:
+            self._pings -= 1
+            if payload != _SHUTDOWN_PING:
+                self._emit("pong", None, payload)
+            elif self._going:
+                self._name_last_stream()
+
+    def _read_goaway(self, payload: bytes) -> None:
+        if len(payload) < 8:
+            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY without its numbers")
+        self._spend("too many farewells")
+        self._emit("goaway", None, int.from_bytes(payload[4:8], "big"))
+
+    def _read_window_update(self, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            self._require_opened(stream_id)
+        _require_size(payload, 4)
+        self._spend("too many small windows")
+        amount = int.from_bytes(payload, "big") & _MAX_WINDOW
+        if not stream_id:
+            self._widen_connection(amount)
+        elif stream := self._streams.get(stream_id):
+            self._widen_stream(stream, amount)
+
+    def _widen_connection(self, amount: int) -> None:
+        if not amount:
+            raise _protocol_error("WINDOW_UPDATE by nothing")
+        if self._window + amount > _MAX_WINDOW:
+            raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2**31 - 1")
+        self._window += amount
+        self._send_blocked()
+
+    def _widen_stream(self, stream: Stream, amount: int) -> None:
+        if not amount:
+            raise _StreamError(stream.id, ErrorCode.PROTOCOL_ERROR)
+        if self._initial_window + stream.window + amount > _MAX_WINDOW:
+            raise _StreamError(stream.id, ErrorCode.FLOW_CONTROL_ERROR)
+        stream.window += amount
+        if stream.id in self._blocked:
+            self._send_pending(stream)
+
+    def _require_opened(self, stream_id: int) -> None:
+        _require_client_stream(stream_id)
+        if stream_id > self._last_id:
+            raise _protocol_error("a frame for a stream that was not opened")
+
+    # --- Bounds ---------------------------------------------------------------------------------
+
+    def _spend(self, text: str) -> None:
+        if not self._controls.spend(self._now):
+            raise _ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, text)
+
+    def _count_reset(self) -> None:
+        if not self._resets.spend(self._now):
+            raise _ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, "too many streams were reset")
+
+    def _hold(self, stream: Stream, amount: int) -> bool:
+        """Count bytes of a body; those beyond the connection's own share need room."""
+        needed = self._held + amount - self._options.held_bytes - self._reserved
+        if needed > 0:
+            if not self._options.room.take(needed):
+                return False
+            self._reserved += needed
+        self._held += amount
+        stream.held += amount
+        return True
+
+    def _release(self, stream: Stream, amount: int) -> None:
+        self._held -= amount
+        stream.held -= amount
+        surplus = self._reserved - max(0, self._held - self._options.held_bytes)
+        if surplus > 0:
+            self._options.room.give(surplus)
+            self._reserved -= surplus
+
+    def _give_back(self, stream: Stream) -> None:
+        """Room for as much as was taken, once that is half of the window."""
+        if stream.ended or stream.fault or stream.closed:
+            return
+        if stream.unread * 2 < self._options.stream_window:
+            return
+        self._write_window_update(stream.id, stream.unread)
+        stream.credit += stream.unread
+        stream.unread = 0
+
+    def _end_overdue(self) -> None:
+        now, options = self._now, self._options
+        if not self._settled and now - self._opened_ms > options.settings_ms:
+            raise _ConnectionError(ErrorCode.SETTINGS_TIMEOUT, "settings were not acknowledged")
+        since_ms = self._block.since_ms if self._block is not None else self._partial_ms
+        if since_ms >= 0 and not self.pending and now - since_ms > options.head_ms:
+            raise _ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, "a frame did not arrive in time")
+        for stream in self.streams:
+            if stream.id in self._blocked:
+                if now - stream.blocked_ms > options.write_ms:
+                    self._fail_stream(stream.id, ErrorCode.CANCEL)
+            elif not stream.handed_over and now - stream.begun_ms > options.request_ms:
+                self._fault(stream, "request_timeout")
+
+    # --- Streams and their ends -----------------------------------------------------------------
+
+    def _emit(self, kind: str, stream: Stream | None, value: int | bytes) -> None:
+        self._turn_events += 1
+        self.emit(kind, stream, value)
+
+    def _finish(self, stream: Stream) -> None:
+        """The answer was sent to its end."""
+        if not stream.ended:
+            # The client need not send the rest of its request.
+            self._write_rst_stream(stream.id, ErrorCode.NO_ERROR)
+        self._forget(stream, not stream.ended)
+        self._controls.earn(self._options.controls_per_request)
+        self._resets.earn(1)
+
+    def _reset(self, stream: Stream, code: int) -> None:
+        self._write_rst_stream(stream.id, code)
+        self._forget(stream, True)
+
+    def _fail_stream(self, stream_id: int, code: ErrorCode) -> None:
+        """A mistake of the client's that concerns one stream."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            self._write_rst_stream(stream_id, code)
+            self._remember(stream_id, True)
+        else:
+            if stream.handed_over:
+                self._emit("reset", stream, code)
+            self._reset(stream, code)
+        self._count_reset()
+
+    def _forget(self, stream: Stream, lenient: bool) -> None:
+        stream.closed = True
+        del self._streams[stream.id]
+        self._blocked.pop(stream.id, None)
+        self._pending_bytes -= len(stream.pending)
+        stream.pending.clear()
+        self._release(stream, stream.held)
+        self._remember(stream.id, lenient)
+        self.quiet_since_ms = self._now
+
+    def _remember(self, stream_id: int, lenient: bool) -> None:
+        self._closed_streams[stream_id] = lenient
+        if len(self._closed_streams) > _REMEMBERED:
+            del self._closed_streams[next(iter(self._closed_streams))]
+
+    def _fail(self, code: ErrorCode, text: str) -> None:
+        self._write_goaway(self._last_id, code, text.encode())
+        self._end(code)
+        self._emit("closed", None, code)
+
+    def _end(self, code: int) -> None:
+        for stream in self.streams:
+            if stream.handed_over:
+                self._emit("reset", stream, code)
+            self._forget(stream, True)
+        self._input, self._at = b"", 0
+        self._block = None
+        self._partial = []
+        self.pending = False
+        self.ended = True
+
+    def _name_last_stream(self) -> None:
+        self._final_id = self._last_id
+        self._write_goaway(self._last_id, ErrorCode.NO_ERROR, b"")
+
+    # --- Sending --------------------------------------------------------------------------------
+
+    def _send_pending(self, stream: Stream) -> None:
+        """What waits in a stream, as far as there is room; the rest goes on waiting."""
+        while self._send_frame(stream) and stream.pending:
+            pass
+        if not stream.pending:
+            self._blocked.pop(stream.id, None)
+        elif stream.id not in self._blocked:
+            self._blocked[stream.id] = stream
+            stream.blocked_ms = self._now
+
+    def _send_blocked(self) -> None:
+        """A frame for each stream that waits, as long as there is room."""
+        moved = True
+        while moved and self._window > 0:
+            moved = False
+            for stream in list(self._blocked.values()):
+                moved = self._send_frame(stream) or moved
+                if not stream.pending:
+                    self._blocked.pop(stream.id, None)
+
+    def _send_frame(self, stream: Stream) -> bool:
+        """One frame of a body, with the end behind it if it is the last. False: no room."""
+        pending = stream.pending
+        left = len(pending)
+        # A stream's window is negative after settings have made it smaller than what was sent.
+        size = max(0, min(left, _MAX_FRAME, self._window, self._initial_window + stream.window))
+        if left and not size:
+            return False
+        end = stream.pending_end and size == left
+        if left or end:
+            self._write_frame(_DATA, _END_STREAM if end else 0, stream.id, bytes(pending[:size]))
+            del pending[:size]
+            stream.window -= size
+            self._window -= size
+            self._pending_bytes -= size
+        if end:
+            self._finish(stream)
+        elif size == left and stream.pending_trailers is not None:
+            self._write_fields(stream.id, stream.pending_trailers, True)
+            self._finish(stream)
+        return True
+
+    def _send_greeting(self) -> None:
+        options = self._options
+        settings = [
+            (_MAX_CONCURRENT_STREAMS, options.concurrent_streams),
+            (_MAX_HEADER_LIST_SIZE, options.header_list_bytes),
+        ]
+        if options.stream_window != _DEFAULT_WINDOW:
+            settings.append((_INITIAL_WINDOW_SIZE, options.stream_window))
+        self._write_frame(_SETTINGS, 0, 0, b"".join(_SETTING.pack(*pair) for pair in settings))
+        if options.connection_window > _DEFAULT_WINDOW:
+            self._write_window_update(0, options.connection_window - _DEFAULT_WINDOW)
+
+    def _write_fields(self, stream_id: int, block: HeaderBlock, end: bool) -> None:
+        data = self._encoder.encode(block)
+        kind, flags = _HEADERS, _END_STREAM if end else 0
+        while len(data) > _MAX_FRAME:
+            self._write_frame(kind, flags, stream_id, data[:_MAX_FRAME])
+            data = data[_MAX_FRAME:]
+            kind, flags = _CONTINUATION, 0
+        self._write_frame(kind, flags | _END_HEADERS, stream_id, data)
+
+    def _write_window_update(self, stream_id: int, amount: int) -> None:
+        self._write_frame(_WINDOW_UPDATE, 0, stream_id, amount.to_bytes(4, "big"))
+
+    def _write_rst_stream(self, stream_id: int, code: int) -> None:
+        self._write_frame(_RST_STREAM, 0, stream_id, code.to_bytes(4, "big"))
+
+    def _write_goaway(self, last_id: int, code: int, text: bytes) -> None:
+        numbers = last_id.to_bytes(4, "big") + code.to_bytes(4, "big")
+        self._write_frame(_GOAWAY, 0, 0, numbers + text)
+
+    def _write_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        size = len(payload)
+        self._out += _FRAME_HEAD.pack(size >> 8, size & 0xFF, kind, flags, stream_id)
+        self._out += payload
+
+
+def _protocol_error(text: str) -> _ConnectionError:
+    return _ConnectionError(ErrorCode.PROTOCOL_ERROR, text)
+
+
+def _require_client_stream(stream_id: int) -> None:
+    if not stream_id & 1:
+        raise _protocol_error("a frame of a stream has one that no client opens")
+
+
+def _require_size(payload: bytes, size: int) -> None:
+    if len(payload) != size:
+        raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "a frame is not of the size of its type")
+
+
+def _unpadded(flags: int, payload: bytes) -> bytes:
+    if not flags & _PADDED:
+        return payload
+    if not payload or payload[0] >= len(payload):
+        raise _protocol_error("the padding is longer than its frame")
+    return payload[1 : len(payload) - payload[0]]
+
+
+def _check_dependency(stream_id: int, priority: bytes) -> None:
+    if int.from_bytes(priority[:4], "big") & _LAST_STREAM == stream_id:
+        raise _protocol_error("a stream that depends on itself")
+
+
+def _is_valid_setting(number: int, value: int) -> bool:
+    if number == _ENABLE_PUSH:
+        return value <= 1
+    return number != _MAX_FRAME_SIZE or _MAX_FRAME <= value < 2**24
