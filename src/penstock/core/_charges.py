@@ -27,6 +27,7 @@ from ._frames import Settling
 from ._store import Store
 from ._strategy import Strategy
 from ._transform import (
+    PoolRenewals,
     Step,
     booking,
     charging,
@@ -35,7 +36,6 @@ from ._transform import (
     queueing,
     refunding,
     releasing,
-    renewing,
     taking,
     telling,
 )
@@ -136,16 +136,20 @@ class Charge(Settling):
         """Hold its slots for another ttl. False if one of them was lost: somebody else may have
         it."""
         asked_at = time.monotonic()
-        steps = self.renewals()
-        return bool(steps) and self.renewed(self._store.apply_all(steps, self._now()), asked_at)
+        pools = PoolRenewals(self.held())
+        if not pools.steps:
+            return False
+        told = self._store.apply_all(pools.steps, self._now())
+        return self.renewed(pools.answers(told), asked_at)
 
     async def arenew(self) -> bool:
         """The awaitable twin of `renew`."""
         asked_at = time.monotonic()
-        steps = self.renewals()
-        if not steps:
+        pools = PoolRenewals(self.held())
+        if not pools.steps:
             return False
-        return self.renewed(await self._store.aapply_all(steps, self._now()), asked_at)
+        told = await self._store.aapply_all(pools.steps, self._now())
+        return self.renewed(pools.answers(told), asked_at)
 
     def keep_renewed(self, on_lost: Callable[[Charge], object] | None = None) -> Charge:
         """Renew it in the background until it is settled or lost: a thread renews all charges of
@@ -171,16 +175,11 @@ class Charge(Settling):
             )
         return self
 
-    def renewals(self) -> list[Step]:
-        """What to ask the store in order to renew it; those of several charges may go together."""
+    def held(self) -> list[tuple[str, Strategy, str]]:
+        """The slots to renew, for `PoolRenewals`; those of several charges may go together."""
         if not self.is_open:
             return []
-        # As shadows: one that was lost does not keep the others from being renewed.
-        return [
-            Step(part.key, renewing(part.strategy, self.id), 1, True)
-            for part, _ in self._parts
-            if part.strategy.is_held
-        ]
+        return [(p.key, p.strategy, self.id) for p, _ in self._parts if p.strategy.is_held]
 
     def renewed(self, answers: Sequence[Decision], asked_at: float) -> bool:
         """Take down what the store answered to that, `asked_at` by the steady clock."""
@@ -338,12 +337,14 @@ def _taking(
     steps = []
     for part in parts:
         strategy = part.strategy
-        transform: Any = checking(strategy)
+        transform: Any
         if strategy.is_held and part.cost:
             _require_one(part)
             transform = taking(strategy, slot_id)
         elif max_wait_ms and strategy.books_ahead and part.cost:
             transform = booking(strategy, max_wait_ms)
+        else:
+            transform = checking(strategy)
         steps.append(Step(part.key, transform, part.cost, part.shadow))
     return [*steps, *also, *_tells(store, parts)]
 

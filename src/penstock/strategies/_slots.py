@@ -34,6 +34,7 @@ from ..core._strategy import Parameter, Strategy
 from ..core._validation import MAX_SAFE, MAX_STORED_MS, stored_pair, stored_whole
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import timedelta
 
 
@@ -173,17 +174,28 @@ class Slots(Strategy):
         tickets = tuple(sorted([*others, ticket], key=_order))
         return self._left(kept._replace(tickets=tickets), now, self._denial(kept.live, now))
 
-    def renew(self, state: State | None, now: int, slot_id: str) -> Outcome[Decision]:
-        """Go on holding a slot, until the `reset_at` of the decision; denied if it is not held any
-        more."""
+    def renew(
+        self, state: State | None, now: int, slot_ids: Sequence[str]
+    ) -> Outcome[tuple[Decision, ...]]:
+        """Go on holding slots, each until the `reset_at` of its decision; denied are those that are
+        not held any more. One pass over the state, however many there are."""
         kept = self._parts(state, now)
-        place = _place_of(slot_id, kept.live)
-        if place is None:
-            free = max(0, self.limit - len(kept.live))
-            return Outcome(state, Decision(False, self.limit, free, now, 1), 0, False)
-        held, expires = self._holding(kept.live, now, slot_id, place)
-        decision = Decision(True, self.limit, max(0, self.limit - len(held)), expires, 0)
-        return self._left(kept._replace(live=held), now, decision)
+        held = dict(kept.live)
+        expires = now + self.ttl_ms
+        renewed = {each: max(held[each], expires) for each in slot_ids if each in held}
+        free = max(0, self.limit - len(held))
+        over = Decision(False, self.limit, free, now, 1)
+        answers = tuple(
+            [
+                Decision(True, self.limit, free, renewed[each], 0) if each in renewed else over
+                for each in slot_ids
+            ]
+        )
+        if not renewed:
+            return Outcome(state, answers, 0, False)
+        held.update(renewed)
+        live = tuple(sorted(held.items(), key=_order))
+        return self._left(kept._replace(live=live), now, answers)
 
     def release(self, state: State | None, now: int, slot_id: str) -> Outcome[int]:
         """Give a slot back, or stop waiting for one; the result is whether one was held, 1 or 0."""
@@ -240,19 +252,19 @@ class Slots(Strategy):
         return _Kept(kept[over:], lost + over - first, tickets)
 
     def _taken(self, kept: _Kept, now: int, slot_id: str, place: int | None) -> Outcome[Decision]:
-        held, _ = self._holding(kept.live, now, slot_id, place)
+        held = self._holding(kept.live, now, slot_id, place)
         decision = Decision(True, self.limit, max(0, self.limit - len(held)), held[0][1], 0)
         return self._left(kept._replace(live=held), now, decision)
 
-    def _holding(self, live: State, now: int, slot_id: str, place: int | None) -> tuple[State, int]:
-        """The slots with this one among them, and its expiry."""
+    def _holding(self, live: State, now: int, slot_id: str, place: int | None) -> State:
+        """The slots with this one among them."""
         expires = now + self.ttl_ms
         if place is not None:
             expires = max(live[place][1], expires)
             live = live[:place] + live[place + 1 :]
         slot = slot_id, expires
         place = bisect_right(live, (expires, slot_id), key=_order)
-        return (*live[:place], slot, *live[place:]), expires
+        return (*live[:place], slot, *live[place:])
 
     def _left(self, kept: _Kept, now: int, result: R) -> Outcome[R]:
         lost = ((_LOST, -kept.lost),) if kept.lost else ()
