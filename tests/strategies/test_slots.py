@@ -40,6 +40,7 @@ from penstock.core._transform import (
     releasing,
     renewing,
     taking,
+    ticketing,
 )
 from penstock.stores import open_store
 from penstock.strategies import Slots
@@ -205,7 +206,9 @@ def _timeline(seed: int, count: int) -> Any:
         steps = []
         for _ in range(rng.choice((1, 1, 1, 2, 4))):
             strategy, slot_id = rng.choice(pools), rng.choice(IDS)
-            make = rng.choice((taking, queueing, queueing, renewing, releasing, None, looking))
+            make = rng.choice(
+                (taking, queueing, queueing, ticketing, renewing, releasing, None, looking)
+            )
             if make is None:
                 transform: Any = reclaiming(strategy)
             elif make is looking:

@@ -38,6 +38,7 @@ from ._transform import (
     releasing,
     taking,
     telling,
+    ticketing,
 )
 from ._validation import MAX_INSTANT_MS, MAX_SPAN_MS, reject, require_int, shown
 from ._verdict import Verdict
@@ -46,6 +47,7 @@ __all__ = [
     "Answer",
     "Charge",
     "Part",
+    "Tickets",
     "areserved",
     "new_id",
     "pauses",
@@ -352,14 +354,54 @@ def _taking(
 def _queueing(
     store: Store,
     parts: Sequence[Part],
-    _max_wait_ms: int,
+    max_wait_ms: int,
     slot_id: str,
     also: Sequence[Step] = (),
 ) -> list[Step]:
-    (part,) = parts
-    _require_one(part)
-    step = Step(part.key, queueing(part.strategy, slot_id), 1, shadow=True)
-    return [step, *also, *_tells(store, parts)]
+    steps = _taking(store, parts, max_wait_ms, slot_id, also)
+    # Alone, it is a shadow: a denial keeps a ticket by the same call.
+    is_alone = len(parts) == 1
+    for place, part in enumerate(parts):
+        if part.strategy.is_held and part.cost and not part.shadow:
+            steps[place] = Step(part.key, queueing(part.strategy, slot_id), 1, shadow=is_alone)
+    return steps
+
+
+class Tickets:
+    """Those of a waiter for several limits: it has one for each slot that denies it.
+
+    A denied request writes nothing, so a ticket is a call of its own. Where a slot is free for it,
+    it has none: it waits for another limit then, and nobody is to be held up here meanwhile.
+    """
+
+    def __init__(self, parts: Sequence[Part], waiter_id: str) -> None:
+        self._parts = [p for p in parts if p.strategy.is_held and p.cost and not p.shadow]
+        self._is_alone = len(parts) == 1
+        self._waiter_id = waiter_id
+        self._kept: set[str] = set()
+
+    def after(self, charge: Charge) -> list[Step]:
+        """What to ask the store once it has answered; nothing where the tickets are right."""
+        if charge.allowed or self._is_alone or charge.verdict is None:
+            return []
+        told = charge.verdict.limits
+        steps = []
+        for part in self._parts:
+            if not told[part.name].allowed:
+                self._kept.add(part.key)
+                steps.append(Step(part.key, ticketing(part.strategy, self._waiter_id)))
+            elif part.key in self._kept:
+                self._kept.remove(part.key)
+                steps.append(self._left(part))
+        return steps
+
+    def leaving(self) -> list[Step]:
+        """What a waiter asks that gives up: else the others would wait for it until its tickets are
+        over. It may hold slots, where an answer was lost."""
+        return [self._left(part) for part in self._parts]
+
+    def _left(self, part: Part) -> Step:
+        return Step(part.key, releasing(part.strategy, self._waiter_id))
 
 
 def _require_one(part: Part) -> None:

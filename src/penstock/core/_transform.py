@@ -52,6 +52,7 @@ __all__ = [
     "renewing",
     "taking",
     "telling",
+    "ticketing",
     "trying",
 ]
 
@@ -231,9 +232,22 @@ def taking(strategy: Strategy, slot_id: str) -> Transform[Decision]:
 
 
 def queueing(strategy: Strategy, slot_id: str) -> Transform[Decision]:
-    """The transform that holds a slot in turn. A denial is written too, so it has to be a shadow;
-    beside other limits, it would let them be charged."""
-    return _holding(strategy, "queue_up", strategy.queue_up, slot_id)
+    """The transform that holds a slot in turn. As a shadow, a denial is written too, which keeps a
+    ticket; beside other limits, that would let them be charged."""
+    transform = _holding(strategy, "queue_up", strategy.queue_up, slot_id)
+    transform.reverse = lambda _charged_at: releasing(strategy, slot_id)
+    return transform
+
+
+def ticketing(strategy: Strategy, slot_id: str) -> Transform[int]:
+    """The transform that keeps a place among those who wait for a slot."""
+
+    def run(state: Any, now: int, _cost: int) -> Outcome[int]:
+        return strategy.keep_ticket(state, now, slot_id)
+
+    transform = Transform(strategy, "keep_ticket", run, lambda _now, _retry_after_ms: 0)
+    transform.argument = slot_id
+    return transform
 
 
 def renewing(strategy: Strategy, slot_ids: tuple[str, ...]) -> Transform[tuple[Decision, ...]]:

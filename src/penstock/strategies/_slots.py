@@ -11,7 +11,8 @@ or to give it back twice, changes nothing: a call whose reply was lost may be re
 
 Those who wait for a slot have tickets, numbered in the order in which they came, each good for a
 moment: `queue_up` takes a slot if more are free than wait before the caller, and else keeps its
-ticket good. A waiter that dies loses its place with its ticket. `take` asks without a ticket, and
+ticket good. Beside other limits a denial writes nothing, not even a ticket, so that is left to
+`keep_ticket`. A waiter that dies loses its place with its ticket. `take` asks without a ticket, and
 waits for nobody.
 
 The expiry of a slot never moves back. A clock that goes back finds slots held for longer.
@@ -119,7 +120,7 @@ class Slots(Strategy):
             raw="id, expiry, id, expiry, ...",
             decode=_decode,
             constants={"countedForMs": COUNTED_FOR_MS},
-            beyond_check=("take", "queue_up", "renew", "release", "reclaim"),
+            beyond_check=("take", "queue_up", "keep_ticket", "renew", "release", "reclaim"),
         ),
     )
 
@@ -164,15 +165,21 @@ class Slots(Strategy):
         """Hold a slot if it is one's turn, or else wait for it: a denial that keeps a ticket."""
         kept = self._parts(state, now)
         place = _place_of(slot_id, kept.live)
-        mine = [name for name, _ in kept.tickets if name[17:] == slot_id]
-        others = tuple([ticket for ticket in kept.tickets if ticket[0] not in mine])
-        ahead = [name for name, _ in others if not mine or name < mine[0]]
-        if place is not None or len(kept.live) + len(ahead) < self.limit:
+        ticket, others, ahead = self._turn(kept, now, slot_id)
+        if place is not None or len(kept.live) + ahead < self.limit:
             return self._taken(kept._replace(tickets=others), now, slot_id, place)
-        name = mine[0] if mine else f"w{_next_number(others):016d}{slot_id}"
-        ticket = name, now + TICKET_MS - _TICKET_SHIFT
         tickets = tuple(sorted([*others, ticket], key=_order))
         return self._left(kept._replace(tickets=tickets), now, self._denial(kept.live, now))
+
+    def keep_ticket(self, state: State | None, now: int, slot_id: str) -> Outcome[int]:
+        """Keep one's place among those who wait, and take nothing; the result is how many are
+        before it. Who holds a slot waits for none."""
+        kept = self._parts(state, now)
+        if _place_of(slot_id, kept.live) is not None:
+            return Outcome(state, 0, 0, False)
+        ticket, others, ahead = self._turn(kept, now, slot_id)
+        tickets = tuple(sorted([*others, ticket], key=_order))
+        return self._left(kept._replace(tickets=tickets), now, ahead)
 
     def renew(
         self, state: State | None, now: int, slot_ids: Sequence[str]
@@ -250,6 +257,14 @@ class Slots(Strategy):
             first += 1
         over = bisect_right(kept, now, first, key=_expiry)
         return _Kept(kept[over:], lost + over - first, tickets)
+
+    def _turn(self, kept: _Kept, now: int, slot_id: str) -> tuple[tuple[str, int], State, int]:
+        """The ticket of a waiter, good from now on; those of the others; how many come first."""
+        mine = [name for name, _ in kept.tickets if name[17:] == slot_id]
+        others = tuple([ticket for ticket in kept.tickets if ticket[0] not in mine])
+        ahead = sum(not mine or name < mine[0] for name, _ in others)
+        name = mine[0] if mine else f"w{_next_number(others):016d}{slot_id}"
+        return (name, now + TICKET_MS - _TICKET_SHIFT), others, ahead
 
     def _taken(self, kept: _Kept, now: int, slot_id: str, place: int | None) -> Outcome[Decision]:
         held = self._holding(kept.live, now, slot_id, place)

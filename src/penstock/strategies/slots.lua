@@ -178,8 +178,10 @@ local function ticketsOf(slots, now)
   return slots.tickets
 end
 
-local function queue_up(p, slots, now, _, id)
-  local tickets, mine, last = ticketsOf(slots, now), nil, 0
+-- The tickets, the caller's own or what it would be called, whether that is new, and how many come
+-- first.
+local function turnOf(slots, now, id)
+  local tickets, mine, last, ahead = ticketsOf(slots, now), nil, 0, 0
   for name, expires in pairs(tickets) do
     if expires and name:sub(18) == id then
       mine = name
@@ -187,18 +189,29 @@ local function queue_up(p, slots, now, _, id)
       last = max(last, tonumber(name:sub(2, 17)))
     end
   end
-  local held, ahead = expiryOf(slots, now, id), 0
   for name, expires in pairs(tickets) do
     if expires and name ~= mine and (not mine or name < mine) then ahead = ahead + 1 end
   end
+  return tickets, mine or 'w' .. format('%016.0f', last + 1) .. id, not mine, ahead
+end
+
+local function queue_up(p, slots, now, _, id)
+  local tickets, mine, isNew, ahead = turnOf(slots, now, id)
+  local held = expiryOf(slots, now, id)
   if held or liveOf(slots) + ahead < p.limit then
-    if mine then tickets[mine] = false end
+    if not isNew then tickets[mine] = false end
     return taken(p, slots, now, id, held)
   end
-  slots.prolonged = true
-  tickets[mine or 'w' .. format('%016.0f', last + 1) .. id] = now + TICKET_MS
+  tickets[mine], slots.prolonged = now + TICKET_MS, true
   local denied, limit, remaining, resetAt, retryAfterMs = deny(p, slots, now)
   return denied, limit, remaining, resetAt, retryAfterMs, slots, ttlOf(p, slots, now)
+end
+
+local function keep_ticket(p, slots, now, _, id)
+  if expiryOf(slots, now, id) then return 1, 0, 0, 0, 0 end
+  local tickets, mine, _, ahead = turnOf(slots, now, id)
+  tickets[mine], slots.prolonged = now + TICKET_MS, true
+  return 1, ahead, 0, 0, 0, slots, ttlOf(p, slots, now)
 end
 
 -- The expiries, 0 of those that are not held any more.

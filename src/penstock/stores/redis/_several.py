@@ -45,6 +45,7 @@ _OPTIONAL = frozenset(
         "pause",
         "take",
         "queue_up",
+        "keep_ticket",
         "renew",
         "release",
         "reclaim",
@@ -52,7 +53,7 @@ _OPTIONAL = frozenset(
 )
 _ALWAYS_THERE = frozenset({"check", "look", "try", "tell"})
 # Those that do not answer with a decision.
-_COUNTS = frozenset({"refund", "release", "reclaim"})
+_COUNTS = frozenset({"refund", "release", "reclaim", "keep_ticket"})
 _OF_THEIR_OWN = frozenset({"pause", "renew", "book"})
 _RACES = 256
 _LONGEST_PAUSE_MS = 32
