@@ -20,23 +20,23 @@ local function headOf(text)
   return head
 end
 
--- Whatever is no check. `try` is one with nothing written, and `look` the decision on one unit,
--- with what is there before it.
+-- Whatever is no check. `try` is one with nothing written, and `look` the decision on a cost that is
+-- not spent, with what is there before it.
 local function decide(strategy, operation, p, state, cost, argument)
-  if operation == 'look' or operation == 'try' then
+  local more = strategy.more or strategy.beyond()
+  strategy.more = more
+  if operation == 'try' or (operation == 'look' and not more.look) then
     local function copied(value)
       if type(value) ~= 'table' then return value end
       local copy = {}
       for name, each in pairs(value) do copy[name] = copied(each) end
       return copy
     end
-    local looks = operation == 'look'
     local allowed, limit, remaining, resetAt, retryAfterMs =
-      strategy.check(p, copied(state), now, looks and 1 or cost)
-    return allowed, limit, looks and remaining + allowed or remaining, resetAt, retryAfterMs
+      strategy.check(p, copied(state), now, cost)
+    if operation == 'look' then remaining = remaining + allowed * cost end
+    return allowed, limit, remaining, resetAt, retryAfterMs
   end
-  local more = strategy.more or strategy.beyond()
-  strategy.more = more
   if operation == 'pause' then return more.pause(p, state, now, argument) end
   return more[operation](p, state, now, cost, argument)
 end
