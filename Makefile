@@ -106,7 +106,7 @@ bench: $(VENV)/.bench  ## measure against the peers
 	@$(BIN)/python -m bench
 
 # Each prints what it compares; most need real servers, so they share the tests' ones.
-PATHS := flood redis_paths store_round_trips http_paths http2_libraries grpc_paths leases
+PATHS := flood redis_paths store_round_trips http_paths http2_libraries grpc_paths leases bookings
 bench-all: bench .tools/.servers  ## and the stores, the servers and the leases
 	@for path in $(PATHS); do echo "==> bench.$$path"; $(BIN)/python -m bench.$$path || exit 1; done
 

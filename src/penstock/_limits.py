@@ -12,13 +12,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from .accel._limits import gate_of
-from .core._charges import Charge, Part, areserved, pauses, require_until, require_wait, reserved
+from .core._charges import (
+    Charge,
+    Part,
+    Tickets,
+    areserved,
+    new_id,
+    pauses,
+    require_until,
+    require_wait,
+    reserved,
+)
 from .core._clock import Clock, SystemClock, require_clock
 from .core._decision import Decision, Forecast
-from .core._errors import UnsupportedError
+from .core._errors import PenstockError, UnsupportedError
 from .core._limiter import OnStore, claim, clock_reader, refuse_check
 from .core._store import MadeBy, Store, require_store
 from .core._strategy import Strategy
@@ -275,36 +286,98 @@ class Limits(OnStore):
     ) -> Verdict | Charge:
         """Wait until all limits admit the request, in turn with the others that wait for the same
         keys. Nothing is charged meanwhile. With slots among the limits, the answer is the `Charge`
-        that holds them.
+        that holds them; for a slot, those of other processes that share the store wait in turn,
+        too.
 
         Past `timeout` seconds, or as soon as it is plain that it would be past them, raises
         `rate_limit_exceeded` with the decision of the limit that binds.
         """
-        ask = self.reserve if self._holds else self.check
-        verdict: Verdict | Charge = acquire(
+        if self._holds:
+            return self._acquire_held(keys, cost, timeout)
+        verdict: Verdict = acquire(
             self._queues,
             self._admissible(keys, cost),
             self._waiting_clock,
             timeout_in_ms(timeout),
-            lambda: ask(keys, cost),
+            lambda: self.check(keys, cost),
             lambda: self.peek(keys),
         )
         return verdict
+
+    def _acquire_held(self, keys: Mapping[str, str], cost: Cost, timeout: float | None) -> Charge:
+        queue = self._admissible(keys, cost)
+        parts, wait, answer = self._terms(keys, cost, 0)
+        waiter_id = new_id(parts)
+        tickets = Tickets(parts, waiter_id)
+
+        def ask() -> Charge:
+            charge = reserved(self.store, self._now, parts, wait, answer, waiter_id)
+            if steps := tickets.after(charge):
+                self.store.apply_all(steps, self._now())
+            return charge
+
+        charge: Any = None
+        try:
+            charge = acquire(
+                self._queues,
+                queue,
+                self._waiting_clock,
+                timeout_in_ms(timeout),
+                ask,
+                lambda: self.peek(keys),
+            )
+        finally:
+            if charge is None and (steps := tickets.leaving()):
+                with suppress(PenstockError):
+                    self.store.apply_all(steps, self._now())
+        held: Charge = charge
+        return held
 
     async def aacquire(
         self, keys: Mapping[str, str], cost: Cost = 1, timeout: float | None = None
     ) -> Verdict | Charge:
         """The awaitable twin of `acquire`. Cancelling it leaves the queue."""
-        ask = self.areserve if self._holds else self.acheck
-        verdict: Verdict | Charge = await aacquire(
+        if self._holds:
+            return await self._aacquire_held(keys, cost, timeout)
+        verdict: Verdict = await aacquire(
             self._queues,
             self._admissible(keys, cost),
             self._waiting_clock,
             timeout_in_ms(timeout),
-            lambda: ask(keys, cost),
+            lambda: self.acheck(keys, cost),
             lambda: self.apeek(keys),
         )
         return verdict
+
+    async def _aacquire_held(
+        self, keys: Mapping[str, str], cost: Cost, timeout: float | None
+    ) -> Charge:
+        queue = self._admissible(keys, cost)
+        parts, wait, answer = self._terms(keys, cost, 0)
+        waiter_id = new_id(parts)
+        tickets = Tickets(parts, waiter_id)
+
+        async def ask() -> Charge:
+            charge = await areserved(self.store, self._now, parts, wait, answer, waiter_id)
+            if steps := tickets.after(charge):
+                await self.store.aapply_all(steps, self._now())
+            return charge
+
+        try:
+            held: Charge = await aacquire(
+                self._queues,
+                queue,
+                self._waiting_clock,
+                timeout_in_ms(timeout),
+                ask,
+                lambda: self.apeek(keys),
+            )
+        except Exception:
+            if steps := tickets.leaving():
+                with suppress(PenstockError):
+                    await self.store.aapply_all(steps, self._now())
+            raise
+        return held
 
     def __repr__(self) -> str:
         declared = ", ".join(f"{part.name}: {part.limit.strategy!r}" for part in self._parts)

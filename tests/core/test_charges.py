@@ -262,6 +262,30 @@ def test_a_pause_is_lifted_by_a_reset(clock: ManualClock, store: Store) -> None:
         rate_limit(unlimited(), clock=clock).pause("k", START)
 
 
+def test_what_comes_back_during_a_pause_shortens_it_by_no_more_than_that(
+    clock: ManualClock, store: Store
+) -> None:
+    """A pause is kept in the count itself: at a pace, three units are 300 ms of it; elsewhere, as
+    many are admitted as came back, and with the fraction that a bucket keeps one more."""
+    paced = rate_limit("10/second", store=store, clock=clock, prefix="paced")
+    charge = paced.reserve("k", 3)
+    paced.pause("k", START + 2_000)
+    assert charge.cancel()
+    assert paced.check("k").retry_after_ms == 1_700
+    clock.advance(1_699)
+    assert not paced.check("k")
+    clock.advance(1)
+    assert paced.check("k")
+    assert not paced.check("k")
+
+    for strategy, most in ((fixed_window(10, 60_000), 3), (token_bucket(10, 10.0), 4)):
+        limiter = rate_limit(strategy, store=store, clock=clock, prefix=strategy.name)
+        charge = limiter.reserve("k", 3)
+        limiter.pause("k", clock.now() + 2_000)
+        assert charge.cancel()
+        assert 3 <= sum(limiter.check("k").allowed for _ in range(10)) <= most
+
+
 def test_a_charge_says_what_it_is(clock: ManualClock) -> None:
     limiter = rate_limit("10/second", clock=clock)
     charge = limiter.reserve("k")

@@ -249,7 +249,7 @@ def test_a_reset_forgets_what_is_named_and_nothing_else(make: Make) -> None:
 
 
 def test_it_can_be_pickled_where_its_store_can(tmp_path: Any) -> None:
-    limits = Limits({"user": "5/second"}, store=f"sqlite:///{tmp_path}/limits.db", prefix="p")
+    limits = Limits({"user": "5/hour"}, store=f"sqlite:///{tmp_path}/limits.db", prefix="p")
     limits.check({"user": "alice"})
     again = pickle.loads(pickle.dumps(limits))
     assert again.peek({"user": "alice"}).remaining == 4

@@ -23,6 +23,7 @@ from penstock import (
     Limits,
     ManualClock,
     MemoryStore,
+    Outcome,
     RateLimitExceededError,
     Store,
     UnsupportedError,
@@ -39,14 +40,25 @@ from penstock.core._transform import (
     releasing,
     renewing,
     taking,
+    ticketing,
 )
 from penstock.stores import open_store
+from penstock.strategies import Slots
 from tests.servers import NotReady, eventually
 from tests.stores.mixtures import OracleStore
 from tests.stores.redis.live import PATIENT_MS, new_key, open_empty, patient_url_of, url_of
 
 START = 1_700_000_000_000
 IDS = [f"s{number}" for number in range(6)]
+
+
+def _asked(strategy: Slots, name: str, state: Any, now: int, *arguments: str) -> Outcome[Any]:
+    """What the strategy answers; to the renewal of one slot, the one decision."""
+    if name != "renew":
+        outcome: Outcome[Any] = getattr(strategy, name)(state, now, *arguments)
+        return outcome
+    renewed = strategy.renew(state, now, arguments)
+    return Outcome(renewed.state, renewed.result[0], renewed.ttl_ms, renewed.persist)
 
 
 @given(
@@ -67,7 +79,7 @@ def test_never_more_than_the_limit_hold_a_slot(timeline: list[tuple[int, str, st
     until: dict[str, int] = {}
     for gap, slot_id, name in timeline:
         now += gap
-        outcome = getattr(strategy, name)(state, now, slot_id)
+        outcome = _asked(strategy, name, state, now, slot_id)
         if outcome.persist:
             state = outcome.state
         held = {each: at for each, at in until.items() if at > now}
@@ -113,7 +125,7 @@ def test_every_slot_that_was_not_given_back_is_counted_once(
 
     def run(name: str, *arguments: str) -> Any:
         nonlocal state, forgotten_at
-        outcome = getattr(strategy, name)(state if now < forgotten_at else None, now, *arguments)
+        outcome = _asked(strategy, name, state if now < forgotten_at else None, now, *arguments)
         if outcome.persist:
             state, forgotten_at = outcome.state, now + outcome.ttl_ms
         return outcome.result
@@ -194,11 +206,15 @@ def _timeline(seed: int, count: int) -> Any:
         steps = []
         for _ in range(rng.choice((1, 1, 1, 2, 4))):
             strategy, slot_id = rng.choice(pools), rng.choice(IDS)
-            make = rng.choice((taking, queueing, queueing, renewing, releasing, None, looking))
+            make = rng.choice(
+                (taking, queueing, queueing, ticketing, renewing, releasing, None, looking)
+            )
             if make is None:
                 transform: Any = reclaiming(strategy)
             elif make is looking:
                 transform = looking(strategy)
+            elif make is renewing:
+                transform = renewing(strategy, tuple(rng.choices(IDS, k=rng.choice((1, 1, 3, 6)))))
             else:
                 transform = make(strategy, slot_id)
             steps.append(Step("k", transform, 1, make is queueing or rng.random() < 0.4))

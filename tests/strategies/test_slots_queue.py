@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +14,14 @@ from typing import Any
 
 import pytest
 
-from penstock import RateLimitExceededError, rate_limit, slots
+from penstock import (
+    Limits,
+    MemoryStore,
+    RateLimitExceededError,
+    fixed_window,
+    rate_limit,
+    slots,
+)
 from penstock.core._decision import Outcome
 from penstock.core._transform import Transform
 from penstock.stores import open_store
@@ -31,13 +40,27 @@ with limiter.acquire("k", timeout=60):
 limiter.close()
 """
 
+# The same slot beside a rate, which it waits for as part of several limits.
+WAITER_FOR_SEVERAL = """
+import sys
+from penstock import Limits, slots
+url, prefix, name, path = sys.argv[1:]
+limits = Limits({"flight": slots(1), "rate": "1000/second"}, store=url, prefix=prefix)
+with limits.acquire({"flight": "k", "rate": "k"}, timeout=60):
+    with open(path, "a") as log:
+        print(name, file=log)
+limits.close()
+"""
+
 
 class Queue:
     """A slot for one, held by us, and processes that wait for it."""
 
-    def __init__(self, url: str, folder: Path) -> None:
+    def __init__(self, url: str, folder: Path, several: bool) -> None:
         self.url, self.prefix, self.path = url, new_key(), folder / "served"
-        self.limiter = rate_limit(slots(1), store=open_store(url), prefix=self.prefix)
+        self.waits_by = WAITER_FOR_SEVERAL if several else WAITER
+        pool = f"{self.prefix}:flight" if several else self.prefix
+        self.limiter = rate_limit(slots(1), store=open_store(url), prefix=pool)
         self.held = self.limiter.reserve("k")
         self.waiters: list[subprocess.Popen[bytes]] = []
 
@@ -49,11 +72,11 @@ class Queue:
 
         look: Transform[int] = Transform(self.limiter.strategy, "peek", run, lambda *_: 0)
         now = self.limiter.clock.now()
-        return self.limiter.store.apply(f"{self.prefix}:k", look, now, 1)
+        return self.limiter.store.apply(f"{self.limiter.prefix}:k", look, now, 1)
 
     def join(self, name: str) -> subprocess.Popen[bytes]:
         """One more waiter, known to the store before this returns."""
-        command = [sys.executable, "-c", WAITER, self.url, self.prefix, name, str(self.path)]
+        command = [sys.executable, "-c", self.waits_by, self.url, self.prefix, name, str(self.path)]
         self.waiters.append(subprocess.Popen(command))
         self.expect(len(self.waiters) + 1)
         return self.waiters[-1]
@@ -72,8 +95,8 @@ class Queue:
 
 
 @contextmanager
-def queue(url: str, folder: Path) -> Iterator[Queue]:
-    made = Queue(url, folder)
+def queue(url: str, folder: Path, *, several: bool = False) -> Iterator[Queue]:
+    made = Queue(url, folder, several)
     try:
         yield made
     finally:
@@ -99,6 +122,61 @@ def test_processes_are_served_in_the_order_of_coming(url: str, tmp_path: Path) -
         assert line.held.cancel()
         assert line.served() == list("abcd")
         assert line.limiter.peek("k").remaining == 1
+
+
+@pytest.mark.parametrize("url", ["valkey", "sqlite"], indirect=True)
+def test_processes_that_wait_for_several_limits_are_served_in_that_order_too(
+    url: str, tmp_path: Path
+) -> None:
+    with queue(url, tmp_path, several=True) as line:
+        for name in "abc":
+            line.join(name)
+        assert line.held.cancel()
+        assert line.served() == list("abc")
+        assert line.kept() == 0
+
+
+def test_who_waits_for_a_rate_holds_up_nobody_who_wants_the_same_slot() -> None:
+    """It has no ticket then, since a slot is free for it."""
+    store = MemoryStore()
+    strategies = {"flight": slots(1), "rate": fixed_window(1, 3_600_000)}
+    one, other = (Limits(strategies, store=store, prefix="p") for _ in range(2))
+    with one.reserve({"flight": "k", "rate": "busy"}):
+        for limits in (one, other):
+            with pytest.raises(RateLimitExceededError):
+                limits.acquire({"flight": "k", "rate": "busy"}, timeout=0.12)
+    waiting = threading.Thread(target=_in_vain, args=(one, {"flight": "k", "rate": "busy"}))
+    waiting.start()
+    try:
+        for _ in range(20):
+            with other.acquire({"flight": "k", "rate": new_key()}, timeout=10):
+                time.sleep(0.01)
+    finally:
+        waiting.join()
+
+
+def _in_vain(limits: Limits, keys: dict[str, str]) -> None:
+    with pytest.raises(RateLimitExceededError):
+        limits.acquire(keys, timeout=0.5)
+
+
+def test_who_gives_up_on_several_limits_leaves_no_ticket(tmp_path: Path) -> None:
+    url = f"{url_of('valkey')}?timeout_ms={PATIENT_MS}"
+    keys = {"flight": "k", "rate": "k"}
+    with queue(url, tmp_path, several=True) as line:
+        strategies: dict[str, Any] = {"flight": slots(1), "rate": "1000/second"}
+        limits = Limits(strategies, store=url, prefix=line.prefix)
+        with limits, pytest.raises(RateLimitExceededError):
+            limits.acquire(keys, timeout=0.12)
+        assert line.kept() == 1
+
+        async def main() -> None:
+            async with Limits(strategies, store=url, prefix=line.prefix) as limits:
+                with pytest.raises(RateLimitExceededError):
+                    await limits.aacquire(keys, timeout=0.12)
+
+        asyncio.run(main())
+        assert line.kept() == 1
 
 
 def test_who_is_killed_while_it_waits_holds_nobody_up_for_long(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ local p = {periodMs = tonumber(ARGV[2]), limit = tonumber(ARGV[3]), burst = tonu
 -- What every strategy's file may use.
 local call, format, find, match = redis.call, string.format, string.find, string.match
 local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
+local tonumber = tonumber
 
 -- Raised as text, which servers before Redis 7 can report too.
 local function foreign() error(FOREIGN, 0) end
@@ -44,14 +45,11 @@ local function serverMs()
 end
 if ownClock then now = serverMs() end
 
--- For how long a key is kept whose state matters for `ttl`.
-local keptTtl, kept
+-- For how long a key is kept whose state matters for `ttl`. A whole number, which servers turn into
+-- text with all its digits.
 local function keepMs(ttl)
-  if ttl ~= keptTtl then
-    local ahead = ownClock and 0 or max(0, now - serverMs())
-    keptTtl, kept = ttl, format('%.0f', ahead + ttl + min(max(ttl, MARGIN_MS), MAX_MARGIN_MS))
-  end
-  return kept
+  local ahead = ownClock and 0 or max(0, now - serverMs())
+  return ahead + ttl + min(max(ttl, MARGIN_MS), MAX_MARGIN_MS)
 end
 
 -- GCRA: one string, the TAT, written with all 17 digits.

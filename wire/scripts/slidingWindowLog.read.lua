@@ -10,6 +10,7 @@ local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_SPAN_MS, MAX_INSTANT_MS, MAX_STORE
 -- What every strategy's file may use.
 local call, format, find, match = redis.call, string.format, string.find, string.match
 local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
+local tonumber = tonumber
 
 -- Raised as text, which servers before Redis 7 can report too.
 local function foreign() error(FOREIGN, 0) end

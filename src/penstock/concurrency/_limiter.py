@@ -26,7 +26,15 @@ from ..core._errors import UnsupportedError
 from ..core._flow import Flow, adrive, drive
 from ..core._limiter import clock_reader
 from ..core._store import Store, require_store
-from ..core._transform import Step, looking, reclaiming, releasing, renewing, taking, telling
+from ..core._transform import (
+    PoolRenewals,
+    Step,
+    looking,
+    reclaiming,
+    releasing,
+    taking,
+    telling,
+)
 from ..core._validation import MAX_SPAN_MS, reject, require_int, require_key, require_prefix
 from ..stores.cas._requests import fit
 from ..stores.memory import MemoryStore
@@ -286,14 +294,10 @@ class ConcurrencyLimiter:
                 self._learn(pool, lease, MAX_SLOTS - results[0].remaining, results[1], at, how)
         return bool(results[1])
 
-    def renewals(self, lease_ids: Iterable[str]) -> list[tuple[str, Step]]:
-        """For each lease of this limiter, the step that renews it."""
-        # As shadows: one that was lost does not keep the others from being renewed.
-        return [
-            (lease_id, Step(self._key_of(lease.pool), renewing(self._slots, lease_id), 1, True))
-            for lease_id in lease_ids
-            if (lease := self._lease(lease_id)) is not None
-        ]
+    def slot_of(self, lease_id: str) -> tuple[str, Slots, str] | None:
+        """What a lease of this limiter holds, for `PoolRenewals`; None if it is not one."""
+        lease = self._lease(lease_id)
+        return None if lease is None else (self._key_of(lease.pool), self._slots, lease_id)
 
     def renewed(self, lease_id: str, decision: Decision) -> bool:
         """Take down what the store answered to one of these."""
@@ -408,19 +412,22 @@ def beating(
     lease_ids: Sequence[str], limiter_of: Callable[[str], ConcurrencyLimiter | None]
 ) -> Flow[SlotRequest, Heartbeat]:
     """Renew leases of several limiters on one store, in one call to it."""
-    asked: dict[str, tuple[ConcurrencyLimiter, Step]] = {}
+    asked: dict[str, ConcurrencyLimiter] = {}
+    held = []
     for lease_id in lease_ids:
         limiter = limiter_of(lease_id)
-        if limiter is not None:
-            for _, step in limiter.renewals([lease_id]):
-                asked[lease_id] = limiter, step
+        slot = None if limiter is None else limiter.slot_of(lease_id)
+        if limiter is not None and slot is not None:
+            asked[lease_id] = limiter
+            held.append(slot)
     live: dict[str, int] = {}
     if asked:
-        one = next(iter(asked.values()))[0]
-        request = one.request([step for _, step in asked.values()])
+        one, pools = next(iter(asked.values())), PoolRenewals(held)
+        request = one.request(pools.steps)
         results = yield request
         one.decided_at(request, results)
-        for (lease_id, (limiter, _)), decision in zip(asked.items(), results, strict=False):
+        answers = pools.answers(results)
+        for (lease_id, limiter), decision in zip(asked.items(), answers, strict=True):
             if limiter.renewed(lease_id, decision):
                 live[lease_id] = decision.reset_at
     gone = [lease_id for lease_id in lease_ids if lease_id not in live]

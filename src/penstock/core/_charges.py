@@ -27,6 +27,7 @@ from ._flow import Settling
 from ._store import Store
 from ._strategy import Strategy
 from ._transform import (
+    PoolRenewals,
     Step,
     booking,
     charging,
@@ -35,9 +36,9 @@ from ._transform import (
     queueing,
     refunding,
     releasing,
-    renewing,
     taking,
     telling,
+    ticketing,
 )
 from ._validation import MAX_INSTANT_MS, MAX_SPAN_MS, reject, require_int, shown
 from ._verdict import Verdict
@@ -46,6 +47,7 @@ __all__ = [
     "Answer",
     "Charge",
     "Part",
+    "Tickets",
     "areserved",
     "new_id",
     "pauses",
@@ -136,16 +138,20 @@ class Charge(Settling):
         """Hold its slots for another ttl. False if one of them was lost: somebody else may have
         it."""
         asked_at = time.monotonic()
-        steps = self.renewals()
-        return bool(steps) and self.renewed(self._store.apply_all(steps, self._now()), asked_at)
+        pools = PoolRenewals(self.held())
+        if not pools.steps:
+            return False
+        told = self._store.apply_all(pools.steps, self._now())
+        return self.renewed(pools.answers(told), asked_at)
 
     async def arenew(self) -> bool:
         """The awaitable twin of `renew`."""
         asked_at = time.monotonic()
-        steps = self.renewals()
-        if not steps:
+        pools = PoolRenewals(self.held())
+        if not pools.steps:
             return False
-        return self.renewed(await self._store.aapply_all(steps, self._now()), asked_at)
+        told = await self._store.aapply_all(pools.steps, self._now())
+        return self.renewed(pools.answers(told), asked_at)
 
     def keep_renewed(self, on_lost: Callable[[Charge], object] | None = None) -> Charge:
         """Renew it in the background until it is settled or lost: a thread renews all charges of
@@ -171,16 +177,11 @@ class Charge(Settling):
             )
         return self
 
-    def renewals(self) -> list[Step]:
-        """What to ask the store in order to renew it; those of several charges may go together."""
+    def held(self) -> list[tuple[str, Strategy, str]]:
+        """The slots to renew, for `PoolRenewals`; those of several charges may go together."""
         if not self.is_open:
             return []
-        # As shadows: one that was lost does not keep the others from being renewed.
-        return [
-            Step(part.key, renewing(part.strategy, self.id), 1, True)
-            for part, _ in self._parts
-            if part.strategy.is_held
-        ]
+        return [(p.key, p.strategy, self.id) for p, _ in self._parts if p.strategy.is_held]
 
     def renewed(self, answers: Sequence[Decision], asked_at: float) -> bool:
         """Take down what the store answered to that, `asked_at` by the steady clock."""
@@ -338,12 +339,14 @@ def _taking(
     steps = []
     for part in parts:
         strategy = part.strategy
-        transform: Any = checking(strategy)
+        transform: Any
         if strategy.is_held and part.cost:
             _require_one(part)
             transform = taking(strategy, slot_id)
         elif max_wait_ms and strategy.books_ahead and part.cost:
             transform = booking(strategy, max_wait_ms)
+        else:
+            transform = checking(strategy)
         steps.append(Step(part.key, transform, part.cost, part.shadow))
     return [*steps, *also, *_tells(store, parts)]
 
@@ -351,14 +354,54 @@ def _taking(
 def _queueing(
     store: Store,
     parts: Sequence[Part],
-    _max_wait_ms: int,
+    max_wait_ms: int,
     slot_id: str,
     also: Sequence[Step] = (),
 ) -> list[Step]:
-    (part,) = parts
-    _require_one(part)
-    step = Step(part.key, queueing(part.strategy, slot_id), 1, shadow=True)
-    return [step, *also, *_tells(store, parts)]
+    steps = _taking(store, parts, max_wait_ms, slot_id, also)
+    # Alone, it is a shadow: a denial keeps a ticket by the same call.
+    is_alone = len(parts) == 1
+    for place, part in enumerate(parts):
+        if part.strategy.is_held and part.cost and not part.shadow:
+            steps[place] = Step(part.key, queueing(part.strategy, slot_id), 1, shadow=is_alone)
+    return steps
+
+
+class Tickets:
+    """Those of a waiter for several limits: it has one for each slot that denies it.
+
+    A denied request writes nothing, so a ticket is a call of its own. Where a slot is free for it,
+    it has none: it waits for another limit then, and nobody is to be held up here meanwhile.
+    """
+
+    def __init__(self, parts: Sequence[Part], waiter_id: str) -> None:
+        self._parts = [p for p in parts if p.strategy.is_held and p.cost and not p.shadow]
+        self._is_alone = len(parts) == 1
+        self._waiter_id = waiter_id
+        self._kept: set[str] = set()
+
+    def after(self, charge: Charge) -> list[Step]:
+        """What to ask the store once it has answered; nothing where the tickets are right."""
+        if charge.allowed or self._is_alone or charge.verdict is None:
+            return []
+        told = charge.verdict.limits
+        steps = []
+        for part in self._parts:
+            if not told[part.name].allowed:
+                self._kept.add(part.key)
+                steps.append(Step(part.key, ticketing(part.strategy, self._waiter_id)))
+            elif part.key in self._kept:
+                self._kept.remove(part.key)
+                steps.append(self._left(part))
+        return steps
+
+    def leaving(self) -> list[Step]:
+        """What a waiter asks that gives up: else the others would wait for it until its tickets are
+        over. It may hold slots, where an answer was lost."""
+        return [self._left(part) for part in self._parts]
+
+    def _left(self, part: Part) -> Step:
+        return Step(part.key, releasing(part.strategy, self._waiter_id))
 
 
 def _require_one(part: Part) -> None:

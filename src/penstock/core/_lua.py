@@ -25,7 +25,8 @@ A script starts with its arguments, and with the constants of this package. A `n
 server's clock, any other value is the instant to use. Lua has one kind of number, the double, so
 the arithmetic of the oracle carries over as it stands; what must not happen is a detour through
 text. `..` and `tostring` keep 14 digits, so numbers become text by `%.17g` (doubles) or `%.0f`
-(whole numbers) and nothing else.
+(whole numbers) and nothing else; but for spans that are handed to a command as they are, since
+servers write whole numbers out in full.
 
 Physical expiry only gives memory back. A strategy's `ttl` says for how long, on the clock of
 whoever asks, a state can matter; the key stays longer than that by a margin, in case others ask by
@@ -57,7 +58,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
@@ -72,6 +73,7 @@ __all__ = [
     "OTHER_PERIOD",
     "PERIODS",
     "REPLY",
+    "WITHOUT_ARGUMENT",
     "LuaAccelerator",
     "LuaScript",
     "LuaSource",
@@ -80,6 +82,7 @@ __all__ = [
     "real",
     "script_of_all",
     "signed",
+    "step_argument",
     "whole",
 ]
 
@@ -96,6 +99,8 @@ the caller sees starts, that one itself, the next one, and where the next one en
 OTHER_PERIOD = "OTHERPERIOD"
 """The error of a script whose clock is outside of these; the instant that it shows is the last word
 but for what a server adds."""
+WITHOUT_ARGUMENT = frozenset({"check", "look", "try", "charge", "reclaim"})
+"""The operations of the script `all` that take nothing but a cost."""
 REPLY = ("allowed", "limit", "remaining", "resetAt", "retryAfterMs")
 """The five integers that a check replies with."""
 
@@ -219,19 +224,30 @@ class LuaSource:
         )
         return LuaAccelerator(self, before, after)
 
-    def loader(self) -> str:
-        """For the script `all`: a function that returns what the file defines."""
-        names = ", ".join(f"{name} = {name}" for name in ("read", "write", *self.operations))
-        return f"function()\n{self.text}\nreturn {{{names}}}\nend"
+    def loaded(self) -> str:
+        """For the script `all`: what the file defines, as a table `strategy`; what stands below
+        `-- Give back.` only when that is asked for."""
+        deciding, _, giving_back = self.text.partition(_GIVE_BACK)
+        names = ", ".join(f"{name} = {name}" for name in self.operations[1:])
+        return (
+            f"{deciding}\nlocal function beyond()\n{giving_back}\nreturn {{{names}}}\nend\n"
+            "local strategy = {read = read, write = write, check = check, beyond = beyond,\n"
+            "  more = false, foreign = false, parameters = false}\n"
+        )
 
-    def entry(self, loader: str) -> str:
-        """For the script `all`: how a strategy is called, named `name`."""
-        parameters = ", ".join(f"'{name}'" for name in self.argv if name not in ("now", "cost"))
-        fixed = ", ".join(f"{name} = {_literal(value)}" for name, value in self._constants.items())
+    def settled(self) -> str:
+        """For the script `all`: the rest of `strategy`, if that is its `name`."""
+        given = [name for name in self.argv if name not in ("now", "cost")]
+        fields = {name: f"tonumber(ARGV[at + {place}])" for place, name in enumerate(given)}
+        fields.update({name: _literal(value) for name, value in self._constants.items()})
+        built = ", ".join(f"{name} = {value}" for name, value in fields.items())
         return (
             f"if name == '{self.name}' then\n"
-            f"    return {loader}(), '{self._foreign()}', {{{parameters}}}, {{{fixed}}}\n"
-            "  end"
+            f"  strategy.foreign = '{self._foreign()}'\n"
+            "  strategy.parameters = function(at)\n"
+            f"    return {{{built}}}, at + {len(given)}\n"
+            "  end\n"
+            "end\n"
         )
 
     @property
@@ -292,18 +308,24 @@ def _constants() -> str:
 @lru_cache(maxsize=64)
 def script_of_all(sources: frozenset[LuaSource]) -> LuaScript:
     """The script that decides steps of any of these strategies as one, all or nothing."""
-    ordered = sorted(sources, key=lambda source: source.name)
-    files = {source.file: source for source in reversed(ordered)}
-    loaders = {file: f"load{place}" for place, file in enumerate(sorted(files))}
+    by_file: dict[str, list[LuaSource]] = {}
+    for source in sorted(sources, key=lambda source: source.name):
+        by_file.setdefault(source.file, []).append(source)
     head = (
         "-- all\n"
         "-- KEYS  one per step\n"
-        "-- ARGV  1 now, then per step: strategy, operation, cost, 1 for a shadow, argument, and\n"
-        "--       the parameters of the strategy\n"
-        "-- reply now, then five integers per step\n"
+        "-- ARGV  1 now, then per step: its head, which is the strategy, the operation and 1 for\n"
+        "--       a shadow or 0; cost; an argument, if the operation has one; the parameters of\n"
+        "--       the strategy; and if the argument is # and a number, so many texts\n"
+        "-- reply now, then per step: five integers\n"
     )
-    texts = [f"local {loaders[file]} = {files[file].loader()}\n" for file in sorted(files)]
-    entries = "\n  ".join(source.entry(loaders[source.file]) for source in ordered)
+    # One function, of which a call runs what it needs: to make a function costs a server more than
+    # to skip it.
+    cases = [
+        f"if {_any_name(several)} then\n"
+        f"{several[0].loaded()}{''.join(each.settled() for each in several)}return strategy\nend\n"
+        for _, several in sorted(by_file.items())
+    ]
     return LuaScript(
         "all",
         "\n".join(
@@ -312,12 +334,15 @@ def script_of_all(sources: frozenset[LuaSource]) -> LuaScript:
                 f"local now, FOREIGN = tonumber(ARGV[1]), nil\n{_constants()}",
                 _shared("prelude"),
                 _shared("clock"),
-                *texts,
-                f"local function load(name)\n  {entries}\nend\n",
+                f"local function load(name)\n{''.join(cases)}end\n",
                 _shared("all"),
             )
         ),
     )
+
+
+def _any_name(sources: Sequence[LuaSource]) -> str:
+    return " or ".join([f"name == '{source.name}'" for source in sources])
 
 
 class LuaAccelerator:
@@ -351,16 +376,20 @@ class LuaAccelerator:
         return (b"%d" % now, *self._before, b"%d" % cost, *self._after)
 
     def step(
-        self, now: int, role: str, cost: int, shadow: bool, argument: int | str
+        self, now: int, role: str, cost: int, shadow: bool, argument: int | str | tuple[str, ...]
     ) -> tuple[bytes, ...]:
         """The arguments of one step of the script `all`."""
+        told: tuple[bytes, ...] = ()
+        texts: tuple[str, ...] = ()
+        if role not in WITHOUT_ARGUMENT:
+            told = (step_argument(argument),)
+            texts = argument if isinstance(argument, tuple) else ()
         return (
-            self.source.name.encode(),
-            role.encode(),
+            f"{self.source.name} {role} {shadow:d}".encode(),
             b"%d" % cost,
-            b"1" if shadow else b"0",
-            argument.encode() if isinstance(argument, str) else b"%d" % argument,
+            *told,
             *self._parameters(now),
+            *[text.encode() for text in texts],
         )
 
     def _parameters(self, now: int) -> tuple[bytes, ...]:
@@ -368,6 +397,13 @@ class LuaAccelerator:
 
     def note_clock(self, server_now: int) -> None:
         """Called with the server's time where that is in none of the `PERIODS` that were sent."""
+
+
+def step_argument(argument: int | str | tuple[str, ...]) -> bytes:
+    """The argument of a step; of several texts, how many follow behind the parameters."""
+    if isinstance(argument, str):
+        return argument.encode()
+    return b"#%d" % len(argument) if isinstance(argument, tuple) else b"%d" % argument
 
 
 class PeriodAccelerator(LuaAccelerator):

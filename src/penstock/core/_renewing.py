@@ -21,17 +21,19 @@ from weakref import WeakKeyDictionary
 
 from ._clock import SystemClock
 from ._store import Store
-from ._transform import Step
+from ._transform import PoolRenewals
 
 if TYPE_CHECKING:
     import asyncio
 
     from ._charges import Charge
+    from ._decision import Decision
+    from ._strategy import Strategy
 
 __all__ = ["OnLost", "Renewals", "keep", "keep_on_loop"]
 
 OnLost = Callable[["Charge"], object]
-Batch = list[tuple["Charge", list[Step]]]
+Batch = list[tuple["Charge", list[tuple[str, "Strategy", str]]]]
 
 _PER_TTL = 3
 _RETRIES_PER_TTL = 12
@@ -56,7 +58,7 @@ class Renewals:
         return max(0.0, min(dues) - time.monotonic()) if dues else None
 
     def due(self) -> Iterator[Batch]:
-        """Charges that one call can renew, where one of them has to be, each with its steps. Those
+        """Charges that one call can renew, where one of them has to be, each with its slots. Those
         that have ended are let go, and of those that were lost the holder is told."""
         for charge in list(self._kept):
             if not charge.holds:
@@ -69,14 +71,14 @@ class Renewals:
             if any(self._kept[charge][1] <= now for charge in charges):
                 for start in range(0, len(charges), _AT_ONCE):
                     some = charges[start : start + _AT_ONCE]
-                    yield [(charge, steps) for charge in some if (steps := charge.renewals())]
+                    yield [(charge, held) for charge in some if (held := charge.held())]
 
-    def renewed(self, batch: Batch, answers: Sequence[Any], asked_at: float) -> None:
-        """Take down what the store answered."""
+    def renewed(self, batch: Batch, answers: Sequence[Decision], asked_at: float) -> None:
+        """Take down what the store answered to each slot."""
         start = 0
-        for charge, steps in batch:
-            told = answers[start : start + len(steps)]
-            start += len(steps)
+        for charge, held in batch:
+            told = answers[start : start + len(held)]
+            start += len(held)
             if charge.renewed(told, asked_at):
                 self._again(charge, asked_at + self._term_s(charge, _PER_TTL))
             else:
@@ -110,10 +112,11 @@ def _clock_of(charge: Charge) -> object:
     return None if type(getattr(charge._now, "__self__", None)) is SystemClock else charge._now
 
 
-def _asked(batch: Batch) -> tuple[Store, list[Step], int]:
+def _asked(batch: Batch) -> tuple[Store, PoolRenewals, int]:
     """What to ask of which store, at what instant."""
     one = batch[0][0]
-    return one._store, [step for _, steps in batch for step in steps], one._now()
+    pools = PoolRenewals([slot for _, held in batch for slot in held])
+    return one._store, pools, one._now()
 
 
 class _Thread:
@@ -151,9 +154,9 @@ class _Thread:
 
     def _renew(self, batch: Batch) -> None:
         asked_at = time.monotonic()
-        store, steps, now = _asked(batch)
+        store, pools, now = _asked(batch)
         try:
-            answers = store.apply_all(steps, now)
+            answers = pools.answers(store.apply_all(pools.steps, now))
         except Exception:
             with self._lock:
                 self._renewals.failed(batch)
@@ -194,9 +197,9 @@ class _Task:
 
     async def _renew(self, batch: Batch) -> None:
         asked_at = time.monotonic()
-        store, steps, now = _asked(batch)
+        store, pools, now = _asked(batch)
         try:
-            answers = await store.aapply_all(steps, now)
+            answers = pools.answers(await store.aapply_all(pools.steps, now))
         except Exception:
             self._renewals.failed(batch)
             return

@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -325,16 +325,21 @@ class Strategy(ABC):
 
     def take(self, state: Any, now: int, slot_id: str) -> Outcome[Decision]:
         """Hold something under an id, or go on holding it. For strategies that are held, as are the
-        four that follow."""
+        five that follow."""
         raise self._lacks("take", "(state, now, slot_id)")
 
     def queue_up(self, state: Any, now: int, slot_id: str) -> Outcome[Decision]:
         """Hold something if it is one's turn; a denial keeps the caller's place in the queue."""
         raise self._lacks("queue_up", "(state, now, slot_id)")
 
-    def renew(self, state: Any, now: int, slot_id: str) -> Outcome[Decision]:
-        """Go on holding it, until the `reset_at` of the decision; denied if that is over."""
-        raise self._lacks("renew", "(state, now, slot_id)")
+    def keep_ticket(self, state: Any, now: int, slot_id: str) -> Outcome[int]:
+        """Keep one's place in the queue and take nothing; the result is how many are before it."""
+        raise self._lacks("keep_ticket", "(state, now, slot_id)")
+
+    def renew(self, state: Any, now: int, slot_ids: Sequence[str]) -> Outcome[tuple[Decision, ...]]:
+        """Go on holding all of these, each until the `reset_at` of its decision; denied is what is
+        over."""
+        raise self._lacks("renew", "(state, now, slot_ids)")
 
     def release(self, state: Any, now: int, slot_id: str) -> Outcome[int]:
         """Give it back; the result is 1 if it was held, else 0."""

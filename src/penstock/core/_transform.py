@@ -15,8 +15,9 @@ a window. `bargain` holds that rule once; the transform runs it against the orac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -29,6 +30,7 @@ __all__ = [
     "CLEAR",
     "READING",
     "Grant",
+    "PoolRenewals",
     "Step",
     "Transform",
     "bargain",
@@ -50,6 +52,7 @@ __all__ = [
     "renewing",
     "taking",
     "telling",
+    "ticketing",
     "trying",
 ]
 
@@ -103,7 +106,7 @@ class Transform(Generic[R]):
         self.refuse: Callable[[int, int], R] = refuse
         self.lua: LuaAccelerator | None = None if strategy is None else strategy.lua
         self.native: tuple[Any, ...] | None = None if strategy is None else strategy.native
-        self.argument: int | str = 0
+        self.argument: int | str | tuple[str, ...] = 0
         self.decision_in: Callable[[R], Any] = _none
         self.admits: Callable[[R], bool] = _always
         self.reverse: Callable[[int], Transform[int]] | None = None
@@ -173,6 +176,7 @@ def looking(strategy: Strategy) -> Transform[Decision]:
     return transform
 
 
+@lru_cache(maxsize=1024)
 def telling(strategy: Strategy) -> Transform[int]:
     """The instant of the decision, where it is the store's clock that decides."""
 
@@ -228,14 +232,37 @@ def taking(strategy: Strategy, slot_id: str) -> Transform[Decision]:
 
 
 def queueing(strategy: Strategy, slot_id: str) -> Transform[Decision]:
-    """The transform that holds a slot in turn. A denial is written too, so it has to be a shadow;
-    beside other limits, it would let them be charged."""
-    return _holding(strategy, "queue_up", strategy.queue_up, slot_id)
+    """The transform that holds a slot in turn. As a shadow, a denial is written too, which keeps a
+    ticket; beside other limits, that would let them be charged."""
+    transform = _holding(strategy, "queue_up", strategy.queue_up, slot_id)
+    transform.reverse = lambda _charged_at: releasing(strategy, slot_id)
+    return transform
 
 
-def renewing(strategy: Strategy, slot_id: str) -> Transform[Decision]:
-    """The transform that goes on holding a slot."""
-    return _holding(strategy, "renew", strategy.renew, slot_id)
+def ticketing(strategy: Strategy, slot_id: str) -> Transform[int]:
+    """The transform that keeps a place among those who wait for a slot."""
+
+    def run(state: Any, now: int, _cost: int) -> Outcome[int]:
+        return strategy.keep_ticket(state, now, slot_id)
+
+    transform = Transform(strategy, "keep_ticket", run, lambda _now, _retry_after_ms: 0)
+    transform.argument = slot_id
+    return transform
+
+
+def renewing(strategy: Strategy, slot_ids: tuple[str, ...]) -> Transform[tuple[Decision, ...]]:
+    """The transform that goes on holding slots. One that was lost does not keep the others from
+    being renewed."""
+
+    def run(state: Any, now: int, _cost: int) -> Outcome[tuple[Decision, ...]]:
+        return strategy.renew(state, now, slot_ids)
+
+    def refuse(now: int, retry_after_ms: int) -> tuple[Decision, ...]:
+        return (_denying(strategy)(now, retry_after_ms),) * len(slot_ids)
+
+    transform = Transform(strategy, "renew", run, refuse)
+    transform.argument = slot_ids
+    return transform
 
 
 def _holding(
@@ -330,6 +357,27 @@ class Step(NamedTuple):
     transform: Transform[Any]
     cost: int = 1
     shadow: bool = False
+
+
+class PoolRenewals:
+    """Slots to renew in one call, each as its key, its strategy and its id: `steps` has one for
+    each pool, so that its state is gone through once."""
+
+    def __init__(self, wanted: Iterable[tuple[str, Strategy, str]]) -> None:
+        pools: dict[tuple[str, Strategy], tuple[int, list[str]]] = {}
+        # For each slot, which step it is part of, and where.
+        self._places: list[tuple[int, int]] = []
+        for key, strategy, slot_id in wanted:
+            number, ids = pools.setdefault((key, strategy), (len(pools), []))
+            self._places.append((number, len(ids)))
+            ids.append(slot_id)
+        self.steps: list[Step] = [
+            Step(key, renewing(strategy, tuple(ids))) for (key, strategy), (_, ids) in pools.items()
+        ]
+
+    def answers(self, results: Sequence[tuple[Decision, ...]]) -> list[Decision]:
+        """Those to each slot, in order, from what the store answered to the steps."""
+        return [results[number][place] for number, place in self._places]
 
 
 def looked_at(steps: Sequence[Any]) -> list[Step]:

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from ..core._charges import Answer, Charge, Part, areserved
 from ..core._decision import Decision
 from ..core._store import Store
-from ..core._transform import Step, checking, peeking
+from ..core._transform import PoolRenewals, Step, checking, peeking
 from ..core._validation import MAX_SPAN_MS, reject
 from ..core._verdict import Verdict
 from ..strategies import fixed_window
@@ -171,13 +171,13 @@ class Charges:
     async def renew(self, terms: ChargeTerms, parts: Sequence[Part]) -> bool:
         """Hold its slots for another ttl. False if they were lost, or given back."""
         record = await self._store.aapply(self._record(terms), _LOOK, self._now(), 1)
-        steps = self._charge(terms, parts, record).renewals()
-        if not steps:
+        pools = PoolRenewals(self._charge(terms, parts, record).held())
+        if not pools.steps:
             reject("this charge holds no slots, so there is nothing to renew")
         if not record.remaining:
             return False
-        told = await self._store.aapply_all(steps, self._now())
-        return all(each.allowed for each in told)
+        told = await self._store.aapply_all(pools.steps, self._now())
+        return all(each.allowed for each in pools.answers(told))
 
     def _charge(self, terms: ChargeTerms, parts: Sequence[Part], record: Decision) -> Charge:
         """The charge as it was when it was made. A limit that is gone since then costs nothing."""

@@ -11,7 +11,8 @@ or to give it back twice, changes nothing: a call whose reply was lost may be re
 
 Those who wait for a slot have tickets, numbered in the order in which they came, each good for a
 moment: `queue_up` takes a slot if more are free than wait before the caller, and else keeps its
-ticket good. A waiter that dies loses its place with its ticket. `take` asks without a ticket, and
+ticket good. Beside other limits a denial writes nothing, not even a ticket, so that is left to
+`keep_ticket`. A waiter that dies loses its place with its ticket. `take` asks without a ticket, and
 waits for nobody.
 
 The expiry of a slot never moves back. A clock that goes back finds slots held for longer.
@@ -34,6 +35,7 @@ from ..core._strategy import Parameter, Strategy
 from ..core._validation import MAX_SAFE, MAX_STORED_MS, stored_pair, stored_whole
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import timedelta
 
 
@@ -118,7 +120,7 @@ class Slots(Strategy):
             raw="id, expiry, id, expiry, ...",
             decode=_decode,
             constants={"countedForMs": COUNTED_FOR_MS},
-            beyond_check=("take", "queue_up", "renew", "release", "reclaim"),
+            beyond_check=("take", "queue_up", "keep_ticket", "renew", "release", "reclaim"),
         ),
     )
 
@@ -163,27 +165,44 @@ class Slots(Strategy):
         """Hold a slot if it is one's turn, or else wait for it: a denial that keeps a ticket."""
         kept = self._parts(state, now)
         place = _place_of(slot_id, kept.live)
-        mine = [name for name, _ in kept.tickets if name[17:] == slot_id]
-        others = tuple([ticket for ticket in kept.tickets if ticket[0] not in mine])
-        ahead = [name for name, _ in others if not mine or name < mine[0]]
-        if place is not None or len(kept.live) + len(ahead) < self.limit:
+        ticket, others, ahead = self._turn(kept, now, slot_id)
+        if place is not None or len(kept.live) + ahead < self.limit:
             return self._taken(kept._replace(tickets=others), now, slot_id, place)
-        name = mine[0] if mine else f"w{_next_number(others):016d}{slot_id}"
-        ticket = name, now + TICKET_MS - _TICKET_SHIFT
         tickets = tuple(sorted([*others, ticket], key=_order))
         return self._left(kept._replace(tickets=tickets), now, self._denial(kept.live, now))
 
-    def renew(self, state: State | None, now: int, slot_id: str) -> Outcome[Decision]:
-        """Go on holding a slot, until the `reset_at` of the decision; denied if it is not held any
-        more."""
+    def keep_ticket(self, state: State | None, now: int, slot_id: str) -> Outcome[int]:
+        """Keep one's place among those who wait, and take nothing; the result is how many are
+        before it. Who holds a slot waits for none."""
         kept = self._parts(state, now)
-        place = _place_of(slot_id, kept.live)
-        if place is None:
-            free = max(0, self.limit - len(kept.live))
-            return Outcome(state, Decision(False, self.limit, free, now, 1), 0, False)
-        held, expires = self._holding(kept.live, now, slot_id, place)
-        decision = Decision(True, self.limit, max(0, self.limit - len(held)), expires, 0)
-        return self._left(kept._replace(live=held), now, decision)
+        if _place_of(slot_id, kept.live) is not None:
+            return Outcome(state, 0, 0, False)
+        ticket, others, ahead = self._turn(kept, now, slot_id)
+        tickets = tuple(sorted([*others, ticket], key=_order))
+        return self._left(kept._replace(tickets=tickets), now, ahead)
+
+    def renew(
+        self, state: State | None, now: int, slot_ids: Sequence[str]
+    ) -> Outcome[tuple[Decision, ...]]:
+        """Go on holding slots, each until the `reset_at` of its decision; denied are those that are
+        not held any more. One pass over the state, however many there are."""
+        kept = self._parts(state, now)
+        held = dict(kept.live)
+        expires = now + self.ttl_ms
+        renewed = {each: max(held[each], expires) for each in slot_ids if each in held}
+        free = max(0, self.limit - len(held))
+        over = Decision(False, self.limit, free, now, 1)
+        answers = tuple(
+            [
+                Decision(True, self.limit, free, renewed[each], 0) if each in renewed else over
+                for each in slot_ids
+            ]
+        )
+        if not renewed:
+            return Outcome(state, answers, 0, False)
+        held.update(renewed)
+        live = tuple(sorted(held.items(), key=_order))
+        return self._left(kept._replace(live=live), now, answers)
 
     def release(self, state: State | None, now: int, slot_id: str) -> Outcome[int]:
         """Give a slot back, or stop waiting for one; the result is whether one was held, 1 or 0."""
@@ -239,20 +258,28 @@ class Slots(Strategy):
         over = bisect_right(kept, now, first, key=_expiry)
         return _Kept(kept[over:], lost + over - first, tickets)
 
+    def _turn(self, kept: _Kept, now: int, slot_id: str) -> tuple[tuple[str, int], State, int]:
+        """The ticket of a waiter, good from now on; those of the others; how many come first."""
+        mine = [name for name, _ in kept.tickets if name[17:] == slot_id]
+        others = tuple([ticket for ticket in kept.tickets if ticket[0] not in mine])
+        ahead = sum(not mine or name < mine[0] for name, _ in others)
+        name = mine[0] if mine else f"w{_next_number(others):016d}{slot_id}"
+        return (name, now + TICKET_MS - _TICKET_SHIFT), others, ahead
+
     def _taken(self, kept: _Kept, now: int, slot_id: str, place: int | None) -> Outcome[Decision]:
-        held, _ = self._holding(kept.live, now, slot_id, place)
+        held = self._holding(kept.live, now, slot_id, place)
         decision = Decision(True, self.limit, max(0, self.limit - len(held)), held[0][1], 0)
         return self._left(kept._replace(live=held), now, decision)
 
-    def _holding(self, live: State, now: int, slot_id: str, place: int | None) -> tuple[State, int]:
-        """The slots with this one among them, and its expiry."""
+    def _holding(self, live: State, now: int, slot_id: str, place: int | None) -> State:
+        """The slots with this one among them."""
         expires = now + self.ttl_ms
         if place is not None:
             expires = max(live[place][1], expires)
             live = live[:place] + live[place + 1 :]
         slot = slot_id, expires
         place = bisect_right(live, (expires, slot_id), key=_order)
-        return (*live[:place], slot, *live[place:]), expires
+        return (*live[:place], slot, *live[place:])
 
     def _left(self, kept: _Kept, now: int, result: R) -> Outcome[R]:
         lost = ((_LOST, -kept.lost),) if kept.lost else ()

@@ -2,8 +2,8 @@
 -- scored with how many were not given back, negated. Who waits has a ticket: a member `w`, its number
 -- in 16 digits, and the id; its score is the expiry of the ticket less 2 ^ 52.
 --
--- The set is never read whole to decide: its size and its earliest expiry tell all, unless some are
--- over; those are removed by the next write, and counted. What a call changes is kept beside the
+-- The set is never read whole to decide: its first two members and its size tell all, unless some
+-- are over; those are removed by the next write, and counted. What a call changes is kept beside the
 -- set until everything is decided, so that it may name a key more than once.
 local function raw(key) return call('ZRANGE', key, 0, -1, 'WITHSCORES') end
 
@@ -12,37 +12,49 @@ local TICKET_MS, TICKET_SHIFT, TICKETS_BELOW = 2000, 2 ^ 52, -(2 ^ 51)
 
 local function after(now) return '(' .. format('%.0f', now) end
 
+-- Of those that are held at `now`: the `first` to expire, the id `of` that one, and when the
+-- `second` does. `live` is how many there are, `moved` how many more by what this call has done.
 local function read(key, p, now)
-  local size = call('ZCARD', key)
-  if size == 0 then return {key = key, live = 0, lost = 0, known = 0} end
-  local slot = call('ZRANGE', key, 0, 0, 'WITHSCORES')
-  local score = number(slot[2], SIGNED, MAX_STORED_MS)
-  if score > now then
-    return {key = key, live = size, lost = 0, known = 0, first = score, of = slot[1]}
+  local two = call('ZRANGE', key, 0, 1, 'WITHSCORES')
+  local score = two[1] and number(two[2], SIGNED, MAX_STORED_MS)
+  local lost, known, live, queued, over, prolonged = 0, 0, nil, nil, nil, nil
+  if score and score <= now then
+    known = score < 0 and -number(call('ZSCORE', key, 'lost') or '0', SIGNED, 0) or 0
+    over = call('ZCOUNT', key, 0, format('%.0f', now))
+    lost, queued, prolonged = known + over, score < TICKETS_BELOW, true
+    over = over > 0 and format('%.0f', now)
+    live = call('ZCOUNT', key, after(now), '+inf')
+    two = call('ZRANGEBYSCORE', key, after(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
+    score = two[1] and number(two[2], WHOLE, MAX_STORED_MS)
   end
-  local known = score < 0 and -number(call('ZSCORE', key, 'lost') or '0', SIGNED, 0) or 0
-  local over = call('ZCOUNT', key, 0, format('%.0f', now))
-  local live = call('ZCOUNT', key, after(now), '+inf')
-  slot = call('ZRANGEBYSCORE', key, after(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  local second = two[3] and number(two[4], WHOLE, MAX_STORED_MS)
+  if not second then live = score and 1 or 0 end
   return {
-    key = key, live = live, lost = known + over, known = known, queued = score < TICKETS_BELOW,
-    first = slot[2] and number(slot[2], WHOLE, MAX_STORED_MS), of = slot[1],
-    over = over > 0 and format('%.0f', now), now = now,
+    key = key, now = now, live = live, moved = 0, first = score, of = two[1], second = second,
+    lost = lost, known = known, queued = queued, over = over, prolonged = prolonged, changed = nil,
   }
+end
+
+local function liveOf(slots)
+  if not slots.live then slots.live = call('ZCARD', slots.key) end
+  return slots.live + slots.moved
 end
 
 -- The earliest expiry of those that are held, but for one of them.
 local function earliest(slots, now, id)
   local changed = slots.changed
-  if not changed and slots.of ~= id then return slots.first end
+  if not changed then
+    if slots.of ~= id then return slots.first end
+    return slots.second
+  end
   local most, first = 2, nil
-  for other, expires in pairs(changed or {}) do
+  for other, expires in pairs(changed) do
     most = most + 1
     if expires and other ~= id and (not first or expires < first) then first = expires end
   end
   local some = call('ZRANGEBYSCORE', slots.key, after(now), '+inf', 'WITHSCORES', 'LIMIT', 0, most)
   for place = 1, #some, 2 do
-    if some[place] ~= id and not (changed and changed[some[place]] ~= nil) then
+    if some[place] ~= id and changed[some[place]] == nil then
       local expires = number(some[place + 1], WHOLE, MAX_STORED_MS)
       return first and min(first, expires) or expires
     end
@@ -52,13 +64,37 @@ end
 
 local function deny(p, slots, now)
   local freeAt = earliest(slots, now) or now
-  return 0, p.limit, max(0, p.limit - slots.live), freeAt, min(max(1, freeAt - now), MAX_SAFE)
+  return 0, p.limit, max(0, p.limit - liveOf(slots)), freeAt, min(max(1, freeAt - now), MAX_SAFE)
 end
 
 local function check(p, slots, now, cost)
-  local free = p.limit - slots.live
+  local free = p.limit - liveOf(slots)
   if free < cost then return deny(p, slots, now) end
   return 1, p.limit, free - cost, earliest(slots, now) or now, 0
+end
+
+-- Adds what has a score and removes what has none; in few calls, but not in one with more arguments
+-- than Lua has room for.
+local function put(key, scores, shift)
+  local member, score = next(scores)
+  if next(scores, member) == nil then
+    if not score then return call('ZREM', key, member) end
+    return call('ZADD', key, format('%.0f', score - shift), member)
+  end
+  local added, removed, some, others, atOnce = {}, {}, 0, 0, 500
+  for each, at in pairs(scores) do
+    if at then
+      added[some + 1], added[some + 2], some = format('%.0f', at - shift), each, some + 2
+    else
+      removed[others + 1], others = each, others + 1
+    end
+  end
+  for place = 1, some, atOnce do
+    call('ZADD', key, unpack(added, place, min(some, place + atOnce - 1)))
+  end
+  for place = 1, others, atOnce do
+    call('ZREM', key, unpack(removed, place, min(others, place + atOnce - 1)))
+  end
 end
 
 local function write(key, p, slots, px)
@@ -73,58 +109,58 @@ local function write(key, p, slots, px)
   if slots.queued then
     call('ZREMRANGEBYSCORE', key, '-inf', format('%.0f', slots.now - TICKET_SHIFT))
   end
-  if slots.tickets then
-    for name, expires in pairs(slots.tickets) do
-      if expires then
-        call('ZADD', key, format('%.0f', expires - TICKET_SHIFT), name)
-      else
-        call('ZREM', key, name)
-      end
-    end
-  end
-  for id, expires in pairs(slots.changed or {}) do
-    if expires then
-      call('ZADD', key, format('%.0f', expires), id)
-    else
-      call('ZREM', key, id)
-    end
-  end
-  call('PEXPIRE', key, px)
+  if slots.tickets and next(slots.tickets) then put(key, slots.tickets, TICKET_SHIFT) end
+  if slots.changed then put(key, slots.changed, 0) end
+  -- What is only taken out leaves a set that is kept for long enough.
+  if slots.prolonged then call('PEXPIRE', key, px) end
 end
 
 -- Give back.
 local function expiryOf(slots, now, id)
   local changed = slots.changed
   if changed and changed[id] ~= nil then return changed[id] end
+  if slots.of == id then return slots.first end
+  if not slots.second then return false end
   local score = call('ZSCORE', slots.key, id)
   local expires = score and number(score, WHOLE, MAX_STORED_MS)
   return expires and expires > now and expires
 end
 
 local function change(slots, id, expires)
-  slots.changed = slots.changed or {}
-  slots.changed[id] = expires
+  if slots.changed then slots.changed[id] = expires else slots.changed = {[id] = expires} end
 end
 
 -- For how long the state matters: longer than the last of those that are in the set.
 local function ttlOf(p, slots, now)
-  local last = call('ZRANGE', slots.key, -1, -1, 'WITHSCORES')
-  return max(last[2] and tonumber(last[2]) - now or 0, p.ttlMs) + p.countedForMs
+  if not slots.last then
+    slots.last = slots.first or 0
+    if slots.second then
+      slots.last = tonumber(call('ZRANGE', slots.key, -1, -1, 'WITHSCORES')[2])
+    end
+  end
+  return max(slots.last - now, p.ttlMs) + p.countedForMs
 end
 
 local function hold(p, slots, now, id, held)
-  if not held then slots.live = slots.live + 1 end
+  if not held then slots.moved = slots.moved + 1 end
   local expires = max(held or 0, now + p.ttlMs)
   change(slots, id, expires)
-  return max(0, p.limit - slots.live), expires
+  slots.prolonged = true
+  return expires
+end
+
+local function taken(p, slots, now, id, held)
+  local others = earliest(slots, now, id)
+  local expires = hold(p, slots, now, id, held)
+  local ttl = ttlOf(p, slots, now)
+  slots.last = max(slots.last, expires)
+  return 1, p.limit, max(0, p.limit - liveOf(slots)), min(others or expires, expires), 0, slots, ttl
 end
 
 local function take(p, slots, now, _, id)
   local held = expiryOf(slots, now, id)
-  if slots.live >= p.limit and not held then return deny(p, slots, now) end
-  local others = earliest(slots, now, id)
-  local free, expires = hold(p, slots, now, id, held)
-  return 1, p.limit, free, min(others or expires, expires), 0, slots, ttlOf(p, slots, now)
+  if not held and liveOf(slots) >= p.limit then return deny(p, slots, now) end
+  return taken(p, slots, now, id, held)
 end
 
 -- The tickets that are good, each with its expiry; false for one that a step before has taken out.
@@ -142,8 +178,10 @@ local function ticketsOf(slots, now)
   return slots.tickets
 end
 
-local function queue_up(p, slots, now, _, id)
-  local tickets, mine, last = ticketsOf(slots, now), nil, 0
+-- The tickets, the caller's own or what it would be called, whether that is new, and how many come
+-- first.
+local function turnOf(slots, now, id)
+  local tickets, mine, last, ahead = ticketsOf(slots, now), nil, 0, 0
   for name, expires in pairs(tickets) do
     if expires and name:sub(18) == id then
       mine = name
@@ -151,26 +189,44 @@ local function queue_up(p, slots, now, _, id)
       last = max(last, tonumber(name:sub(2, 17)))
     end
   end
-  local held, ahead = expiryOf(slots, now, id), 0
   for name, expires in pairs(tickets) do
     if expires and name ~= mine and (not mine or name < mine) then ahead = ahead + 1 end
   end
-  if held or slots.live + ahead < p.limit then
-    if mine then tickets[mine] = false end
-    local others = earliest(slots, now, id)
-    local free, expires = hold(p, slots, now, id, held)
-    return 1, p.limit, free, min(others or expires, expires), 0, slots, ttlOf(p, slots, now)
+  return tickets, mine or 'w' .. format('%016.0f', last + 1) .. id, not mine, ahead
+end
+
+local function queue_up(p, slots, now, _, id)
+  local tickets, mine, isNew, ahead = turnOf(slots, now, id)
+  local held = expiryOf(slots, now, id)
+  if held or liveOf(slots) + ahead < p.limit then
+    if not isNew then tickets[mine] = false end
+    return taken(p, slots, now, id, held)
   end
-  tickets[mine or 'w' .. format('%016.0f', last + 1) .. id] = now + TICKET_MS
+  tickets[mine], slots.prolonged = now + TICKET_MS, true
   local denied, limit, remaining, resetAt, retryAfterMs = deny(p, slots, now)
   return denied, limit, remaining, resetAt, retryAfterMs, slots, ttlOf(p, slots, now)
 end
 
-local function renew(p, slots, now, _, id)
-  local held = expiryOf(slots, now, id)
-  if not held then return 0, p.limit, max(0, p.limit - slots.live), now, 1 end
-  local free, expires = hold(p, slots, now, id, held)
-  return 1, p.limit, free, expires, 0, slots, ttlOf(p, slots, now)
+local function keep_ticket(p, slots, now, _, id)
+  if expiryOf(slots, now, id) then return 1, 0, 0, 0, 0 end
+  local tickets, mine, _, ahead = turnOf(slots, now, id)
+  tickets[mine], slots.prolonged = now + TICKET_MS, true
+  return 1, ahead, 0, 0, 0, slots, ttlOf(p, slots, now)
+end
+
+-- The expiries, 0 of those that are not held any more.
+local function renew(p, slots, now, _, ids)
+  local expiries, some = {}, false
+  for place = 1, #ids do
+    local held = expiryOf(slots, now, ids[place])
+    expiries[place] = held and hold(p, slots, now, ids[place], held) or 0
+    some = some or held
+  end
+  local free = max(0, p.limit - liveOf(slots))
+  if not some then return 1, p.limit, free, expiries, 0 end
+  local ttl = ttlOf(p, slots, now)
+  for place = 1, #ids do slots.last = max(slots.last, expiries[place]) end
+  return 1, p.limit, free, expiries, 0, slots, ttl
 end
 
 local function release(p, slots, now, _, id)
@@ -182,9 +238,10 @@ local function release(p, slots, now, _, id)
   end
   if not held and not waited then return 1, 0, 0, 0, 0 end
   if held then
-    slots.live = slots.live - 1
+    slots.moved = slots.moved - 1
     change(slots, id, false)
   end
+  if not slots.prolonged then return 1, 1, 0, 0, 0, slots, 0 end
   return 1, held and 1 or 0, 0, 0, 0, slots, ttlOf(p, slots, now)
 end
 

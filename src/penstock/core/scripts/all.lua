@@ -1,106 +1,114 @@
 -- Nothing is written before all steps are decided, and nothing at all if one denies that is no
 -- shadow. A key that is named twice is decided on what its earlier step left.
-local function copied(state)
-  if type(state) ~= 'table' then return state end
-  local copy = {}
-  for name, value in pairs(state) do copy[name] = copied(value) end
-  return copy
+--
+-- Functions and tables are made anew by every call, and each costs a server about as much as a read
+-- of a key: so there are few of them.
+
+-- What the first argument of a step says: the strategy, the operation, whether it is a shadow, and
+-- whether the operation has an argument. Most steps say what one before them has said.
+local heads, loaded = {}, {}
+local function headOf(text)
+  local name, operation, shadow = match(text, '^(%S+) (%S+) ([01])$')
+  local strategy = loaded[name] or load(name)
+  loaded[name] = strategy
+  local head = {
+    strategy = strategy, operation = operation, shadow = shadow == '1',
+    alone = operation == 'check' or operation == 'look' or operation == 'try'
+      or operation == 'charge' or operation == 'reclaim',
+  }
+  heads[text] = head
+  return head
 end
 
-local states, kinds, writes, written = {}, {}, {}, {}
-local loaded = {}
-local function strategyOf(name)
-  local strategy = loaded[name]
-  if not strategy then
-    local foreignText, parameters, constants
-    strategy, foreignText, parameters, constants = load(name)
-    strategy.foreign, strategy.parameters, strategy.constants = foreignText, parameters, constants
-    loaded[name] = strategy
-  end
-  return strategy
-end
-
--- The decision on a cost that is not spent, with what is there before it.
-local function look(strategy, p, state, cost)
-  if strategy.look then return strategy.look(p, state, now, cost) end
-  local allowed, limit, remaining, resetAt, retryAfterMs =
-    strategy.check(p, copied(state), now, cost)
-  return allowed, limit, remaining + allowed * cost, resetAt, retryAfterMs
-end
-
--- A record that was decided on by the caller: it must not have changed since.
-local function swap(key, expected, keepFor, text)
-  if (call('GET', key) or '') ~= expected then return false end
-  if keepFor == '-1' then
-    writes[key] = {delete = true}
-  elseif keepFor ~= '0' then
-    writes[key] = {text = text, keepFor = keepFor}
-  end
-  if writes[key] then written[#written + 1] = key end
-  return true
-end
-
+-- Whatever is no check. `try` is one with nothing written, and `look` the decision on a cost that is
+-- not spent, with what is there before it.
 local function decide(strategy, operation, p, state, cost, argument)
-  if operation == 'look' then return look(strategy, p, state, cost) end
-  if operation == 'tell' then return 1, now, 0, 0, 0 end
-  if operation == 'try' then
+  local more = strategy.more or strategy.beyond()
+  strategy.more = more
+  if operation == 'try' or (operation == 'look' and not more.look) then
+    local function copied(value)
+      if type(value) ~= 'table' then return value end
+      local copy = {}
+      for name, each in pairs(value) do copy[name] = copied(each) end
+      return copy
+    end
     local allowed, limit, remaining, resetAt, retryAfterMs =
       strategy.check(p, copied(state), now, cost)
+    if operation == 'look' then remaining = remaining + allowed * cost end
     return allowed, limit, remaining, resetAt, retryAfterMs
   end
-  if operation == 'pause' then return strategy.pause(p, state, now, argument) end
-  return strategy[operation](p, state, now, cost, argument)
+  if operation == 'pause' then return more.pause(p, state, now, argument) end
+  return more[operation](p, state, now, cost, argument)
 end
 
-local reply, size, admitted = {now}, 1, true
-local at = 2
+-- What is known of a key, by its name and in the order of the steps: `state`, and if it is to be
+-- written `ttl`, with the strategy and the parameters that it was decided by last. A record that
+-- the caller has decided on has `text` and `keepFor` instead.
+local kept, order, known = {}, {}, 0
+local reply, admitted, at = {now}, true, 2
 for place = 1, #KEYS do
-  local key, name, operation = KEYS[place], ARGV[at], ARGV[at + 1]
-  local cost, shadow = tonumber(ARGV[at + 2]), ARGV[at + 3] == '1'
-  local allowed, limit, remaining, resetAt, retryAfterMs, state, ttl = cost, 0, 0, 0, 0, nil, nil
-  if operation == 'swap' then
-    if not swap(key, ARGV[at + 5], ARGV[at + 4], ARGV[at + 6]) then return {now} end
-    at = at + 7
-  else
-    -- A number, or the id of a slot, which does not look like one.
-    local argument = tonumber(ARGV[at + 4]) or ARGV[at + 4]
-    local strategy = strategyOf(name)
-    local p = {}
-    for field, value in pairs(strategy.constants) do p[field] = value end
-    at = at + 5
-    local parameters = strategy.parameters
-    for field = 1, #parameters do
-      p[parameters[field]], at = tonumber(ARGV[at]), at + 1
+  local key, text, cost = KEYS[place], ARGV[at], tonumber(ARGV[at + 1])
+  local entry = kept[key]
+  if text == 'swap' then
+    -- A record that was decided on by the caller: it must not have changed since.
+    if (call('GET', key) or '') ~= ARGV[at + 3] then return {now} end
+    if not entry then
+      entry, known = {key = key}, known + 1
+      kept[key], order[known] = entry, entry
     end
+    if ARGV[at + 2] ~= '0' then entry.keepFor, entry.text = ARGV[at + 2], ARGV[at + 4] end
+    if cost ~= 1 then admitted = false end
+    reply[place + 1], at = 0, at + 5
+  else
+    local head = heads[text] or headOf(text)
+    local strategy, operation, argument, p = head.strategy, head.operation, nil, nil
+    if not head.alone then argument, at = ARGV[at + 2], at + 1 end
+    p, at = strategy.parameters(at + 2)
     FOREIGN = strategy.foreign
-    if states[key] == nil then
-      states[key], kinds[key] = strategy.read(key, p, now) or false, FOREIGN
-    elseif kinds[key] ~= FOREIGN then
+    if not entry then
+      local state = strategy.read(key, p, now) or false
+      entry, known = {key = key, strategy = strategy, p = p, state = state, ttl = false}, known + 1
+      kept[key], order[known] = entry, entry
+    elseif not entry.strategy or entry.strategy.foreign ~= FOREIGN then
       foreign()
     end
-    allowed, limit, remaining, resetAt, retryAfterMs, state, ttl =
-      decide(strategy, operation, p, states[key], cost, argument)
-    if ttl then
-      if not writes[key] then written[#written + 1] = key end
-      states[key] = state or false
-      writes[key] = {strategy = strategy, p = p, ttl = ttl, delete = not state}
+    local allowed, limit, remaining, resetAt, retryAfterMs, state, ttl
+    if operation == 'check' then
+      allowed, limit, remaining, resetAt, retryAfterMs, state, ttl =
+        strategy.check(p, entry.state, now, cost)
+    else
+      -- A number; `#` and how many texts there are behind the parameters; or a text, the id of a
+      -- slot, which looks like neither.
+      local count = argument and match(argument, '^#(%d+)$')
+      if count then
+        argument = {}
+        for number = 1, tonumber(count) do argument[number], at = ARGV[at], at + 1 end
+      end
+      allowed, limit, remaining, resetAt, retryAfterMs, state, ttl = decide(
+        strategy, operation, p, entry.state, cost, argument and tonumber(argument) or argument
+      )
     end
+    if ttl then
+      entry.strategy, entry.p, entry.state, entry.ttl = strategy, p, state or false, ttl
+    end
+    if allowed ~= 1 and not head.shadow then admitted = false end
+    reply[place + 1] = {allowed, limit, remaining, resetAt, retryAfterMs}
   end
-  if allowed ~= 1 and not shadow then admitted = false end
-  reply[size + 1], reply[size + 2], reply[size + 3] = allowed, limit, remaining
-  reply[size + 4], reply[size + 5] = resetAt, retryAfterMs
-  size = size + 5
 end
 if admitted then
-  for place = 1, #written do
-    local key = written[place]
-    local write = writes[key]
-    if write.delete then
+  for place = 1, known do
+    local entry = order[place]
+    local key, keepFor = entry.key, entry.keepFor
+    if keepFor == '-1' then
       call('DEL', key)
-    elseif write.text then
-      call('SET', key, write.text, 'PX', write.keepFor)
-    else
-      write.strategy.write(key, write.p, states[key], keepMs(write.ttl))
+    elseif keepFor then
+      call('SET', key, entry.text, 'PX', keepFor)
+    elseif entry.ttl then
+      if entry.state then
+        entry.strategy.write(key, entry.p, entry.state, keepMs(entry.ttl))
+      else
+        call('DEL', key)
+      end
     end
   end
 end

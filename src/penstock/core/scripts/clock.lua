@@ -9,12 +9,9 @@ local function serverMs()
 end
 if ownClock then now = serverMs() end
 
--- For how long a key is kept whose state matters for `ttl`.
-local keptTtl, kept
+-- For how long a key is kept whose state matters for `ttl`. A whole number, which servers turn into
+-- text with all its digits.
 local function keepMs(ttl)
-  if ttl ~= keptTtl then
-    local ahead = ownClock and 0 or max(0, now - serverMs())
-    keptTtl, kept = ttl, format('%.0f', ahead + ttl + min(max(ttl, MARGIN_MS), MAX_MARGIN_MS))
-  end
-  return kept
+  local ahead = ownClock and 0 or max(0, now - serverMs())
+  return ahead + ttl + min(max(ttl, MARGIN_MS), MAX_MARGIN_MS)
 end

@@ -54,7 +54,7 @@ from ._requests import (
     unavailable,
 )
 from ._routing import CommandSet, RedisRouter, names_of, refusal_in
-from ._several import apply_steps, decision_of
+from ._several import apply_steps, decision_of, plan_of
 
 __all__ = ["MAX_KEYS", "MAX_WATCHED_KEYS", "RedisFlows", "decision_of", "transact"]
 
@@ -239,12 +239,16 @@ class RedisFlows:
     def apply_all(self, steps: Sequence[Step], now: int) -> RedisFlow:
         """The flow that stands for `Store.apply_all`; with the instant of the decision."""
         at = 0 if self._server_time else _instant(now)
-        every = looked_at(steps)
+        every = steps if _need_no_look(steps) else looked_at(steps)
+        plan = plan_of(every)
+        if at or not plan.by_periods:
+            return apply_steps(self._router, plan, every, at)
         transforms = [step.transform for step in every]
-        return _second_look(transforms, lambda: apply_steps(self._router, every, at))
+        return _second_look(transforms, lambda: apply_steps(self._router, plan, every, at))
 
     def _operate(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
-        (result,), _ = yield from apply_steps(self._router, (Step(key, transform, cost),), now)
+        steps = (Step(key, transform, cost),)
+        (result,), _ = yield from apply_steps(self._router, plan_of(steps), steps, now)
         return result
 
     def _check(
@@ -334,6 +338,11 @@ class RedisFlows:
                 for place, decision in zip(chunk, answers, strict=True):
                     decisions[place] = decision
         return decisions
+
+
+def _need_no_look(steps: Sequence[Step]) -> bool:
+    """Whether `looked_at` would leave them as they are."""
+    return all(type(step) is Step and step[2] for step in steps)
 
 
 def _second_look(transforms: Sequence[Transform[Any]], make: Callable[[], RedisFlow]) -> RedisFlow:

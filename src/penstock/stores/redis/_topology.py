@@ -41,6 +41,9 @@ class Topology(Protocol):
     def groups(self, keys: Sequence[str]) -> list[list[int]]:
         """The places of the keys, in order, by which of them may be used by one script."""
 
+    def is_one_group(self, keys: Sequence[str]) -> bool:
+        """Whether one script may use all of them."""
+
     def is_one_slot(self, lead: str) -> bool:
         """Whether all keys that begin with `lead` may be used by one script."""
 
@@ -65,6 +68,9 @@ class Fixed:
 
     def groups(self, keys: Sequence[str]) -> list[list[int]]:
         return [list(range(len(keys)))]
+
+    def is_one_group(self, keys: Sequence[str]) -> bool:
+        return True
 
     def is_one_slot(self, _lead: str) -> bool:
         return True
@@ -181,6 +187,9 @@ class Cluster:
         for place, key in enumerate(keys):
             by_slot.setdefault(slot_of(key), []).append(place)
         return list(by_slot.values())
+
+    def is_one_group(self, keys: Sequence[str]) -> bool:
+        return len({slot_of(key) for key in keys}) == 1
 
     def is_one_slot(self, lead: str) -> bool:
         return hash_tag(lead) is not None
