@@ -40,11 +40,12 @@ _log = logging.getLogger("penstock.integrations")
 class _RulePart:
     """A rule, or one of the limits of a ready-made `Limits`, with what was settled for it."""
 
-    __slots__ = ("charge_name", "cost", "key", "name", "rule")
+    __slots__ = ("charge_name", "cost", "is_policy", "key", "name", "rule")
 
     def __init__(self, name: str, rule: Rule, key: Callable[[Any], Any] | None) -> None:
         self.name = name
         self.charge_name = name
+        self.is_policy = rule.attributes is not None
         self.rule = rule
         self.key = key
         self.cost = rule.cost
@@ -85,6 +86,14 @@ class _OneLimit:
         return Verdict((self._name,), (answer,), (False,)) if type(answer) is Decision else answer  # type: ignore[return-value]
 
 
+class _Policy(_OneLimit):
+    """A policy of a service with several limits, which only the service knows."""
+
+    def __init__(self, name: str, limiter: Any) -> None:
+        super().__init__(name, limiter)
+        self.limits = {}
+
+
 class _Declared(NamedTuple):
     strategy: Strategy | None
     shadow: bool
@@ -116,9 +125,9 @@ class RuleSet:
         )
         only = self._sources[0].limits if len(self._sources) == 1 else None
         holds = any(
-            getattr(limit.strategy, "is_held", False) or part.rule.charge_when is not None
+            part.rule.charge_when is not None
+            or getattr(getattr(limits.get(part.name), "strategy", None), "is_held", False)
             for part in self._parts
-            if (limit := limits.get(part.name)) is not None
         )
         # The common case: no charge has to be given back, so a check does.
         self._limits: Any = None if holds else only
@@ -247,9 +256,10 @@ class RuleSet:
                 held = []
                 break
             conditions = {
-                part.charge_name: part.rule.charge_when
+                name: part.rule.charge_when
                 for part in asked
                 if part.rule.charge_when is not None
+                for name in (charge.verdict.limits if part.is_policy else [part.charge_name])
             }
             held.append(OpenCharge(charge, conditions))
         for each in held:
@@ -287,6 +297,14 @@ class RuleSet:
 
     def _ready(self, name: str, rule: Rule) -> _Source:
         declared = getattr(rule.ready, "limits", None)
+        if rule.attributes is not None:
+            if self.app.secret is not None:
+                reject(
+                    f"the limit {name!r} is asked by attributes, which hash_keys leaves as they "
+                    "are: hash those that are identities where they are made, and leave it out"
+                )
+            part = _RulePart(name, rule, rule.attributes)
+            return _Source(_Policy(name, rule.ready), [part])
         if declared is None:
             part = _RulePart(name, rule, self._key(rule.key, name))
             part.charge_name = ""
@@ -329,7 +347,7 @@ def _calls_functions(app: AppLimits, rules: Iterable[Rule]) -> bool:
     for rule in rules:
         keys += rule.key.values() if isinstance(rule.key, Mapping) else [rule.key]
         exemptions.append(rule.exempt)
-        if callable(rule.cost):
+        if callable(rule.cost) or rule.attributes is not None:
             return True
     return any(each is not None and each.functions for each in exemptions) or not all(
         each is None or isinstance(each, (AddressKey, HeaderKey)) for each in keys

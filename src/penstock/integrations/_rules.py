@@ -95,6 +95,10 @@ class Rule:
     `methods` and `paths` say which requests it is for, `exempt` which it is not for. `per_route`
     counts each route of its own. With `charge_when`, a function of the response, a request is
     charged while it runs and gets everything back if the function says no. A `shadow` never denies.
+
+    `attributes` is for a `ServiceLimiter` whose policy has several limits: a function of the
+    request, sync or async, that says in a mapping what the policy goes by, such as `{"user":
+    "alice", "tokens": 700}`; None leaves the request out.
     """
 
     def __init__(
@@ -110,6 +114,7 @@ class Rule:
         per_route: bool = False,
         charge_when: Callable[[Any], Any] | None = None,
         shadow: bool = False,
+        attributes: Callable[[Any], Any] | None = None,
     ) -> None:
         self.ready: Any = None
         self.limit: Limit | None = None
@@ -140,6 +145,20 @@ class Rule:
         if charge_when is not None and not callable(charge_when):
             reject(f"charge_when must be a function of the response, not {shown(charge_when)}")
         self.charge_when: Callable[[Any], Any] | None = charge_when
+        self.attributes: Callable[[Any], Any] | None = attributes
+        if attributes is not None:
+            self._require_policy(attributes, key, cost)
+
+    def _require_policy(self, attributes: Any, key: Any, cost: Any) -> None:
+        if not callable(attributes):
+            reject(f"attributes must be a function of the request, not {shown(attributes)}")
+        if not hasattr(self.ready, "policy"):
+            reject("attributes are for a policy of a service: give a ServiceLimiter as the limit")
+        if key is not None or callable(cost) or self.per_route:
+            reject(
+                "a policy that is asked by attributes has its keys and costs from them: leave key, "
+                "per_route and a function for the cost out"
+            )
 
     def __repr__(self) -> str:
         what = self.ready if self.limit is None else self.limit.strategy
