@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .._queueing.fork import ForkAware, watch_forks
 from ..core._decision import Decision
 from ..core._errors import PenstockError
-from ..core._frames import Settling
+from ..core._flow import Settling
 from ..core._validation import reject, require_int, shown
 from ..core._verdict import Verdict
 from ._questions import ServiceCall, flag
