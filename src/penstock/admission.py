@@ -16,9 +16,9 @@ What is kept in the store of the slots is asked in one step, all or nothing. Wha
 (credits on this node, a budget with a table of its own) is asked after that, and the slot is given
 back, as if it had never been taken, when it denies.
 
-The budget is a gate: the request is let in while less than the budget was served, and what it turns
-out to use is debited afterwards, by `debit`. So asking it spends nothing, and it is asked before
-the rate: a denial, by whichever axis, leaves nothing charged on any.
+The budget is asked whether the cost, which is an estimate there, fits into what is left of it, and
+what the request turns out to use is debited afterwards, by `debit`. So asking it spends nothing,
+and it is asked before the rate: a denial, by whichever axis, leaves nothing charged on any.
 
 The steps are a flow, written once for sync and async: it yields a `SlotRequest` or an `AxisRequest`
 and is sent the answer; in the place of either, a decision.
@@ -74,36 +74,45 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class AxisRequest:
-    """A question to one axis: ask `limiter` for `amount` of `key`; an amount of 0 asks how it
-    stands and spends nothing. `axis` is one of `AXES`."""
+    """A question to one axis: ask `limiter` for `amount` of `key`. What `spends` nothing only asks
+    whether it fits. `axis` is one of `AXES`."""
 
     axis: str
     limiter: Limiter
     key: str
     amount: int
+    spends: bool = True
 
     def now(self) -> Decision:
-        """AxisRequest by a plain call."""
-        if self.amount:
-            return self.limiter.check(self.key, self.amount)
-        return self.limiter.peek(self.key)
+        """Ask by a plain call."""
+        limiter = self.limiter
+        if self.spends:
+            return limiter.check(self.key, self.amount)
+        if not limiter.decides_in_store:
+            return limiter.peek(self.key)
+        key, look, cost, _ = limiter.step(self.key, self.amount, spends=False)
+        decision: Decision = limiter.store.apply(key, look, limiter.clock.now(), cost)
+        return decision
 
     async def later(self) -> Decision:
         """The awaitable twin of `now`."""
-        if self.amount:
-            return await self.limiter.acheck(self.key, self.amount)
-        return await self.limiter.apeek(self.key)
+        limiter = self.limiter
+        if self.spends:
+            return await limiter.acheck(self.key, self.amount)
+        if not limiter.decides_in_store:
+            return await limiter.apeek(self.key)
+        key, look, cost, _ = limiter.step(self.key, self.amount, spends=False)
+        decision: Decision = await limiter.store.aapply(key, look, limiter.clock.now(), cost)
+        return decision
 
 
 class _Axis(NamedTuple):
-    """An axis beside the slots. A gate is only asked how it stands."""
+    """An axis beside the slots, which spends the cost of a request or only looks whether it
+    fits."""
 
     name: str
     limiter: Limiter
-    is_gate: bool
-
-    def amount(self, cost: int) -> int:
-        return 0 if self.is_gate else cost
+    spends: bool
 
     def joins(self, slots: ConcurrencyLimiter) -> bool:
         """Whether both can be decided in one step, at one instant."""
@@ -125,8 +134,8 @@ class AdmissionControl:
         self.rate = rate
         self.budget = budget
         axes = [
-            _Axis(name, limiter, is_gate)
-            for name, limiter, is_gate in (("cost", budget, True), ("rate", rate, False))
+            _Axis(name, limiter, spends)
+            for name, limiter, spends in (("cost", budget, False), ("rate", rate, True))
             if limiter is not None
         ]
         together = 0
@@ -136,7 +145,8 @@ class AdmissionControl:
         self._together, self._apart = axes[:together], axes[together:]
 
     def admit(self, key: str, cost: int = 1) -> Admission:
-        """Take a slot and spend the cost, or say which axis denied."""
+        """Take a slot and spend the cost, or say which axis denied. To the budget the cost is an
+        estimate, which has to fit, and is not counted before `debit` says what was used."""
         return drive(self.flow(key, cost), lambda request: request.now())
 
     async def aadmit(self, key: str, cost: int = 1) -> Admission:
@@ -199,7 +209,7 @@ class AdmissionControl:
         """The slot, and what is kept in its store: all of it or nothing."""
         slots = self.concurrency
         names = ("concurrency", *(axis.name for axis in self._together))
-        beside = [axis.limiter.step(key, axis.amount(cost)) for axis in self._together]
+        beside = [axis.limiter.step(key, cost, spends=axis.spends) for axis in self._together]
         request = slots.request([attempt.step, *beside])
         results = yield request
         if isinstance(results, Decision):
@@ -219,7 +229,7 @@ class AdmissionControl:
         self, axes: dict[str, Decision], lease: SlotLease, key: str, cost: int
     ) -> Flow[SlotRequest | AxisRequest, Admission]:
         for axis in self._apart:
-            axes[axis.name] = yield AxisRequest(axis.name, axis.limiter, key, axis.amount(cost))
+            axes[axis.name] = yield AxisRequest(axis.name, axis.limiter, key, cost, axis.spends)
             if not axes[axis.name].allowed:
                 return _denied(axes)
         return Admission(combine(*axes.values()), lease.id, lease.expires_at, axes=axes)

@@ -10,11 +10,16 @@ local function read(key)
   end
 end
 
+local function windowAt(p, stored, now)
+  local start = floor(now / p.windowMs) * p.windowMs
+  if stored and stored.start >= start then return stored.start, stored.served end
+  return start, 0
+end
+
 local function check(p, stored, now, cost)
-  local budget, windowMs = p.budget, p.windowMs
-  local start, served = floor(now / windowMs) * windowMs, 0
-  if stored and stored.start >= start then start, served = stored.start, stored.served end
-  local resetAt = start + windowMs
+  local budget = p.budget
+  local start, served = windowAt(p, stored, now)
+  local resetAt = start + p.windowMs
   if served >= budget then return 0, budget, 0, resetAt, resetAt - now end
   served = min(served + cost, MAX_SAFE)
   local state = {start = start, served = served}
@@ -24,4 +29,13 @@ end
 local function write(key, p, state, px)
   call('HSET', key, 's', format('%.0f', state.start), 'c', format('%.0f', state.served))
   call('PEXPIRE', key, px)
+end
+
+-- Give back.
+-- A debit has been used and never comes back. An estimate is only looked at: does it fit?
+local function look(p, stored, now, cost)
+  local start, served = windowAt(p, stored, now)
+  local resetAt, remaining = start + p.windowMs, max(0, p.budget - served)
+  if cost <= remaining then return 1, p.budget, remaining, resetAt, 0 end
+  return 0, p.budget, remaining, resetAt, resetAt - now
 end

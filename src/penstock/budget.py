@@ -11,6 +11,10 @@ own size; after it the budget is spent until the window rolls::
         answer = ask_the_model()
         budget.check("alice", answer.tokens)
 
+A request that begins has an estimate at best. Admission asks whether that fits into what is left,
+and spends nothing (`look`): what fits is let in, and what it turns out to use is debited when it is
+known.
+
 Windows are slices of the calendar, the same for every key. As with a fixed window, a stored window
 later than the computed one means that the clock went back, and stands.
 
@@ -61,6 +65,7 @@ class TokenBudget(Strategy):
             state="hash: s start of the window, c tokens served in it, each %.0f",
             raw="s and c, or nil twice",
             decode=_decode,
+            beyond_check=("look",),
         ),
     )
 
@@ -94,10 +99,14 @@ class TokenBudget(Strategy):
         return stored_whole(start, MAX_STORED_MS), stored_whole(count, MAX_SAFE)
 
     def peek(self, state: State | None, now: int) -> Decision:
+        return self.look(state, now, 1)
+
+    def look(self, state: State | None, now: int, cost: int) -> Decision:
+        """Whether an estimate of `cost` fits into what is left. A debit need not."""
         start, served = self._window(state, now)
         reset_at = start + self.window_ms
-        allowed = served < self.limit
         remaining = max(0, self.limit - served)
+        allowed = cost <= remaining
         return Decision(allowed, self.limit, remaining, reset_at, 0 if allowed else reset_at - now)
 
     def forecast(self, state: State | None, now: int, cost: int) -> Forecast:

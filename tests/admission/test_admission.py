@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -97,14 +98,88 @@ def test_the_decision_combines_those_of_the_axes_asked() -> None:
     assert denied.tightest() == ("rate", Decision(False, 3, 1, START + WINDOW, WINDOW))
 
 
-def test_the_budget_is_only_asked_whether_it_is_spent() -> None:
+def test_asking_the_budget_spends_nothing() -> None:
     """What was used is debited afterwards."""
     control = control_of(ManualClock(START), budget=100)
-    assert control.admit("k")
-    assert control.admit("k")
+    assert control.admit("k", cost=100)
+    assert control.admit("k", cost=100)
     assert control.debit("k", 150)
     assert control.admit("k").binding_axis == "cost"
     assert not asyncio.run(control.adebit("k", 1))
+
+
+def in_one_step(clock: ManualClock, budget: int) -> AdmissionControl:
+    store = MemoryStore()
+    return AdmissionControl(
+        ConcurrencyLimiter(Gradient(10, 10), clock=clock, store=store),
+        budget=rate_limit(token_budget(budget, WINDOW), clock=clock, store=store, prefix="budget"),
+    )
+
+
+def in_two_steps(clock: ManualClock, budget: int) -> AdmissionControl:
+    return control_of(clock, budget=budget)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("make", [in_one_step, in_two_steps])
+def test_an_estimate_that_does_not_fit_the_budget_is_refused(make: Any, mode: str) -> None:
+    """Although some is left; one that fits to the last token is let in."""
+    clock = ManualClock(START + 1_000)
+    control = make(clock, 100)
+
+    def admit(cost: int) -> Admission:
+        if mode == "sync":
+            return control.admit("k", cost)
+        return asyncio.run(control.aadmit("k", cost))
+
+    control.debit("k", 60)
+    refused = admit(41)
+    assert refused.binding_axis == "cost"
+    assert refused.axes["cost"] == Decision(False, 100, 40, START + WINDOW, WINDOW - 1_000)
+    assert control.concurrency.in_flight == 0
+    fitting = admit(40)
+    assert fitting.axes["cost"] == Decision(True, 100, 40, START + WINDOW, 0)
+    assert control.budget.peek("k").remaining == 40
+    assert admit(101).binding_axis == "cost"
+    clock.advance(WINDOW)
+    assert admit(100)
+
+
+def test_a_budget_of_any_strategy_refuses_what_does_not_fit() -> None:
+    """It is asked for the cost, and spends none of it."""
+    clock = ManualClock(START)
+    control = AdmissionControl(
+        ConcurrencyLimiter(Gradient(5, 5), clock=clock),
+        budget=rate_limit(fixed_window(10, WINDOW), clock=clock),
+    )
+    control.debit("k", 4)
+    assert control.admit("k", cost=7).axes["cost"] == Decision(False, 10, 6, START + WINDOW, WINDOW)
+    assert control.admit("k", cost=6).axes["cost"] == Decision(True, 10, 6, START + WINDOW, 0)
+
+
+def test_true_estimates_one_at_a_time_never_pass_the_budget() -> None:
+    """Threads that debit what they estimated, while they hold the only slot: the slot and the
+    budget are asked in one step, so nothing is served beyond the budget."""
+    store = MemoryStore()
+    control = AdmissionControl(
+        ConcurrencyLimiter(Gradient(1, 1), store=store, lease_ttl_ms=60_000),
+        budget=rate_limit(token_budget(1_000, 86_400_000), store=store, prefix="budget"),
+    )
+
+    def work(cost: int) -> int:
+        served = 0
+        while True:
+            admitted = control.admit("k", cost)
+            if admitted.binding_axis == "cost":
+                return served
+            if admitted:
+                assert control.debit("k", cost)
+                served += cost
+                control.release(admitted.lease_id)
+
+    with ThreadPoolExecutor(4) as crowd:
+        served = sum(crowd.map(work, (7, 11, 13, 17)))
+    assert 1_000 - 7 < served <= 1_000
 
 
 def test_without_a_budget_there_is_nothing_to_debit() -> None:

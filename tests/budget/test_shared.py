@@ -8,8 +8,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock import ManualClock, rate_limit
+from penstock import (
+    ManualClock,
+    MemoryStore,
+    fixed_window,
+    gcra,
+    rate_limit,
+    sliding_window,
+    sliding_window_log,
+    token_bucket,
+    unlimited,
+)
 from penstock.budget import token_budget
+from penstock.core._transform import Step, checking, looking
 from penstock.core._validation import MAX_SAFE
 from penstock.stores.redis import RedisStore
 from tests.servers import Valkey, require
@@ -43,6 +54,43 @@ def test_lua_agrees_with_the_oracle_on_random_timelines(url: str, seed: int) -> 
         assert there.check("k", tokens) == here.check("k", tokens)
         assert there.peek("k") == here.peek("k")
         assert there.forecast("k", tokens) == here.forecast("k", tokens)
+    store.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lua_agrees_with_the_oracle_on_estimates(url: str, seed: int) -> None:
+    """Whether one fits, asked beside the debit of another key, in one step."""
+    rng = random.Random(seed)
+    strategy = token_budget(rng.choice((1, 100, 5_000, MAX_SAFE)), rng.choice((7, 1_000)))
+    store = RedisStore.from_url(url, use_server_time=False, timeout_ms=5_000)
+    here, now = MemoryStore(), NOW
+    debit, look = checking(strategy), looking(strategy)
+    for _ in range(300):
+        now = max(1, now + rng.choice((0, 1, strategy.window_ms, rng.randint(-2_000, 2_000))))
+        cost = rng.choice((1, rng.randint(1, 120), strategy.limit, MAX_SAFE))
+        steps = [Step(f"e{seed}", look, cost), Step(f"e{seed}:other", debit, rng.randint(1, 9))]
+        if rng.random() < 0.5:
+            steps.append(Step(f"e{seed}", debit, rng.randint(1, 40)))
+        assert store.apply_all(steps, now) == here.apply_all(steps, now)
+        assert store.apply(f"e{seed}", look, now, cost) == here.apply(f"e{seed}", look, now, cost)
+    store.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lua_agrees_with_the_oracle_on_looks_at_any_cost(url: str, seed: int) -> None:
+    """Of strategies that leave a look to their check."""
+    rng = random.Random(seed)
+    strategies = [gcra(7, 1_000), token_bucket(9, 3.7), fixed_window(5, 900), unlimited()]
+    strategies += [sliding_window(11, 1_000, 4), sliding_window_log(6, 700)]
+    store = RedisStore.from_url(url, use_server_time=False, timeout_ms=5_000)
+    here, now = MemoryStore(), NOW
+    for _ in range(150):
+        now = max(1, now + rng.choice((0, 1, 100, rng.randint(-1_500, 1_500))))
+        place = rng.randrange(len(strategies))
+        strategy, key = strategies[place], f"look{seed}:{place}"
+        steps = [Step(key, looking(strategy), rng.randint(1, 12))]
+        steps.append(Step(key, checking(strategy), rng.randint(1, 4)))
+        assert store.apply_all(steps, now) == here.apply_all(steps, now)
     store.close()
 
 

@@ -37,7 +37,7 @@ def test_the_digest_tells_one_text_from_another(tmp_path: Path) -> None:
     ("raw", "told"),
     [
         (b"\xff\xfe", "is not UTF-8, at byte 0"),
-        (b"#" * (2 << 20), "is larger than"),
+        (b"#" * (17 << 20), "is larger than"),
         (b"\x00", "is not valid YAML"),
     ],
 )

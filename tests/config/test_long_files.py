@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from penstock import ConfigInvalidError, register
-from penstock.config import PolicyFile, names_with, parse_policies
+from penstock.config import PolicyFile, load_policy_file, names_with, parse_policies
 from penstock.config import _loading as apart
 from penstock.config._loading import parse_apart, parse_policy_file
 from penstock.testkit import temporarily_registered
@@ -122,6 +122,35 @@ def test_the_compiled_reader_says_what_the_other_says(
         assert "nested too deeply" in compiled
     else:
         assert compiled == other
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_twenty_thousand_policies_with_plans_are_one_file(tmp_path: Path, is_shared: bool) -> None:
+    """Of more than a million bytes where each stands for itself, or by aliases."""
+    held = (
+        "{limits: {all: {strategy: gcra, limit: 5, period: 1m}}, plans: {pro: {all: {limit: 6}}}}"
+    )
+    lines = [f"  first: &first {held}\n"]
+    lines += [f"  policy-{at}: {'*first' if is_shared else held}\n" for at in range(20_000)]
+    path = tmp_path / "penstock.yaml"
+    path.write_text(f"version: 1\nlimiters:\n{''.join(lines)}")
+    policies = load_policy_file(path).policies
+    assert len(policies) == 20_001
+    several = policies["policy-19999"].several
+    assert several is not None
+    figures = several.plans["pro"]["all"]
+    assert figures is not None
+    assert figures.limit == 6
+
+
+def test_aliases_cannot_stand_for_more_than_any_file_needs() -> None:
+    """A few lines that stand for a thousand million values."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    for number in range(1, 10):
+        inner = ", ".join([f"*a{number - 1}"] * 10)
+        lines.append(f"a{number}: &a{number} [{inner}]")
+    with pytest.raises(ConfigInvalidError, match=r"line 7: a6.* more than 2,000,000 values"):
+        parse_policies("\n".join(lines), "p.yaml")
 
 
 @pytest.fixture

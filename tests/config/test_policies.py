@@ -193,7 +193,7 @@ REFUSALS = {
     "an empty number": (f'{API}    periodMs: !!int ""', "limiters.api.periodMs: has the tag !!int"),
     "an empty float": (f'{API}    periodMs: !!float ""', "limiters.api.periodMs: has the tag"),
     "a made-up tag": (f"{API}    period: !minutes 1", "limiters.api.period: has the tag !minutes"),
-    "a tag on a key": (f"{API}    !!bool foo: 1", "line 3: limiters.api: has the tag !!bool"),
+    "a tag on a key": (f"{API}    !!bool foo: 1", "line 6: limiters.api: has the tag !!bool"),
     "no character": (f'{API}    period: "\\UFFFFFFFF"', "line 6: has an escape that stands for no"),
     "a giant": (f"{API}    periodMs: 0x{'f' * 9_000}", "not a number of more than 60 digits"),
 }

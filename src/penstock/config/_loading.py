@@ -114,8 +114,8 @@ def _member(module: Any, qualname: str) -> Any:
     return module
 
 
-MAX_BYTES = 1 << 20
-"""Of a policy file."""
+MAX_BYTES = 16 << 20
+"""Of a policy file: 20,000 policies, each of several limits and plans, are half of it."""
 
 
 def load_policy_file(path: str | Path) -> PolicyFile:

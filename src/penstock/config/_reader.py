@@ -7,7 +7,7 @@ spelling that the file uses.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, NoReturn, TypeVar
@@ -37,30 +37,48 @@ def camel(name: str) -> str:
     return first + "".join(part.capitalize() for part in rest)
 
 
+_duration_ms = lru_cache(maxsize=256)(parse_duration_ms)
+
+
+@lru_cache(maxsize=256)
+def _spellings(known: tuple[str, ...]) -> dict[str, str]:
+    """What a file may write, to the name that it stands for."""
+    return {spelled: name for name in known for spelled in (name, camel(name))}
+
+
 class Fields:
     """The entries of one mapping, taken out one by one."""
+
+    __slots__ = ("_given", "_known", "_values", "path", "tree")
 
     def __init__(self, tree: Tree, path: Path, value: Any, known: Iterable[str]) -> None:
         self.tree = tree
         self.path = path
-        self._known = tuple(known)
-        if not isinstance(value, Mapping):
-            raise tree.error(path, f"must be a mapping with {self._listed()}, not {shown(value)}")
-        self._spelling = snake if any("_" in str(key) for key in value) else camel
+        self._known = known if type(known) is tuple else tuple(known)
         self._given: dict[str, str] = {}
-        for key in value:
-            self._accept(key)
-        self._values = {name: value[key] for name, key in self._given.items()}
+        self._values: dict[str, Any] = {}
+        if not isinstance(value, dict):
+            raise tree.error(path, f"must be a mapping with {self._listed()}, not {shown(value)}")
+        spellings, given, values = _spellings(self._known), self._given, self._values
+        for key, held in value.items():
+            name = spellings.get(key)
+            if name is None or name in given:
+                self._refuse(key, name, value)
+            given[name] = key
+            values[name] = held
 
-    def _accept(self, key: Any) -> None:
-        name = snake(key) if isinstance(key, str) else None
-        if name is None or name not in self._known or key not in (name, camel(name)):
-            raise self.tree.error((*self.path, str(key)), self._unknown(str(key)))
-        if name in self._given:
-            raise self.tree.error(
-                (*self.path, key), f"is given twice, as {self._given[name]} too; keep one of them"
-            )
-        self._given[name] = key
+    def _refuse(self, key: Any, name: str | None, value: dict[Any, Any]) -> NoReturn:
+        path = (*self.path, str(key))
+        if name is not None:
+            told = f"is given twice, as {self._given[name]} too; keep one of them"
+            raise self.tree.error(path, told)
+        self._given = {str(key): str(key) for key in value}
+        raise self.tree.error(path, self._unknown(str(key)))
+
+    def _spelling(self, name: str) -> str:
+        """As the file would write it, to judge by what it has written."""
+        in_snake_case = any("_" in key for key in self._given.values())
+        return snake(name) if in_snake_case else camel(name)
 
     def _unknown(self, key: str) -> str:
         spelled = [self._spelling(name) for name in self._known]
@@ -69,8 +87,7 @@ class Fields:
         return f"is not known here; {hint}"
 
     def _listed(self) -> str:
-        spelling = getattr(self, "_spelling", camel)
-        return ", ".join(spelling(name) for name in self._known)
+        return ", ".join(self._spelling(name) for name in self._known)
 
     def spelled(self, name: str) -> str:
         """A name as the file would write it."""
@@ -78,6 +95,9 @@ class Fields:
 
     def has(self, name: str) -> bool:
         return name in self._values
+
+    def has_any(self, names: tuple[str, ...]) -> bool:
+        return not self._values.keys().isdisjoint(names)
 
     def names(self) -> list[str]:
         """What was given, in the file's spelling."""
@@ -140,7 +160,7 @@ class Fields:
                 f"a number of milliseconds goes under {self._spelling(exact)}",
             )
         try:
-            return parse_duration_ms(value)
+            return _duration_ms(value)
         except ConfigInvalidError as error:
             self.fail(name, str(error))
 
@@ -158,7 +178,7 @@ def shown(value: Any) -> str:
         return "nothing"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):
         return "a list"

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ..core._strategy import Parameter, Strategy, registered
+from ..core._strategy import Strategy, registered
 from ..core._validation import require_key
 from ..strategies import Slots
 from ._model import Condition, Figures, LimitSpec, SeveralSpec
@@ -81,7 +82,7 @@ def read_several(policy: Fields) -> SeveralSpec:
 def _limits(policy: Fields) -> Iterator[_Read]:
     tree, path = policy.tree, (*policy.path, policy.spelled("limits"))
     held = policy.raw("limits")
-    if not isinstance(held, Mapping) or not held:
+    if not isinstance(held, dict) or not held:
         example = f"{{user: {{by: user, {example_of(registered()[0])[1:]}}}"
         policy.fail("limits", f"must be a mapping of names to limits, such as {example}")
     if len(held) > MAX_LIMITS:
@@ -92,14 +93,14 @@ def _limits(policy: Fields) -> Iterator[_Read]:
 
 
 def _limit(tree: Tree, path: Path, name: str, held: Any) -> _Read:
-    if not isinstance(held, Mapping) or "strategy" not in held:
+    if not isinstance(held, dict) or "strategy" not in held:
         classes = (*registered(), *HELD)
         every = dict.fromkeys(each for cls in classes for each in parameter_names(cls))
         fields = Fields(tree, path, held, (*LIMIT_FIELDS, *every))
         names = ", ".join(cls.wire_name for cls in classes)
         fields.fail("strategy", f"is missing; write one of {names}")
     cls = class_of(tree, path, held, HELD)
-    fields = Fields(tree, path, held, (*LIMIT_FIELDS, *parameter_names(cls)))
+    fields = Fields(tree, path, held, _limit_fields(cls))
     values = given_values(fields, cls)
     flags = {word: fields.flag(word) for word in ("shadow", "optional") if fields.has(word)}
     spec = LimitSpec(
@@ -119,9 +120,14 @@ def _limit(tree: Tree, path: Path, name: str, held: Any) -> _Read:
     return _Read(spec, cls, values)
 
 
+@lru_cache(maxsize=256)
+def _limit_fields(cls: type[Strategy]) -> tuple[str, ...]:
+    return (*LIMIT_FIELDS, *parameter_names(cls))
+
+
 def _conditions(limit: Fields) -> tuple[Condition, ...]:
     held = limit.raw("when")
-    if not isinstance(held, Mapping) or not held:
+    if not isinstance(held, dict) or not held:
         limit.fail(
             "when",
             "must be a mapping such as {method: POST, tier: [gold, silver], trial: {exists: true}}",
@@ -134,7 +140,7 @@ def _conditions(limit: Fields) -> tuple[Condition, ...]:
 
 def _condition(tree: Tree, path: Path, name: Any, wanted: Any) -> Condition:
     _require_name(tree, path, name, "an attribute")
-    if isinstance(wanted, Mapping):
+    if isinstance(wanted, dict):
         fields = Fields(tree, path, wanted, ("exists",))
         fields.need("exists", "true")
         return Condition(name, exists=fields.flag("exists"))
@@ -166,7 +172,7 @@ def _plans(policy: Fields, limits: Mapping[str, _Read]) -> tuple[str, dict[str, 
 
 def _figures(tree: Tree, path: Path, limits: Mapping[str, _Read], held: Any) -> Figures:
     """What one plan says about the limits that it names."""
-    if not isinstance(held, Mapping):
+    if not isinstance(held, dict):
         raise tree.error(
             path, f"must name limits, as in {{user: {{limit: 1000}}}}, not {shown(held)}"
         )
@@ -184,7 +190,7 @@ def _overrides(policy: Fields, limits: Mapping[str, _Read]) -> dict[str, Figures
         below = (*path, name)
         if read.spec.by is None:
             raise tree.error(below, "is for everybody, so it has no keys to override; leave it out")
-        if not isinstance(keys, Mapping) or not keys:
+        if not isinstance(keys, dict) or not keys:
             raise tree.error(below, f"must map keys to figures, not {shown(keys)}")
         overrides[name] = {
             _key(tree, (*below, str(key)), key): _replaced(tree, (*below, str(key)), read, figures)
@@ -195,7 +201,7 @@ def _overrides(policy: Fields, limits: Mapping[str, _Read]) -> dict[str, Figures
 
 def _mapping(policy: Fields, field: str, example: str) -> tuple[Tree, Path, Mapping[Any, Any]]:
     held = policy.raw(field)
-    if not isinstance(held, Mapping) or not held:
+    if not isinstance(held, dict) or not held:
         policy.fail(field, f"must be a mapping such as {example}, not {shown(held)}")
     return policy.tree, (*policy.path, policy.spelled(field)), held
 
@@ -211,30 +217,40 @@ def _replaced(tree: Tree, path: Path, read: _Read, figures: Any) -> Strategy | N
     """The strategy of a limit with other figures; None if it is lifted."""
     if figures == UNLIMITED:
         return None
-    free = [each for each in read.cls.parameters if not each.shapes_state]
-    if not isinstance(figures, Mapping):
-        raise tree.error(path, f"must be figures such as {_example(free)}, or {UNLIMITED}")
-    _refuse_shaping(tree, path, read.cls, figures)
-    fields = Fields(tree, path, figures, [name for each in free for name in spellings(each)])
+    if not isinstance(figures, dict):
+        example = _example(read.cls)
+        raise tree.error(path, f"must be figures such as {example}, or {UNLIMITED}")
+    free, shaping = _figure_names(read.cls)
+    for name in shaping & figures.keys():
+        raise tree.error(
+            (*path, name),
+            "cannot differ by plan or key: all of them read the same counts, which are kept "
+            "by it; make two limits of it, with `when`",
+        )
+    fields = Fields(tree, path, figures, free)
     values = given_values(fields, read.cls, all_of_them=False)
     return guarded(fields, lambda _fields: read.cls(**read.values | values))
 
 
-def _refuse_shaping(
-    tree: Tree, path: Path, cls: type[Strategy], figures: Mapping[Any, Any]
-) -> None:
+@lru_cache(maxsize=256)
+def _figure_names(cls: type[Strategy]) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Under what names a file gives what may differ by plan or key, and what may not."""
+    free: list[str] = []
+    shaping: list[str] = []
     for parameter in cls.parameters:
-        given = {name for each in spellings(parameter) for name in (each, camel(each))}
-        for name in given & figures.keys() if parameter.shapes_state else ():
-            raise tree.error(
-                (*path, name),
-                "cannot differ by plan or key: all of them read the same counts, which are kept "
-                "by it; make two limits of it, with `when`",
-            )
+        names = spellings(parameter)
+        if parameter.shapes_state:
+            shaping += [*names, *map(camel, names)]
+        else:
+            free += names
+    return tuple(free), frozenset(shaping)
 
 
-def _example(free: list[Parameter]) -> str:
-    return f"{{{camel(free[0].name)}: {free[0].example}}}" if free else "{}"
+def _example(cls: type[Strategy]) -> str:
+    for parameter in cls.parameters:
+        if not parameter.shapes_state:
+            return f"{{{camel(parameter.name)}: {parameter.example}}}"
+    return "{}"
 
 
 def _key(tree: Tree, path: Path, key: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from ..core._errors import ConfigInvalidError
@@ -28,6 +29,7 @@ def _span_word(parameter: Parameter) -> str:
     return parameter.name.removesuffix("_ms")
 
 
+@lru_cache(maxsize=256)
 def spellings(parameter: Parameter) -> tuple[str, ...]:
     """The names under which a file may give it, in snake_case."""
     if parameter.kind == "span":
@@ -35,6 +37,7 @@ def spellings(parameter: Parameter) -> tuple[str, ...]:
     return (parameter.name,)
 
 
+@lru_cache(maxsize=256)
 def parameter_names(cls: type[Strategy]) -> tuple[str, ...]:
     """Everything that may stand beside a strategy of this class."""
     return tuple(name for parameter in cls.parameters for name in spellings(parameter))
@@ -72,7 +75,7 @@ def given_values(
     return {
         parameter.name: _read(fields, parameter)
         for parameter in cls.parameters
-        if (all_of_them and parameter.is_required) or any(map(fields.has, spellings(parameter)))
+        if (all_of_them and parameter.is_required) or fields.has_any(spellings(parameter))
     }
 
 

@@ -7,9 +7,9 @@ read by the safe loader, so a file holds data and nothing else.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ..core._errors import ConfigInvalidError, UnsupportedError, missing
 
@@ -19,23 +19,29 @@ __all__ = ["Path", "PolicyFileError", "Tree", "read_json", "read_yaml"]
 Path = tuple[str, ...]
 
 _MAX_DEPTH = 32
-_MAX_NODES = 100_000
+_MAX_VALUES = 2_000_000
 _MAX_SLOW = 1 << 16
-_PLAIN = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+_PLAIN = (None, "!", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 _MERGE = "tag:yaml.org,2002:merge"
+_UNREAD: Any = object()
 
 
 class PolicyFileError(ConfigInvalidError):
     """Something in a policy file is wrong; the text says where."""
 
 
+Places = dict[str, "tuple[int, Places | None]"]
+"""By key: the line on which it stands, and the places within what it holds."""
+
+
 @dataclass(slots=True)
 class Tree:
-    """A file's content. `lines` has the line of every path that is known."""
+    """A file's content: its `value`, and where each part of that stands, as far as it is known."""
 
     source: str
     value: Any = None
-    lines: dict[Path, int] = field(default_factory=dict)
+    line: int | None = None
+    places: Places | None = None
 
     def error(self, path: Path, problem: str) -> PolicyFileError:
         """The refusal of what stands at `path`: where it is and what would be right."""
@@ -47,9 +53,12 @@ class Tree:
 
     def _line(self, path: Path) -> int | None:
         """That of the nearest thing around `path` that is there."""
-        while path and path not in self.lines:
-            path = path[:-1]
-        return self.lines.get(path)
+        line, places = self.line, self.places
+        for key in path:
+            if places is None or key not in places:
+                break
+            line, places = places[key]
+        return line
 
 
 class _Twice(dict[str, Any]):
@@ -122,118 +131,243 @@ def _read_yaml(yaml: Any, text: str, source: str) -> Tree:
     fast = getattr(yaml, "CSafeLoader", None)
     if fast is not None:
         try:
-            _refuse_depth(yaml.parse(text, fast), source)
-            return _tree_of(yaml, fast(text), source)
+            return _YamlReader(yaml, fast(text), source).read()
         except yaml.YAMLError:
             if len(text) > _MAX_SLOW:
                 raise
     # The other reader has the last word on a short text, and says better what is wrong with it.
-    return _tree_of(yaml, yaml.SafeLoader(text), source)
+    return _YamlReader(yaml, yaml.SafeLoader(text), source).read()
 
 
-def _tree_of(yaml: Any, loader: Any, source: str) -> Tree:
-    return _YamlReader(yaml, loader, Tree(source)).read(_root(loader, source))
+class _Anchored(NamedTuple):
+    """What an anchor stands for: a value, the places in it, and how many values it is made of.
+    None where it is being read."""
 
-
-def _refuse_depth(events: Iterable[Any], source: str) -> None:
-    """The compiled reader follows a text down as deep as it goes, and would crash on the way."""
-    depth = 0
-    for event in events:
-        name = type(event).__name__
-        if name.endswith("StartEvent"):
-            depth += 1
-        elif name.endswith("EndEvent"):
-            depth -= 1
-        if depth > 2 * _MAX_DEPTH:
-            raise _error(source, event.start_mark.line + 1, "", "is nested too deeply")
-
-
-def _root(loader: Any, source: str) -> Any:
-    try:
-        return loader.get_single_node()
-    except (ValueError, OverflowError):
-        line = loader.line + 1
-        raise _error(source, line, "", "has an escape that stands for no character") from None
+    value: Any
+    places: Places | None
+    size: int
 
 
 class _YamlReader:
-    """Values from YAML's nodes, which know their lines."""
+    """Values from the events of YAML's parser, as they come: a long file has a million of them, and
+    the nodes that the library would make of them take longer than all the rest."""
 
-    def __init__(self, yaml: Any, loader: Any, tree: Tree) -> None:
+    def __init__(self, yaml: Any, loader: Any, source: str) -> None:
         self._yaml = yaml
         self._loader = loader
-        self._tree = tree
-        self._merged: set[int] = set()
-        self._scalars: dict[tuple[str, str], Any] = {}
+        self._next = loader.get_event
+        self._scalar_event, self._mapping_end = yaml.ScalarEvent, yaml.MappingEndEvent
+        self._tree = Tree(source)
+        self._anchors: dict[str, _Anchored | None] = {}
+        # What a text begins with that may be something else than text.
+        self._special = frozenset(loader.yaml_implicit_resolvers)
+        # Files repeat themselves: what was read once is not read again.
+        self._plain: dict[str, Any] = {}
         self._count = 0
 
-    def read(self, node: Any) -> Tree:
-        self._tree.value = None if node is None else self._value(node, ())
-        return self._tree
-
-    def _value(self, node: Any, path: Path) -> Any:
-        self._tree.lines.setdefault(path, node.start_mark.line + 1)
-        self._count += 1
-        # An alias may stand for what it is part of, or for more than any file needs.
-        if len(path) > _MAX_DEPTH or self._count > _MAX_NODES:
-            raise self._tree.error(path, "is nested too deeply")
-        if node.tag not in _PLAIN and not isinstance(node, self._yaml.ScalarNode):
-            raise self._tree.error(path, f"has the tag {node.tag}; a policy file is plain data")
-        if isinstance(node, self._yaml.MappingNode):
-            return self._mapping(node, path)
-        if isinstance(node, self._yaml.SequenceNode):
-            return [self._value(item, (*path, str(at))) for at, item in enumerate(node.value)]
-        return self._scalar(node, path)
-
-    def _mapping(self, node: Any, path: Path) -> dict[Any, Any]:
-        if any(key.tag == _MERGE for key, _ in node.value) and id(node) not in self._merged:
-            self._merged.add(id(node))
-            self._refuse_twice(node, path)
-            # Puts what `<<` brings in before the mapping's own keys, which so have the last word.
-            self._loader.flatten_mapping(node)
-        made: dict[Any, Any] = {}
-        for key_node, value_node in node.value:
-            key = self._scalar(key_node, path)
-            inner = (*path, str(key))
-            self._tree.lines[inner] = key_node.start_mark.line + 1
-            if key in made and id(node) not in self._merged:
-                raise self._tree.error(inner, "is given twice; keep one of them")
-            made[key] = self._value(value_node, inner)
-        return made
-
-    def _refuse_twice(self, node: Any, path: Path) -> None:
-        seen = set()
-        for key_node, _ in node.value:
-            if key_node.tag == _MERGE:
-                continue
-            key = self._scalar(key_node, path)
-            inner = (*path, str(key))
-            self._tree.lines[inner] = key_node.start_mark.line + 1
-            if key in seen:
-                raise self._tree.error(inner, "is given twice; keep one of them")
-            seen.add(key)
-
-    def _scalar(self, node: Any, path: Path) -> Any:
-        """Files repeat themselves: what was read once is not read again."""
-        if not isinstance(node, self._yaml.ScalarNode):
-            return self._constructed(node, path)
-        text = (node.tag, node.value)
-        if text not in self._scalars:
-            self._scalars[text] = self._constructed(node, path)
-        return self._scalars[text]
-
-    def _constructed(self, node: Any, path: Path) -> Any:
+    def read(self) -> Tree:
+        tree = self._tree
         try:
-            value = self._loader.construct_object(node, deep=True)
-        except ValueError:  # such as the date 2024-99-99, which is text to anybody but YAML
-            value = node.value
+            self._next()
+            if type(self._next()) is self._yaml.DocumentStartEvent:
+                event = self._next()
+                tree.line = event.start_mark.line + 1
+                tree.value, tree.places = self._value(event, ())
+                self._next()
+                self._refuse_more(self._next())
+        except PolicyFileError:
+            raise
+        except (ValueError, OverflowError):
+            line = self._loader.line + 1
+            problem = "has an escape that stands for no character"
+            raise _error(tree.source, line, "", problem) from None
+        return tree
+
+    def _refuse_more(self, event: Any) -> None:
+        if type(event) is self._yaml.DocumentStartEvent:
+            raise self._yaml.composer.ComposerError(
+                "expected a single document in the stream",
+                None,
+                "but found another document",
+                event.start_mark,
+            )
+
+    def _value(self, event: Any, path: Path) -> tuple[Any, Places | None]:
+        kind = type(event)
+        if kind is self._yaml.AliasEvent:
+            return self._alias(event, path)
+        if len(path) > _MAX_DEPTH:
+            raise self._error(event, path, "is nested too deeply")
+        before, anchor = self._count, event.anchor
+        if anchor is not None:
+            self._begin(anchor, event)
+        places: Places | None = None
+        if kind is self._scalar_event:
+            value = self._scalar(event, path)
+        elif event.tag not in _PLAIN:
+            problem = f"has the tag {event.tag}; a policy file is plain data"
+            raise self._error(event, path, problem)
+        elif kind is self._yaml.MappingStartEvent:
+            value, places = self._mapping(path)
+        else:
+            value, places = self._sequence(path)
+        if anchor is not None:
+            self._anchors[anchor] = _Anchored(value, places, self._count - before + 1)
+        return value, places
+
+    def _sequence(self, path: Path) -> tuple[list[Any], Places]:
+        made: list[Any] = []
+        places: Places = {}
+        end = self._yaml.SequenceEndEvent
+        while type(event := self._next()) is not end:
+            at = str(len(made))
+            value, below = self._value(event, (*path, at))
+            made.append(value)
+            places[at] = event.start_mark.line + 1, below
+        self._add(len(made), event, path)
+        return made, places
+
+    def _mapping(self, path: Path) -> tuple[dict[Any, Any], Places]:
+        made: dict[Any, Any] = {}
+        places: Places = {}
+        merged: list[_Anchored] = []
+        read, plain, end, scalar = self._next, self._plain, self._mapping_end, self._scalar_event
+        while type(event := read()) is not end:
+            line = event.start_mark.line + 1
+            # Nearly all keys, and most values, are words that were met before.
+            if type(event) is scalar and event.anchor is None:
+                key = plain.get(event.value, _UNREAD) if event.tag is None else _UNREAD
+                if key is _UNREAD or not event.implicit[0]:
+                    if event.value == "<<" and self._tag_of(event) == _MERGE:
+                        merged += self._merge(path)
+                        continue
+                    key = self._scalar(event, path)
+            else:
+                key = self._unusual_key(event, path)
+            name = key if type(key) is str else str(key)
+            if key in made:
+                raise self._error(event, (*path, name), "is given twice; keep one of them")
+            event = read()
+            if type(event) is scalar and event.anchor is None:
+                made[key], below = self._scalar(event, path, name), None
+            else:
+                made[key], below = self._value(event, (*path, name))
+            places[name] = line, below
+        self._add(len(made), event, path)
+        return (made, places) if not merged else _merged(merged, made, places)
+
+    def _merge(self, path: Path) -> list[_Anchored]:
+        """What `<<` brings, the least important first."""
+        event = self._next()
+        value, places = self._value(event, path)
+        if isinstance(value, dict):
+            return [_Anchored(value, places, 1)]
+        if not isinstance(value, list):
+            raise self._misplaced("mapping or list of mappings", "scalar", event)
+        found = []
+        for at, each in enumerate(value):
+            if not isinstance(each, dict):
+                kind = "sequence" if isinstance(each, list) else "scalar"
+                raise self._misplaced("mapping", kind, event)
+            below = (places or {}).get(str(at), (0, None))[1]
+            found.append(_Anchored(each, below, 1))
+        return found[::-1]
+
+    def _misplaced(self, wanted: str, found: str, event: Any) -> Exception:
+        problem = f"expected a {wanted} for merging, but found {found}"
+        error: Exception = self._yaml.constructor.ConstructorError(
+            "while constructing a mapping", None, problem, event.start_mark
+        )
+        return error
+
+    def _alias(self, event: Any, path: Path) -> tuple[Any, Places | None]:
+        if event.anchor not in self._anchors:
+            raise self._yaml.composer.ComposerError(
+                None, None, f"found undefined alias {event.anchor!r}", event.start_mark
+            )
+        read = self._anchors[event.anchor]
+        if read is None:
+            # It stands for what it is part of, which has no end.
+            raise self._error(event, path, "is nested too deeply")
+        self._add(read.size, event, path)
+        return read.value, read.places
+
+    def _add(self, count: int, event: Any, path: Path) -> None:
+        """An alias may stand for more than any file needs."""
+        self._count += count
+        if self._count > _MAX_VALUES:
+            problem = (
+                f"there are more than {_MAX_VALUES:,} values, with those that aliases stand for"
+            )
+            raise self._error(event, path, problem)
+
+    def _begin(self, anchor: str, event: Any) -> None:
+        if anchor in self._anchors:
+            raise self._yaml.composer.ComposerError(
+                f"found duplicate anchor {anchor!r}; first occurrence",
+                None,
+                "second occurrence",
+                event.start_mark,
+            )
+        self._anchors[anchor] = None
+
+    def _unusual_key(self, event: Any, path: Path) -> Any:
+        """One that is more than a text, or stands for something."""
+        if type(event) not in (self._yaml.ScalarEvent, self._yaml.AliasEvent):
+            raise self._error(event, path, "has a key that is not text")
+        key = self._value(event, path)[0]
+        if not isinstance(key, Hashable):
+            raise self._error(event, path, "has a key that is not text")
+        return key
+
+    def _scalar(self, event: Any, path: Path, name: str | None = None) -> Any:
+        """A value, or the key of one; `name` is its own where `path` leads around it."""
+        tag, text = event.tag, event.value
+        if tag is None:
+            if not event.implicit[0]:
+                return text
+            if text in self._plain:
+                return self._plain[text]
+        try:
+            value = self._constructed(event)
         except Exception:  # the library fails in many ways on text that its tag does not fit
-            if not isinstance(node, self._yaml.ScalarNode):
-                raise self._tree.error(path, "has a key that is not text") from None
-            raise self._tree.error(path, _misfit(node.tag, node.value)) from None
-        if not isinstance(value, Hashable):
-            raise self._tree.error(path, "has a key that is not text")
+            inner = path if name is None else (*path, name)
+            raise self._error(event, inner, _misfit(self._tag_of(event), text)) from None
+        if tag is None:
+            self._plain[text] = value
         return value
+
+    def _constructed(self, event: Any) -> Any:
+        text = event.value
+        try:
+            if event.tag is None and text.isdecimal() and text.isascii() and text[0] != "0":
+                return int(text)
+            if event.tag is None and text and text[0] not in self._special:
+                return text
+            node = self._yaml.ScalarNode(self._tag_of(event), text)
+            return self._loader.construct_object(node, deep=True)
+        except ValueError:  # such as the date 2024-99-99, which is text to anybody but YAML
+            return text
+
+    def _tag_of(self, event: Any) -> str:
+        if event.tag is not None and event.tag != "!":
+            return str(event.tag)
+        return str(self._loader.resolve(self._yaml.ScalarNode, event.value, event.implicit))
+
+    def _error(self, event: Any, path: Path, problem: str) -> PolicyFileError:
+        return _error(self._tree.source, event.start_mark.line + 1, ".".join(path), problem)
+
+
+def _merged(
+    found: list[_Anchored], made: dict[Any, Any], places: Places
+) -> tuple[dict[Any, Any], Places]:
+    """A mapping with what it merges in before its own keys, which so have the last word."""
+    all_made: dict[Any, Any] = {}
+    all_places: Places = {}
+    for value, below, _ in found:
+        all_made.update(value)
+        all_places.update(below or {})
+    return all_made | made, all_places | places
 
 
 def _misfit(tag: str, text: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
@@ -146,20 +147,29 @@ def can_never_bind(several: SeveralSpec, limit: LimitSpec, other: LimitSpec) -> 
         return False
     if not all(any(_implies(given, wanted) for given in limit.when) for wanted in other.when):
         return False
+    # Charged with the same requests: those that either is not asked for are missing in one of them.
+    alongside = other.by == limit.by and set(other.when) == set(limit.when)
+    usual = limit.strategy, other.strategy
+    # Nearly always they say enough, without the figures of plans and keys.
+    if not _is_looser(*usual, alongside=alongside, steady=limit.cost is None):
+        return False
     pairs = _pairs(several, limit, other)
     if pairs is None or any(tight is None for loose, tight in pairs if loose is not None):
         return False
-    # Charged with the same requests: those that either is not asked for are missing in one of them.
-    alongside = other.by == limit.by and set(other.when) == set(limit.when)
     alongside = alongside and all((loose is None) == (tight is None) for loose, tight in pairs)
     asked = [(loose, tight) for loose, tight in pairs if loose is not None and tight is not None]
     # An estimate may be settled by more than was admitted.
     steady = limit.cost is None and len(asked) == 1
     return all(
-        _speaks_for_itself(loose)
-        and _speaks_for_itself(tight)
+        _is_looser(loose, tight, alongside=alongside, steady=steady) for loose, tight in asked
+    )
+
+
+def _is_looser(loose: Strategy, tight: Strategy, *, alongside: bool, steady: bool) -> bool:
+    return (
+        _speaks_for_itself(type(loose))
+        and _speaks_for_itself(type(tight))
         and loose.is_looser_than(tight, alongside=alongside, steady=steady)
-        for loose, tight in asked
     )
 
 
@@ -199,15 +209,15 @@ def _named(loose: Strategy | None, tight: Strategy | None) -> tuple[str, str]:
     return repr(loose), repr(tight)
 
 
-def _speaks_for_itself(strategy: Strategy) -> bool:
+@lru_cache(maxsize=256)
+def _speaks_for_itself(cls: type[Strategy]) -> bool:
     """Whether what a class says of its decisions is about them: a `check` that replaces another
     does not inherit what was proved of that."""
     return all(
-        _definer(strategy, word) is Strategy
-        or issubclass(_definer(strategy, word), _definer(strategy, "check"))
+        _definer(cls, word) is Strategy or issubclass(_definer(cls, word), _definer(cls, "check"))
         for word in ("is_looser_than", "most_within", "looks_back_ms")
     )
 
 
-def _definer(strategy: Strategy, word: str) -> type:
-    return next(cls for cls in type(strategy).__mro__ if word in vars(cls))
+def _definer(cls: type[Strategy], word: str) -> type:
+    return next(each for each in cls.__mro__ if word in vars(each))

@@ -40,7 +40,7 @@ from ._errors import PenstockError, UnsupportedError
 from ._flow import Closing
 from ._store import MadeBy, Store, require_store
 from ._strategy import Strategy
-from ._transform import Step, checking, forecasting, peeking, releasing
+from ._transform import Step, checking, forecasting, looking, peeking, releasing
 from ._validation import (
     MAX_KEY_BYTES,
     key_lead,
@@ -327,10 +327,11 @@ class Limiter(OnStore):
     def __repr__(self) -> str:
         return f"<Limiter {self.strategy!r} on {self.store!r}, prefix={self.prefix!r}>"
 
-    def step(self, key: str, cost: int = 1) -> Step:
-        """What `check` asks of the store, for those who ask several things at once; at a cost of
-        0, how the key stands."""
-        return Step(self._lead + require_key(key), self._check, cost)
+    def step(self, key: str, cost: int = 1, *, spends: bool = True) -> Step:
+        """What `check` asks of the store, for those who ask several things at once; where it does
+        not spend, whether the cost would be admitted."""
+        transform = self._check if spends else looking(self.strategy)
+        return Step(self._lead + require_key(key), transform, cost)
 
     def _parts(self, key: str, cost: int) -> list[Part]:
         return [Part("", self._name(key, cost), self.strategy, cost)]

@@ -224,8 +224,9 @@ class Strategy(ABC):
     """Whether a state only ever takes away from what a key may do, so that to forget it lets more
     in; a full store keeps the states that take away most. False for one that grants."""
 
-    # The `check` that the accelerators repeat, and the one whose state the name stands for.
+    # What the accelerators repeat, and the `check` whose state the name stands for.
     _accelerated_check: Any = None
+    _accelerated_look: Any = None
     _named_check: Any = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -233,6 +234,7 @@ class Strategy(ABC):
         own = vars(cls)
         if "lua_sources" in own or "kernel" in own:
             cls._accelerated_check = cls.check
+            cls._accelerated_look = cls.look
         if "name" not in own and cls.check is not cls._named_check:
             # Its state may be another one than that of the class it derives from.
             cls.name = cls.__qualname__
@@ -242,18 +244,23 @@ class Strategy(ABC):
 
     def __init__(self, **values: Any) -> None:
         """Checks the values against the declaration, and keeps them in `values`."""
-        if unknown := values.keys() - {parameter.name for parameter in self.parameters}:
-            names = ", ".join(parameter.name for parameter in self.parameters) or "none"
-            reject(f"{self.name} has no parameter {', '.join(sorted(unknown))}; it has {names}")
         taken = {}
+        given = len(values)
         for parameter in self.parameters:
-            value = values.get(parameter.name, parameter.default)
+            if parameter.name in values:
+                value = values[parameter.name]
+                given -= 1
+            else:
+                value = parameter.default
             if value is _REQUIRED:
                 reject(
                     f"{self.name} needs {parameter.name}, such as {parameter.name}="
                     f"{parameter.example!r}"
                 )
             taken[parameter.name] = parameter.require(value)
+        if given:
+            unknown, names = values.keys() - taken.keys(), ", ".join(taken) or "none"
+            reject(f"{self.name} has no parameter {', '.join(sorted(unknown))}; it has {names}")
         self.values = taken
 
     @property
@@ -275,8 +282,15 @@ class Strategy(ABC):
         This default adds back the unit that `check` took off; a strategy whose `remaining` is not
         counted in such units should say better.
         """
-        decision = self.check(state, now, 1).result
-        remaining = decision.remaining + 1 if decision.allowed else decision.remaining
+        return Strategy.look(self, state, now, 1)
+
+    def look(self, state: Any, now: int, cost: int) -> Decision:
+        """What a request of `cost` would get, with `remaining` as it stands, where that is asked
+        together with other limits. The Lua accelerator repeats this default, unless it has a
+        `look` too.
+        """
+        decision = self.check(state, now, cost).result
+        remaining = decision.remaining + cost if decision.allowed else decision.remaining
         return Decision(
             decision.allowed,
             decision.limit,
@@ -426,10 +440,11 @@ class Strategy(ABC):
 
     @property
     def is_accelerated(self) -> bool:
-        """Whether the accelerators say the same as `check`. A subclass that replaces the `check`
-        of a strategy, and brings no accelerator of its own, has none."""
+        """Whether the accelerators say the same as `check` and `look`. A subclass that replaces one
+        of them, and brings no accelerator of its own, has none."""
         cls = type(self)
-        return cls.check is cls._accelerated_check and "check" not in vars(self)
+        repeated = cls.check is cls._accelerated_check and cls.look is cls._accelerated_look
+        return repeated and vars(self).keys().isdisjoint(("check", "look"))
 
     @cached_property
     def lua(self) -> LuaAccelerator | None:

@@ -162,11 +162,11 @@ def trying(transform: Transform[R]) -> Transform[R]:
 
 
 def looking(strategy: Strategy) -> Transform[Decision]:
-    """What a step of cost 0 becomes: the decision on one unit, with what is there before it as
-    `remaining`, in the one form that every accelerator can repeat."""
+    """The decision on a cost that is not spent, with what is there before it as `remaining`, in the
+    one form that every accelerator can repeat. A step of cost 0 becomes such a look at one unit."""
 
-    def run(state: Any, now: int, _cost: int) -> Outcome[Decision]:
-        return Outcome(state, Strategy.peek(strategy, state, now), 0, False)
+    def run(state: Any, now: int, cost: int) -> Outcome[Decision]:
+        return Outcome(state, strategy.look(state, now, cost), 0, False)
 
     transform = Transform(strategy, "look", run, _denying(strategy))
     transform.admits = bool

@@ -187,7 +187,7 @@ class Service:
         return decision
 
     async def admit(self, policy: str, key: str, cost: int = 1) -> Admission:
-        """Take a slot, ask whether the budget is spent, and the rate for `cost`."""
+        """Take a slot, ask whether `cost` fits into the budget, and spend it on the rate."""
         entry = self._table[policy]
         flow = entry.admission().flow(key, cost)
 
@@ -195,8 +195,7 @@ class Service:
             try:
                 return await ask.later()
             except Exception as error:
-                amount = ask.amount if isinstance(ask, AxisRequest) else cost
-                return entry.guard.decision(error, (key,), amount or 1)
+                return entry.guard.decision(error, (key,), cost)
 
         admission = await adrive(flow, serve)
         entry.tally.count(admission.decision.allowed)

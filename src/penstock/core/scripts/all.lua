@@ -20,10 +20,12 @@ local function strategyOf(name)
   return strategy
 end
 
--- The decision on one unit, with what is there before it.
-local function look(strategy, p, state)
-  local allowed, limit, remaining, resetAt, retryAfterMs = strategy.check(p, copied(state), now, 1)
-  return allowed, limit, remaining + allowed, resetAt, retryAfterMs
+-- The decision on a cost that is not spent, with what is there before it.
+local function look(strategy, p, state, cost)
+  if strategy.look then return strategy.look(p, state, now, cost) end
+  local allowed, limit, remaining, resetAt, retryAfterMs =
+    strategy.check(p, copied(state), now, cost)
+  return allowed, limit, remaining + allowed * cost, resetAt, retryAfterMs
 end
 
 -- A record that was decided on by the caller: it must not have changed since.
@@ -39,7 +41,7 @@ local function swap(key, expected, keepFor, text)
 end
 
 local function decide(strategy, operation, p, state, cost, argument)
-  if operation == 'look' then return look(strategy, p, state) end
+  if operation == 'look' then return look(strategy, p, state, cost) end
   if operation == 'tell' then return 1, now, 0, 0, 0 end
   if operation == 'try' then
     local allowed, limit, remaining, resetAt, retryAfterMs =

@@ -285,16 +285,28 @@ def create(table: str) -> Flow[Operation | RetryPause, None]:
 
 def _switch_ttl_on(name: dict[str, Any]) -> Flow[Operation | RetryPause, None]:
     try:
-        ttl = (yield "describe_time_to_live", name)["TimeToLiveDescription"]
-        if ttl.get("TimeToLiveStatus") in ("ENABLED", "ENABLING"):
-            _require_our_ttl(name["TableName"], ttl.get("AttributeName"))
+        if (yield from _ttl_is_on(name)):
             return
         setting = {"Enabled": True, "AttributeName": TTL_ATTRIBUTE}
-        yield "update_time_to_live", {**name, "TimeToLiveSpecification": setting}
+        try:
+            yield "update_time_to_live", {**name, "TimeToLiveSpecification": setting}
+        except Exception as error:
+            # Two processes that create the table at once both see it off; the second to switch
+            # it on is refused, and has what it wanted.
+            if error_code(error) != "ValidationException" or not (yield from _ttl_is_on(name)):
+                raise
     except Exception as error:
         # Servers that speak the API need not have a TTL; nothing but space depends on it.
         if error_code(error) != "UnknownOperationException":
             raise
+
+
+def _ttl_is_on(name: dict[str, Any]) -> Flow[Operation | RetryPause, bool]:
+    ttl = (yield "describe_time_to_live", name)["TimeToLiveDescription"]
+    if ttl.get("TimeToLiveStatus") not in ("ENABLED", "ENABLING"):
+        return False
+    _require_our_ttl(name["TableName"], ttl.get("AttributeName"))
+    return True
 
 
 def _require_our_ttl(table: str, attribute: str | None) -> None:

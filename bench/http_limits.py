@@ -1,0 +1,81 @@
+"""`python -m bench.http_limits`: a policy of three limits over HTTP beside a policy of one.
+
+Both are asked of the same server, in turns, in memory and on Redis. `cpu_us` is the server's own
+processor time per request, which other programs disturb least; a ratio is the median over the
+rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from .http_load import closed, request
+from .http_paths import CONNECTIONS, LOADS, Contender, _medians, _ratio, free_port, redis
+
+_AMPLE = {"strategy": "fixedWindow", "limit": 10**9, "window": "1m"}
+POLICIES = {
+    "one": _AMPLE,
+    "three": {
+        "limits": {
+            "user": {"by": "user", **_AMPLE},
+            "tenant": {"by": "tenant", "strategy": "gcra", "limit": 10**9, "period": "30d"},
+            "all": {"strategy": "tokenBucket", "capacity": 10**9, "refillPerSec": 10**6},
+        }
+    },
+}
+
+ONE, THREE = "policy of one limit", "policy of three limits"
+LOADS[ONE] = [request(b'{"policy":"one","key":"alice"}', "/v1/check")]
+_ATTRIBUTES = b'{"user":"alice","tenant":"acme"}'
+LOADS[THREE] = [request(b'{"policy":"three","attributes":%b}' % _ATTRIBUTES, "/v1/check")]
+
+
+def contender(name: str, store: str, folder: str) -> Contender:
+    port, config = free_port(), Path(folder, "penstock.json")
+    config.write_text(json.dumps({"version": 1, "limiters": POLICIES}))
+    words = ["serve", "--no-grpc", "--http-port", str(port), "--store", store]
+    words += ["--config", str(config)]
+    return Contender(name, [sys.executable, "-m", "penstock.cli", *words], port, (ONE, THREE))
+
+
+def run(seconds: float, rounds: int) -> dict[str, Any]:
+    with redis() as url, TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        contenders = [contender("memory", "memory://", folder)]
+        if url is not None:
+            contenders.append(contender("redis", url, folder))
+        for each in contenders:
+            each.start()
+            stack.callback(each.stop)
+            for load in each.loads:
+                closed(each.port, LOADS[load], connections=CONNECTIONS, seconds=0.3)
+        for _ in range(rounds):
+            for each in contenders:
+                for load in each.loads:
+                    each.measure(load, seconds)
+    return {
+        each.name: {
+            "rate_per_s": _medians(each.rates),
+            "cpu_us_per_request": _medians(each.cpu_us),
+            "time_ratio": _ratio(each.rates[ONE], each.rates[THREE]),
+            "cpu_ratio": _ratio(each.cpu_us[THREE], each.cpu_us[ONE]),
+        }
+        for each in contenders
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.http_limits", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=0.5, help="per policy and round")
+    parser.add_argument("--rounds", type=int, default=15)
+    args = parser.parse_args()
+    print(json.dumps(run(args.seconds, args.rounds), indent=2))
+
+
+if __name__ == "__main__":
+    main()
