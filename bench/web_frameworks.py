@@ -1,10 +1,14 @@
 """What a limit costs a web app: `python -m bench.web_frameworks [REDIS_URL]`.
 
-For FastAPI, Flask and Django the same hello world: bare, with Penstock, and with the peer that
+For FastAPI, Flask and Django the same hello world: bare, with Penstock, and with the peers that
 people use there. Each is a process of its own that is handed requests as its server would hand them
 over, without a network; they take turns, in short rounds, and what counts is processor time. The
-overhead is what a request takes longer than with the bare app; medians over rounds. On Redis only
-where a URL is given, and only of the app's own process. The last line is JSON.
+overhead is what a request takes longer than with the bare app; medians over rounds. On Redis where
+a URL is given, or where the tests' Valkey is installed, and then only of the app's own process.
+The last line is JSON.
+
+Peers put the same headers on answers, but for two that have none: fastapi-limiter, which also
+counts all clients of a route together, and django-ratelimit.
 """
 
 from __future__ import annotations
@@ -16,18 +20,26 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-ROUNDS = 12
-REQUESTS = 400
+ROUNDS = 24
+REQUESTS = 300
 PLENTY = "1000000/day"
-PEERS = {"fastapi": "slowapi", "flask": "flask-limiter", "django": "django-ratelimit"}
+PEERS = {
+    "fastapi": ("slowapi", "fastapi-limiter"),
+    "flask": ("flask-limiter",),
+    "django": ("django-ratelimit",),
+}
 MOST_OF_PEER = 1 / 3
 
 Serve = Callable[[int], None]
 """Hand so many requests to the app."""
+
+# The one that serves ASGI apps: what they open belongs to it.
+loop = asyncio.new_event_loop()
 
 
 def asgi(app: Any) -> Serve:
@@ -57,7 +69,6 @@ def asgi(app: Any) -> Serve:
         for _ in range(requests):
             await app({**scope, "state": {}}, receive, send)
 
-    loop = asyncio.new_event_loop()
     return lambda requests: loop.run_until_complete(serve(requests))
 
 
@@ -98,6 +109,8 @@ def fastapi(limited_by: str, url: str | None) -> Serve:
         ours = import_module("penstock.integrations.fastapi")
         app = fastapi.FastAPI(dependencies=[fastapi.Depends(ours.RateLimit(PLENTY))])
         ours.install(app, store=url)
+    elif limited_by == "fastapi-limiter":
+        app = fastapi.FastAPI(dependencies=[fastapi.Depends(fastapi_limiter(url))])
     else:
         app = fastapi.FastAPI()
     if limited_by == "slowapi":
@@ -120,6 +133,20 @@ def fastapi(limited_by: str, url: str | None) -> Serve:
 
     app.get("/")(home)
     return asgi(app)
+
+
+def fastapi_limiter(url: str | None) -> Any:
+    pyrate = import_module("pyrate_limiter")
+
+    async def limiter() -> Any:
+        rate = pyrate.Rate(1_000_000, pyrate.Duration.DAY)
+        if url is None:
+            return pyrate.Limiter(rate)
+        client = import_module("redis.asyncio").Redis.from_url(url)
+        return pyrate.Limiter(await pyrate.RedisBucket.init([rate], client, "peer"))
+
+    made = loop.run_until_complete(limiter())
+    return import_module("fastapi_limiter.depends").RateLimiter(limiter=made)
 
 
 def flask(limited_by: str, url: str | None) -> Serve:
@@ -216,7 +243,7 @@ class Contender:
 def compared(framework: str, url: str | None) -> dict[str, float]:
     """Processor time of a request in us, by contender."""
     contenders = [
-        Contender(framework, name, url) for name in ("bare", "penstock", PEERS[framework])
+        Contender(framework, name, url) for name in ("bare", "penstock", *PEERS[framework])
     ]
     try:
         there = [each for each in contenders if each.is_there]
@@ -236,20 +263,46 @@ def main(arguments: list[str]) -> None:
         answer(arguments[1], arguments[2], arguments[3] if len(arguments) > 3 else None)
         return
     figures: dict[str, float] = {}
-    stores: list[str | None] = [None, *arguments]
-    for url in stores:
-        where = "memory" if url is None else "redis"
-        for framework, peer in PEERS.items():
-            print(f"{framework}, {where}")
-            times = compared(framework, url)
-            for name, took in times.items():
-                print(f"  {name:18} {took:8.1f} us, {took - times['bare']:7.1f} over bare")
-            if {"penstock", peer} <= times.keys():
-                ours, theirs = (times[name] - times["bare"] for name in ("penstock", peer))
-                share = figures[f"{framework}_{where}"] = ours / theirs
-                told = "met" if share <= MOST_OF_PEER else "MISSED"
-                print(f"  {share:.2f} of the peer's overhead, at most {MOST_OF_PEER:.2f}: {told}")
+    with redis_url(arguments) as url:
+        for store in (None, url) if url else (None,):
+            for framework in PEERS:
+                figures |= told(framework, store)
     print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
+
+
+@contextmanager
+def redis_url(arguments: list[str]) -> Iterator[str | None]:
+    """The one that was given, or that of a server that is started for this."""
+    if arguments:
+        yield arguments[0]
+        return
+    try:
+        from tests.servers import Valkey
+
+        server = Valkey()
+    except (ImportError, OSError) as error:
+        print(f"without Redis: {error}")
+        yield None
+        return
+    with server:
+        yield server.url
+
+
+def told(framework: str, url: str | None) -> dict[str, float]:
+    """Compare and print; the shares of Penstock, by name."""
+    where = "memory" if url is None else "redis"
+    print(f"{framework}, {where}")
+    times = compared(framework, url)
+    over = {name: took - times["bare"] for name, took in times.items()}
+    for name, took in times.items():
+        print(f"  {name:18} {took:8.1f} us, {over[name]:7.1f} over bare")
+    shares = {}
+    for peer in PEERS[framework]:
+        if {"penstock", peer} <= times.keys():
+            share = shares[f"{framework}_{where}_of_{peer}"] = over["penstock"] / over[peer]
+            met = "met" if share <= MOST_OF_PEER else "MISSED"
+            print(f"  {share:.2f} of {peer}'s overhead, at most {MOST_OF_PEER:.2f}: {met}")
+    return shares
 
 
 if __name__ == "__main__":

@@ -21,11 +21,13 @@ from .core._charges import (
     Part,
     Tickets,
     areserved,
+    aspent,
     new_id,
     pauses,
     require_until,
     require_wait,
     reserved,
+    spent,
 )
 from .core._clock import Clock, SystemClock, require_clock
 from .core._decision import Decision, Forecast
@@ -264,6 +266,20 @@ class Limits(OnStore):
         """The awaitable twin of `reserve`."""
         charged, wait, answer = self._terms(keys, cost, max_wait_ms)
         return await areserved(self.store, self._now, charged, wait, answer)
+
+    def charge_for(
+        self, keys: Mapping[str, str], cost: Cost, verdict: Verdict, asked_at: int
+    ) -> Charge:
+        """A `Charge` for what a `check` of these keys and costs has spent, which answered `verdict`
+        and was asked at the instant `asked_at` of `clock`: to give it back after all. For whoever
+        asks much more often than that; else `reserve`."""
+        return spent(self.store, self._now, self._charges(keys, cost)[1], verdict, asked_at)
+
+    async def acharge_for(
+        self, keys: Mapping[str, str], cost: Cost, verdict: Verdict, asked_at: int
+    ) -> Charge:
+        """The awaitable twin of `charge_for`."""
+        return await aspent(self.store, self._now, self._charges(keys, cost)[1], verdict, asked_at)
 
     def _terms(
         self, keys: Mapping[str, str], cost: Cost, max_wait_ms: int

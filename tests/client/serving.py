@@ -19,6 +19,7 @@ POLICIES = f"""{FILE}
   paced: {{strategy: gcra, limit: 1, period: 50ms, burst: 1}}
   flight:
     concurrency: {{minLimit: 1, maxLimit: 1, leaseTtl: 2s}}
+  handed: {{strategy: fixedWindow, limit: 1000, window: 1d, federated: {{batch: 200}}}}
   short:
     concurrency: {{minLimit: 1, maxLimit: 1, leaseTtl: 400ms}}
 """

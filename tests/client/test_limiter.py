@@ -161,6 +161,49 @@ def test_slots_of_a_charge_are_renewed(ask: Callable[..., Asked], key: str) -> N
     assert limiter.reserve({"key": key}).allowed
 
 
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_slots_that_are_kept_are_renewed_until_they_are_lost(way: str) -> None:
+    """By a thread or by a task; who holds them is told when the service gave them away."""
+    told: list[ServiceCharge] = []
+
+    async def holding(running: RunningService, limiter: ServiceLimiter) -> None:
+        assert running.clock is not None
+        charge = await limiter.areserve({"key": "kept"})
+        if way == "sync":
+            charge.keep_renewed(told.append)
+        else:
+            charge.akeep_renewed(told.append)
+
+        async def until(happened: Callable[[], bool]) -> None:
+            deadline = time.monotonic() + 30
+            while not happened():
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.02)
+
+        for _ in range(2):
+            running.clock.advance(8_000)
+            left = [0]
+            while left[0] < 10_000:
+                denied = (await limiter.areserve({"key": "kept"})).verdict
+                assert denied is not None
+                assert denied.violated == ("flight",)
+                left[0] = denied.limits["flight"].retry_after_ms
+                await asyncio.sleep(0.02)
+        assert (charge.is_lost, told) == (False, [])
+        await limiter.areset({"key": "kept"})
+        await until(lambda: charge.is_lost)
+        await until(lambda: told == [charge])
+        kept = (await limiter.areserve({"key": "kept"})).akeep_renewed()
+        with pytest.raises(ConfigInvalidError, match="already"):
+            kept.akeep_renewed()
+        assert await kept.acancel()
+        await limiter.aclose()
+
+    with still() as running:
+        limiter = ServiceLimiter(running.url("http"), "key", token=TOKEN, timeout_ms=10_000)
+        asyncio.run(asyncio.wait_for(holding(running, limiter), 60))
+
+
 def test_units_are_booked_ahead(ask: Callable[..., Asked], key: str) -> None:
     limiter = ask("pace")
     assert limiter.reserve({"user": key}).starts_at == NOW

@@ -18,7 +18,7 @@ import pytest
 from fastapi import Depends, FastAPI
 
 from penstock import ConfigInvalidError, Limiter, StoreUnavailableError
-from penstock.client import ServiceLimiter, open_limiter
+from penstock.client import LeasedLimiter, ServiceLimiter, open_limiter
 from penstock.integrations import Rule
 from penstock.integrations.asgi import RateLimitMiddleware
 from penstock.integrations.fastapi import RateLimit, install
@@ -67,6 +67,26 @@ def test_a_url_says_where_limits_are_counted(service: RunningService) -> None:
         with open_limiter(url, "9/minute", policy="one", token=TOKEN) as limiter:
             assert isinstance(limiter, ServiceLimiter)
             assert limiter.check(f"opened-{transport}").limit == 2
+
+
+def test_a_batch_is_taken_from_a_service_and_spent_here(service: RunningService) -> None:
+    """Over gRPC: most checks ask nobody, and together they are no more than the policy admits."""
+    url = service.url("grpc")
+    with open_limiter(
+        url, "9/minute", policy="handed", batch=100, token=TOKEN, timeout_ms=10_000
+    ) as leased:
+        assert isinstance(leased, LeasedLimiter)
+        assert [leased.check("leased").allowed for _ in range(50)] == [True] * 50
+        # Known to the service by the batch: it has no more to give than what is left of it.
+        with ServiceLimiter(url, "handed", token=TOKEN, timeout_ms=10_000) as asked:
+            assert asked.peek("leased").remaining <= 900
+    for wrong, told in (
+        ({"url": service.url("http"), "policy": "handed"}, "leased over gRPC"),
+        ({"url": "memory://", "rate": "1/second"}, "two_tier"),
+        ({"url": url, "policy": "handed", "tls": object()}, "grpcs"),
+    ):
+        with pytest.raises(ConfigInvalidError, match=told):
+            open_limiter(**{"batch": 10, **wrong})  # type: ignore[arg-type]
 
 
 def test_what_is_missing_is_told() -> None:
@@ -125,6 +145,68 @@ def test_a_web_app_checks_where_nothing_has_to_be_given_back(service: RunningSer
         assert client.get("/").status_code == 503
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_policy_of_several_limits_is_asked_by_attributes(
+    service: RunningService, transport: str
+) -> None:
+    """Made from the request, by a sync or an async function; the headers tell of each limit."""
+    limiter = ServiceLimiter(service.url(transport), "api", token=TOKEN, timeout_ms=10_000)
+
+    async def attributes(request: Any) -> dict[str, str | int] | None:
+        user = request.headers.get("x-user")
+        if user is None:
+            return None
+        return {"user": f"{user}-{transport}", "tokens": int(request.headers["x-tokens"])}
+
+    app = RateLimitMiddleware(app_of(limiter), Rule(limiter, name="api", attributes=attributes))
+    with visiting(app) as client:
+
+        def get(tokens: int) -> httpx.Response:
+            return client.get("/", headers={"x-user": "bob", "x-tokens": str(tokens)})
+
+        first = get(600)
+        assert first.headers["ratelimit-policy"] == '"user";q=3, "tokens";q=1000'
+        assert '"tokens";r=400' in first.headers["ratelimit"]
+        denied = get(600)
+        assert denied.status_code == 429
+        assert denied.json()["violated-policies"] == ["tokens"]
+        assert [get(10).status_code for _ in range(3)] == [200, 200, 429]
+        free = client.get("/")
+        assert free.status_code == 200
+        assert "ratelimit" not in free.headers
+
+
+def test_a_request_that_is_not_to_be_charged_gets_all_of_its_limits_back(
+    service: RunningService,
+) -> None:
+    limiter = ServiceLimiter(service.url("http"), "api", token=TOKEN, timeout_ms=10_000)
+    rule = Rule(
+        limiter,
+        attributes=lambda request: {"user": "refunded", "tokens": 700},
+        charge_when=lambda response: response.status_code < 400,
+    )
+    with visiting(RateLimitMiddleware(app_of(limiter), rule)) as client:
+        assert [client.get("/nowhere").status_code for _ in range(4)] == [404] * 4
+        assert [client.get("/").status_code for _ in range(2)] == [200, 429]
+
+
+def test_mistakes_with_attributes_are_told_at_construction() -> None:
+    limiter = ServiceLimiter("http://localhost:1", "api")
+    for made, told in (
+        (lambda: Rule("1/second", attributes=lambda request: {}), "policy of a service"),
+        (lambda: Rule(limiter, attributes={"user": "alice"}), "function of the request"),  # type: ignore[arg-type]
+        (lambda: Rule(limiter, attributes=dict, key=str), "leave key"),
+        (
+            lambda: RateLimitMiddleware(
+                app_of(limiter), Rule(limiter, attributes=dict), hash_keys="s" * 16
+            ),
+            "hash those that are identities",
+        ),
+    ):
+        with pytest.raises(ConfigInvalidError, match=told):
+            made()
+
+
 def test_the_python_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """As one program, with a real service in the place of localhost."""
     text = (REPO / "docs" / "client.md").read_text()
@@ -132,16 +214,25 @@ def test_the_python_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None
     policies = """\
 version: 1
 limiters:
-  api: {strategy: fixedWindow, limit: 2, window: 1m}
+  api: {strategy: fixedWindow, limit: 200, window: 1d, federated: {batch: 100}}
   backend:
     concurrency: {minLimit: 1, maxLimit: 1}
 """
     with RunningService(policies=policies, token=None) as service:
         names: dict[str, Any] = {}
-        exec(program.replace("http://localhost:8080", service.url("http")), names)
-        for name in ("limiter", "backend", "chosen"):
+        for transport, said in (
+            ("http", "http://localhost:8080"),
+            ("grpc", "grpc://localhost:50051"),
+        ):
+            program = program.replace(said, service.url(transport))
+        exec(program, names)
+        for name in ("limiter", "backend", "chosen", "leased", "several"):
             names[name].close()
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["go", "call"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "go",
+        "call",
+        "go",
+    ]
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")

@@ -68,8 +68,10 @@ shared = Shared()
 
 @contextmanager
 def client_of(app: Any) -> Iterator[httpx.Client]:
-    """A client of an ASGI app behind a real server."""
-    with httpx.Client(base_url=shared.serve(app)) as client:
+    """A client of an ASGI app behind a real server. Each request has a connection of its own:
+    uvicorn closes that of an app that raised, and who reuses it may be too late to see."""
+    limits = httpx.Limits(max_keepalive_connections=0)
+    with httpx.Client(base_url=shared.serve(app), limits=limits) as client:
         yield client
 
 

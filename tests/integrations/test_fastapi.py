@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any
 
 import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, WebSocket
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from penstock import ConfigInvalidError, Verdict
-from penstock.integrations import by_header
+from penstock.integrations import Rule, by_header
+from penstock.integrations.asgi import RateLimitMiddleware
 from penstock.integrations.fastapi import RateLimit, TooManyRequests, install
-from tests.integrations.serving import FIVE, ONE, TWO, client_of, left, members
+from tests.integrations.serving import FIVE, ONE, TWO, client_of, left, members, serving
 from tests.servers import Valkey, require
 
 
@@ -311,6 +313,121 @@ def test_overridden_dependencies_limit_nothing() -> None:
     app.dependency_overrides[strict] = lambda: None
     with client_of(app) as client:
         assert [client.get("/").status_code for _ in range(6)] == [200] * 5 + [429]
+
+
+def test_an_override_holds_for_a_route_that_has_served_before() -> None:
+    """What stands in for the limit is called, and may refuse."""
+    strict = RateLimit(FIVE)
+    app = FastAPI(dependencies=[Depends(strict)])
+    install(app)
+    app.add_api_route("/", lambda: 1)
+
+    def refuse() -> None:
+        raise HTTPException(418)
+
+    with client_of(app) as client:
+        assert [client.get("/").status_code for _ in range(3)] == [200] * 3
+        app.dependency_overrides[strict] = refuse
+        assert [client.get("/").status_code for _ in range(3)] == [418] * 3
+        app.dependency_overrides.clear()
+        assert [client.get("/").status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_a_limit_behind_another_dependency_is_asked_after_it() -> None:
+    """For every request: its key may be what the other one left."""
+
+    def sign_in(request: Request) -> None:
+        request.state.user = request.headers["x-user"]
+
+    limit = RateLimit(TWO, key=lambda request: request.state.user)
+    app = FastAPI(dependencies=[Depends(sign_in), Depends(limit)])
+    install(app)
+    app.add_api_route("/", lambda: 1)
+    with client_of(app) as client:
+        codes = [client.get("/", headers={"x-user": user}).status_code for user in ("a", "b") * 3]
+    assert codes == [200, 200, 200, 200, 429, 429]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_key_may_be_read_from_the_body_of_every_request(is_async: bool) -> None:
+    """By an async function, or by a plain one that returns something to await."""
+
+    async def name_in_body(request: Any) -> str:
+        return str((await request.json())["name"])
+
+    key = name_in_body if is_async else lambda request: name_in_body(request)
+    app = FastAPI(dependencies=[Depends(RateLimit(TWO, key=key))])
+    install(app)
+
+    @app.post("/")
+    def create(item: Item) -> Item:
+        return item
+
+    with client_of(app) as client:
+        answers = [client.post("/", json={"name": name}) for name in ("a", "b") * 3]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 200, 429, 429]
+    assert answers[3].json() == {"name": "b"}
+
+
+def test_a_body_is_not_read_for_a_request_that_is_denied() -> None:
+    """The limit comes first, so what is wrong with the body is not even looked at, and nobody can
+    ask as often as they like by sending nonsense."""
+    app = FastAPI(dependencies=[Depends(RateLimit(TWO))])
+    install(app)
+
+    @app.post("/")
+    def create(item: Item) -> Item:
+        return item
+
+    with client_of(app) as client:
+        told = {"content-type": "application/json"}
+        codes = [client.post("/", content=b"{", headers=told).status_code for _ in range(3)]
+    assert codes == [422, 422, 429]
+
+
+def test_a_custom_route_class_serves_as_before() -> None:
+    """FastAPI lets apps have one, around the handler."""
+
+    class Marked(APIRoute):
+        def get_route_handler(self) -> Any:
+            inner = super().get_route_handler()
+
+            async def handler(request: Request) -> Response:
+                response: Response = await inner(request)
+                response.headers["x-marked"] = "yes"
+                return response
+
+            return handler
+
+    router = APIRouter(route_class=Marked, dependencies=[Depends(RateLimit(TWO))])
+    router.add_api_route("/{n}", lambda n: n)
+    app = FastAPI()
+    app.include_router(router, prefix="/v1")
+    install(app)
+    with client_of(app) as client:
+        answers = [client.get(f"/v1/{n}") for n in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert [answer.headers.get("x-marked") for answer in answers] == ["yes", "yes", None]
+
+
+@pytest.mark.parametrize("where", ["memory", "valkey"])
+def test_what_a_middleware_charged_comes_back_when_a_route_denies(where: str) -> None:
+    """They are two decisions, and still a denied request is charged nowhere."""
+    with ExitStack() as stack:
+        store = None
+        if where == "valkey":
+            require("valkey")
+            store = stack.enter_context(Valkey()).url
+        app = FastAPI()
+        app.add_api_route("/", lambda: 1, dependencies=[Depends(RateLimit(ONE, name="route"))])
+        app.add_api_route("/free", lambda: 1)
+        install(app, store=store)
+        app.add_middleware(RateLimitMiddleware, Rule(FIVE, name="outer"), store=store)
+        with serving(app) as url, httpx.Client(base_url=url) as client:
+            codes = [client.get("/").status_code for _ in range(6)]
+            assert codes == [200] + [429] * 5
+            answer = client.get("/free")
+        assert left(answer.headers["ratelimit"], "outer") == 3
 
 
 def test_a_mounted_app_is_limited_with_the_rest() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from typing import Any
 
 import pytest
 from quart import Blueprint, Quart, Response, abort, g
 
-from penstock import ConfigInvalidError
+from penstock import ConfigInvalidError, Limit, slots
 from penstock.integrations import Rule
 from penstock.integrations.quart import AsyncRateLimits
 from tests.integrations.serving import FIVE, ONE, TWO, client_of, left, members
@@ -130,3 +132,55 @@ def test_mistakes_are_told_at_construction() -> None:
         AsyncRateLimits("5 per minute")  # type: ignore[arg-type]
     with pytest.raises(ConfigInvalidError, match="there is no option 'keys'"):
         made(ONE, keys=1)
+
+
+def test_slots_are_held_until_a_stream_is_over() -> None:
+    """And come back when the client hangs up."""
+    app, _ = made(Limit(slots(1, ttl_ms=3_600_000)))
+    go = threading.Event()
+
+    @app.route("/endless")
+    async def endless() -> Response:
+        async def chunks() -> Any:
+            yield b"one"
+            while not go.is_set():
+                await asyncio.sleep(0.01)
+                yield b"more"
+
+        return Response(chunks())
+
+    def is_back() -> bool:
+        deadline = time.monotonic() + 20
+        while client.get("/").status_code != 200:
+            assert time.monotonic() < deadline, "the slot was not given back"
+            time.sleep(0.01)
+        return True
+
+    with client_of(app) as client:
+        with client.stream("GET", "/endless") as answer:
+            pieces = answer.iter_raw()
+            assert next(pieces).startswith(b"one")
+            assert client.get("/").status_code == 429
+        assert is_back()
+        with client.stream("GET", "/endless") as answer:
+            assert client.get("/").status_code == 429
+            go.set()
+            assert answer.read().startswith(b"one")
+        assert is_back()
+
+
+def test_what_the_app_charged_comes_back_when_a_hidden_limit_denies() -> None:
+    """A decorator that hides the view leaves its limit to be decided later."""
+    app, extension = made(FIVE)
+
+    @extension.limit(ONE, name="view")
+    async def view() -> str:
+        return "seen"
+
+    async def hiding() -> Any:
+        return await view()
+
+    app.add_url_rule("/hidden", view_func=hiding)
+    with client_of(app) as client:
+        assert [client.get("/hidden").status_code for _ in range(4)] == [200, 429, 429, 429]
+        assert left(client.get("/").headers["ratelimit"], "app") == 3

@@ -116,9 +116,10 @@ def verdict_headers(
 
 class VerdictHeaders:
     """`verdict_headers` for whoever makes many. `limits` maps names to what has a `strategy`, and
-    is a `shadow` or not; the `strategy` is None where only a service knows it."""
+    is a `shadow` or not; the `strategy` is None where only a service knows it. Limits that only
+    show up in a verdict are those of a policy of a service, which knows more of them."""
 
-    __slots__ = ("_made", "_only")
+    __slots__ = ("_made", "only")
 
     def __init__(self, limits: Mapping[str, Any]) -> None:
         self._made: dict[str, LimitHeaders | None] = {}
@@ -129,15 +130,16 @@ class VerdictHeaders:
                     None if strategy is None else LimitHeaders(name, *strategy.rate, strategy)
                 )
         alone = len(limits) == len(self._made) == 1
-        self._only = next(iter(self._made.values())) if alone else None
+        self.only: LimitHeaders | None = next(iter(self._made.values())) if alone else None
+        """Where there is one limit and it is no shadow: its own."""
 
     def of(
         self, verdict: Verdict, now: int, *, peeked: bool = False, legacy: bool = False
     ) -> dict[str, str]:
         """The headers for one verdict, given at `now`; none if it is of shadows alone."""
-        if self._only is not None:
-            return self._only.of(verdict.decision, now, peeked=peeked, legacy=legacy)
-        told = {name: said for name, said in verdict.limits.items() if name in self._made}
+        if self.only is not None:
+            return self.only.of(verdict.decisions[0], now, peeked=peeked, legacy=legacy)
+        told = dict(verdict.enforced)
         if not told:
             return {}
         first = verdict.binding
@@ -150,7 +152,7 @@ class VerdictHeaders:
         return headers
 
     def _named(self, name: str, decision: Decision) -> LimitHeaders:
-        return self._made[name] or LimitHeaders(name, decision.limit, None, None)
+        return self._made.get(name) or LimitHeaders(name, decision.limit, None, None)
 
 
 def legacy_headers(decision: Decision) -> dict[str, str]:

@@ -1,9 +1,27 @@
-"""How a program asks a service, over HTTP or gRPC, with the calls of a limiter."""
+"""How a program asks a service, over HTTP or gRPC, with the calls of a limiter.
+
+`ServiceLimiter` asks for every request; `LeasedLimiter` takes units ahead, and spends them here.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ._admission import ServiceSlot
-from ._limiter import ServiceCharge, ServiceLimiter
+from ._charge import ServiceCharge
+from ._limiter import ServiceLimiter
 from ._open_limiter import open_limiter
 
-__all__ = ["ServiceCharge", "ServiceLimiter", "ServiceSlot", "open_limiter"]
+if TYPE_CHECKING:
+    from ..leasing import LeasedLimiter
+
+__all__ = ["LeasedLimiter", "ServiceCharge", "ServiceLimiter", "ServiceSlot", "open_limiter"]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs gRPC is loaded by those who use it."""
+    if name != "LeasedLimiter":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ..leasing import LeasedLimiter
+
+    return LeasedLimiter

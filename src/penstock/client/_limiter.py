@@ -1,24 +1,23 @@
 """`ServiceLimiter`: a policy of a service, asked like a limiter of this process.
 
-A call becomes a `_Question`: what the service is asked, what becomes of its answer, and what stands
-for an answer while there is none. `_ask` and `_aask` are the only two that do anything with it, so
-the sync and the async calls cannot differ.
+A call becomes a `ServiceCall`: what the service is asked, what becomes of its answer, and what
+stands for an answer while there is none. `_ask` and `_aask` are the only two that do anything with
+it, so the sync and the async calls cannot differ.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple, get_args, overload
+from typing import Any, Literal, get_args, overload
 from weakref import WeakKeyDictionary
 
 from ..core._charges import require_until, require_wait
 from ..core._clock import Clock, SystemClock, require_clock
 from ..core._decision import Decision, Forecast
 from ..core._errors import StoreUnavailableError
-from ..core._flow import Closing, Settling
+from ..core._flow import Closing
 from ..core._validation import (
-    MAX_SAFE,
     reject,
     require_choice,
     require_cost,
@@ -30,108 +29,26 @@ from ..core._validation import (
 from ..core._verdict import Verdict
 from ..core._waiting import KeyQueues, aacquire, acquire, timeout_in_ms, waiting_clock
 from ._admission import Beats, LoopBeats, ServiceSlot
+from ._charge import LoopRenewer, Renewer, ServiceCharge
 from ._opening import open_transport
+from ._questions import (
+    Attributes,
+    ServiceCall,
+    attributes_of,
+    decision_of,
+    decisions_of,
+    failed_forecast,
+    forecast_of,
+    itself,
+    nothing,
+    readers,
+)
 from ._transport import Answer, ServiceTransport
 
-__all__ = ["ServiceCharge", "ServiceLimiter"]
+__all__ = ["ServiceLimiter"]
 
 FailMode = Literal["open", "closed", "error"]
-Attributes = Mapping[str, str | int]
-"""What a request says of itself: text for keys, plans and conditions, whole numbers for costs."""
-
 _RETRY_MS = 1_000
-_UNREACHABLE = "service"
-"""Stands for the limits of a policy whose names nobody could tell."""
-
-
-class _Question(NamedTuple):
-    call: str
-    fields: dict[str, Any]
-    read: Callable[[Answer], Any]
-    failed: Callable[[Decision], Any] | None = None
-    """What the fail mode's decision becomes; None for calls that an outage always ends."""
-
-
-class ServiceCharge(Settling):
-    """Units that were reserved at a service. `bool(charge)` is `charge.allowed`.
-
-    As a `Charge`: settle it when the true cost is known, or cancel it. As a context manager it is
-    cancelled by an exception, and otherwise settled as it was reserved. A charge settles once, and
-    the service knows whether it did: a settlement that got no answer leaves the charge open, and
-    may be repeated. `id` is empty where nothing is held, after a denial or where the service could
-    not be asked.
-    """
-
-    def __init__(
-        self, limiter: ServiceLimiter, answer: Decision | Verdict, charge_id: str, starts_at: int
-    ) -> None:
-        self.id: str = charge_id
-        """By which the service knows it; any program with this text may settle it."""
-        self.verdict: Verdict | None = answer if isinstance(answer, Verdict) else None
-        """What each limit said, where there are several."""
-        self.decision: Decision = answer.decision if isinstance(answer, Verdict) else answer
-        """What the limit said, or the one that binds."""
-        self.allowed: bool = answer.allowed
-        """Whether the units were taken."""
-        self.starts_at: int = starts_at
-        """From when on (epoch ms) the units are the caller's."""
-        self._limiter = limiter
-        self._is_open = bool(charge_id)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it was neither settled nor cancelled yet, as far as is known here."""
-        return self._is_open
-
-    def settle(self, actual: int | Mapping[str, int]) -> bool:
-        """Replace what was reserved by what was used: for every limit, or by name, where those left
-        out stay as they are. True if this call did it."""
-        question = self._settlement(actual)
-        return self._is_open and self._closed(self._limiter._ask(question))
-
-    async def asettle(self, actual: int | Mapping[str, int]) -> bool:
-        """The awaitable twin of `settle`."""
-        question = self._settlement(actual)
-        return self._is_open and self._closed(await self._limiter._aask(question))
-
-    def cancel(self) -> bool:
-        """Give everything back. True if this call did it; a charge that was denied has nothing."""
-        return self._is_open and self._closed(self._limiter._ask(self._named("cancel")))
-
-    async def acancel(self) -> bool:
-        """The awaitable twin of `cancel`."""
-        return self._is_open and self._closed(await self._limiter._aask(self._named("cancel")))
-
-    def renew(self) -> bool:
-        """Hold its slots for another ttl. False if they were lost, or nothing is held."""
-        return self._is_open and bool(self._limiter._ask(self._named("renew")))
-
-    async def arenew(self) -> bool:
-        """The awaitable twin of `renew`."""
-        return self._is_open and bool(await self._limiter._aask(self._named("renew")))
-
-    def _named(self, call: str, **fields: Any) -> _Question:
-        return _Question(call, {"charge_id": self.id, **fields}, _flag)
-
-    def _settlement(self, actual: int | Mapping[str, int]) -> _Question:
-        if not self.allowed:
-            reject(
-                "this charge was denied, so there is nothing to settle; look at charge.allowed "
-                "before the work begins"
-            )
-        if isinstance(actual, Mapping):
-            for name, units in actual.items():
-                require_int(f"the actual cost of {shown(name)}", units, 0)
-            return self._named("settle", actual=dict(actual))
-        return self._named("settle", actual=require_int("actual", actual, 0))
-
-    def _closed(self, done: bool) -> bool:
-        self._is_open = False
-        return done
-
-    def __repr__(self) -> str:
-        state = "open" if self._is_open else "settled" if self.allowed else "denied"
-        return f"<ServiceCharge {state}, starts_at={self.starts_at}>"
 
 
 class ServiceLimiter(Closing):
@@ -142,7 +59,7 @@ class ServiceLimiter(Closing):
     most; when no answer came, `fail` says what stands for one: `"open"` allows, `"closed"` denies
     for a second, `"error"` raises `store_unavailable`. `tls` is an `ssl.SSLContext` for https and
     gRPC's channel credentials for grpcs, where the system's certificates do not do. `max_waiters`
-    bounds how many callers may wait in `acquire` for one key. The slots of `admit` are renewed
+    bounds how many callers may wait in `acquire` for one key. Slots that are kept are renewed
     every `heartbeat_ms` at least, by default three times in their term and every ten seconds.
 
     A policy with one limit is asked by a key and answers with a `Decision`; one with several is
@@ -185,6 +102,8 @@ class ServiceLimiter(Closing):
         self._heartbeat_s = None if heartbeat_ms is None else heartbeat_ms / 1000
         self._beats = Beats(self, self._heartbeat_s)
         self._loop_beats: WeakKeyDictionary[Any, LoopBeats] = WeakKeyDictionary()
+        self._renewer = Renewer()
+        self._loop_renewers: WeakKeyDictionary[Any, LoopRenewer] = WeakKeyDictionary()
 
     @overload
     def check(self, key: str, cost: int = ...) -> Decision: ...
@@ -365,27 +284,27 @@ class ServiceLimiter(Closing):
     def __repr__(self) -> str:
         return f"<ServiceLimiter policy {self.policy!r} at {self.url}>"
 
-    def _ask(self, question: _Question) -> Any:
+    def _ask(self, question: ServiceCall) -> Any:
         try:
             answer = self._transport.call(question.call, question.fields)
         except StoreUnavailableError as error:
             return self._failed(question, error)
         return self._read(question, answer)
 
-    async def _aask(self, question: _Question) -> Any:
+    async def _aask(self, question: ServiceCall) -> Any:
         try:
             answer = await self._transport.acall(question.call, question.fields)
         except StoreUnavailableError as error:
             return self._failed(question, error)
         return self._read(question, answer)
 
-    def _read(self, question: _Question, answer: Answer) -> Any:
+    def _read(self, question: ServiceCall, answer: Answer) -> Any:
         try:
             return question.read(answer)
         except (KeyError, TypeError, AttributeError) as error:
             reject(f"{self.url} answered {shown(answer)}: is it a Penstock service? ({error!r})")
 
-    def _failed(self, question: _Question, error: StoreUnavailableError) -> Any:
+    def _failed(self, question: ServiceCall, error: StoreUnavailableError) -> Any:
         if question.failed is None or self.fail == "error":
             raise error
         again_at = self.clock.now() + _RETRY_MS
@@ -394,30 +313,30 @@ class ServiceLimiter(Closing):
 
     def _fields(self, key: str | Attributes, **more: Any) -> dict[str, Any]:
         if isinstance(key, Mapping):
-            return {"policy": self.policy, "attributes": _attributes(key), **more}
+            return {"policy": self.policy, "attributes": attributes_of(key), **more}
         return {"policy": self.policy, "key": require_key(key), **more}
 
-    def _checking(self, key: str | Attributes, cost: int) -> _Question:
+    def _checking(self, key: str | Attributes, cost: int) -> ServiceCall:
         fields = self._fields(key, cost=require_cost(cost))
-        return _Question("check", fields, *_readers(key))
+        return ServiceCall("check", fields, *readers(key))
 
-    def _checking_many(self, keys: Iterable[str], cost: int) -> _Question:
+    def _checking_many(self, keys: Iterable[str], cost: int) -> ServiceCall:
         names = [require_key(key) for key in require_keys(keys)]
         fields = {"policy": self.policy, "keys": names, "cost": require_cost(cost)}
-        return _Question("check-many", fields, _decisions, lambda told: [told] * len(names))
+        return ServiceCall("check-many", fields, decisions_of, lambda told: [told] * len(names))
 
-    def _peeking(self, key: str | Attributes) -> _Question:
-        return _Question("peek", self._fields(key), *_readers(key))
+    def _peeking(self, key: str | Attributes) -> ServiceCall:
+        return ServiceCall("peek", self._fields(key), *readers(key))
 
-    def _forecasting(self, key: str | Attributes, cost: int) -> _Question:
+    def _forecasting(self, key: str | Attributes, cost: int) -> ServiceCall:
         fields = self._fields(key, cost=require_cost(cost))
-        return _Question("forecast", fields, _forecast, _failed_forecast)
+        return ServiceCall("forecast", fields, forecast_of, failed_forecast)
 
-    def _reserving(self, key: str | Attributes, cost: int, max_wait_ms: int) -> _Question:
+    def _reserving(self, key: str | Attributes, cost: int, max_wait_ms: int) -> ServiceCall:
         fields = self._fields(key, cost=require_cost(cost))
         if require_wait(max_wait_ms):
             fields["max_wait_ms"] = max_wait_ms
-        read, failed = _readers(key)
+        read, failed = readers(key)
 
         def charge(told: Answer) -> ServiceCharge:
             return ServiceCharge(self, read(told), told["charge_id"], told["starts_at"])
@@ -425,22 +344,22 @@ class ServiceLimiter(Closing):
         def uncharged(decision: Decision) -> ServiceCharge:
             return ServiceCharge(self, failed(decision), "", self.clock.now())
 
-        return _Question("reserve", fields, charge, uncharged)
+        return ServiceCall("reserve", fields, charge, uncharged)
 
-    def _admitting(self, key: str, cost: int, told: Callable[[Answer], None]) -> _Question:
+    def _admitting(self, key: str, cost: int, told: Callable[[Answer], None]) -> ServiceCall:
         fields = {"policy": self.policy, "key": require_key(key), "cost": require_cost(cost)}
 
         def admitted(answer: Answer) -> Decision:
             told(answer)
-            return _decision(answer)
+            return decision_of(answer)
 
-        return _Question("admit", fields, admitted, _itself)
+        return ServiceCall("admit", fields, admitted, itself)
 
-    def _releasing(self, lease_id: str, dropped: bool) -> _Question:
-        return _Question("release", {"lease_id": lease_id, "dropped": dropped}, _nothing)
+    def _releasing(self, lease_id: str, dropped: bool) -> ServiceCall:
+        return ServiceCall("release", {"lease_id": lease_id, "dropped": dropped}, nothing)
 
-    def _beating(self, lease_ids: list[str]) -> _Question:
-        return _Question("heartbeat", {"lease_ids": lease_ids}, lambda answer: answer)
+    def _beating(self, lease_ids: list[str]) -> ServiceCall:
+        return ServiceCall("heartbeat", {"lease_ids": lease_ids}, lambda answer: answer)
 
     def _abeats(self) -> LoopBeats:
         loop = asyncio.get_running_loop()
@@ -449,31 +368,26 @@ class ServiceLimiter(Closing):
             beats = self._loop_beats[loop] = LoopBeats(self, self._heartbeat_s)
         return beats
 
+    def _loop_renewer(self) -> LoopRenewer:
+        loop = asyncio.get_running_loop()
+        renewer = self._loop_renewers.get(loop)
+        if renewer is None:
+            renewer = self._loop_renewers[loop] = LoopRenewer()
+        return renewer
+
     def _operating(
         self, call: str, key: str | Attributes, limits: Iterable[str] | None, **more: Any
-    ) -> _Question:
+    ) -> ServiceCall:
         fields = self._fields(key, **more)
         if limits is not None:
             fields["limits"] = require_keys(limits)
-        return _Question(call, fields, _nothing)
+        return ServiceCall(call, fields, nothing)
 
 
 def _require_policy(policy: Any) -> str:
     if not isinstance(policy, str) or not policy:
         reject(f"policy must be the name of a policy of the service, not {shown(policy)}")
     return policy
-
-
-def _attributes(given: Attributes) -> dict[str, str | int]:
-    told: dict[str, str | int] = {}
-    for name, value in given.items():
-        if not isinstance(name, str) or (type(value) is not int and not isinstance(value, str)):
-            reject(
-                "attributes are names with text or whole numbers, such as {'user': 'alice', "
-                f"'tokens': 700}}, not {shown(name)}: {shown(value)}"
-            )
-        told[name] = value
-    return told
 
 
 def _queue_name(key: str | Attributes) -> str:
@@ -491,65 +405,3 @@ def _admissible(answer: Any, cost: int) -> Any:
             f"ask for at most {answer.limit} at once"
         )
     return answer
-
-
-def _readers(
-    key: str | Attributes,
-) -> tuple[Callable[[Answer], Any], Callable[[Decision], Any]]:
-    """What becomes of an answer, and of the fail mode's decision: of several limits a verdict."""
-    return (_verdict, _failed_verdict) if isinstance(key, Mapping) else (_decision, _itself)
-
-
-def _decision_of(told: Answer) -> Decision:
-    return Decision(
-        told["allowed"],
-        told["limit"],
-        told["remaining"],
-        told["reset_at"],
-        told["retry_after_ms"],
-    )
-
-
-def _decision(answer: Answer) -> Decision:
-    return _decision_of(answer["decision"])
-
-
-def _decisions(answer: Answer) -> list[Decision]:
-    return [_decision_of(told) for told in answer["decisions"]]
-
-
-def _verdict(answer: Answer) -> Verdict:
-    limits, shadows = answer["limits"], answer["shadows"]
-    return Verdict(
-        tuple(limits),
-        tuple([_decision_of(told) for told in limits.values()]),
-        tuple([name in shadows for name in limits]),
-    )
-
-
-def _failed_verdict(decision: Decision) -> Verdict:
-    return Verdict((_UNREACHABLE,), (decision,), (False,))
-
-
-def _forecast(answer: Answer) -> Forecast:
-    told = answer["forecast"]
-    return Forecast(told["spendable_now"], told["next_replenish_at"], told["full_at"])
-
-
-def _failed_forecast(decision: Decision) -> Forecast:
-    spendable = MAX_SAFE if decision.allowed else 0
-    return Forecast(spendable, decision.reset_at, decision.reset_at)
-
-
-def _flag(answer: Answer) -> bool:
-    """The only field of the answer."""
-    (done,) = answer.values()
-    return bool(done)
-
-
-def _itself(decision: Decision) -> Decision:
-    return decision
-
-
-def _nothing(_answer: Answer) -> None:
-    return None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._rate_limit import rate_limit
 from ..core._limiter import Limiter
 from ..core._strategy import Strategy
 from ..core._validation import reject
 from ._limiter import ServiceLimiter
-from ._opening import SERVICE_SCHEMES
+from ._opening import SERVICE_SCHEMES, grpc_target
+
+if TYPE_CHECKING:
+    from ..leasing import LeasedLimiter
 
 __all__ = ["open_limiter"]
 
@@ -19,13 +22,18 @@ def open_limiter(
     rate: str | Strategy | None = None,
     *,
     policy: str | None = None,
+    batch: int | None = None,
     **options: Any,
-) -> Limiter | ServiceLimiter:
+) -> Limiter | ServiceLimiter | LeasedLimiter:
     """A `ServiceLimiter` for `policy` if the URL is that of a service, and else a `Limiter` of
     `rate` on the store behind it, which it closes.
 
+    With a `batch`, and a service that is asked over gRPC, a `LeasedLimiter`: it takes so many units
+    of a `federated` policy at once, and spends them in this process.
+
     `options` go to the one that is made: `open_limiter("redis://localhost", "100/minute",
-    prefix="api")`, `open_limiter("https://limits.internal", policy="api", token=...)`. Where both
+    prefix="api")`, `open_limiter("https://limits.internal", policy="api", token=...)`,
+    `open_limiter("grpc://limits.internal:50051", policy="api", batch=100, secret=...)`. Where both
     `rate` and `policy` are given, the URL alone decides which is used.
     """
     if not isinstance(url, str):
@@ -33,7 +41,21 @@ def open_limiter(
     if url.partition("://")[0].lower() in SERVICE_SCHEMES:
         if policy is None:
             reject("a service is asked by a policy: open_limiter('http://...', policy='api')")
-        return ServiceLimiter(url, policy, **options)
+        if batch is None:
+            return ServiceLimiter(url, policy, **options)
+        return _leased(url, policy, batch, **options)
     if rate is None:
         reject("a store counts by a rate: open_limiter('redis://...', '100/minute')")
+    if batch is not None:
+        reject(
+            "a batch is taken from a service, over grpc://; to take batches from a store, see "
+            "penstock.leasing.two_tier"
+        )
     return rate_limit(rate, store=url, **options)
+
+
+def _leased(url: str, policy: str, batch: int, *, tls: Any = None, **options: Any) -> LeasedLimiter:
+    target, credentials = grpc_target(url, tls)
+    from ..leasing import LeasedLimiter
+
+    return LeasedLimiter(target, policy, batch=batch, credentials=credentials, **options)

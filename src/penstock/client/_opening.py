@@ -10,7 +10,7 @@ from ..core._errors import require_module
 from ..core._validation import reject
 from ._transport import ServiceTransport
 
-__all__ = ["SERVICE_SCHEMES", "open_transport"]
+__all__ = ["SERVICE_SCHEMES", "grpc_target", "open_transport"]
 
 SERVICE_SCHEMES = ("http", "https", "grpc", "grpcs")
 
@@ -38,22 +38,38 @@ def open_transport(
     return shown_as + path.rstrip("/"), transport
 
 
+def grpc_target(url: str, tls: Any) -> tuple[str, Any]:
+    """Host and port, and gRPC's credentials, of a URL that must be one of gRPC."""
+    scheme, host, port, _ = _parts(url)
+    if not scheme.startswith("grpc"):
+        reject("units are leased over gRPC: give a URL such as 'grpc://localhost:50051'")
+    if scheme == "grpc" and tls is not None:
+        reject("tls is for grpcs:// URLs, and grpc:// has none")
+    return f"{f'[{host}]' if ':' in host else host}:{port}", _grpc_credentials(scheme, tls)
+
+
+def _grpc_credentials(scheme: str, tls: Any) -> Any:
+    grpc = require_module("asking a service over gRPC", "grpc", "client")
+    if scheme == "grpc":
+        return None
+    tls = grpc.ssl_channel_credentials() if tls is None else tls
+    if not isinstance(tls, grpc.ChannelCredentials):
+        reject(
+            "tls must be made by grpc.ssl_channel_credentials for a grpcs:// URL, not a "
+            f"{type(tls).__name__}"
+        )
+    return tls
+
+
 def _grpc_transport(
     scheme: str, shown_as: str, token: str | None, timeout_ms: int, tls: Any
 ) -> ServiceTransport:
-    grpc = require_module("asking a service over gRPC", "grpc", "client")
+    credentials = _grpc_credentials(scheme, tls)
     require_module("asking a service over gRPC", "google.protobuf", "client")
     from ._grpc import GrpcTransport
 
-    if scheme == "grpcs":
-        tls = grpc.ssl_channel_credentials() if tls is None else tls
-        if not isinstance(tls, grpc.ChannelCredentials):
-            reject(
-                "tls must be made by grpc.ssl_channel_credentials for a grpcs:// URL, not a "
-                f"{type(tls).__name__}"
-            )
     target = shown_as.partition("://")[2]
-    return GrpcTransport(target, token=token, timeout_ms=timeout_ms, credentials=tls)
+    return GrpcTransport(target, token=token, timeout_ms=timeout_ms, credentials=credentials)
 
 
 def _parts(url: Any) -> tuple[str, str, int | None, str]:

@@ -49,11 +49,13 @@ __all__ = [
     "Part",
     "Tickets",
     "areserved",
+    "aspent",
     "new_id",
     "pauses",
     "require_until",
     "require_wait",
     "reserved",
+    "spent",
 ]
 
 
@@ -324,6 +326,46 @@ async def areserved(
     taking = _queueing if waiter_id else _taking
     results = await store.aapply_all(taking(store, parts, max_wait_ms, slot_id, also), at)
     return _charge(store, now, parts, results, at, answer, slot_id, asked_at)
+
+
+def spent(
+    store: Store,
+    now: Callable[[], int],
+    parts: Sequence[Part],
+    answer: Decision | Verdict,
+    asked_at: int,
+) -> Charge:
+    """What a check, asked at `asked_at` by the clock of `now`, has spent."""
+    tells = _tells(store, parts)
+    told = store.apply_all(tells, now()) if tells else []
+    return _spent(store, now, parts, answer, asked_at, told)
+
+
+async def aspent(
+    store: Store,
+    now: Callable[[], int],
+    parts: Sequence[Part],
+    answer: Decision | Verdict,
+    asked_at: int,
+) -> Charge:
+    """The awaitable twin of `spent`."""
+    tells = _tells(store, parts)
+    told = await store.aapply_all(tells, now()) if tells else []
+    return _spent(store, now, parts, answer, asked_at, told)
+
+
+def _spent(
+    store: Store,
+    now: Callable[[], int],
+    parts: Sequence[Part],
+    answer: Decision | Verdict,
+    asked_at: int,
+    told: Sequence[int],
+) -> Charge:
+    # By the store's clock as early as it can have been: too early a refund takes nothing from a
+    # window that came after, too late a one might.
+    at = told[0] - max(0, now() - asked_at) - 1 if told else asked_at
+    return Charge(store, now, parts, answer, at, [0] * len(parts))
 
 
 def new_id(parts: Sequence[Part]) -> str:

@@ -6,7 +6,8 @@ the `by_...` functions tell clients apart.
 
 from __future__ import annotations
 
-from ._web import Answered, Rule, WebOptions
+from ._rules import Rule, WebOptions
+from ._ruling import Answered
 from ._who import by_address, by_api_key, by_header
 
 __all__ = ["Answered", "Rule", "WebOptions", "by_address", "by_api_key", "by_header"]

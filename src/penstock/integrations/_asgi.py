@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from ..core._verdict import Verdict
-from ._web import PROBLEM_JSON, Answered, Ruling, headers_of
+from ._ruling import PROBLEM_JSON, Answered, Line, Ruling, lines_of
 
 __all__ = [
     "POLICY_VIOLATION",
@@ -22,7 +22,8 @@ __all__ = [
     "ScopeReader",
     "Send",
     "Stamped",
-    "header_lines",
+    "answered",
+    "is_any_open",
     "is_last",
     "note",
     "refuse_websocket",
@@ -30,6 +31,7 @@ __all__ = [
     "rulings_of",
     "send_refusal",
     "settle_all",
+    "stamp",
 ]
 
 Scope = MutableMapping[str, Any]
@@ -112,6 +114,19 @@ def note(scope: Scope, ruling: Ruling) -> None:
     scope.setdefault("state", {})["rate_limit"] = ruling.verdict
 
 
+# What may be there already: of a view that tells its own, or of a server behind this one.
+_OURS = frozenset(
+    {
+        b"ratelimit",
+        b"ratelimit-policy",
+        b"retry-after",
+        b"x-ratelimit-limit",
+        b"x-ratelimit-remaining",
+        b"x-ratelimit-reset",
+    }
+)
+
+
 class Stamped:
     """A `send` that adds headers to the start of a response, and remembers how it began."""
 
@@ -123,18 +138,35 @@ class Stamped:
         self.answered: Answered | None = None
 
     async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and self._rulings:
-            given = list(message.get("headers", ()))
-            names = {name.lower() for name, _ in given}
-            added = [line for line in header_lines(self._rulings) if line[0] not in names]
-            message["headers"] = given + added
-            if any(ruling.is_open for ruling in self._rulings):
-                told = {n.decode("latin-1").lower(): v.decode("latin-1") for n, v in given}
-                self.answered = Answered(message["status"], told)
+        rulings = self._rulings
+        if message["type"] == "http.response.start":
+            if rulings:
+                given = stamp(message, rulings)
+                if is_any_open(rulings):
+                    self.answered = answered(message["status"], given)
         elif self.answered is not None and is_last(message):
             # Before the client can know that it is over, and ask again.
-            await settle_all(self._rulings, self.answered)
+            await settle_all(rulings, self.answered)
         await self._send(message)
+
+
+def stamp(message: Message, rulings: list[Ruling]) -> list[Line]:
+    """Put the headers of rulings on a message, but for those that are there already. Returns what
+    was there."""
+    given: list[Line] = list(message.get("headers", ()))
+    added = lines_of(rulings)
+    there = [name for name, _ in given if name.lower() in _OURS]
+    if there:
+        names = {name.lower() for name in there}
+        added = [line for line in added if line[0] not in names]
+    message["headers"] = given + added
+    return given
+
+
+def answered(status: int, headers: Iterable[Line]) -> Answered:
+    """A response as `charge_when` is shown it."""
+    told = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
+    return Answered(status, told)
 
 
 def is_last(message: Message) -> bool:
@@ -142,10 +174,12 @@ def is_last(message: Message) -> bool:
     return message["type"] == "http.response.body" and not message.get("more_body", False)
 
 
-def header_lines(rulings: list[Ruling]) -> list[tuple[bytes, bytes]]:
-    """The headers of all rulings on a request, as ASGI has them."""
-    told = headers_of(rulings)
-    return [(name.lower().encode(), value.encode("latin-1")) for name, value in told.items()]
+def is_any_open(rulings: Iterable[Ruling]) -> bool:
+    """Whether something is held until the response is known."""
+    for ruling in rulings:  # noqa: SIM110 - half the time of any()
+        if ruling.is_open:
+            return True
+    return False
 
 
 async def settle_all(rulings: list[Ruling], answered: Any) -> None:
@@ -164,7 +198,7 @@ async def send_refusal(ruling: Ruling, send: Send, kind: str = "http.response") 
         (b"content-length", str(len(body)).encode()),
     ]
     if kind != "http.response":
-        headers += header_lines([ruling])
+        headers += ruling.lines()
     await send({"type": f"{kind}.start", "status": ruling.status, "headers": headers})
     await send({"type": f"{kind}.body", "body": body})
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from functools import lru_cache, partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, Protocol
@@ -35,6 +35,7 @@ __all__ = [
     "by_address",
     "by_api_key",
     "by_header",
+    "discard",
     "hashed_by",
     "reading",
 ]
@@ -204,16 +205,37 @@ def reading(
             reject(f"a key function must return a string, an integer or None, not {shown(value)}")
         return mac(value or address.read(reader, request))
 
-    async def awaited(value: Awaitable[Any], request: Any) -> str | None:
-        return finish(await value, request)
-
     def call(request: Any) -> Any:
         value = key(request)
         if type(value) is not str and inspect.isawaitable(value):
-            return awaited(value, request)
+            return _PendingKey(value, lambda given: finish(given, request))
         return finish(value, request)
 
     return call
+
+
+class _PendingKey:
+    """A key that has to be awaited."""
+
+    __slots__ = ("_finish", "_value")
+
+    def __init__(self, value: Awaitable[Any], finish: Callable[[Any], str | None]) -> None:
+        self._value = value
+        self._finish = finish
+
+    def __await__(self) -> Generator[Any, Any, str | None]:
+        return self._finish((yield from self._value.__await__()))
+
+    def close(self) -> None:
+        """Instead of awaiting it."""
+        discard(self._value)
+
+
+def discard(value: Awaitable[Any]) -> None:
+    """Let go of what nobody will await."""
+    close = getattr(value, "close", None)
+    if close is not None:
+        close()
 
 
 def _as_it_is(key: str) -> str:

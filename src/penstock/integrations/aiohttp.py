@@ -13,18 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..core._errors import require_module
 from ..core._validation import reject, shown
 from ._asgi import settle_all
-from ._web import (
-    PROBLEM_JSON,
-    AppLimits,
-    Rule,
-    RuleSet,
-    Ruling,
-    WebOptions,
-    add_rules,
-    app_limits,
-    as_rules,
-    headers_of,
-)
+from ._deciding import RuleSet
+from ._rules import AppLimits, Rule, WebOptions, add_rules, app_limits, as_rules
+from ._ruling import PROBLEM_JSON, Ruling, agive_back, headers_of
 
 require_module(__name__, "aiohttp")
 
@@ -119,9 +110,11 @@ class _AiohttpLimits:
         ruling = None if rules is None else await rules.adecide(request)
         if ruling is None:
             return await handler(request)
-        request[_RULINGS] = [*request.get(_RULINGS, ()), ruling]
+        earlier = request.get(_RULINGS, ())
+        request[_RULINGS] = [*earlier, ruling]
         request[RATE_LIMIT] = ruling.verdict
         if not ruling.allowed:
+            await agive_back(earlier)
             return await self._refusal(request, ruling)
         answered: Any = None
         try:
@@ -142,7 +135,7 @@ class _AiohttpLimits:
         if (after, own) not in self._rule_sets:
             named = dict(self._rules)
             add_rules(named, own, after)
-            self._rule_sets[after, own] = self._limits.rule_set(named) if named else None
+            self._rule_sets[after, own] = RuleSet(self._limits, named) if named else None
         return self._rule_sets[after, own]
 
     async def _refusal(self, request: Any, ruling: Ruling) -> Any:

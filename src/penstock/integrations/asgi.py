@@ -18,7 +18,7 @@ from ._asgi import (
     ScopeReader,
     Send,
     Stamped,
-    header_lines,
+    is_any_open,
     note,
     refuse_websocket,
     retry_s,
@@ -26,7 +26,9 @@ from ._asgi import (
     send_refusal,
     settle_all,
 )
-from ._web import Answered, AppLimits, RuleSet, Ruling, WebOptions, app_limits, as_rules
+from ._deciding import RuleSet
+from ._rules import AppLimits, WebOptions, app_limits, as_rules
+from ._ruling import Answered, Ruling, agive_back, lines_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -137,7 +139,7 @@ class RateLimitMiddleware:
 
     def _rule_set(self, limits: Iterable[Any], name: str) -> RuleSet | None:
         rules = as_rules(limits, name)
-        return self.limits.rule_set(rules) if rules else None
+        return RuleSet(self.limits, rules) if rules else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -153,45 +155,45 @@ class RateLimitMiddleware:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         rulings, outermost = rulings_of(scope)
-        ruling = await self._decide(self._rules, scope)
-        if ruling is not None:
-            note(scope, ruling)
-        stamped = Stamped(send, rulings) if outermost else None
+        ruling = None if self._rules is None else await self._decide(self._rules, scope)
         if ruling is not None and not ruling.allowed:
-            await self._refuse(ruling, scope, receive, stamped or send)
-        elif stamped is None:
+            await agive_back(rulings)
+            await self._refuse(
+                ruling, scope, receive, Stamped(send, rulings) if outermost else send
+            )
+        elif not outermost:
             await self.app(scope, receive, send)
         else:
-            await self._serve(stamped, rulings, scope, receive)
-
-    async def _serve(
-        self, stamped: Stamped, rulings: list[Ruling], scope: Scope, receive: Receive
-    ) -> None:
-        """Run the app, and settle what was charged when its response is known."""
-        try:
-            await self.app(scope, receive, stamped)
-        except Exception:
-            await settle_all(rulings, stamped.answered or Answered(500, {}))
-            raise
-        finally:
-            await settle_all(rulings, stamped.answered)
+            # Run the app, and settle what was charged when its response is known.
+            stamped = Stamped(send, rulings)
+            try:
+                await self.app(scope, receive, stamped)
+            except Exception:
+                await settle_all(rulings, stamped.answered or Answered(500, {}))
+                raise
+            finally:
+                if is_any_open(rulings):
+                    await settle_all(rulings, stamped.answered)
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         rulings, _ = rulings_of(scope)
-        ruling = await self._decide(self._rules, scope)
-        if ruling is not None:
-            note(scope, ruling)
-            if not ruling.allowed:
-                await refuse_websocket(ruling, scope, receive, send)
-                return
+        ruling = None if self._rules is None else await self._decide(self._rules, scope)
+        if ruling is not None and not ruling.allowed:
+            await agive_back(rulings)
+            await refuse_websocket(ruling, scope, receive, send)
+            return
         watched = _Watched(self, self._messages, scope, receive, send)
         try:
             await self.app(scope, watched.receive, watched.send)
         finally:
             await settle_all(rulings, None)
 
-    async def _decide(self, rules: RuleSet | None, scope: Scope) -> Ruling | None:
-        return None if rules is None else await rules.adecide(self.request_class(scope))
+    async def _decide(self, rules: RuleSet, scope: Scope) -> Ruling | None:
+        request = self.request_class(scope)
+        ruling = rules.decide(request) if rules.answers_at_once else await rules.adecide(request)
+        if ruling is not None:
+            note(scope, ruling)
+        return ruling
 
     async def _refuse(self, ruling: Ruling, scope: Scope, receive: Receive, send: Send) -> None:
         handler = self.limits.on_denied
@@ -236,15 +238,15 @@ class _Watched:
         if self._closed:
             return
         if message["type"] == "websocket.accept":
-            lines = header_lines(rulings_of(self._scope)[0])
-            message["headers"] = [*message.get("headers", ()), *lines]
+            rulings, _ = rulings_of(self._scope)
+            message["headers"] = [*message.get("headers", ()), *lines_of(rulings)]
         await self._send(message)
 
     async def receive(self) -> Message:
         message = await self._receive()
         if message["type"] != "websocket.receive" or self._rules is None:
             return message
-        ruling = await self._middleware._decide(self._rules, self._scope)
+        ruling = await self._rules.adecide(self._middleware.request_class(self._scope))
         if ruling is None or ruling.allowed:
             return message
         self._closed = True

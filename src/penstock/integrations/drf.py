@@ -16,7 +16,9 @@ from typing import Any
 
 from ..core._errors import require_module
 from ..core._validation import reject
-from ._web import Rule, RuleSet, Ruling
+from ._deciding import RuleSet
+from ._rules import Rule
+from ._ruling import Ruling, give_back
 
 require_module(__name__, "rest_framework")
 
@@ -84,6 +86,8 @@ class LimitThrottle:
             decided = {view: ruling}
             setattr(request, _DECIDED, decided)
             if ruling is not None:
+                if not ruling.allowed:
+                    give_back(rulings_of_request(request._request))
                 _tell(request._request, view, ruling)
         return decided[view]
 
@@ -181,7 +185,7 @@ def _made(rules: Iterable[tuple[str, Rule]]) -> RuleSet:
     known: dict[Any, RuleSet] = project.__dict__.setdefault("throttles", {})
     with _lock:
         if rules not in known:
-            known[rules] = project.limits.rule_set(dict(rules))
+            known[rules] = RuleSet(project.limits, dict(rules))
         return known[rules]
 
 

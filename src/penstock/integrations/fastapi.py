@@ -4,6 +4,12 @@ All limits of a route are one decision. The first of its dependencies to run fin
 route's tree of dependencies and asks for all of them; the rest find it done. A limit counts for
 whatever it was given to: that of an app for all of its routes together, that of a route for this
 route.
+
+To call a dependency costs FastAPI more than the limit does. So where limits are the first that a
+route depends on, a `_LimitedRoute` takes the place of the route's app when the server starts: it
+decides before FastAPI gets to the body and the dependencies, and those whose value nobody asks for
+are not called any more. Routes that show up later, such as those of mounted apps, are seen to when
+they are first asked for. Where another dependency comes first, it still does.
 """
 
 # Annotations are not postponed: FastAPI reads those of a dependency, and of an object with
@@ -15,13 +21,16 @@ from typing import TYPE_CHECKING, Any
 from ..core._errors import require_module
 from ..core._validation import reject, shown
 from ..core._verdict import Verdict
-from ._asgi import ScopeReader, note, refuse_websocket
-from ._web import PROBLEM_JSON, Rule, RuleSet, Ruling, WebOptions, slug
-from .asgi import RateLimitMiddleware
+from ._asgi import ScopeReader, note, refuse_websocket, rulings_of
+from ._deciding import RuleSet
+from ._rules import Rule, WebOptions, slug
+from ._ruling import PROBLEM_JSON, Ruling, agive_back
+from ._who import discard
+from .asgi import ASGIRequest, RateLimitMiddleware
 
 require_module(__name__, "fastapi")
 
-from fastapi import FastAPI, HTTPException, Response, routing  # noqa: E402
+from fastapi import FastAPI, HTTPException, Request, Response, routing  # noqa: E402
 from fastapi.requests import HTTPConnection  # noqa: E402
 
 if TYPE_CHECKING:
@@ -93,18 +102,25 @@ class RateLimit(Rule):
                 "RateLimit needs the app's help to put headers on its answers: call "
                 "penstock.integrations.fastapi.install(app) once, after app = FastAPI(...)"
             )
-        decided: dict[Rule, Ruling | None] = scope.setdefault(_DECIDED, {})
+        decided: dict[Rule, Ruling | None] = scope.get(_DECIDED, {})
         if self not in decided:
             rules = installed.rules_for(scope, self)
-            ruling = await rules.adecide(connection)
-            for rule in rules.rules.values():
-                decided[rule] = ruling
-            if ruling is not None:
-                note(scope, ruling)
-                if not ruling.allowed:
-                    raise TooManyRequests(ruling)
+            await _obey(scope, rules, await rules.adecide(connection))
+            decided = scope[_DECIDED]
         ruling = decided[self]
         return None if ruling is None else ruling.verdict
+
+
+async def _obey(scope: Any, rules: RuleSet, ruling: Ruling | None) -> None:
+    """Note down what was decided, and end a request that was denied."""
+    decided = scope.setdefault(_DECIDED, {})
+    for rule in rules.rules.values():
+        decided[rule] = ruling
+    if ruling is not None:
+        note(scope, ruling)
+        if not ruling.allowed:
+            await agive_back(rulings_of(scope)[0])
+            raise TooManyRequests(ruling)
 
 
 def install(app: FastAPI, **options: "Unpack[WebOptions]") -> None:
@@ -117,7 +133,7 @@ def install(app: FastAPI, **options: "Unpack[WebOptions]") -> None:
         reject("install must be called before the app serves its first request")
     build = app.build_middleware_stack
     # Around all of the app's middleware, and so around that which answers errors nobody handled.
-    installed = _Installed(build, **options)
+    installed = _Installed(app, build, **options)
     app.build_middleware_stack = installed.built  # type: ignore[method-assign]
     refuse: Any = installed.refuse
     app.add_exception_handler(TooManyRequests, refuse)
@@ -144,9 +160,11 @@ class _FastAPIReader(ScopeReader):
 class _Installed(RateLimitMiddleware):
     """Stamps what the dependencies decided, and knows which of them belong together."""
 
-    def __init__(self, build: Any, **options: "Unpack[WebOptions]") -> None:
+    def __init__(self, app: FastAPI, build: Any, **options: "Unpack[WebOptions]") -> None:
         super().__init__(_nothing, **options)
+        self._fastapi = app
         self.limits.reader = _FastAPIReader()
+        self.limits.resolve = _put_off
         self._build = build
         self._names: dict[Rule, str] = {}
         self._rule_sets: dict[tuple[RateLimit, ...], RuleSet] = {}
@@ -155,6 +173,12 @@ class _Installed(RateLimitMiddleware):
     def built(self) -> Any:
         """In the place of the app's own middleware stack."""
         self.app = self._build()
+        for route in _routes_of(self._fastapi):
+            limits = _limits_of(route)
+            if limits:
+                rules = self._rules_of(self._fastapi, limits)
+                # Where routers are included as they are, this only stands for the route.
+                _LimitedRoute.take(getattr(route, "_effective_route", route), self, rules)
         return self
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -163,17 +187,24 @@ class _Installed(RateLimitMiddleware):
 
     def rules_for(self, scope: Any, asking: RateLimit) -> RuleSet:
         """The limits of the route that serves `scope`, of which `asking` is one."""
-        overrides = getattr(scope["app"], "dependency_overrides", {})
-        found = self._limits_at(_route_of(scope))
+        overrides = _overrides(scope)
+        route = _route_of(scope)
+        found = self._limits_at(route)
         if overrides:
             found = tuple([rule for rule in found if rule not in overrides])
         wanted = found if asking in found else (asking,)
+        rules = self._rules_of(scope["app"], wanted)
+        if not overrides and wanted is found:
+            _LimitedRoute.take(route, self, rules)
+        return rules
+
+    def _rules_of(self, app: Any, wanted: tuple[RateLimit, ...]) -> RuleSet:
         rules = self._rule_sets.get(wanted)
         if rules is None:
             if not self._names.keys() >= set(wanted):
-                self._name_all(scope["app"], wanted)
+                self._name_all(app, wanted)
             named = {self._names[rule]: rule for rule in wanted}
-            rules = self._rule_sets[wanted] = self.limits.rule_set(named)
+            rules = self._rule_sets[wanted] = RuleSet(self.limits, named)
         return rules
 
     def _limits_at(self, route: Any) -> tuple[RateLimit, ...]:
@@ -219,6 +250,95 @@ class _Installed(RateLimitMiddleware):
         return Response(ruling.problem(), ruling.status, media_type=PROBLEM_JSON)
 
 
+class _PutOffError(Exception):
+    """A function of the app has to be awaited."""
+
+
+def _put_off(value: Any) -> Any:
+    discard(value)
+    raise _PutOffError
+
+
+class _LimitedRoute:
+    """In the place of a route's app: decides its limits, and leaves the rest to the app.
+
+    It gives way where the limits have to be dependencies after all: under overrides, in tests, and
+    with functions that are awaited, since these may read the body, which only the app can share.
+    """
+
+    __slots__ = (
+        "_all",
+        "_app",
+        "_dependant",
+        "_gave_way",
+        "_installed",
+        "_request",
+        "_rules",
+        "limits",
+    )
+
+    def __init__(self, route: Any, installed: "_Installed", rules: RuleSet) -> None:
+        self.limits: tuple[RateLimit, ...] = _limits_of(route)
+        self._app = route.app
+        self._dependant = route.dependant
+        self._all = route.dependant.dependencies
+        self._installed = installed
+        self._rules = rules
+        self._request: Any = Request if rules.calls_functions else ASGIRequest
+        self._gave_way = False
+
+    @classmethod
+    def take(cls, route: Any, installed: "_Installed", rules: RuleSet) -> None:
+        """Take the place of a route's app, if its limits come first and it is a plain route. Once:
+        a route that has given way is left alone."""
+        first = getattr(route, "dependant", None)
+        while first is not None and first.dependencies:
+            first = first.dependencies[0]
+        app = getattr(route, "app", None)
+        is_http = getattr(route, "methods", None) is not None
+        if (
+            first is not None
+            and isinstance(first.call, RateLimit)
+            and is_http
+            and app is not None
+            and not isinstance(app, cls)
+        ):
+            route.app = limited = cls(route, installed, rules)
+            # Another list: this one may be gone through at the moment.
+            limited._dependant.dependencies = [
+                each
+                for each in limited._all
+                if each.name is not None or not isinstance(each.call, RateLimit)
+            ]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if not self._gave_way:
+            if scope.get(_INSTALLED) is not self._installed or _overrides(scope):
+                self._give_way()
+            else:
+                await self._decide(scope, receive)
+        await self._app(scope, receive, send)
+
+    async def _decide(self, scope: Any, receive: Any) -> None:
+        rules = self._rules
+        try:
+            asked = rules.asked(self._request(scope))
+        except _PutOffError:
+            self._give_way()
+            return
+        await _obey(scope, rules, None if asked is None else await rules.aanswer(asked))
+
+    def _give_way(self) -> None:
+        """For good: requests that are on their way here were decided, or will be."""
+        self._gave_way = True
+        self._dependant.dependencies = self._all
+
+
+def _overrides(scope: Any) -> dict[Any, Any]:
+    found: dict[Any, Any] = getattr(scope["app"], "dependency_overrides", {})
+    return found
+
+
 async def _nothing(scope: Any, receive: Any, send: Any) -> None:
     """In the place of a middleware stack that is not built yet."""
 
@@ -238,6 +358,9 @@ def _routes_of(app: FastAPI) -> Iterator[Any]:
 
 def _limits_of(route: Any) -> tuple[RateLimit, ...]:
     """Of the whole tree of dependencies, outermost first, none twice."""
+    app = getattr(route, "app", None)
+    if isinstance(app, _LimitedRoute):
+        return app.limits
     return tuple(dict.fromkeys(_walk(getattr(route, "dependant", None))))
 
 

@@ -14,18 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core._errors import require_module
 from ..core._validation import reject, shown
-from ._web import (
-    PROBLEM_JSON,
-    AppLimits,
-    Rule,
-    RuleSet,
-    Ruling,
-    WebOptions,
-    add_rules,
-    app_limits,
-    as_rules,
-    headers_of,
-)
+from ._deciding import RuleSet
+from ._rules import AppLimits, Rule, WebOptions, add_rules, app_limits, as_rules
+from ._ruling import PROBLEM_JSON, Ruling, give_back, headers_of
 
 require_module(__name__, "flask")
 
@@ -37,8 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["RateLimits"]
 
 _KEY = "penstock"
-_RULINGS = "_penstock_rulings"
-_DECIDED = "_penstock_decided"
+_ASKED = "_penstock"
 
 _View = TypeVar("_View", bound=Callable[..., Any])
 
@@ -93,8 +83,9 @@ class RateLimits:
         """Limit this app; one extension may serve several, which count apart in their stores."""
         if _KEY in app.extensions:
             reject("this app has an extension of Penstock already; give its limits to that one")
-        app.extensions[_KEY] = _ViewLimits(self, app_limits(_WerkzeugReader(), self._options))
-        app.before_request(_before)
+        limits = app_limits(_WerkzeugReader(), self._options)
+        app.extensions[_KEY] = installed = _ViewLimits(self, limits, app.view_functions)
+        app.before_request(installed.before)
         # The first to be registered is the last to see a response.
         app.after_request_funcs.setdefault(None, []).insert(0, _after)
         app.teardown_request(_teardown)
@@ -152,34 +143,56 @@ class RateLimits:
         return made
 
 
+class _Inquiry:
+    """What was asked about one request, and answered."""
+
+    __slots__ = ("rule_sets", "rulings")
+
+    def __init__(self) -> None:
+        self.rule_sets: list[RuleSet] = []
+        self.rulings: list[Ruling] = []
+
+    def missing(self, rules: list[Rule]) -> list[Rule]:
+        """Those of the rules that were not asked about yet."""
+        known = [rule for each in self.rule_sets for rule in each.rules.values()]
+        return [rule for rule in rules if rule not in known]
+
+
 class _ViewLimits:
     """The limits of one app, by endpoint."""
 
-    def __init__(self, declared: RateLimits, limits: AppLimits) -> None:
+    def __init__(self, declared: RateLimits, limits: AppLimits, views: Mapping[str, Any]) -> None:
         self.declared = declared
         self.limits = limits
+        self._views = views
         self._lock = threading.Lock()
         self._rule_sets: dict[str | None, RuleSet | None] = {}
         self._hidden: dict[str, RuleSet] = {}
 
-    def rules_for(self, endpoint: str | None, views: Mapping[str, Any]) -> RuleSet | None:
-        """Of a request that was routed to this endpoint, or to none, of an app with these views."""
+    def before(self) -> Any:
+        """Decide about the current request: what to answer instead of the view, or None."""
+        # The objects behind the proxies: each look through one takes as long as a check.
+        asked: Any = request._get_current_object()  # type: ignore[attr-defined]
+        return _decide(self, self.rules_for(asked.endpoint), asked)
+
+    def rules_for(self, endpoint: str | None) -> RuleSet | None:
+        """Of a request that was routed to this endpoint, or to none."""
         try:
             return self._rule_sets[endpoint]
         except KeyError:
             pass
         with self._lock:
             if endpoint not in self._rule_sets:
-                rules = self._find(endpoint, views)
-                self._rule_sets[endpoint] = self.limits.rule_set(rules) if rules else None
+                rules = self._find(endpoint)
+                self._rule_sets[endpoint] = RuleSet(self.limits, rules) if rules else None
             return self._rule_sets[endpoint]
 
-    def _find(self, endpoint: str | None, functions: Mapping[str, Any]) -> dict[str, Rule]:
+    def _find(self, endpoint: str | None) -> dict[str, Rule]:
         declared = self.declared
         rules = as_rules(declared._limits)
         if endpoint is None:
             return rules
-        views = list(_unwrapped(functions.get(endpoint)))
+        views = list(_unwrapped(self._views.get(endpoint)))
         parts = endpoint.split(".")[:-1]
         blueprints = [".".join(parts[: depth + 1]) for depth in range(len(parts))]
         if declared._exempt & {*views, *blueprints}:
@@ -196,7 +209,7 @@ class _ViewLimits:
             if endpoint not in self._hidden:
                 named: dict[str, Rule] = {}
                 add_rules(named, rules, endpoint)
-                self._hidden[endpoint] = self.limits.rule_set(named)
+                self._hidden[endpoint] = RuleSet(self.limits, named)
             return self._hidden[endpoint]
 
 
@@ -207,9 +220,10 @@ def _limited(view: Callable[..., Any], rules: list[Rule]) -> Callable[..., Any]:
 
     @wraps(view)
     def limited(*args: Any, **named: Any) -> Any:
-        missing = [rule for rule in rules if rule not in g.get(_DECIDED, ())]
+        missing = _asked_of(g).missing(rules)
         if missing:
-            refusal = _decide(_limits(), _limits().hidden(str(request.endpoint), missing))
+            asked: Any = request._get_current_object()  # type: ignore[attr-defined]
+            refusal = _decide(_limits(), _limits().hidden(str(asked.endpoint), missing), asked)
             if refusal is not None:
                 return refusal
         return current_app.ensure_sync(view)(*args, **named)
@@ -233,26 +247,30 @@ def _limits() -> _ViewLimits:
     return found
 
 
-def _before() -> Any:
-    limits = _limits()
-    return _decide(limits, limits.rules_for(request.endpoint, current_app.view_functions))
+def _asked_of(context: Any) -> _Inquiry:
+    """What was asked about the request of this `g`."""
+    found: _Inquiry | None = context.get(_ASKED)
+    if found is None:
+        found = _Inquiry()
+        setattr(context, _ASKED, found)
+    return found
 
 
-def _decide(limits: _ViewLimits, rules: RuleSet | None) -> Any:
+def _decide(limits: _ViewLimits, rules: RuleSet | None, asked: Any) -> Any:
     """Decide, and return what to answer instead of the view, or None."""
     if rules is None:
         return None
-    # The objects behind the proxies: each look through one takes as long as a check.
     context: Any = g._get_current_object()
-    asked: Any = request._get_current_object()  # type: ignore[attr-defined]
-    context.setdefault(_DECIDED, set()).update(rules.rules.values())
+    known = _asked_of(context)
+    known.rule_sets.append(rules)
     ruling = rules.decide(asked)
     if ruling is None:
         return None
     context.rate_limit = ruling.verdict
-    context.setdefault(_RULINGS, []).append(ruling)
+    known.rulings.append(ruling)
     if ruling.allowed:
         return None
+    give_back(known.rulings)
     handler = limits.limits.on_denied
     if handler is not None:
         return handler(asked, ruling.verdict)
@@ -260,11 +278,14 @@ def _decide(limits: _ViewLimits, rules: RuleSet | None) -> Any:
 
 
 def _after(response: Response) -> Response:
-    rulings: list[Ruling] = g.get(_RULINGS, [])
-    if rulings:
-        for name, value in headers_of(rulings).items():
-            response.headers.setdefault(name, value)
-    for ruling in rulings:
+    known: _Inquiry | None = g.get(_ASKED)
+    if known is None:
+        return response
+    headers = response.headers
+    for name, value in headers_of(known.rulings).items():
+        if name not in headers:
+            headers.add(name, value)
+    for ruling in known.rulings:
         if ruling.is_open and response.is_streamed:
             # Slots are held until it is over: read to its end, or closed. Not every server closes
             # what a client has left.
@@ -286,5 +307,6 @@ def _followed(chunks: Any, settle: Callable[[], None]) -> Iterator[Any]:
 
 def _teardown(error: BaseException | None) -> None:
     """What no response was made for is settled as a 500."""
-    for ruling in g.get(_RULINGS, ()) if error is not None else ():
+    known: _Inquiry | None = g.get(_ASKED) if error is not None else None
+    for ruling in () if known is None else known.rulings:
         ruling.settle(Response(status=500))

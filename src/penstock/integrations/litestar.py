@@ -13,24 +13,18 @@ from typing import TYPE_CHECKING, Any
 from ..core._errors import require_module
 from ._asgi import (
     ScopeReader,
-    header_lines,
+    answered,
     is_last,
     note,
     refuse_websocket,
     rulings_of,
     send_refusal,
     settle_all,
+    stamp,
 )
-from ._web import (
-    Answered,
-    Rule,
-    RuleSet,
-    Ruling,
-    WebOptions,
-    add_rules,
-    app_limits,
-    as_rules,
-)
+from ._deciding import RuleSet
+from ._rules import Rule, WebOptions, add_rules, app_limits, as_rules
+from ._ruling import Answered, Ruling, agive_back
 
 require_module(__name__, "litestar")
 
@@ -94,18 +88,18 @@ class RateLimitPlugin(InitPlugin):
         rulings, _ = rulings_of(scope)
         note(scope, ruling)
         if not ruling.allowed:
+            await agive_back(rulings)
             await self._refuse(ruling, request, receive, send)
             return
-        answered: Any = None
+        told: Any = None
         try:
             await app(scope, receive, send)
-            answered = scope.get(_ANSWERED)
+            told = scope.get(_ANSWERED)
         except Exception as error:
-            status = getattr(error, "status_code", 500)
-            answered = scope.get(_ANSWERED) or Answered(status, {})
+            told = scope.get(_ANSWERED) or Answered(getattr(error, "status_code", 500), {})
             raise
         finally:
-            await settle_all(rulings, answered)
+            await settle_all(rulings, told)
 
     def _rules_for(self, handler: Any) -> RuleSet | None:
         if handler not in self._rule_sets:
@@ -114,7 +108,7 @@ class RateLimitPlugin(InitPlugin):
             own = [each if isinstance(each, Rule) else Rule(each) for each in several]
             named = dict(self._rules)
             add_rules(named, own, str(handler))
-            self._rule_sets[handler] = self._limits.rule_set(named) if named else None
+            self._rule_sets[handler] = RuleSet(self._limits, named) if named else None
         return self._rule_sets[handler]
 
     async def _refuse(self, ruling: Ruling, request: Any, receive: Any, send: Any) -> None:
@@ -139,10 +133,6 @@ async def _stamp(message: Any, scope: Any) -> None:
         return
     rulings, _ = rulings_of(scope)
     if rulings:
-        given = list(message.get("headers", ()))
-        names = {name.lower() for name, _ in given}
-        added = [line for line in header_lines(rulings) if line[0] not in names]
-        message["headers"] = given + added
+        given = stamp(message, rulings)
         if "status" in message:
-            told = {n.decode("latin-1").lower(): v.decode("latin-1") for n, v in given}
-            scope[_ANSWERED] = Answered(message["status"], told)
+            scope[_ANSWERED] = answered(message["status"], given)

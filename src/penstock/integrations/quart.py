@@ -1,6 +1,8 @@
 """Quart: the extension for Flask, for async apps.
 
-Declaring limits is the same in both; what waits, here does not block.
+Declaring limits is the same in both; what waits, here does not block. Headers are put on, and what
+is held until the end of a response is given back, around the app, in ASGI: there a stream is seen
+to its end.
 """
 
 from __future__ import annotations
@@ -12,14 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from ..core._errors import require_module
 from ..core._validation import reject
-from ._asgi import settle_all
-from ._web import PROBLEM_JSON, Rule, RuleSet, Ruling, WebOptions, app_limits, headers_of
+from ._asgi import note, rulings_of
+from ._deciding import RuleSet
+from ._rules import Rule, WebOptions
+from ._ruling import PROBLEM_JSON, agive_back
+from .asgi import RateLimitMiddleware
 
 require_module(__name__, "quart")
 
 from quart import Quart, Response, current_app, g, request  # noqa: E402
 
-from .flask import _DECIDED, _KEY, _RULINGS, RateLimits, _ViewLimits, _WerkzeugReader  # noqa: E402
+from .flask import _KEY, RateLimits, _asked_of, _ViewLimits, _WerkzeugReader  # noqa: E402
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -55,11 +60,11 @@ class AsyncRateLimits(RateLimits):
         """Limit this app; one extension may serve several."""
         if _KEY in app.extensions:
             reject("this app has an extension of Penstock already; give its limits to that one")
-        limits = _ViewLimits(self, app_limits(_QuartReader(), self._options))
-        app.extensions[_KEY] = limits
+        served = RateLimitMiddleware(app.asgi_app, **self._options)
+        served.limits.reader = _QuartReader()
+        app.asgi_app = served
+        app.extensions[_KEY] = _ViewLimits(self, served.limits, app.view_functions)
         app.before_request(_before)
-        app.after_request_funcs.setdefault(None, []).insert(0, _after)
-        app.after_serving(limits.limits.aclose)
 
     @property
     def verdict(self) -> Any:
@@ -70,7 +75,7 @@ class AsyncRateLimits(RateLimits):
     def _limited(view: Callable[..., Any], rules: list[Rule]) -> Callable[..., Any]:
         @wraps(view)
         async def limited(*args: Any, **named: Any) -> Any:
-            missing = [rule for rule in rules if rule not in g.get(_DECIDED, ())]
+            missing = _asked_of(g).missing(rules)
             if missing:
                 hidden = _limits().hidden(str(request.endpoint), missing)
                 refusal = await _decide(_limits(), hidden)
@@ -90,31 +95,26 @@ def _limits() -> _ViewLimits:
 
 async def _before() -> Any:
     limits = _limits()
-    return await _decide(limits, limits.rules_for(request.endpoint, current_app.view_functions))
+    return await _decide(limits, limits.rules_for(request.endpoint))
 
 
 async def _decide(limits: _ViewLimits, rules: RuleSet | None) -> Any:
     """Decide, and return what to answer instead of the view, or None."""
     if rules is None:
         return None
-    g.setdefault(_DECIDED, set()).update(rules.rules.values())
+    _asked_of(g).rule_sets.append(rules)
     ruling = await rules.adecide(request)
     if ruling is None:
         return None
     g.rate_limit = ruling.verdict
-    g.setdefault(_RULINGS, []).append(ruling)
+    scope: Any = request.scope
+    rulings, _ = rulings_of(scope)
+    note(scope, ruling)
     if ruling.allowed:
         return None
+    await agive_back(rulings)
     handler = limits.limits.on_denied
     if handler is None:
         return Response(ruling.problem(), ruling.status, content_type=PROBLEM_JSON)
     answer = handler(request, ruling.verdict)
     return await answer if inspect.isawaitable(answer) else answer
-
-
-async def _after(response: Any) -> Any:
-    rulings: list[Ruling] = g.get(_RULINGS, [])
-    for name, value in headers_of(rulings).items() if rulings else ():
-        response.headers.setdefault(name, value)
-    await settle_all(rulings, response)
-    return response

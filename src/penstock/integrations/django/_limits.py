@@ -15,17 +15,9 @@ from typing import Any
 
 from ...core._errors import require_module
 from ...core._validation import reject, shown
-from .._web import (
-    PROBLEM_JSON,
-    AppLimits,
-    Rule,
-    RuleSet,
-    Ruling,
-    add_rules,
-    app_limits,
-    as_rules,
-    headers_of,
-)
+from .._deciding import RuleSet
+from .._rules import AppLimits, Rule, add_rules, app_limits, as_rules
+from .._ruling import PROBLEM_JSON, Ruling, agive_back, give_back, headers_of
 
 require_module("penstock.integrations.django", "django")
 
@@ -110,7 +102,7 @@ class DjangoLimits:
             if wanted not in self._rule_sets:
                 named = {} if alone else dict(self.rules)
                 add_rules(named, wanted[1], view)
-                self._rule_sets[wanted] = self.limits.rule_set(named) if named else None
+                self._rule_sets[wanted] = RuleSet(self.limits, named) if named else None
             return self._rule_sets[wanted]
 
 
@@ -181,14 +173,20 @@ def decide(request: Any, rules: RuleSet | None) -> Any:
     """Decide, and return what to answer instead of the view, or None."""
     if rules is None:
         return None
-    return _decided(request, rules, rules.decide(request))
+    ruling = rules.decide(request)
+    if ruling is not None and not ruling.allowed:
+        give_back(rulings_of_request(request))
+    return _decided(request, rules, ruling)
 
 
 async def adecide(request: Any, rules: RuleSet | None) -> Any:
     """The awaitable twin of `decide`."""
     if rules is None:
         return None
-    return _decided(request, rules, await rules.adecide(request))
+    ruling = await rules.adecide(request)
+    if ruling is not None and not ruling.allowed:
+        await agive_back(rulings_of_request(request))
+    return _decided(request, rules, ruling)
 
 
 def _decided(request: Any, rules: RuleSet, ruling: Ruling | None) -> Any:

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from ...core._validation import reject, shown
-from .._web import Rule
+from .._rules import Rule
 from ._limits import (
     RULES,
     VIEWED,

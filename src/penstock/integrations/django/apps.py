@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.checks import Error, Tags, Warning, register
 
 from ...core._errors import PenstockError
-from .._web import app_limits
+from .._rules import app_limits
 from ._limits import DjangoReader, options_of
 
 __all__ = ["PenstockConfig"]

@@ -1,0 +1,295 @@
+"""`ServiceCharge`: units, and slots, that were reserved at a service.
+
+Slots are reclaimed by the service unless they are renewed. `Renewer` does so for all charges of a
+limiter that are kept, by a thread, and `LoopRenewer` by a task of an event loop; both end when
+nothing is kept. Of a slot's time the client only knows instants by the service's clock, as those at
+which its limits forget: a third of what is left until the first of them is soon enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from .._queueing.fork import ForkAware, watch_forks
+from ..core._decision import Decision
+from ..core._errors import PenstockError
+from ..core._flow import Settling
+from ..core._validation import reject, require_int, shown
+from ..core._verdict import Verdict
+from ._questions import ServiceCall, flag
+
+if TYPE_CHECKING:
+    from ._limiter import ServiceLimiter
+
+__all__ = ["LoopRenewer", "Renewer", "ServiceCharge"]
+
+_PER_TERM = 3
+_SHORTEST_S = 0.1
+_LONGEST_S = 10.0
+
+_log = logging.getLogger("penstock")
+
+
+class ServiceCharge(Settling):
+    """Units that were reserved at a service. `bool(charge)` is `charge.allowed`.
+
+    As a `Charge`: settle it when the true cost is known, or cancel it. As a context manager it is
+    cancelled by an exception, and otherwise settled as it was reserved. A charge settles once, and
+    the service knows whether it did: a settlement that got no answer leaves the charge open, and
+    may be repeated. `id` is empty where nothing is held, after a denial or where the service could
+    not be asked.
+    """
+
+    def __init__(
+        self, limiter: ServiceLimiter, answer: Decision | Verdict, charge_id: str, starts_at: int
+    ) -> None:
+        self.id: str = charge_id
+        """By which the service knows it; any program with this text may settle it."""
+        self.verdict: Verdict | None = answer if isinstance(answer, Verdict) else None
+        """What each limit said, where there are several."""
+        self.decision: Decision = answer.decision if isinstance(answer, Verdict) else answer
+        """What the limit said, or the one that binds."""
+        self.allowed: bool = answer.allowed
+        """Whether the units were taken."""
+        self.starts_at: int = starts_at
+        """From when on (epoch ms) the units are the caller's."""
+        self.is_lost: bool = False
+        """Whether the service gave slots of it to somebody else, as far as is known here."""
+        self._limiter = limiter
+        self._is_open = bool(charge_id)
+        self._renewer: Renewer | LoopRenewer | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was neither settled nor cancelled yet, as far as is known here."""
+        return self._is_open
+
+    def settle(self, actual: int | Mapping[str, int]) -> bool:
+        """Replace what was reserved by what was used: for every limit, or by name, where those left
+        out stay as they are. True if this call did it."""
+        question = self._settlement(actual)
+        return self._is_open and self._closed(self._limiter._ask(question))
+
+    async def asettle(self, actual: int | Mapping[str, int]) -> bool:
+        """The awaitable twin of `settle`."""
+        question = self._settlement(actual)
+        return self._is_open and self._closed(await self._limiter._aask(question))
+
+    def cancel(self) -> bool:
+        """Give everything back. True if this call did it; a charge that was denied has nothing."""
+        return self._is_open and self._closed(self._limiter._ask(self._named("cancel")))
+
+    async def acancel(self) -> bool:
+        """The awaitable twin of `cancel`."""
+        return self._is_open and self._closed(await self._limiter._aask(self._named("cancel")))
+
+    def renew(self) -> bool:
+        """Hold its slots for another ttl. False if they were lost, or nothing is held."""
+        return self._is_open and bool(self._limiter._ask(self._named("renew")))
+
+    async def arenew(self) -> bool:
+        """The awaitable twin of `renew`."""
+        return self._is_open and bool(await self._limiter._aask(self._named("renew")))
+
+    def keep_renewed(
+        self, on_lost: Callable[[ServiceCharge], object] | None = None
+    ) -> ServiceCharge:
+        """Renew its slots in the background until it is settled or lost, by a thread that does so
+        for all charges of this limiter that are kept. `on_lost` is called, in that thread, when
+        the service says that they are somebody else's. Returns the charge itself."""
+        self._keep(self._limiter._renewer, on_lost)
+        return self
+
+    def akeep_renewed(
+        self, on_lost: Callable[[ServiceCharge], object] | None = None
+    ) -> ServiceCharge:
+        """The same by a task of the running event loop."""
+        self._keep(self._limiter._loop_renewer(), on_lost)
+        return self
+
+    def _keep(self, renewer: Renewer | LoopRenewer, on_lost: Any) -> None:
+        if self._renewer is not None:
+            reject("this charge is kept renewed already")
+        if self._is_open:
+            self._renewer = renewer
+            renewer.keep(self, on_lost)
+
+    def _term_s(self) -> float:
+        """After which to renew it."""
+        told = [self.decision] if self.verdict is None else self.verdict.decisions
+        left_ms = min(decision.reset_at for decision in told) - self._limiter.clock.now()
+        longest_s = self._limiter._heartbeat_s or _LONGEST_S
+        return max(_SHORTEST_S, min(left_ms / 1000 / _PER_TERM, longest_s))
+
+    def _named(self, call: str, **fields: Any) -> ServiceCall:
+        return ServiceCall(call, {"charge_id": self.id, **fields}, flag)
+
+    def _settlement(self, actual: int | Mapping[str, int]) -> ServiceCall:
+        if not self.allowed:
+            reject(
+                "this charge was denied, so there is nothing to settle; look at charge.allowed "
+                "before the work begins"
+            )
+        if isinstance(actual, Mapping):
+            for name, units in actual.items():
+                require_int(f"the actual cost of {shown(name)}", units, 0)
+            return self._named("settle", actual=dict(actual))
+        return self._named("settle", actual=require_int("actual", actual, 0))
+
+    def _closed(self, done: bool) -> bool:
+        self._is_open = False
+        if self._renewer is not None:
+            self._renewer.let_go(self)
+        return done
+
+    def __repr__(self) -> str:
+        state = "open" if self._is_open else "settled" if self.allowed else "denied"
+        return f"<ServiceCharge {state}, starts_at={self.starts_at}>"
+
+
+class _Due:
+    """The charges that are kept, with who is to be told, and when each is to be renewed."""
+
+    def __init__(self) -> None:
+        self._kept: dict[ServiceCharge, tuple[Any, float]] = {}
+
+    def add(self, charge: ServiceCharge, on_lost: Any) -> None:
+        self._kept[charge] = on_lost, time.monotonic() + charge._term_s()
+
+    def remove(self, charge: ServiceCharge) -> None:
+        self._kept.pop(charge, None)
+
+    def wait_s(self) -> float | None:
+        """How long until something is due; None if nothing is kept."""
+        dues = [due for _, due in self._kept.values()]
+        return max(0.0, min(dues) - time.monotonic()) if dues else None
+
+    def now(self) -> list[ServiceCharge]:
+        """Those that are due, each put off until its renewal was answered."""
+        at = time.monotonic()
+        found = [charge for charge, (_, due) in self._kept.items() if due <= at]
+        for charge in found:
+            self._kept[charge] = self._kept[charge][0], at + charge._term_s()
+        return found
+
+    def failed(self, charge: ServiceCharge) -> None:
+        """No answer came: soon again."""
+        if charge in self._kept:
+            self._kept[charge] = self._kept[charge][0], time.monotonic() + _SHORTEST_S
+
+    def lost(self, charge: ServiceCharge) -> Any:
+        """Let it go; who is to be told of it, unless it was settled meanwhile."""
+        on_lost, _ = self._kept.pop(charge, (None, 0.0))
+        if not charge.is_open:
+            return None
+        charge.is_lost = True
+        return on_lost
+
+
+class Renewer(ForkAware):
+    """Renews the charges of a limiter, by a thread while there are any."""
+
+    def __init__(self) -> None:
+        self._forget()
+        watch_forks(self)
+
+    def _forget(self) -> None:
+        """Keep nothing: at first, and in the child of a fork, whose parent keeps its charges."""
+        self._lock = threading.Lock()
+        self._more = threading.Event()
+        self._due = _Due()
+        self._runs = False
+
+    _after_fork_in_child = _forget
+
+    def keep(self, charge: ServiceCharge, on_lost: Any) -> None:
+        with self._lock:
+            self._due.add(charge, on_lost)
+            if not self._runs:
+                self._runs = True
+                threading.Thread(target=self._run, name="penstock-renewer", daemon=True).start()
+        self._more.set()
+
+    def let_go(self, charge: ServiceCharge) -> None:
+        with self._lock:
+            self._due.remove(charge)
+        self._more.set()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                wait = self._due.wait_s()
+                if wait is None:
+                    self._runs = False
+                    return
+            self._more.wait(wait)
+            self._more.clear()
+            with self._lock:
+                charges = self._due.now()
+            for charge in charges:
+                self._renew(charge)
+
+    def _renew(self, charge: ServiceCharge) -> None:
+        try:
+            held = charge.renew()
+        except PenstockError:
+            with self._lock:
+                self._due.failed(charge)
+            return
+        if not held:
+            with self._lock:
+                on_lost = self._due.lost(charge)
+            _tell(on_lost, charge)
+
+
+class LoopRenewer:
+    """The same by a task of an event loop."""
+
+    def __init__(self) -> None:
+        self._due = _Due()
+        self._more = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def keep(self, charge: ServiceCharge, on_lost: Any) -> None:
+        self._due.add(charge, on_lost)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(
+                self._run(), name="penstock-renewer"
+            )
+        self._more.set()
+
+    def let_go(self, charge: ServiceCharge) -> None:
+        self._due.remove(charge)
+        self._more.set()
+
+    async def _run(self) -> None:
+        while (wait := self._due.wait_s()) is not None:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._more.wait(), wait)
+            self._more.clear()
+            for charge in self._due.now():
+                await self._renew(charge)
+
+    async def _renew(self, charge: ServiceCharge) -> None:
+        try:
+            if await charge.arenew():
+                return
+        except PenstockError:
+            self._due.failed(charge)
+            return
+        _tell(self._due.lost(charge), charge)
+
+
+def _tell(on_lost: Any, charge: ServiceCharge) -> None:
+    if on_lost is None:
+        return
+    try:
+        on_lost(charge)
+    except Exception:
+        _log.exception("on_lost of %r failed", charge)

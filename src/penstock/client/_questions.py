@@ -1,0 +1,117 @@
+"""What a service is asked, and what becomes of its answers.
+
+A `ServiceCall` has everything that a call needs: its fields, what its answer means, and what stands
+for an answer while there is none. The sync and the async shell of the limiter only carry it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ..core._decision import Decision, Forecast
+from ..core._validation import MAX_SAFE, reject, shown
+from ..core._verdict import Verdict
+from ._transport import Answer
+
+__all__ = [
+    "Attributes",
+    "ServiceCall",
+    "attributes_of",
+    "decision_of",
+    "decisions_of",
+    "failed_forecast",
+    "flag",
+    "forecast_of",
+    "itself",
+    "nothing",
+    "readers",
+]
+
+Attributes = Mapping[str, str | int]
+"""What a request says of itself: text for keys, plans and conditions, whole numbers for costs."""
+
+_UNREACHABLE = "service"
+"""Stands for the limits of a policy whose names nobody could tell."""
+
+
+class ServiceCall(NamedTuple):
+    call: str
+    fields: dict[str, Any]
+    read: Callable[[Answer], Any]
+    failed: Callable[[Decision], Any] | None = None
+    """What the fail mode's decision becomes; None for calls that an outage always ends."""
+
+
+def attributes_of(given: Attributes) -> dict[str, str | int]:
+    told: dict[str, str | int] = {}
+    for name, value in given.items():
+        if not isinstance(name, str) or (type(value) is not int and not isinstance(value, str)):
+            reject(
+                "attributes are names with text or whole numbers, such as {'user': 'alice', "
+                f"'tokens': 700}}, not {shown(name)}: {shown(value)}"
+            )
+        told[name] = value
+    return told
+
+
+def readers(
+    key: str | Attributes,
+) -> tuple[Callable[[Answer], Any], Callable[[Decision], Any]]:
+    """What becomes of an answer, and of the fail mode's decision: of several limits a verdict."""
+    return (_verdict, _failed_verdict) if isinstance(key, Mapping) else (decision_of, itself)
+
+
+def _read(told: Answer) -> Decision:
+    return Decision(
+        told["allowed"],
+        told["limit"],
+        told["remaining"],
+        told["reset_at"],
+        told["retry_after_ms"],
+    )
+
+
+def decision_of(answer: Answer) -> Decision:
+    return _read(answer["decision"])
+
+
+def decisions_of(answer: Answer) -> list[Decision]:
+    return [_read(told) for told in answer["decisions"]]
+
+
+def _verdict(answer: Answer) -> Verdict:
+    limits, shadows = answer["limits"], answer["shadows"]
+    return Verdict(
+        tuple(limits),
+        tuple([_read(told) for told in limits.values()]),
+        tuple([name in shadows for name in limits]),
+    )
+
+
+def _failed_verdict(decision: Decision) -> Verdict:
+    return Verdict((_UNREACHABLE,), (decision,), (False,))
+
+
+def forecast_of(answer: Answer) -> Forecast:
+    told = answer["forecast"]
+    return Forecast(told["spendable_now"], told["next_replenish_at"], told["full_at"])
+
+
+def failed_forecast(decision: Decision) -> Forecast:
+    spendable = MAX_SAFE if decision.allowed else 0
+    return Forecast(spendable, decision.reset_at, decision.reset_at)
+
+
+def flag(answer: Answer) -> bool:
+    """The only field of the answer."""
+    (done,) = answer.values()
+    return bool(done)
+
+
+def itself(decision: Decision) -> Decision:
+    return decision
+
+
+def nothing(_answer: Answer) -> None:
+    return None

@@ -1,0 +1,362 @@
+"""Asking: the rules that a request is subject to, as one decision.
+
+A `RuleSet` is made once for each combination of rules that occurs. It first works out what to ask
+(`asked`: keys and costs by name, for which functions of the app may have to be awaited), and then
+asks (`answer`): all rules of the app in one `Limits`, so that a request that any of them denies is
+charged to none. Limiters that an app brings ready-made are asked after those, and what was charged
+before one of them denied is given back.
+
+Nothing here knows a framework. An integration brings a `RequestReader`, calls `decide` or
+`adecide`, and turns a refusal into a response of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from .._limits import Limit, Limits
+from ..adapters._headers import VerdictHeaders
+from ..core._decision import Decision
+from ..core._errors import StoreUnavailableError
+from ..core._flow import Flow, adrive, drive
+from ..core._limiter import clock_reader
+from ..core._strategy import Strategy
+from ..core._validation import reject
+from ..core._verdict import Verdict
+from ._rules import AppLimits, Rule, is_plain, optional, value_of
+from ._ruling import OpenCharge, Ruling, Spent, Telling, acall, call
+from ._who import AddressKey, HeaderKey, Key, reading
+
+__all__ = ["RuleSet"]
+
+Asked = tuple[dict[str, Any], Any]
+"""Keys and costs by the names of limits; a cost of 1 is that of each."""
+
+_log = logging.getLogger("penstock.integrations")
+
+
+class _RulePart:
+    """A rule, or one of the limits of a ready-made `Limits`, with what was settled for it."""
+
+    __slots__ = ("charge_name", "cost", "is_policy", "key", "name", "rule")
+
+    def __init__(self, name: str, rule: Rule, key: Callable[[Any], Any] | None) -> None:
+        self.name = name
+        self.charge_name = name
+        self.is_policy = rule.attributes is not None
+        self.rule = rule
+        self.key = key
+        self.cost = rule.cost
+
+
+class _OneLimit:
+    """A limiter with one limit, asked like one with several."""
+
+    def __init__(self, name: str, limiter: Any) -> None:
+        self._name = name
+        self._limiter = limiter
+        self.clock = limiter.clock
+        self.limits = {name: _Declared(getattr(limiter, "strategy", None), False)}
+        self.answers_at_once: bool = getattr(limiter, "answers_at_once", False)
+
+    def check(self, keys: Mapping[str, Any], cost: Any) -> Verdict:
+        key, units = self._terms(keys, cost)
+        limiter = self._limiter
+        return self._verdict(limiter.check(key, units) if units else limiter.peek(key))
+
+    async def acheck(self, keys: Mapping[str, Any], cost: Any) -> Verdict:
+        key, units = self._terms(keys, cost)
+        limiter = self._limiter
+        return self._verdict(
+            await limiter.acheck(key, units) if units else await limiter.apeek(key)
+        )
+
+    def reserve(self, keys: Mapping[str, Any], cost: Any) -> Any:
+        return self._limiter.reserve(*self._terms(keys, cost))
+
+    async def areserve(self, keys: Mapping[str, Any], cost: Any) -> Any:
+        return await self._limiter.areserve(*self._terms(keys, cost))
+
+    def _terms(self, keys: Mapping[str, Any], cost: Any) -> tuple[Any, int]:
+        return keys[self._name], cost if cost == 1 else cost[self._name]
+
+    def _verdict(self, answer: Decision | Verdict) -> Verdict:
+        return Verdict((self._name,), (answer,), (False,)) if type(answer) is Decision else answer  # type: ignore[return-value]
+
+
+class _Policy(_OneLimit):
+    """A policy of a service with several limits, which only the service knows."""
+
+    def __init__(self, name: str, limiter: Any) -> None:
+        super().__init__(name, limiter)
+        self.limits = {}
+
+
+class _Declared(NamedTuple):
+    strategy: Strategy | None
+    shadow: bool
+
+
+class _Source(NamedTuple):
+    """A limiter and the parts that are asked of it."""
+
+    limits: Any
+    parts: list[_RulePart]
+
+
+class RuleSet:
+    """The rules that a request is subject to, asked as one decision."""
+
+    def __init__(self, app: AppLimits, rules: Mapping[str, Rule]) -> None:
+        self.app = app
+        self.rules = rules
+        self._sources = list(self._limiters(rules))
+        self._parts = [part for source in self._sources for part in source.parts]
+        limits = {name: it for source in self._sources for name, it in source.limits.limits.items()}
+        self._now = clock_reader(self._sources[0].limits.clock)
+        self._telling = Telling(
+            VerdictHeaders(limits),
+            self._now,
+            headers=app.headers,
+            legacy=app.legacy_headers,
+            is_closed=app.fail == "closed",
+        )
+        only = self._sources[0].limits if len(self._sources) == 1 else None
+        holds = any(
+            part.rule.charge_when is not None
+            or getattr(getattr(limits.get(part.name), "strategy", None), "is_held", False)
+            for part in self._parts
+        )
+        # The common case: no charge has to be given back, so a check does.
+        self._limits: Any = None if holds else only
+        answers_at_once = only is not None and getattr(only, "answers_at_once", False)
+        self._at_once = self._limits is not None and answers_at_once
+        self._plain = self._only_part()
+        self.calls_functions: bool = _calls_functions(app, rules.values())
+        """Whether functions of the app are asked for keys, costs or exemptions."""
+        self.answers_at_once: bool = self._at_once and not self.calls_functions
+        """Whether `decide` waits for nothing, so that an event loop may call it."""
+
+    def _only_part(self) -> tuple[str, Callable[[Any], Any]] | None:
+        """The common case, one limit without conditions: its name and key. None in any other."""
+        if len(self._parts) != 1 or self._limits is None or self.app.exempt is not None:
+            return None
+        (part,) = self._parts
+        rule = part.rule
+        if rule.methods or rule.paths or rule.exempt or rule.per_route:
+            return None
+        return None if part.key is None or part.cost != 1 else (part.name, part.key)
+
+    def decide(self, request: Any) -> Ruling | None:
+        """The ruling on a request; None if no limit is for it."""
+        asked = self.asked(request)
+        return None if asked is None else self.answer(asked)
+
+    async def adecide(self, request: Any) -> Ruling | None:
+        """The awaitable twin of `decide`."""
+        plain = self._plain
+        if plain is None:
+            asked = await adrive(self._asking(request), _await)
+        else:
+            name, read = plain
+            key = read(request)
+            if not is_plain(key):
+                key = await key
+            asked = None if key is None else ({name: key}, 1)
+        return None if asked is None else await self.aanswer(asked)
+
+    def asked(self, request: Any) -> Asked | None:
+        """What to ask about a request; None if no limit is for it. What a function of the app has
+        to be awaited for, `AppLimits.resolve` is given."""
+        plain = self._plain
+        if plain is None:
+            return drive(self._asking(request), self.app.resolve)
+        name, read = plain
+        key = read(request)
+        if not is_plain(key):
+            key = self.app.resolve(key)
+        return None if key is None else ({name: key}, 1)
+
+    def answer(self, asked: Asked) -> Ruling:
+        """Ask, and hold what may have to be given back."""
+        keys, costs = asked
+        limits = self._limits
+        try:
+            if limits is None:
+                return drive(self._reserve(keys, costs, "keep_renewed"), call)
+            spent = Spent(limits, keys, costs, self._now())
+            return Ruling(self._telling, limits.check(keys, costs), spent)
+        except StoreUnavailableError as error:
+            return self._failed(error)
+
+    async def aanswer(self, asked: Asked) -> Ruling:
+        """The awaitable twin of `answer`."""
+        if self._at_once:
+            return self.answer(asked)
+        keys, costs = asked
+        limits = self._limits
+        try:
+            if limits is None:
+                return await adrive(self._reserve(keys, costs, "akeep_renewed"), acall)
+            spent = Spent(limits, keys, costs, self._now())
+            return Ruling(self._telling, await limits.acheck(keys, costs), spent)
+        except StoreUnavailableError as error:
+            return self._failed(error)
+
+    def _asking(self, request: Any) -> Flow[Any, Asked | None]:
+        """Keys and costs by name; what may have to be awaited is yielded."""
+        app = self.app
+        if app.exempt is not None and (yield from app.exempt(app.reader, request)):
+            return None
+        keys: dict[str, Any] = {}
+        costs: dict[str, int] = {}
+        applicable: dict[int, bool] = {}
+        asked = False
+        for part in self._parts:
+            rule = part.rule
+            if id(rule) not in applicable:
+                applicable[id(rule)] = yield from self._applies(rule, request)
+            if not applicable[id(rule)]:
+                continue
+            if part.key is not None:
+                key = yield from value_of(part.key(request))
+                if key is None:
+                    continue
+                keys[part.name] = f"{app.reader.route(request)} {key}" if rule.per_route else key
+            asked = True
+            cost = part.cost
+            costs[part.name] = (yield from value_of(cost(request))) if callable(cost) else cost
+        return (keys, costs) if asked else None
+
+    def _applies(self, rule: Rule, request: Any) -> Flow[Any, bool]:
+        reader = self.app.reader
+        if rule.methods is not None and reader.method(request) not in rule.methods:
+            return False
+        if rule.paths is not None and not rule.paths(reader.path(request)):
+            return False
+        return rule.exempt is None or not (yield from rule.exempt(reader, request))
+
+    def _reserve(self, keys: dict[str, Any], costs: Any, keep: str) -> Flow[Any, Ruling]:
+        """Charge what can be given back, source by source; a denial gives back those before."""
+        held: list[OpenCharge] = []
+        told: dict[str, tuple[Decision, bool]] = {}
+        for limits, parts in self._sources:
+            asked = [part for part in parts if costs == 1 or part.name in costs]
+            if not asked:
+                continue
+            mine = {part.name: keys[part.name] for part in asked if part.key is not None}
+            cost = {part.name: 1 if costs == 1 else costs[part.name] for part in asked}
+            charge = yield limits, "reserve", (mine, cost)
+            told.update(_told(charge, asked[0].name))
+            if not charge.allowed:
+                for earlier in held:
+                    yield earlier.charge, "cancel", ()
+                held = []
+                break
+            conditions = {
+                name: part.rule.charge_when
+                for part in asked
+                if part.rule.charge_when is not None
+                for name in (charge.verdict.limits if part.is_policy else [part.charge_name])
+            }
+            held.append(OpenCharge(charge, conditions))
+        for each in held:
+            # A request may take longer than a slot is held for.
+            if getattr(each.charge, "ttl_ms", None) is not None:
+                getattr(each.charge, keep)(_slot_lost)
+        decisions = tuple([decision for decision, _ in told.values()])
+        shadows = tuple([shadow for _, shadow in told.values()])
+        return Ruling(self._telling, Verdict(tuple(told), decisions, shadows), held=held)
+
+    def _failed(self, error: StoreUnavailableError) -> Ruling:
+        self.app.outage(error)
+        return Ruling(self._telling, None)
+
+    def _limiters(self, rules: Mapping[str, Rule]) -> Iterable[_Source]:
+        app = self.app
+        own: dict[str, Limit] = {}
+        parts: list[_RulePart] = []
+        for name, rule in rules.items():
+            if rule.limit is None:
+                continue
+            limit = rule.limit
+            if app.shadow and not limit.shadow:
+                limit = optional(limit, True)
+            own[name] = limit
+            parts.append(
+                _RulePart(name, rule, _everybody if rule.keyless else self._key(rule.key, name))
+            )
+        if own:
+            limits = Limits(own, store=app.store, clock=app.clock, prefix=app.prefix)
+            yield _Source(limits, parts)
+        for name, rule in rules.items():
+            if rule.ready is not None:
+                yield self._ready(name, rule)
+
+    def _ready(self, name: str, rule: Rule) -> _Source:
+        declared = getattr(rule.ready, "limits", None)
+        if rule.attributes is not None:
+            if self.app.secret is not None:
+                reject(
+                    f"the limit {name!r} is asked by attributes, which hash_keys leaves as they "
+                    "are: hash those that are identities where they are made, and leave it out"
+                )
+            part = _RulePart(name, rule, rule.attributes)
+            return _Source(_Policy(name, rule.ready), [part])
+        if declared is None:
+            part = _RulePart(name, rule, self._key(rule.key, name))
+            part.charge_name = ""
+            return _Source(_OneLimit(name, rule.ready), [part])
+        return _Source(
+            rule.ready,
+            [
+                _RulePart(inner, rule, None if limit.keyless else self._key(rule.key, inner))
+                for inner, limit in declared.items()
+            ],
+        )
+
+    def _key(self, key: Key | Mapping[str, Key] | None, name: str) -> Callable[[Any], Any]:
+        if isinstance(key, Mapping):
+            if name not in key:
+                reject(f"the limit {name!r} has no key; there are {', '.join(key)}")
+            key = key[name]
+        app = self.app
+        return reading(app.key if key is None else key, app.reader, app.address, app.secret)
+
+
+def _told(charge: Any, name: str) -> Iterator[tuple[str, tuple[Decision, bool]]]:
+    """What each limit said to a charge, and whether it is a shadow."""
+    verdict: Verdict | None = charge.verdict
+    if verdict is None:
+        yield name, (charge.decision, False)
+        return
+    enforced = verdict.enforced
+    for each, decision in verdict.limits.items():
+        yield each, (decision, each not in enforced)
+
+
+def _slot_lost(charge: Any) -> None:
+    _log.warning("rate limits: a slot was lost while its request ran: %r", charge)
+
+
+def _calls_functions(app: AppLimits, rules: Iterable[Rule]) -> bool:
+    keys: list[Any] = [app.key]
+    exemptions = [app.exempt]
+    for rule in rules:
+        keys += rule.key.values() if isinstance(rule.key, Mapping) else [rule.key]
+        exemptions.append(rule.exempt)
+        if callable(rule.cost) or rule.attributes is not None:
+            return True
+    return any(each is not None and each.functions for each in exemptions) or not all(
+        each is None or isinstance(each, (AddressKey, HeaderKey)) for each in keys
+    )
+
+
+def _everybody(request: Any) -> str:
+    return "everybody"
+
+
+async def _await(value: Awaitable[Any]) -> Any:
+    return await value

@@ -1,0 +1,277 @@
+"""What limits said to one request, and what the client gets: headers, and the body of a refusal.
+
+A `Ruling` may hold something until the response is known: slots, which are renewed meanwhile, and
+what `charge_when` may give back. And it can be given back as a whole: where a request is asked
+about twice, by a middleware and then by a route, what the second denies the first has charged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..adapters._headers import VerdictHeaders
+from ..core._errors import StoreUnavailableError
+from ..core._flow import Flow, adrive, drive
+from ..core._verdict import Verdict
+
+__all__ = [
+    "PROBLEM_JSON",
+    "Answered",
+    "Line",
+    "OpenCharge",
+    "Ruling",
+    "Spent",
+    "Telling",
+    "acall",
+    "agive_back",
+    "call",
+    "give_back",
+    "headers_of",
+    "lines_of",
+]
+
+PROBLEM_JSON = "application/problem+json"
+
+_PROBLEMS = "https://iana.org/assignments/http-problem-types#"
+_RETRY_S = 1
+
+_log = logging.getLogger("penstock.integrations")
+
+Line = tuple[bytes, bytes]
+"""A header as ASGI has it."""
+
+
+class Answered(NamedTuple):
+    """What `charge_when` is shown of a response where the framework has no object for it."""
+
+    status_code: int
+    """Such as 200."""
+    headers: Mapping[str, str]
+    """By their names in lower case."""
+
+
+class OpenCharge(NamedTuple):
+    """A charge that is open, and by which name each of its limits asks `charge_when` what."""
+
+    charge: Any
+    conditions: Mapping[str, Callable[[Any], Any]]
+
+
+class Spent(NamedTuple):
+    """What a check was asked for: enough to give back what it spent."""
+
+    limits: Any
+    keys: Mapping[str, Any]
+    costs: Any
+    asked_at: int
+
+
+class Telling:
+    """How the limits of an app are told to clients: what is the same for all of its requests."""
+
+    __slots__ = ("_legacy", "_made", "_now", "_only", "_policy", "_quiet", "is_closed")
+
+    def __init__(
+        self,
+        made: VerdictHeaders,
+        now: Callable[[], int],
+        *,
+        headers: bool,
+        legacy: bool,
+        is_closed: bool,
+    ) -> None:
+        self._made = made
+        self._now = now
+        self._quiet = not headers
+        self._legacy = legacy
+        self.is_closed: bool = is_closed
+        """Whether requests are refused while the store is away."""
+        # The common case, one limit: its policy is put into words once.
+        self._only = None if legacy else made.only
+        policy = "" if self._only is None else self._only.policy
+        self._policy = b"ratelimit-policy", policy.encode("latin-1")
+
+    def headers(self, verdict: Verdict | None) -> dict[str, str]:
+        """What to add to a response."""
+        if verdict is None:
+            return {"Retry-After": str(_RETRY_S)} if self.is_closed else {}
+        if verdict.allowed and self._quiet:
+            return {}
+        return self._made.of(verdict, self._now(), legacy=self._legacy)
+
+    def lines(self, verdict: Verdict | None) -> list[Line]:
+        """The same as ASGI has it."""
+        only = self._only
+        if only is None or verdict is None or self._quiet or not verdict.allowed:
+            return _encoded(self.headers(verdict))
+        member = only.member(verdict.decisions[0], self._now())
+        return [self._policy, (b"ratelimit", member.encode("latin-1"))]
+
+
+class Ruling:
+    """What the limits said to one request, and what the client is told of it.
+
+    `verdict` is None while the store is away.
+    """
+
+    __slots__ = ("_held", "_spent", "_telling", "allowed", "verdict")
+
+    def __init__(
+        self,
+        telling: Telling,
+        verdict: Verdict | None,
+        spent: Spent | None = None,
+        held: Sequence[OpenCharge] = (),
+    ) -> None:
+        self._telling = telling
+        self._spent = spent
+        self._held = held
+        self.verdict: Verdict | None = verdict
+        self.allowed: bool = not telling.is_closed if verdict is None else verdict.allowed
+
+    @property
+    def status(self) -> int:
+        """Of a refusal: 429, or 503 while the store is away."""
+        return 503 if self.verdict is None else 429
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something is held until the response is known."""
+        return bool(self._held)
+
+    def headers(self) -> dict[str, str]:
+        """What to add to the response."""
+        return self._telling.headers(self.verdict)
+
+    def lines(self) -> list[Line]:
+        """The same as ASGI has it."""
+        return self._telling.lines(self.verdict)
+
+    def problem(self) -> bytes:
+        """The body of a refusal, as problem+json."""
+        if self.verdict is None:
+            told: dict[str, Any] = {
+                "type": f"{_PROBLEMS}temporary-reduced-capacity",
+                "title": "Limits cannot be checked at the moment",
+                "status": 503,
+                "detail": f"Try again in {_RETRY_S} s.",
+                "code": "store_unavailable",
+            }
+        else:
+            seconds = max(1, -(-self.verdict.retry_after_ms // 1000))
+            told = {
+                "type": f"{_PROBLEMS}quota-exceeded",
+                "title": "Too many requests",
+                "status": 429,
+                "detail": f"Try again in {seconds} s.",
+                "code": "rate_limit_exceeded",
+                "violated-policies": list(self.verdict.violated),
+            }
+        return json.dumps(told).encode()
+
+    def settle(self, response: Any) -> None:
+        """Give back what is not to be charged, once the response is known; None if there is none,
+        and then what was charged stays."""
+        if self._held:
+            self._run(self._settlement(response), "settled")
+
+    async def asettle(self, response: Any) -> None:
+        """The awaitable twin of `settle`."""
+        if self._held:
+            await self._arun(self._settlement(response), "settled")
+
+    def _settlement(self, response: Any) -> Flow[Any, None]:
+        held, self._held = self._held, ()
+        for charge, conditions in held:
+            used = {
+                name: 0
+                for name, is_charged in conditions.items()
+                if response is not None and not is_charged(response)
+            }
+            yield charge, "settle", (used,)
+
+    def give_back(self) -> None:
+        """Give everything back: the request was denied by others. What a service or a limiter of
+        somebody else's counted without holding it cannot be."""
+        if self.allowed:
+            self._run(self._restitution(), "given back")
+
+    async def agive_back(self) -> None:
+        """The awaitable twin of `give_back`."""
+        if self.allowed:
+            await self._arun(self._restitution(), "given back")
+
+    def _restitution(self) -> Flow[Any, None]:
+        held, self._held = self._held, ()
+        for charge, _ in held:
+            yield charge, "cancel", ()
+        spent, self._spent = self._spent, None
+        if spent is not None and hasattr(spent.limits, "charge_for"):
+            limits, keys, costs, asked_at = spent
+            charge = yield limits, "charge_for", (keys, costs, self.verdict, asked_at)
+            yield charge, "cancel", ()
+
+    def _run(self, flow: Flow[Any, None], what: str) -> None:
+        try:
+            drive(flow, call)
+        except StoreUnavailableError as error:
+            _lost(error, what)
+
+    async def _arun(self, flow: Flow[Any, None], what: str) -> None:
+        try:
+            await adrive(flow, acall)
+        except StoreUnavailableError as error:
+            _lost(error, what)
+
+
+def _lost(error: StoreUnavailableError, what: str) -> None:
+    """The response is on its way, so that nobody is left to be told but the log."""
+    _log.warning("rate limits: a charge could not be %s: %s", what, error)
+
+
+def give_back(rulings: Iterable[Ruling]) -> None:
+    """Give back what was charged before a request was denied after all."""
+    for ruling in rulings:
+        ruling.give_back()
+
+
+async def agive_back(rulings: Iterable[Ruling]) -> None:
+    """The awaitable twin of `give_back`."""
+    for ruling in rulings:
+        await ruling.agive_back()
+
+
+def headers_of(rulings: Sequence[Ruling]) -> dict[str, str]:
+    """The headers of all rulings on a request. If one denied, it is the last, and comes first."""
+    if len(rulings) == 1:
+        return rulings[0].headers()
+    told: dict[str, str] = {}
+    for ruling in reversed(rulings):
+        for name, value in ruling.headers().items():
+            is_list = name.startswith("RateLimit") and name in told
+            told[name] = f"{told[name]}, {value}" if is_list else told.get(name, value)
+    return told
+
+
+def lines_of(rulings: Sequence[Ruling]) -> list[Line]:
+    """The same as ASGI has it."""
+    return rulings[0].lines() if len(rulings) == 1 else _encoded(headers_of(rulings))
+
+
+def _encoded(headers: Mapping[str, str]) -> list[Line]:
+    return [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+
+
+def call(request: tuple[Any, str, tuple[Any, ...]]) -> Any:
+    """Serve a flow that asks for methods by their sync names."""
+    target, name, arguments = request
+    return getattr(target, name)(*arguments)
+
+
+async def acall(request: tuple[Any, str, tuple[Any, ...]]) -> Any:
+    """The awaitable twin of `call`."""
+    target, name, arguments = request
+    return await getattr(target, f"a{name}")(*arguments)

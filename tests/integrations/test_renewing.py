@@ -1,0 +1,90 @@
+"""A request may take longer than its slot is held for: the slot is renewed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import flask
+import httpx
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from penstock import Limit, Limits, ManualClock, MemoryStore, slots
+from penstock.integrations.asgi import RateLimitMiddleware
+from penstock.integrations.flask import RateLimits
+from tests.integrations.serving import client_of
+
+TTL_MS = 6_000
+
+
+class Held:
+    """A view that is in flight until it is let go, and the slot that it holds."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(0)
+        self.store = MemoryStore(clock=self.clock)
+        self.options: dict[str, Any] = {"store": self.store, "clock": self.clock}
+        self.entered = threading.Event()
+        self.go = threading.Event()
+
+    def view(self) -> None:
+        self.entered.set()
+        assert self.go.wait(60)
+
+    def wait_for_renewal(self) -> None:
+        """By the instant at which the store would give the slot to somebody else."""
+        with Limits({"app": slots(1, ttl_ms=TTL_MS)}, prefix="web", **self.options) as limits:
+            deadline = time.monotonic() + 30
+            while limits.peek({"app": "127.0.0.1"}).retry_after_ms < TTL_MS:
+                assert time.monotonic() < deadline, "the slot was not renewed"
+                time.sleep(0.02)
+
+
+def test_a_slot_is_renewed_for_as_long_as_its_request_runs() -> None:
+    """By a thread for sync apps, by a task for async ones; at the end it is free at once."""
+    sync, loop = Held(), Held()
+    app = flask.Flask(__name__)
+    RateLimits(app, Limit(slots(1, ttl_ms=TTL_MS)), **sync.options)
+
+    @app.route("/")
+    def home() -> str:
+        sync.view()
+        return "done"
+
+    async def async_home(request: Request) -> Response:
+        await asyncio.to_thread(loop.view)
+        return PlainTextResponse("done")
+
+    async_app = RateLimitMiddleware(
+        Starlette(routes=[Route("/", async_home)]), Limit(slots(1, ttl_ms=TTL_MS)), **loop.options
+    )
+    with client_of(async_app) as client, ThreadPoolExecutor(2) as pool:
+
+        def get(held: Held) -> int:
+            if held is loop:
+                answer: httpx.Response = client.get("/", timeout=60)
+                return answer.status_code
+            return app.test_client().get("/").status_code
+
+        first = {held: pool.submit(get, held) for held in (sync, loop)}
+        try:
+            for held in (sync, loop):
+                assert held.entered.wait(30)
+                held.clock.advance(TTL_MS - 1_000)
+            for held in (sync, loop):
+                held.wait_for_renewal()
+                held.clock.advance(TTL_MS - 1_000)
+                # Later than it was held for at first, and still it is not there for others.
+                assert get(held) == 429
+        finally:
+            sync.go.set()
+            loop.go.set()
+        for held, running in first.items():
+            assert running.result(30) == 200
+            assert get(held) == 200
