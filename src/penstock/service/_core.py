@@ -152,6 +152,9 @@ class Service:
     async def check_many(self, policy: str, keys: Iterable[str], cost: int = 1) -> list[Decision]:
         """One decision per key, at one instant, as one `check` per key; at most MAX_BATCH keys."""
         entry = self._table[policy]
+        if entry.judge is not None:
+            each = [{"key": key} for key in _bounded("keys", keys)]
+            return [told.verdict.decision for told in await entry.judge.judge_many(each, cost)]
         limiter = entry.rate("check_many")
         decisions = await _check_each(limiter, _bounded("keys", keys), cost, entry.guard)
         for decision in decisions:
@@ -250,6 +253,14 @@ class Service:
         """The verdict of the limits of a policy, without a coroutine where nothing has to be waited
         for."""
         return self._table[policy].limits("check").judge(attributes, cost)
+
+    async def judge_many(
+        self, policy: str, attributes: Iterable[Attributes], cost: int = 1
+    ) -> list[Judgement]:
+        """One verdict per request, in order, as one `judge` each; at most MAX_BATCH of them."""
+        each = list(attributes)
+        _require_batch("attributes", len(each))
+        return await self._table[policy].limits("check_many").judge_many(each, cost)
 
     async def peek_all(self, policy: str, attributes: Attributes) -> Judgement:
         """What `judge` would answer to a cost of 1. Spends nothing."""
@@ -607,9 +618,13 @@ def _open(url: str, clock: Clock | None) -> Store:
 
 def _bounded(name: str, values: Iterable[str]) -> list[str]:
     listed = require_keys(values)
-    if len(listed) > MAX_BATCH:
-        reject(f"{name} must be at most {MAX_BATCH} per call, not {len(listed)}: split the call")
+    _require_batch(name, len(listed))
     return listed
+
+
+def _require_batch(name: str, count: int) -> None:
+    if count > MAX_BATCH:
+        reject(f"{name} must be at most {MAX_BATCH} per call, not {count}: split the call")
 
 
 async def _later(request: SlotRequest) -> list[Any]:

@@ -271,7 +271,20 @@ class Judge:
 
     def judge(self, attributes: Attributes, cost: int = 1) -> Judged:
         """Decide a request: at once where the store answers at once."""
-        request = self.limits.resolve(attributes, require_cost(cost))
+        return self._judged(self.limits.resolve(attributes, require_cost(cost)))
+
+    async def judge_many(self, each: Sequence[Attributes], cost: int = 1) -> list[Judgement]:
+        """Decide requests in order, as one `judge` each. If one of them says too little, none of
+        them is charged."""
+        require_cost(cost)
+        requests = [self.limits.resolve(attributes, cost) for attributes in each]
+        made = []
+        for request in requests:
+            judged = self._judged(request)
+            made.append(judged if isinstance(judged, Judgement) else await judged())
+        return made
+
+    def _judged(self, request: Request) -> Judged:
         limits = request.limits
         if limits is None:
             return self.counted(request, NOTHING)

@@ -46,6 +46,20 @@ class ChargeCalls:
         render = partial(self._judged, legacy=legacy)
         return render(asked) if isinstance(asked, Judgement) else partial(_later, asked, render)
 
+    def check_many(self, fields: dict[str, Any]) -> Answer:
+        """`/v1/check-many` by attributes: a list of them."""
+        require_fields(fields, {"policy": str, "attributes": list}, {"cost": int})
+        for told in fields["attributes"]:
+            if type(told) is not dict:
+                raise ProblemError("config_invalid", "attributes must be a list of objects")
+            _require_attributes(told)
+
+        def render(judged: list[Judgement]) -> bytes:
+            verdicts = ",".join([self._form(each).body(each.verdict) for each in judged])
+            return self._answers.plain(200, f'{{"verdicts":[{verdicts}]}}'.encode())
+
+        return partial(_later, partial(self._service.judge_many, **fields), render)
+
     def peek(self, fields: dict[str, Any], legacy: bool) -> Answer:
         """`/v1/peek` by attributes."""
         policy, told = _asked(fields, {})
@@ -114,20 +128,22 @@ class ChargeCalls:
     def _judged(
         self, judged: Judgement, legacy: bool, peeked: bool = False, rest: str = "}"
     ) -> bytes:
-        verdict, limits = judged
-        lines = ""
-        if limits is not None:
-            form = self._forms.get(limits)
-            if form is None:
-                if len(self._forms) >= _MAX_FORMS:
-                    self._forms.clear()
-                form = self._forms[limits] = VerdictForm(limits.limits)
-            lines = form.headers(verdict, self._service.clock.now(), peeked, legacy)
-            body = form.body(verdict)
-        else:
-            body = VerdictForm({}).body(verdict)
+        verdict, form = judged.verdict, self._form(judged)
+        lines = form.headers(verdict, self._service.clock.now(), peeked, legacy)
+        body = form.body(verdict)
         text = body if rest == "}" else f"{body[:-1]},{rest}"
         return self._answers.with_lines(200, lines, text)
+
+    def _form(self, judged: Judgement) -> VerdictForm:
+        limits = judged.limits
+        if limits is None:
+            return _NO_LIMITS
+        form = self._forms.get(limits)
+        if form is None:
+            if len(self._forms) >= _MAX_FORMS:
+                self._forms.clear()
+            form = self._forms[limits] = VerdictForm(limits.limits)
+        return form
 
     def _decided(self, policy: str, decision: Decision, text: str, legacy: bool) -> bytes:
         label = self._answers.policy_label(self._service.policies.get(policy), policy, decision)
@@ -184,6 +200,9 @@ class VerdictForm:
 
 
 _DECISION = '{"allowed":%s,"remaining":%d,"limit":%d,"reset_at":%d,"retry_after_ms":%d}'
+
+
+_NO_LIMITS = VerdictForm({})
 
 
 def _numbers(decision: Decision) -> tuple[Any, ...]:
