@@ -12,7 +12,7 @@ from typing import Any
 
 from ..._limits import Limit
 from ...adapters._headers import LimitHeaders, legacy_headers, retry_after_s
-from ...core._decision import Decision
+from ...core._decision import NEUTRAL, Decision
 from ...core._verdict import Verdict
 from .._core import Reservation, Service
 from .._several import Judgement, PolicyLimits
@@ -26,7 +26,8 @@ __all__ = ["ChargeCalls", "VerdictForm"]
 _MAX_FORMS = 1_024
 
 _NAMED = {"policy": str}
-_ASKED = {"key": str, "attributes": dict, "cost": int}
+_PEEKED = {"key": str, "attributes": dict}
+_ASKED = {**_PEEKED, "cost": int}
 _CHARGE = {"charge_id": str}
 _LIMITS = {"key": str, "attributes": dict, "limits": list}
 
@@ -41,10 +42,11 @@ class ChargeCalls:
 
     def check(self, fields: dict[str, Any], legacy: bool) -> Answer:
         """`/v1/check` by attributes."""
-        policy, told = _asked(fields, {"cost": int})
+        policy, told = _asked(fields, _ASKED)
         asked = self._service.judge(policy, told, fields.get("cost", 1))
-        render = partial(self._judged, legacy=legacy)
-        return render(asked) if isinstance(asked, Judgement) else partial(_later, asked, render)
+        if isinstance(asked, Judgement):
+            return self._judged(asked, legacy)
+        return partial(_later, asked, partial(self._judged, legacy=legacy))
 
     def check_many(self, fields: dict[str, Any]) -> Answer:
         """`/v1/check-many` by attributes: a list of them."""
@@ -62,13 +64,13 @@ class ChargeCalls:
 
     def peek(self, fields: dict[str, Any], legacy: bool) -> Answer:
         """`/v1/peek` by attributes."""
-        policy, told = _asked(fields, {})
+        policy, told = _asked(fields, _PEEKED)
         asked = partial(self._service.peek_all, policy, told)
         return partial(_later, asked, partial(self._judged, legacy=legacy, peeked=True))
 
     def forecast(self, fields: dict[str, Any], render: Any) -> Answer:
         """`/v1/forecast` by attributes."""
-        policy, told = _asked(fields, {"cost": int})
+        policy, told = _asked(fields, _ASKED)
         asked = partial(self._service.forecast_all, policy, told, fields.get("cost", 1))
         return partial(_later, asked, render)
 
@@ -168,11 +170,18 @@ class VerdictForm:
 
     def body(self, verdict: Verdict) -> str:
         """The decision that binds, and what each limit said."""
-        binding = verdict.decision
-        told: list[Any] = list(_numbers(binding))
-        for decision in verdict.decisions:
-            told += _numbers(decision)
-        told.append(json.dumps(verdict.binding))
+        decisions, place = verdict.decisions, verdict.binding_place
+        binding = NEUTRAL if place is None else decisions[place]
+        told: list[Any] = []
+        for decision in (binding, *decisions):
+            told += (
+                "true" if decision.allowed else "false",
+                decision.remaining,
+                decision.limit,
+                decision.reset_at,
+                decision.retry_after_ms,
+            )
+        told.append('""' if place is None else self._names[place])
         told.append("[]" if verdict.allowed else json.dumps(verdict.violated))
         told.append(json.dumps(verdict.shadowed) if verdict.has_shadows else "[]")
         return self._form % tuple(told)
@@ -205,19 +214,9 @@ _DECISION = '{"allowed":%s,"remaining":%d,"limit":%d,"reset_at":%d,"retry_after_
 _NO_LIMITS = VerdictForm({})
 
 
-def _numbers(decision: Decision) -> tuple[Any, ...]:
-    return (
-        "true" if decision.allowed else "false",
-        decision.remaining,
-        decision.limit,
-        decision.reset_at,
-        decision.retry_after_ms,
-    )
-
-
-def _asked(fields: dict[str, Any], more: dict[str, type]) -> tuple[str, dict[str, Any]]:
+def _asked(fields: dict[str, Any], known: dict[str, type]) -> tuple[str, dict[str, Any]]:
     """The policy and the attributes, of which a key is one."""
-    require_fields(fields, _NAMED, {"key": str, "attributes": dict, **more})
+    require_fields(fields, _NAMED, known)
     told = _require_attributes(fields.get("attributes", {}))
     return fields["policy"], told | {"key": fields["key"]} if "key" in fields else told
 
