@@ -48,6 +48,13 @@ class ChargeCalls:
             return self._judged(asked, legacy)
         return partial(_later, asked, partial(self._judged, legacy=legacy))
 
+    def check_at_once(self, policy: str, told: dict[str, Any], cost: int) -> bytes | None:
+        """The same for what compiled code has read; None where that was too little, or has to be
+        waited for."""
+        judge = self._service.entry(policy).judge
+        asked = None if judge is None else judge.judge(told, cost)
+        return self._judged(asked, legacy=False) if isinstance(asked, Judgement) else None
+
     def check_many(self, fields: dict[str, Any]) -> Answer:
         """`/v1/check-many` by attributes: a list of them."""
         require_fields(fields, {"policy": str, "attributes": list}, {"cost": int})
@@ -214,7 +221,7 @@ _DECISION = '{"allowed":%s,"remaining":%d,"limit":%d,"reset_at":%d,"retry_after_
 _NO_LIMITS = VerdictForm({})
 
 
-def _asked(fields: dict[str, Any], known: dict[str, type]) -> tuple[str, dict[str, Any]]:
+def _asked(fields: dict[str, Any], known: Mapping[str, type]) -> tuple[str, dict[str, Any]]:
     """The policy and the attributes, of which a key is one."""
     require_fields(fields, _NAMED, known)
     told = _require_attributes(fields.get("attributes", {}))
