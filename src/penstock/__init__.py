@@ -11,6 +11,7 @@ from __future__ import annotations
 from ._limited import Limited, limited
 from ._limits import Limit, Limits
 from ._rate_limit import rate_limit
+from .core import accelerated
 from .core._charges import Charge
 from .core._clock import Clock, ManualClock, SystemClock
 from .core._decision import Decision, Forecast, Outcome
@@ -23,7 +24,6 @@ from .core._errors import (
     UnsupportedError,
 )
 from .core._limiter import Limiter, SlotLimiter
-from .core._native import accelerated
 from .core._store import Store
 from .core._strategy import Parameter, Strategy, register
 from .core._transform import Step, Transform

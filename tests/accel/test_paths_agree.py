@@ -22,7 +22,7 @@ from penstock import (
     gcra,
     sliding_window,
 )
-from penstock.core._native import native
+from penstock.core import native
 from penstock.core._strategy import find_strategy, registered
 from penstock.stores.memory._table import RECLAIM_FLOOR
 from tests.support.helpers import (

@@ -13,7 +13,8 @@ import pytest
 
 from penstock import ConfigInvalidError
 from penstock.cli._serve import configure
-from penstock.cli._settings import PREFIX, Settings, add_store, store_url
+from penstock.cli._settings import PREFIX, Settings
+from penstock.cli._store import add_store, store_url
 from tests.cli.shell import Run
 from tests.servers.process import REPO, NotReady, environment, eventually
 from tests.service.http.serving import PENSTOCK, Client, Penstock

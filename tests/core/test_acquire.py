@@ -26,7 +26,7 @@ from penstock import (
 )
 from tests.support.helpers import NOW, Quota, both_paths, make_limiter, run
 
-from .waiters import Line, auntil, until, waiting
+from .waiters import Line, WatchedClock, auntil, until, waiting
 
 
 @both_paths
@@ -125,11 +125,11 @@ def test_a_waiter_on_one_key_never_delays_another_key(path: str, pool: ThreadPoo
 @both_paths
 def test_acquire_returns_at_once_when_there_is_room(path: str) -> None:
     """No waiting, no trace in the line or on the clock."""
-    clock = ManualClock(NOW)
+    clock = WatchedClock(NOW)
     limiter = make_limiter(path, fixed_window(3, 1_000), clock)
     assert [limiter.acquire("k").remaining for _ in range(3)] == [2, 1, 0]
     assert waiting(limiter) == 0
-    assert not clock._listeners
+    assert clock.listeners == 0
 
 
 @both_paths

@@ -24,7 +24,7 @@ from penstock import (
 from penstock._queueing import ThreadWaiter
 from tests.support.helpers import NOW, Quota, both_paths, make_limiter, run
 
-from .waiters import Line, auntil, until, waiting
+from .waiters import Line, WatchedClock, auntil, until, waiting
 
 
 @both_paths
@@ -98,7 +98,7 @@ def test_a_cancelled_task_leaves_the_line(path: str) -> None:
     """From the head or from the middle: the next one is served in its place."""
 
     async def use() -> None:
-        clock = ManualClock(NOW)
+        clock = WatchedClock(NOW)
         limiter = make_limiter(path, gcra(1, 1_000), clock)
         await limiter.acheck("k")
         tasks = [asyncio.create_task(limiter.aacquire("k")) for _ in range(4)]
@@ -113,7 +113,7 @@ def test_a_cancelled_task_leaves_the_line(path: str) -> None:
         clock.advance(1_000)
         assert (await asyncio.wait_for(tasks[3], 20)).allowed
         assert waiting(limiter) == 0
-        assert not clock._listeners
+        assert clock.listeners == 0
 
     run(use())
 

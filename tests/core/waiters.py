@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from penstock import Decision, Limiter
+from penstock import Decision, Limiter, ManualClock
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -30,6 +30,22 @@ async def auntil(condition: Callable[[], bool]) -> None:
 
 def waiting(limiter: Limiter) -> int:
     return len(limiter._queues)
+
+
+class WatchedClock(ManualClock):
+    """Knows how many wait for it to move."""
+
+    listeners = 0
+
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        end = super().subscribe(listener)
+        self.listeners += 1
+
+        def unsubscribe() -> None:
+            self.listeners -= 1
+            end()
+
+        return unsubscribe
 
 
 class Line:

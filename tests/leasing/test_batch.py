@@ -60,7 +60,6 @@ def test_what_is_learned_is_bounded_and_safe_under_threads() -> None:
 
     with frantic_switching(), ThreadPoolExecutor(6) as pool:
         list(pool.map(observe, range(6)))
-    assert len(batch._learned) == 20
     assert "20 keys" in repr(batch)
 
 

@@ -11,9 +11,7 @@ import pytest
 from penstock import ConfigInvalidError, Decision, MemoryStore, Store, StoreUnavailableError
 from penstock.config import TwoTierSpec, parse_policies
 from penstock.config._policies import MODES
-from penstock.leasing import TwoTierLimiter
 from penstock.leasing._two_tier import MODES as LEASING_MODES
-from penstock.leasing._two_tier import CachedDenyLimiter
 from penstock.service import build_service
 from tests.leasing.far import NOW, FarStore
 from tests.support.helpers import run
@@ -93,12 +91,20 @@ def test_a_leased_policy_costs_a_round_trip_per_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "kind"), [("leased", TwoTierLimiter), ("cached-deny", CachedDenyLimiter)]
+    ("mode", "asked"), [("leased", ["lease"] * 2), ("cached-deny", ["check"] * 31)]
 )
-def test_the_mode_chooses_the_limiter(mode: str, kind: type[Any]) -> None:
-    """As `two_tier` does."""
-    service = service_of(FarStore(), f"{WINDOW}, twoTier: {{mode: {mode}}}")
-    assert type(service._table["api"].limiter) is kind
+def test_the_mode_chooses_the_limiter(mode: str, asked: list[str]) -> None:
+    """As `two_tier` does: one asks for batches, the other for all but a denial that it knows."""
+
+    async def story() -> None:
+        far = FarStore()
+        service = service_of(far, f"{WINDOW}, twoTier: {{mode: {mode}}}")
+        allowed = [(await service.check("api", "k")).allowed for _ in range(35)]
+        assert allowed == [True] * 30 + [False] * 5
+        assert [role for _, role, _ in far.calls] == asked
+        await service.aclose()
+
+    run(story())
 
 
 def test_a_leased_policy_is_never_decided_in_passing() -> None:

@@ -71,7 +71,7 @@ def test_a_low_water_mark_costs_a_trip_per_credits_above_it(far: FarStore, low_w
     assert isinstance(limiter, TwoTierLimiter)
     for _ in range(1_000):
         assert limiter.check("k").allowed
-        limiter._finish()
+        limiter.close()
     assert far.leases == pytest.approx(1_000 / (99 - low_water), abs=1)
 
 
@@ -80,13 +80,14 @@ def test_a_low_water_mark_costs_a_trip_per_credits_above_it(far: FarStore, low_w
 def test_clocks_that_run_apart_do_not_stretch_a_window(span_ms: int, ppm: int) -> None:
     """Each slewed by as much as systems do, in opposite directions; the loss is small."""
     far = FarStore(ManualClock(START // span_ms * span_ms))
+    clock = ManualClock(START)
     near = NearTier(
         limit=100,
         batch=10,
         term=term_of(fixed_window(100, span_ms), None),
         idle_ms=None,
         max_keys=10,
-        clock=ManualClock(START),
+        clock=clock,
         foreign_clock=True,
     )
     errand = near.ask("k", 1)
@@ -94,9 +95,9 @@ def test_clocks_that_run_apart_do_not_stretch_a_window(span_ms: int, ppm: int) -
     near.receive(errand, 1, far.apply("k", lease, 0, errand.want))
     # How far this node's clock gets while the store's measures the window.
     seen_ms = span_ms * (1_000_000 + ppm) // (1_000_000 - ppm)
-    near._clock.set(START + min(seen_ms, span_ms * 998 // 1_000 - 2))
+    clock.set(START + min(seen_ms, span_ms * 998 // 1_000 - 2))
     assert near.held("k") == 9
-    near._clock.set(START + seen_ms)
+    clock.set(START + seen_ms)
     assert near.held("k") == 0
 
 

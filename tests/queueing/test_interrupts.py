@@ -238,7 +238,7 @@ def test_postgres_outlives_an_interrupt_while_it_connects() -> None:
     """Those who wait for the connection get theirs."""
     store: Any = PostgresStore.from_url(url_of(new_table(), timeout_ms=PATIENT_MS))
     world = StoreWorld(store, lambda _key: store._sync._queue.pending, reopens=True)
-    world.strike(("stores/postgres/_sync_connections",), "leader", least=80, by_opcode=True)
+    world.strike(("stores/postgres/_connections",), "leader", least=80, by_opcode=True)
 
 
 def test_a_pool_gets_its_connections_back_after_an_interrupt_anywhere() -> None:
@@ -249,7 +249,7 @@ def test_a_pool_gets_its_connections_back_after_an_interrupt_anywhere() -> None:
         pool.wait()
         store: Any = PostgresStore(pool, table=new_table(), timeout_ms=PATIENT_MS)
         world = StoreWorld(store, lambda _key: store._sync._queue.pending)
-        parts = ("stores/postgres/_sync_connections", "stores/postgres/_commits")
+        parts = ("stores/postgres/_connections", "stores/postgres/_commits")
         world.strike(parts, "leader", least=200, by_opcode=True)
         with pool.connection(timeout=SOON_S), pool.connection(timeout=SOON_S):
             pass

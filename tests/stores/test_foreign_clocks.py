@@ -24,7 +24,7 @@ from penstock import (
 )
 from penstock.budget import token_budget
 from penstock.config import parse_policies
-from penstock.core._foreign_clocks import FOREIGN_CLOCKS, TOLERATED_MS, ForeignClocks
+from penstock.core._clock import FOREIGN_CLOCKS, TOLERATED_MS, ForeignClocks
 from penstock.core._transform import checking, leasing
 from penstock.service import build_service
 from penstock.service.http._pages import exposition

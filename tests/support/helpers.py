@@ -13,7 +13,7 @@ import pytest
 
 from penstock import Decision, Limiter, ManualClock, MemoryStore, Outcome, Strategy
 from penstock.accel._limiter import limiter_class
-from penstock.core._native import native
+from penstock.core import native
 from penstock.core._strategy import find_strategy, registered
 from penstock.stores.memory._table import Table
 from penstock.testkit import draw_strategy as draw

@@ -42,9 +42,6 @@ INTERNAL: dict[str, str] = {
 }
 """Packages that users do not import from, and why; a new one is public until it is listed here."""
 
-# Modules inside of packages that the guides send their readers to.
-NAMED_IN_GUIDES = ("stores.record",)
-
 _KINDS = ("function", "class", "exception", "data")
 _TITLES = {
     "function": "Functions",
@@ -169,9 +166,7 @@ def _public_modules(package: str) -> Iterator[str]:
             continue
         if any(part.startswith("_") for part in inner.split(".")):
             continue
-        if info.ispkg or "." not in inner or inner.startswith("integrations."):
-            found.add(info.name)
-    found.update(f"{package}.{inner}" for inner in NAMED_IN_GUIDES if package == "penstock")
+        found.add(info.name)
     for name in sorted(found):
         if hasattr(importlib.import_module(name), "__all__"):
             yield name

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ..core import native
 from ..core._clock import ANCHOR_NS, SystemClock
 from ..core._decision import Decision
 from ..core._limiter import Limiter, SlotLimiter
-from ..core._native import native
 from ..core._store import Store
 from ..core._strategy import Strategy
 from ..core._validation import require_cost, require_key, require_keys

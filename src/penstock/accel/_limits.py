@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..core import native
 from ..core._clock import ANCHOR_NS, SystemClock
-from ..core._native import native
 from ..core._verdict import Verdict
 
 __all__ = ["gate_of"]

@@ -1,4 +1,4 @@
-# The order in which a full table lets go of keys: the twin of stores/memory/_order.py, whose essay
+# The order in which a full table lets go of keys: the twin of stores/memory/_eviction.py, whose essay
 # gives the reasons. What a record has here beside its entry is a place: its neighbours of the same
 # rank, and how many bytes it was counted as. Rank and use are one byte of the entry itself, which
 # every check has at hand.

@@ -5,7 +5,7 @@
 # same 32 bits, so that moving slots never touches a key, and a probe hardly ever a foreign one.
 # Compared with a dict of objects this saves an allocation and a cache miss per key.
 # Beside its two words of state a record carries its links in the timing wheel (see
-# stores/memory/_wheel.py, whose twin this is) and its rank in the order of eviction (order.pxi).
+# stores/memory/_eviction.py, whose twin this is) and its rank in the order of eviction (order.pxi).
 #
 # The rules of expiry, reclaiming, the horizon and the bounds are those of stores/memory/_table.py;
 # its essay gives the reasons.
@@ -186,7 +186,7 @@ cdef class Table:
                 total += least_size(self.entries[position].name.length)
         return total + self._states_weight()
 
-    # Several keys at once; stores/memory/_several.py says in which order.
+    # Several keys at once; `_apply_all` in stores/memory/_store.py says in which order.
 
     def read(self, str key not None, transform, int64_t now):
         """The state of a key, the instant to decide it at, until when it counts, and a mark that

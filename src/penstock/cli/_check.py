@@ -19,8 +19,8 @@ from ..core._validation import reject
 from ..service._registry import joined, limiter_on, unknown_policy
 from ..stores._opening import open_store
 from ..strategies import strategy_of_rate
-from ._modes import call_and_close
-from ._settings import Settings, add_import, add_store, imports_of, store_url
+from ._settings import Settings, add_import, imports_of
+from ._store import add_store, call_and_close, store_url
 
 __all__ = ["SUMMARY", "configure", "run"]
 

@@ -11,6 +11,7 @@ from importlib import metadata
 
 from ..config import load_policy_file
 from ..config._loading import import_modules
+from ..core import native
 from ..core._clock import SystemClock
 from ..core._errors import (
     EXTRAS,
@@ -20,13 +21,12 @@ from ..core._errors import (
     distribution_of,
     install_line,
 )
-from ..core._native import native
 from ..core._strategy import registered
 from ..service._banner import shown_store
 from ..service._fail_modes import PING, PING_KEY, ask_store
 from ..stores._opening import open_store
-from ._modes import call_and_close
-from ._settings import Settings, add_import, add_store, imports_of, store_url
+from ._settings import Settings, add_import, imports_of
+from ._store import add_store, call_and_close, store_url
 from ._version import describe
 
 __all__ = ["SUMMARY", "configure", "run"]

@@ -1,9 +1,12 @@
-"""One connection of the generator: it sends a request, reads the whole answer, is free again.
+"""The load of `penstock load`: connections, when to ask on them, and what came back.
 
-When to ask: as soon as a connection is free, or at a fixed pace.
+A `Client` sends a request, reads the whole answer, is free again. It is asked as soon as it is
+free, or at a fixed pace. A request that is due while every connection waits for an answer has begun
+to wait already: it is timed from then on, so that a service which stalls is charged for all who had
+to wait.
 
-A request that is due while every connection waits for an answer has begun to wait already: it is
-timed from then on, so that a service which stalls is charged for all who had to wait.
+Latencies are counted in buckets that grow by one percent each. Buckets keep the memory the same
+however long it runs; a quantile is right to within half of one.
 """
 
 from __future__ import annotations
@@ -11,18 +14,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import signal
+import ssl
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, Protocol, cast
 
-from ._load_report import LoadReport
-from ._load_target import LoadTarget
-
-__all__ = ["Client", "Pace", "put_under_load"]
+__all__ = ["Client", "LoadReport", "LoadTarget", "Pace", "put_under_load"]
 
 
 _LONGEST_HEAD = 65_536
@@ -124,6 +126,17 @@ _AGAIN_S = 0.05
 _CLOSE_S = 1.0
 # How close to its time a sleep of the loop comes.
 _GRAIN_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTarget:
+    """An address, and the requests to send there by turns."""
+
+    url: str
+    host: str
+    port: int
+    tls: ssl.SSLContext | None
+    requests: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,3 +305,97 @@ class _Load:
         end = time.perf_counter() + _CLOSE_S
         while self._clients and time.perf_counter() < end:
             await asyncio.sleep(_GRAIN_S)
+
+
+_STEP = math.log(1.01)
+_SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
+
+
+class LoadReport:
+    """Filled in while it runs."""
+
+    def __init__(self) -> None:
+        self.seconds: float = 0.0
+        self.allowed: int = 0
+        self.denied: int = 0
+        self.troubles: Counter[str] = Counter()
+        self._buckets: Counter[int] = Counter()
+        self._longest_s = 0.0
+
+    @property
+    def answered(self) -> int:
+        """Requests that got a decision."""
+        return self.allowed + self.denied
+
+    @property
+    def rate(self) -> float:
+        return self.answered / self.seconds if self.seconds else 0.0
+
+    def decided(self, allowed: bool, latency_s: float) -> None:
+        """One request was answered with a decision."""
+        if allowed:
+            self.allowed += 1
+        else:
+            self.denied += 1
+        self._buckets[int(math.log(max(latency_s, 1e-6) * 1e6) / _STEP)] += 1
+        self._longest_s = max(self._longest_s, latency_s)
+
+    def failed(self, why: str) -> None:
+        """One request was not."""
+        self.troubles[why] += 1
+
+    def quantile_s(self, share: float) -> float:
+        """The latency that `share` of the requests did not exceed."""
+        wanted, seen = share * self.answered, 0
+        for bucket in sorted(self._buckets):
+            seen += self._buckets[bucket]
+            if seen >= wanted:
+                return min(math.exp((bucket + 0.5) * _STEP) / 1e6, self._longest_s)
+        return self._longest_s
+
+    def line(self) -> str:
+        """One line, for while it runs."""
+        p50, p99 = _shown(self.quantile_s(0.5)), _shown(self.quantile_s(0.99))
+        return (
+            f"{self.seconds:5.1f} s {self.rate:9,.0f}/s  allowed {self.allowed:,}  denied "
+            f"{self.denied:,}  failed {self.troubles.total():,}  p50 {p50}  p99 {p99}"
+        )
+
+    def table(self, title: str) -> str:
+        """All of it, for a reader."""
+        latencies = {name: self.quantile_s(share) for name, share in _SHARES.items()}
+        latencies["max"] = self._longest_s
+        rows = [
+            f"{self.seconds:.1f} s, {title}",
+            "",
+            f"  answered {self.answered:14,}{self.rate:14,.0f}/s",
+            f"  allowed  {self.allowed:14,}",
+            f"  denied   {self.denied:14,}",
+            f"  failed   {self.troubles.total():14,}",
+            *(f"    {count:,} x {why}" for why, count in self.troubles.most_common(5)),
+            "",
+            "  latency" + "".join(f"{name:>10}" for name in latencies),
+            "         " + "".join(f"{_shown(seconds):>10}" for seconds in latencies.values()),
+        ]
+        return "\n".join(rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, for a program."""
+        return {
+            "seconds": round(self.seconds, 3),
+            "answered": self.answered,
+            "rate_per_s": round(self.rate, 1),
+            "allowed": self.allowed,
+            "denied": self.denied,
+            "failed": dict(self.troubles),
+            "latency_ms": {
+                **{name: round(self.quantile_s(share) * 1e3, 3) for name, share in _SHARES.items()},
+                "max": round(self._longest_s * 1e3, 3),
+            },
+        }
+
+
+def _shown(seconds: float) -> str:
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f} us"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

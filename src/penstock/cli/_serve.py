@@ -7,7 +7,8 @@ import argparse
 from ..core._errors import ConfigInvalidError
 from ..service._options import LOG_FORMATS, ServeOptions
 from ..service._serving import serve
-from ._settings import Settings, add_import, add_store, imports_of, store_url
+from ._settings import Settings, add_import, imports_of
+from ._store import add_store, store_url
 
 __all__ = ["SUMMARY", "configure", "run"]
 

@@ -18,10 +18,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from ..core._errors import ConfigInvalidError
-from ..core._files import read_regular
 from ..core._validation import reject, shown
 
-__all__ = ["PREFIX", "Settings", "add_import", "add_store", "imports_of", "store_url"]
+__all__ = ["PREFIX", "Settings", "add_import", "imports_of"]
 
 
 PREFIX = "PENSTOCK_"
@@ -29,7 +28,6 @@ PREFIX = "PENSTOCK_"
 # Variables that are no settings of a command; Kubernetes sets PORT for a service of this name.
 _OTHERS = frozenset({"KV_PATH", "NO_NATIVE", "PORT", "PURE"})
 _NEAR = 0.75
-_LONGEST_STORE_FILE = 1 << 16
 _KINDS = {int: "a whole number", float: "a number"}
 
 
@@ -145,28 +143,6 @@ class Settings:
                 near = get_close_matches(tail, known, n=1, cutoff=_NEAR)
                 if near:
                     reject(f"{name} is not known here; did you mean {PREFIX}{near[0]}?")
-
-
-def add_store(settings: Settings, **options: Any) -> None:
-    """`--store` and `--store-file`, of which one may be given."""
-    settings.add("--store", metavar="URL", **options)
-    settings.add("--store-file", metavar="FILE", help="the file that holds the store's URL")
-    settings.exclude("store", "store_file")
-
-
-def store_url(args: argparse.Namespace) -> str | None:
-    """The URL of the store, from whichever place was named; None if none was."""
-    if args.store_file is None:
-        return None if args.store is None else str(args.store)
-    try:
-        url = read_regular(args.store_file, _LONGEST_STORE_FILE).decode().strip()
-    except OSError as error:
-        reject(f"the store file {args.store_file!r} cannot be read: {error.strerror or error}")
-    except UnicodeDecodeError:
-        reject(f"the store file {args.store_file!r} is not a text in UTF-8")
-    if len(url.split()) != 1:
-        reject(f"the store file {args.store_file!r} must hold one URL, such as redis://HOST:6379")
-    return url
 
 
 def add_import(settings: Settings) -> None:

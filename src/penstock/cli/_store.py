@@ -1,16 +1,26 @@
-"""`penstock store`: set up a store, and give back the space of what it has forgotten."""
+"""The store of a command: where it is, and how to call it from a shell.
+
+`penstock store` sets one up, and gives back the space of what it has forgotten.
+"""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
+from ..core._errors import UnsupportedError
+from ..core._files import read_regular
+from ..core._store import Store
 from ..core._validation import reject
 from ..stores._opening import open_store
-from ._modes import call_and_close
-from ._settings import Settings, store_url
+from ._settings import Settings
 
-__all__ = ["SUMMARY", "configure", "run"]
+__all__ = ["SUMMARY", "add_store", "call_and_close", "configure", "run", "store_url"]
 
+
+R = TypeVar("R")
 
 SUMMARY = "set up or sweep a store"
 
@@ -25,6 +35,8 @@ understand; it may be repeated. `sweep` deletes what has long expired: for cron,
 a right decision. Quote a URL that has a `&`, and keep passwords off the command line: put the URL
 into PENSTOCK_STORE or a --store-file, or leave the password out of it and set PGPASSWORD.
 """
+
+_LONGEST_STORE_FILE = 1 << 16
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -63,3 +75,42 @@ def _url(args: argparse.Namespace) -> str:
     if url is None:
         reject("say which store: a URL, --store-file FILE or PENSTOCK_STORE")
     return url
+
+
+def add_store(settings: Settings, **options: Any) -> None:
+    """`--store` and `--store-file`, of which one may be given."""
+    settings.add("--store", metavar="URL", **options)
+    settings.add("--store-file", metavar="FILE", help="the file that holds the store's URL")
+    settings.exclude("store", "store_file")
+
+
+def store_url(args: argparse.Namespace) -> str | None:
+    """The URL of the store, from whichever place was named; None if none was."""
+    if args.store_file is None:
+        return None if args.store is None else str(args.store)
+    try:
+        url = read_regular(args.store_file, _LONGEST_STORE_FILE).decode().strip()
+    except OSError as error:
+        reject(f"the store file {args.store_file!r} cannot be read: {error.strerror or error}")
+    except UnicodeDecodeError:
+        reject(f"the store file {args.store_file!r} is not a text in UTF-8")
+    if len(url.split()) != 1:
+        reject(f"the store file {args.store_file!r} must hold one URL, such as redis://HOST:6379")
+    return url
+
+
+def call_and_close(store: Store, call: Callable[[], R], acall: Callable[[], Awaitable[R]]) -> R:
+    """`call()`, or `await acall()` on a store that has only that; then close the store."""
+    try:
+        return call()
+    except UnsupportedError:
+        return asyncio.run(_await_and_close(store, acall))
+    finally:
+        store.close()
+
+
+async def _await_and_close(store: Store, acall: Callable[[], Awaitable[R]]) -> R:
+    try:
+        return await acall()
+    finally:
+        await store.aclose()

@@ -6,7 +6,7 @@ import argparse
 import platform
 import sys
 
-from ..core._native import native
+from ..core import native
 
 __all__ = ["SUMMARY", "configure", "describe", "run"]
 

@@ -16,7 +16,7 @@ from ..core._charges import require_until, require_wait
 from ..core._clock import Clock, SystemClock, require_clock
 from ..core._decision import Decision, Forecast
 from ..core._errors import StoreUnavailableError
-from ..core._frames import Closing, Settling
+from ..core._flow import Closing, Settling
 from ..core._validation import (
     MAX_SAFE,
     reject,

@@ -139,7 +139,7 @@ def _read_yaml(yaml: Any, text: str, source: str) -> Tree:
     return _YamlReader(yaml, yaml.SafeLoader(text), source).read()
 
 
-class _Read(NamedTuple):
+class _Anchored(NamedTuple):
     """What an anchor stands for: a value, the places in it, and how many values it is made of.
     None where it is being read."""
 
@@ -158,7 +158,7 @@ class _YamlReader:
         self._next = loader.get_event
         self._scalar_event, self._mapping_end = yaml.ScalarEvent, yaml.MappingEndEvent
         self._tree = Tree(source)
-        self._anchors: dict[str, _Read | None] = {}
+        self._anchors: dict[str, _Anchored | None] = {}
         # What a text begins with that may be something else than text.
         self._special = frozenset(loader.yaml_implicit_resolvers)
         # Files repeat themselves: what was read once is not read again.
@@ -212,7 +212,7 @@ class _YamlReader:
         else:
             value, places = self._sequence(path)
         if anchor is not None:
-            self._anchors[anchor] = _Read(value, places, self._count - before + 1)
+            self._anchors[anchor] = _Anchored(value, places, self._count - before + 1)
         return value, places
 
     def _sequence(self, path: Path) -> tuple[list[Any], Places]:
@@ -230,7 +230,7 @@ class _YamlReader:
     def _mapping(self, path: Path) -> tuple[dict[Any, Any], Places]:
         made: dict[Any, Any] = {}
         places: Places = {}
-        merged: list[_Read] = []
+        merged: list[_Anchored] = []
         read, plain, end, scalar = self._next, self._plain, self._mapping_end, self._scalar_event
         while type(event := read()) is not end:
             line = event.start_mark.line + 1
@@ -256,12 +256,12 @@ class _YamlReader:
         self._add(len(made), event, path)
         return (made, places) if not merged else _merged(merged, made, places)
 
-    def _merge(self, path: Path) -> list[_Read]:
+    def _merge(self, path: Path) -> list[_Anchored]:
         """What `<<` brings, the least important first."""
         event = self._next()
         value, places = self._value(event, path)
         if isinstance(value, dict):
-            return [_Read(value, places, 1)]
+            return [_Anchored(value, places, 1)]
         if not isinstance(value, list):
             raise self._misplaced("mapping or list of mappings", "scalar", event)
         found = []
@@ -270,7 +270,7 @@ class _YamlReader:
                 kind = "sequence" if isinstance(each, list) else "scalar"
                 raise self._misplaced("mapping", kind, event)
             below = (places or {}).get(str(at), (0, None))[1]
-            found.append(_Read(each, below, 1))
+            found.append(_Anchored(each, below, 1))
         return found[::-1]
 
     def _misplaced(self, wanted: str, found: str, event: Any) -> Exception:
@@ -359,7 +359,7 @@ class _YamlReader:
 
 
 def _merged(
-    found: list[_Read], made: dict[Any, Any], places: Places
+    found: list[_Anchored], made: dict[Any, Any], places: Places
 ) -> tuple[dict[Any, Any], Places]:
     """A mapping with what it merges in before its own keys, which so have the last word."""
     all_made: dict[Any, Any] = {}

@@ -14,7 +14,7 @@ from itertools import product
 from typing import NamedTuple
 
 from ..core._strategy import Strategy
-from ..core._words import span_in_words
+from ..core._validation import span_in_words
 from ._model import Condition, Figures, LimitSpec, PolicySpec, SeveralSpec
 from ._tree import Path
 

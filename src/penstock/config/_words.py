@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
 from ..core._strategy import Strategy
-from ..core._words import rate_in_words
+from ..core._validation import rate_in_words
 from ._model import ConcurrencySpec, Condition, LimitSpec, PolicySpec, SeveralSpec, TwoTierSpec
 
 __all__ = ["described", "figures_in_words", "in_words", "limit_in_words"]

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ._decision import Booking, Decision
-from ._frames import Settling
+from ._flow import Settling
 from ._store import Store
 from ._strategy import Strategy
 from ._transform import (

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from ._native import native
+from . import native
 from ._validation import MAX_SAFE
 
 __all__ = ["NEUTRAL", "Booking", "Decision", "Forecast", "Outcome", "combine"]

@@ -37,7 +37,7 @@ from ._charges import (
 from ._clock import Clock, ManualClock, SystemClock, require_clock
 from ._decision import Decision, Forecast
 from ._errors import PenstockError, UnsupportedError
-from ._frames import Closing
+from ._flow import Closing
 from ._store import MadeBy, Store, require_store
 from ._strategy import Strategy
 from ._transform import Step, checking, forecasting, looking, peeking, releasing

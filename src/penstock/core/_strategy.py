@@ -30,6 +30,8 @@ from ._errors import UnsupportedError
 from ._lua import PERIODS
 from ._validation import (
     MAX_SAFE,
+    number_in_words,
+    rate_in_words,
     reject,
     require_choice,
     require_int,
@@ -38,7 +40,6 @@ from ._validation import (
     shown,
     zone_of,
 )
-from ._words import number_in_words, rate_in_words
 
 if TYPE_CHECKING:
     from ._lua import LuaAccelerator, LuaSource

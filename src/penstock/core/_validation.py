@@ -3,10 +3,9 @@
 Each function returns the value it was given, so that it can stand in an assignment, or raises
 `config_invalid` with a text that says what would be right.
 
-Durations and rates as people write them: `"500ms"`, `"1m"`, `"100/minute"`.
-
-Strings belong to the edges (a config file, a command line, `rate_limit("...")`); inside, a
-duration is an integer in a name that ends with `_ms`.
+Durations and rates as people write them, `"500ms"`, `"1m"`, `"100/minute"`, and as one would say
+them, "5 in any 15 minutes". Such texts belong to the edges (a config file, a command line,
+`rate_limit("...")`); inside, a duration is an integer in a name that ends with `_ms`.
 
 How a prefix and a key become the name under which a store keeps state, and what is kept of it.
 
@@ -29,6 +28,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ._errors import ConfigInvalidError
 
+if TYPE_CHECKING:
+    from datetime import tzinfo
+
 __all__ = [
     "LONGEST_KEPT",
     "MAX_INSTANT_MS",
@@ -40,9 +42,12 @@ __all__ = [
     "digest_of",
     "kept_key",
     "key_lead",
+    "number_in_words",
+    "pace_in_words",
     "parse_duration_ms",
     "parse_rate",
     "plain_key",
+    "rate_in_words",
     "reject",
     "require_choice",
     "require_cost",
@@ -54,6 +59,7 @@ __all__ = [
     "require_rate",
     "require_span_ms",
     "shown",
+    "span_in_words",
     "stored_number",
     "stored_pair",
     "stored_runs",
@@ -61,9 +67,6 @@ __all__ = [
     "zone_of",
 ]
 
-
-if TYPE_CHECKING:
-    from datetime import tzinfo
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -312,6 +315,7 @@ def _near(unit: str) -> str:
 
 
 _SHOWN = ("ms", "second", "minute", "hour", "day", "week")
+_WHOLE = _SHOWN[:0:-1]
 
 
 def _meant(text: str) -> str:
@@ -322,6 +326,40 @@ def _meant(text: str) -> str:
     if re.fullmatch(r"\s*[0-9]*\.[0-9]+\s*/.+", text, re.ASCII):
         return "; for a fraction take a longer period: half a request a second is '1/2s'"
     return ""
+
+
+def number_in_words(value: float) -> str:
+    """With commas between thousands: 1,000 and 2.5."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+
+
+def span_in_words(span_ms: int) -> str:
+    """In the largest unit that it is a whole number of: 15 minutes, 1 hour, 1,500 ms."""
+    for unit in _WHOLE:
+        count, rest = divmod(span_ms, UNIT_MS[unit])
+        if count and not rest:
+            return f"{count:,} {unit}{'s' * (count > 1)}"
+    return f"{span_ms:,} ms"
+
+
+def rate_in_words(units: float, span_ms: int, *, of: str = "", sliding: bool = False) -> str:
+    """100 a minute, 5 per 15 minutes; 5 in any 15 minutes where the span is `sliding`. `of` names
+    the units."""
+    span = span_in_words(span_ms)
+    one = span.startswith("1 ") and span != "1 ms"
+    span = span[2:] if one else span
+    how = "in any " if sliding else "per " if not one else "an " if span == "hour" else "a "
+    return f"{number_in_words(units)} {of + ' ' if of else ''}{how}{span}"
+
+
+def pace_in_words(per_sec: float) -> str:
+    """A rate in the shortest unit in which it is at least 1: 2.5 a second, 30 a minute."""
+    for unit in _SHOWN[1:-1]:
+        per_unit = per_sec * UNIT_MS[unit] / 1000
+        # Beyond what is shown, a product such as 0.1 * 60 has digits that nobody wrote.
+        if round(per_unit, 9) >= 1 or unit == "day":
+            break
+    return rate_in_words(float(per_unit), UNIT_MS[unit])
 
 
 LONGEST_KEPT = 128

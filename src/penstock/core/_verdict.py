@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from . import native
 from ._decision import NEUTRAL, Decision
-from ._native import native
 
 __all__ = ["Verdict"]
 

@@ -15,7 +15,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from ..core._foreign_clocks import FOREIGN_CLOCKS
+from ..core._clock import FOREIGN_CLOCKS
 from ..core._store import COUNTED, Store
 
 __all__ = [
@@ -162,7 +162,7 @@ class MetricsSnapshot:
     "failed" to a count. `grpc_codes`: the name of a status to a count. `stores`: a kind of table in
     this process, to what they tell of themselves, added up. `foreign_clocks`: how often a stored
     instant was further ahead than the deciding clock can have written
-    (`core/_foreign_clocks.py`).
+    (`core/_clock.py`).
     """
 
     policies: dict[str, dict[str, int]] = field(default_factory=dict)

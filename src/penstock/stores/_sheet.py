@@ -17,10 +17,10 @@ from copy import copy
 from typing import Any
 
 from .._queueing import QueuedCall
+from ..core._clock import FOREIGN_CLOCKS
 from ..core._errors import PenstockError
-from ..core._foreign_clocks import FOREIGN_CLOCKS
 from ..core._transform import Transform
-from ._record import keep_ms, pack, restore
+from .record import keep_ms, pack, restore
 
 __all__ = ["AnyStep", "Call", "ConnectionFailedError", "Sheet", "Write", "telling_of_others"]
 

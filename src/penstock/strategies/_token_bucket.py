@@ -26,12 +26,12 @@ from ..core._validation import (
     MAX_SAFE,
     MAX_SPAN_MS,
     MAX_STORED_MS,
+    pace_in_words,
     reject,
     stored_number,
     stored_pair,
     stored_whole,
 )
-from ..core._words import pace_in_words
 
 __all__ = ["TokenBucket", "token_bucket"]
 

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 
 from penstock import Decision, Forecast
-from penstock.wire.messages import decision_message, decision_of, forecast_message, forecast_of
+from penstock.wire import decision_message, decision_of, forecast_message, forecast_of
 from penstock.wire.proto import rate_limiter_pb2 as pb
 from tests.service.grpc.servers import existing
 from tools.wire import protos

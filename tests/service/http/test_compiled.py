@@ -12,7 +12,7 @@ import pytest
 
 from penstock import Decision, ManualClock
 from penstock.config import parse_policies
-from penstock.core._native import native
+from penstock.core import native
 from penstock.service import _core as core
 from penstock.service.http import _answers, _head, _ready, _router
 from penstock.service.http._answers import CLIENT, NESTED, PLAIN, ProblemError, decision_reply

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,8 +20,10 @@ from .serving import InProcessServer
 schemathesis: Any = pytest.importorskip("schemathesis")
 conformance: Any = pytest.importorskip("schemathesis.specs.openapi.checks")
 
+# At random, for each operation; beside them come those that the tool works out, for the edges of
+# every field. EXAMPLES=n in the environment looks further.
 FUZZ = settings(
-    max_examples=80,
+    max_examples=int(os.environ.get("EXAMPLES", "25")),
     deadline=None,
     derandomize=True,
     database=None,

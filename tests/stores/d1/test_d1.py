@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -22,9 +23,8 @@ def _query(sql: str, *params: object) -> list[dict[str, Any]]:
     return rows
 
 
-def _table(store: Any) -> str:
-    name: str = store._statements.table
-    return name
+def _table(url: str) -> str:
+    return dict(parse_qsl(urlsplit(url).query))["table"]
 
 
 def test_init_twice_is_init_once() -> None:
@@ -44,18 +44,20 @@ def test_init_twice_is_init_once() -> None:
 
 def test_a_table_of_another_program_is_refused() -> None:
     """One with our name and without our mark is left as it is."""
-    store: Any = open_store(edge.url_of("d1"))
-    _query(f"CREATE TABLE {_table(store)} (id INTEGER)")
+    url = edge.url_of("d1")
+    store: Any = open_store(url)
+    _query(f"CREATE TABLE {_table(url)} (id INTEGER)")
     with pytest.raises(ConfigInvalidError, match="not created by this store"):
         store.init()
-    assert _query(f"SELECT count(*) AS n FROM {_table(store)}") == [{"n": 0}]
+    assert _query(f"SELECT count(*) AS n FROM {_table(url)}") == [{"n": 0}]
     store.close()
 
 
 def test_a_schema_of_another_version_is_refused() -> None:
     """A later Penstock may have changed it."""
-    store: Any = edge.open_empty("d1")
-    _query(f"UPDATE {_table(store)}_schema SET version = 2")
+    url = edge.url_of("d1")
+    store: Any = edge.opened(url)
+    _query(f"UPDATE {_table(url)}_schema SET version = 2")
     with pytest.raises(ConfigInvalidError, match="schema version is 2, not 1"):
         store.init()
     store.close()
@@ -80,16 +82,17 @@ def test_a_missing_database_says_so() -> None:
 
 def test_a_sweep_drops_what_no_clock_can_need() -> None:
     """Late by its margin, on the database's clock, sync and async."""
-    store: Any = edge.open_empty("d1")
+    url = edge.url_of("d1")
+    store: Any = edge.opened(url)
     for number in range(5):
         store.apply(f"k{number}", CHECK, NOW, 1)
     assert store.sweep() == 0
-    [row] = _query(f"SELECT min(keep_until) AS low FROM {_table(store)}")
+    [row] = _query(f"SELECT min(keep_until) AS low FROM {_table(url)}")
     now_ms = int(time.time() * 1000)
     # 360 s until it means nothing, and as long again.
     assert now_ms + 715_000 < row["low"] < now_ms + 725_000
     assert store.sweep(row["low"] - 1) == 0
-    _query(f"UPDATE {_table(store)} SET keep_until = 1 WHERE key < 'k2'")
+    _query(f"UPDATE {_table(url)} SET keep_until = 1 WHERE key < 'k2'")
     assert store.sweep() == 2
 
     async def sweep() -> int:
@@ -98,15 +101,16 @@ def test_a_sweep_drops_what_no_clock_can_need() -> None:
         return swept
 
     assert asyncio.run(sweep()) == 3
-    assert _query(f"SELECT count(*) AS n FROM {_table(store)}") == [{"n": 0}]
+    assert _query(f"SELECT count(*) AS n FROM {_table(url)}") == [{"n": 0}]
     store.close()
 
 
 def test_a_sweep_works_in_slices() -> None:
     """More keys than one statement deletes."""
-    store: Any = edge.open_empty("d1")
+    url = edge.url_of("d1")
+    store: Any = edge.opened(url)
     _query(
-        f"INSERT INTO {_table(store)} (key, record, version, keep_until) "
+        f"INSERT INTO {_table(url)} (key, record, version, keep_until) "
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2500) "
         "SELECT 'k' || i, '', '', 1 FROM n"
     )

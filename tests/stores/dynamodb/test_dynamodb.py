@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import boto3
@@ -16,12 +17,12 @@ from penstock.core._transform import checking
 from penstock.stores import open_store
 from penstock.stores.cas import Conflict, ConnectionFailedError, Held, Read, Swap
 from penstock.stores.dynamodb import DynamoDBStore
-from penstock.stores.dynamodb._faults import translated
-from penstock.stores.dynamodb._schema import create
+from penstock.stores.dynamodb._items import create, translated
 from tests.stores import edge
 
 NOW = 1_700_000_000_000
 CHECK = checking(gcra(10, 3_600_000))
+_LOOK = "describe_time_to_live"
 
 
 def _items(table: str) -> list[dict[str, Any]]:
@@ -77,9 +78,13 @@ def test_a_table_of_another_program_is_refused(keys: list[tuple[str, str]]) -> N
     store.close()
 
 
-def _setting_up(ttl: dict[str, str]) -> list[str]:
-    """The operations on a table of ours that is there already and has this TTL."""
+def _setting_up(*looks: dict[str, str]) -> list[str]:
+    """The operations on a table of ours that is there already; `looks`: its TTL, look by look.
+
+    Where there is a second look, the TTL was switched on between the first and our own switching.
+    """
     in_use = ClientError({"Error": {"Code": "ResourceInUseException"}}, "CreateTable")
+    already_on = ClientError({"Error": {"Code": "ValidationException"}}, "UpdateTimeToLive")
     table = {
         "TableStatus": "ACTIVE",
         "KeySchema": [{"AttributeName": "penstock_key", "KeyType": "HASH"}],
@@ -91,7 +96,9 @@ def _setting_up(ttl: dict[str, str]) -> list[str]:
         asked.append(step[0])
         if step[0] == "create_table":
             raise in_use
-        return {"Table": table, "TimeToLiveDescription": ttl}
+        if step[0] == "update_time_to_live" and len(looks) > 1:
+            raise already_on
+        return {"Table": table, "TimeToLiveDescription": looks[asked.count(_LOOK) - 1]}
 
     drive(create("limits"), serve)
     return asked
@@ -106,6 +113,26 @@ def test_a_table_whose_ttl_is_on_another_attribute_is_refused(status: str) -> No
     assert _setting_up({"TimeToLiveStatus": "DISABLED"}) == [*looks, "update_time_to_live"]
     with pytest.raises(ConfigInvalidError, match=r"'limits' is on 'expires', and ours on 'reclaim"):
         _setting_up({"TimeToLiveStatus": status, "AttributeName": "expires"})
+
+
+def test_a_ttl_that_another_process_switched_on_in_the_meantime_is_ours_too() -> None:
+    """Refused for a race is looked at again; refused for anything else stays an error."""
+    off = {"TimeToLiveStatus": "DISABLED"}
+    ours = {"TimeToLiveStatus": "ENABLING", "AttributeName": "reclaim_at"}
+    assert _setting_up(off, ours)[-3:] == [_LOOK, "update_time_to_live", _LOOK]
+    with pytest.raises(ConfigInvalidError, match="and ours on 'reclaim"):
+        _setting_up(off, {**ours, "AttributeName": "expires"})
+    with pytest.raises(ClientError, match="ValidationException"):
+        _setting_up(off, off)
+
+
+def test_many_that_create_the_table_at_once_all_have_it() -> None:
+    """On a server that has a TTL; each of them on a connection of its own."""
+    for _ in range(3):
+        url = edge.url_of("dynamodb-local")
+        with ThreadPoolExecutor(8) as callers:
+            for store in [callers.submit(edge.opened, url) for _ in range(8)]:
+                store.result(timeout=60).close()
 
 
 def test_a_missing_table_names_the_fix() -> None:

@@ -169,30 +169,34 @@ def test_a_sweeper_on_another_clock_is_refused() -> None:
     fits.close()
 
 
+def swept_store(clock: ManualClock | None = None) -> tuple[MemoryStore, threading.Thread]:
+    """A store with a sweeper, and the thread that it has started."""
+    before = set(threading.enumerate())
+    store = MemoryStore(sweep_every_ms=1, clock=clock)
+    started = set(threading.enumerate()) - before
+    [thread] = [each for each in started if "sweep" in each.name]
+    return store, thread
+
+
 def test_the_sweeper_gives_back_what_nobody_asks_for_and_ends_with_close() -> None:
     """An idle program gets its memory back; closing ends the thread, twice if need be."""
     clock = ManualClock(NOW)
-    store = MemoryStore(sweep_every_ms=1, clock=clock)
+    store, sweeper = swept_store(clock)
     make_limiter("as is", gcra(1, 1_000), clock, store).check("k")
-    sweeper = store._sweeper
-    assert sweeper is not None
+    assert store.stats()["keys"] == 1
     clock.advance(1_000)
     deadline = time.monotonic() + 10
-    table: Any = store.table
-    while (len(table._records) if hasattr(table, "_records") else len(table)) and (
-        time.monotonic() < deadline
-    ):
+    while store.stats()["keys"] and time.monotonic() < deadline:
         threading.Event().wait(0.001)
-    assert len(store) == 0
+    assert store.stats()["keys"] == 0
     store.close()
     store.close()
-    assert not sweeper._thread.is_alive()
+    assert not sweeper.is_alive()
 
 
 def test_a_dropped_store_takes_its_sweeper_along() -> None:
     """The thread holds the store weakly and ends with it."""
-    store = MemoryStore(sweep_every_ms=1)
-    thread = store._sweeper._thread  # type: ignore[union-attr]
+    store, thread = swept_store()
     assert thread.daemon
     del store
     gc.collect()
@@ -202,8 +206,7 @@ def test_a_dropped_store_takes_its_sweeper_along() -> None:
 
 def test_closing_from_a_coroutine_ends_the_sweeper_too() -> None:
     """`aclose` is `close`."""
-    store = MemoryStore(sweep_every_ms=1)
-    thread = store._sweeper._thread  # type: ignore[union-attr]
+    store, thread = swept_store()
     asyncio.run(store.aclose())
     assert not thread.is_alive()
 

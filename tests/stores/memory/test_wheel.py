@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.stores.memory._wheel import Timed, Wheel
+from penstock.stores.memory._eviction import Timed, Wheel
 
 
 class Item:

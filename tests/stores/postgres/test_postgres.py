@@ -21,10 +21,10 @@ from penstock import (
     rate_limit,
     token_bucket,
 )
+from penstock.core._transform import checking
 from penstock.stores import open_store
 from penstock.stores.postgres import PostgresStore, _flows, _libpq
-from penstock.stores.postgres._async_connections import AsyncConnection
-from penstock.stores.postgres._asyncpg_connections import AsyncpgConnection
+from penstock.stores.postgres._async_connections import AsyncConnection, AsyncpgConnection
 from penstock.stores.postgres._requests import Query
 from penstock.testkit import run_store_conformance
 from tests.stores.exactness import (
@@ -252,7 +252,7 @@ def test_the_clock_of_the_server_decides_on_request() -> None:
         assert abs(decision.reset_at - 12_000 - SystemClock().now()) < 5_000
         assert limiter.peek("k").remaining == 4
         assert counter.turns - before == 3
-        assert store.apply("other", limiter._check, 0, 1).reset_at >= decision.reset_at
+        assert store.apply("other", checking(gcra(5, 60_000)), 0, 1).reset_at >= decision.reset_at
         assert [d.remaining for d in limiter.check_many(["k", "k", "new"])] == [3, 2, 4]
         store.close()
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.stores.cas import ConnectionFailedError, Read, Request
-from penstock.stores.rest._batching import RequestBatcher
+from penstock.stores.rest._store import RequestBatcher
 
 
 class _Post:

@@ -22,7 +22,7 @@ import grpc
 from google.protobuf.message import Message
 
 from ...core._decision import Decision
-from ...wire.messages import decision_message, fill, forecast_message
+from ...wire import decision_message, fill, forecast_message
 from ...wire.proto import rate_limiter_pb2 as pb
 from ...wire.proto.rate_limiter_pb2_grpc import (
     CHARGES,

@@ -23,6 +23,7 @@ from http import HTTPStatus
 from typing import Any, TypeAlias
 
 from ...adapters._headers import LimitHeaders, field_name, seconds_until_more
+from ...core import native
 from ...core._clock import Clock
 from ...core._decision import Decision
 from ...core._errors import (
@@ -31,7 +32,6 @@ from ...core._errors import (
     StoreUnavailableError,
     UnsupportedError,
 )
-from ...core._native import native
 from ...core._strategy import Strategy
 from .._core import Policy, UnknownPolicyError
 

@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from json.scanner import make_scanner
 from typing import Any, NoReturn, TypeAlias
 
-from ...core._native import native
+from ...core import native
 from ._answers import ProblemError
 from ._bounds import Bounds
 

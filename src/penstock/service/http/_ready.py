@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from ...adapters._headers import seconds_until_more
+from ...core import native
 from ...core._clock import ANCHOR_NS, SystemClock
-from ...core._native import native
 from ...core._strategy import Strategy
 from .._core import Service
 from .._inline import INLINE, MAX_POLICIES

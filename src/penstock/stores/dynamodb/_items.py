@@ -1,20 +1,52 @@
-"""Requests as operations of the DynamoDB API, and its replies as answers. No I/O.
+"""The table and its items: requests as operations of the DynamoDB API, replies as answers. No I/O.
 
 An item is `penstock_key`, `version`, `record` and `reclaim_at`, the table's TTL attribute in epoch
 seconds. The name of the hash key is what makes a table ours: a table of another program does not
-have it.
+have it. All that such a table has of a schema is its hash key and its TTL attribute, and both are
+checked. Their names stand for the version too: a layout that this one could not read would have
+another hash key, which every operation here is refused for. What is in an item says its own
+version, in the record.
+
+Every fault of botocore and of DynamoDB becomes one of ours here. No other file translates.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ...core._clock import SystemClock
+from ...core._errors import ConfigInvalidError, StoreUnavailableError
+from ...core._flow import Flow
 from ...core._validation import reject
-from ..cas import AnyRequest, Check, Drop, Held, Read, ReadAll, Swap, SwapAll
-from ..cas._requests import fit
+from ..cas import (
+    AnyRequest,
+    Check,
+    Conflict,
+    ConnectionFailedError,
+    Drop,
+    Held,
+    Read,
+    ReadAll,
+    Swap,
+    SwapAll,
+)
+from ..cas._requests import RetryPause, fit
 
-__all__ = ["HASH_KEY", "TTL_ATTRIBUTE", "Operation", "answer", "held", "key_of", "operation"]
+__all__ = [
+    "HASH_KEY",
+    "TTL_ATTRIBUTE",
+    "Operation",
+    "answer",
+    "create",
+    "error_code",
+    "final",
+    "held",
+    "key_of",
+    "operation",
+    "translated",
+]
+
 
 HASH_KEY = "penstock_key"
 TTL_ATTRIBUTE = "reclaim_at"
@@ -106,3 +138,193 @@ def _condition(expected: Held | None) -> dict[str, Any]:
         "ExpressionAttributeValues": {":v": {"S": expected.version}},
         "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
     }
+
+
+_BUSY = frozenset(
+    {
+        "LimitExceededException",
+        "ProvisionedThroughputExceededException",
+        "RequestLimitExceeded",
+        "ThrottledException",
+        "ThrottlingException",
+        "TooManyRequestsException",
+        "TransactionConflictException",
+    }
+)
+_CREDENTIALS = frozenset(
+    {
+        "AccessDeniedException",
+        "ExpiredTokenException",
+        "IncompleteSignature",
+        "InvalidSignatureException",
+        "MissingAuthenticationTokenException",
+        "UnrecognizedClientException",
+    }
+)
+_UNKNOWN = frozenset({"UnknownOperationException", "SerializationException"})
+# Why an item of a transaction was not written: others were first, or are about to be.
+_RACED = frozenset({"ConditionalCheckFailed", "TransactionConflict"})
+# By name, since botocore is only imported when it is used, and aiobotocore raises the same.
+_NOT_SENT = frozenset({"ConnectTimeoutError", "EndpointConnectionError", "ProxyConnectionError"})
+_SETTINGS = frozenset(
+    {
+        "InvalidEndpointConfigurationError",
+        "InvalidRegionError",
+        "NoAuthTokenError",
+        "NoCredentialsError",
+        "NoRegionError",
+        "PartialCredentialsError",
+        "ProfileNotFound",
+        "UnknownEndpointError",
+    }
+)
+
+
+def error_code(error: BaseException) -> str:
+    """The code of an error reply; empty for every other fault."""
+    response = getattr(error, "response", None)
+    code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
+    return str(code)
+
+
+def translated(error: BaseException, request: AnyRequest | None, table: str) -> Any:
+    """A Conflict or an exception of ours; what is not a driver's stays itself."""
+    if isinstance(error, ConnectionFailedError) or not isinstance(error, Exception):
+        return error
+    if code := error_code(error):
+        return _refused(code, error, request, table)
+    if not any(base.__module__.startswith("botocore.") for base in type(error).__mro__):
+        return error
+    name = type(error).__name__
+    text = f"DynamoDB: {error}"
+    if name in _SETTINGS:
+        advice = "set the region and the credentials as for boto3"
+        return ConnectionFailedError(f"{text}; {advice}", may_have_run=False)
+    if name in _NOT_SENT:
+        return ConnectionFailedError(
+            text, may_have_run=False, again=name == "EndpointConnectionError"
+        )
+    return ConnectionFailedError(text, may_have_run=True, again=name != "ReadTimeoutError")
+
+
+def final(error: Exception, table: str) -> Exception:
+    """The end of a call that is not repeated."""
+    ours = translated(error, None, table)
+    return StoreUnavailableError(str(ours)) if isinstance(ours, ConnectionFailedError) else ours
+
+
+def _refused(code: str, error: Any, request: AnyRequest | None, table: str) -> Any:
+    if code == "ConditionalCheckFailedException":
+        item = error.response.get("Item")
+        if item and isinstance(request, (Swap, Drop)):
+            return Conflict(held(item, request.key), known=True)
+        return Conflict()
+    text = f"DynamoDB: {error}"
+    if code == "TransactionCanceledException":
+        return _cancelled(text, error.response.get("CancellationReasons", ()))
+    if code in _UNKNOWN and isinstance(request, (ReadAll, SwapAll)):
+        return ConfigInvalidError(
+            f"{text}; what listens here has no transactions: make the store with "
+            "transactions=False, or with ?transactions=off in its URL"
+        )
+    if code == "ResourceNotFoundException":
+        return ConfigInvalidError(
+            f"there is no table {table!r} here; create it once with DynamoDBStore.create_table()"
+        )
+    if code in _BUSY:
+        return ConnectionFailedError(text, may_have_run=False, again=True)
+    if code in _CREDENTIALS:
+        advice = f"allow GetItem, PutItem, DeleteItem and ConditionCheckItem on the table {table!r}"
+        return ConnectionFailedError(f"{text}; {advice}", may_have_run=False)
+    if code == "ValidationException":
+        return ConfigInvalidError(f"{text}; the hash key of a table of ours is {HASH_KEY!r}")
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
+    return ConnectionFailedError(text, may_have_run=status >= 500, again=status >= 500)
+
+
+def _cancelled(text: str, reasons: Sequence[dict[str, str]]) -> Any:
+    """What a transaction is that wrote nothing."""
+    codes = {reason.get("Code", "None") for reason in reasons} - {"None"}
+    if codes and codes <= _RACED:
+        return Conflict()
+    if "ValidationError" in codes:
+        return ConfigInvalidError(f"{text}; the hash key of a table of ours is {HASH_KEY!r}")
+    return ConnectionFailedError(text, may_have_run=False, again=True)
+
+
+_LOOKS = 120
+_PAUSE_MS = 500.0
+
+
+def create(table: str) -> Flow[Operation | RetryPause, None]:
+    """Create the table and switch its TTL on, unless that was done before."""
+    name = {"TableName": table}
+    try:
+        yield (
+            "create_table",
+            {
+                **name,
+                "AttributeDefinitions": [{"AttributeName": HASH_KEY, "AttributeType": "S"}],
+                "KeySchema": [{"AttributeName": HASH_KEY, "KeyType": "HASH"}],
+                "BillingMode": "PAY_PER_REQUEST",
+            },
+        )
+    except Exception as error:
+        if error_code(error) != "ResourceInUseException":
+            raise
+    for _ in range(_LOOKS):
+        described = (yield "describe_table", name)["Table"]
+        _require_ours(table, described)
+        if described["TableStatus"] == "ACTIVE":
+            break
+        yield RetryPause(_PAUSE_MS)
+    else:
+        raise StoreUnavailableError(f"the table {table!r} did not become active in time")
+    yield from _switch_ttl_on(name)
+
+
+def _switch_ttl_on(name: dict[str, Any]) -> Flow[Operation | RetryPause, None]:
+    try:
+        if (yield from _ttl_is_on(name)):
+            return
+        setting = {"Enabled": True, "AttributeName": TTL_ATTRIBUTE}
+        try:
+            yield "update_time_to_live", {**name, "TimeToLiveSpecification": setting}
+        except Exception as error:
+            # Two processes that create the table at once both see it off; the second to switch
+            # it on is refused, and has what it wanted.
+            if error_code(error) != "ValidationException" or not (yield from _ttl_is_on(name)):
+                raise
+    except Exception as error:
+        # Servers that speak the API need not have a TTL; nothing but space depends on it.
+        if error_code(error) != "UnknownOperationException":
+            raise
+
+
+def _ttl_is_on(name: dict[str, Any]) -> Flow[Operation | RetryPause, bool]:
+    ttl = (yield "describe_time_to_live", name)["TimeToLiveDescription"]
+    if ttl.get("TimeToLiveStatus") not in ("ENABLED", "ENABLING"):
+        return False
+    _require_our_ttl(name["TableName"], ttl.get("AttributeName"))
+    return True
+
+
+def _require_our_ttl(table: str, attribute: str | None) -> None:
+    if attribute != TTL_ATTRIBUTE:
+        raise ConfigInvalidError(
+            f"the TTL of the table {table!r} is on {attribute!r}, and ours on {TTL_ATTRIBUTE!r}: "
+            "switch it off there and repeat this, or choose another table"
+        )
+
+
+def _require_ours(table: str, described: dict[str, Any]) -> None:
+    keys = {(part["AttributeName"], part["KeyType"]) for part in described["KeySchema"]}
+    types = {
+        part["AttributeName"]: part["AttributeType"] for part in described["AttributeDefinitions"]
+    }
+    if keys != {(HASH_KEY, "HASH")} or types.get(HASH_KEY) != "S":
+        names = ", ".join(sorted(name for name, _ in keys))
+        raise ConfigInvalidError(
+            f"the table {table!r} belongs to something else: its key is {names}, and ours is the "
+            f"text {HASH_KEY}; choose another name"
+        )

@@ -1,4 +1,7 @@
-"""DynamoDBStore: conditional writes on a version attribute, after a consistent read."""
+"""DynamoDBStore: conditional writes on a version attribute, after a consistent read.
+
+Its clients, sync and async, are made when first used: this is the only file that imports a driver.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,84 @@ from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from ...core._errors import UnsupportedError
+from ..._queueing import Mutex
+from ...core._errors import UnsupportedError, require_module
 from ...core._flow import adrive, drive
 from ...core._store import from_its_url
 from ...core._validation import reject
 from ..cas import AnyRequest, CasStore, ConnectionFailedError
-from ..cas._requests import RetryPause, require_name
+from ..cas._requests import PerLoop, RetryPause, require_name
 from ..cas._store import Workers
-from ._client import Clients
-from ._faults import final, translated
-from ._items import Operation, answer, operation
-from ._schema import create
+from ._items import Operation, answer, create, final, operation, translated
 
-__all__ = ["DynamoDBStore"]
+__all__ = ["Clients", "DynamoDBStore"]
+
+
+_CONNECTIONS = 64
+
+_require_module = partial(require_module, "DynamoDBStore")
+
+
+class Clients:
+    """A boto3 client for all threads, and an aiobotocore client for each loop.
+
+    They are made without retries of their own: the store knows better what may be repeated.
+    """
+
+    def __init__(
+        self, timeout_ms: int, region: str | None, endpoint: str | None, client: Any, aclient: Any
+    ) -> None:
+        self._timeout_s = timeout_ms / 1000
+        self._place = {"region_name": region, "endpoint_url": endpoint}
+        self._given = client
+        self._agiven = aclient
+        self._forget()
+
+    def _forget(self) -> None:
+        self._mutex = Mutex()
+        self._blocking: Any = self._given
+        self._asynchronous = PerLoop(self._open, self._shut)
+
+    after_fork = _forget
+
+    def blocking(self) -> Any:
+        if self._blocking is None:
+            with self._mutex.hold():
+                if self._blocking is None:
+                    session = _require_module("boto3.session").Session()
+                    config = _require_module("botocore.config").Config(**self._settings())
+                    self._blocking = session.client("dynamodb", config=config, **self._place)
+        return self._blocking
+
+    async def asynchronous(self) -> Any:
+        return self._agiven if self._agiven is not None else await self._asynchronous.get()
+
+    def close(self) -> None:
+        if self._given is None:
+            with self._mutex.hold():
+                client, self._blocking = self._blocking, None
+            if client is not None:
+                client.close()
+
+    async def aclose(self) -> None:
+        await self._asynchronous.aclose()
+
+    async def _open(self) -> Any:
+        session = _require_module("aiobotocore.session").get_session()
+        config = _require_module("aiobotocore.config").AioConfig(**self._settings())
+        made = session.create_client("dynamodb", config=config, **self._place)
+        return await made.__aenter__()
+
+    async def _shut(self, client: Any) -> None:
+        await client.__aexit__(None, None, None)
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "connect_timeout": self._timeout_s,
+            "read_timeout": self._timeout_s,
+            "max_pool_connections": _CONNECTIONS,
+            "retries": {"total_max_attempts": 1},
+        }
 
 
 _TABLE = r"[A-Za-z0-9_.-]{3,255}"

@@ -31,8 +31,7 @@ from ...core._decision import Decision, Outcome
 from ...core._errors import ConfigInvalidError
 from ...core._transform import READING, Transform
 from ...core._validation import LONGEST_KEPT, MAX_SAFE, digest_of, kept_key
-from ._order import IDLE, Order, RankedRecord, Record, rank_of
-from ._wheel import Wheel
+from ._eviction import IDLE, Order, RankedRecord, Record, Wheel, rank_of
 
 __all__ = ["RECLAIM_FLOOR", "Table", "require_ttl", "wrong_kind"]
 

@@ -1,7 +1,11 @@
-"""Where the async store gets its connections from: of psycopg, own or from a pool.
+"""Where the async store gets its connections from: of psycopg or asyncpg, own or from a pool.
 
-Connecting is rare and may look up names, so it is left to a thread; after that the socket is
-watched by the loop.
+Connecting with psycopg is rare and may look up names, so it is left to a thread; after that the
+socket is watched by the loop.
+
+asyncpg prepares statements by itself, and speaks PostgreSQL's types; what it raises becomes a
+`ConnectionFailedError` or a `RefusalError` here. It waits for the rows of a statement before it
+sends the next, so what is asked together takes a round trip for each.
 """
 
 from __future__ import annotations
@@ -9,24 +13,154 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from ...core._flow import adrive
 from .._sheet import ConnectionFailedError
+from ._connections import Greet, PostgresTarget, connect_in_thread
 from ._libpq import READ, WRITE, LibpqConnection
-from ._requests import PostgresFlow, PostgresRequest, late_connect, late_reply
-from ._sync_connections import connect_in_thread
-from ._urls import PostgresTarget
+from ._requests import (
+    Pipeline,
+    PostgresRequest,
+    Query,
+    RefusalError,
+    Row,
+    late_connect,
+    late_reply,
+)
+from ._schema import begin_bounded
 
-__all__ = ["AsyncConnection", "AsyncOwnConnection", "AsyncPooledConnections"]
+__all__ = [
+    "AsyncConnection",
+    "AsyncOwnConnection",
+    "AsyncPooledConnections",
+    "AsyncpgConnection",
+    "AsyncpgOwnConnection",
+    "AsyncpgPooledConnections",
+]
 
-Greet = Callable[[], PostgresFlow]
+
+class _AnyConnection(Protocol):
+    """What a connection can do, of whichever driver."""
+
+    async def execute(self, request: PostgresRequest, deadline: float) -> Any: ...
+
+    @property
+    def is_idle(self) -> bool: ...
+
+    def is_alive(self) -> bool: ...
+
+    def drop(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+C = TypeVar("C", bound=_AnyConnection)
+
+
+class _Connections(Generic[C]):
+    """`connect` gives a connection to its caller alone, who drops it, `borrow` one that is given
+    back."""
+
+    def __init__(self, greet: Greet, where: str) -> None:
+        self._greet = greet
+        self.where = where
+
+    async def connect(self, deadline: float, greeted: bool) -> C:
+        connection = await self._open(deadline)
+        if greeted:
+            try:
+                await self._inspect(connection, deadline)
+            except BaseException:
+                await self.drop(connection)
+                raise
+        return connection
+
+    async def drop(self, connection: C) -> None:
+        raise NotImplementedError
+
+    async def _open(self, deadline: float) -> C:
+        raise NotImplementedError
+
+    async def _inspect(self, connection: C, deadline: float) -> None:
+        await adrive(self._greet(), lambda request: connection.execute(request, deadline))
+
+
+class _OwnConnection(_Connections[C]):
+    """One connection, kept from batch to batch."""
+
+    def __init__(self, target: PostgresTarget, greet: Greet) -> None:
+        super().__init__(greet, target.where)
+        self._target = target
+        self._kept: C | None = None
+
+    async def borrow(self, deadline: float) -> C:
+        kept = self._kept
+        if kept is not None and kept.is_alive():
+            return kept
+        self.close()
+        connection = self._kept = await self.connect(deadline, greeted=True)
+        return connection
+
+    async def give_back(self, connection: C) -> None:
+        if not connection.is_idle:
+            await self.drop(connection)
+
+    async def drop(self, connection: C) -> None:
+        if self._kept is connection:
+            self._kept = None
+        connection.drop()
+
+    def close(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.drop()
+
+    async def aclose(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            await kept.aclose()
+
+
+class _PooledConnections(_Connections[C]):
+    """Connections of a pool, which is its owner's to close."""
+
+    def __init__(self, pool: Any, greet: Greet) -> None:
+        super().__init__(greet, "PostgreSQL")
+        self._pool = pool
+        self._is_greeted = False
+        self._lent: list[C] = []
+
+    async def borrow(self, deadline: float) -> C:
+        await self._reclaim()
+        connection = await self._open(deadline)
+        self._lent.append(connection)
+        if not self._is_greeted:
+            await self._inspect(connection, deadline)
+            self._is_greeted = True
+        return connection
+
+    async def give_back(self, _connection: C) -> None:
+        await self._reclaim()
+
+    def close(self) -> None:
+        """Nothing here is ours."""
+
+    async def aclose(self) -> None:
+        """Nor here."""
+
+    async def _reclaim(self) -> None:
+        """Give back what is lent, also by a leader that did not."""
+        while self._lent:
+            await self.drop(self._lent[-1])
+            self._lent.pop()
 
 
 class AsyncConnection:
-    """A connection whose waiting is done by the running loop."""
+    """A connection of psycopg, whose waiting is done by the running loop."""
 
     def __init__(self, connection: LibpqConnection, where: str) -> None:
         self.connection = connection
@@ -44,6 +178,13 @@ class AsyncConnection:
         except StopIteration as finished:
             return finished.value
 
+    @property
+    def is_idle(self) -> bool:
+        return self.connection.is_idle
+
+    def is_alive(self) -> bool:
+        return self.connection.is_alive()
+
     def unwatch(self) -> None:
         """Before the socket is closed: a loop that still watched it, after an interrupt, would not
         notice a new one of the same number."""
@@ -52,9 +193,16 @@ class AsyncConnection:
             loop.remove_reader(socket)
             loop.remove_writer(socket)
 
+    def drop(self) -> None:
+        self.unwatch()
+        self.connection.close()
+
+    async def aclose(self) -> None:
+        self.drop()
+
 
 async def _ready(socket: int, what: int, deadline: float) -> int:
-    """As `connection.wait`, on the loop."""
+    """As `wait` of `_libpq.py`, on the loop."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[int] = loop.create_future()
 
@@ -77,132 +225,164 @@ async def _ready(socket: int, what: int, deadline: float) -> int:
             loop.remove_writer(socket)
 
 
-async def _greet(connection: AsyncConnection, greet: Greet, deadline: float) -> None:
-    await adrive(greet(), lambda request: connection.execute(request, deadline))
+class AsyncOwnConnection(_OwnConnection[AsyncConnection]):
+    """Of psycopg."""
 
-
-class AsyncOwnConnection:
-    """One connection, kept from batch to batch."""
-
-    def __init__(self, target: PostgresTarget, greet: Greet) -> None:
-        self._target = target
-        self._greet = greet
-        self._kept: AsyncConnection | None = None
-        self.where: str = target.where
-
-    async def borrow(self, deadline: float) -> AsyncConnection:
-        kept = self._kept
-        if kept is not None and kept.connection.is_alive():
-            return kept
-        self.close()
-        connection = self._kept = await self.connect(deadline, greeted=True)
-        return connection
-
-    async def connect(self, deadline: float, greeted: bool) -> AsyncConnection:
+    async def _open(self, deadline: float) -> AsyncConnection:
         future = asyncio.wrap_future(connect_in_thread(self._target, deadline))
         try:
             raw = await asyncio.wait_for(future, max(0.0, deadline - time.monotonic()))
         except asyncio.TimeoutError:
             raise late_connect(self.where) from None
-        connection = AsyncConnection(raw, self.where)
-        if greeted:
-            try:
-                await _greet(connection, self._greet, deadline)
-            except BaseException:
-                await self.drop(connection)
-                raise
-        return connection
-
-    async def give_back(self, connection: AsyncConnection) -> None:
-        if not connection.connection.is_idle:
-            await self.drop(connection)
-
-    async def drop(self, connection: AsyncConnection) -> None:
-        if self._kept is connection:
-            self._kept = None
-        connection.unwatch()
-        connection.connection.close()
-
-    def close(self) -> None:
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            kept.unwatch()
-            kept.connection.close()
-
-    async def aclose(self) -> None:
-        self.close()
+        return AsyncConnection(raw, self.where)
 
 
-class AsyncPooledConnections:
-    """Connections of a `psycopg_pool.AsyncConnectionPool`."""
+class AsyncPooledConnections(_PooledConnections[AsyncConnection]):
+    """Of a `psycopg_pool.AsyncConnectionPool`."""
 
     def __init__(self, pool: Any, greet: Greet) -> None:
-        self._pool = pool
-        self._greet = greet
-        self._is_greeted = False
-        self._lent: list[Any] = []
+        super().__init__(pool, greet)
         self._error: type[Exception] = import_module("psycopg").Error
-        self.where = "PostgreSQL"
 
-    async def borrow(self, deadline: float) -> AsyncConnection:
-        await self._reclaim()
-        connection = await self._take(deadline)
-        self._lent.append(connection.connection.owner)
-        if not self._is_greeted:
-            await _greet(connection, self._greet, deadline)
-            self._is_greeted = True
-        return connection
-
-    async def connect(self, deadline: float, greeted: bool) -> AsyncConnection:
-        """A connection for its caller alone, who drops it."""
-        connection = await self._take(deadline)
-        if greeted:
-            try:
-                await _greet(connection, self._greet, deadline)
-            except BaseException:
-                await self.drop(connection)
-                raise
-        return connection
-
-    async def give_back(self, _connection: AsyncConnection) -> None:
-        await self._reclaim()
-
-    async def drop(self, connection: AsyncConnection) -> None:
-        """Of one that was not borrowed."""
-        await self._put(connection.connection.owner)
-
-    def close(self) -> None:
-        """The pool is its owner's."""
-
-    async def aclose(self) -> None:
-        """The pool is its owner's."""
-
-    async def _take(self, deadline: float) -> AsyncConnection:
+    async def _open(self, deadline: float) -> AsyncConnection:
         while True:
-            left = max(0.001, deadline - time.monotonic())
             try:
-                owned = await self._pool.getconn(left)
+                owned = await self._pool.getconn(_left_s(deadline))
             except self._error as error:
                 raise ConnectionFailedError(
                     f"no connection from the pool: {error}", may_have_run=False
                 ) from error
-            connection = LibpqConnection(owned.pgconn, self.where, prepares=False, owner=owned)
+            raw = LibpqConnection(owned.pgconn, self.where, prepares=False, owner=owned)
+            connection = AsyncConnection(raw, self.where)
             if connection.is_alive():
-                return AsyncConnection(connection, self.where)
+                return connection
             # The pool looks at what it is given back, and replaces what was closed.
-            await self._put(owned)
+            await self.drop(connection)
 
-    async def _reclaim(self) -> None:
-        """Give back what is lent, also by a leader that did not."""
-        while self._lent:
-            await self._put(self._lent[-1])
-            self._lent.pop()
-
-    async def _put(self, owned: Any) -> None:
-        connection = LibpqConnection(owned.pgconn, self.where, prepares=False)
+    async def drop(self, connection: AsyncConnection) -> None:
+        owned = connection.connection.owner
         if not connection.is_idle:
-            AsyncConnection(connection, self.where).unwatch()
+            connection.unwatch()
             await owned.close()
         # Given back already, by somebody who was interrupted right after.
         with contextlib.suppress(ValueError):
             await self._pool.putconn(owned)
+
+
+class AsyncpgConnection:
+    """One connection of asyncpg."""
+
+    def __init__(self, raw: Any, where: str) -> None:
+        self.raw = raw
+        self._is_broken = False
+        self._where = where
+
+    async def execute(self, request: PostgresRequest, deadline: float) -> Any:
+        if isinstance(request, Pipeline):
+            return [await self._fetch(query, deadline) for query in request.queries]
+        if request.bound_ms is not None:
+            return await self._fetch_bounded(request, request.bound_ms, deadline)
+        return await self._fetch(request, deadline)
+
+    async def _fetch(self, query: Query, deadline: float) -> list[Row]:
+        ask = partial(self.raw.fetch, query.statement.sql, *query.values)
+        return [tuple(record) for record in await self._reply(ask, query, deadline)]
+
+    async def _fetch_bounded(self, query: Query, bound_ms: int, deadline: float) -> list[Row]:
+        """In a transaction, which a bound of its own can be set for."""
+        await self._run(begin_bounded(bound_ms), query, deadline)
+        try:
+            rows = await self._fetch(query, deadline)
+        except RefusalError:
+            await self._run("ROLLBACK", query, deadline)
+            raise
+        await self._run("COMMIT", query, deadline)
+        return rows
+
+    async def _run(self, sql: str, query: Query, deadline: float) -> None:
+        await self._reply(partial(self.raw.execute, sql), query, deadline)
+
+    async def _reply(
+        self, ask: Callable[..., Awaitable[Any]], query: Query, deadline: float
+    ) -> Any:
+        """What is answered, or what was met instead, in our words."""
+        asyncpg: Any = import_module("asyncpg")
+        # Until it has come to its end, the connection is not to be used again.
+        broken, self._is_broken = self._is_broken, True
+        try:
+            answer = await ask(timeout=_left_s(deadline))
+        except asyncio.TimeoutError:
+            raise late_reply(self._where, query) from None
+        except asyncpg.PostgresError as error:
+            state = error.sqlstate or ""
+            if state.startswith("08"):
+                # The driver's own word for a connection that ended before the reply.
+                raise self._failed(error, query) from error
+            self._is_broken = broken or self.raw.is_closed()
+            raise RefusalError(state, str(error)) from error
+        except (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+            raise self._failed(error, query) from error
+        self._is_broken = broken
+        return answer
+
+    def _failed(self, error: Exception, query: Query) -> ConnectionFailedError:
+        text = f"the connection to {self._where} failed: {error}"
+        return ConnectionFailedError(text, may_have_run=query.writes)
+
+    @property
+    def is_idle(self) -> bool:
+        if self._is_broken or self.raw.is_closed():
+            return False
+        return not self.raw.is_in_transaction()
+
+    def is_alive(self) -> bool:
+        return self.is_idle
+
+    def drop(self) -> None:
+        self.raw.terminate()
+
+    async def aclose(self) -> None:
+        asyncpg: Any = import_module("asyncpg")
+        try:
+            await self.raw.close(timeout=1)
+        except (OSError, asyncio.TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            self.raw.terminate()
+
+
+class AsyncpgOwnConnection(_OwnConnection[AsyncpgConnection]):
+    """Of asyncpg."""
+
+    async def _open(self, deadline: float) -> AsyncpgConnection:
+        asyncpg: Any = import_module("asyncpg")
+        try:
+            raw = await asyncpg.connect(self._target.url, timeout=_left_s(deadline))
+        except asyncio.TimeoutError:
+            raise late_connect(self.where) from None
+        except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            text = self._target.redact(f"cannot connect to {self.where}: {error}")
+            raise ConnectionFailedError(text, may_have_run=False) from None
+        return AsyncpgConnection(raw, self.where)
+
+
+class AsyncpgPooledConnections(_PooledConnections[AsyncpgConnection]):
+    """Of an `asyncpg.Pool`."""
+
+    async def _open(self, deadline: float) -> AsyncpgConnection:
+        asyncpg: Any = import_module("asyncpg")
+        try:
+            raw = await self._pool.acquire(timeout=_left_s(deadline))
+        except asyncio.TimeoutError:
+            raise late_connect(self.where) from None
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            text = f"no connection from the pool: {error}"
+            raise ConnectionFailedError(text, may_have_run=False) from error
+        return AsyncpgConnection(raw, self.where)
+
+    async def drop(self, connection: AsyncpgConnection) -> None:
+        if not connection.is_idle:
+            connection.raw.terminate()
+        await self._pool.release(connection.raw)
+
+
+def _left_s(deadline: float) -> float:
+    return max(0.001, deadline - time.monotonic())

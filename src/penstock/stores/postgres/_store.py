@@ -14,14 +14,17 @@ from ...core._errors import ConfigInvalidError, UnsupportedError, missing
 from ...core._store import Store, from_its_url
 from ...core._transform import Step, Transform, looked_at
 from ...core._validation import reject, require_choice, require_instant, require_int
-from ._async_connections import AsyncOwnConnection, AsyncPooledConnections
-from ._asyncpg_connections import AsyncpgOwnConnection, AsyncpgPooledConnections
+from ._async_connections import (
+    AsyncOwnConnection,
+    AsyncpgOwnConnection,
+    AsyncpgPooledConnections,
+    AsyncPooledConnections,
+)
 from ._commits import AsyncCommits, SyncCommits
+from ._connections import OwnConnection, PooledConnections, parse_url
 from ._flows import PostgresFlows
 from ._libpq import find_fault
 from ._schema import Schema
-from ._sync_connections import OwnConnection, PooledConnections
-from ._urls import parse_url
 
 __all__ = ["PostgresStore"]
 

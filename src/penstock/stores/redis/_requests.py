@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from ...core._errors import ConfigInvalidError, PenstockError, StoreUnavailableError
 from ...core._flow import Flow
 from ...core._lua import OTHER_PERIOD
-from .._record import foreign_state
 from .._sheet import ConnectionFailedError, telling_of_others
+from ..record import foreign_state
 
 __all__ = [
     "DISOWNED",

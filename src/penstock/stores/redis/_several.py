@@ -17,13 +17,13 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
+from ...core._clock import FOREIGN_CLOCKS
 from ...core._decision import Booking, Decision
 from ...core._errors import PenstockError, StoreUnavailableError, UnsupportedError
-from ...core._foreign_clocks import FOREIGN_CLOCKS
 from ...core._lua import LuaScript, LuaSource, script_of_all
 from ...core._strategy import registered
 from ...core._transform import Step, Transform, checking, decide_all, trying
-from .. import _record as record
+from .. import record
 from .._sheet import ConnectionFailedError
 from ._requests import TIME, Command, Delay, RedisFlow, ms_of
 from ._routing import RedisRouter, names_of

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from ...core._store import from_its_url
-from ...core._validation import reject
-from ..cas import Drop, Held, Read, Request
-from ..cas._requests import fit
-from ..rest import HttpCall, RestReply, RestStore
-from ..rest._client import read_url
-from ..rest._cloudflare import API, TOKEN_ENV, Refused, require_id, result_of
+from ..core._store import from_its_url
+from ..core._validation import reject
+from .cas import Drop, Held, Read, Request
+from .cas._requests import fit
+from .rest import HttpCall, RestReply, RestStore
+from .rest._client import read_url
+from .rest._cloudflare import API, TOKEN_ENV, Refused, require_id, result_of
 
 __all__ = ["WorkersKVStore"]
 

@@ -1,4 +1,16 @@
-"""Unified admission: a slot, the budget, the rate, as one decision.
+"""One question for all limits, a slot, the budget, the rate: may this request begin?
+
+For example::
+
+    admission = AdmissionControl(
+        concurrency=ConcurrencyLimiter(), rate=rate_limit("100/minute"), budget=None
+    )
+    admitted = admission.admit("alice")
+    if admitted:
+        try:
+            serve()
+        finally:
+            admission.release(admitted.lease_id)
 
 What is kept in the store of the slots is asked in one step, all or nothing. What is kept elsewhere
 (credits on this node, a budget with a table of its own) is asked after that, and the slot is given
@@ -19,17 +31,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..concurrency import ConcurrencyLimiter, Heartbeat, SlotLease
-from ..concurrency._limiter import SlotAttempt, SlotGrant, SlotRequest
-from ..concurrency._slots import End
-from ..core._clock import Clock, SystemClock
-from ..core._decision import Decision, combine
-from ..core._errors import PenstockError, UnsupportedError
-from ..core._flow import Flow, adrive, drive
-from ..core._limiter import Limiter
-from ..core._validation import require_cost, require_key
+from .concurrency import ConcurrencyLimiter, Heartbeat, SlotLease
+from .concurrency._limiter import SlotAttempt, SlotGrant, SlotRequest
+from .concurrency._slots import End
+from .core._clock import Clock, SystemClock
+from .core._decision import Decision, combine
+from .core._errors import PenstockError, UnsupportedError
+from .core._flow import Flow, adrive, drive
+from .core._limiter import Limiter
+from .core._validation import require_cost, require_key
 
-__all__ = ["AXES", "Admission", "AdmissionControl", "AxisRequest"]
+__all__ = ["AXES", "Admission", "AdmissionControl", "AxisRequest", "combine"]
 
 
 AXES = ("concurrency", "rate", "cost")

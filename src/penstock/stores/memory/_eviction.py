@@ -1,4 +1,13 @@
-"""The order in which a full table lets go of keys.
+"""Which keys a table lets go of: those that are due, and of a full one those that cost least.
+
+A timing wheel finds the keys that are due without looking at those that are not. It has four levels
+of 256 slots, each level 256 times coarser than the one below, the finest at one millisecond. A key
+is filed under its expiry, on the finest level that reaches that far. When time advances, the slots
+it passes are emptied: what is due is handed out, the rest is filed again, closer. Each key moves at
+most once per level, so expiry costs amortized O(1).
+
+Refreshing a key does not move it: it is found too early in its old slot, seen to be alive, and
+filed again. The wheel's time is the highest it was ever told and never goes back.
 
 To forget a key is to let it start afresh. That costs nothing where a key has hardly been used, and
 undoes a limit where it has been reached. So keys are told apart by the last decision about them:
@@ -18,18 +27,101 @@ goes to the end of the queue. At most 32 in a row do, so that making room takes 
 
 The order also knows what the keys weigh, in bytes, since a table may be bounded by that as well.
 
-The compiled table has the same order (`accel/order.pxi`), and lets go of the same keys; only what
-they weigh differs.
+The compiled table has the same wheel and the same order (`accel/order.pxi`), and lets go of the
+same keys; only what they weigh differs.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from ...core._decision import Decision
-from ._wheel import Timed
 
-__all__ = ["DENIED", "IDLE", "SPENT", "Order", "RankedRecord", "Record", "rank_of"]
+__all__ = [
+    "DENIED",
+    "IDLE",
+    "SPENT",
+    "Order",
+    "RankedRecord",
+    "Record",
+    "Timed",
+    "Wheel",
+    "rank_of",
+]
+
+
+_BITS = 8
+_SLOTS = 1 << _BITS
+_MASK = _SLOTS - 1
+_LEVELS = 4
+_REACH_MS = 1 << (_BITS * _LEVELS)
+
+
+class Timed(Protocol):
+    """What the wheel files: it must say when it expires, and remember its slot."""
+
+    expires: int
+    slot: dict[Any, Timed]
+
+
+class Wheel:
+    """Keys by expiry."""
+
+    def __init__(self) -> None:
+        self.now: int = 0
+        self._soonest = 0
+        self._slots: list[list[dict[Any, Timed]]] = [
+            [{} for _ in range(_SLOTS)] for _ in range(_LEVELS)
+        ]
+
+    def file(self, key: str | bytes, timed: Timed) -> None:
+        """Put a key where time will find it."""
+        at = min(max(timed.expires, self.now + 1), self.now + _REACH_MS - 1)
+        self._soonest = 0
+        ahead = at - self.now
+        level = 0
+        while ahead >= _SLOTS:
+            ahead >>= _BITS
+            level += 1
+        timed.slot = self._slots[level][(at >> (_BITS * level)) & _MASK]
+        timed.slot[key] = timed
+
+    def advance(self, now: int) -> list[str | bytes]:
+        """Move to `now` and take out the keys that are due there."""
+        before, self.now = self.now, now
+        self._soonest = 0
+        due: list[str | bytes] = []
+        for level in reversed(range(_LEVELS)):
+            shift = _BITS * level
+            first, last = (before >> shift) + 1, now >> shift
+            for position in range(first, min(last, first + _MASK) + 1):
+                slot = self._slots[level][position & _MASK]
+                found = list(slot.items())
+                # Not popped one by one: a dict gives its memory back only when it is cleared.
+                slot.clear()
+                for key, timed in found:
+                    if timed.expires <= now:
+                        due.append(key)
+                    else:
+                        self.file(key, timed)
+        return due
+
+    def next_due(self) -> int:
+        """No key is due before this instant; `now + 1` at the earliest. Remembered until a key is
+        filed or time moves on: one that leaves can only make it later."""
+        if self._soonest:
+            return self._soonest
+        soonest = self.now + _REACH_MS
+        for level, slots in enumerate(self._slots):
+            shift = _BITS * level
+            base = self.now >> shift
+            for position in range(base + 1, base + _SLOTS + 1):
+                if slots[position & _MASK]:
+                    soonest = min(soonest, position << shift)
+                    break
+        self._soonest = soonest
+        return soonest
+
 
 IDLE, SPENT, DENIED = 0, 1, 2
 

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from ...core._errors import ConfigInvalidError, StoreUnavailableError
-from ...core._flow import Flow, adrive, drive
-from ...core._store import from_its_url
-from ...core._validation import reject, require_instant
-from ..cas import (
+from ..core._errors import ConfigInvalidError, StoreUnavailableError
+from ..core._flow import Flow, adrive, drive
+from ..core._store import from_its_url
+from ..core._validation import reject, require_instant
+from .cas import (
     AnyRequest,
     Check,
     Conflict,
@@ -30,31 +30,31 @@ from ..cas import (
     Swap,
     SwapAll,
 )
-from ..cas._requests import require_name
-from ..rest import HttpCall, RestReply, RestStore
-from ..rest._client import read_url
-from ..rest._cloudflare import API, TOKEN_ENV, Refused, require_id, result_of
+from .cas._requests import require_name
+from .rest import HttpCall, RestReply, RestStore
+from .rest._client import read_url
+from .rest._cloudflare import API, TOKEN_ENV, Refused, require_id, result_of
 
-__all__ = ["SCHEMA", "D1Store", "Statement", "Statements"]
+__all__ = ["D1Store"]
 
 
-SCHEMA = 1
+_SCHEMA = 1
 
-Statement = dict[str, Any]
+_Statement = dict[str, Any]
 
 _NOW = "CAST(unixepoch('subsec') * 1000 AS INTEGER)"
 _LATER = f"{_NOW} + CAST(? AS INTEGER)"
 _ORDER = (Swap, Drop, Check)
 
 
-class Statements:
+class _Statements:
     """All statements on one table."""
 
     def __init__(self, table: str) -> None:
         self.table = table
         self.versions: str = f"{table}_schema"
 
-    def of(self, request: AnyRequest) -> list[Statement]:
+    def of(self, request: AnyRequest) -> list[_Statement]:
         """One statement; after a conditional one, another that shows what stood in its way."""
         if isinstance(request, ReadAll):
             return [self._look_at_all(request)]
@@ -67,7 +67,7 @@ class Statements:
             return [self._write(request)]
         return [self._write(request), look]
 
-    def _write(self, request: Swap | Drop) -> Statement:
+    def _write(self, request: Swap | Drop) -> _Statement:
         if isinstance(request, Drop):
             sql = f"DELETE FROM {self.table} WHERE key = ?"
             if request.expected is None:
@@ -86,12 +86,12 @@ class Statements:
         )
         return _statement(sql, *values, request.expected.version)
 
-    def _look_at_all(self, request: ReadAll) -> Statement:
+    def _look_at_all(self, request: ReadAll) -> _Statement:
         places = ", ".join("?" * len(request.keys))
         sql = f"SELECT key, record, version FROM {self.table} WHERE key IN ({places})"
         return _statement(sql, *request.keys)
 
-    def _write_all(self, request: SwapAll) -> list[Statement]:
+    def _write_all(self, request: SwapAll) -> list[_Statement]:
         """A batch is one transaction, and nothing in it can end it but an error. So the first
         statement has all of the conditions, and leaves a version that is in the row only if they
         held; the others ask for that one. Where the first is to delete its row, it marks it, and
@@ -116,7 +116,7 @@ class Statements:
             statements.append(_statement(sql, first.key, mark))
         return statements
 
-    def _put(self, write: Swap, conditions: list[_Condition]) -> Statement:
+    def _put(self, write: Swap, conditions: list[_Condition]) -> _Statement:
         values = (write.record, write.version, write.keep_ms, write.key)
         if write.expected is None:
             sql = (
@@ -154,15 +154,15 @@ class Statements:
         except (KeyError, IndexError, TypeError):
             reject(f"D1 answered in a form that this store does not know: {str(results)[:200]}")
 
-    def look(self) -> list[Statement]:
+    def look(self) -> list[_Statement]:
         """Which of our two tables are there."""
         sql = "SELECT name FROM sqlite_master WHERE type = 'table' AND name IN (?, ?)"
         return [_statement(sql, self.table, self.versions)]
 
-    def read_schema(self) -> list[Statement]:
+    def read_schema(self) -> list[_Statement]:
         return [_statement(f"SELECT version FROM {self.versions}")]
 
-    def create(self) -> list[Statement]:
+    def create(self) -> list[_Statement]:
         """One batch, hence one transaction; harmless to whoever does the same at once."""
         return [
             _statement(
@@ -176,10 +176,10 @@ class Statements:
             _statement(
                 f"CREATE TABLE IF NOT EXISTS {self.versions} (version INTEGER PRIMARY KEY NOT NULL)"
             ),
-            _statement(f"INSERT INTO {self.versions} VALUES ({SCHEMA}) ON CONFLICT DO NOTHING"),
+            _statement(f"INSERT INTO {self.versions} VALUES ({_SCHEMA}) ON CONFLICT DO NOTHING"),
         ]
 
-    def sweep(self, now: int | None, most: int) -> list[Statement]:
+    def sweep(self, now: int | None, most: int) -> list[_Statement]:
         until = _NOW if now is None else "CAST(? AS INTEGER)"
         sql = (
             f"DELETE FROM {self.table} WHERE key IN "
@@ -192,7 +192,7 @@ _Condition = tuple[str, tuple[str, ...]]
 """SQL, and what is bound in it."""
 
 
-def _on_condition(sql: str, params: tuple[object, ...], conditions: list[_Condition]) -> Statement:
+def _on_condition(sql: str, params: tuple[object, ...], conditions: list[_Condition]) -> _Statement:
     tests = "".join(f" AND {test}" for test, _ in conditions)
     return _statement(f"{sql}{tests}", *params, *(one for _, bound in conditions for one in bound))
 
@@ -207,7 +207,7 @@ def _held(result: Any) -> Held | None:
     return Held(rows[0]["record"], rows[0]["version"]) if rows else None
 
 
-def _statement(sql: str, *params: object) -> Statement:
+def _statement(sql: str, *params: object) -> _Statement:
     # The API's parameters are texts; where a number is meant, the statement says so.
     return {"sql": sql, "params": list(map(str, params))}
 
@@ -215,7 +215,7 @@ def _statement(sql: str, *params: object) -> Statement:
 _SLICE = 1_000
 _ADMIN_S = 30.0
 
-SqlFlow = Flow[list[Statement], Any]
+_SqlFlow = Flow[list[_Statement], Any]
 
 
 class D1Store(RestStore):
@@ -249,7 +249,7 @@ class D1Store(RestStore):
         account = require_id("account", account)
         self.database: str = require_id("database", database)
         self._path = f"/accounts/{account}/d1/database/{self.database}/query"
-        self._statements = Statements(require_name("table", table, r"[A-Za-z_][A-Za-z0-9_]{0,47}"))
+        self._statements = _Statements(require_name("table", table, r"[A-Za-z_][A-Za-z0-9_]{0,47}"))
 
     @classmethod
     @from_its_url
@@ -294,7 +294,7 @@ class D1Store(RestStore):
         except (ConfigInvalidError, ConnectionFailedError, StoreUnavailableError) as error:
             return [error] * len(requests)
 
-    def _batch(self, statements: list[Statement]) -> HttpCall:
+    def _batch(self, statements: list[_Statement]) -> HttpCall:
         body = statements[0] if len(statements) == 1 else {"batch": statements}
         return HttpCall("POST", self._path, body)
 
@@ -311,7 +311,7 @@ class D1Store(RestStore):
             raise no.error from None
         return results
 
-    def _init(self) -> SqlFlow:
+    def _init(self) -> _SqlFlow:
         statements = self._statements
         there = {row["name"] for row in (yield statements.look())[0]["results"]}
         if not there:
@@ -320,9 +320,9 @@ class D1Store(RestStore):
         if there != {statements.table, statements.versions}:
             raise self._not_ours("it was not created by this store")
         rows = (yield statements.read_schema())[0]["results"]
-        if [row.get("version") for row in rows] != [SCHEMA]:
+        if [row.get("version") for row in rows] != [_SCHEMA]:
             found = ", ".join(str(row.get("version")) for row in rows) or "none"
-            raise self._not_ours(f"its schema version is {found}, not {SCHEMA}")
+            raise self._not_ours(f"its schema version is {found}, not {_SCHEMA}")
 
     def _not_ours(self, reason: str) -> ConfigInvalidError:
         return ConfigInvalidError(
@@ -330,7 +330,7 @@ class D1Store(RestStore):
             "with table="
         )
 
-    def _sweep(self, now: int | None) -> SqlFlow:
+    def _sweep(self, now: int | None) -> _SqlFlow:
         if now is not None:
             require_instant(now)
         total = 0
@@ -340,15 +340,15 @@ class D1Store(RestStore):
             if dropped < _SLICE:
                 return total
 
-    def _administer(self, flow: SqlFlow) -> Any:
-        def serve(statements: list[Statement]) -> list[Any]:
+    def _administer(self, flow: _SqlFlow) -> Any:
+        def serve(statements: list[_Statement]) -> list[Any]:
             deadline = time.monotonic() + _ADMIN_S
             return self._done(self._client.send([self._batch(statements)], deadline)[0])
 
         return drive(flow, serve)
 
-    async def _aadminister(self, flow: SqlFlow) -> Any:
-        async def serve(statements: list[Statement]) -> list[Any]:
+    async def _aadminister(self, flow: _SqlFlow) -> Any:
+        async def serve(statements: list[_Statement]) -> list[Any]:
             deadline = time.monotonic() + _ADMIN_S
             return self._done((await self._client.asend([self._batch(statements)], deadline))[0])
 

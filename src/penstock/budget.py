@@ -1,4 +1,4 @@
-"""Token budgets: for what is known to have been used only afterwards.
+"""Token budgets: limits on what is known to have been used only afterwards.
 
 A language model's answer costs as many tokens as it turns out to have. By then it has been served,
 so a limit that refuses what does not fit has nothing left to refuse. A budget turns the question
@@ -26,15 +26,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..core._decision import Decision, Forecast, Outcome
-from ..core._lua import LuaSource, beside, hash_fields, whole
-from ..core._strategy import Parameter, Strategy
-from ..core._validation import MAX_SAFE, MAX_STORED_MS, stored_pair, stored_whole
+from .core._decision import Decision, Forecast, Outcome
+from .core._lua import LuaSource, beside, hash_fields, whole
+from .core._strategy import Parameter, Strategy
+from .core._validation import MAX_SAFE, MAX_STORED_MS, stored_pair, stored_whole
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
 __all__ = ["TokenBudget", "token_budget"]
+
 
 State = tuple[int, int]
 
