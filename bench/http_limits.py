@@ -1,4 +1,4 @@
-"""`python -m bench.http_limits`: a policy of three limits over HTTP beside a policy of one.
+"""`python -m bench.http_limits`: three limits over HTTP beside one, as JSON.
 
 Both are asked of the same server, in turns, in memory and on Redis. `cpu_us` is the server's own
 processor time per request, which other programs disturb least; a ratio is the median over the

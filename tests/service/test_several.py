@@ -82,6 +82,52 @@ def test_all_limits_decide_together_and_a_denied_request_is_charged_nowhere(
     assert other.limits["all"].remaining == 96
 
 
+def many(service: Service, each: list[Any], policy: str = "api", cost: int = 1) -> list[Verdict]:
+    return [told.verdict for told in asyncio.run(service.judge_many(policy, each, cost))]
+
+
+def test_many_requests_are_judged_in_order_as_one_check_each(service: Service) -> None:
+    """Each by its own attributes and plan: one that is denied is charged nowhere."""
+    bob, carol = {"user": "bob", "tenant": "acme"}, {"user": "carol", "tenant": "acme"}
+    told = many(service, [bob, bob, bob, bob, carol, {"user": "bob", "plan": "pro"}])
+    assert [verdict.allowed for verdict in told] == [True, True, True, False, True, True]
+    assert told[3].violated == ("user",)
+    assert told[4].limits["tenant"].remaining == 1
+    assert told[5].limits["user"].remaining == 6
+    single, batch = serving(), [{"user": "u", "tokens": 400, "method": "POST"}, bob] * 4
+    assert many(serving(), batch) == [judged(single, **each) for each in batch]
+    assert many(service, []) == []
+
+
+@pytest.mark.parametrize(
+    "bad", [{}, {"user": ""}, {"user": "u", "colour": "red"}, {"user": "u", "plan": "gold"}]
+)
+def test_of_many_requests_none_is_charged_if_one_says_too_little(
+    service: Service, bad: dict[str, str]
+) -> None:
+    """Nor if there are too many of them."""
+    for each in ([{"user": "bob"}, bad], [{"user": "bob"}] * 1_001):
+        with pytest.raises(ConfigInvalidError):
+            many(service, each)
+    assert judged(service, user="bob").limits["user"].remaining == 2
+
+
+def test_many_keys_are_the_attribute_key(service: Service) -> None:
+    """For those who know nothing of attributes; others are told what a policy asks for."""
+    file = parse_policies(
+        "version: 1\nlimiters: {p: {limits: {each: {by: key, strategy: gcra, limit: 2, "
+        "period: 1m}, all: {strategy: gcra, limit: 3, period: 1m}}}}"
+    )
+    clock = ManualClock(NOW)
+    keyed = build_service(file, store=MemoryStore(clock=clock), clock=clock)
+    told = asyncio.run(keyed.check_many("p", ["a", "a", "a", "b", "c"]))
+    assert [decision.allowed for decision in told] == [True, True, False, True, False]
+    with pytest.raises(ConfigInvalidError, match="no attribute 'key'"):
+        asyncio.run(service.check_many("api", ["a"]))
+    with pytest.raises(ConfigInvalidError, match="is one limit"):
+        many(service, [{"user": "u"}], policy="one")
+
+
 def test_a_plan_and_an_override_replace_figures_on_the_same_counts(service: Service) -> None:
     """Whoever upgrades goes on with what was spent."""
     for _ in range(3):

@@ -71,6 +71,7 @@ class ReadyCheck:
         most_bytes: int,
         by_policy: Callable[[Any], ReadyLimit | None],
         by_terms: Callable[[int, int], ReadyLimit | None] | None,
+        by_attributes: Callable[[str, dict[str, Any], int], bytes | None] | None = None,
     ) -> None: ...
 
 class WholeRequests:

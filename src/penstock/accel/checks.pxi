@@ -4,7 +4,7 @@
 cdef enum:
     MOST_REPLY = 1024
 
-# Bodies, if they are flat objects: {"name": "text", "other": 12}.
+# Bodies, if they are flat objects, {"name": "text", "other": 12}, but for one within them.
 
 cdef inline const char* past_spaces(const char* at) noexcept:
     while at[0] == c" " or at[0] == c"\n" or at[0] == c"\r" or at[0] == c"\t":
@@ -24,15 +24,18 @@ cdef inline const char* text_end(const char* at) noexcept:
 cdef struct Field:
     const char* name
     Py_ssize_t name_size
-    # NULL for a number.
+    # NULL for a number, and for an object.
     const char* text
     Py_ssize_t text_size
     int64_t number
+    # Where one begins; NULL for anything else.
+    const char* object
 
 
 cdef const char* past_field(const char* at, Field* field) noexcept:
     """Reads a name and its value, behind the brace or comma at `at`. Returns the comma or brace
-    behind them, or NULL if they are not plain. A 0 behind the last byte ends every loop here."""
+    behind them, the brace that begins an object, which is left to the caller, or NULL if they are
+    not plain. A 0 behind the last byte ends every loop here."""
     cdef const char* start
     cdef bint is_negative
     at = past_spaces(at + 1)
@@ -47,6 +50,11 @@ cdef const char* past_field(const char* at, Field* field) noexcept:
     if at[0] != c":":
         return NULL
     at = past_spaces(at + 1)
+    field.object = NULL
+    if at[0] == c"{":
+        field.text = NULL
+        field.object = at
+        return at
     if at[0] == c'"':
         field.text = at + 1
         at = text_end(field.text)
@@ -78,6 +86,24 @@ cdef inline object plain_text(const char* start, Py_ssize_t size):
         return PyUnicode_DecodeUTF8(start, size, NULL)
     except UnicodeDecodeError:
         return None
+
+
+cdef const char* past_object(const char* at, dict put) except? NULL:
+    """Reads an object of texts and numbers that begins at `at`. Returns what is behind it, or NULL
+    if it is not plain."""
+    cdef Field field
+    while True:
+        at = past_field(at, &field)
+        if at == NULL or field.object != NULL:
+            return NULL
+        name = plain_text(field.name, field.name_size)
+        value = field.number if field.text == NULL else plain_text(field.text, field.text_size)
+        if name is None or value is None or name in put:
+            return NULL
+        put[name] = value
+        if at[0] != c",":
+            break
+    return past_spaces(at + 1) if at[0] == c"}" else NULL
 
 
 # Replies about one decision.
@@ -243,13 +269,15 @@ cdef class ReadyLimit:
 cdef class ReadyCheck:
     """A path that checks one key. `by_policy(name)` and `by_terms(limit, window_ms)` find a
     ReadyLimit, or None where it has to be waited for; without `by_terms` requests bring no limit of
-    their own."""
+    their own. `by_attributes(policy, attributes, cost)` answers requests with attributes, or with
+    None those that have to be read again; without it none are taken."""
 
     cdef DecisionReplies replies
     cdef int form
     cdef Py_ssize_t most_bytes
     cdef object by_policy
     cdef object by_terms
+    cdef object by_attributes
 
     def __init__(
         self,
@@ -258,12 +286,14 @@ cdef class ReadyCheck:
         Py_ssize_t most_bytes,
         by_policy,
         by_terms,
+        by_attributes=None,
     ):
         self.replies = replies
         self.form = form
         self.most_bytes = most_bytes
         self.by_policy = by_policy
         self.by_terms = by_terms
+        self.by_attributes = by_attributes
 
     cdef bytes reply(self, const char* body, Py_ssize_t size, bytes client):
         cdef ReadyLimit limit
@@ -281,6 +311,7 @@ cdef class ReadyCheck:
         cdef ReadyLimit limit
         cdef Field field
         cdef object key = None, policy = None, units = None, window_ms = None, cost = None
+        cdef dict attributes = None
         if size > self.most_bytes or at[0] != c"{":
             return None
         while True:
@@ -295,6 +326,13 @@ cdef class ReadyCheck:
                 policy = plain_text(field.text, field.text_size)
                 if policy is None:
                     return None
+            elif field.object != NULL:
+                if not is_called(&field, b"attributes", 10) or attributes is not None:
+                    return None
+                attributes = {}
+                at = past_object(at, attributes)
+                if at == NULL:
+                    return None
             elif field.text != NULL:
                 return None
             elif is_called(&field, b"limit", 5) and units is None:
@@ -307,7 +345,17 @@ cdef class ReadyCheck:
                 return None
             if at[0] != c",":
                 break
-        if at[0] != c"}" or past_spaces(at + 1) != body + size or key is None:
+        if at[0] != c"}" or past_spaces(at + 1) != body + size:
+            return None
+        if attributes is not None:
+            if self.by_attributes is None or policy is None:
+                return None
+            if units is not None or window_ms is not None:
+                return None
+            if key is not None:
+                attributes["key"] = key
+            return self.by_attributes(policy, attributes, ONE if cost is None else cost)
+        if key is None:
             return None
         if policy is not None:
             if units is not None or window_ms is not None:

@@ -54,13 +54,13 @@ class Verdict(_Fields):
     @property
     def decision(self) -> Decision:
         """The decision of the limit that binds."""
-        place = self._binding()
+        place = self.binding_place
         return NEUTRAL if place is None else self._decisions[place]
 
     @property
     def binding(self) -> str:
         """The name of the limit that binds; empty if none was asked."""
-        place = self._binding()
+        place = self.binding_place
         return "" if place is None else self._names[place]
 
     @property
@@ -118,7 +118,9 @@ class Verdict(_Fields):
         told = zip(self._names, self._decisions, self._shadows, strict=True)
         return tuple([name for name, said, is_shadow in told if not said and is_shadow is shadow])
 
-    def _binding(self) -> int | None:
+    @property
+    def binding_place(self) -> int | None:
+        """The place of the limit that binds among those that were asked, if there were any."""
         found = None
         allowed, decisions, shadows = self.allowed, self._decisions, self._shadows
         least = longest = -1

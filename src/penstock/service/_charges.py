@@ -14,6 +14,8 @@ forgotten, and what it reserved stays spent.
 
 What of it was booked ahead, and by how long, is known only when the store has answered: it stands
 at the end of the id, outside the digest.
+
+`Charging` is the part of the service that makes and settles them, by name and key.
 """
 
 from __future__ import annotations
@@ -27,15 +29,27 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..core._charges import Answer, Charge, Part, areserved
+from ..core._clock import Clock
 from ..core._decision import Decision
 from ..core._store import Store
 from ..core._transform import PoolRenewals, Step, checking, peeking
-from ..core._validation import MAX_SPAN_MS, reject
+from ..core._validation import MAX_SPAN_MS, reject, require_cost, require_int, require_key
 from ..core._verdict import Verdict
+from ..leasing import TwoTierLimiter
 from ..strategies import fixed_window
-from ._registry import joined
+from ._registry import Entry, PolicyTable, joined
+from ._several import NOTHING, Attributes, Judge, Judgement
 
-__all__ = ["KEPT_MS", "ChargeTerms", "ChargedUnits", "Charges", "charge_id", "read_charge_id"]
+__all__ = [
+    "KEPT_MS",
+    "ChargeTerms",
+    "ChargedUnits",
+    "Charges",
+    "Charging",
+    "Reservation",
+    "charge_id",
+    "read_charge_id",
+]
 
 
 KEPT_MS = 24 * 60 * 60 * 1000
@@ -192,3 +206,180 @@ class Charges:
 
     def _record(self, terms: ChargeTerms) -> str:
         return joined(self._prefix, terms.policy, "charge", terms.digest)
+
+
+class Reservation(NamedTuple):
+    """What `reserve` answers: the decision, or the verdict of several limits; the id of the charge,
+    which is empty where nothing is held; and from when on it is the caller's."""
+
+    answer: Decision | Judgement
+    charge_id: str
+    starts_at: int
+
+    @property
+    def allowed(self) -> bool:
+        answer = self.answer
+        return answer.allowed if isinstance(answer, Decision) else answer.verdict.allowed
+
+
+class Charging:
+    """What a service does to single keys beside deciding: charges, pauses and resets."""
+
+    store: Store
+    clock: Clock
+    _table: PolicyTable
+
+    async def reserve(
+        self,
+        policy: str,
+        key: str | None = None,
+        attributes: Attributes | None = None,
+        cost: int = 1,
+        max_wait_ms: int = 0,
+    ) -> Reservation:
+        """Spend the cost as a check does, by a key or by attributes, and hold it under an id, by
+        which any node that shares the store settles it, once. With `max_wait_ms`, units may be
+        booked ahead."""
+        entry = self._table[policy]
+        if entry.judge is None:
+            if attributes is not None:
+                entry.limits("reserve")
+            return await self._reserve_one(entry, require_key(key), cost, max_wait_ms)
+        told = _with_key(key, attributes)
+        return await self._reserve_several(entry, entry.judge, told, cost, max_wait_ms)
+
+    async def _reserve_one(
+        self, entry: Entry, key: str, cost: int, max_wait_ms: int
+    ) -> Reservation:
+        limiter = entry.rate("reserve")
+        if isinstance(limiter, TwoTierLimiter):
+            raise entry.lacks("reserve")
+        parts, wait, answer = limiter._terms(key, require_cost(cost), max_wait_ms)
+        terms = ChargeTerms.new(entry.spec.name, None, [ChargedUnits("", key, cost)])
+        try:
+            charge, charge_id = await self._charges(entry).reserve(terms, parts, wait, answer)
+        except Exception as error:
+            decision = entry.guard.decision(error, (key,), cost)
+            entry.tally.count(decision.allowed)
+            return Reservation(decision, "", self.clock.now())
+        entry.tally.count(charge.allowed)
+        return Reservation(charge.decision, charge_id, charge.starts_at)
+
+    async def _reserve_several(
+        self, entry: Entry, judge: Judge, attributes: Attributes, cost: int, max_wait_ms: int
+    ) -> Reservation:
+        request = judge.limits.resolve(attributes, require_cost(cost))
+        if request.limits is None:
+            return Reservation(judge.counted(request, NOTHING), "", self.clock.now())
+        parts, wait, answer = request.limits._terms(request.keys, request.cost, max_wait_ms)
+        held = [ChargedUnits(part.name, request.keys.get(part.name), part.cost) for part in parts]
+        plan = judge.limits.plan_of(attributes)
+        terms = ChargeTerms.new(entry.spec.name, plan, held)
+        try:
+            charge, charge_id = await self._charges(entry).reserve(terms, parts, wait, answer)
+        except Exception as error:
+            verdict = judge.in_place_of(error, request)
+            return Reservation(judge.counted(request, verdict), "", self.clock.now())
+        assert charge.verdict is not None
+        judgement = judge.counted(request, charge.verdict)
+        return Reservation(judgement, charge_id, charge.starts_at)
+
+    async def settle(self, charge_id: str, actual: int | Mapping[str, int]) -> bool:
+        """Replace what was reserved by what was used. True if this call did it, False if it was
+        settled before, here or elsewhere; an outage is raised, whatever the fail mode."""
+        used = actual.values() if isinstance(actual, Mapping) else [actual]
+        for units in used:
+            require_int("actual", units, 0)
+        return await self._settle(charge_id, actual)
+
+    async def cancel(self, charge_id: str) -> bool:
+        """Give everything back that was reserved. True if this call did it."""
+        return await self._settle(charge_id, None)
+
+    async def renew(self, charge_id: str) -> bool:
+        """Hold the slots of a charge for another ttl. False if they were lost."""
+        if charge_id == "":
+            return False
+        terms = read_charge_id(charge_id)
+        entry = self._table[terms.policy]
+        return await self._charges(entry).renew(*_matched(entry, terms))
+
+    async def _settle(self, charge_id: str, actual: int | Mapping[str, int] | None) -> bool:
+        # The empty one is what a denied caller holds, or one who was let in during an outage.
+        if charge_id == "":
+            return False
+        terms = read_charge_id(charge_id)
+        entry = self._table[terms.policy]
+        return await self._charges(entry).settle(*_matched(entry, terms), actual)
+
+    def _charges(self, entry: Entry) -> Charges:
+        return Charges(self.store, self.clock.now, entry.prefix)
+
+    async def pause(
+        self,
+        policy: str,
+        until_ms: int,
+        key: str | None = None,
+        attributes: Attributes | None = None,
+        limits: Sequence[str] | None = None,
+    ) -> None:
+        """Let a key admit nothing before an instant, on every node. Of several limits, those that
+        `attributes` have keys for, or that are named."""
+        entry = self._table[policy]
+        if entry.judge is None:
+            await entry.rate("pause").apause(_only(entry, key, attributes, limits), until_ms)
+            return
+        told = _with_key(key, attributes)
+        chosen, keys = entry.judge.limits.named(told, limits)
+        if limits is None:
+            # Slots are held and given back: there is nothing of them to be paused.
+            keys = {name: k for name, k in keys.items() if not chosen.limits[name].strategy.is_held}
+        await chosen.apause(keys, until_ms)
+
+    async def reset(
+        self,
+        policy: str,
+        key: str | None = None,
+        attributes: Attributes | None = None,
+        limits: Sequence[str] | None = None,
+    ) -> None:
+        """Forget what a key has spent. Of several limits, those that `attributes` have keys for,
+        or that are named."""
+        entry = self._table[policy]
+        if entry.judge is None:
+            limiter = entry.budget if entry.limiter is None else entry.limiter
+            if limiter is None:
+                raise entry.lacks("reset")
+            await limiter.areset(_only(entry, key, attributes, limits))
+            return
+        chosen, keys = entry.judge.limits.named(_with_key(key, attributes), limits)
+        await chosen.areset(keys)
+
+
+def _matched(entry: Entry, terms: ChargeTerms) -> tuple[ChargeTerms, list[Part]]:
+    """The terms of a charge, as far as its limits are there, and what they come to."""
+    pairs = [
+        (held, delay, parts[0])
+        for held, delay in zip(terms.held, terms.delays_ms, strict=True)
+        if (parts := entry.parts([held], terms.plan))
+    ]
+    delays = tuple(delay for _, delay, _ in pairs)
+    return terms._replace(delays_ms=delays), [part for _, _, part in pairs]
+
+
+def _with_key(key: str | None, attributes: Attributes | None) -> Attributes:
+    """The key is the attribute of that name."""
+    told = dict(attributes or {})
+    return told if key is None else told | {"key": key}
+
+
+def _only(
+    entry: Entry,
+    key: str | None,
+    attributes: Attributes | None,
+    limits: Sequence[str] | None,
+) -> str:
+    """The key of a policy that is one limit."""
+    if attributes is not None or limits is not None:
+        reject(f"policy {entry.policy.name!r} is one limit, which is asked by a key alone")
+    return require_key(key)

@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from ..admission import Admission, AxisRequest
 from ..concurrency import ConcurrencyLimiter, Heartbeat
 from ..concurrency._limiter import SlotRequest, beating
 from ..concurrency._slots import LONGEST_ID, End, LeaseId
 from ..config._model import DEFAULT_FILE, FAIL_MODES, PolicyFile
-from ..core._charges import Part
 from ..core._clock import Clock, SystemClock
 from ..core._decision import Decision, Forecast
 from ..core._errors import UnsupportedError
@@ -28,22 +27,20 @@ from ..core._store import Store
 from ..core._validation import (
     reject,
     require_choice,
-    require_cost,
     require_int,
-    require_key,
     require_keys,
 )
 from ..leasing import TwoTierLimiter
 from ..stores._opening import open_store
 from ..stores.memory import MemoryStore
-from ._charges import ChargedUnits, Charges, ChargeTerms, read_charge_id
+from ._charges import Charging, Reservation
 from ._fail_modes import Guard, Readiness, readiness, trouble_of
 from ._fleet import CreditLease
 from ._inline import DEFAULT_STRATEGY, INLINE, Inline, InlinePolicies
 from ._metrics import Metrics, MetricsSnapshot
 from ._registry import Asked, Entry, Policy, PolicyTable, Site, UnknownPolicyError
 from ._reloading import Reloader, in_slices
-from ._several import NOTHING, Attributes, Judge, Judged, Judgement
+from ._several import Attributes, Judged, Judgement
 from ._shared_call import SharedCall
 
 __all__ = [
@@ -73,21 +70,7 @@ _log = logging.getLogger("penstock.service")
 _SWEEP_EVERY_S = 0.25
 
 
-class Reservation(NamedTuple):
-    """What `reserve` answers: the decision, or the verdict of several limits; the id of the charge,
-    which is empty where nothing is held; and from when on it is the caller's."""
-
-    answer: Decision | Judgement
-    charge_id: str
-    starts_at: int
-
-    @property
-    def allowed(self) -> bool:
-        answer = self.answer
-        return answer.allowed if isinstance(answer, Decision) else answer.verdict.allowed
-
-
-class Service:
+class Service(Charging):
     """Policies on one store. Made by `build_service`."""
 
     reload_error: str
@@ -152,6 +135,9 @@ class Service:
     async def check_many(self, policy: str, keys: Iterable[str], cost: int = 1) -> list[Decision]:
         """One decision per key, at one instant, as one `check` per key; at most MAX_BATCH keys."""
         entry = self._table[policy]
+        if entry.judge is not None:
+            each = [{"key": key} for key in _bounded("keys", keys)]
+            return [told.verdict.decision for told in await entry.judge.judge_many(each, cost)]
         limiter = entry.rate("check_many")
         decisions = await _check_each(limiter, _bounded("keys", keys), cost, entry.guard)
         for decision in decisions:
@@ -251,6 +237,14 @@ class Service:
         for."""
         return self._table[policy].limits("check").judge(attributes, cost)
 
+    async def judge_many(
+        self, policy: str, attributes: Iterable[Attributes], cost: int = 1
+    ) -> list[Judgement]:
+        """One verdict per request, in order, as one `judge` each; at most MAX_BATCH of them."""
+        each = list(attributes)
+        _require_batch("attributes", len(each))
+        return await self._table[policy].limits("check_many").judge_many(each, cost)
+
     async def peek_all(self, policy: str, attributes: Attributes) -> Judgement:
         """What `judge` would answer to a cost of 1. Spends nothing."""
         return await self._table[policy].limits("peek").peek(attributes)
@@ -258,132 +252,6 @@ class Service:
     async def forecast_all(self, policy: str, attributes: Attributes, cost: int = 1) -> Forecast:
         """What fits into all limits of a policy."""
         return await self._table[policy].limits("forecast").forecast(attributes, cost)
-
-    async def reserve(
-        self,
-        policy: str,
-        key: str | None = None,
-        attributes: Attributes | None = None,
-        cost: int = 1,
-        max_wait_ms: int = 0,
-    ) -> Reservation:
-        """Spend the cost as a check does, by a key or by attributes, and hold it under an id, by
-        which any node that shares the store settles it, once. With `max_wait_ms`, units may be
-        booked ahead."""
-        entry = self._table[policy]
-        if entry.judge is None:
-            if attributes is not None:
-                entry.limits("reserve")
-            return await self._reserve_one(entry, require_key(key), cost, max_wait_ms)
-        told = _with_key(key, attributes)
-        return await self._reserve_several(entry, entry.judge, told, cost, max_wait_ms)
-
-    async def _reserve_one(
-        self, entry: Entry, key: str, cost: int, max_wait_ms: int
-    ) -> Reservation:
-        limiter = entry.rate("reserve")
-        if isinstance(limiter, TwoTierLimiter):
-            raise entry.lacks("reserve")
-        parts, wait, answer = limiter._terms(key, require_cost(cost), max_wait_ms)
-        terms = ChargeTerms.new(entry.spec.name, None, [ChargedUnits("", key, cost)])
-        try:
-            charge, charge_id = await self._charges(entry).reserve(terms, parts, wait, answer)
-        except Exception as error:
-            decision = entry.guard.decision(error, (key,), cost)
-            entry.tally.count(decision.allowed)
-            return Reservation(decision, "", self.clock.now())
-        entry.tally.count(charge.allowed)
-        return Reservation(charge.decision, charge_id, charge.starts_at)
-
-    async def _reserve_several(
-        self, entry: Entry, judge: Judge, attributes: Attributes, cost: int, max_wait_ms: int
-    ) -> Reservation:
-        request = judge.limits.resolve(attributes, require_cost(cost))
-        if request.limits is None:
-            return Reservation(judge.counted(request, NOTHING), "", self.clock.now())
-        parts, wait, answer = request.limits._terms(request.keys, request.cost, max_wait_ms)
-        held = [ChargedUnits(part.name, request.keys.get(part.name), part.cost) for part in parts]
-        plan = judge.limits.plan_of(attributes)
-        terms = ChargeTerms.new(entry.spec.name, plan, held)
-        try:
-            charge, charge_id = await self._charges(entry).reserve(terms, parts, wait, answer)
-        except Exception as error:
-            verdict = judge.in_place_of(error, request)
-            return Reservation(judge.counted(request, verdict), "", self.clock.now())
-        assert charge.verdict is not None
-        judgement = judge.counted(request, charge.verdict)
-        return Reservation(judgement, charge_id, charge.starts_at)
-
-    async def settle(self, charge_id: str, actual: int | Mapping[str, int]) -> bool:
-        """Replace what was reserved by what was used. True if this call did it, False if it was
-        settled before, here or elsewhere; an outage is raised, whatever the fail mode."""
-        used = actual.values() if isinstance(actual, Mapping) else [actual]
-        for units in used:
-            require_int("actual", units, 0)
-        return await self._settle(charge_id, actual)
-
-    async def cancel(self, charge_id: str) -> bool:
-        """Give everything back that was reserved. True if this call did it."""
-        return await self._settle(charge_id, None)
-
-    async def renew(self, charge_id: str) -> bool:
-        """Hold the slots of a charge for another ttl. False if they were lost."""
-        if charge_id == "":
-            return False
-        terms = read_charge_id(charge_id)
-        entry = self._table[terms.policy]
-        return await self._charges(entry).renew(*_matched(entry, terms))
-
-    async def _settle(self, charge_id: str, actual: int | Mapping[str, int] | None) -> bool:
-        # The empty one is what a denied caller holds, or one who was let in during an outage.
-        if charge_id == "":
-            return False
-        terms = read_charge_id(charge_id)
-        entry = self._table[terms.policy]
-        return await self._charges(entry).settle(*_matched(entry, terms), actual)
-
-    def _charges(self, entry: Entry) -> Charges:
-        return Charges(self.store, self.clock.now, entry.prefix)
-
-    async def pause(
-        self,
-        policy: str,
-        until_ms: int,
-        key: str | None = None,
-        attributes: Attributes | None = None,
-        limits: Sequence[str] | None = None,
-    ) -> None:
-        """Let a key admit nothing before an instant, on every node. Of several limits, those that
-        `attributes` have keys for, or that are named."""
-        entry = self._table[policy]
-        if entry.judge is None:
-            await entry.rate("pause").apause(_only(entry, key, attributes, limits), until_ms)
-            return
-        told = _with_key(key, attributes)
-        chosen, keys = entry.judge.limits.named(told, limits)
-        if limits is None:
-            # Slots are held and given back: there is nothing of them to be paused.
-            keys = {name: k for name, k in keys.items() if not chosen.limits[name].strategy.is_held}
-        await chosen.apause(keys, until_ms)
-
-    async def reset(
-        self,
-        policy: str,
-        key: str | None = None,
-        attributes: Attributes | None = None,
-        limits: Sequence[str] | None = None,
-    ) -> None:
-        """Forget what a key has spent. Of several limits, those that `attributes` have keys for,
-        or that are named."""
-        entry = self._table[policy]
-        if entry.judge is None:
-            limiter = entry.budget if entry.limiter is None else entry.limiter
-            if limiter is None:
-                raise entry.lacks("reset")
-            await limiter.areset(_only(entry, key, attributes, limits))
-            return
-        chosen, keys = entry.judge.limits.named(_with_key(key, attributes), limits)
-        await chosen.areset(keys)
 
     async def hand_out(
         self, policy: str, domain: str, wants: int = 1, axis: str = "rate"
@@ -515,35 +383,6 @@ class Service:
         return InlinePolicies(store, self.clock, prefix, self.fail, tally, self._site.outages)
 
 
-def _matched(entry: Entry, terms: ChargeTerms) -> tuple[ChargeTerms, list[Part]]:
-    """The terms of a charge, as far as its limits are there, and what they come to."""
-    pairs = [
-        (held, delay, parts[0])
-        for held, delay in zip(terms.held, terms.delays_ms, strict=True)
-        if (parts := entry.parts([held], terms.plan))
-    ]
-    delays = tuple(delay for _, delay, _ in pairs)
-    return terms._replace(delays_ms=delays), [part for _, _, part in pairs]
-
-
-def _with_key(key: str | None, attributes: Attributes | None) -> Attributes:
-    """The key is the attribute of that name."""
-    told = dict(attributes or {})
-    return told if key is None else told | {"key": key}
-
-
-def _only(
-    entry: Entry,
-    key: str | None,
-    attributes: Attributes | None,
-    limits: Sequence[str] | None,
-) -> str:
-    """The key of a policy that is one limit."""
-    if attributes is not None or limits is not None:
-        reject(f"policy {entry.policy.name!r} is one limit, which is asked by a key alone")
-    return require_key(key)
-
-
 async def _check_each(
     limiter: Limiter, names: list[str], cost: int, guard: Guard
 ) -> list[Decision]:
@@ -607,9 +446,13 @@ def _open(url: str, clock: Clock | None) -> Store:
 
 def _bounded(name: str, values: Iterable[str]) -> list[str]:
     listed = require_keys(values)
-    if len(listed) > MAX_BATCH:
-        reject(f"{name} must be at most {MAX_BATCH} per call, not {len(listed)}: split the call")
+    _require_batch(name, len(listed))
     return listed
+
+
+def _require_batch(name: str, count: int) -> None:
+    if count > MAX_BATCH:
+        reject(f"{name} must be at most {MAX_BATCH} per call, not {count}: split the call")
 
 
 async def _later(request: SlotRequest) -> list[Any]:

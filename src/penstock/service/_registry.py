@@ -103,7 +103,7 @@ _OPERATIONS = {
     "budget": "debit",
     "admission": "admit",
     "unified": "admit, and debit if it has a token budget",
-    "limits": "check, peek, forecast, reserve, settle, cancel, pause and reset",
+    "limits": "check, check_many, peek, forecast, reserve, settle, cancel, pause and reset",
 }
 
 

@@ -78,11 +78,26 @@ class SeveralLimits:
         self._has_costs = any(limit.cost is not None for limit in spec.limits)
         self._made: dict[tuple[Strategy | None, ...], PolicyLimits | None] = {}
         # What is wrong with a prefix or a store is found when the policy is made.
-        self._limits_of(tuple(limit.strategy for limit in spec.limits))
+        self._usual = self._limits_of(tuple(limit.strategy for limit in spec.limits))
+        self._places = range(len(spec.limits))
+        # The limits that have a key, where every request asks all of them with the same figures.
+        self._keyed: list[tuple[str, str]] | None = None
+        if not spec.plans and not spec.overrides and not any(map(_depends, spec.limits)):
+            self._keyed = [(each.name, each.by) for each in spec.limits if each.by is not None]
 
     def resolve(self, attributes: Attributes, cost: int = 1) -> Request:
         """What a request asks. Raises `config_invalid` if it says too little, or something that
         the policy does not know."""
+        if self._keyed is not None and len(attributes) == len(self._known):
+            try:
+                keys = {name: plain_key(attributes[by]) for name, by in self._keyed}
+            except (KeyError, ValueError):
+                pass  # which is said below
+            else:
+                return Request(self._usual, keys, cost, self._places)
+        return self._resolved(attributes, cost)
+
+    def _resolved(self, attributes: Attributes, cost: int) -> Request:
         if not attributes.keys() <= self._known:
             self._refuse_unknown(attributes)
         figures = self._plan(attributes)
@@ -247,6 +262,11 @@ class SeveralLimits:
         return made
 
 
+def _depends(limit: LimitSpec) -> bool:
+    """Whether it is the request that says if it is asked, or at what cost."""
+    return bool(limit.when) or limit.optional or limit.cost is not None
+
+
 class Judgement(NamedTuple):
     """A verdict, and the limits that were asked for it; None if there were none."""
 
@@ -271,7 +291,20 @@ class Judge:
 
     def judge(self, attributes: Attributes, cost: int = 1) -> Judged:
         """Decide a request: at once where the store answers at once."""
-        request = self.limits.resolve(attributes, require_cost(cost))
+        return self._judged(self.limits.resolve(attributes, require_cost(cost)))
+
+    async def judge_many(self, each: Sequence[Attributes], cost: int = 1) -> list[Judgement]:
+        """Decide requests in order, as one `judge` each. If one of them says too little, none of
+        them is charged."""
+        require_cost(cost)
+        requests = [self.limits.resolve(attributes, cost) for attributes in each]
+        made = []
+        for request in requests:
+            judged = self._judged(request)
+            made.append(judged if isinstance(judged, Judgement) else await judged())
+        return made
+
+    def _judged(self, request: Request) -> Judged:
         limits = request.limits
         if limits is None:
             return self.counted(request, NOTHING)

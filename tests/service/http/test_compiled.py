@@ -170,10 +170,26 @@ class Wire(asyncio.Transport):
     abort = close
 
 
+SEVERAL = """
+  many:
+    limits:
+      user: {by: user, strategy: fixedWindow, limit: 40, window: 1m}
+      tokens: {by: user, cost: tokens, strategy: gcra, limit: 900, period: 1m, optional: true}
+      key: {by: key, strategy: gcra, limit: 9, period: 1m, optional: true}
+      all: {strategy: tokenBucket, capacity: 50, refillPerSec: 1}
+    plans: {pro: {user: {limit: 90}}}
+  pair:
+    limits:
+      user: {by: user, strategy: fixedWindow, limit: 40, window: 1m}
+      all: {strategy: fixedWindow, limit: 50, window: 1m, shadow: true}
+"""
+
+
 async def answers(streams: list[list[bytes]]) -> tuple[list[bytes], Any]:
     """What a new server answers to these, each on a connection of its own and in these parts, and
     what it has counted then."""
-    service = core.build_service(parse_policies(FILE, "test"), clock=ManualClock(1_700_000_000_000))
+    file = parse_policies(FILE + SEVERAL, "test")
+    service = core.build_service(file, clock=ManualClock(1_700_000_000_000))
     server = HttpServer(service, hosts=["a"])
     await server.start("127.0.0.1", 0)
     replies = []
@@ -272,6 +288,24 @@ BODIES_AT_ONCE = [
     b'{"key":"k","limit":3,"window_ms":60000,"strategy":"gcra"}',
     *(b'{"policy":"api","key":"k","cost":%b}' % cost for cost in (b"01", b"1.0", b"1e0", b"-1")),
     *(b'{"policy":"api","key":"%b"}' % key for key in (b"\\u006b", b"\xff", b"\n", b"\x7f")),
+    *(
+        b'{"policy":"%b","attributes":%b%b}' % (policy, told, more)
+        for policy in (b"many", b"pair", b"api", b"nobody", b"slots")
+        for told in (
+            *(b'{"user":"u"}', b'{"user":"\xc3\xa9"}', b"{}", b'{"user":""}', b'{"user":7}'),
+            *(b'{"user":"u","user":"v"}', b'{"user":"u","plan":"pro"}', b'{"user":["u"]}'),
+            *(b'{"user":"u","tokens":700}', b'{"user":"u","tokens":-1}', b'{"user":"u",}'),
+            *(b'{"user":{"u":1}}', b'{"user":"u"', b'[{"user":"u"}]', b'{ "user" : "u" }'),
+            *(
+                b'{"user":"\xff"}',
+                b'{"plan":"pro"}',
+                b'{"user":"u","colour":"red"}',
+                b'{"user":1.5}',
+            ),
+        )
+        for more in (b"", b',"cost":2', b',"key":"k"', b',"limit":0', b',"attributes":{"user":"u"}')
+    ),
+    *(b'{"attributes":{"user":"u"}}', b'{"attributes":{"user":"u"},"policy":"pair","cost":0}'),
     *(b' { "policy" : "api" ,"key":"k"}\n', b'{"policy":"api","key":"k"}}', b'{"key":"k",}'),
 ]
 

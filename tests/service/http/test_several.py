@@ -62,6 +62,22 @@ def test_the_answer_carries_the_verdict(client: Client) -> None:
     assert (denied.json["violated"], denied.json["binding"]) == (["user"], "user")
 
 
+def test_many_requests_are_one_call(client: Client) -> None:
+    """One verdict each, in order; a request that is wrong charges none of them."""
+    each = [{"user": "bob"}, {"user": "bob", "tokens": 7}, {"user": "bob"}, {"user": "bob"}]
+    body = {"policy": "api", "attributes": each}
+    verdicts = client.post("/v1/check-many", body).json["verdicts"]
+    assert [verdict["decision"]["allowed"] for verdict in verdicts] == [True, True, True, False]
+    assert verdicts[1]["limits"]["tokens"] == decision(True, 993, 1_000)
+    assert verdicts[3]["violated"] == ["user"]
+    for wrong in ([{"user": "ann"}, {}], [{"user": "ann"}, 3], [{"user": ["ann"]}], {"user": "a"}):
+        refused = client.post("/v1/check-many", {"policy": "api", "attributes": wrong})
+        assert (refused.status, refused.json["code"]) == (400, "config_invalid")
+    twice = client.post("/v1/check-many", {"policy": "api", "attributes": [{}], "keys": ["a"]})
+    assert "unknown field 'keys'" in twice.json["detail"]
+    assert check(client, user="ann").json["limits"]["user"] == decision(True, 2, 3)
+
+
 def decision(allowed: bool, remaining: int, limit: int) -> dict[str, Any]:
     end = NOW - NOW % 60_000 + 60_000
     retry = 0 if allowed else end - NOW

@@ -294,9 +294,10 @@ class Answers:
 
     def with_lines(self, status: int, lines: str, body: str) -> bytes:
         """A reply with these header lines. `body` is ASCII."""
-        self.replies.count(status)
+        replies = self.replies
+        replies.count(status)
         return b"%bContent-Length: %d\r\n%b\r\n%b" % (
-            self._head_of(status, JSON),
+            replies.allowed_head if status == 200 else replies.denied_head,
             len(body),
             lines.encode("ascii"),
             body.encode("ascii"),

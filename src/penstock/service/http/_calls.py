@@ -80,6 +80,8 @@ class Calls:
 
     def v1_check_many(self, _legacy: bool, body: bytes) -> Answer:
         fields = decode(body)
+        if "attributes" in fields:
+            return self.charges.check_many(fields)
         require_fields(fields, {"policy": str, "keys": list}, _COST)
 
         def render(decisions: list[Decision]) -> bytes:

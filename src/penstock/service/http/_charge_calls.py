@@ -12,7 +12,7 @@ from typing import Any
 
 from ..._limits import Limit
 from ...adapters._headers import LimitHeaders, legacy_headers, retry_after_s
-from ...core._decision import Decision
+from ...core._decision import NEUTRAL, Decision
 from ...core._verdict import Verdict
 from .._core import Reservation, Service
 from .._several import Judgement, PolicyLimits
@@ -26,7 +26,8 @@ __all__ = ["ChargeCalls", "VerdictForm"]
 _MAX_FORMS = 1_024
 
 _NAMED = {"policy": str}
-_ASKED = {"key": str, "attributes": dict, "cost": int}
+_PEEKED = {"key": str, "attributes": dict}
+_ASKED = {**_PEEKED, "cost": int}
 _CHARGE = {"charge_id": str}
 _LIMITS = {"key": str, "attributes": dict, "limits": list}
 
@@ -41,20 +42,42 @@ class ChargeCalls:
 
     def check(self, fields: dict[str, Any], legacy: bool) -> Answer:
         """`/v1/check` by attributes."""
-        policy, told = _asked(fields, {"cost": int})
+        policy, told = _asked(fields, _ASKED)
         asked = self._service.judge(policy, told, fields.get("cost", 1))
-        render = partial(self._judged, legacy=legacy)
-        return render(asked) if isinstance(asked, Judgement) else partial(_later, asked, render)
+        if isinstance(asked, Judgement):
+            return self._judged(asked, legacy)
+        return partial(_later, asked, partial(self._judged, legacy=legacy))
+
+    def check_at_once(self, policy: str, told: dict[str, Any], cost: int) -> bytes | None:
+        """The same for what compiled code has read; None where that was too little, or has to be
+        waited for."""
+        judge = self._service.entry(policy).judge
+        asked = None if judge is None else judge.judge(told, cost)
+        return self._judged(asked, legacy=False) if isinstance(asked, Judgement) else None
+
+    def check_many(self, fields: dict[str, Any]) -> Answer:
+        """`/v1/check-many` by attributes: a list of them."""
+        require_fields(fields, {"policy": str, "attributes": list}, {"cost": int})
+        for told in fields["attributes"]:
+            if type(told) is not dict:
+                raise ProblemError("config_invalid", "attributes must be a list of objects")
+            _require_attributes(told)
+
+        def render(judged: list[Judgement]) -> bytes:
+            verdicts = ",".join([self._form(each).body(each.verdict) for each in judged])
+            return self._answers.plain(200, f'{{"verdicts":[{verdicts}]}}'.encode())
+
+        return partial(_later, partial(self._service.judge_many, **fields), render)
 
     def peek(self, fields: dict[str, Any], legacy: bool) -> Answer:
         """`/v1/peek` by attributes."""
-        policy, told = _asked(fields, {})
+        policy, told = _asked(fields, _PEEKED)
         asked = partial(self._service.peek_all, policy, told)
         return partial(_later, asked, partial(self._judged, legacy=legacy, peeked=True))
 
     def forecast(self, fields: dict[str, Any], render: Any) -> Answer:
         """`/v1/forecast` by attributes."""
-        policy, told = _asked(fields, {"cost": int})
+        policy, told = _asked(fields, _ASKED)
         asked = partial(self._service.forecast_all, policy, told, fields.get("cost", 1))
         return partial(_later, asked, render)
 
@@ -114,20 +137,22 @@ class ChargeCalls:
     def _judged(
         self, judged: Judgement, legacy: bool, peeked: bool = False, rest: str = "}"
     ) -> bytes:
-        verdict, limits = judged
-        lines = ""
-        if limits is not None:
-            form = self._forms.get(limits)
-            if form is None:
-                if len(self._forms) >= _MAX_FORMS:
-                    self._forms.clear()
-                form = self._forms[limits] = VerdictForm(limits.limits)
-            lines = form.headers(verdict, self._service.clock.now(), peeked, legacy)
-            body = form.body(verdict)
-        else:
-            body = VerdictForm({}).body(verdict)
+        verdict, form = judged.verdict, self._form(judged)
+        lines = form.headers(verdict, self._service.clock.now(), peeked, legacy)
+        body = form.body(verdict)
         text = body if rest == "}" else f"{body[:-1]},{rest}"
         return self._answers.with_lines(200, lines, text)
+
+    def _form(self, judged: Judgement) -> VerdictForm:
+        limits = judged.limits
+        if limits is None:
+            return _NO_LIMITS
+        form = self._forms.get(limits)
+        if form is None:
+            if len(self._forms) >= _MAX_FORMS:
+                self._forms.clear()
+            form = self._forms[limits] = VerdictForm(limits.limits)
+        return form
 
     def _decided(self, policy: str, decision: Decision, text: str, legacy: bool) -> bytes:
         label = self._answers.policy_label(self._service.policies.get(policy), policy, decision)
@@ -152,11 +177,18 @@ class VerdictForm:
 
     def body(self, verdict: Verdict) -> str:
         """The decision that binds, and what each limit said."""
-        binding = verdict.decision
-        told: list[Any] = list(_numbers(binding))
-        for decision in verdict.decisions:
-            told += _numbers(decision)
-        told.append(json.dumps(verdict.binding))
+        decisions, place = verdict.decisions, verdict.binding_place
+        binding = NEUTRAL if place is None else decisions[place]
+        told: list[Any] = []
+        for decision in (binding, *decisions):
+            told += (
+                "true" if decision.allowed else "false",
+                decision.remaining,
+                decision.limit,
+                decision.reset_at,
+                decision.retry_after_ms,
+            )
+        told.append('""' if place is None else self._names[place])
         told.append("[]" if verdict.allowed else json.dumps(verdict.violated))
         told.append(json.dumps(verdict.shadowed) if verdict.has_shadows else "[]")
         return self._form % tuple(told)
@@ -186,19 +218,12 @@ class VerdictForm:
 _DECISION = '{"allowed":%s,"remaining":%d,"limit":%d,"reset_at":%d,"retry_after_ms":%d}'
 
 
-def _numbers(decision: Decision) -> tuple[Any, ...]:
-    return (
-        "true" if decision.allowed else "false",
-        decision.remaining,
-        decision.limit,
-        decision.reset_at,
-        decision.retry_after_ms,
-    )
+_NO_LIMITS = VerdictForm({})
 
 
-def _asked(fields: dict[str, Any], more: dict[str, type]) -> tuple[str, dict[str, Any]]:
+def _asked(fields: dict[str, Any], known: Mapping[str, type]) -> tuple[str, dict[str, Any]]:
     """The policy and the attributes, of which a key is one."""
-    require_fields(fields, _NAMED, {"key": str, "attributes": dict, **more})
+    require_fields(fields, _NAMED, known)
     told = _require_attributes(fields.get("attributes", {}))
     return fields["policy"], told | {"key": fields["key"]} if "key" in fields else told
 

@@ -156,6 +156,7 @@ _ADMITTED = _object(
     }
 )
 _BATCH = {"type": "array", "items": _KEY, "maxItems": MAX_BATCH}
+_REQUESTS = {"type": "array", "items": _ATTRIBUTES, "maxItems": MAX_BATCH}
 _LEASES = {**_TEXTS, "maxItems": MAX_BATCH}
 
 
@@ -174,9 +175,19 @@ _CALLS: dict[str, tuple[str, Any, Any]] = {
         _JUDGED,
     ),
     "check-many": (
-        "Decide for many keys, in order, at one instant.",
-        _object({"policy": _POLICY, "keys": _BATCH}, {"cost": _COST}),
-        _object({"decisions": {"type": "array", "items": _ref("Decision")}}),
+        "Decide for many keys, in order, at one instant; or for many requests by attributes.",
+        {
+            "oneOf": [
+                _object({"policy": _POLICY, "keys": _BATCH}, {"cost": _COST}),
+                _object({"policy": _POLICY, "attributes": _REQUESTS}, {"cost": _COST}),
+            ]
+        },
+        {
+            "oneOf": [
+                _object({"decisions": {"type": "array", "items": _ref("Decision")}}),
+                _object({"verdicts": {"type": "array", "items": _JUDGED}}),
+            ]
+        },
     ),
     "peek": (
         "What a request would be told. Spends nothing.",
@@ -194,7 +205,7 @@ _CALLS: dict[str, tuple[str, Any, Any]] = {
         _DECIDED,
     ),
     "admit": (
-        "Take a slot and spend the rate, or nothing of it; a budget that is spent denies.",
+        "Take a slot and spend the rate, or nothing of it; a budget denies what does not fit.",
         _object(_KEYED, {"cost": _COST, "hold": _BID, "value": _BID}),
         _ADMITTED,
     ),

@@ -22,13 +22,16 @@ from .._inline import INLINE, MAX_POLICIES
 from .._registry import Entry
 from ._answers import CLIENT, NESTED, PLAIN, Answers, Label
 from ._bounds import Bounds
+from ._charge_calls import ChargeCalls
 from ._head import CLIENT_LEAD
 from ._router import Routes
 
 __all__ = ["ready_checks", "whole_requests"]
 
 
-def ready_checks(service: Service, answers: Answers, bounds: Bounds) -> dict[str, Any]:
+def ready_checks(
+    service: Service, answers: Answers, bounds: Bounds, charges: ChargeCalls
+) -> dict[str, Any]:
     """What answers a path in compiled code, by path; nothing, where nothing is compiled or the
     store has to be waited for."""
     if native is None or not service.store.answers_at_once:
@@ -37,7 +40,7 @@ def ready_checks(service: Service, answers: Answers, bounds: Bounds) -> dict[str
     make, most = partial(native.ReadyCheck, answers.replies), bounds.body_bytes
     return {
         "/check": make(PLAIN, most, limits.by_policy, limits.by_terms),
-        "/v1/check": make(NESTED, most, limits.by_rate, None),
+        "/v1/check": make(NESTED, most, limits.by_rate, None, charges.check_at_once),
         "/check/*": make(CLIENT, 0, limits.by_default, None),
     }
 

@@ -212,9 +212,10 @@ class HttpServer(Listener):
         self._pages = Pages(
             service, self.answers, self._gauges, lambda: self._router.is_stopping, pool
         )
-        ready = ready_checks(service, self.answers, self.http_bounds)
+        calls = Calls(service, self.answers)
+        ready = ready_checks(service, self.answers, self.http_bounds, calls.charges)
         self._router = Router(
-            Calls(service, self.answers),
+            calls,
             self._pages,
             self.answers,
             self.http_bounds,
