@@ -335,6 +335,12 @@ class GrpcCalls:
 
     # What the server calls.
 
+    @property
+    def at_work(self) -> int:
+        """Calls that are waited for, over all connections of all servers that these are served
+        on."""
+        return len(self._tasks)
+
     async def stop(self) -> None:
         """Cancel what is at work."""
         for task in self._tasks:
