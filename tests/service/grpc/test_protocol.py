@@ -9,7 +9,9 @@ import grpc
 import httpx
 
 from penstock.service.grpc._standard import POOL
+from penstock.service.http import HttpServer
 from penstock.wire.proto import rate_limiter_pb2 as pb
+from penstock.wire.proto.rate_limiter_pb2_grpc import RateLimiterAsyncStub
 from tests.service.grpc.frames import Deaf, frame
 from tests.service.grpc.servers import CALL, code_of, run, visiting
 from tests.service.grpc.test_bounds import SlowStore, until
@@ -55,7 +57,8 @@ def test_what_is_no_call_is_told_so() -> None:
     async def scenario() -> None:
         async with visiting() as visit:
             base = f"http://127.0.0.1:{visit.server.port}"
-            async with httpx.AsyncClient(http1=False, http2=True, base_url=base) as client:
+            speaks = {"http1": False, "http2": True}
+            async with httpx.AsyncClient(**speaks, base_url=base, timeout=30) as client:
                 for path in ("/", f"{CALL}Check"):
                     reply = await client.post(path, json={})
                     assert reply.status_code == 415
@@ -171,5 +174,27 @@ def test_a_flood_of_messages_on_one_stream_waits_at_the_client() -> None:
             assert answered == 3_000
             large = visit.channel.stream_stream(name)(iter([b"\x3a\xff\x7f" + b"a" * 20_000]))
             assert await code_of(large.read()) is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    run(scenario())
+
+
+def test_a_drain_waits_for_calls_of_the_other_port() -> None:
+    """Those that came in beside HTTP are at work here, too."""
+
+    async def scenario() -> None:
+        store = SlowStore()
+        async with visiting(store=store) as visit:
+            http = HttpServer(visit.service, grpc=visit.server.calls)
+            port = await http.start("127.0.0.1", 0)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                request = pb.CheckRequest(policy="api", key="a")
+                call = asyncio.ensure_future(RateLimiterAsyncStub(channel).Check(request))
+                await until(lambda: store.waiting == 1)
+                drain = asyncio.ensure_future(visit.server.drain(20))
+                await asyncio.sleep(0.1)
+                store.gate.set()
+                assert (await call).decision.allowed
+                await drain
+            await http.stop()
 
     run(scenario())

@@ -85,14 +85,14 @@ class Http2Client(ClientConnection):
     """One client that speaks HTTP/2. `http2` is for applications to answer with; `has_asked` tells
     whether it has made a request that only known clients make."""
 
-    __slots__ = ("_application", "_inbox2", "_is_due", "_pinged", "has_asked", "http2")
+    __slots__ = ("_application", "_arrivals", "_is_due", "_pinged", "has_asked", "http2")
 
     def __init__(
         self, listener: Listener, application: Http2Application, tls: ssl.SSLContext | None
     ) -> None:
         self.http2: Http2Connection = Http2Connection(application.options, _now_ms())
-        self._inbox2 = _Inbox(self.http2)
-        super().__init__(listener, self._inbox2, tls)
+        self._arrivals = _Inbox(self.http2)
+        super().__init__(listener, self._arrivals, tls)
         self._application = application
         # Whether a write is due when the loop comes round.
         self._is_due = False
@@ -139,10 +139,10 @@ class Http2Client(ClientConnection):
     # What a connection brings.
 
     def serve(self, units: int) -> int:
-        return self._read(self._inbox2.take(), perf_counter())
+        return self._read(self._arrivals.take(), perf_counter())
 
     def serve_whole(self, data: bytes) -> int:
-        if self._inbox2.has_more:
+        if self._arrivals.has_more:
             return 0
         spent = self._read(data, self.arrived)
         if self._state or self.http2.buffered:

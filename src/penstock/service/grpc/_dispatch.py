@@ -335,6 +335,12 @@ class GrpcCalls:
 
     # What the server calls.
 
+    @property
+    def at_work(self) -> int:
+        """Calls that are waited for, over all connections of all servers that these are served
+        on."""
+        return len(self._tasks)
+
     async def stop(self) -> None:
         """Cancel what is at work."""
         for task in self._tasks:
@@ -401,9 +407,9 @@ class GrpcCalls:
             self._refuse(client, stream, grpc_error(error))
             return
         if isinstance(answer, Message):
-            self._send(client, stream, method, answer, compress, began)
+            self._send(client, stream, method, compress, began, answer)
         else:
-            ended = partial(self._answered, client, stream, method, compress, began)
+            ended = partial(self._send, client, stream, method, compress, began)
             self._wait(client, stream, method, _Waiting(), answer, timeout_ms, ended)
 
     def _send(
@@ -411,9 +417,9 @@ class GrpcCalls:
         client: Http2Client,
         stream: Any,
         method: Any,
-        answer: Message,
         compress: bool,
         began: float,
+        answer: Message,
     ) -> None:
         message = answer.SerializeToString()
         if compress and len(message) >= _COMPRESSED_BYTES:
@@ -427,17 +433,6 @@ class GrpcCalls:
         if not stream.closed:
             method.places.taken += 1
             method.places.answering[stream] = now, client
-
-    def _answered(
-        self,
-        client: Http2Client,
-        stream: Any,
-        method: Any,
-        compress: bool,
-        began: float,
-        answer: Message,
-    ) -> None:
-        self._send(client, stream, method, answer, compress, began)
 
     def _begin_streaming(self, client: Http2Client, stream: Any, method: Any) -> None:
         try:

@@ -76,7 +76,7 @@ class GrpcServer(Listener):
         self.close_listening()
         for client in self._clients():
             client.shut_down()
-        while self.open_connections and self.loop.time() < until:
+        while (self.open_connections or self.calls.at_work) and self.loop.time() < until:
             await asyncio.sleep(_LOOK_S)
         await self.calls.stop()
         for client in self._clients():
