@@ -140,6 +140,47 @@ def test_a_drain_says_goodbye_and_answers_what_is_at_work() -> None:
     run(scenario())
 
 
+def test_a_call_that_crosses_the_farewell_is_answered() -> None:
+    """Its client could not know, and no library would repeat it."""
+
+    async def scenario() -> None:
+        async with visiting() as visit:
+            client = await Deaf.connect(visit.server.port, deaf=False)
+            await until(lambda: visit.server.open_connections == 1)
+            drain = asyncio.ensure_future(visit.server.drain(20))
+            client.call(f"{CALL}Check", pb.CheckRequest(policy="api", key="a").SerializeToString())
+            found = await asyncio.wait_for(frames_of(client), 20)
+            await drain
+            kinds = [kind for kind, _ in found]
+            assert kinds.index(_GOAWAY) < kinds.index(_DATA)
+            assert visit.service.snapshot().policies["api"]["allowed"] == 1
+
+    run(scenario())
+
+
+def test_what_is_too_large_is_told_not_to_be_repeated() -> None:
+    """As a status of gRPC, also where the type of the content is beyond what was read."""
+
+    async def scenario() -> None:
+        async with visiting() as visit:
+            base = f"http://127.0.0.1:{visit.server.port}"
+            speaks = {"http1": False, "http2": True}
+            call = {"te": "trailers", "content-type": "application/grpc"}
+            async with httpx.AsyncClient(**speaks, base_url=base, timeout=30) as client:
+                for headers, body in (
+                    ({"a": "v" * 20_000, **call}, bytes(5)),
+                    (call, b"\0\x7f\0\0\0"),
+                    ({**call, "content-length": str(2**30)}, bytes(5)),
+                ):
+                    reply = await client.post(f"{CALL}Check", headers=headers, content=body)
+                    assert reply.status_code == 200
+                    assert reply.headers["grpc-status"] == "8"
+                    assert reply.headers["grpc-retry-pushback-ms"] == "-1"
+            assert (await visit.check()).remaining == 2
+
+    run(scenario())
+
+
 def test_a_connection_that_is_cut_cancels_its_calls() -> None:
     """Nothing is spent for those whom no answer reaches."""
 

@@ -1,10 +1,12 @@
 """From a request of HTTP/2 to a call: who may make it, whether there is a place, and how it ends.
 
 A caller who may not call is refused before its message is read, and so is everyone while there is
-no place left, and once the server is being closed. A call whose deadline has passed by the time its
-turn comes is refused before it can spend anything: under load that is when nobody waits for the
-answer any more. One that is cancelled, or whose deadline passes while it waits for the store,
-cancels its task, and with it the wait.
+no place left. A call whose deadline has passed by the time its turn comes is refused before it can
+spend anything: under load that is when nobody waits for the answer any more. One that is cancelled,
+or whose deadline passes while it waits for the store, cancels its task, and with it the wait.
+
+Once the server is being closed, HTTP/2 says which calls are the last. Those are answered like any
+other: they were sent before their client could know, and libraries do not repeat refused calls.
 
 A unary call that can be answered at once is answered where it arrives: no task, no timer, one write
 for all that came in together. It keeps its place until its reply has been taken: a client may ask
@@ -44,6 +46,7 @@ from ._protocol import (
     reply,
     send_message,
     send_status,
+    too_large,
 )
 
 __all__ = [
@@ -116,8 +119,8 @@ class Places:
 
 
 class Method:
-    """What is called. `is_public`: without a token, and until the end. `for_operators`: not at all
-    where there is no token. `guard` says why a caller may not call, if it may not."""
+    """What is called. `is_public`: without a token. `for_operators`: not at all where there is no
+    token. `guard` says why a caller may not call, if it may not."""
 
     places: Places
     max_bytes: int = MAX_MESSAGE_BYTES
@@ -280,14 +283,12 @@ class GrpcCalls:
         replies: GrpcReplies,
         *,
         token: BearerToken | None,
-        leaving: asyncio.Event,
         bounds: ConnectionBounds,
         arrival_s: float = ARRIVAL_S,
     ) -> None:
         self._methods = list(methods.values())
         self._replies = replies
         self._token = token
-        self._leaving = leaving
         self._arrival_s = arrival_s
         self._tasks: set[asyncio.Task[Any]] = set()
         self.routes: dict[bytes, KnownPath] = {
@@ -360,8 +361,6 @@ class GrpcCalls:
                     return _NO_TOKEN
             elif not self._token.accept(stream.get("authorization")):
                 return _STRANGER
-            if self._leaving.is_set():
-                return _LEAVING
         if method.guard is not None and (error := method.guard(client, stream)) is not None:
             return error
         if method.places.taken >= method.places.limit:
@@ -377,10 +376,12 @@ class GrpcCalls:
     def _fault(self, fault: str) -> GrpcError:
         if fault == "request_timeout":
             return grpc_error(_too_late(self._arrival_s))
-        return exhausted(_FAULTS[fault])
+        if fault == "no_room":
+            return exhausted("too many long messages are under way; ask again in a moment")
+        return too_large(_FAULTS[fault])
 
     def _refuse(self, client: Http2Client, stream: Any, error: GrpcError) -> None:
-        if is_grpc(stream):
+        if is_grpc(stream) or _is_cut_off(stream):
             self._replies.codes[error.status.name] += 1
             refuse(client.http2, stream, error)
         else:
@@ -487,8 +488,14 @@ class GrpcCalls:
 _FAULTS = {
     "body_too_large": "the message has more bytes than are read here",
     "head_too_large": "the metadata of a call has at most 16,384 bytes here",
-    "no_room": "too many long messages are under way; ask again in a moment",
 }
+
+
+def _is_cut_off(stream: Any) -> bool:
+    """Whether a method is called with more metadata than is read. The type of the content may be in
+    the rest: some libraries send it last."""
+    cut_off: bool = stream.fault == "head_too_large" and stream.route >= 0
+    return cut_off
 
 
 def _too_late(within_s: float) -> DeadlineError:

@@ -3,7 +3,8 @@
 The text of our own exceptions is written for callers and goes out with the status. That of any
 other exception stays inside: it is a fault of ours, and is logged with its traceback.
 
-RESOURCE_EXHAUSTED comes with the time to wait (`adapters/_grpc_status.py`).
+RESOURCE_EXHAUSTED comes with the time to wait (`adapters/_grpc_status.py`), unless waiting is of no
+use.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _STATUSES: tuple[tuple[type[Exception], Status], ...] = (
 def grpc_error(error: BaseException) -> GrpcError:
     """What to end a call with instead of `error`."""
     if isinstance(error, GrpcError):
-        return exhausted(error.text) if error.status is Status.RESOURCE_EXHAUSTED else error
+        return error
     if isinstance(error, DecodeError):
         return GrpcError(Status.INVALID_ARGUMENT, "the request is no message of the expected type")
     for kind, status in _STATUSES:

@@ -40,6 +40,7 @@ __all__ = [
     "reply",
     "send_message",
     "send_status",
+    "too_large",
     "write_metadata",
 ]
 
@@ -203,7 +204,7 @@ class MessageReader:
         if flag and not self._gzipped:
             raise GrpcError(Status.INTERNAL, "a compressed message without grpc-encoding")
         if length > self._max_bytes:
-            raise _too_large(self._max_bytes)
+            raise _message_too_large(self._max_bytes)
 
 
 def read_message(body: bytes, encoding: str, max_bytes: int) -> bytes:
@@ -232,14 +233,19 @@ def _decompress(data: bytes, max_bytes: int) -> bytes:
     except zlib.error:
         raise GrpcError(Status.INTERNAL, "a message is not compressed with gzip") from None
     if len(message) > max_bytes:
-        raise _too_large(max_bytes)
+        raise _message_too_large(max_bytes)
     if not inflate.eof or inflate.unused_data:
         raise GrpcError(Status.INTERNAL, "a message is not compressed with gzip")
     return message
 
 
-def _too_large(max_bytes: int) -> GrpcError:
-    return GrpcError(Status.RESOURCE_EXHAUSTED, f"a message has at most {max_bytes} bytes here")
+def too_large(text: str) -> GrpcError:
+    """The call would be refused each time: a library that repeats calls is told not to."""
+    return GrpcError(Status.RESOURCE_EXHAUSTED, text, trailing=((_PUSHBACK.decode(), "-1"),))
+
+
+def _message_too_large(max_bytes: int) -> GrpcError:
+    return too_large(f"a message has at most {max_bytes} bytes here")
 
 
 # --- Metadata -----------------------------------------------------------------------------------

@@ -55,7 +55,6 @@ class GrpcServer(Listener):
             },
             service.metrics.grpc,
             token=None if token is None else BearerToken(token),
-            leaving=self._leaving,
             bounds=bounds,
             arrival_s=arrival_s,
         )
@@ -69,8 +68,8 @@ class GrpcServer(Listener):
             pool.look_through(now)
 
     async def drain(self, seconds: float) -> None:
-        """Take no more calls, let those at work finish, and close. What is not done after
-        `seconds` is cancelled. Health watchers hear of it first."""
+        """Have clients make no more calls, answer those on their way, and close. What is not done
+        after `seconds` is cancelled. Health watchers hear of it first."""
         until = self.loop.time() + seconds
         self._leaving.set()
         self.close_listening()
