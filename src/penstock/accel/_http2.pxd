@@ -274,6 +274,7 @@ cdef class Http2Connection:
     cdef PyObject* first_blocked
     cdef PyObject* last_blocked
     cdef int64_t waiting_bytes
+    cdef int64_t waiting_reserved
     cdef Buffer out
     cdef readonly bint pending
     cdef readonly bint ended

@@ -1,4 +1,4 @@
-# HTTP/2 for servers, as in service/protocol/http2.py and streams.py, function for function.
+# HTTP/2 for servers, as in service/http2/_connection.py and _streams.py, function for function.
 #
 # Functions that read return DONE, or what is to be done about a mistake of the client's:
 # STREAM_FAILED and CONNECTION_FAILED, with the particulars in `error_stream`, `error_code` and
@@ -452,7 +452,7 @@ cdef class Http2Connection:
         self.waiting_bytes += size
         if not stream.is_blocked:
             send_pending(self, stream)
-        if self.waiting_bytes > self.options.pending_bytes:
+        if not reserve_waiting(self):
             reset_stream(self, stream, ENHANCE_YOUR_CALM)
             return False
         return True
@@ -1217,6 +1217,24 @@ cdef void release(Http2Connection self, Stream stream, int64_t amount) noexcept:
         self.reserved -= surplus
 
 
+cdef bint reserve_waiting(Http2Connection self) noexcept:
+    """Have as much room as the answers that wait need beyond the connection's own share."""
+    cdef int64_t needed = max(<int64_t> 0, self.waiting_bytes - self.options.pending_bytes)
+    cdef int64_t more = needed - self.waiting_reserved
+    if more > 0 and not self.options.room.reserve(more):
+        return False
+    if more < 0:
+        self.options.room.release(-more)
+    self.waiting_reserved = needed
+    return True
+
+
+cdef inline void less_waiting(Http2Connection self, int64_t amount) noexcept:
+    self.waiting_bytes -= amount
+    if self.waiting_reserved:
+        reserve_waiting(self)
+
+
 cdef int give_back(Http2Connection self, Stream stream) except -1:
     if stream.ended or stream.fault_set or stream.closed:
         return DONE
@@ -1399,7 +1417,7 @@ cdef int drop_failed(Http2Connection self, uint32_t stream_id, uint32_t code) ex
 cdef int forget(Http2Connection self, Stream stream, bint lenient) except -1:
     stream.closed = True
     unblock(self, stream)
-    self.waiting_bytes -= stream.waiting.end - stream.waiting.at
+    less_waiting(self, stream.waiting.end - stream.waiting.at)
     discard(&stream.waiting)
     stream.waiting_trailers = None
     release(self, stream, stream.held)
@@ -1521,7 +1539,7 @@ cdef bint send_frame(Http2Connection self, Stream stream) except -1:
         stream.waiting.at += size
         stream.window -= size
         self.window -= size
-        self.waiting_bytes -= size
+        less_waiting(self, size)
     if end:
         finish(self, stream)
     elif size == left:

@@ -294,7 +294,7 @@ def test_bodies_of_many_streams_are_bounded_together(protocol: Any) -> None:
 
 def test_answers_that_wait_are_bounded(protocol: Any) -> None:
     """A client that makes no room loses what is beyond the bound, and only that."""
-    client = Talk(protocol, begin((INITIAL_WINDOW, 0)), pending_bytes=50_000)
+    client = Talk(protocol, begin((INITIAL_WINDOW, 0)), pending_bytes=50_000, room=protocol.Room(0))
     for number in range(1, 201, 2):
         client.send(call(number))
     with Peak() as peak:
@@ -302,6 +302,31 @@ def test_answers_that_wait_are_bounded(protocol: Any) -> None:
     assert kept == [True] * 5 + [False] * 95
     assert peak.bytes < 500_000
     assert len(client.http2.streams) == 5
+
+
+def test_answers_beyond_the_share_of_a_connection_wait_in_the_shared_room(protocol: Any) -> None:
+    """A client that asks much at once gets all of it; what it has taken is room for others."""
+    room = protocol.Room(60_000)
+    client = Talk(protocol, begin(), pending_bytes=10_000, room=room)
+    for number in range(1, 25, 2):
+        client.send(call(number))
+    streams = [stream for _, stream, _ in client.events]
+    kept = [client.http2.respond(stream, OK, b"x" * 11_000) for stream in streams]
+    # The client makes room for 65,535 bytes, and 70,000 may wait.
+    assert kept == [True] * 12
+    assert room.taken == 12 * 11_000 - 65_535 - 10_000
+    client.send(window(0, 40_000))
+    assert room.taken == 12 * 11_000 - 65_535 - 10_000 - 40_000
+    client.send(window(0, 100_000))
+    assert room.taken == 0
+    sent = [payload for kind, _, _, payload in client.received() if kind == DATA]
+    assert sum(map(len, sent)) == 12 * 11_000
+    client.send(call(25) + call(27))
+    for _, stream, _ in client.events[-2:]:
+        client.http2.respond(stream, OK, b"x" * 60_000)
+    assert room.taken > 0
+    client.http2.lost()
+    assert room.taken == 0
 
 
 def test_an_answer_that_is_not_taken_in_time_is_given_up(protocol: Any) -> None:

@@ -28,8 +28,9 @@ reset a stream are no mistake of the client's.
 **Flow control.** What the client sends is given back to it as it arrives, since bodies are
 collected in full, up to the bound of their path and within `held_bytes` for the connection; more
 is reserved in the `Room` of all connections, or the request refused. A streaming route gives back
-when the server takes. What the client does not make room for waits in its stream; streams that
-wait take turns, a frame each.
+when the server takes. What the client does not make room for waits in its stream, up to
+`pending_bytes` for the connection and beyond that in the `Room`, too; a stream for whose answer
+there is none is reset. Streams that wait take turns, a frame each.
 
 **Work is bounded.** A call of `feed` stops after `turn_requests` events, `turn_bytes` of input or
 `outgoing_bytes` of output; `pending` says that there is more to read, and `feed(b"", now_ms)` goes
@@ -103,7 +104,8 @@ class Http2Options:
     routes: Mapping[bytes, KnownPath] = field(default_factory=dict)
 
     room: Room = field(default_factory=lambda: Room(64 * 2**20))
-    """Bodies that are not complete, beyond `held_bytes` of each connection."""
+    """Bodies that are not complete, beyond `held_bytes` of each connection, and answers that wait,
+    beyond `pending_bytes`."""
 
     concurrent_streams: int = 256
     """Requests at a time; one more is refused, and may be tried again."""
@@ -129,7 +131,8 @@ class Http2Options:
     """Bodies of one connection that need no room of the shared one."""
 
     pending_bytes: int = 2**20
-    """Answers of one connection that wait for the client's windows."""
+    """Answers of one connection that wait for the client's windows, and need no room of the shared
+    one."""
 
     outgoing_bytes: int = 2**18
     """No more is read while so much waits to be written."""
@@ -244,6 +247,7 @@ class Http2Connection:
         "_partial",
         "_partial_ms",
         "_pending_bytes",
+        "_pending_reserved",
         "_pings",
         "_prefaced",
         "_reserved",
@@ -289,7 +293,7 @@ class Http2Connection:
         # What we may send to the client, and which streams wait for that.
         self._window = self._initial_window = _DEFAULT_WINDOW
         self._blocked: dict[int, Stream] = {}
-        self._pending_bytes = 0
+        self._pending_bytes = self._pending_reserved = 0
         self._out = bytearray()
         self.pending = self.ended = False
         self._send_greeting()
@@ -388,7 +392,7 @@ class Http2Connection:
         self._pending_bytes += len(data)
         if stream.id not in self._blocked:
             self._send_pending(stream)
-        if self._pending_bytes > self._options.pending_bytes:
+        if not self._reserve_pending():
             self._reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
             return False
         return True
@@ -841,6 +845,22 @@ class Http2Connection:
             self._options.room.give(surplus)
             self._reserved -= surplus
 
+    def _reserve_pending(self) -> bool:
+        """Have as much room as the answers that wait need beyond the connection's own share."""
+        needed = max(0, self._pending_bytes - self._options.pending_bytes)
+        more = needed - self._pending_reserved
+        if more > 0 and not self._options.room.take(more):
+            return False
+        if more < 0:
+            self._options.room.give(-more)
+        self._pending_reserved = needed
+        return True
+
+    def _less_pending(self, amount: int) -> None:
+        self._pending_bytes -= amount
+        if self._pending_reserved:
+            self._reserve_pending()
+
     def _give_back(self, stream: Stream) -> None:
         """Room for as much as was taken, once that is half of the window."""
         if stream.ended or stream.fault or stream.closed:
@@ -900,7 +920,7 @@ class Http2Connection:
         stream.closed = True
         del self._streams[stream.id]
         self._blocked.pop(stream.id, None)
-        self._pending_bytes -= len(stream.pending)
+        self._less_pending(len(stream.pending))
         stream.pending.clear()
         self._release(stream, stream.held)
         self._remember(stream.id, lenient)
@@ -967,7 +987,7 @@ class Http2Connection:
             del pending[:size]
             stream.window -= size
             self._window -= size
-            self._pending_bytes -= size
+            self._less_pending(size)
         if end:
             self._finish(stream)
         elif size == left and stream.pending_trailers is not None:
