@@ -48,6 +48,7 @@ LOCATE: dict[str, Callable[[], Path]] = {
     "deno": Deno.locate,
     "dynalite": _on_node("dynalite"),
     "dynamodb-local": DynamoDBLocal.locate,
+    "grpc-js": _on_node("@grpc/grpc-js"),
     "miniflare": _on_node("miniflare"),
     "node": node_binary,
     "postgres": Postgres.locate,
