@@ -291,7 +291,8 @@ class Http2Connection:
         self._blocked: dict[int, Stream] = {}
         self._pending_bytes = 0
         self._out = bytearray()
-        self.pending = self.ended = False
+        self.pending: bool = False
+        self.ended: bool = False
         self._send_greeting()
 
     # --- What a server calls --------------------------------------------------------------------
@@ -904,7 +905,7 @@ class Http2Connection:
         stream.pending.clear()
         self._release(stream, stream.held)
         self._remember(stream.id, lenient)
-        self.quiet_since_ms = self._now
+        self.quiet_since_ms: int = self._now
 
     def _remember(self, stream_id: int, lenient: bool) -> None:
         self._closed_streams[stream_id] = lenient
