@@ -260,7 +260,8 @@ class Http2Connection:
 
     def __init__(self, options: Http2Options, now_ms: int) -> None:
         self._options = options
-        self._now = self._opened_ms = self.quiet_since_ms = now_ms
+        self._now = self._opened_ms = now_ms
+        self.quiet_since_ms: int = now_ms
         self._decoder = Decoder(options.header_list_bytes, options.header_fields)
         self._encoder = Encoder()
         self._controls = _Allowance(options.control_burst, options.controls_per_s, now_ms)
@@ -905,7 +906,7 @@ class Http2Connection:
         stream.pending.clear()
         self._release(stream, stream.held)
         self._remember(stream.id, lenient)
-        self.quiet_since_ms: int = self._now
+        self.quiet_since_ms = self._now
 
     def _remember(self, stream_id: int, lenient: bool) -> None:
         self._closed_streams[stream_id] = lenient
