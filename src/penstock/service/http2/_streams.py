@@ -59,8 +59,8 @@ class Room:
     __slots__ = ("limit", "taken")
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.taken = 0
+        self.limit: int = limit
+        self.taken: int = 0
 
     def take(self, amount: int) -> bool:
         if self.taken + amount > self.limit:
@@ -141,35 +141,39 @@ class Stream:
     )
 
     def __init__(self, stream_id: int, begun_ms: int, body_bytes: int, credit: int) -> None:
-        self.id = stream_id
-        self.begun_ms = begun_ms
-        self.method = self.scheme = self.path = self.query = self.authority = ""
+        self.id: int = stream_id
+        self.begun_ms: int = begun_ms
+        self.method: str = ""
+        self.scheme: str = ""
+        self.path: str = ""
+        self.query: str = ""
+        self.authority: str = ""
         self.fields: Fields = []
         self._headers: Mapping[str, str] | None = None
-        self.route = NO_ROUTE
-        self.streaming = False
-        self.fault = ""
+        self.route: int = NO_ROUTE
+        self.streaming: bool = False
+        self.fault: str = ""
         self.context: Any = None
         # The request's side: bytes that are here, that were counted, that the head announced (-1
         # if it did not), that the path may have; and what is not given back to the client yet.
-        self.collected = bytearray()
-        self.received = 0
-        self.declared = -1
-        self.body_bytes = body_bytes
-        self.held = 0
-        self.unread = 0
-        self.credit = credit
-        self.ended = False
-        self.handed_over = False
+        self.collected: bytearray = bytearray()
+        self.received: int = 0
+        self.declared: int = -1
+        self.body_bytes: int = body_bytes
+        self.held: int = 0
+        self.unread: int = 0
+        self.credit: int = credit
+        self.ended: bool = False
+        self.handed_over: bool = False
         # The answer's side. `window` is relative to the client's initial window, so that a change
         # of that setting changes all streams at once.
-        self.window = 0
-        self.head_sent = False
-        self.pending = bytearray()
-        self.pending_end = False
+        self.window: int = 0
+        self.head_sent: bool = False
+        self.pending: bytearray = bytearray()
+        self.pending_end: bool = False
         self.pending_trailers: HeaderBlock | None = None
-        self.blocked_ms = 0
-        self.closed = False
+        self.blocked_ms: int = 0
+        self.closed: bool = False
 
     def __repr__(self) -> str:
         return f"<Stream {self.id} {self.method} {self.path}>"
