@@ -7,10 +7,11 @@ import socket
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from penstock.service.connections import ConnectionBounds
+from penstock.service.connections import ClientGroup, ConnectionBounds
 from tests.servers import NotReady, eventually
 
 from .lines import Lines
@@ -313,3 +314,33 @@ def test_a_connection_that_fails_harms_no_other(monkeypatch: pytest.MonkeyPatch)
         wait_until(server, "server.served.count(b'good') == 1000")
         with contextlib.suppress(ConnectionResetError):
             assert bad.recv(100) == b""
+
+
+class TimedLoop:
+    """Takes a turn at once, and notes how long the next one is put off."""
+
+    def __init__(self) -> None:
+        self.rests: list[float] = []
+
+    def call_soon(self, turn: Any) -> None:
+        turn()
+
+    def call_later(self, delay_s: float, turn: Any) -> None:
+        self.rests.append(delay_s)
+
+
+@pytest.mark.parametrize("held_up_s", [0.1, 60.0])
+def test_a_turn_that_was_held_up_does_not_put_off_the_next_for_long(held_up_s: float) -> None:
+    """A stopped process is not the work of strangers: probes are among those who wait."""
+    bounds = {"connections": 4, "buffered_bytes": 1_000, "slice_units": 1, "turn_units": 16}
+    group, loop = ClientGroup(**bounds, loop_share=0.25), TimedLoop()
+    group.live_on(loop)  # type: ignore[arg-type]
+
+    class Client:
+        def serve_queued(self) -> int:
+            group.answering_s += held_up_s
+            return 1
+
+    group.enqueue(Client(), group.queue)  # type: ignore[arg-type]
+    (rest_s,) = loop.rests
+    assert min(3 * held_up_s, 1.0) <= rest_s <= 1.0

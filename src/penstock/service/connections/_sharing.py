@@ -110,6 +110,10 @@ class ConnectionBounds:
 
 _log = logging.getLogger("penstock.service")
 
+# A turn takes milliseconds. One that took longer was held up, by a stopped process or a busy
+# machine, which is not for those who wait to make up for.
+_MAX_REST_S = 1.0
+
 
 class ClientGroup:
     """`connections` are the group's, the oldest first; `buffered` is what their bytes take up.
@@ -182,7 +186,8 @@ class ClientGroup:
         if self._rest_per_work:
             worked_s = perf_counter() - began + self.answering_s
             self.answering_s = 0.0
-            self._loop.call_later(worked_s * self._rest_per_work, self._take_turn)
+            rest_s = min(worked_s * self._rest_per_work, _MAX_REST_S)
+            self._loop.call_later(rest_s, self._take_turn)
         else:
             self._loop.call_soon(self._take_turn)
 
