@@ -11,11 +11,8 @@ from below, and by ten seconds, or what the caller says, from above.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
 import time
-from contextlib import suppress
 from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -23,6 +20,7 @@ from typing import TYPE_CHECKING
 from .._queueing.fork import ForkAware, watch_forks
 from ..core._decision import Decision
 from ..core._errors import PenstockError, RateLimitExceededError
+from ..core._renewing import DueTask, DueThread
 from ..core._validation import reject
 from ._transport import Answer
 
@@ -158,7 +156,7 @@ class _Held:
         """How long until the next heartbeat; None if nothing is held."""
         return max(0.0, self._due - time.monotonic()) if self._slots else None
 
-    def ids(self) -> list[list[str]]:
+    def due(self) -> list[list[str]]:
         """What the next heartbeats name; none before they are due."""
         if not self._slots or time.monotonic() < self._due:
             return []
@@ -193,50 +191,30 @@ class Beats(ForkAware):
 
     def _forget(self) -> None:
         """Hold nothing: at first, and in the child of a fork, whose parent keeps its slots."""
-        self._lock = threading.Lock()
-        self._more = threading.Event()
         self._held = _Held(self._limiter, self._longest_s)
-        self._runs = False
+        self._thread = DueThread(self._held, self._beat, "penstock-heartbeat")
 
     _after_fork_in_child = _forget
 
     def keep(self, slot: ServiceSlot) -> None:
-        if not slot.id:
-            return
-        with self._lock:
-            self._held.add(slot, slot._expires_at)
-            if not self._runs:
-                self._runs = True
-                threading.Thread(target=self._run, name="penstock-heartbeat", daemon=True).start()
-        self._more.set()
+        if slot.id:
+            with self._thread.lock:
+                self._held.add(slot, slot._expires_at)
+            self._thread.changed()
 
     def let_go(self, slot: ServiceSlot) -> None:
-        with self._lock:
+        with self._thread.lock:
             self._held.remove(slot)
-        self._more.set()
-
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                wait = self._held.wait_s()
-                if wait is None:
-                    self._runs = False
-                    return
-            self._more.wait(wait)
-            self._more.clear()
-            with self._lock:
-                batches = self._held.ids()
-            for ids in batches:
-                self._beat(ids)
+        self._thread.changed()
 
     def _beat(self, ids: list[str]) -> None:
         try:
             answer = self._limiter._ask(self._limiter._beating(ids))
         except PenstockError:
-            with self._lock:
+            with self._thread.lock:
                 self._held.failed()
             return
-        with self._lock:
+        with self._thread.lock:
             self._held.heard(answer)
 
 
@@ -246,30 +224,16 @@ class LoopBeats:
     def __init__(self, limiter: ServiceLimiter, longest_s: float | None) -> None:
         self._limiter = limiter
         self._held = _Held(limiter, longest_s)
-        self._more = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._task = DueTask(self._held, self._beat, "penstock-heartbeat")
 
     def keep(self, slot: ServiceSlot) -> None:
-        if not slot.id:
-            return
-        self._held.add(slot, slot._expires_at)
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(
-                self._run(), name="penstock-heartbeat"
-            )
-        self._more.set()
+        if slot.id:
+            self._held.add(slot, slot._expires_at)
+            self._task.changed()
 
     def let_go(self, slot: ServiceSlot) -> None:
         self._held.remove(slot)
-        self._more.set()
-
-    async def _run(self) -> None:
-        while (wait := self._held.wait_s()) is not None:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._more.wait(), wait)
-            self._more.clear()
-            for ids in self._held.ids():
-                await self._beat(ids)
+        self._task.changed()
 
     async def _beat(self, ids: list[str]) -> None:
         try:

@@ -8,18 +8,16 @@ which its limits forget: a third of what is left until the first of them is soon
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from .._queueing.fork import ForkAware, watch_forks
 from ..core._decision import Decision
 from ..core._errors import PenstockError
 from ..core._flow import Settling
+from ..core._renewing import DueTask, DueThread
 from ..core._validation import reject, require_int, shown
 from ..core._verdict import Verdict
 from ._questions import ServiceCall, flag
@@ -170,7 +168,7 @@ class _Due:
         dues = [due for _, due in self._kept.values()]
         return max(0.0, min(dues) - time.monotonic()) if dues else None
 
-    def now(self) -> list[ServiceCharge]:
+    def due(self) -> list[ServiceCharge]:
         """Those that are due, each put off until its renewal was answered."""
         at = time.monotonic()
         found = [charge for charge, (_, due) in self._kept.items() if due <= at]
@@ -201,49 +199,30 @@ class Renewer(ForkAware):
 
     def _forget(self) -> None:
         """Keep nothing: at first, and in the child of a fork, whose parent keeps its charges."""
-        self._lock = threading.Lock()
-        self._more = threading.Event()
         self._due = _Due()
-        self._runs = False
+        self._thread = DueThread(self._due, self._renew, "penstock-renewer")
 
     _after_fork_in_child = _forget
 
     def keep(self, charge: ServiceCharge, on_lost: Any) -> None:
-        with self._lock:
+        with self._thread.lock:
             self._due.add(charge, on_lost)
-            if not self._runs:
-                self._runs = True
-                threading.Thread(target=self._run, name="penstock-renewer", daemon=True).start()
-        self._more.set()
+        self._thread.changed()
 
     def let_go(self, charge: ServiceCharge) -> None:
-        with self._lock:
+        with self._thread.lock:
             self._due.remove(charge)
-        self._more.set()
-
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                wait = self._due.wait_s()
-                if wait is None:
-                    self._runs = False
-                    return
-            self._more.wait(wait)
-            self._more.clear()
-            with self._lock:
-                charges = self._due.now()
-            for charge in charges:
-                self._renew(charge)
+        self._thread.changed()
 
     def _renew(self, charge: ServiceCharge) -> None:
         try:
             held = charge.renew()
         except PenstockError:
-            with self._lock:
+            with self._thread.lock:
                 self._due.failed(charge)
             return
         if not held:
-            with self._lock:
+            with self._thread.lock:
                 on_lost = self._due.lost(charge)
             _tell(on_lost, charge)
 
@@ -253,28 +232,15 @@ class LoopRenewer:
 
     def __init__(self) -> None:
         self._due = _Due()
-        self._more = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._task = DueTask(self._due, self._renew, "penstock-renewer")
 
     def keep(self, charge: ServiceCharge, on_lost: Any) -> None:
         self._due.add(charge, on_lost)
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(
-                self._run(), name="penstock-renewer"
-            )
-        self._more.set()
+        self._task.changed()
 
     def let_go(self, charge: ServiceCharge) -> None:
         self._due.remove(charge)
-        self._more.set()
-
-    async def _run(self) -> None:
-        while (wait := self._due.wait_s()) is not None:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._more.wait(), wait)
-            self._more.clear()
-            for charge in self._due.now():
-                await self._renew(charge)
+        self._task.changed()
 
     async def _renew(self, charge: ServiceCharge) -> None:
         try:

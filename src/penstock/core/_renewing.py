@@ -2,7 +2,8 @@
 
 A charge that is kept is renewed three times in its ttl, until it is settled or lost. `Renewals`
 knows which are due and what came of it; a thread of this process asks the store, or, for charges
-that are awaited, a task of their event loop. Both end when nothing is left to be kept.
+that are awaited, a task of their event loop. Both end when nothing is left to be kept. `DueThread`
+and `DueTask` are the loops of it, for whatever has a schedule.
 
 A renewal that failed is tried again soon. It does not matter to safety whether any of this runs in
 time: a holder stops counting on its slots by its own clock (`Charge.holds`), and hears of it.
@@ -14,9 +15,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from ._clock import SystemClock
@@ -30,10 +31,11 @@ if TYPE_CHECKING:
     from ._decision import Decision
     from ._strategy import Strategy
 
-__all__ = ["OnLost", "Renewals", "keep", "keep_on_loop"]
+__all__ = ["DueTask", "DueThread", "OnLost", "Renewals", "Schedule", "keep", "keep_on_loop"]
 
 OnLost = Callable[["Charge"], object]
 Batch = list[tuple["Charge", list[tuple[str, "Strategy", str]]]]
+Item = TypeVar("Item", covariant=True)
 
 _PER_TTL = 3
 _RETRIES_PER_TTL = 12
@@ -71,7 +73,8 @@ class Renewals:
             if any(self._kept[charge][1] <= now for charge in charges):
                 for start in range(0, len(charges), _AT_ONCE):
                     some = charges[start : start + _AT_ONCE]
-                    yield [(charge, held) for charge in some if (held := charge.held())]
+                    if batch := [(charge, held) for charge in some if (held := charge.held())]:
+                        yield batch
 
     def renewed(self, batch: Batch, answers: Sequence[Decision], asked_at: float) -> None:
         """Take down what the store answered to each slot."""
@@ -119,38 +122,94 @@ def _asked(batch: Batch) -> tuple[Store, PoolRenewals, int]:
     return one._store, pools, one._now()
 
 
-class _Thread:
-    """Renews charges of this process while there are any."""
+class Schedule(Protocol[Item]):
+    """What is to be done again and again, and when."""
 
-    def __init__(self) -> None:
-        self.pid: int = os.getpid()
-        # Entered again by an `on_lost` that keeps another charge.
-        self._lock = threading.RLock()
+    def wait_s(self) -> float | None:
+        """How long until something is due; None if there is nothing to do any more."""
+
+    def due(self) -> Iterable[Item]:
+        """What is due now."""
+
+
+class DueThread(Generic[Item]):
+    """Works off a schedule in the background, and ends when there is nothing on it. The schedule
+    is read and changed under `lock`, which `work` takes for itself: it may wait for a server."""
+
+    def __init__(self, schedule: Schedule[Item], work: Callable[[Item], None], name: str) -> None:
+        # Entered again by a callback that changes the schedule.
+        self.lock = threading.RLock()
+        self._schedule, self._work, self._name = schedule, work, name
         self._more = threading.Event()
-        self._renewals = Renewals()
         self._runs = False
 
-    def keep(self, charge: Charge, on_lost: OnLost | None) -> None:
-        with self._lock:
-            self._renewals.add(charge, on_lost)
-            if not self._runs:
+    def changed(self) -> None:
+        """There may be something else to do, or something earlier."""
+        with self.lock:
+            if not self._runs and self._schedule.wait_s() is not None:
                 self._runs = True
-                threading.Thread(target=self._run, name="penstock-renewer", daemon=True).start()
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
         self._more.set()
 
     def _run(self) -> None:
         while True:
-            with self._lock:
-                wait = self._renewals.wait_s()
+            with self.lock:
+                wait = self._schedule.wait_s()
                 if wait is None:
                     self._runs = False
                     return
             self._more.wait(wait)
             self._more.clear()
-            with self._lock:
-                batches = list(self._renewals.due())
-            for batch in filter(None, batches):
-                self._renew(batch)
+            with self.lock:
+                items = list(self._schedule.due())
+            for item in items:
+                self._work(item)
+
+
+class DueTask(Generic[Item]):
+    """The same by a task of the running event loop, which needs no lock."""
+
+    def __init__(
+        self, schedule: Schedule[Item], work: Callable[[Item], Awaitable[None]], name: str
+    ) -> None:
+        self._schedule, self._work, self._name = schedule, work, name
+        self._task: asyncio.Task[None] | None = None
+        self._more: asyncio.Event | None = None
+
+    def changed(self) -> None:
+        import asyncio
+
+        if (self._task is None or self._task.done()) and self._schedule.wait_s() is not None:
+            self._more = asyncio.Event()
+            self._task = asyncio.get_running_loop().create_task(
+                self._run(self._more), name=self._name
+            )
+        if self._more is not None:
+            self._more.set()
+
+    async def _run(self, more: asyncio.Event) -> None:
+        import asyncio
+
+        while (wait := self._schedule.wait_s()) is not None:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(more.wait(), wait)
+            more.clear()
+            for item in list(self._schedule.due()):
+                await self._work(item)
+
+
+class _Thread:
+    """Renews charges of this process while there are any."""
+
+    def __init__(self) -> None:
+        self.pid: int = os.getpid()
+        self._renewals = Renewals()
+        self._thread = DueThread(self._renewals, self._renew, "penstock-renewer")
+
+    def keep(self, charge: Charge, on_lost: OnLost | None) -> None:
+        with self._thread.lock:
+            self._renewals.add(charge, on_lost)
+        self._thread.changed()
 
     def _renew(self, batch: Batch) -> None:
         asked_at = time.monotonic()
@@ -158,10 +217,10 @@ class _Thread:
         try:
             answers = pools.answers(store.apply_all(pools.steps, now))
         except Exception:
-            with self._lock:
+            with self._thread.lock:
                 self._renewals.failed(batch)
             return
-        with self._lock:
+        with self._thread.lock:
             self._renewals.renewed(batch, answers, asked_at)
 
 
@@ -170,30 +229,11 @@ class _Task:
 
     def __init__(self) -> None:
         self._renewals = Renewals()
-        self._task: asyncio.Task[None] | None = None
-        self._more: asyncio.Event | None = None
+        self._task = DueTask(self._renewals, self._renew, "penstock-renewer")
 
     def keep(self, charge: Charge, on_lost: OnLost | None) -> None:
-        import asyncio
-
         self._renewals.add(charge, on_lost)
-        if self._task is None or self._task.done():
-            self._more = asyncio.Event()
-            self._task = asyncio.get_running_loop().create_task(
-                self._run(self._more), name="penstock-renewer"
-            )
-        assert self._more is not None
-        self._more.set()
-
-    async def _run(self, more: asyncio.Event) -> None:
-        import asyncio
-
-        while (wait := self._renewals.wait_s()) is not None:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(more.wait(), wait)
-            more.clear()
-            for batch in filter(None, list(self._renewals.due())):
-                await self._renew(batch)
+        self._task.changed()
 
     async def _renew(self, batch: Batch) -> None:
         asked_at = time.monotonic()
