@@ -70,10 +70,11 @@ class ConnectionBounds:
     """Whoever brings no more than this brings little, and is served before those who bring more."""
 
     slice_units: int = 32
-    """What one connection may do before the others are looked at; a stranger one request."""
+    """What one connection may do before the others are looked at; a stranger one request
+    over HTTP/1.1."""
 
     turn_units: int = 256
-    """What all may do before the event loop goes on with other things, such as the gRPC server;
+    """What all may do before the event loop goes on with other things, such as other listeners;
     those who bring more than a little, half of it."""
 
     stranger_turn_units: int = 16
