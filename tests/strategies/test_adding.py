@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import penstock
-from penstock.core._strategy import registered
+from penstock.core._register import registered
 from tests.servers.process import REPO
 
 ROOT = Path(penstock.__file__).parent
@@ -56,7 +56,7 @@ def test_no_module_outside_names_a_strategy_without_a_reason() -> None:
 PROBE = """
 import json
 from penstock.config import parse_policies
-from penstock.core._strategy import find_strategy
+from penstock.core._register import find_strategy
 from penstock.service.http._openapi import openapi
 from penstock.strategies import LeakyBucket
 from penstock.testkit import sample_strategies
