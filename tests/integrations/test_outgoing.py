@@ -365,7 +365,8 @@ def test_a_window_is_not_held_until_its_end() -> None:
 def test_a_booking_from_before_a_pause_is_not_used_in_it() -> None:
     """The second request sleeps when the first is refused; it goes when the pause is over."""
     clock = ManualClock(NOW)
-    outgoing = Outgoing(gcra(1, 1_000), clock=clock)
+    store = MemoryStore(clock=clock)
+    outgoing = Outgoing(gcra(1, 1_000), clock=clock, store=store)
     first = outgoing.enter("GET", "http://a/", {})
     gone: list[int] = []
 
@@ -376,7 +377,7 @@ def test_a_booking_from_before_a_pause_is_not_used_in_it() -> None:
     thread = threading.Thread(target=second)
     thread.start()
     # It has booked when the next one would have to wait for two.
-    impatient = Outgoing(gcra(1, 1_000), clock=clock, timeout=0, store=outgoing._store)
+    impatient = Outgoing(gcra(1, 1_000), clock=clock, timeout=0, store=store)
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         with pytest.raises(RateLimitExceededError) as caught:
