@@ -20,7 +20,8 @@ AT_HOME = ("strategies", "accel")
 # Modules that name an algorithm because they want that one, and why.
 WANTED = {
     "__init__.py": "offers the factories",
-    "_limits.py": "an example in a message",
+    "_declared.py": "an example in a message",
+    "_limits.py": "an example in a docstring",
     "_rate_limit.py": "a rate in words is paced by one of them, and its docstring compares",
     "adapters/_headers.py": "an example in a docstring",
     "config/_model.py": "what is served without a policy file",
