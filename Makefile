@@ -10,6 +10,9 @@ unexport VIRTUAL_ENV PYTHONPATH
 # The tests start some hundred interpreters: each would compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Some of them build the package, whose sources take a while to be translated to C.
+export CYTHON_CACHE_DIR := $(CURDIR)/.tools/cython
+
 SOURCES := $(wildcard src/penstock/accel/*.p[yx]*)
 PACKAGE := pyproject.toml setup.py $(SOURCES)
 
