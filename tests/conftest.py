@@ -65,6 +65,15 @@ LONG = (
     "stores/postgres/",
     "service/",
     "leasing/",
+    "test_typing.py",
+    "tools/",
+    "test_servers.py",
+    "test_workflows.py",
+    "test_examples.py",
+    "integrations/",
+    "stores/",
+    "cli/",
+    "queueing/",
 )
 
 
