@@ -45,7 +45,7 @@ def _find_models_once() -> None:
     """Every session of botocore looks for its models and reads them again: most of what it costs to
     open a store."""
     with contextlib.suppress(ImportError):
-        from botocore.loaders import JSONFileLoader, Loader
+        from botocore.loaders import JSONFileLoader, Loader  # type: ignore[import-untyped]
 
         read, find = functools.cache(JSONFileLoader().load_file), Loader.list_available_services
         found: dict[Any, Any] = {}
