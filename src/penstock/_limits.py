@@ -178,9 +178,9 @@ class Limits(OnStore):
             require_atomic=require_atomic,
         )
         self._holds = any(part.limit.strategy.is_held for part in self._parts)
-        gate = gate_of(self, [(p.name, p.limit, p.lead, p.check) for p in self._parts])
-        if gate is not None:
-            self.check = gate.check  # type: ignore[method-assign]
+        self._gate = gate_of(self, [(p.name, p.limit, p.lead, p.check) for p in self._parts])
+        if self._gate is not None:
+            self.check = self._gate.check  # type: ignore[method-assign]
 
     @property
     def limits(self) -> Mapping[str, Limit]:

@@ -1,8 +1,8 @@
 """The compiled `check` of several limits.
 
 It reads the clock, finds the keys and decides them all in one step. That takes strategies with
-native kernels on a store with a native table, and a plain call: every limit with a key, each of
-cost 1. Whatever else is asked goes the long way round, by `Limits.check` itself.
+native kernels on a store with a native table, and a plain call: every limit with a key, all at
+the same cost. Whatever else is asked goes the long way round, by `Limits.check` itself.
 """
 
 from __future__ import annotations
