@@ -22,7 +22,6 @@ from ...adapters._headers import (
 from ...core import native
 from ...core._decision import NEUTRAL, Decision
 from ...core._verdict import Verdict
-from ...strategies import FixedWindow, Gcra, SlidingWindow, SlidingWindowLog, TokenBucket
 from .._core import Reservation, Service
 from .._several import Judge, Judgement, PolicyLimits
 from ._answers import Answer, Answers, ProblemError, decision_json
@@ -232,10 +231,6 @@ class VerdictForm:
         return lines
 
 
-# Strategies whose `more_in_ms` compiled code repeats; a subclass may have its own.
-_COMPILED = (FixedWindow, Gcra, SlidingWindow, SlidingWindowLog, TokenBucket)
-
-
 def _compiled(limits: Mapping[str, Limit], shadows: str) -> Any:
     """What makes whole replies about verdicts of these limits, to the byte as `VerdictForm` does;
     None where that is not compiled."""
@@ -247,7 +242,7 @@ def _compiled(limits: Mapping[str, Limit], shadows: str) -> Any:
             policy_field(name, *limit.strategy.rate).encode("ascii"),
             f"{field_name(name)};r=".encode("ascii"),
             limit.shadow,
-            limit.strategy.native if type(limit.strategy) in _COMPILED else None,
+            limit.strategy.native_more,
             partial(seconds_until_more, limit.strategy),
         )
         for name, limit in limits.items()
