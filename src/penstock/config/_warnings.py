@@ -110,7 +110,7 @@ def _of_figures(
 
 def _may_be(limit: LimitSpec, attribute: str, value: str) -> bool:
     """Whether a limit can be asked where an attribute has that value."""
-    return not limit.when or all(each.holds({attribute: value}) for each in limit.when if each.attribute == attribute)
+    return all(each.holds({attribute: value}) for each in limit.when if each.attribute == attribute)
 
 
 def _never_asked(path: Path, several: SeveralSpec, limit: LimitSpec) -> Iterator[Warned]:

@@ -367,6 +367,9 @@ def test_a_check_that_arrives_whole_takes_the_compiled_way(monkeypatch: pytest.M
     monkeypatch.setattr(_router.Routes, "find", watched)
     [_] = asyncio.run(answers([[REQUESTS[0]] * 3]))[0]
     assert len(seen) == 1
+    # Some of so many have to wait for their turn.
+    [_] = asyncio.run(answers([[REQUESTS[0]] * 600]))[0]
+    assert len(seen) == 2
 
 
 def told_at_random(chance: random.Random) -> bytes:
