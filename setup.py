@@ -10,7 +10,7 @@ import sys
 
 from setuptools import Extension, setup
 
-_NATIVE = ("checks", "gate", "heads", "kernels", "order", "records", "runs", "table")
+_NATIVE = ("checks", "gate", "heads", "kernels", "order", "records", "replies", "runs", "table")
 _HTTP2 = ("fields", "hpack", "http2")
 
 

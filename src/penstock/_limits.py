@@ -87,9 +87,9 @@ class Limits(OnStore):
             max_waiters=max_waiters,
             require_atomic=require_atomic,
         )
-        gate = limits_gate(self, [(p.name, p.limit, p.lead, p.check) for p in parts])
-        if gate is not None:
-            self.check = gate.check  # type: ignore[method-assign]
+        self._gate = limits_gate(self, [(p.name, p.limit, p.lead, p.check) for p in parts])
+        if self._gate is not None:
+            self.check = self._gate.check  # type: ignore[method-assign]
 
     @property
     def limits(self) -> Mapping[str, Limit]:

@@ -4,7 +4,7 @@ A gate reads the clock, finds the key and decides in one step. That takes strate
 kernels on a store with a native table; everything else goes the plain way. A limiter of one
 strategy is a Limiter in every respect, whose `check`, `check_many` and their twins come from the
 gate. That of several limits has a compiled `check` for the plain call, every limit with a key and
-each of cost 1; whatever else is asked goes to `Limits.check` itself.
+all at the same cost; whatever else is asked goes to `Limits.check` itself.
 """
 
 from __future__ import annotations

@@ -63,6 +63,43 @@ class ReadyLimit:
         anchor_ns: int | None,
     ) -> None: ...
 
+class LimitWords:
+    def __init__(
+        self,
+        quoted: bytes,
+        policy: bytes,
+        lead: bytes,
+        shadow: bool,
+        kernel: tuple[Any, ...] | None,
+        seconds: Callable[[Decision, int], int],
+    ) -> None: ...
+
+class VerdictReplies:
+    @staticmethod
+    def fits(words: list[LimitWords], shadows: bytes) -> bool: ...
+    def __init__(self, words: list[LimitWords], shadows: bytes) -> None: ...
+    def reply(
+        self, head: bytes, decisions: tuple[Decision, ...], allowed: bool, now: int
+    ) -> bytes: ...
+
+class ReadyLimits:
+    def __init__(
+        self, gate: Any, words: VerdictReplies, places: list[int], tallies: list[Any]
+    ) -> None: ...
+
+class ReadyPolicy:
+    @staticmethod
+    def fits(count: int) -> bool: ...
+    def __init__(
+        self,
+        keys: tuple[str | None, ...],
+        overrides: tuple[Any, ...],
+        plan_by: str | None,
+        of_plan: Callable[[Any], ReadyLimits | None],
+        tally: Any,
+        otherwise: Callable[[dict[str, Any], int], bytes | None],
+    ) -> None: ...
+
 class ReadyCheck:
     def __init__(
         self,
@@ -71,7 +108,7 @@ class ReadyCheck:
         most_bytes: int,
         by_policy: Callable[[Any], ReadyLimit | None],
         by_terms: Callable[[int, int], ReadyLimit | None] | None,
-        by_attributes: Callable[[str, dict[str, Any], int], bytes | None] | None = None,
+        by_attributes: Callable[[str], ReadyPolicy | None] | None = None,
     ) -> None: ...
 
 class WholeRequests:

@@ -4,7 +4,7 @@
 """The compiled path: the same decisions, in machine code.
 
 It imports nothing of the package, so that any layer may use it; what it needs of Python (the
-validators, the error for a clash of kinds) is handed to it. It holds eight things, one per include:
+validators, the error for a clash of kinds) is handed to it. It holds nine things, one per include:
 
 - kernels: the five transitions, operation for operation as in `strategies/`;
 - runs:    the growing (instant, count) lists of the two sliding windows;
@@ -13,6 +13,7 @@ validators, the error for a clash of kinds) is handed to it. It holds eight thin
 - table:   keys to states, with the timing wheel;
 - gate:    `check`, `check_many` and `acheck` of a limiter, without a Python frame;
 - heads:   what the HTTP server reads of the head of a request;
+- replies: what it answers about decisions and verdicts;
 - checks:  its usual requests, from their bytes to those of the reply.
 
 Atomicity is the interpreter lock's: from the look-up of a key to the write of its state no Python
@@ -118,4 +119,5 @@ include "order.pxi"
 include "table.pxi"
 include "gate.pxi"
 include "heads.pxi"
+include "replies.pxi"
 include "checks.pxi"

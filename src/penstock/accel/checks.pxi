@@ -1,9 +1,6 @@
 # HTTP checks from the bytes of a request to those of its reply: `service/http/_ready.py` says for
 # which, and makes the objects; `service/http/_calls.py` and `_answers.py` do the same for all.
 
-cdef enum:
-    MOST_REPLY = 1024
-
 # Bodies, if they are flat objects, {"name": "text", "other": 12}, but for one within them.
 
 cdef inline const char* past_spaces(const char* at) noexcept:
@@ -106,115 +103,7 @@ cdef const char* past_object(const char* at, dict put) except? NULL:
     return past_spaces(at + 1) if at[0] == c"}" else NULL
 
 
-# Replies about one decision.
-
-cdef int64_t MOST_IN_FIELD = 999999999999999
-
-
-cdef inline char* put_text(char* put, const char* text) noexcept:
-    while text[0]:
-        put[0] = text[0]
-        put += 1
-        text += 1
-    return put
-
-
-cdef inline char* put_number(char* put, int64_t number) noexcept:
-    cdef char[20] digits
-    cdef int count = 0
-    cdef uint64_t rest = <uint64_t> number
-    if number < 0:
-        put[0] = c"-"
-        put += 1
-        rest = 0 - rest
-    while True:
-        digits[count] = c"0" + <char> (rest % 10)
-        count += 1
-        rest //= 10
-        if not rest:
-            break
-    while count:
-        count -= 1
-        put[0] = digits[count]
-        put += 1
-    return put
-
-
-cdef enum:
-    PLAIN = 0   # `POST /check`
-    NESTED = 1  # the calls under `/v1`
-    CLIENT = 2  # `GET /check/{client}`
-
-
-def decision_reply(
-    bytes head not None,
-    bytes lines not None,
-    Decision decision not None,
-    int64_t seconds,
-    int form,
-):
-    """`decision_reply` of `service/http/_answers.py`."""
-    return written(head, lines, decision, seconds, form)
-
-
-cdef inline char* put_body(char* put, Decision decision, int form) noexcept:
-    if form == CLIENT:
-        put = put_text(put, b'{"allowed": ')
-        put = put_text(put, b"true" if decision.allowed else b"false")
-        put = put_number(put_text(put, b', "remaining": '), decision.remaining)
-        put = put_number(put_text(put, b', "resetAt": '), decision.reset_at)
-        if not decision.allowed:
-            put = put_text(put, b', "message": "rate limit exceeded; window resets at ')
-            put = put_text(put_number(put, decision.reset_at), b'"')
-        return put_text(put, b"}")
-    put = put_text(put, b'{"decision":{"allowed":' if form == NESTED else b'{"allowed":')
-    put = put_text(put, b"true" if decision.allowed else b"false")
-    put = put_number(put_text(put, b',"remaining":'), decision.remaining)
-    put = put_number(put_text(put, b',"limit":'), decision.limit)
-    put = put_number(put_text(put, b',"reset_at":'), decision.reset_at)
-    put = put_number(put_text(put, b',"retry_after_ms":'), decision.retry_after_ms)
-    return put_text(put, b"}}" if form == NESTED else b"}")
-
-
-cdef bytes written(bytes head, bytes label, Decision decision, int64_t seconds, int form):
-    cdef char[MOST_REPLY] room
-    cdef char* body = put_body(room, decision, form)
-    cdef char* lines = put_number(put_text(body, b"Content-Length: "), body - room)
-    cdef char* put
-    cdef char* out
-    cdef bytes reply
-    lines = put_text(lines, b"\r\n")
-    put = put_number(lines, min(decision.remaining, MOST_IN_FIELD))
-    put = put_number(put_text(put, b";t="), seconds)
-    if not decision.allowed:
-        put = put_number(put_text(put, b"\r\nRetry-After: "), seconds)
-    put = put_text(put, b"\r\n\r\n")
-    reply = PyBytes_FromStringAndSize(NULL, len(head) + len(label) + (put - room))
-    out = copied(<char*> reply, head, <const char*> head + len(head))
-    out = copied(out, body, lines)
-    out = copied(out, label, <const char*> label + len(label))
-    out = copied(out, lines, put)
-    copied(out, room, body)
-    return reply
-
-
 # Whole requests, from their bytes to those of the reply.
-
-@cython.final
-cdef class DecisionReplies:
-    """How replies about decisions begin, by their status, and how many there were."""
-
-    cdef public bytes allowed_head
-    cdef public bytes denied_head
-    cdef readonly int64_t ok
-    cdef readonly int64_t denied
-
-    def count(self, int status):
-        if status == 200:
-            self.ok += 1
-        else:
-            self.denied += 1
-
 
 @cython.final
 cdef class ReadyLimit:
@@ -254,8 +143,7 @@ cdef class ReadyLimit:
     cdef int64_t _seconds(self, Decision decision) except? -1:
         cdef int64_t now, ms
         if not decision.allowed:
-            ms = decision.retry_after_ms
-            return 1 if ms <= 1000 else (ms + 999) // 1000
+            return seconds_to_wait(decision)
         if decision.remaining >= decision.limit:
             return 0
         now = (self.anchor_ns + monotonic_ns()) // 1000000 if self.steady else self.read_clock()
@@ -266,11 +154,154 @@ cdef class ReadyLimit:
 
 
 @cython.final
+cdef class ReadyLimits:
+    """Several limits that decide together at once, with what is said of them. `places` are theirs
+    among the limits of the policy, and `tallies` count what each of them says."""
+
+    cdef LimitsGate gate
+    cdef VerdictReplies words
+    cdef list tallies
+    cdef Py_ssize_t count
+    cdef Py_ssize_t[MOST_AT_ONCE] places
+
+    def __init__(
+        self, LimitsGate gate not None, VerdictReplies words not None, list places, list tallies
+    ):
+        if not gate._count == words.count == len(places) == len(tallies):
+            raise ValueError("limits at work have words, a place and a tally each")
+        self.gate = gate
+        self.words = words
+        self.tallies = tallies
+        self.count = gate._count
+        for at in range(self.count):
+            self.places[at] = places[at]
+
+    cdef bytes reply(
+        self, PyObject** by_place, int64_t units, object tally, DecisionReplies replies
+    ):
+        """The reply to a request with these keys, or None where it has to go the long way: then
+        nothing was charged."""
+        cdef PyObject* keys[MOST_AT_ONCE]
+        cdef Py_ssize_t at
+        cdef int64_t now
+        cdef bint allowed
+        cdef tuple decisions
+        for at in range(self.count):
+            keys[at] = by_place[self.places[at]]
+        decisions = self.gate.decided(keys, units, &now, &allowed)
+        if decisions is None:
+            return None
+        count_one(tally, allowed)
+        for at in range(self.count):
+            count_one(self.tallies[at], (<Decision> decisions[at]).allowed)
+        replies.ok += 1
+        return self.words.written(replies.allowed_head, decisions, allowed, now)
+
+
+cdef inline int count_one(tally, bint allowed) except -1:
+    if allowed:
+        tally.allowed += 1
+    else:
+        tally.denied += 1
+    return 0
+
+
+cdef enum:
+    MOST_LIMITS = 16
+
+
+@cython.final
+cdef class ReadyPolicy:
+    """A policy of several limits, all of which every request asks at the same cost. `keys` are the
+    attributes that tell their keys, None for everybody. The figures may depend on a plan, told by
+    the attribute `plan_by` (None: there are no plans); `of_plan(plan)` finds the ReadyLimits of one,
+    or None. Keys in `overrides`, a mapping or None for each limit, have figures of their own. What
+    is not decided here goes to `otherwise(attributes, cost)`."""
+
+    cdef tuple keys
+    cdef tuple overrides
+    cdef Py_ssize_t attributes
+    cdef object plan_by
+    cdef bint is_plan_apart
+    cdef dict plans
+    cdef object of_plan
+    cdef object tally
+    cdef object otherwise
+
+    @staticmethod
+    def fits(Py_ssize_t count):
+        """Whether a policy of so many limits can be decided here."""
+        return count <= MOST_LIMITS
+
+    def __init__(
+        self, tuple keys not None, tuple overrides not None, plan_by, of_plan, tally, otherwise
+    ):
+        if not (len(keys) == len(overrides) and ReadyPolicy.fits(len(keys))):
+            raise ValueError("each limit has a key, or None, and overrides, or None")
+        told = {key for key in keys if key is not None}
+        self.keys = keys
+        self.overrides = overrides
+        self.attributes = len(told)
+        self.plan_by = plan_by
+        self.is_plan_apart = plan_by not in told
+        self.plans = {}
+        self.of_plan = of_plan
+        self.tally = tally
+        self.otherwise = otherwise
+
+    cdef bytes reply(self, dict attributes, object cost, DecisionReplies replies):
+        cdef PyObject* keys[MOST_LIMITS]
+        cdef ReadyLimits limits = self._limits(attributes)
+        cdef int overflow = 0
+        cdef long long units = PyLong_AsLongLongAndOverflow(cost, &overflow)
+        cdef bytes reply = None
+        if limits is not None and 0 < units <= MAX_SAFE and self._find_keys(attributes, keys):
+            reply = limits.reply(keys, units, self.tally, replies)
+        return self.otherwise(attributes, cost) if reply is None else reply
+
+    cdef ReadyLimits _limits(self, dict attributes):
+        """Those of the plan that a request names, if it says neither too much nor too little."""
+        cdef Py_ssize_t wanted = self.attributes
+        cdef PyObject* plan = NULL
+        cdef PyObject* found
+        if self.plan_by is not None:
+            plan = PyDict_GetItemWithError(attributes, self.plan_by)
+        if plan != NULL and self.is_plan_apart:
+            wanted += 1
+        if len(attributes) != wanted:
+            return None
+        named = None if plan == NULL else <object> plan
+        found = PyDict_GetItemWithError(self.plans, named)
+        if found != NULL:
+            return <ReadyLimits> found
+        limits = self.of_plan(named)
+        if limits is not None:
+            self.plans[named] = limits
+        return limits
+
+    cdef bint _find_keys(self, dict attributes, PyObject** keys) except -1:
+        """Whether each limit has a plain key, for which it has no other figures."""
+        cdef Py_ssize_t place
+        for place in range(len(self.keys)):
+            keys[place] = NULL
+            name = self.keys[place]
+            if name is None:
+                continue
+            keys[place] = PyDict_GetItemWithError(attributes, name)
+            if keys[place] == NULL or not is_plain_key(keys[place]):
+                return False
+            overridden = self.overrides[place]
+            if overridden is not None and <object> keys[place] in overridden:
+                return False
+        return True
+
+
+@cython.final
 cdef class ReadyCheck:
     """A path that checks one key. `by_policy(name)` and `by_terms(limit, window_ms)` find a
     ReadyLimit, or None where it has to be waited for; without `by_terms` requests bring no limit of
-    their own. `by_attributes(policy, attributes, cost)` answers requests with attributes, or with
-    None those that have to be read again; without it none are taken."""
+    their own. `by_attributes(policy)` finds a ReadyPolicy, or None, for requests with attributes;
+    without it none are taken."""
 
     cdef DecisionReplies replies
     cdef int form
@@ -309,6 +340,7 @@ cdef class ReadyCheck:
     cdef bytes _reply_to(self, const char* body, Py_ssize_t size):
         cdef const char* at = past_spaces(body)
         cdef ReadyLimit limit
+        cdef ReadyPolicy several
         cdef Field field
         cdef object key = None, policy = None, units = None, window_ms = None, cost = None
         cdef dict attributes = None
@@ -354,7 +386,10 @@ cdef class ReadyCheck:
                 return None
             if key is not None:
                 attributes["key"] = key
-            return self.by_attributes(policy, attributes, ONE if cost is None else cost)
+            several = self.by_attributes(policy)
+            if several is None:
+                return None
+            return several.reply(attributes, ONE if cost is None else cost, self.replies)
         if key is None:
             return None
         if policy is not None:

@@ -184,7 +184,7 @@ cdef class VerdictFields:
 
 @cython.final
 cdef class LimitsGate:
-    """`check` of several limits, where each has a key and costs one unit."""
+    """`check` of several limits, where each has a key and all cost the same."""
 
     cdef Table _table
     cdef list _leads
@@ -230,41 +230,26 @@ cdef class LimitsGate:
 
     def check(self, keys, cost=1):
         """Decide a request and, if all limits admit it, spend its cost on each of them."""
-        cdef Sought[MOST_AT_ONCE] sought
-        cdef char[MOST_AT_ONCE][MOST_JOINED] rooms
+        cdef PyObject* found[MOST_AT_ONCE]
+        cdef PyObject* name
         cdef Py_ssize_t place
         cdef int64_t now
-        cdef PyObject* lead
-        cdef PyObject* name
-        cdef PyObject* key
-        cdef bint allowed = True
+        cdef bint allowed
         cdef VerdictFields verdict
-        if type(keys) is not dict or len(<dict> keys) != self._keyed or cost is not ONE:
+        cdef int overflow = 0
+        cdef long long units = 1
+        if cost is not ONE:
+            units = PyLong_AsLongLongAndOverflow(cost, &overflow) if PyLong_CheckExact(cost) else 0
+        if type(keys) is not dict or len(<dict> keys) != self._keyed or not 0 < units <= MAX_SAFE:
             return self._otherwise(keys, cost)
         for place in range(self._count):
-            lead = PyList_GET_ITEM(self._leads, place)
             name = PyList_GET_ITEM(self._names, place)
-            if name == <PyObject*> None:
-                if not seek_ascii(lead, self._longest, &sought[place]):
+            found[place] = NULL
+            if name != <PyObject*> None:
+                found[place] = PyDict_GetItemWithError(keys, <object> name)
+                if found[place] == NULL:
                     return self._otherwise(keys, cost)
-                continue
-            key = PyDict_GetItemWithError(keys, <object> name)
-            if key == NULL or not is_plain_key(key) or not seek_joined(
-                lead, key, self._longest, rooms[place], &sought[place]
-            ):
-                return self._otherwise(keys, cost)
-        if self._steady:
-            now = (self._anchor_ns + monotonic_ns()) // 1000000
-        else:
-            now = self._read_clock()
-        decisions = self._table.check_all(
-            self._kernels,
-            sought,
-            self._count,
-            now,
-            <const unsigned char*> <const char*> self._flags,
-            &allowed,
-        )
+        decisions = self.decided(found, units, &now, &allowed)
         if decisions is None:
             return self._otherwise(keys, cost)
         verdict = <VerdictFields> make_of(<PyObject*> self._verdict, NO_ARGUMENTS, NULL)
@@ -273,6 +258,36 @@ cdef class LimitsGate:
         verdict._shadows = self._shadows
         verdict.allowed = allowed
         return verdict
+
+    cdef tuple decided(self, PyObject** keys, int64_t units, int64_t* now, bint* allowed):
+        """What the limits say to a request of these keys, NULL for everybody, that costs so many
+        units of each; None for what is not plain, of which nothing was charged."""
+        cdef Sought[MOST_AT_ONCE] sought
+        cdef char[MOST_AT_ONCE][MOST_JOINED] rooms
+        cdef Py_ssize_t place
+        cdef PyObject* lead
+        for place in range(self._count):
+            lead = PyList_GET_ITEM(self._leads, place)
+            if keys[place] == NULL:
+                if not seek_ascii(lead, self._longest, &sought[place]):
+                    return None
+            elif not is_plain_key(keys[place]) or not seek_joined(
+                lead, keys[place], self._longest, rooms[place], &sought[place]
+            ):
+                return None
+        if self._steady:
+            now[0] = (self._anchor_ns + monotonic_ns()) // 1000000
+        else:
+            now[0] = self._read_clock()
+        return self._table.check_all(
+            self._kernels,
+            sought,
+            self._count,
+            now[0],
+            units,
+            <const unsigned char*> <const char*> self._flags,
+            allowed,
+        )
 
 
 @cython.final

@@ -296,10 +296,11 @@ cdef class Table:
         Sought* sought,
         Py_ssize_t count,
         int64_t now,
+        int64_t units,
         const unsigned char* shadows,
         bint* allowed,
     ):
-        """One unit of each key, all or nothing: the decisions. None for what is not plain, which
+        """So many units of each key, all or nothing: the decisions. None for what is not plain, and
         has to go the long way: so has what there may be no room for."""
         cdef Verdict[MOST_AT_ONCE] verdicts
         cdef uint32_t[MOST_AT_ONCE] positions
@@ -336,7 +337,7 @@ cdef class Table:
             for other in range(place):
                 if is_same(&sought[place], &sought[other]):
                     return None
-            decide(kernel, known[place], a, b, expires, instants[place], 1, &verdicts[place])
+            decide(kernel, known[place], a, b, expires, instants[place], units, &verdicts[place])
             if not verdicts[place].allowed and not shadows[place]:
                 admitted = False
         if self.bounded and not self.order.has_room(count, more):
@@ -352,7 +353,7 @@ cdef class Table:
                         (<Kernel> kernels[place]).kind,
                         known[place],
                         instants[place] + verdicts[place].ttl,
-                        1,
+                        units,
                         &verdicts[place],
                     )
         decisions = PyTuple_New(count)

@@ -203,10 +203,14 @@ class Policies(Mapping[str, PolicySpec]):
         return False
 
 
+# No value of a file is part of itself: the readers refuse that.
+_encode = json.JSONEncoder(check_circular=False).encode
+
+
 def _text_of(held: Any) -> str:
     """A definition as text; "" for what is no plain data and so no definition of a policy."""
     try:
-        return json.dumps(held)
+        return _encode(held)
     except (TypeError, ValueError, RecursionError):
         return ""
 

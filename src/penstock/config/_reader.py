@@ -7,7 +7,7 @@ spelling that the file uses.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, NoReturn, TypeVar
@@ -50,35 +50,41 @@ def _spellings(known: tuple[str, ...]) -> dict[str, str]:
 class Fields:
     """The entries of one mapping, taken out one by one."""
 
-    __slots__ = ("_given", "_known", "_values", "path", "tree")
+    __slots__ = ("_known", "_raw", "_values", "path", "tree")
 
     def __init__(self, tree: Tree, path: Path, value: Any, known: Iterable[str]) -> None:
         self.tree = tree
         self.path = path
         self._known = known if type(known) is tuple else tuple(known)
-        self._given: dict[str, str] = {}
-        self._values: dict[str, Any] = {}
+        self._raw: dict[Any, Any] = {}
         if not isinstance(value, dict):
             raise tree.error(path, f"must be a mapping with {self._listed()}, not {shown(value)}")
-        spellings, given, values = _spellings(self._known), self._given, self._values
+        self._raw = value
+        spellings = _spellings(self._known)
+        values: dict[str, Any] = {}
         for key, held in value.items():
             name = spellings.get(key)
-            if name is None or name in given:
-                self._refuse(key, name, value)
-            given[name] = key
+            if name is None or name in values:
+                self._refuse(key, name)
             values[name] = held
+        self._values = values
 
-    def _refuse(self, key: Any, name: str | None, value: dict[Any, Any]) -> NoReturn:
+    @property
+    def _given(self) -> dict[str, str]:
+        """By the names of what was given: as the file writes them."""
+        spellings = _spellings(self._known)
+        return {spellings[key]: key for key in reversed(self._raw) if key in spellings}
+
+    def _refuse(self, key: Any, name: str | None) -> NoReturn:
         path = (*self.path, str(key))
         if name is not None:
             told = f"is given twice, as {self._given[name]} too; keep one of them"
             raise self.tree.error(path, told)
-        self._given = {str(key): str(key) for key in value}
         raise self.tree.error(path, self._unknown(str(key)))
 
     def _spelling(self, name: str) -> str:
         """As the file would write it, to judge by what it has written."""
-        in_snake_case = any("_" in key for key in self._given.values())
+        in_snake_case = any("_" in str(key) for key in self._raw)
         return snake(name) if in_snake_case else camel(name)
 
     def _unknown(self, key: str) -> str:
@@ -97,12 +103,9 @@ class Fields:
     def has(self, name: str) -> bool:
         return name in self._values
 
-    def has_any(self, names: tuple[str, ...]) -> bool:
-        return not self._values.keys().isdisjoint(names)
-
-    def names(self) -> list[str]:
-        """What was given, in the file's spelling."""
-        return list(self._given.values())
+    def given(self) -> Mapping[str, Any]:
+        """What was given, by name."""
+        return self._values
 
     def fail(self, name: str, problem: str) -> NoReturn:
         raise self.tree.error((*self.path, self.spelled(name)), problem)
@@ -113,8 +116,9 @@ class Fields:
         return self._values[name]
 
     def integer(self, name: str, example: int, low: int = 1, high: int = MAX_SAFE) -> int:
-        value = self.need(name, str(example))
+        value = self._values.get(name)
         if type(value) is not int or not low <= value <= high:
+            self.need(name, str(example))
             self.fail(name, f"must be a whole number from {low} to {high}, not {shown(value)}")
         return value
 
@@ -149,9 +153,9 @@ class Fields:
     def span_ms(self, name: str, example: str) -> int:
         """A duration: `name` as text such as "1m", or `name_ms` as a number."""
         exact = f"{name}_ms"
-        if self.has(name) and self.has(exact):
-            self.fail(name, f"is given twice, as {self.spelled(exact)} too; keep one of them")
-        if self.has(exact):
+        if exact in self._values:
+            if name in self._values:
+                self.fail(name, f"is given twice, as {self.spelled(exact)} too; keep one of them")
             return self.integer(exact, 60_000, high=MAX_SPAN_MS)
         value = self.need(name, example)
         if not isinstance(value, str):

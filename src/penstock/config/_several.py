@@ -32,6 +32,7 @@ from ._strategies import (
     example_of,
     given_values,
     guarded,
+    made,
     parameter_names,
     spellings,
 )
@@ -106,7 +107,7 @@ def _limit(tree: Tree, path: Path, name: str, held: Any) -> _Read:
     flags = {word: fields.flag(word) for word in ("shadow", "optional") if fields.has(word)}
     spec = LimitSpec(
         name,
-        guarded(fields, lambda _fields: cls(**values)),
+        made(fields, cls, values),
         by=_attribute(fields, "by") if fields.has("by") else None,
         cost=_attribute(fields, "cost") if fields.has("cost") else None,
         when=_conditions(fields) if fields.has("when") else (),
@@ -230,7 +231,7 @@ def _replaced(tree: Tree, path: Path, read: _Read, figures: Any) -> Strategy | N
         )
     fields = Fields(tree, path, figures, free)
     values = given_values(fields, read.cls, all_of_them=False)
-    return guarded(fields, lambda _fields: read.cls(**read.values | values))
+    return made(fields, read.cls, read.values | values)
 
 
 @lru_cache(maxsize=256)

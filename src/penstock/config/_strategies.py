@@ -17,6 +17,7 @@ __all__ = [
     "example_of",
     "given_values",
     "guarded",
+    "made",
     "parameter_names",
     "spellings",
     "strategy_of",
@@ -73,30 +74,50 @@ def given_values(
     fields: Fields, cls: type[Strategy], *, all_of_them: bool = True
 ) -> dict[str, Any]:
     """The parameters that a file gives, by name. `all_of_them` asks for those that are required."""
-    return {
-        parameter.name: _read(fields, parameter)
-        for parameter in cls.parameters
-        if (all_of_them and parameter.is_required) or fields.has_any(spellings(parameter))
-    }
+    by_spelling, required = _parameters(cls)
+    values = {}
+    for name in fields.given():
+        parameter = by_spelling.get(name)
+        if parameter is not None:
+            values[parameter.name] = _read(fields, parameter)
+    if all_of_them:
+        for parameter in required:
+            if parameter.name not in values:
+                _read(fields, parameter)  # which says that it is missing
+    return values
+
+
+@lru_cache(maxsize=256)
+def _parameters(cls: type[Strategy]) -> tuple[dict[str, Parameter], list[Parameter]]:
+    """By what a file may call them, and those that it has to give."""
+    by_spelling = {name: each for each in cls.parameters for name in spellings(each)}
+    return by_spelling, [each for each in cls.parameters if each.is_required]
 
 
 def strategy_of(fields: Fields) -> Strategy:
     """The strategy that is given beside `strategy`."""
     cls = find_strategy(fields.raw("strategy"))
     assert cls is not None
-    values = given_values(fields, cls)
-    return guarded(fields, lambda _fields: cls(**values))
+    return made(fields, cls, given_values(fields, cls))
+
+
+def made(fields: Fields, cls: type[Strategy], values: Mapping[str, Any]) -> Strategy:
+    """A strategy of these values, which came from `fields`."""
+    try:
+        return cls(**values)
+    except ConfigInvalidError as error:
+        raise fields.tree.error(fields.path, str(error)) from error
 
 
 def _read(fields: Fields, parameter: Parameter) -> Any:
-    name, example = parameter.name, parameter.example
-    if parameter.kind == "count":
+    name, example, kind = parameter.name, parameter.example, parameter.kind
+    if kind == "count":
         return fields.integer(name, example, parameter.low, parameter.high)
-    if parameter.kind == "rate":
-        return fields.number(name, example)
-    if parameter.kind == "span":
+    if kind == "span":
         return fields.span_ms(_span_word(parameter), example)
-    if parameter.kind == "zone":
+    if kind == "rate":
+        return fields.number(name, example)
+    if kind == "zone":
         fields.need(name, example)
         return fields.text(name)
     return fields.choice(name, parameter.choices)

@@ -48,10 +48,15 @@ def _of_one(spec: PolicySpec) -> Iterator[Warned]:
         )
 
 
-def _burst(path: Path, strategy: Strategy) -> Iterator[Warned]:
-    """Where more comes at once than a period brings, the period does not bound anything."""
+def _is_bursty(strategy: Strategy) -> bool:
+    """Whether more comes at once than a period brings, which so does not bound anything."""
     units, span_ms = strategy.rate
-    if span_ms is None or not strategy.limit > units:
+    return span_ms is not None and strategy.limit > units
+
+
+def _burst(path: Path, strategy: Strategy) -> Iterator[Warned]:
+    units, span_ms = strategy.rate
+    if span_ms is None or not _is_bursty(strategy):
         return
     refill_ms = -(-strategy.limit * span_ms // units)
     per_sec = units * 1000 / span_ms
@@ -67,8 +72,10 @@ def _burst(path: Path, strategy: Strategy) -> Iterator[Warned]:
 def _of_several(several: SeveralSpec) -> Iterator[Warned]:
     for at, limit in enumerate(several.limits):
         path: Path = ("limits", limit.name)
-        yield from _burst(path, limit.strategy)
-        yield from _never_asked(path, several, limit)
+        if _is_bursty(limit.strategy):
+            yield from _burst(path, limit.strategy)
+        if limit.when:
+            yield from _never_asked(path, several, limit)
         yield from _never_binding(path, several, at)
     limits = {limit.name: limit for limit in several.limits}
     for plan, figures in several.plans.items():
@@ -97,7 +104,7 @@ def _of_figures(
     # One that pins the usual figures, whatever the plan, does change something.
     if not instead_of and strategy.values == limit.strategy.values:
         yield Warned(path, f"changes nothing: these are the figures of {limit.name}; leave it out")
-    elif not any(_burst((), limit.strategy)):
+    elif _is_bursty(strategy) and not _is_bursty(limit.strategy):
         yield from _burst(path, strategy)
 
 

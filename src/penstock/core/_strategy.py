@@ -127,13 +127,14 @@ class Parameter:
         return value if value is self.default else self._checked(value)
 
     def _checked(self, value: Any) -> Any:
-        if self.kind == "count":
+        kind = self.kind
+        if kind == "count":
             return require_int(self.name, value, self.low, self.high)
-        if self.kind == "rate":
-            return require_rate(self.name, value)
-        if self.kind == "span":
+        if kind == "span":
             return require_span_ms(self.name, value)
-        if self.kind == "zone":
+        if kind == "rate":
+            return require_rate(self.name, value)
+        if kind == "zone":
             zone_of(self.name, value)
             return value
         return require_choice(self.name, value, self.choices)
@@ -200,6 +201,7 @@ class Strategy(ABC):
     # What the accelerators repeat, and the `check` whose state the name stands for.
     _accelerated_check: Any = None
     _accelerated_look: Any = None
+    _accelerated_more: Any = None
     _named_check: Any = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -208,6 +210,7 @@ class Strategy(ABC):
         if "lua_sources" in own or "kernel" in own:
             cls._accelerated_check = cls.check
             cls._accelerated_look = cls.look
+            cls._accelerated_more = cls.more_in_ms
         if "name" not in own and cls.check is not cls._named_check:
             # Its state may be another one than that of the class it derives from.
             cls.name = cls.__qualname__
@@ -218,20 +221,13 @@ class Strategy(ABC):
     def __init__(self, **values: Any) -> None:
         """Checks the values against the declaration, and keeps them in `values`."""
         taken = {}
-        given = len(values)
         for parameter in self.parameters:
-            if parameter.name in values:
-                value = values[parameter.name]
-                given -= 1
-            else:
-                value = parameter.default
+            name, default = parameter.name, parameter.default
+            value = values.get(name, default)
             if value is _REQUIRED:
-                reject(
-                    f"{self.name} needs {parameter.name}, such as {parameter.name}="
-                    f"{parameter.example!r}"
-                )
-            taken[parameter.name] = parameter.require(value)
-        if given:
+                reject(f"{self.name} needs {name}, such as {name}={parameter.example!r}")
+            taken[name] = value if value is default else parameter.require(value)
+        if not values.keys() <= taken.keys():
             unknown, names = values.keys() - taken.keys(), ", ".join(taken) or "none"
             reject(f"{self.name} has no parameter {', '.join(sorted(unknown))}; it has {names}")
         self.values = taken
@@ -449,6 +445,12 @@ class Strategy(ABC):
         if self.kernel is None or not self.is_accelerated:
             return None
         return (self.kernel, *self.kernel_arguments())
+
+    @property
+    def native_more(self) -> tuple[Any, ...] | None:
+        """The same where the kernel tells `more_in_ms` too, which a subclass may replace."""
+        cls = type(self)
+        return self.native if cls.more_in_ms is cls._accelerated_more else None
 
     def kernel_arguments(self) -> tuple[Any, ...]:
         """What the kernel takes; by default the parameters, in order."""

@@ -51,6 +51,11 @@ class PolicyLimits(Limits):
     def _lead_of(self, lead: str, name: str, limit: Limit) -> str:
         return f"{lead}{name}:{form_of(limit.strategy)}"
 
+    @property
+    def gate(self) -> Any:
+        """The compiled check, if there is one."""
+        return self._gate
+
 
 class Request(NamedTuple):
     """What a request comes to: the limits that it asks, their keys and their costs. `asked` are
@@ -82,8 +87,23 @@ class SeveralLimits:
         self._places = range(len(spec.limits))
         # The limits that have a key, where every request asks all of them with the same figures.
         self._keyed: list[tuple[str, str]] | None = None
-        if not spec.plans and not spec.overrides and not any(map(_depends, spec.limits)):
+        if not spec.plans and not spec.overrides and self.asks_all:
             self._keyed = [(each.name, each.by) for each in spec.limits if each.by is not None]
+
+    @property
+    def asks_all(self) -> bool:
+        """Whether every request asks all limits, at its own cost, whatever else it says; figures
+        may differ by plan and key."""
+        return not any(map(_depends, self.spec.limits))
+
+    def of_plan(self, plan: str | None) -> PolicyLimits | None:
+        """The limits for the requests that name this plan, or none; None if there is no such plan,
+        or it lifts all of them."""
+        figures = {} if plan is None else self.spec.plans.get(plan)
+        if figures is None:
+            return None
+        limits = self.spec.limits
+        return self._limits_of(tuple([figures.get(each.name, each.strategy) for each in limits]))
 
     def resolve(self, attributes: Attributes, cost: int = 1) -> Request:
         """What a request asks. Raises `config_invalid` if it says too little, or something that
@@ -286,8 +306,8 @@ class Judge:
     ) -> None:
         self.limits: SeveralLimits = limits
         self._guard = guard
-        self._tally = tally
-        self._tallies = tallies
+        self.tally: Tally = tally
+        self.tallies: Sequence[Tally] = tallies
 
     def judge(self, attributes: Attributes, cost: int = 1) -> Judged:
         """Decide a request: at once where the store answers at once."""
@@ -359,8 +379,8 @@ class Judge:
 
     def counted(self, request: Request, verdict: Verdict) -> Judgement:
         """Count what was answered."""
-        self._tally.count(verdict.allowed)
-        tallies = self._tallies
+        self.tally.count(verdict.allowed)
+        tallies = self.tallies
         for place, decision in zip(request.asked, verdict.decisions, strict=True):
             tally = tallies[place]
             if decision.allowed:

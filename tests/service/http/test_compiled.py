@@ -10,15 +10,28 @@ from typing import Any
 
 import pytest
 
-from penstock import Decision, ManualClock
+from penstock import (
+    Decision,
+    Limit,
+    ManualClock,
+    Strategy,
+    Verdict,
+    fixed_window,
+    gcra,
+    sliding_window,
+    sliding_window_log,
+    token_bucket,
+)
 from penstock.config import parse_policies
 from penstock.core import native
 from penstock.service import _core as core
-from penstock.service.http import _answers, _head, _ready, _router
+from penstock.service.http import _answers, _charge_calls, _head, _ready, _router
 from penstock.service.http._answers import CLIENT, NESTED, PLAIN, ProblemError, decision_reply
 from penstock.service.http._bounds import Bounds
+from penstock.service.http._charge_calls import VerdictForm
 from penstock.service.http._head import ESSENTIAL, parse_head, reduce_head, reduced_head
 from penstock.service.http._server import HttpServer
+from penstock.strategies import FixedWindow
 from tests.service.worlds import FILE
 
 from .test_fuzz import BODIES, mutated
@@ -182,6 +195,24 @@ SEVERAL = """
     limits:
       user: {by: user, strategy: fixedWindow, limit: 40, window: 1m}
       all: {strategy: fixedWindow, limit: 50, window: 1m, shadow: true}
+  tiers:
+    limits:
+      user: {by: user, strategy: gcra, limit: 6, period: 1m}
+      tenant: {by: tenant, strategy: slidingWindow, limit: 30, window: 1m}
+      log: {by: user, strategy: slidingWindowLog, limit: 8, window: 1h, shadow: true}
+      all: {strategy: tokenBucket, capacity: 400, refillPerSec: 0.5}
+    plans:
+      by: plan
+      pro: {user: {limit: 90}}
+      free: {user: {limit: 2}, tenant: unlimited}
+      none: {user: unlimited, tenant: unlimited, log: unlimited, all: unlimited}
+    overrides:
+      user: {alice: {limit: 3}, eve: unlimited}
+  own:
+    limits:
+      user: {by: user, strategy: fixedWindow, limit: 5, window: 1m}
+      again: {by: user, strategy: fixedWindow, limit: 9, window: 1m}
+    plans: {by: user, u: {user: {limit: 3}}}
 """
 
 
@@ -215,7 +246,7 @@ async def answers(streams: list[list[bytes]]) -> tuple[list[bytes], Any]:
 def both_ways(streams: list[list[bytes]], monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """What they are answered, which is the same either way, as is what is counted."""
     with monkeypatch.context() as patched:
-        for module in (_head, _answers, _ready):
+        for module in (_head, _answers, _ready, _charge_calls):
             patched.setattr(module, "native", None)
         patched.setattr(_answers, "_decision_reply", decision_reply)
         wanted = asyncio.run(answers(streams))
@@ -336,6 +367,77 @@ def test_a_check_that_arrives_whole_takes_the_compiled_way(monkeypatch: pytest.M
     monkeypatch.setattr(_router.Routes, "find", watched)
     [_] = asyncio.run(answers([[REQUESTS[0]] * 3]))[0]
     assert len(seen) == 1
+    # Some of so many have to wait for their turn.
+    [_] = asyncio.run(answers([[REQUESTS[0]] * 600]))[0]
+    assert len(seen) == 2
+
+
+def told_at_random(chance: random.Random) -> bytes:
+    """A check by attributes, of which some say too much, too little or something else."""
+    told: dict[str, Any] = {"user": chance.choice(("u", "alice", "eve", "\u00e9", "x" * 200, ""))}
+    if chance.random() < 0.8:
+        told["tenant"] = chance.choice(("t", "t", "t", "other", 7))
+    if chance.random() < 0.6:
+        told["plan"] = chance.choice(("pro", "free", "none", "gold", 1))
+    policy = chance.choice(("tiers", "tiers", "tiers", "own", "pair", "many"))
+    if policy != "tiers" and chance.random() < 0.9:
+        told = {"user": told["user"]}
+    asked: dict[str, Any] = {"policy": policy, "attributes": told}
+    if chance.random() < 0.4:
+        asked["cost"] = chance.choice((1, 2, 5, 2**52, 0, 2**53, -1))
+    return json.dumps(asked, ensure_ascii=False).encode()
+
+
+def test_checks_by_attributes_are_answered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By plan, by key and by neither; whichever limits, and shadows, deny."""
+    chance = random.Random("attributes")
+    bodies = [told_at_random(chance) for _ in range(3_000)]
+    asked = [whole(b"POST /v1/check HTTP/1.1", body) for body in bodies]
+    [replies] = both_ways([asked], monkeypatch)
+    assert replies.count(b"HTTP/1.1 200") > 1_000
+    assert replies.count(b"HTTP/1.1 400") > 300
+    assert replies.count(b"Retry-After") > 100
+    assert replies.count(b'"shadowed":["log"]') > 100
+
+
+def test_verdicts_are_written_alike() -> None:
+    """By whichever strategies, whatever they said, and whenever that was."""
+    chance = random.Random("verdicts")
+    kinds = [
+        *(gcra(100, 60_000), gcra(7, 3_000, 20), token_bucket(40, 0.7), token_bucket(3, 2.5)),
+        *(fixed_window(9, 60_000), sliding_window(50, 60_000), sliding_window(9, 900, 3)),
+        *(sliding_window_log(5, 9_000), Patient(9, 60_000)),
+    ]
+    for _ in range(3_000):
+        chosen = chance.choices(kinds, k=chance.randint(1, 16))
+        limits = {
+            f"limit-{number}": Limit(strategy, shadow=chance.random() < 0.3)
+            for number, strategy in enumerate(chosen)
+        }
+        now = 1_700_000_000_000 + chance.randrange(10**6)
+        decisions = tuple([said(strategy, now, chance) for strategy in chosen])
+        shadows = tuple([limit.shadow for limit in limits.values()])
+        verdict = Verdict(tuple(limits), decisions, shadows)
+        form = VerdictForm(limits)
+        lines, body = form.headers(verdict, now, False, False), form.body(verdict)
+        wanted = f"HTTP\r\nContent-Length: {len(body)}\r\n{lines}\r\n{body}".encode()
+        assert form.compiled.reply(b"HTTP\r\n", decisions, verdict.allowed, now) == wanted
+
+
+class Patient(FixedWindow):
+    """Says something of its own about when there is more."""
+
+    def more_in_ms(self, decision: Decision, now: int, peeked: bool = False) -> float:
+        return 7_000.5
+
+
+def said(strategy: Strategy, now: int, chance: random.Random) -> Decision:
+    """What a strategy may say, or nearly."""
+    if chance.random() < 0.5:
+        return strategy.check(None, now, chance.choice((1, 1, 2, 9))).result
+    allowed, reset_at = chance.random() < 0.6, now + chance.randrange(-10, 10**5)
+    remaining = chance.choice((0, chance.randint(0, strategy.limit), 2**52))
+    return Decision(allowed, strategy.limit, remaining, reset_at, 0 if allowed else reset_at % 9999)
 
 
 async def answers_across_a_reload() -> bytes:

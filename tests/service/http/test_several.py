@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock import Limit, Limits, ManualClock
+from penstock import Decision, Limit, Limits, ManualClock, Verdict
 from penstock.adapters import verdict_headers
 from penstock.config import parse_policies
 from penstock.service.http._charge_calls import VerdictForm
@@ -214,3 +214,13 @@ def test_headers_are_those_that_a_program_would_make(legacy: bool, peeked: bool)
         assert {name: each["remaining"] for name, each in told["limits"].items()} == {
             name: each.remaining for name, each in verdict.limits.items()
         }
+
+
+def test_limits_of_which_all_answered_the_same_are_listed_in_their_order() -> None:
+    """As where a fail mode answers in the place of a store that is away."""
+    limits = Limits({"user": "3/minute", "tenant": "9/minute", "all": "100/hour"})
+    decision = Decision(False, 3, 0, NOW + 5_000, 5_000)
+    verdict = Verdict(tuple(limits.limits), (decision,) * 3, (False,) * 3)
+    made = verdict_headers(limits, verdict, NOW)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in made.items())
+    assert VerdictForm(limits.limits).headers(verdict, NOW, False, False) == lines

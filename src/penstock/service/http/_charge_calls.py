@@ -11,11 +11,19 @@ from functools import partial
 from typing import Any
 
 from ..._limits import Limit
-from ...adapters._headers import LimitHeaders, legacy_headers, retry_after_s
+from ...adapters._headers import (
+    LimitHeaders,
+    field_name,
+    legacy_headers,
+    policy_field,
+    retry_after_s,
+    seconds_until_more,
+)
+from ...core import native
 from ...core._decision import NEUTRAL, Decision
 from ...core._verdict import Verdict
 from .._core import Reservation, Service
-from .._several import Judgement, PolicyLimits
+from .._several import Judge, Judgement, PolicyLimits
 from ._answers import Answer, Answers, ProblemError, decision_json
 from ._head import decode, require_fields
 
@@ -48,11 +56,9 @@ class ChargeCalls:
             return self._judged(asked, legacy)
         return partial(_later, asked, partial(self._judged, legacy=legacy))
 
-    def check_at_once(self, policy: str, told: dict[str, Any], cost: int) -> bytes | None:
-        """The same for what compiled code has read; None where that was too little, or has to be
-        waited for."""
-        judge = self._service.entry(policy).judge
-        asked = None if judge is None else judge.judge(told, cost)
+    def check_at_once(self, judge: Judge, told: dict[str, Any], cost: int) -> bytes | None:
+        """The same for what compiled code has read; None where it has to be waited for."""
+        asked = judge.judge(told, cost)
         return self._judged(asked, legacy=False) if isinstance(asked, Judgement) else None
 
     def check_many(self, fields: dict[str, Any]) -> Answer:
@@ -137,16 +143,23 @@ class ChargeCalls:
     def _judged(
         self, judged: Judgement, legacy: bool, peeked: bool = False, rest: str = "}"
     ) -> bytes:
-        verdict, form = judged.verdict, self._form(judged)
-        lines = form.headers(verdict, self._service.clock.now(), peeked, legacy)
+        verdict, form, now = judged.verdict, self._form(judged), self._service.clock.now()
+        if form.compiled is not None and not (legacy or peeked) and rest == "}":
+            replies = self._answers.replies
+            replies.count(200)
+            head = replies.allowed_head
+            reply: bytes = form.compiled.reply(head, verdict.decisions, verdict.allowed, now)
+            return reply
+        lines = form.headers(verdict, now, peeked, legacy)
         body = form.body(verdict)
         text = body if rest == "}" else f"{body[:-1]},{rest}"
         return self._answers.with_lines(200, lines, text)
 
     def _form(self, judged: Judgement) -> VerdictForm:
-        limits = judged.limits
-        if limits is None:
-            return _NO_LIMITS
+        return _NO_LIMITS if judged.limits is None else self.form(judged.limits)
+
+    def form(self, limits: PolicyLimits) -> VerdictForm:
+        """How the verdicts of these limits are told."""
         form = self._forms.get(limits)
         if form is None:
             if len(self._forms) >= _MAX_FORMS:
@@ -160,7 +173,8 @@ class ChargeCalls:
 
 
 class VerdictForm:
-    """What every verdict of the same limits has in common, put into words once."""
+    """What every verdict of the same limits has in common, put into words once. `compiled` makes
+    the same replies about those that were asked for in the usual way, if it can."""
 
     def __init__(self, limits: Mapping[str, Limit]) -> None:
         self._names = [json.dumps(name) for name in limits]
@@ -174,6 +188,7 @@ class VerdictForm:
         shadows = [name for name, limit in limits.items() if limit.shadow]
         # A name of a limit has no percent sign, so that it may be part of the form.
         self._form += f'"shadowed":%s,"shadows":{json.dumps(shadows)}}}'
+        self.compiled: Any = _compiled(limits, json.dumps(shadows))
 
     def body(self, verdict: Verdict) -> str:
         """The decision that binds, and what each limit said."""
@@ -195,12 +210,12 @@ class VerdictForm:
 
     def headers(self, verdict: Verdict, now: int, peeked: bool, legacy: bool) -> str:
         """As `verdict_headers`, to the letter: a test compares."""
-        binding, decisions = verdict.decision, verdict.decisions
+        binding, decisions = verdict.binding_place, verdict.decisions
         policies: list[str] = []
         members: list[str] = []
         for place, headers in self._headers:
             decision = decisions[place]
-            at = 0 if decision is binding else len(members)
+            at = 0 if place == binding else len(members)
             policies.insert(at, headers.policy)
             members.insert(at, headers.member(decision, now, peeked))
         lines = ""
@@ -209,10 +224,31 @@ class VerdictForm:
                 f"RateLimit-Policy: {', '.join(policies)}\r\nRateLimit: {', '.join(members)}\r\n"
             )
         if not verdict.allowed:
-            lines += f"Retry-After: {retry_after_s(binding)}\r\n"
+            lines += f"Retry-After: {retry_after_s(verdict.decision)}\r\n"
         if legacy and members:
-            lines += "".join([f"{n}: {v}\r\n" for n, v in legacy_headers(binding).items()])
+            told = legacy_headers(verdict.decision)
+            lines += "".join([f"{name}: {value}\r\n" for name, value in told.items()])
         return lines
+
+
+def _compiled(limits: Mapping[str, Limit], shadows: str) -> Any:
+    """What makes whole replies about verdicts of these limits, to the byte as `VerdictForm` does;
+    None where that is not compiled."""
+    if native is None:
+        return None
+    words = [
+        native.LimitWords(
+            json.dumps(name).encode("ascii"),
+            policy_field(name, *limit.strategy.rate).encode("ascii"),
+            f"{field_name(name)};r=".encode("ascii"),
+            limit.shadow,
+            limit.strategy.native_more,
+            partial(seconds_until_more, limit.strategy),
+        )
+        for name, limit in limits.items()
+    ]
+    told = shadows.encode("ascii")
+    return native.VerdictReplies(words, told) if native.VerdictReplies.fits(words, told) else None
 
 
 _DECISION = '{"allowed":%s,"remaining":%d,"limit":%d,"reset_at":%d,"retry_after_ms":%d}'

@@ -195,6 +195,16 @@ class Reader:
         """Whether what comes next begins a request."""
         return self._route is None and not self.unread
 
+    @property
+    def held(self) -> bytes:
+        """What is kept, if nothing of it was taken yet."""
+        return self._data if self._route is None and not self._at else b""
+
+    def drop(self) -> None:
+        """What is kept has been answered."""
+        if self.unread:
+            self._advance(len(self._data))
+
     def feed(self, data: bytes) -> None:
         """Keep what has arrived."""
         if self._route is not None and self._is_short_by(len(data)):

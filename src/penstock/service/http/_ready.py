@@ -20,6 +20,7 @@ from ...core._strategy import Strategy
 from .._core import Service
 from .._inline import INLINE, MAX_POLICIES
 from .._registry import Entry
+from .._several import Judge
 from ._answers import CLIENT, NESTED, PLAIN, Answers, Label
 from ._bounds import Bounds
 from ._charge_calls import ChargeCalls
@@ -37,10 +38,11 @@ def ready_checks(
     if native is None or not service.store.answers_at_once:
         return {}
     limits = _ReadyLimits(service, answers)
+    policies = _ReadyPolicies(service, charges)
     make, most = partial(native.ReadyCheck, answers.replies), bounds.body_bytes
     return {
         "/check": make(PLAIN, most, limits.by_policy, limits.by_terms),
-        "/v1/check": make(NESTED, most, limits.by_rate, None, charges.check_at_once),
+        "/v1/check": make(NESTED, most, limits.by_rate, None, policies.by_name),
         "/check/*": make(CLIENT, 0, limits.by_default, None),
     }
 
@@ -116,3 +118,55 @@ class _ReadyLimits:
             self._service.clock.now,
             self._anchor_ns,
         )
+
+
+class _ReadyPolicies:
+    """Policies of several limits that decide at once, with what is said of them; None for any
+    other. They are remembered by what judges, of which a policy that was changed has another."""
+
+    def __init__(self, service: Service, charges: ChargeCalls) -> None:
+        self._service = service
+        self._charges = charges
+        self._made: dict[Judge, Any] = {}
+
+    def by_name(self, name: str) -> Any:
+        judge = self._service.entry(name).judge
+        if judge is None:
+            return None
+        try:
+            return self._made[judge]
+        except KeyError:
+            return self._make(judge)
+
+    def _make(self, judge: Judge) -> Any:
+        if len(self._made) >= MAX_POLICIES:
+            self._made.clear()
+        spec = judge.limits.spec
+        fits = judge.limits.asks_all and native.ReadyPolicy.fits(len(spec.limits))
+        self._made[judge] = made = native.ReadyPolicy(
+            tuple([limit.by for limit in spec.limits]) if fits else (),
+            tuple([spec.overrides.get(limit.name) for limit in spec.limits]) if fits else (),
+            spec.plan_by if spec.plans else None,
+            partial(self._of_plan, judge) if fits else _none,
+            judge.tally,
+            partial(self._charges.check_at_once, judge),
+        )
+        return made
+
+    def _of_plan(self, judge: Judge, plan: Any) -> Any:
+        """The limits for those who name a plan, or for those who name none; None if they are not
+        compiled, or not there."""
+        limits = judge.limits.of_plan(plan)
+        if limits is None or limits.gate is None:
+            return None
+        form = self._charges.form(limits)
+        if form.compiled is None:
+            return None
+        names = [limit.name for limit in judge.limits.spec.limits]
+        places = [names.index(name) for name in limits.limits]
+        tallies = [judge.tallies[place] for place in places]
+        return native.ReadyLimits(limits.gate, form.compiled, places, tallies)
+
+
+def _none(_plan: Any) -> None:
+    return None

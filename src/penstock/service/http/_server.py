@@ -58,6 +58,8 @@ class HttpConnection(ClientConnection):
 
     def serve(self, units: int) -> int:
         """Answer what is there, up to the first request that has to wait."""
+        if self.is_known and (held := self._reader.held) and (spent := self._answer_whole(held)):
+            return spent
         out, reader, server, left = self._out, self._reader, self._server, units
         try:
             while (request := reader.take()) is not None:
@@ -100,8 +102,12 @@ class HttpConnection(ClientConnection):
         return units - left
 
     def serve_whole(self, data: bytes) -> int:
+        return self._answer_whole(data) if self._reader.is_idle else 0
+
+    def _answer_whole(self, data: bytes) -> int:
+        """Answer one request by compiled code, if it is whole and all there is."""
         whole = self._server.whole
-        if whole is None or not self._reader.is_idle:
+        if whole is None:
             return 0
         try:
             reply: bytes | None = whole.answer(data)
@@ -109,7 +115,8 @@ class HttpConnection(ClientConnection):
             reply = self._server.failure(error)
         if reply is None:
             return 0
-        self._is_new = False
+        self._reader.drop()
+        self._is_new = self._has_begun = False
         self._server.observe(perf_counter() - self.arrived)
         self.send(reply)
         body_bytes: int = whole.body_bytes
