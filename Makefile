@@ -20,7 +20,7 @@ PACKAGE := pyproject.toml setup.py $(SOURCES)
 .PHONY: help setup serve test test-long test-all test-foreign lint types docs unit pure bench bench-all pictures wire clean
 
 help:  ## show this
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 setup: $(VENV)/.packages .tools/.servers .tools/.actionlint  ## the virtual environment, the native build, the test servers
 

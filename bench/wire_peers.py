@@ -112,13 +112,15 @@ class Load:
         self._program = foreign.c_program(ROOT / "bench" / "wire_load.c").get()
         self._undisturbed = undisturbed
 
-    def round(self, server: Server, row: Row, rate: float = 0.0) -> Round:
+    def round(
+        self, server: Server, row: Row, rate: float = 0.0, seconds: float = _SECONDS
+    ) -> Round:
         asked = server.asked[row.kind]
         # A store on the same core has to get at it.
         spin = int(not row.redis)
-        shape = [asked.port, asked.protocol, *row.shape.split("x"), _SECONDS, rate, spin]
+        shape = [asked.port, asked.protocol, *row.shape.split("x"), seconds, rate, spin]
         words = [os.fsencode(self._program), *(str(word).encode() for word in shape)]
-        time.sleep(0.5 if self._undisturbed else 0.1)
+        time.sleep(seconds if self._undisturbed else 0.1)
         before, began = server.cpu_s(), time.perf_counter()
         process = subprocess.Popen(
             [*words, asked.expected],
@@ -201,11 +203,12 @@ def _ratio(ours: list[Round], theirs: list[Round], times: bool) -> float:
 def _tails(
     row: Row, servers: list[Server], load: Load, rounds: int, found: dict[str, Any]
 ) -> dict[str, Any]:
-    """At half of each one's own peak."""
+    """At half of each one's own peak, in many short spans: a long one tells more about what else
+    the machine did."""
     told: dict[str, Any] = {"servers": {}}
     for server in servers:
         rate = found[row.name]["servers"][server.name]["rate"] / 2
-        figures = [load.round(server, row, rate) for _ in range(rounds)]
+        figures = [load.round(server, row, rate, _SECONDS / 4) for _ in range(4 * rounds)]
         told["servers"][server.name] = {
             **_medians(figures),
             "p99_over_p50": round(median(one.p99_us / one.p50_us for one in figures), 2),

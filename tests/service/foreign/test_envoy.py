@@ -67,8 +67,7 @@ def test_refusals_come_through_with_all_that_they_say(channel: grpc.Channel) -> 
         check(channel, policy="nope")
     assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
     assert "there is no policy 'nope'" in unknown.value.details()
-    held = [watch(channel) for _ in range(2)]
-    assert [next(stream).status for stream in held] == [SERVING] * 2
+    held = [_watched(channel, 60) for _ in range(2)]
     with pytest.raises(grpc.RpcError) as refused:
         next(watch(channel))
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
