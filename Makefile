@@ -17,10 +17,10 @@ SOURCES := $(wildcard src/penstock/accel/*.p[yx]*)
 PACKAGE := pyproject.toml setup.py $(SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-long test-all lint types docs unit pure bench bench-all pictures wire clean
+.PHONY: help setup serve test test-long test-all test-foreign lint types docs unit pure bench bench-all pictures wire clean
 
 help:  ## show this
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 setup: $(VENV)/.packages .tools/.servers .tools/.actionlint  ## the virtual environment, the native build, the test servers
 
@@ -111,6 +111,13 @@ pure: $(VENV)/.packages
 test-all:  ## the in-process tests on every Python from 3.10 up that the machine has
 	@$(PYTHON) tests/every_python.py
 
+# Minutes of building, once; what has no toolchain here is left out, and its tests are skipped.
+FOREIGN := go-client rust-client java-client h2spec
+test-foreign: setup  ## clients in Go, Rust and Java, and h2spec, against the service
+	@echo "==> programs in other languages"
+	@$(BIN)/python -m tools.foreign $(FOREIGN)
+	@$(PYTEST) -rs tests/service/foreign
+
 bench: $(VENV)/.bench  ## measure against the peers
 	@$(BIN)/python -m bench
 
@@ -121,6 +128,7 @@ bench-all: bench .tools/.servers  ## and the stores, the servers and the leases
 
 pictures: $(VENV)/.bench  ## draw what the docs show
 	@$(BIN)/python -m bench.pictures
+	@$(BIN)/python -m bench.wire_peers --picture
 	@$(BIN)/python -m proofs.leases
 
 $(VENV)/.bench: $(VENV)/.packages

@@ -7,6 +7,7 @@ skip would be a hole nobody looks at, so there a missing backend fails.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tools import actionlint
 
 from .deno import Deno
 from .dynamodb_local import DynamoDBLocal
+from .envoy import Envoy
 from .node import node_binary, npm_package
 from .postgres import Postgres
 from .process import ARQ, MissingError
@@ -48,6 +50,7 @@ LOCATE: dict[str, Callable[[], Path]] = {
     "deno": Deno.locate,
     "dynalite": _on_node("dynalite"),
     "dynamodb-local": DynamoDBLocal.locate,
+    "envoy": Envoy.locate,
     "grpc-js": _on_node("@grpc/grpc-js"),
     "miniflare": _on_node("miniflare"),
     "node": node_binary,
@@ -57,8 +60,9 @@ LOCATE: dict[str, Callable[[], Path]] = {
     "redis8": Redis8.locate,
     "valkey": Valkey.locate,
 }
-# Redis 7, Java and Maven come from the system's packages, which not every CI machine has.
-OPTIONAL = frozenset({"dynamodb-local", "redis7"})
+# Redis 7, Java and Maven come from the system's packages, which not every CI machine has. The wheel
+# of Envoy is for Linux.
+OPTIONAL = frozenset({"dynamodb-local", "redis7", *(() if sys.platform == "linux" else ("envoy",))})
 
 
 def require(name: str) -> None:

@@ -7,17 +7,18 @@ import multiprocessing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from typing import Any
 
 from penstock.config import parse_policies
 from penstock.service import build_service
 from penstock.service.grpc import open_grpc
 
 
-def _serve(policies: str, store_url: str, pipe: Connection) -> None:
+def _serve(policies: str, store_url: str, options: dict[str, Any], pipe: Connection) -> None:
     async def main() -> None:
         service = build_service(parse_policies(policies, "penstock.yaml"), store_url)
         await service.start()
-        server = await open_grpc(service, port=0)
+        server = await open_grpc(service, port=0, **options)
         pipe.send(server.port)
         await asyncio.to_thread(pipe.poll, None)
         await server.drain(5)
@@ -27,11 +28,13 @@ def _serve(policies: str, store_url: str, pipe: Connection) -> None:
 
 
 @contextmanager
-def serving(policies: str, store_url: str) -> Iterator[int]:
-    """The port of a service in another process, which ends with the block."""
+def serving(policies: str, store_url: str, **options: Any) -> Iterator[int]:
+    """The port of a service in another process, which ends with the block; `options` go to
+    `open_grpc`."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(policies, store_url, theirs), daemon=True)
+    words = (policies, store_url, options, theirs)
+    process = context.Process(target=_serve, args=words, daemon=True)
     process.start()
     theirs.close()
     try:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from bench import wire_peers
 from bench.http_paths import missed
 
 
@@ -36,3 +37,26 @@ def test_a_target_is_missed_by_what_was_measured(
 ) -> None:
     """And not by what could not be."""
     assert missed(measured) == names
+
+
+@pytest.mark.parametrize(
+    ("row", "measured", "kept"),
+    [
+        ("grpc-8x8", 1.2, True),
+        ("grpc-8x8", 1.19, False),
+        ("grpc-one", 1.1, True),
+        ("grpc-one", 1.11, False),
+    ],
+)
+def test_a_rate_has_a_lower_bound_and_a_time_an_upper_one(
+    row: str, measured: float, kept: bool
+) -> None:
+    [found] = [one for one in wire_peers.ROWS if one.name == row]
+    assert found.kept(measured) is kept
+
+
+def test_of_a_row_without_its_peer_nothing_is_missed() -> None:
+    missed_row = {"servers": {}, "target": {"at_least": 1.1, "kept": False}}
+    kept_row = {"servers": {}, "target": {"at_most": 3.0, "kept": True}}
+    rows = {"http": missed_row, "http-tail": kept_row, "grpc-8x8": {"servers": {}}, "idle": None}
+    assert wire_peers.missed({"rows": rows}) == ["http"]
