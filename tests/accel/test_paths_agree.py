@@ -23,7 +23,7 @@ from penstock import (
     sliding_window,
 )
 from penstock.core import native
-from penstock.core._strategy import find_strategy, registered
+from penstock.core._register import find_strategy, registered
 from penstock.stores.memory._table import RECLAIM_FLOOR
 from tests.support.effort import count
 from tests.support.helpers import (

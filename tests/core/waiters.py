@@ -29,6 +29,7 @@ async def auntil(condition: Callable[[], bool]) -> None:
 
 
 def waiting(limiter: Limiter) -> int:
+    """How many callers are in the queues of a limiter, which nothing public tells."""
     return len(limiter._queues)
 
 

@@ -25,6 +25,8 @@ from penstock._queueing import Mutex
 from penstock.leasing import TwoTierLimiter, two_tier
 from penstock.stores.postgres import PostgresStore
 from penstock.stores.sqlite import SqliteStore
+from tests.core.waiters import waiting as callers_of
+from tests.leasing.crowds import queued
 from tests.leasing.far import FarStore
 from tests.stores.cas.backend import DictCasStore
 from tests.stores.postgres.live import new_table, running, url_of
@@ -118,6 +120,13 @@ class Crowd:
                 self.errors.append(error)
         except BaseException as error:
             self.errors.append(error)
+
+
+def pending(store: SqliteStore | PostgresStore) -> int:
+    """How many calls are in the queue of a store, which nothing public tells."""
+    queue: Any = store._commit if isinstance(store, SqliteStore) else store._sync._queue  # type: ignore[union-attr]
+    count: int = queue.pending
+    return count
 
 
 class StoreWorld:
@@ -216,7 +225,7 @@ class StoreWorld:
 def test_sqlite_outlives_an_interrupt_anywhere(tmp_path: Path, role: str, error: Any) -> None:
     """At every bytecode: no turn is lost, no transaction stays open, nobody else fails."""
     store = SqliteStore(tmp_path / "limits.db", synchronous="off", timeout_ms=PATIENT_MS)
-    world = StoreWorld(store, lambda _key: store._commit.pending)
+    world = StoreWorld(store, lambda _key: pending(store))
     parts = ("_queueing", "stores/sqlite", "stores/_sheet")
     world.strike(parts, role, error, least=800, by_opcode=True, one_in=3)
 
@@ -224,7 +233,7 @@ def test_sqlite_outlives_an_interrupt_anywhere(tmp_path: Path, role: str, error:
 def test_sqlite_outlives_an_interrupt_while_it_opens_the_file(tmp_path: Path) -> None:
     """A connection that is being set up may hold the lock; it is not left behind."""
     store = SqliteStore(tmp_path / "limits.db", synchronous="off", timeout_ms=PATIENT_MS)
-    world = StoreWorld(store, lambda _key: store._commit.pending, reopens=True)
+    world = StoreWorld(store, lambda _key: pending(store), reopens=True)
     world.strike(("stores/sqlite/_database",), "leader", least=100, by_opcode=True, one_in=3)
 
 
@@ -232,14 +241,14 @@ def test_sqlite_outlives_an_interrupt_while_it_opens_the_file(tmp_path: Path) ->
 def test_postgres_outlives_an_interrupt_anywhere(role: str) -> None:
     """Also with a reply unread: that connection is not used again."""
     store: Any = PostgresStore.from_url(url_of(new_table(), timeout_ms=PATIENT_MS))
-    world = StoreWorld(store, lambda _key: store._sync._queue.pending)
+    world = StoreWorld(store, lambda _key: pending(store))
     world.strike(("_queueing", "stores/postgres", "stores/_sheet"), role, least=150)
 
 
 def test_postgres_outlives_an_interrupt_while_it_connects() -> None:
     """Those who wait for the connection get theirs."""
     store: Any = PostgresStore.from_url(url_of(new_table(), timeout_ms=PATIENT_MS))
-    world = StoreWorld(store, lambda _key: store._sync._queue.pending, reopens=True)
+    world = StoreWorld(store, lambda _key: pending(store), reopens=True)
     world.strike(("stores/postgres/_connections",), "leader", least=80, by_opcode=True, one_in=3)
 
 
@@ -250,7 +259,7 @@ def test_a_pool_gets_its_connections_back_after_an_interrupt_anywhere() -> None:
     with ConnectionPool(running().url, min_size=2, max_size=2, open=True) as pool:
         pool.wait()
         store: Any = PostgresStore(pool, table=new_table(), timeout_ms=PATIENT_MS)
-        world = StoreWorld(store, lambda _key: store._sync._queue.pending)
+        world = StoreWorld(store, lambda _key: pending(store))
         parts = ("stores/postgres/_connections", "stores/postgres/_commits")
         world.strike(parts, "leader", least=200, by_opcode=True, one_in=3)
         with pool.connection(timeout=SOON_S), pool.connection(timeout=SOON_S):
@@ -283,7 +292,7 @@ def test_acquire_outlives_an_interrupt_anywhere(role: str) -> None:
         crowd = Crowd(lambda: limiter.acquire(key))
         if role == "follower":
             crowd.join()
-            until(lambda: len(limiter._queues) == 1)
+            until(lambda: callers_of(limiter) == 1)
         over = threading.Event()
 
         def pass_time() -> None:
@@ -327,14 +336,10 @@ def test_a_lease_outlives_an_interrupt_anywhere(role: str) -> None:
     assert isinstance(limiter, TwoTierLimiter)
     names = map("k{}".format, itertools.count())
 
-    def waiting(key: str) -> int:
-        queue = limiter._near.queues.get(key)
-        return 0 if queue is None else len(queue)
-
     def lead(strike: Strike, crowd: Crowd, key: str) -> None:
         def arrive() -> None:
             crowd.join(2)
-            until(lambda: waiting(key) >= 3)
+            until(lambda: queued(limiter, key) >= 3)
 
         far.hook = arrive
         strike(crowd.call)

@@ -131,7 +131,7 @@ def test_a_write_whose_reply_was_lost_is_charged_once(
     store = edge.opened(edge.url_of(name, proxied.port))
     proxied.cut_after_request(match=WRITE[name], times=1)
     assert _check(store, mode).remaining == 9
-    assert proxied._cuts_left == 0
+    assert proxied.cuts_left == 0
     proxied.restore()
     assert _check(store, mode).remaining == 8
     store.close()

@@ -17,7 +17,7 @@ import penstock
 from penstock import ConfigInvalidError, ManualClock, MemoryStore, Parameter, Strategy, rate_limit
 from penstock.config import parse_policies
 from penstock.core._lua import LuaSource
-from penstock.core._strategy import find_strategy, registered
+from penstock.core._register import find_strategy, registered
 from penstock.service.http._openapi import openapi, openapi_json
 from penstock.strategies import Gcra
 from penstock.testkit import (

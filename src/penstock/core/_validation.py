@@ -322,6 +322,9 @@ def _meant(text: str) -> str:
     """The end of a message on a rate in another form."""
     spoken = re.fullmatch(_SPOKEN, text.lower(), re.ASCII)
     if spoken is not None:
+        period = re.fullmatch(_DURATION, spoken[2], re.ASCII)
+        if period is not None and period[2] not in UNIT_MS:
+            return _near(period[2])
         return f"; did you mean '{spoken[1]}/{spoken[2].strip()}'?"
     if re.fullmatch(r"\s*[0-9]*\.[0-9]+\s*/.+", text, re.ASCII):
         return "; for a fraction take a longer period: half a request a second is '1/2s'"
