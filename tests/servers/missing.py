@@ -57,8 +57,9 @@ LOCATE: dict[str, Callable[[], Path]] = {
     "redis8": Redis8.locate,
     "valkey": Valkey.locate,
 }
-# Redis 7, Java and Maven come from the system's packages, which not every CI machine has.
-OPTIONAL = frozenset({"dynamodb-local", "redis7"})
+# Redis 7, Java and Maven come from the system's packages, which not every CI machine has;
+# actionlint is built by those who change a workflow.
+OPTIONAL = frozenset({"actionlint", "dynamodb-local", "redis7"})
 
 
 def require(name: str) -> None:
