@@ -17,7 +17,7 @@ from penstock import (
     token_bucket,
 )
 from penstock.budget import token_budget
-from penstock.core._validation import parse_duration_ms, parse_rate
+from penstock.core._durations import parse_duration_ms, parse_rate
 from tests.support.helpers import HUGE, NOW
 
 from .refusals import assert_refused

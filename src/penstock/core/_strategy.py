@@ -24,11 +24,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ._decision import Booking, Decision, Forecast, Outcome
+from ._durations import number_in_words, rate_in_words
 from ._errors import UnsupportedError
 from ._validation import (
     MAX_SAFE,
-    number_in_words,
-    rate_in_words,
     reject,
     require_choice,
     require_int,

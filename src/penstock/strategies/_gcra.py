@@ -35,16 +35,10 @@ from math import ceil, floor
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core._decision import Booking, Decision, Forecast, Outcome
+from ..core._durations import parse_rate
 from ..core._lua import LuaSource, beside, real
 from ..core._strategy import Parameter, Strategy
-from ..core._validation import (
-    MAX_SAFE,
-    MAX_SPAN_MS,
-    MAX_STORED_MS,
-    parse_rate,
-    reject,
-    stored_number,
-)
+from ..core._validation import MAX_SAFE, MAX_SPAN_MS, MAX_STORED_MS, reject, stored_number
 from ._token_bucket import token_bucket
 
 if TYPE_CHECKING:

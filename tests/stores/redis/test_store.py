@@ -211,7 +211,7 @@ def test_two_strategies_on_one_key_are_told_to_use_prefixes(server: RedisServer,
     store.close()
 
 
-def test_a_role_that_no_rider_knows_is_refused(key: str) -> None:
+def test_a_role_that_no_accelerator_knows_is_refused(key: str) -> None:
     """Rather than writing the state in a form that the scripts could not read."""
     store = by_caller()
     strategy = gcra(5, 1_000)
