@@ -32,7 +32,7 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     env = environment(PYTHONPATH=str(REPO / "src"))
     return subprocess.run(
-        [*PENSTOCK, *words], env=env, capture_output=True, text=True, timeout=20, check=False
+        [*PENSTOCK, *words], env=env, capture_output=True, text=True, timeout=60, check=False
     )
 
 

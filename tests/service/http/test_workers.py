@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.servers import NotReady, Valkey, eventually, require
+from tests.servers.process import Port
 
 from .serving import Client, Penstock, post_bytes
 from .test_serve import run
@@ -377,7 +378,9 @@ def test_a_port_that_is_taken_is_noticed_though_workers_share_theirs(
 
 def test_workers_that_cannot_start_end_with_the_code_that_one_would(tmp_path: Path) -> None:
     """2 for a mistake, whoever of them finds it."""
-    done = run("serve", "--no-grpc", "--workers", "2", "--store", "carrier-pigeon://")
+    port = Port()
+    flags = ("--no-grpc", "--http-port", str(port.number), "--workers", "2")
+    done = run("serve", *flags, "--store", "carrier-pigeon://")
     assert done.returncode == 2
     assert "carrier-pigeon" in done.stderr
     assert "Traceback" not in done.stderr
