@@ -18,6 +18,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"accel", "stores"}),
     frozenset({"_declared"}),
     frozenset({"_limits", "_rate_limit", "budget", "concurrency"}),
+    frozenset({"_arguments"}),
     frozenset({"_limited", "admission", "testkit"}),
     frozenset({"config", "observe", "wire"}),
     frozenset({"adapters", "leasing"}),

@@ -213,12 +213,12 @@ def test_a_worker_that_dies_is_replaced_and_none_outlives_the_parent(valkey: Val
     """The port stays served, and a SIGKILL of the parent leaves nobody behind."""
     with Penstock("--store", valkey.patient_url, "--workers", "2") as server:
 
-        def greeted() -> None:
+        def has_banner() -> None:
             """Said once all workers serve; one that dies before that ends the start."""
             if "try:" not in server.log_path.read_text():
-                raise NotReady("no greeting yet")
+                raise NotReady("no banner yet")
 
-        eventually(greeted, within=20, what="the greeting")
+        eventually(has_banner, within=20, what="the banner")
         before = _workers(server.pid)
         os.kill(min(before), signal.SIGKILL)
 
