@@ -17,12 +17,13 @@ SOURCES := $(wildcard src/penstock/accel/*.p[yx]*)
 PACKAGE := pyproject.toml setup.py $(SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-long test-all test-foreign lint types docs unit pure bench bench-all pictures wire clean
+.PHONY: help setup serve test test-long test-all test-foreign lint workflows types docs unit pure
+.PHONY: bench bench-all pictures wire clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-setup: $(VENV)/.packages .tools/.servers .tools/.actionlint  ## the virtual environment, the native build, the test servers
+setup: $(VENV)/.packages .tools/.servers  ## the virtual environment, the native build, the test servers
 
 $(VENV)/.python:
 	@echo "==> a virtual environment in $(VENV)"
@@ -55,11 +56,6 @@ SAY_PATH = $(BIN)/python -c 'import penstock; print("    native path:", "on" if 
 	@$(BIN)/python -m tests.servers.setup
 	@touch $@
 
-.tools/.actionlint: $(VENV)/.packages tools/actionlint.py
-	@echo "==> a checker of workflows"
-	@$(BIN)/python -m tools.actionlint || echo "    the workflows go unchecked: their test says how to get it"
-	@mkdir -p $(@D) && touch $@
-
 serve: $(VENV)/.service  ## run the service on its embedded store: make serve ARGS="--config penstock.yaml"
 	@$(BIN)/python -m penstock.cli serve $(ARGS)
 
@@ -69,13 +65,17 @@ test:  ## lint, types, docs and all tests, on real backends, on both paths
 	@$(MAKE) --no-print-directory --jobs=5 setup lint types docs pure unit FIRST="lint types docs"
 	@echo "==> all good"
 
-test-long:  ## the same, with every example, every instruction, every figure: half an hour or more
+test-long: workflows  ## the same, with every example, every instruction, every figure: half an hour or more
 	@LONG=1 $(MAKE) --no-print-directory test
 
 lint: $(VENV)/.packages  ## ruff
 	@echo "==> lint"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+
+workflows: $(VENV)/.packages  ## actionlint, which is built once; after a change to a workflow
+	@echo "==> workflows"
+	@$(BIN)/python -m tools.actionlint
 
 types: $(VENV)/.packages  ## mypy --strict
 	@echo "==> types"
@@ -101,8 +101,9 @@ unit: setup | $(FIRST)
 PURE := tests/core tests/strategies tests/conformance tests/stores/memory tests/leasing
 # But for what asks the oracle itself or a server, or takes both paths whenever it runs: another run
 # adds nothing.
-SAME := $(patsubst %,tests/strategies/test_%.py,calendar_quota exact_bursts giving_back guide laws \
-  scripts_by_hand) $(patsubst %,tests/leasing/test_%.py,client client_outages fleet_server valkey) \
+ORACLE := calendar_quota exact_bursts giving_back guide laws scripts_by_hand
+SERVED := client client_outages fleet_server processes valkey
+SAME := $(ORACLE:%=tests/strategies/test_%.py) $(SERVED:%=tests/leasing/test_%.py) \
   tests/stores/memory/test_bytes.py
 pure: $(VENV)/.packages
 	@echo "==> tests of the in-process path, interpreted"

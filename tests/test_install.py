@@ -192,9 +192,10 @@ def test_the_sdist_installs_with_and_without_a_compiler(
 
 
 def _hasty_compiler(folder: Path) -> Path:
-    """The compiler of this Python, without its optimizer, which takes most of the time."""
+    """The compiler of this Python, without its optimizer and what a debugger would need, which take
+    most of the time."""
     script = folder / "compiler"
-    script.write_text(f'#!/bin/sh\nexec {sysconfig.get_config_var("CC") or "cc"} "$@" -O0\n')
+    script.write_text(f'#!/bin/sh\nexec {sysconfig.get_config_var("CC") or "cc"} "$@" -O0 -g0\n')
     script.chmod(0o755)
     return script
 

@@ -209,7 +209,7 @@ def test_sentinel_fails_over(sentinel: RedisSentinel) -> None:
     old = sentinel.master
     old.call("SET", "k", "v")
     eventually(
-        lambda: _expect(sentinel.replica.call("GET", "k"), "v"), within=5, what="replication"
+        lambda: _expect(sentinel.replica.call("GET", "k"), "v"), within=20, what="replication"
     )
     new = sentinel.crash_master()
     assert new is not old
@@ -271,7 +271,7 @@ def test_dynalite_keeps_conditions_and_data(dynalite: Dynalite) -> None:
         "Item": {"k": {"S": "a"}},
         "ConditionExpression": "attribute_not_exists(k)",
     }
-    eventually(lambda: dynalite.call("PutItem", put), within=5, what="the table")
+    eventually(lambda: dynalite.call("PutItem", put), within=20, what="the table")
     with pytest.raises(RefusedError, match="ConditionalCheckFailed"):
         dynalite.call("PutItem", put)
     assert_pauses(dynalite)
@@ -425,7 +425,7 @@ def test_no_server_outlives_a_killed_test_run() -> None:
     root, *pids = run.stdout.split()
     assert len(pids) > 3
     wait_gone([int(pid) for pid in pids])
-    eventually(lambda: _expect(Path(root).exists(), False), within=5, what="removal of the folder")
+    eventually(lambda: _expect(Path(root).exists(), False), within=20, what="removal of the folder")
 
 
 @pytest.mark.parametrize(

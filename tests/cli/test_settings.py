@@ -150,7 +150,7 @@ class Serving(Penstock):
                 raise NotReady(text)
             return text
 
-        return eventually(said, within=10, what="the banner")
+        return eventually(said, within=20, what="the banner")
 
 
 def refused(*flags: str, **environ: str) -> str:

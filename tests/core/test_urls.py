@@ -43,11 +43,11 @@ def test_a_limiter_from_a_url_closes_what_it_opened(valkey: Valkey) -> None:
             assert limiter.check("k").remaining == 5 - spent
             with pytest.raises(NotReady):
                 alone(valkey)
-        eventually(lambda: alone(valkey), within=10, what="closed by with")
+        eventually(lambda: alone(valkey), within=20, what="closed by with")
     limiter = rate_limit(gcra(5, 3_600_000), store=url_on(valkey), prefix="api")
     assert limiter.check("k").remaining == 2
     limiter.close()
-    eventually(lambda: alone(valkey), within=10, what="closed by close")
+    eventually(lambda: alone(valkey), within=20, what="closed by close")
 
 
 def test_its_async_twin_closes_both_kinds_of_connection(valkey: Valkey) -> None:
@@ -57,11 +57,11 @@ def test_its_async_twin_closes_both_kinds_of_connection(valkey: Valkey) -> None:
         async with rate_limit("5/hour", store=url_on(valkey)) as limiter:
             assert (await limiter.acheck("k")).remaining == 4
             assert limiter.check("k").remaining == 3
-        eventually(lambda: alone(valkey), within=10, what="closed by async with")
+        eventually(lambda: alone(valkey), within=20, what="closed by async with")
         limiter = rate_limit("5/hour", store=url_on(valkey))
         assert (await limiter.acheck("k")).remaining == 2
         await limiter.aclose()
-        eventually(lambda: alone(valkey), within=10, what="closed by aclose")
+        eventually(lambda: alone(valkey), within=20, what="closed by aclose")
 
     asyncio.run(main())
 

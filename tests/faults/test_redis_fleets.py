@@ -41,7 +41,7 @@ def _wait_replicated(sentinel: RedisSentinel, key: str) -> None:
         if sentinel.replica.call("EXISTS", key) != 1:
             raise NotReady("the replica is behind")
 
-    eventually(look, within=10, what="the replica")
+    eventually(look, within=20, what="the replica")
 
 
 def test_a_frozen_sentinel_costs_no_call(either: Either, sentinel: RedisSentinel) -> None:

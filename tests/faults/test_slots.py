@@ -161,7 +161,7 @@ def test_slots_through_a_failover(tmp_path: Path) -> None:
             if sentinel.replica.call("ZCARD", f"{fleet.prefix}:k") != LIMIT:
                 raise NotReady("the replica is behind")
 
-        eventually(replicated, within=10, what="the replica")
+        eventually(replicated, within=20, what="the replica")
         before = set(fleet.spans())
         later = fleet.start(60)
         sentinel.crash_master()

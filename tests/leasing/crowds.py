@@ -21,7 +21,7 @@ def leased(far: FarStore, limit: int = 1_000, **options: Any) -> TwoTierLimiter:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)

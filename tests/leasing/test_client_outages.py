@@ -145,5 +145,5 @@ def test_a_stopped_server_is_found_again_by_a_limiter_that_was_idle(
         except StoreUnavailableError as error:
             raise NotReady from error
 
-    eventually(probe, within=10, what="a lease")
+    eventually(probe, within=20, what="a lease")
     limiter.close()

@@ -197,7 +197,7 @@ def recovers(limiter: Limiter) -> None:
         except StoreUnavailableError as error:
             raise NotReady from error
 
-    eventually(probe, within=10, what="a lease")
+    eventually(probe, within=20, what="a lease")
 
 
 @each_mode

@@ -60,9 +60,11 @@ LOCATE: dict[str, Callable[[], Path]] = {
     "redis8": Redis8.locate,
     "valkey": Valkey.locate,
 }
-# Redis 7, Java and Maven come from the system's packages, which not every CI machine has. The wheel
-# of Envoy is for Linux.
-OPTIONAL = frozenset({"dynamodb-local", "redis7", *(() if sys.platform == "linux" else ("envoy",))})
+# Redis 7, Java and Maven come from the system's packages, which not every CI machine has;
+# actionlint is built by those who change a workflow. The wheel of Envoy is for Linux.
+OPTIONAL = frozenset({"actionlint", "dynamodb-local", "redis7"}) | (
+    frozenset() if sys.platform == "linux" else {"envoy"}
+)
 
 
 def require(name: str) -> None:

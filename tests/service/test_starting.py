@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.servers import Postgres, require
-from tests.servers.process import environment
+from tests.servers.process import Port, environment
 
 from .http.serving import Client, Penstock
 
 
 def _serve(store: str) -> subprocess.CompletedProcess[str]:
+    port = Port()
+    flags = ["--no-grpc", "--http-port", str(port.number), "--store", store]
     return subprocess.run(
-        [sys.executable, "-m", "penstock.cli", "serve", "--no-grpc", "--store", store],
+        [sys.executable, "-m", "penstock.cli", "serve", *flags],
         env=environment(),
         capture_output=True,
         text=True,

@@ -258,6 +258,8 @@ def test_a_killed_server_leaves_both_keys_charged_or_neither() -> None:
         url = edge.url_of("deno-kv", server.port, timeout_ms=2_000)
         for _ in range(3):
             store = edge.opened(url)
+            store.apply_all(steps, NOW)
+            told += 1
             killer = threading.Timer(0.1, server.kill)
             killer.start()
             try:

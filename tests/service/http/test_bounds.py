@@ -239,10 +239,10 @@ def test_a_long_request_is_counted_until_it_is_answered() -> None:
             if not store.asked or buffered[-1] < len(keys):
                 raise NotReady(str(buffered[-1]))
 
-        eventually(reserved, within=10, what="the request at the store")
+        eventually(reserved, within=20, what="the request at the store")
         store.go_on.set()
         assert read_all(line).startswith(b"HTTP/1.1 200 ")
-        eventually(lambda: _nothing_held(server), within=10, what="the memory")
+        eventually(lambda: _nothing_held(server), within=20, what="the memory")
 
 
 def _nothing_held(server: InProcessServer) -> None:

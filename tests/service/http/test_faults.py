@@ -192,7 +192,7 @@ def test_workers_share_a_port_and_a_limit(valkey: Valkey) -> None:
                     raise NotReady(line)
 
         for _ in range(5):
-            eventually(counted, within=3, what="the sum of all workers")
+            eventually(counted, within=20, what="the sum of all workers")
         process = server.process()
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0

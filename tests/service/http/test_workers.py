@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.servers import NotReady, Valkey, eventually, require
+from tests.servers.process import Port
 
 from .serving import Client, Penstock, post_bytes
 from .test_serve import run
@@ -77,9 +78,9 @@ def test_a_signal_to_the_whole_group_leaves_no_admitted_request_unanswered(numbe
         valkey.pause()
         for line in lines:
             line.sendall(request)
-        eventually(lambda: _in_flight(server, 8), within=5, what="all at the store")
+        eventually(lambda: _in_flight(server, 8), within=20, what="all at the store")
         os.killpg(process.pid, number)
-        eventually(lambda: _says(server, "stopping"), within=5, what="the stop")
+        eventually(lambda: _says(server, "stopping"), within=20, what="the stop")
         valkey.resume()
         answers = [line.recv(9_999)[:12] for line in lines]
         assert answers == [b"HTTP/1.1 200"] * 8
@@ -135,9 +136,9 @@ def test_the_second_signal_ends_all_of_them_at_once(tmp_path: Path) -> None:
         process, workers = server.process(), workers_of(server.pid)
         with socket.create_connection(("127.0.0.1", server.port), 10) as line:
             line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost")
-            eventually(lambda: _connected(server, 2), within=5, what="the connection")
+            eventually(lambda: _connected(server, 2), within=20, what="the connection")
             process.send_signal(signal.SIGTERM)
-            eventually(lambda: _says(server, "stopping"), within=5, what="the stop")
+            eventually(lambda: _says(server, "stopping"), within=20, what="the stop")
             process.send_signal(signal.SIGTERM)
             assert process.wait(5) == 130
         assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
@@ -152,9 +153,9 @@ def test_a_hangup_does_not_end_a_service_that_is_answering_its_last_calls(tmp_pa
         process = server.process()
         with socket.create_connection(("127.0.0.1", server.port), 10) as line:
             line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost")
-            eventually(lambda: _connected(server, 2), within=5, what="the connection")
+            eventually(lambda: _connected(server, 2), within=20, what="the connection")
             process.send_signal(signal.SIGTERM)
-            eventually(lambda: _says(server, "stopping"), within=5, what="the stop")
+            eventually(lambda: _says(server, "stopping"), within=20, what="the stop")
             process.send_signal(signal.SIGHUP)
             line.sendall(b"\r\n\r\n")
             assert line.recv(9_999).startswith(b"HTTP/1.1 200")
@@ -181,7 +182,7 @@ def test_workers_share_their_slots(tmp_path: Path) -> None:
                 if ask(server.port, "/ready").json["policies"] != 2:
                     raise NotReady("not yet")
 
-        eventually(served, within=10, what="the policy")
+        eventually(served, within=20, what="the policy")
         clients = [Client(server.port) for _ in range(12)]
         asked = {"policy": "jobs", "key": "k"}
         replies = [client.post("/v1/admit", asked) for client in clients]
@@ -207,9 +208,9 @@ def test_a_worker_that_dies_is_replaced_while_the_file_is_bad(tmp_path: Path) ->
     with Penstock("--config", str(config), *sqlite(tmp_path)) as server:
         eventually(lambda: _says(server, "try:"), within=20, what="all workers")
         config.write_text(ONE % 7)
-        eventually(lambda: _limits(server, {7: 8}), within=10, what="the good file")
+        eventually(lambda: _limits(server, {7: 8}), within=20, what="the good file")
         config.write_text("version: 1\nlimiters: {x: {}}\n")
-        eventually(lambda: _says(server, "limiters.x"), within=10, what="the bad file's refusal")
+        eventually(lambda: _says(server, "limiters.x"), within=20, what="the bad file's refusal")
         before = workers_of(server.pid)
         for pid in before:
             os.kill(pid, signal.SIGKILL)
@@ -271,17 +272,17 @@ def test_counters_never_go_back_though_all_workers_are_killed(tmp_path: Path) ->
             for _ in range(40):
                 assert ask(server.port, "/check/alice").status == 200
                 grows()
-            eventually(partial(shows, decided), within=10, what="all that was decided")
+            eventually(partial(shows, decided), within=20, what="all that was decided")
             before = workers_of(server.pid)
             for pid in before:
                 os.kill(pid, signal.SIGKILL)
             eventually(partial(_replaced, server, before), within=20, what="two successors")
             shows(decided)
         config.write_text((ONE % 10_000).replace("default", "other"))
-        eventually(lambda: _serves(server, 404), within=10, what="the policy's end")
+        eventually(lambda: _serves(server, 404), within=20, what="the policy's end")
         grows()
         config.write_text(ONE % 10_000)
-        eventually(lambda: _serves(server, 200), within=10, what="its return")
+        eventually(lambda: _serves(server, 200), within=20, what="its return")
         grows()
 
 
@@ -377,7 +378,9 @@ def test_a_port_that_is_taken_is_noticed_though_workers_share_theirs(
 
 def test_workers_that_cannot_start_end_with_the_code_that_one_would(tmp_path: Path) -> None:
     """2 for a mistake, whoever of them finds it."""
-    done = run("serve", "--no-grpc", "--workers", "2", "--store", "carrier-pigeon://")
+    port = Port()
+    flags = ("--no-grpc", "--http-port", str(port.number), "--workers", "2")
+    done = run("serve", *flags, "--store", "carrier-pigeon://")
     assert done.returncode == 2
     assert "carrier-pigeon" in done.stderr
     assert "Traceback" not in done.stderr
