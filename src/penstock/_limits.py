@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from .accel._limits import gate_of
@@ -61,6 +62,8 @@ Cost = int | Mapping[str, int]
 
 # The interpreter keeps one object for this integer, and True is another.
 _ONE = 1
+# A named tuple's own constructor takes twice as long.
+_new_step: Callable[[tuple[Any, ...]], Step] = partial(tuple.__new__, Step)
 
 
 class Limit:
@@ -108,15 +111,18 @@ class Limit:
 class _Part:
     """A limit with what was settled for it."""
 
-    __slots__ = ("check", "forecast", "lead", "limit", "look", "name")
+    __slots__ = ("check", "forecast", "lead", "limit", "look", "name", "shadow", "step")
 
     def __init__(self, name: str, limit: Limit, lead: str) -> None:
         self.name = name
         self.limit = limit
+        self.shadow = limit.shadow
         self.lead = lead if limit.keyless else f"{lead}:"
         self.check: Transform[Decision] = checking(limit.strategy)
         self.look: Transform[Decision] = looking(limit.strategy)
         self.forecast: Transform[Forecast] = forecasting(limit.strategy)
+        # A check of one unit, where that is the same in every call.
+        self.step = Step(self.lead, self.check, 1, limit.shadow) if limit.keyless else None
 
 
 class Limits(OnStore):
@@ -409,11 +415,9 @@ class Limits(OnStore):
             # The common case, in which nothing is left out and each costs one unit.
             try:
                 return self._parts, [
-                    Step(
-                        part.lead if part.limit.keyless else part.lead + plain_key(keys[part.name]),
-                        part.check,
-                        1,
-                        part.limit.shadow,
+                    part.step
+                    or _new_step(
+                        (part.lead + plain_key(keys[part.name]), part.check, 1, part.shadow)
                     )
                     for part in self._parts
                 ]

@@ -108,18 +108,23 @@ class Charge(Settling):
         self.starts_at: int = charged_at + max(delays_ms, default=0)
         self._store = store
         self._now = now
-        told = [self.decision] if self.verdict is None else list(self.verdict.limits.values())
-        # A shadow that would have denied was not charged.
-        self._parts = [
-            (part, charged_at + delay)
-            for part, delay, decision in zip(parts, delays_ms, told, strict=True)
-            if answer.allowed and decision.allowed and part.cost
-        ]
+        told = (self.decision,) if self.verdict is None else self.verdict.decisions
+        self._parts: list[tuple[Part, int]] = []
+        self._ttl_ms: int | None = None
         # Whoever takes this out settles.
-        self._open = [True] if answer.allowed else []
-        ttls = [part.strategy.ttl_ms for part, _ in self._parts if part.strategy.is_held]
-        self._ttl_ms = min(ttls) if ttls else None
+        self._open = [True] if self.allowed else []
+        if self.allowed:
+            for part, delay_ms, decision in zip(parts, delays_ms, told, strict=True):
+                # A shadow that would have denied was not charged.
+                if decision.allowed and part.cost:
+                    self._add(part, charged_at + delay_ms)
         self._sure_until = self._sure_from(asked_at)
+
+    def _add(self, part: Part, at: int) -> None:
+        self._parts.append((part, at))
+        if part.strategy.is_held:
+            ttl_ms = part.strategy.ttl_ms
+            self._ttl_ms = ttl_ms if self._ttl_ms is None else min(self._ttl_ms, ttl_ms)
 
     @property
     def is_open(self) -> bool:
@@ -370,9 +375,10 @@ def _spent(
 
 def new_id(parts: Sequence[Part]) -> str:
     """For what is held; it begins with a letter, so that nobody takes it for a number."""
-    if not any(part.strategy.is_held for part in parts):
-        return ""
-    return f"s{os.urandom(12).hex()}"
+    for part in parts:
+        if part.strategy.is_held:
+            return f"s{os.urandom(12).hex()}"
+    return ""
 
 
 def _taking(
@@ -470,9 +476,11 @@ def _charge(
 ) -> Charge:
     if store.reads_own_clock and parts:
         at = results[-1]
-    results = results[: len(parts)]
-    decisions = [each.decision if isinstance(each, Booking) else each for each in results]
-    delays = [each.delay_ms if isinstance(each, Booking) else 0 for each in results]
+    decisions, delays = [], []
+    for _, each in zip(parts, results, strict=False):
+        booked = type(each) is Booking
+        decisions.append(each.decision if booked else each)
+        delays.append(each.delay_ms if booked else 0)
     return Charge(store, now, parts, answer(decisions), at, delays, slot_id, asked_at)
 
 
