@@ -21,8 +21,9 @@ from penstock import (
     fixed_window,
     gcra,
     rate_limit,
+    token_bucket,
 )
-from penstock.core._transform import Step, checking, refunding
+from penstock.core._transform import Step, charging, checking, pausing, refunding
 from penstock.stores import open_store
 from penstock.stores.redis import RedisStore
 from penstock.strategies import Gcra
@@ -208,4 +209,24 @@ def test_a_timeline_by_the_limiter_is_that_of_the_oracle() -> None:
             elif charge and step % 3 == 0:
                 charge.cancel()
         assert here.peek(keys) == there.peek(keys)
+    store.close()
+
+
+def test_what_comes_back_in_a_pause_is_what_was_charged() -> None:
+    """To the last bit, as in memory: a sum that has to be rounded is rounded down."""
+    bucket = token_bucket(10, 0.01)
+    store, oracle = open_empty("valkey"), mixtures.OracleStore()
+    transforms = [
+        checking(bucket),
+        pausing(bucket, START + 5_000),
+        refunding(bucket, START),
+        charging(bucket),
+        refunding(bucket, START),
+        *[checking(bucket)] * 4,
+    ]
+    for transform in transforms:
+        cost = 1 if transform.role == "check" else 3
+        here, there = (each.apply("k", transform, START, cost) for each in (oracle, store))
+        assert there == here
+    assert not there
     store.close()
