@@ -29,7 +29,7 @@ from ...core._lua import (
     in_words,
     script_of_all,
 )
-from ...core._strategy import registered
+from ...core._register import registered
 from ...core._transform import Step, Transform, checking, decide_all, trying
 from .. import record
 from .._sheet import ConnectionFailedError
