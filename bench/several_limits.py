@@ -4,7 +4,7 @@ Ratios of two things measured in the same run, in turn, so that a busy machine s
 
 - in memory, one `Limits.check` of three limits against one plain check, beside two peers that ask
   three times (where they are installed);
-- on Redis the same, and a slot taken and given back against one check;
+- on Redis the same, and a slot taken and given back against one check, sync and awaited;
 - memory per key and limit, of 100,000 keys of three limits.
 
 Medians over rounds, of times and of ratios; the last line is JSON. Give a redis:// URL, or none to
@@ -13,6 +13,7 @@ start a Valkey.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
@@ -20,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -36,6 +37,8 @@ TARGETS = {
     "memory_three": 2.5,
     "redis_three": 1.3,
     "redis_slot": 2.2,
+    "redis_three_awaited": 1.3,
+    "redis_slot_awaited": 2.2,
     "bytes_per_key_and_limit": 170.0,
 }
 
@@ -128,6 +131,32 @@ def on_redis(url: str) -> dict[str, Compared]:
     return found
 
 
+async def awaited_on_redis(url: str) -> dict[str, Compared]:
+    store = RedisStore.from_url(url, timeout_ms=5_000)
+    one = rate_limit(gcra(10**6, DAY_MS), store=store, prefix="user")
+    three = Limits(shape(), store=store, prefix="several")
+    held = rate_limit(slots(100), store=store, prefix="slots")
+
+    async def take_and_give_back() -> None:
+        charge = await held.areserve("k")
+        await charge.acancel()
+
+    works: dict[str, Callable[[], Awaitable[object]]] = {
+        "one check": lambda: one.acheck("alice"),
+        "three limits": lambda: three.acheck(KEYS),
+        "a slot, taken and given back": take_and_give_back,
+    }
+    rounds: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(ROUNDS):
+        for name, work in works.items():
+            start = time.perf_counter()
+            for _ in range(50):
+                await work()
+            rounds[name].append((time.perf_counter() - start) / 50 * 1e6)
+    await store.aclose()
+    return {name: _median(times, rounds["one check"]) for name, times in rounds.items()}
+
+
 def bytes_per_key_and_limit() -> float:
     """What 100,000 keys of three limits take, in a process of their own."""
     script = "from bench.several_limits import weigh; print(weigh())"
@@ -168,14 +197,18 @@ def main(arguments: list[str]) -> None:
 
             url = stack.enter_context(Valkey()).url
         memory, redis = in_memory(), on_redis(url)
+        awaited = asyncio.run(awaited_on_redis(url))
         weight = bytes_per_key_and_limit()
     show("in memory", memory)
     show("on Redis", redis)
+    show("on Redis, awaited", awaited)
     print(f"memory per key and limit: {weight:.0f} bytes")
     figures = {
         "memory_three": memory["three limits"].ratio,
         "redis_three": redis["three limits"].ratio,
         "redis_slot": redis["a slot, taken and given back"].ratio,
+        "redis_three_awaited": awaited["three limits"].ratio,
+        "redis_slot_awaited": awaited["a slot, taken and given back"].ratio,
         "bytes_per_key_and_limit": weight,
     }
     for name, target in TARGETS.items():

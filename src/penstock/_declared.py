@@ -8,7 +8,8 @@ here, too.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from .core._charges import Part
@@ -32,6 +33,8 @@ Cost = int | Mapping[str, int]
 
 # The interpreter keeps one object for this integer, and True is another.
 _ONE = 1
+# A named tuple's own constructor takes twice as long.
+_new_step: Callable[[tuple[Any, ...]], Step] = partial(tuple.__new__, Step)
 
 
 class Limit:
@@ -79,15 +82,18 @@ class Limit:
 class DeclaredLimit:
     """A limit with its name, the lead of its keys and its transforms."""
 
-    __slots__ = ("check", "forecast", "lead", "limit", "look", "name")
+    __slots__ = ("check", "forecast", "lead", "limit", "look", "name", "shadow", "step")
 
     def __init__(self, name: str, limit: Limit, lead: str) -> None:
         self.name = name
         self.limit = limit
+        self.shadow = limit.shadow
         self.lead = lead if limit.keyless else f"{lead}:"
         self.check: Transform[Decision] = checking(limit.strategy)
         self.look: Transform[Decision] = looking(limit.strategy)
         self.forecast: Transform[Forecast] = forecasting(limit.strategy)
+        # A check of one unit, where that is the same in every call.
+        self.step = Step(self.lead, self.check, 1, limit.shadow) if limit.keyless else None
 
 
 class Declaration:
@@ -108,11 +114,9 @@ class Declaration:
             # The common case, in which nothing is left out and each costs one unit.
             try:
                 return self.parts, [
-                    Step(
-                        part.lead if part.limit.keyless else part.lead + plain_key(keys[part.name]),
-                        part.check,
-                        1,
-                        part.limit.shadow,
+                    part.step
+                    or _new_step(
+                        (part.lead + plain_key(keys[part.name]), part.check, 1, part.shadow)
                     )
                     for part in self.parts
                 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import ceil
+from fractions import Fraction
+from math import ceil, inf, nextafter
 from typing import Any
 
 import pytest
@@ -333,3 +334,36 @@ def test_no_limit_takes_and_gives_anything() -> None:
     assert key.run("refund", NOW, 3, NOW) == 3
     assert key.run("charge", NOW, 3).allowed
     assert key.run("book", NOW, 3, 5).delay_ms == 0
+
+
+# Where sums are rounded: next to a whole number, and anywhere.
+levels = st.builds(
+    nextafter, st.integers(-9, 9).map(float), st.sampled_from([-inf, inf])
+) | st.floats(-9, 9)
+
+
+@given(tokens=levels, cost=st.integers(1, 9), ahead=st.integers(0, 2_000))
+def test_a_bucket_moves_by_no_more_than_its_units_to_the_last_bit(
+    tokens: float, cost: int, ahead: int
+) -> None:
+    """What is given back, taken or booked: rounding never makes a token of what is none."""
+    bucket = token_bucket(9, 3.3)
+    state = (tokens, NOW + ahead)
+
+    refunded = bucket.refund(state, NOW, cost, NOW)
+    charged = bucket.charge(state, NOW, cost)
+    booked = bucket.book(state, NOW, cost, 10**9)
+
+    if refunded.persist:
+        assert Fraction(refunded.state[0]) <= Fraction(tokens) + cost
+    assert Fraction(charged.state[0]) <= Fraction(tokens) - cost
+    assert Fraction(booked.state[0]) <= Fraction(tokens) - cost
+
+
+def test_what_comes_back_in_a_pause_is_what_was_charged() -> None:
+    """The token that a pause leaves just short of being there does not come with it."""
+    key = Key(token_bucket(10, 0.01))
+    assert key.run("check", NOW, 3).allowed
+    key.run("pause", NOW, NOW + 5_000)
+    assert key.run("refund", NOW, 3, NOW) == 3
+    assert [key.run("check", NOW, 1).allowed for _ in range(4)] == [True, True, True, False]

@@ -95,7 +95,7 @@ local function check(p, stored, now, cost)
 end
 
 local function write(key, p, state, px)
-  call('HSET', key, 's', format('%.0f', state.start), 'c', format('%.0f', state.count))
+  call('HSET', key, 's', state.start, 'c', state.count)
   call('PEXPIRE', key, px)
 end
 

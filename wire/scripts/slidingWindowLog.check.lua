@@ -72,8 +72,7 @@ end
 
 -- Decide.
 local function stampAt(key, rank)
-  local place = format('%.0f', rank)
-  return number(call('ZRANGE', key, place, place, 'WITHSCORES')[2], WHOLE, MAX_STORED_MS)
+  return number(call('ZRANGE', key, rank, rank, 'WITHSCORES')[2], WHOLE, MAX_STORED_MS)
 end
 
 -- `stored` units of the window, from the `oldest` on, stand in the set behind `gone` others;
@@ -83,7 +82,7 @@ local function read(key, p, now)
   if stored > 0 then
     oldest = stampAt(key, 0)
     if oldest <= edge then
-      gone = call('ZCOUNT', key, '-inf', format('%.0f', edge))
+      gone = call('ZCOUNT', key, '-inf', edge)
       stored, oldest = stored - gone, nil
       if stored > 0 then oldest = stampAt(key, gone) end
     end
@@ -131,7 +130,7 @@ local function check(p, log, now, cost)
 end
 
 local function write(key, p, log, px)
-  if log.gone > 0 then call('ZREMRANGEBYSCORE', key, '-inf', format('%.0f', log.edge)) end
+  if log.gone > 0 then call('ZREMRANGEBYSCORE', key, '-inf', log.edge) end
   if log.returned then
     local units = log.units
     while units > 0 do
@@ -140,7 +139,7 @@ local function write(key, p, log, px)
       units = units - chunk
     end
   end
-  local score, n, missing = format('%.0f', log.newest or 0), 0, log.added
+  local score, n, missing = log.newest or 0, 0, log.added
   if log.isTaken then n = call('ZCOUNT', key, score, score) end
   while missing > 0 do
     local chunk = {}

@@ -90,7 +90,7 @@ local function check(p, stored, now, cost)
 end
 
 local function write(key, p, state, px)
-  call('HSET', key, 't', format('%.17g', state.tokens), 'l', format('%.0f', state.last))
+  call('HSET', key, 't', format('%.17g', state.tokens), 'l', state.last)
   call('PEXPIRE', key, px)
 end
 

@@ -13,20 +13,23 @@ A strategy has one Lua file, which lies beside its Python file and holds these t
     charge(p, state, now, cost)                as check
     book(p, state, now, cost, maxWaitMs)       as check, with the delay as retryAfterMs
     pause(p, state, now, untilMs)              1, 0, 0, 0, 0, and the new state and its ttl
+    -- Only for refund, book.     optional, further down: no other operation needs what stands below
+                                  it, to the next such line or the end of the file
 
 All of them may use what `scripts/prelude.lua` defines. `p` holds the parameters by their names on
 the wire. Where a ttl is returned there is something to write, and a state of nil deletes the key.
 From the one file come three scripts: `check` decides for one key and writes, `read` returns the
-raw state and never writes, `many` decides for all of its KEYS in order, at one instant. A fourth,
-`all`, holds the files of several strategies and decides any mixture of them as one. The files in
-`scripts/` are what they share.
+raw state and never writes, `many` decides for all of its KEYS in order, at one instant. Another one
+for each of its operations, `alone`, does that to one key. And `all`, which holds the files of
+several strategies, decides any mixture of their operations as one. The files in `scripts/` are what
+they share.
 
 A script starts with its arguments, and with the constants of this package. A `now` of 0 means the
 server's clock, any other value is the instant to use. Lua has one kind of number, the double, so
 the arithmetic of the oracle carries over as it stands; what must not happen is a detour through
 text. `..` and `tostring` keep 14 digits, so numbers become text by `%.17g` (doubles) or `%.0f`
-(whole numbers) and nothing else; but for spans that are handed to a command as they are, since
-servers write whole numbers out in full.
+(whole numbers) and nothing else; but whole numbers are handed to a command as they are, since
+servers write those out in full, and quicker. Others they may write with fewer digits.
 
 Physical expiry only gives memory back. A strategy's `ttl` says for how long, on the clock of
 whoever asks, a state can matter; the key stays longer than that by a margin, in case others ask by
@@ -52,6 +55,9 @@ A check or a read touches KEYS[1] and no other key. There is no `#!lua` line: se
 The reply of `many` is short, because each integer costs something on both sides. `retryAfterMs` is
 0 exactly when a request is allowed, so one of the two will do; the limit is said once; and
 neighbours that get the same answer, as idle keys do, share it. It is no part of the contract.
+
+The steps of `all` are one argument, a flat array in JSON: a server reads that in half of the time
+that it takes for as many arguments and their numbers. Nor is that part of the contract.
 """
 
 from __future__ import annotations
@@ -60,6 +66,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
+from json.encoder import encode_basestring
 from typing import Any, ClassVar
 
 from ._clock import SystemClock
@@ -73,16 +80,16 @@ __all__ = [
     "OTHER_PERIOD",
     "PERIODS",
     "REPLY",
-    "WITHOUT_ARGUMENT",
     "LuaAccelerator",
     "LuaScript",
     "LuaSource",
     "beside",
     "hash_fields",
+    "in_json",
+    "in_words",
     "real",
     "script_of_all",
     "signed",
-    "step_argument",
     "whole",
 ]
 
@@ -99,8 +106,6 @@ the caller sees starts, that one itself, the next one, and where the next one en
 OTHER_PERIOD = "OTHERPERIOD"
 """The error of a script whose clock is outside of these; the instant that it shows is the last word
 but for what a server adds."""
-WITHOUT_ARGUMENT = frozenset({"check", "look", "try", "charge", "reclaim"})
-"""The operations of the script `all` that take nothing but a cost."""
 REPLY = ("allowed", "limit", "remaining", "resetAt", "retryAfterMs")
 """The five integers that a check replies with."""
 
@@ -112,8 +117,11 @@ _CONSTANTS = {
     "MAX_INSTANT_MS": MAX_INSTANT_MS,
     "MAX_STORED_MS": MAX_STORED_MS,
 }
+# Operations whose argument is a number; that of the others is the id of a slot.
+_NUMBERED = frozenset({"refund", "book", "pause"})
 _DECIDE = "\n-- Decide.\n"
 _GIVE_BACK = "\n-- Give back.\n"
+_ONLY_FOR = "\n-- Only for "
 _SHARED = os.path.join(os.path.dirname(__file__), "scripts")
 
 PeriodsAt = Callable[[int], tuple[int, int, int, int]]
@@ -208,6 +216,39 @@ class LuaSource:
         parts = (self._facts(), _shared("prelude"), reading)
         return self._script("read", *parts, _shared("read"))
 
+    @cached_property
+    def alone(self) -> Mapping[tuple[str, bool], LuaScript]:
+        """Each operation on one key, as a shadow or not: a shadow keeps what a denial leaves."""
+        return {
+            (operation, shadow): self._made_alone(operation, shadow)
+            for operation in self.operations
+            for shadow in (False, True)
+        }
+
+    def _made_alone(self, operation: str, shadow: bool) -> LuaScript:
+        place = len(self.argv) + 1
+        argument = f"local argument = ARGV[{place}]\n"
+        if operation in _NUMBERED:
+            argument += "argument = tonumber(argument)\n"
+        elif operation == "renew":
+            argument = (
+                "local argument = {}\n"
+                f"for place = {place}, #ARGV do argument[#argument + 1] = ARGV[place] end\n"
+            )
+        if operation == "pause":
+            argument += "cost = argument\n"
+        return self._script(
+            f"{operation}.alone",
+            self._facts(),
+            self._arguments(),
+            argument,
+            _shared("prelude"),
+            _shared("clock"),
+            self._text_for(operation),
+            f"local operation, isShadow = {operation}, {_literal(shadow)}\n",
+            _shared("alone"),
+        )
+
     def accelerator(
         self, parameters: Mapping[str, Any], periods_at: PeriodsAt | None = None
     ) -> LuaAccelerator:
@@ -238,13 +279,13 @@ class LuaSource:
     def settled(self) -> str:
         """For the script `all`: the rest of `strategy`, if that is its `name`."""
         given = [name for name in self.argv if name not in ("now", "cost")]
-        fields = {name: f"tonumber(ARGV[at + {place}])" for place, name in enumerate(given)}
+        fields = {name: f"steps[at + {place}]" for place, name in enumerate(given)}
         fields.update({name: _literal(value) for name, value in self._constants.items()})
         built = ", ".join(f"{name} = {value}" for name, value in fields.items())
         return (
             f"if name == '{self.name}' then\n"
             f"  strategy.foreign = '{self._foreign()}'\n"
-            "  strategy.parameters = function(at)\n"
+            "  strategy.parameters = function(steps, at)\n"
             f"    return {{{built}}}, at + {len(given)}\n"
             "  end\n"
             "end\n"
@@ -253,6 +294,23 @@ class LuaSource:
     @property
     def _deciding(self) -> str:
         return self.text.partition(_GIVE_BACK)[0] + "\n"
+
+    def _text_for(self, operation: str) -> str:
+        """What an operation needs of the file."""
+        if operation == "check":
+            return self._deciding
+        shared, *sections = self.text.split(_ONLY_FOR)
+        for section in sections:
+            line, _, functions = section.partition(".\n")
+            names = line.split(", ")
+            if not set(names) <= set(self.operations):
+                raise ConfigInvalidError(
+                    f"{self.file} has a line '-- Only for {line}.'; it must name some of "
+                    f"{', '.join(self.operations[1:])}"
+                )
+            if operation in names:
+                shared += f"\n{functions}"
+        return f"{shared}\n"
 
     @cached_property
     def text(self) -> str:
@@ -272,7 +330,7 @@ class LuaSource:
                 "limit, then per run of equal answers: length, remaining, resetAt, retryAfterMs",
             ),
             "read": ("1 key", "none", self.raw),
-        }[role]
+        }.get(role, ("1 key", f"{self._places()}, argument", f"now, {', '.join(REPLY)}"))
         name = f"{self.name}.{role}"
         head = (
             f"-- {name}\n-- KEYS  {keys}\n-- ARGV  {arguments}\n"
@@ -314,10 +372,12 @@ def script_of_all(sources: frozenset[LuaSource]) -> LuaScript:
     head = (
         "-- all\n"
         "-- KEYS  one per step\n"
-        "-- ARGV  1 now, then per step: its head, which is the strategy, the operation and 1 for\n"
-        "--       a shadow or 0; cost; an argument, if the operation has one; the parameters of\n"
-        "--       the strategy; and if the argument is # and a number, so many texts\n"
-        "-- reply now, then per step: five integers\n"
+        "-- ARGV  1 now; 2 a flat array in JSON, which has per step the name of the strategy, the\n"
+        "--       operation, 1 for a shadow or 0, the cost, an argument unless it is a check, and\n"
+        "--       the parameters; of a step that the caller has decided: swap, whether it admits,\n"
+        "--       1 or 0, and for how long its record is kept; then for each of those the record\n"
+        "--       that it was decided on, and the new one\n"
+        "-- reply now, then per step: five integers; now alone if a record was another one\n"
     )
     # One function, of which a call runs what it needs: to make a function costs a server more than
     # to skip it.
@@ -375,22 +435,12 @@ class LuaAccelerator:
             return self._usual
         return (b"%d" % now, *self._before, b"%d" % cost, *self._after)
 
-    def step(
-        self, now: int, role: str, cost: int, shadow: bool, argument: int | str | tuple[str, ...]
-    ) -> tuple[bytes, ...]:
-        """The arguments of one step of the script `all`."""
-        told: tuple[bytes, ...] = ()
-        texts: tuple[str, ...] = ()
-        if role not in WITHOUT_ARGUMENT:
-            told = (step_argument(argument),)
-            texts = argument if isinstance(argument, tuple) else ()
-        return (
-            f"{self.source.name} {role} {shadow:d}".encode(),
-            b"%d" % cost,
-            *told,
-            *self._parameters(now),
-            *[text.encode() for text in texts],
-        )
+    def step(self, now: int, role: str, shadow: bool) -> str:
+        """One step of the script `all`, with `%d` for its cost and `%s` for its argument."""
+        name = encode_basestring(self.source.name).replace("%", "%%")
+        argument = [] if role == "check" else ["%s"]
+        given = [parameter.decode() for parameter in self._parameters(now)]
+        return ",".join([name, f'"{role}"', f"{shadow:d}", "%d", *argument, *given])
 
     def _parameters(self, now: int) -> tuple[bytes, ...]:
         return (*self._before, *self._after)
@@ -399,11 +449,22 @@ class LuaAccelerator:
         """Called with the server's time where that is in none of the `PERIODS` that were sent."""
 
 
-def step_argument(argument: int | str | tuple[str, ...]) -> bytes:
-    """The argument of a step; of several texts, how many follow behind the parameters."""
+def in_json(argument: int | str | tuple[str, ...]) -> str:
+    """The argument of a step of `all`."""
     if isinstance(argument, str):
-        return argument.encode()
-    return b"#%d" % len(argument) if isinstance(argument, tuple) else b"%d" % argument
+        return encode_basestring(argument)
+    if isinstance(argument, tuple):
+        return f"[{','.join(map(encode_basestring, argument))}]"
+    return str(argument)
+
+
+def in_words(argument: int | str | tuple[str, ...]) -> tuple[bytes, ...]:
+    """The argument of a script for one operation."""
+    if isinstance(argument, str):
+        return (argument.encode(),)
+    if isinstance(argument, tuple):
+        return tuple([each.encode() for each in argument])
+    return (b"%d" % argument,)
 
 
 class PeriodAccelerator(LuaAccelerator):

@@ -129,6 +129,10 @@ def _none(_result: Any) -> None:
     return None
 
 
+def _nothing(_now: int, _retry_after_ms: int) -> int:
+    return 0
+
+
 def _itself(result: Any) -> Any:
     return result
 
@@ -287,7 +291,7 @@ def releasing(strategy: Strategy, slot_id: str) -> Transform[int]:
     def run(state: Any, now: int, _cost: int) -> Outcome[int]:
         return strategy.release(state, now, slot_id)
 
-    transform = Transform(strategy, "release", run, lambda _now, _retry_after_ms: 0)
+    transform = Transform(strategy, "release", run, _nothing)
     transform.argument = slot_id
     return transform
 

@@ -11,12 +11,16 @@ The state is forgotten once an untouched bucket is full again. That instant is f
 arithmetic that `check` itself uses: a product that falls short of the capacity by one rounding
 gets one millisecond more, so that forgetting never differs from remembering.
 
+What is taken unconditionally, booked or given back may be a sum that no double is: it is rounded
+down then. Else what came back could be worth a token more than what was charged: three tokens on
+top of one that is not quite there are not four.
+
 The order of the floating-point operations is fixed: every accelerator repeats it to the bit.
 """
 
 from __future__ import annotations
 
-from math import ceil, floor, nextafter
+from math import ceil, floor, inf, nextafter
 from typing import Any
 
 from ..core._decision import Booking, Decision, Forecast, Outcome
@@ -51,6 +55,12 @@ _WINDOW = Parameter("window_ms", "span")
 def _decode(raw: Any) -> State | None:
     fields = hash_fields(raw)
     return None if fields is None else (signed(fields[0]), whole(fields[1]))
+
+
+def _sum_rounded_down(tokens: float, units: int) -> float:
+    """Where a sum was rounded, the difference has none to round: it tells which way that was."""
+    total = tokens + units
+    return nextafter(total, -inf) if total - units > tokens else total
 
 
 class TokenBucket(Strategy):
@@ -142,16 +152,16 @@ class TokenBucket(Strategy):
             return Outcome(state, 0, 0, False)
         units = min(cost, floor(self.capacity - tokens))
         # Kept, though it may be full: a clock that goes back must not be credited twice.
-        tokens = min(self.capacity, tokens + cost)
+        tokens = min(self.capacity, _sum_rounded_down(tokens, cost))
         return Outcome((tokens, at), units, self._ttl(tokens, at, now), True)
 
     def charge(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         tokens, at = self._level(state, now)
-        return self._taken(max(tokens - cost, self.lowest), at, now)
+        return self._taken(max(_sum_rounded_down(tokens, -cost), self.lowest), at, now)
 
     def book(self, state: State | None, now: int, cost: int, max_wait_ms: int) -> Outcome[Booking]:
         tokens, at = self._level(state, now)
-        left = tokens - cost
+        left = _sum_rounded_down(tokens, -cost)
         delay_ms = 0
         if left < 0:
             delay_ms = min((at - now) + ceil(-left / self.refill_per_ms), MAX_SAFE)

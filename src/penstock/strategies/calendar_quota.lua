@@ -52,8 +52,7 @@ local function check(p, stored, now, cost)
 end
 
 local function write(key, p, state, px)
-  local start, finish = format('%.0f', state.start), format('%.0f', state.finish)
-  call('HSET', key, 's', start, 'e', finish, 'c', format('%.0f', state.count))
+  call('HSET', key, 's', state.start, 'e', state.finish, 'c', state.count)
   call('PEXPIRE', key, px)
 end
 

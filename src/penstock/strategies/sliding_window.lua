@@ -72,8 +72,7 @@ end
 
 local function write(key, p, state, px)
   for tick in pairs(state.changed) do
-    local field = format('%.0f', tick % (p.buckets + 1))
-    call('HSET', key, field, format('%.0f:%.0f', tick, state.counts[tick]))
+    call('HSET', key, tick % (p.buckets + 1), format('%.0f:%.0f', tick, state.counts[tick]))
   end
   call('PEXPIRE', key, px)
 end

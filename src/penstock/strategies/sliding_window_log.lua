@@ -18,8 +18,7 @@ end
 
 -- Decide.
 local function stampAt(key, rank)
-  local place = format('%.0f', rank)
-  return number(call('ZRANGE', key, place, place, 'WITHSCORES')[2], WHOLE, MAX_STORED_MS)
+  return number(call('ZRANGE', key, rank, rank, 'WITHSCORES')[2], WHOLE, MAX_STORED_MS)
 end
 
 -- `stored` units of the window, from the `oldest` on, stand in the set behind `gone` others;
@@ -29,7 +28,7 @@ local function read(key, p, now)
   if stored > 0 then
     oldest = stampAt(key, 0)
     if oldest <= edge then
-      gone = call('ZCOUNT', key, '-inf', format('%.0f', edge))
+      gone = call('ZCOUNT', key, '-inf', edge)
       stored, oldest = stored - gone, nil
       if stored > 0 then oldest = stampAt(key, gone) end
     end
@@ -77,7 +76,7 @@ local function check(p, log, now, cost)
 end
 
 local function write(key, p, log, px)
-  if log.gone > 0 then call('ZREMRANGEBYSCORE', key, '-inf', format('%.0f', log.edge)) end
+  if log.gone > 0 then call('ZREMRANGEBYSCORE', key, '-inf', log.edge) end
   if log.returned then
     local units = log.units
     while units > 0 do
@@ -86,7 +85,7 @@ local function write(key, p, log, px)
       units = units - chunk
     end
   end
-  local score, n, missing = format('%.0f', log.newest or 0), 0, log.added
+  local score, n, missing = log.newest or 0, 0, log.added
   if log.isTaken then n = call('ZCOUNT', key, score, score) end
   while missing > 0 do
     local chunk = {}
@@ -105,8 +104,7 @@ end
 local function refund(p, log, now, cost, chargedAt)
   requireWhole(log)
   if chargedAt > now or chargedAt <= log.edge or log.stored == 0 then return 1, 0, 0, 0, 0 end
-  local score = format('%.0f', chargedAt)
-  local there = call('ZCOUNT', log.key, score, score)
+  local there = call('ZCOUNT', log.key, chargedAt, chargedAt)
   local units = min(cost, there)
   if units == 0 then return 1, 0, 0, 0, 0 end
   if units == log.stored then return 1, units, 0, 0, 0, nil, 0 end
@@ -114,7 +112,7 @@ local function refund(p, log, now, cost, chargedAt)
   if newest == chargedAt and units == there then
     newest = stampAt(log.key, log.gone + log.stored - units - 1)
   end
-  log.returned, log.units = score, units
+  log.returned, log.units = chargedAt, units
   return 1, units, 0, 0, 0, log, newest - now + p.windowMs
 end
 
@@ -130,8 +128,8 @@ local function pause(p, log, now, untilMs)
   if untilMs <= now then return 1, 0, 0, 0, 0 end
   local newest = log.newest or (log.stored > 0 and stampAt(log.key, -1)) or 0
   local stamp = max(newest, untilMs - p.windowMs)
-  local score, there = format('%.0f', stamp), 0
-  if stamp == newest then there = call('ZCOUNT', log.key, score, score) + log.added end
+  local there = 0
+  if stamp == newest then there = call('ZCOUNT', log.key, stamp, stamp) + log.added end
   if there >= p.limit then return 1, 0, 0, 0, 0 end
   if log.added > 0 and log.newest ~= stamp then
     error('ERR a log cannot be asked and paused in one call', 0)

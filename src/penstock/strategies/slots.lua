@@ -10,29 +10,30 @@ local function raw(key) return call('ZRANGE', key, 0, -1, 'WITHSCORES') end
 -- Decide.
 local TICKET_MS, TICKET_SHIFT, TICKETS_BELOW = 2000, 2 ^ 52, -(2 ^ 51)
 
-local function after(now) return '(' .. format('%.0f', now) end
-
 -- Of those that are held at `now`: the `first` to expire, the id `of` that one, and when the
 -- `second` does. `live` is how many there are, `moved` how many more by what this call has done.
 local function read(key, p, now)
   local two = call('ZRANGE', key, 0, 1, 'WITHSCORES')
   local score = two[1] and number(two[2], SIGNED, MAX_STORED_MS)
-  local lost, known, live, queued, over, prolonged = 0, 0, nil, nil, nil, nil
+  -- With room for all that it may hold.
+  local slots = {
+    key = key, now = now, live = false, moved = 0, lost = 0, known = 0, first = false, of = false,
+    second = false, changed = false, prolonged = false,
+  }
   if score and score <= now then
-    known = score < 0 and -number(call('ZSCORE', key, 'lost') or '0', SIGNED, 0) or 0
-    over = call('ZCOUNT', key, 0, format('%.0f', now))
-    lost, queued, prolonged = known + over, score < TICKETS_BELOW, true
-    over = over > 0 and format('%.0f', now)
-    live = call('ZCOUNT', key, after(now), '+inf')
-    two = call('ZRANGEBYSCORE', key, after(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
+    local after = format('(%.0f', now)
+    local over = call('ZCOUNT', key, 0, now)
+    slots.known = score < 0 and -number(call('ZSCORE', key, 'lost') or '0', SIGNED, 0) or 0
+    slots.lost, slots.over, slots.prolonged = slots.known + over, over > 0, true
+    slots.queued = score < TICKETS_BELOW
+    slots.live = call('ZCOUNT', key, after, '+inf')
+    two = call('ZRANGEBYSCORE', key, after, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
     score = two[1] and number(two[2], WHOLE, MAX_STORED_MS)
   end
-  local second = two[3] and number(two[4], WHOLE, MAX_STORED_MS)
-  if not second then live = score and 1 or 0 end
-  return {
-    key = key, now = now, live = live, moved = 0, first = score, of = two[1], second = second,
-    lost = lost, known = known, queued = queued, over = over, prolonged = prolonged, changed = nil,
-  }
+  slots.first, slots.of = score, two[1]
+  slots.second = two[3] and number(two[4], WHOLE, MAX_STORED_MS)
+  if not slots.second then slots.live = score and 1 or 0 end
+  return slots
 end
 
 local function liveOf(slots)
@@ -52,7 +53,8 @@ local function earliest(slots, now, id)
     most = most + 1
     if expires and other ~= id and (not first or expires < first) then first = expires end
   end
-  local some = call('ZRANGEBYSCORE', slots.key, after(now), '+inf', 'WITHSCORES', 'LIMIT', 0, most)
+  local after = format('(%.0f', now)
+  local some = call('ZRANGEBYSCORE', slots.key, after, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
   for place = 1, #some, 2 do
     if some[place] ~= id and changed[some[place]] == nil then
       local expires = number(some[place + 1], WHOLE, MAX_STORED_MS)
@@ -79,12 +81,12 @@ local function put(key, scores, shift)
   local member, score = next(scores)
   if next(scores, member) == nil then
     if not score then return call('ZREM', key, member) end
-    return call('ZADD', key, format('%.0f', score - shift), member)
+    return call('ZADD', key, score - shift, member)
   end
   local added, removed, some, others, atOnce = {}, {}, 0, 0, 500
   for each, at in pairs(scores) do
     if at then
-      added[some + 1], added[some + 2], some = format('%.0f', at - shift), each, some + 2
+      added[some + 1], added[some + 2], some = at - shift, each, some + 2
     else
       removed[others + 1], others = each, others + 1
     end
@@ -98,16 +100,16 @@ local function put(key, scores, shift)
 end
 
 local function write(key, p, slots, px)
-  if slots.over then call('ZREMRANGEBYSCORE', key, 0, slots.over) end
+  if slots.over then call('ZREMRANGEBYSCORE', key, 0, slots.now) end
   if slots.lost ~= slots.known then
     if slots.lost > 0 then
-      call('ZADD', key, format('%.0f', -slots.lost), 'lost')
+      call('ZADD', key, -slots.lost, 'lost')
     else
       call('ZREM', key, 'lost')
     end
   end
   if slots.queued then
-    call('ZREMRANGEBYSCORE', key, '-inf', format('%.0f', slots.now - TICKET_SHIFT))
+    call('ZREMRANGEBYSCORE', key, '-inf', slots.now - TICKET_SHIFT)
   end
   if slots.tickets and next(slots.tickets) then put(key, slots.tickets, TICKET_SHIFT) end
   if slots.changed then put(key, slots.changed, 0) end
@@ -141,6 +143,7 @@ local function ttlOf(p, slots, now)
   return max(slots.last - now, p.ttlMs) + p.countedForMs
 end
 
+-- Only for take, queue_up, renew.
 local function hold(p, slots, now, id, held)
   if not held then slots.moved = slots.moved + 1 end
   local expires = max(held or 0, now + p.ttlMs)
@@ -149,6 +152,7 @@ local function hold(p, slots, now, id, held)
   return expires
 end
 
+-- Only for take, queue_up.
 local function taken(p, slots, now, id, held)
   local others = earliest(slots, now, id)
   local expires = hold(p, slots, now, id, held)
@@ -157,18 +161,20 @@ local function taken(p, slots, now, id, held)
   return 1, p.limit, max(0, p.limit - liveOf(slots)), min(others or expires, expires), 0, slots, ttl
 end
 
+-- Only for take.
 local function take(p, slots, now, _, id)
   local held = expiryOf(slots, now, id)
   if not held and liveOf(slots) >= p.limit then return deny(p, slots, now) end
   return taken(p, slots, now, id, held)
 end
 
+-- Only for queue_up, keep_ticket, release.
 -- The tickets that are good, each with its expiry; false for one that a step before has taken out.
 local function ticketsOf(slots, now)
   if not slots.tickets then
     slots.tickets = {}
     if slots.queued then
-      local from, to = after(now - TICKET_SHIFT), '(' .. format('%.0f', TICKETS_BELOW)
+      local from, to = format('(%.0f', now - TICKET_SHIFT), format('(%.0f', TICKETS_BELOW)
       local found = call('ZRANGEBYSCORE', slots.key, from, to, 'WITHSCORES')
       for place = 1, #found, 2 do
         slots.tickets[found[place]] = tonumber(found[place + 1]) + TICKET_SHIFT
@@ -178,6 +184,7 @@ local function ticketsOf(slots, now)
   return slots.tickets
 end
 
+-- Only for queue_up, keep_ticket.
 -- The tickets, the caller's own or what it would be called, whether that is new, and how many come
 -- first.
 local function turnOf(slots, now, id)
@@ -195,6 +202,7 @@ local function turnOf(slots, now, id)
   return tickets, mine or 'w' .. format('%016.0f', last + 1) .. id, not mine, ahead
 end
 
+-- Only for queue_up.
 local function queue_up(p, slots, now, _, id)
   local tickets, mine, isNew, ahead = turnOf(slots, now, id)
   local held = expiryOf(slots, now, id)
@@ -207,6 +215,7 @@ local function queue_up(p, slots, now, _, id)
   return denied, limit, remaining, resetAt, retryAfterMs, slots, ttlOf(p, slots, now)
 end
 
+-- Only for keep_ticket.
 local function keep_ticket(p, slots, now, _, id)
   if expiryOf(slots, now, id) then return 1, 0, 0, 0, 0 end
   local tickets, mine, _, ahead = turnOf(slots, now, id)
@@ -214,6 +223,7 @@ local function keep_ticket(p, slots, now, _, id)
   return 1, ahead, 0, 0, 0, slots, ttlOf(p, slots, now)
 end
 
+-- Only for renew.
 -- The expiries, 0 of those that are not held any more.
 local function renew(p, slots, now, _, ids)
   local expiries, some = {}, false
@@ -229,6 +239,7 @@ local function renew(p, slots, now, _, ids)
   return 1, p.limit, free, expiries, 0, slots, ttl
 end
 
+-- Only for release.
 local function release(p, slots, now, _, id)
   local held, waited = expiryOf(slots, now, id), false
   if slots.queued or slots.tickets then
@@ -245,6 +256,7 @@ local function release(p, slots, now, _, id)
   return 1, held and 1 or 0, 0, 0, 0, slots, ttlOf(p, slots, now)
 end
 
+-- Only for reclaim.
 local function reclaim(p, slots, now)
   local lost = slots.lost
   if lost == 0 then return 1, 0, 0, 0, 0 end

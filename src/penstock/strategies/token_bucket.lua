@@ -36,11 +36,18 @@ local function check(p, stored, now, cost)
 end
 
 local function write(key, p, state, px)
-  call('HSET', key, 't', format('%.17g', state.tokens), 'l', format('%.0f', state.last))
+  call('HSET', key, 't', format('%.17g', state.tokens), 'l', state.last)
   call('PEXPIRE', key, px)
 end
 
 -- Give back.
+-- Rounded down; the next double below a sum is found by rounding, since Lua has no other way to it.
+local function sum(tokens, units)
+  local total = tokens + units
+  if total - units <= tokens then return total end
+  return total > 0 and total * (1 - 2 ^ -53) or total + total * (3 * 2 ^ -54)
+end
+
 -- Until the bucket is full again; a debt takes longer than an empty bucket.
 local function ttlOf(p, tokens, at, now)
   local rate = p.refillPerSec / 1000
@@ -66,19 +73,19 @@ local function refund(p, stored, now, cost, chargedAt)
   end
   if tokens >= p.capacity then return 1, 0, 0, 0, 0 end
   local units = min(cost, floor(p.capacity - tokens))
-  tokens = min(p.capacity, tokens + cost)
+  tokens = min(p.capacity, sum(tokens, cost))
   return 1, units, 0, 0, 0, {tokens = tokens, last = at}, ttlOf(p, tokens, at, now)
 end
 
 local function charge(p, stored, now, cost)
   local tokens, at = level(p, stored, now)
-  return take(p, max(tokens - cost, lowest(p)), at, now, 0)
+  return take(p, max(sum(tokens, -cost), lowest(p)), at, now, 0)
 end
 
 local function book(p, stored, now, cost, maxWaitMs)
   local rate = p.refillPerSec / 1000
   local tokens, at = level(p, stored, now)
-  local left, delay = tokens - cost, 0
+  local left, delay = sum(tokens, -cost), 0
   if left < 0 then delay = min((at - now) + ceil(-left / rate), MAX_SAFE) end
   if delay > maxWaitMs or left < lowest(p) then
     local resetAt = at + ceil((p.capacity - tokens) / rate)

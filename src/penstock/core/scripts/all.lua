@@ -2,23 +2,7 @@
 -- shadow. A key that is named twice is decided on what its earlier step left.
 --
 -- Functions and tables are made anew by every call, and each costs a server about as much as a read
--- of a key: so there are few of them.
-
--- What the first argument of a step says: the strategy, the operation, whether it is a shadow, and
--- whether the operation has an argument. Most steps say what one before them has said.
-local heads, loaded = {}, {}
-local function headOf(text)
-  local name, operation, shadow = match(text, '^(%S+) (%S+) ([01])$')
-  local strategy = loaded[name] or load(name)
-  loaded[name] = strategy
-  local head = {
-    strategy = strategy, operation = operation, shadow = shadow == '1',
-    alone = operation == 'check' or operation == 'look' or operation == 'try'
-      or operation == 'charge' or operation == 'reclaim',
-  }
-  heads[text] = head
-  return head
-end
+-- of a key; so does an argument that is turned into a number. So there are few of them.
 
 -- Whatever is no check. `try` is one with nothing written, and `look` the decision on a cost that is
 -- not spent, with what is there before it.
@@ -41,75 +25,69 @@ local function decide(strategy, operation, p, state, cost, argument)
   return more[operation](p, state, now, cost, argument)
 end
 
--- What is known of a key, by its name and in the order of the steps: `state`, and if it is to be
--- written `ttl`, with the strategy and the parameters that it was decided by last. A record that
--- the caller has decided on has `text` and `keepFor` instead.
-local kept, order, known = {}, {}, 0
-local reply, admitted, at = {now}, true, 2
+-- What is known of a key, by its name: `state`, and if it is to be written `ttl`, with the strategy
+-- and the parameters that it was decided by last. A record that the caller has decided on has
+-- `text` and `keepFor` instead.
+local kept, loaded, steps = {}, {}, cjson.decode(ARGV[2])
+-- Where the next step begins, the next record, and the next answer.
+local at, recordAt, answerAt, reply, admitted = 1, 3, 2, {now}, true
 for place = 1, #KEYS do
-  local key, text, cost = KEYS[place], ARGV[at], tonumber(ARGV[at + 1])
-  local entry = kept[key]
-  if text == 'swap' then
-    -- A record that was decided on by the caller: it must not have changed since.
-    if (call('GET', key) or '') ~= ARGV[at + 3] then return {now} end
+  local key, name, operation, cost = KEYS[place], steps[at], steps[at + 1], steps[at + 3]
+  local allowed, limit, remaining, resetAt, retryAfterMs = 1, 0, 0, 0, 0
+  local isShadow, entry = steps[at + 2] == 1, kept[key]
+  if name == 'swap' then
+    -- A record that was decided on by the caller: it must not have changed since. The cost is for
+    -- how long the new one is kept, -1 if there is none, and 0 if the old one stays.
+    if (call('GET', key) or '') ~= ARGV[recordAt] then return {now} end
     if not entry then
-      entry, known = {key = key}, known + 1
-      kept[key], order[known] = entry, entry
+      entry = {}
+      kept[key] = entry
     end
-    if ARGV[at + 2] ~= '0' then entry.keepFor, entry.text = ARGV[at + 2], ARGV[at + 4] end
-    if cost ~= 1 then admitted = false end
-    reply[place + 1], at = 0, at + 5
+    if cost ~= 0 then entry.keepFor, entry.text = cost, ARGV[recordAt + 1] end
+    allowed, recordAt, at = operation, recordAt + 2, at + 4
   else
-    local head = heads[text] or headOf(text)
-    local strategy, operation, argument, p = head.strategy, head.operation, nil, nil
-    if not head.alone then argument, at = ARGV[at + 2], at + 1 end
-    p, at = strategy.parameters(at + 2)
+    local strategy = loaded[name]
+    if not strategy then
+      strategy = load(name)
+      loaded[name] = strategy
+    end
+    local p, argument, state, ttl
+    if operation == 'check' then at = at + 4 else argument, at = steps[at + 4], at + 5 end
+    p, at = strategy.parameters(steps, at)
     FOREIGN = strategy.foreign
     if not entry then
-      local state = strategy.read(key, p, now) or false
-      entry, known = {key = key, strategy = strategy, p = p, state = state, ttl = false}, known + 1
-      kept[key], order[known] = entry, entry
+      entry = {strategy = strategy, p = p, state = strategy.read(key, p, now) or false, ttl = false}
+      kept[key] = entry
     elseif not entry.strategy or entry.strategy.foreign ~= FOREIGN then
       foreign()
     end
-    local allowed, limit, remaining, resetAt, retryAfterMs, state, ttl
     if operation == 'check' then
       allowed, limit, remaining, resetAt, retryAfterMs, state, ttl =
         strategy.check(p, entry.state, now, cost)
     else
-      -- A number; `#` and how many texts there are behind the parameters; or a text, the id of a
-      -- slot, which looks like neither.
-      local count = argument and match(argument, '^#(%d+)$')
-      if count then
-        argument = {}
-        for number = 1, tonumber(count) do argument[number], at = ARGV[at], at + 1 end
-      end
-      allowed, limit, remaining, resetAt, retryAfterMs, state, ttl = decide(
-        strategy, operation, p, entry.state, cost, argument and tonumber(argument) or argument
-      )
+      allowed, limit, remaining, resetAt, retryAfterMs, state, ttl =
+        decide(strategy, operation, p, entry.state, cost, argument)
     end
     if ttl then
       entry.strategy, entry.p, entry.state, entry.ttl = strategy, p, state or false, ttl
     end
-    if allowed ~= 1 and not head.shadow then admitted = false end
-    reply[place + 1] = {allowed, limit, remaining, resetAt, retryAfterMs}
   end
+  if allowed ~= 1 and not isShadow then admitted = false end
+  reply[answerAt], reply[answerAt + 1], reply[answerAt + 2] = allowed, limit, remaining
+  reply[answerAt + 3], reply[answerAt + 4], answerAt = resetAt, retryAfterMs, answerAt + 5
 end
-if admitted then
-  for place = 1, known do
-    local entry = order[place]
-    local key, keepFor = entry.key, entry.keepFor
-    if keepFor == '-1' then
-      call('DEL', key)
-    elseif keepFor then
-      call('SET', key, entry.text, 'PX', keepFor)
-    elseif entry.ttl then
-      if entry.state then
-        entry.strategy.write(key, entry.p, entry.state, keepMs(entry.ttl))
-      else
-        call('DEL', key)
-      end
-    end
+for place = 1, admitted and #KEYS or 0 do
+  local key = KEYS[place]
+  local entry = kept[key]
+  local keepFor, ttl = entry.keepFor, entry.ttl
+  -- A key that is named twice is written once.
+  entry.keepFor, entry.ttl = nil, nil
+  if keepFor == -1 or (ttl and not entry.state) then
+    call('DEL', key)
+  elseif keepFor then
+    call('SET', key, entry.text, 'PX', keepFor)
+  elseif ttl then
+    entry.strategy.write(key, entry.p, entry.state, keepMs(ttl))
   end
 end
 return reply

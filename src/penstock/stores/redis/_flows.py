@@ -342,7 +342,10 @@ class RedisFlows:
 
 def _need_no_look(steps: Sequence[Step]) -> bool:
     """Whether `looked_at` would leave them as they are."""
-    return all(type(step) is Step and step[2] for step in steps)
+    for step in steps:  # noqa: SIM110
+        if type(step) is not Step or not step[2]:
+            return False
+    return True
 
 
 def _second_look(transforms: Sequence[Transform[Any]], make: Callable[[], RedisFlow]) -> RedisFlow:

@@ -15,18 +15,19 @@ import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...core._clock import FOREIGN_CLOCKS
 from ...core._decision import Booking, Decision
 from ...core._errors import PenstockError, StoreUnavailableError, UnsupportedError
 from ...core._lua import (
-    WITHOUT_ARGUMENT,
+    REPLY,
     LuaAccelerator,
     LuaScript,
     LuaSource,
+    in_json,
+    in_words,
     script_of_all,
-    step_argument,
 )
 from ...core._register import registered
 from ...core._transform import Step, Transform, checking, decide_all, trying
@@ -55,11 +56,10 @@ _ALWAYS_THERE = frozenset({"check", "look", "try", "tell"})
 # Those that do not answer with a decision.
 _COUNTS = frozenset({"refund", "release", "reclaim", "keep_ticket"})
 _OF_THEIR_OWN = frozenset({"pause", "renew", "book"})
+# What a script says of each step, `allowed` first.
+_FIELDS = len(REPLY)
 _RACES = 256
 _LONGEST_PAUSE_MS = 32
-# Where these stand among the arguments that `LuaAccelerator.step` returns.
-_COST = 1
-_ARGUMENT = 2
 
 
 def apply_steps(router: RedisRouter, plan: Plan, steps: Sequence[Step], now: int) -> RedisFlow:
@@ -132,26 +132,43 @@ def _give_back(router: RedisRouter, charged: list[tuple[Step, int]], now: int) -
             yield from _group(router, [refund], now, others=True)
 
 
+class _Swap(NamedTuple):
+    """A step that was decided here: whether it admits, 1 or 0; the record that it was decided on,
+    the new one, and for how long that is kept: 0 if the old one stays, -1 if there is none."""
+
+    admits: int
+    keep_ms: int
+    held: bytes
+    text: bytes
+
+
+_SWAP = '"swap",%d,0,%d'
+"""One of them, as the script takes it."""
+
+
 class Plan:
     """What a request of these steps takes, whatever their keys, costs, arguments and the instant. A
     step is its accelerator, the name of its strategy, its role and whether it is a shadow."""
 
     __slots__ = (
-        "arguments",
+        "_alone",
+        "_head",
+        "_of_one_unit",
+        "_parts",
+        "_template",
+        "_units",
         "by_periods",
         "here",
         "only_checks",
         "roles",
         "script",
         "sent",
-        "starts",
     )
 
     def __init__(self, parts: Sequence[tuple[LuaAccelerator | None, str, str, bool]]) -> None:
         for lua, kind, role, _ in parts:
             _require_operation(lua, role, kind)
         accelerators = [lua for lua, _, _, _ in parts if lua is not None]
-        self.script = _script(frozenset(lua.source for lua in accelerators))
         self.by_periods = any(lua.source.by_periods for lua in accelerators)
         self.roles = [role for _, _, role, _ in parts]
         # The places of the steps that are decided here.
@@ -161,58 +178,78 @@ class Plan:
         # nobody asks for anything else.
         asked = [place for place, role in enumerate(self.roles) if role != "tell"]
         self.sent = asked or [0]
-        # All arguments but `now`, with costs of 1, and where those of each step begin. None if they
-        # depend on the instant, or on what a key held.
-        self.arguments: list[bytes] | None = []
-        self.starts: list[tuple[int, int, bool]] = []
-        for place in self.sent:
-            lua, _, role, shadow = parts[place]
-            if lua is None or not lua.is_fixed or role == "renew":
-                self.arguments = None
-                break
-            role = _sent_as(role)
-            self.starts.append((place, len(self.arguments), role not in WITHOUT_ARGUMENT))
-            self.arguments += lua.step(0, role, 1, shadow, 0)
+        self._parts = [parts[place] for place in self.sent]
+        # Whose script for one operation will do.
+        self._alone = _accelerator_alone(self._parts)
+        if self._alone is None:
+            self.script = _script(frozenset(lua.source for lua in accelerators))
+        else:
+            _, _, role, shadow = self._parts[0]
+            self.script = self._alone.source.alone[role, shadow]
+        self._head = (b"EVALSHA", self.script.sha1_bytes, b"%d" % len(self.sent))
+        # The steps as the script takes them, but for what differs from call to call; None if that
+        # is more than costs and arguments.
+        is_fixed = all(lua is None or lua.is_fixed for lua, _, _, _ in self._parts)
+        self._template = self._steps_at(0) if is_fixed else None
+        # The same for checks of one unit each.
+        self._units = [1] * len(self.sent)
+        self._of_one_unit = b""
+        if self.only_checks and self._template is not None:
+            self._of_one_unit = (self._template % tuple(self._units)).encode()
 
-    def argv(self, steps: Sequence[Step], now: int, swaps: Mapping[int, Command]) -> list[bytes]:
-        """All arguments but `now`; `swaps` are those of the steps that are decided here."""
-        if self.arguments is None:
-            return self._argv_anew(steps, now, swaps)
-        arguments = self.arguments.copy()
-        for place, start, has_argument in self.starts:
+    def command(
+        self, steps: Sequence[Step], keys: Sequence[str], now: int, swaps: Mapping[int, _Swap]
+    ) -> Command:
+        """What is sent; `swaps` are the steps that are decided here, by their places."""
+        names = [keys[place].encode() for place in self.sent]
+        if self._alone is not None:
+            _, transform, cost, _ = steps[self.sent[0]]
+            argument = () if self.only_checks else in_words(transform.argument)
+            return (*self._head, *names, *self._alone.argv(now, cost), *argument)
+        records = [text for swap in swaps.values() for text in (swap.held, swap.text)]
+        return (*self._head, *names, b"%d" % now, self._told(steps, now, swaps), *records)
+
+    def _told(self, steps: Sequence[Step], now: int, swaps: Mapping[int, _Swap]) -> bytes:
+        if self._of_one_unit and [cost for _, _, cost, _ in steps] == self._units:
+            return self._of_one_unit
+        values: list[Any] = []
+        for place, (lua, _, role, _) in zip(self.sent, self._parts, strict=True):
             _, transform, cost, _ = steps[place]
-            if cost != 1:
-                arguments[start + _COST] = b"%d" % cost
-            if has_argument:
-                arguments[start + _ARGUMENT] = step_argument(transform.argument)
-        return arguments
-
-    def _argv_anew(
-        self, steps: Sequence[Step], now: int, swaps: Mapping[int, Command]
-    ) -> list[bytes]:
-        arguments: list[bytes] = []
-        for place in self.sent:
-            _, transform, cost, shadow = steps[place]
-            if transform.lua is None:
-                arguments += swaps[place]
+            if lua is None:
+                values += swaps[place][:2]
+            elif role == "check":
+                values.append(cost)
             else:
-                role = _sent_as(transform.role)
-                arguments += transform.lua.step(now, role, cost, shadow, transform.argument)
-        return arguments
+                values += (cost, in_json(transform.argument))
+        template = self._steps_at(now) if self._template is None else self._template
+        return (template % tuple(values)).encode()
+
+    def _steps_at(self, now: int) -> str:
+        told = [
+            _SWAP if lua is None else lua.step(now, "look" if role == "tell" else role, shadow)
+            for lua, _, role, shadow in self._parts
+        ]
+        return f"[{','.join(told)}]"
 
     def answers(
         self, steps: Sequence[Step], reply: list[Any], decided: Mapping[int, Any]
     ) -> list[Any]:
         """From what the script replied, and what was decided here."""
-        now, *told = reply
+        now = reply[0]
         if self.only_checks:
-            decisions = [Decision(a == 1, limit, r, at, wait) for a, limit, r, at, wait in told]
-            for decision, (_, transform, cost, _) in zip(decisions, steps, strict=True):
-                if not decision.allowed:
-                    FOREIGN_CLOCKS.look_at(decision, transform, cost)
+            told = iter(reply[1:])
+            by_step = zip(told, told, told, told, told, strict=True)
+            decisions = [Decision(a == 1, limit, r, at, wait) for a, limit, r, at, wait in by_step]
+            if 0 in reply[1::_FIELDS]:
+                for decision, (_, transform, cost, _) in zip(decisions, steps, strict=True):
+                    if not decision.allowed:
+                        FOREIGN_CLOCKS.look_at(decision, transform, cost)
             return decisions
         answers = [now] * len(steps)
-        for place, answer in zip(self.sent, told, strict=True):
+        start = 1
+        for place in self.sent:
+            answer = reply[start : start + _FIELDS]
+            start += _FIELDS
             if place in decided:
                 answers[place] = decided[place]
             elif (role := self.roles[place]) != "tell":
@@ -223,8 +260,13 @@ class Plan:
         return answers
 
 
-def _sent_as(role: str) -> str:
-    return "look" if role == "tell" else role
+def _accelerator_alone(
+    parts: Sequence[tuple[LuaAccelerator | None, str, str, bool]],
+) -> LuaAccelerator | None:
+    lua, _, role, _ = parts[0]
+    if len(parts) > 1 or lua is None or role not in lua.source.operations:
+        return None
+    return lua
 
 
 _plan_of_parts = lru_cache(maxsize=1024)(Plan)
@@ -252,29 +294,11 @@ def _in_one_slot(
 ) -> RedisFlow:
     if plan.here:
         return (yield from _DecidedHere(router, plan, steps, keys, others).run(now))
-    command = _command(plan, steps, keys, now, {})
+    command = plan.command(steps, keys, now, {})
     (reply,) = yield from router.ask(
         keys[0], (command,), script=plan.script, consuming=True, keys=keys, others=others
     )
     return plan.answers(steps, reply, {}), reply[0]
-
-
-def _command(
-    plan: Plan,
-    steps: Sequence[Step],
-    keys: Sequence[str],
-    now: int,
-    swaps: Mapping[int, Command],
-) -> Command:
-    names = [keys[place].encode() for place in plan.sent]
-    return (
-        b"EVALSHA",
-        plan.script.sha1_bytes,
-        b"%d" % len(names),
-        *names,
-        b"%d" % now,
-        *plan.argv(steps, now, swaps),
-    )
 
 
 class _DecidedHere:
@@ -300,7 +324,7 @@ class _DecidedHere:
             at = now or server_now
             decided, writes = self._decide(records, at)
             swaps = self._swaps(decided, records, writes, at, server_now)
-            command = _command(self._plan, self._steps, self._keys, at, swaps)
+            command = self._plan.command(self._steps, self._keys, at, swaps)
             (reply,) = yield from self._router.ask(
                 self._keys[0],
                 (command,),
@@ -350,30 +374,25 @@ class _DecidedHere:
         writes: dict[str, tuple[Transform[Any], Any]],
         now: int,
         server_now: int,
-    ) -> dict[int, Command]:
-        """The arguments of the steps that were decided here. The last one of a key writes it."""
+    ) -> dict[int, _Swap]:
+        """The steps that were decided here. The last one of a key writes it."""
         last = {self._keys[place]: place for place in self._plan.here}
-        swaps: dict[int, Command] = {}
+        swaps: dict[int, _Swap] = {}
         for place in self._plan.here:
             step, key = self._steps[place], self._keys[place]
-            keep, text = b"0", b""
+            keep_ms, text = 0, b""
             if last[key] == place and key in writes:
                 transform, outcome = writes[key]
-                keep = b"-1"
+                keep_ms = -1
                 if outcome.state is not None:
                     ttl_ms = outcome.ttl_ms
                     text = record.pack(transform.kind, outcome.state, now + ttl_ms).encode()
                     # A caller ahead of the server: those who ask by the right time need it longer.
-                    keep = b"%d" % (max(0, now - server_now) + record.keep_ms(ttl_ms))
-            allowed = step.shadow or step.transform.admits(decided[place])
+                    keep_ms = max(0, now - server_now) + record.keep_ms(ttl_ms)
+            admits = step.shadow or step.transform.admits(decided[place])
             held = records[key]
-            swaps[place] = (
-                b"swap",
-                b"1" if allowed else b"0",
-                keep,
-                b"" if held is None else held if isinstance(held, bytes) else held.encode(),
-                text,
-            )
+            held = b"" if held is None else held if isinstance(held, bytes) else held.encode()
+            swaps[place] = _Swap(int(admits), keep_ms, held, text)
         return swaps
 
 

@@ -120,12 +120,14 @@ class RedisStore(Store, ForkAware):
         return results
 
     def apply_all(self, steps: Sequence[Step], now: int) -> list[Any]:
+        results: list[Any]
         results, _ = self._sync.run(self._flows.apply_all(steps, now))
-        return list(results)
+        return results
 
     async def aapply_all(self, steps: Sequence[Step], now: int) -> list[Any]:
+        results: list[Any]
         results, _ = await self._async.run(self._flows.apply_all(steps, now))
-        return list(results)
+        return results
 
     def is_atomic(self, lead: str) -> bool:
         """In a cluster, only where all keys are in one slot: where the prefix has a hash tag."""
