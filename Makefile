@@ -14,7 +14,7 @@ SOURCES := $(wildcard src/penstock/accel/*.p[yx]*)
 PACKAGE := pyproject.toml setup.py $(SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all lint types docs unit pure bench bench-all pictures wire clean
+.PHONY: help setup serve test test-all test-frameworks lint types docs unit pure bench bench-all pictures wire clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -102,6 +102,9 @@ pure: setup
 
 test-all:  ## the in-process tests on every Python from 3.10 up that the machine has
 	@$(PYTHON) tests/every_python.py
+
+test-frameworks: .tools/.servers  ## the tests of the integrations with the previous minor of each framework
+	@$(PYTHON) tests/every_framework.py
 
 bench: $(VENV)/.bench  ## measure against the peers
 	@$(BIN)/python -m bench

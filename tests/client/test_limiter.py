@@ -226,7 +226,7 @@ def test_costs_by_limit_are_attributes(ask: Callable[..., Asked], key: str) -> N
     """The policy says which of them each limit costs; a mapping of costs is told so."""
     several = ask("api")
     for call in (several.check, several.forecast, several.reserve):
-        with pytest.raises(ConfigInvalidError, match="beside the keys, as in {'user': 'alice'"):
+        with pytest.raises(ConfigInvalidError, match="put them beside the keys"):
             call({"user": key}, {"tokens": 700})
 
 
