@@ -42,6 +42,8 @@ def extensions() -> list[Extension]:
             _extension("_http2", ["_http2.pxd", *(f"{part}.pxi" for part in _HTTP2)], fast),
         ],
         language_level=3,
+        # What was translated once, in whichever copy of the sources, is found there again.
+        cache=os.environ.get("CYTHON_CACHE_DIR", False),
     )
     for extension in built:
         # Lost on the way through cythonize: without it, a missing compiler would be an error.

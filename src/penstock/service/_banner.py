@@ -15,7 +15,7 @@ from ._options import ServeOptions
 from ._registry import Policy
 from ._tls import is_for, names_in
 
-__all__ = ["banner", "greet", "shown_store"]
+__all__ = ["banner", "print_banner", "shown_store"]
 
 
 _log = logging.getLogger("penstock.serve")
@@ -23,7 +23,7 @@ _log = logging.getLogger("penstock.serve")
 _SHOWN = 20
 
 
-def greet(options: ServeOptions, lines: list[str]) -> None:
+def print_banner(options: ServeOptions, lines: list[str]) -> None:
     """Say it on standard output, or as one event where the log is for programs."""
     if options.log_format == "json":
         _log.info("%s", lines[0], extra={"fields": {"serving": lines[1:]}})

@@ -10,9 +10,11 @@ as a file system is: the next look comes when it is back, and the process ends w
 file is parsed by another process.
 
 A file is parsed and validated before anything changes. One that is bad is reported, by the log, by
-`Service.ready` and by the count of reloads, and what was served before is served on.
+`Service.ready` and by the count of reloads, and what was served before is served on. To make what
+the file says is long work on the event loop, so it is done in slices, with requests answered in
+between.
 
-Long work on the event loop, in slices: requests are answered in between.
+Others may want to hear of a SIGHUP, too, such as who reads certificates: see `heard`.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
@@ -30,9 +33,8 @@ from typing import Any, Protocol, TypeVar
 from ..config import PolicyFile
 from ..config._loading import parse_apart, read_policy_file
 from ..core._errors import PenstockError
-from ._hangups import heard
 
-__all__ = ["Reloader", "in_slices", "on_thread"]
+__all__ = ["Reloader", "heard", "in_slices", "on_thread"]
 
 
 T = TypeVar("T")
@@ -224,3 +226,47 @@ async def on_thread(work: Callable[..., T], *args: Any) -> T:
 
     threading.Thread(target=run, daemon=True, name="penstock-file").start()
     return await future
+
+
+_listeners: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
+_handlers_before: dict[asyncio.AbstractEventLoop, Any] = {}
+
+
+@contextlib.contextmanager
+def heard(listener: Callable[[], None]) -> Iterator[None]:
+    """Have the running loop call `listener` on each SIGHUP while the block is open. Signals reach
+    the main thread only, and some systems have no SIGHUP: there it is never called. Afterwards a
+    hangup means what it meant before: one that was ignored must not end a service that is still
+    answering its last calls."""
+    loop = asyncio.get_running_loop()
+    listeners = _listeners.setdefault(loop, [])
+    listeners.append(listener)
+    if len(listeners) == 1:
+        _listen(loop)
+    try:
+        yield
+    finally:
+        listeners.remove(listener)
+        if not listeners:
+            del _listeners[loop]
+            _listen_no_more(loop)
+
+
+def _listen(loop: asyncio.AbstractEventLoop) -> None:
+    if threading.current_thread() is threading.main_thread():
+        with contextlib.suppress(AttributeError, NotImplementedError):
+            before = signal.getsignal(signal.SIGHUP)
+            loop.add_signal_handler(signal.SIGHUP, _tell, loop)
+            _handlers_before[loop] = before
+
+
+def _listen_no_more(loop: asyncio.AbstractEventLoop) -> None:
+    if loop in _handlers_before:
+        with contextlib.suppress(RuntimeError):
+            loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, _handlers_before.pop(loop))
+
+
+def _tell(loop: asyncio.AbstractEventLoop) -> None:
+    for listener in list(_listeners.get(loop, ())):
+        listener()

@@ -7,7 +7,7 @@ import asyncio
 import logging
 
 from ..config import PolicyFile
-from ._banner import banner, greet
+from ._banner import banner, print_banner
 from ._logs import set_up_logs
 from ._options import ServeOptions
 from ._ports import require_free_ports
@@ -36,7 +36,7 @@ async def _serve_here(options: ServeOptions, file: PolicyFile) -> int:
     ignore_hangup()
     running = Running(options, file)
     await running.open()
-    greet(options, banner(options, running.service.policies, file.warnings))
+    print_banner(options, banner(options, running.service.policies, file.warnings))
     await until_told(stop)
     await running.close()
     _log.info("stopped")

@@ -33,10 +33,9 @@ from multiprocessing.process import BaseProcess
 
 from ..config import PolicyFile
 from ..core._errors import ConfigInvalidError, PenstockError
-from ._banner import greet
-from ._hangups import heard
+from ._banner import print_banner
 from ._options import ServeOptions
-from ._reloading import Reloader
+from ._reloading import Reloader, heard
 from ._running import ignore_hangup, until_told
 from ._totals import Channel, Totals
 from ._worker import Failed, Hangup, Started, TakenUp, Totalled, Unreadable, WorkerReport, work
@@ -99,7 +98,7 @@ class Supervisor:
         try:
             await asyncio.wait((told, self._start_up), return_when=asyncio.FIRST_COMPLETED)
             if not told.done():
-                greet(self._options, _lines_of(self._start_up.result()))
+                print_banner(self._options, _lines_of(self._start_up.result()))
             if self._options.tls is not None:
                 hangups.enter_context(heard(lambda: self._tell_all(Hangup())))
             if self._options.config is not None:

@@ -139,7 +139,7 @@ def test_waiting_for_a_lock_does_not_block_the_loop(path: Path) -> None:
     """While a check waits, the loop ticks on; the check fails in time, and the next one works."""
 
     async def main() -> None:
-        store = SqliteStore(path, timeout_ms=150)
+        store = SqliteStore(path, timeout_ms=500)
         limiter = rate_limit(gcra(5, 60_000), store=store)
         await limiter.acheck("k")
         with _locked(path):
@@ -148,7 +148,8 @@ def test_waiting_for_a_lock_does_not_block_the_loop(path: Path) -> None:
             while not waiting.done():
                 await asyncio.sleep(0.005)
                 ticks += 1
-            assert ticks > 10
+            # A loop that is blocked ticks once; a busy machine may leave out many.
+            assert ticks > 2
             with pytest.raises(StoreUnavailableError, match="nothing was charged"):
                 await waiting
         assert (await limiter.acheck("k")).remaining == 3

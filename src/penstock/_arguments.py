@@ -1,0 +1,214 @@
+"""Keys and costs of a call, from its arguments.
+
+A key is a format of the arguments, such as `"{user}"`, or a function of them; a cost is a number or
+a function. What a key is made of is settled when a function is decorated: a format is parsed and
+its fields are looked up among the function's parameters there, so that a misspelt one is an error
+at import and not at the first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from string import Formatter
+from typing import TYPE_CHECKING, Any
+
+from ._limits import Limits
+from .core._limiter import Limiter
+from .core._validation import reject, require_int, require_key, shown
+
+if TYPE_CHECKING:
+    from inspect import Signature
+
+__all__ = [
+    "Arguments",
+    "Cost",
+    "Key",
+    "Question",
+    "checked_cost",
+    "checked_key",
+    "fields_of",
+    "for_all",
+    "is_async",
+]
+
+KeyPart = str | Callable[..., Any]
+"""A format of the arguments, such as `"{user}"`, or a function of them."""
+
+Key = KeyPart | Mapping[str, KeyPart]
+"""For all limits, or by the name of the limit."""
+
+Cost = int | Mapping[str, int] | Callable[..., Any]
+
+_EVERYBODY = "all"
+"""The key where none is given: one limit for all calls."""
+
+_format = Formatter()
+
+
+class Arguments:
+    """The parameters of a function, by which formats are checked and calls are read."""
+
+    def __init__(self, signature: Signature, name: str) -> None:
+        self.name: str = name
+        self._signature = signature
+        kinds = [parameter.kind for parameter in signature.parameters.values()]
+        self._takes_any_name = any(kind == kind.VAR_KEYWORD for kind in kinds)
+
+    def require(self, field: str) -> None:
+        """Refuse a field of a format that no call could fill."""
+        head = field.replace("[", ".").partition(".")[0]
+        there = self._signature.parameters
+        if head in there or self._takes_any_name:
+            return
+        if head.isdigit() and int(head) < len(there):
+            return
+        names = ", ".join(there) or "none"
+        reject(f"key names {{{field}}}, which {self.name} does not take; its parameters: {names}")
+
+    def read(
+        self, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call in order and by name, defaults included."""
+        bound = self._signature.bind(*args, **named)
+        bound.apply_defaults()
+        found = dict(bound.arguments)
+        for parameter in self._signature.parameters.values():
+            if parameter.kind == parameter.VAR_KEYWORD:
+                found.update(found.get(parameter.name, {}))
+        return bound.args, found
+
+
+class KeyText:
+    """A key as it was asked for: plain text, a format, or a function."""
+
+    def __init__(self, part: KeyPart, arguments: Arguments) -> None:
+        self._part = part
+        self._arguments = arguments
+        self._fields = fields_of(part) if isinstance(part, str) else []
+        for field in self._fields:
+            arguments.require(field)
+        self.plain: str | None = part if isinstance(part, str) and not self._fields else None
+        if self.plain is not None:
+            require_key(self.plain)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the function has to be awaited."""
+        return callable(self._part) and is_async(self._part)
+
+    def of(self, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """The key of a call, or what has to be awaited for it."""
+        if self.plain is not None:
+            return self.plain
+        if callable(self._part):
+            return self._part(*args, **named)
+        return _format.vformat(self._part, *self._arguments.read(args, named))
+
+
+class Question:
+    """What a limiter is asked for one call of a function: its keys and its cost."""
+
+    def __init__(
+        self, limiter: Limiter | Limits, arguments: Arguments, key: Key | None, cost: Cost
+    ) -> None:
+        asked = _EVERYBODY if key is None else key
+        self._names = _keyed_names(limiter)
+        self._cost = cost
+        self._name = arguments.name
+        if isinstance(asked, Mapping):
+            if self._names is None:
+                reject(f"key is a mapping, and there is only one limit: give it one key, not {key}")
+            for name in asked:
+                if name not in self._names:
+                    reject(f"key names {shown(name)}; the limits with a key are {self._names}")
+            self._parts = {name: KeyText(part, arguments) for name, part in asked.items()}
+            self._all = None
+        else:
+            self._all = KeyText(asked, arguments)
+            self._parts = {}
+
+    def require_sync(self) -> None:
+        """Refuse what a plain function cannot await."""
+        parts = [*self._parts.values(), *([] if self._all is None else [self._all])]
+        if any(part.is_async for part in parts) or (callable(self._cost) and is_async(self._cost)):
+            reject(f"{self._name} is no async function, so its key and cost cannot be awaited")
+
+    def of(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+        """The keys, as the limiter takes them, and the cost."""
+        cost = self._cost(*args, **named) if callable(self._cost) else self._cost
+        if self._all is not None:
+            return self._spread(self._all.of(args, named)), cost
+        return {name: part.of(args, named) for name, part in self._parts.items()}, cost
+
+    async def afor(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+        """The awaitable twin of `of`."""
+        cost = self._cost
+        if callable(cost):
+            cost = await _settled(cost(*args, **named))
+        if self._all is not None:
+            return self._spread(await _settled(self._all.of(args, named))), cost
+        return {
+            name: await _settled(part.of(args, named)) for name, part in self._parts.items()
+        }, cost
+
+    def _spread(self, key: str) -> Any:
+        return key if self._names is None else dict.fromkeys(self._names, key)
+
+
+def fields_of(text: str) -> list[str]:
+    """The fields of a format."""
+    try:
+        found = [field for _, field, _, _ in _format.parse(text) if field is not None]
+    except ValueError as error:
+        reject(f"key {text!r} is no format of arguments, such as '{{user}}': {error}")
+    if "" in found:
+        reject(f"key {text!r} has a field without a name: write '{{user}}', or '{{0}}'")
+    return found
+
+
+def for_all(limiter: Limiter | Limits, key: str) -> Any:
+    """One key for all limits of a limiter, as it takes them."""
+    names = _keyed_names(limiter)
+    return key if names is None else dict.fromkeys(names, key)
+
+
+def is_async(function: Any) -> bool:
+    """Whether a call of it has to be awaited."""
+    import inspect
+
+    called = getattr(function, "__call__", None)  # noqa: B004 - an object may be async, too
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+
+
+def _keyed_names(limiter: Limiter | Limits) -> list[str] | None:
+    if not isinstance(limiter, Limits):
+        return None
+    return [name for name, limit in limiter.limits.items() if not limit.keyless]
+
+
+async def _settled(value: Any) -> Any:
+    return await value if isinstance(value, Awaitable) else value
+
+
+def checked_cost(cost: Any) -> Cost:
+    """A cost as somebody declared it."""
+    if isinstance(cost, Mapping):
+        for name, units in cost.items():
+            require_int(f"the cost of {name!r}", units, 0)
+        return cost
+    return cost if callable(cost) else require_int("cost", cost, 1)
+
+
+def checked_key(key: Any) -> Key | None:
+    """A key as somebody declared it."""
+    parts = key.values() if isinstance(key, Mapping) else [] if key is None else [key]
+    for part in parts:
+        if isinstance(part, str):
+            fields_of(require_key(part))
+        elif not callable(part):
+            reject(
+                "key must be a format of the arguments, such as '{user}', a function of them, or a "
+                f"mapping of such by limit, not {shown(part)}"
+            )
+    found: Key | None = key
+    return found
