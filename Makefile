@@ -17,11 +17,11 @@ SOURCES := $(wildcard src/penstock/accel/*.p[yx]*)
 PACKAGE := pyproject.toml setup.py $(SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-long test-all test-foreign lint workflows types docs unit pure
-.PHONY: bench bench-all pictures wire clean
+.PHONY: help setup serve test test-long test-all test-foreign test-frameworks lint workflows types docs
+.PHONY: unit pure bench bench-all pictures wire clean
 
 help:  ## show this
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
 
 setup: $(VENV)/.packages .tools/.servers  ## the virtual environment, the native build, the test servers
 
@@ -118,6 +118,9 @@ test-foreign: setup  ## clients in Go, Rust and Java, and h2spec, against the se
 	@echo "==> programs in other languages"
 	@$(BIN)/python -m tools.foreign $(FOREIGN)
 	@$(PYTEST) -rs tests/service/foreign
+
+test-frameworks: .tools/.servers  ## the tests of the integrations with the previous minor of each framework
+	@$(PYTHON) tests/every_framework.py
 
 bench: $(VENV)/.bench  ## measure against the peers
 	@$(BIN)/python -m bench

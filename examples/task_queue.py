@@ -2,7 +2,7 @@
 
 Dramatiq's worker runs in this program, with a broker in memory. In earnest the broker is a server,
 the workers are processes, and the store of the limit is one that they share:
-`store="redis://localhost:6379"`. For Celery and arq one line is different.
+`store="redis://localhost:6379"`. celery_tasks.py and arq_jobs.py are the same with those.
 """
 
 from __future__ import annotations

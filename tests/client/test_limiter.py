@@ -137,6 +137,26 @@ def test_units_are_booked_ahead(ask: Callable[..., Asked], key: str) -> None:
     assert limiter.reserve({"user": key}, max_wait_ms=5_000).starts_at == NOW + 1_000
 
 
+def test_what_was_used_is_debited(ask: Callable[..., Asked], key: str) -> None:
+    """The one that crosses the budget is counted in full; after it nobody is admitted."""
+    words = ask("words")
+    assert words.debit(key, 60) == Decision(True, 100, 40, NOW + LEFT_MS, 0)
+    assert words.debit(key, 60) == Decision(True, 100, 0, NOW + LEFT_MS, 0)
+    assert words.debit(key) == Decision(False, 100, 0, NOW + LEFT_MS, LEFT_MS)
+    with pytest.raises(ConfigInvalidError, match="tokens must be"):
+        words.debit(key, 0)
+    with pytest.raises(UnsupportedError):
+        ask("one").debit(key)
+
+
+def test_costs_by_limit_are_attributes(ask: Callable[..., Asked], key: str) -> None:
+    """The policy says which of them each limit costs; a mapping of costs is told so."""
+    several = ask("api")
+    for call in (several.check, several.forecast, several.reserve):
+        with pytest.raises(ConfigInvalidError, match="put them beside the keys"):
+            call({"user": key}, {"tokens": 700})
+
+
 def test_pauses_and_resets_are_obeyed(ask: Callable[..., Asked], key: str) -> None:
     limiter = ask("one")
     limiter.pause(key, NOW + 30_000)

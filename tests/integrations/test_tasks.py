@@ -153,6 +153,25 @@ def ran(server: Valkey, tenant: str) -> list[dict[str, Any]]:
         return [json.loads(told) for told in client.lrange(f"ran:{tenant}", 0, -1)]  # type: ignore
 
 
+def test_the_example_with_arq_shows_what_it_says(server: Valkey) -> None:
+    require("arq")
+    done = subprocess.run(
+        [sys.executable, str(REPO / "examples" / "arq_jobs.py"), server.url],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=surroundings("arq", server),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "all of them ran: ['acme', 'acme', 'acme', 'other']",
+        "each in its first try: True",
+        "one after the other: True",
+    ]
+    assert "ERROR" not in done.stderr
+
+
 @all_queues
 def test_tasks_run_at_the_pace_across_workers_and_cost_no_retry(
     queue: str, server: Valkey, workers: Callable[[str], Workers]

@@ -28,7 +28,7 @@ HOST = "127.0.0.1"
 REPO = Path(__file__).resolve().parents[2]
 TOOLS = REPO / ".tools"
 # Apart from the other packages, as it needs an older redis-py than they do.
-ARQ = TOOLS / "arq"
+ARQ = Path(os.environ.get("ARQ_PACKAGES", TOOLS / "arq"))
 # They choose the path, and the tests run on both.
 _NO_SETTINGS = ("PENSTOCK_NO_NATIVE", "PENSTOCK_PURE")
 

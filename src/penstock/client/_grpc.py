@@ -24,6 +24,7 @@ _MESSAGES: dict[str, Any] = {
     "cancel": pb.CancelRequest,
     "check": pb.CheckRequest,
     "check-many": pb.CheckManyRequest,
+    "debit": pb.DebitRequest,
     "forecast": pb.ForecastRequest,
     "heartbeat": pb.HeartbeatRequest,
     "pause": pb.PauseRequest,

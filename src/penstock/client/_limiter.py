@@ -268,6 +268,17 @@ class ServiceLimiter(Closing):
         )
         return answer
 
+    def debit(self, key: str, tokens: int = 1) -> Decision:
+        """Count tokens that were used, for a policy with `tokenBudget`. While something is left of
+        the window's budget they are counted in full, also those that go beyond it."""
+        decision: Decision = self._ask(self._debiting(key, tokens))
+        return decision
+
+    async def adebit(self, key: str, tokens: int = 1) -> Decision:
+        """The awaitable twin of `debit`."""
+        decision: Decision = await self._aask(self._debiting(key, tokens))
+        return decision
+
     def admit(self, key: str, cost: int = 1) -> ServiceSlot:
         """A place in flight, for a policy with `concurrency`, as a block: `with
         limiter.admit(key):` or `async with`. Nothing is asked before the block is entered."""
@@ -317,7 +328,7 @@ class ServiceLimiter(Closing):
         return {"policy": self.policy, "key": require_key(key), **more}
 
     def _checking(self, key: str | Attributes, cost: int) -> ServiceCall:
-        fields = self._fields(key, cost=require_cost(cost))
+        fields = self._fields(key, cost=_require_cost(cost))
         return ServiceCall("check", fields, *readers(key))
 
     def _checking_many(self, keys: Iterable[str], cost: int) -> ServiceCall:
@@ -329,11 +340,11 @@ class ServiceLimiter(Closing):
         return ServiceCall("peek", self._fields(key), *readers(key))
 
     def _forecasting(self, key: str | Attributes, cost: int) -> ServiceCall:
-        fields = self._fields(key, cost=require_cost(cost))
+        fields = self._fields(key, cost=_require_cost(cost))
         return ServiceCall("forecast", fields, forecast_of, failed_forecast)
 
     def _reserving(self, key: str | Attributes, cost: int, max_wait_ms: int) -> ServiceCall:
-        fields = self._fields(key, cost=require_cost(cost))
+        fields = self._fields(key, cost=_require_cost(cost))
         if require_wait(max_wait_ms):
             fields["max_wait_ms"] = max_wait_ms
         read, failed = readers(key)
@@ -345,6 +356,11 @@ class ServiceLimiter(Closing):
             return ServiceCharge(self, failed(decision), "", self.clock.now())
 
         return ServiceCall("reserve", fields, charge, uncharged)
+
+    def _debiting(self, key: str, tokens: int) -> ServiceCall:
+        units = require_int("tokens", tokens)
+        fields = {"policy": self.policy, "key": require_key(key), "tokens": units}
+        return ServiceCall("debit", fields, decision_of, itself)
 
     def _admitting(self, key: str, cost: int, told: Callable[[Answer], None]) -> ServiceCall:
         fields = {"policy": self.policy, "key": require_key(key), "cost": require_cost(cost)}
@@ -388,6 +404,16 @@ def _require_policy(policy: Any) -> str:
     if not isinstance(policy, str) or not policy:
         reject(f"policy must be the name of a policy of the service, not {shown(policy)}")
     return policy
+
+
+def _require_cost(cost: Any) -> int:
+    if isinstance(cost, Mapping):
+        reject(
+            "what each limit of a policy costs is told by the attributes that the policy names in "
+            f"`cost`: put them beside the keys, as in {{'user': 'alice', 'tokens': 700}}, not "
+            f"into a cost of {shown(dict(cost))}"
+        )
+    return require_cost(cost)
 
 
 def _queue_name(key: str | Attributes) -> str:

@@ -23,7 +23,7 @@ __all__ = ["SPENDING", "Answer", "ServiceTransport", "no_answer", "refusal"]
 
 Answer = Mapping[str, Any]
 
-SPENDING = frozenset({"admit", "check", "check-many", "reserve"})
+SPENDING = frozenset({"admit", "check", "check-many", "debit", "reserve"})
 """Calls that must not be repeated when their answer was lost; all others may be."""
 
 _BUSY = (408, 425, 429)

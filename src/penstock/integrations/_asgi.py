@@ -128,7 +128,8 @@ _OURS = frozenset(
 
 
 class Stamped:
-    """A `send` that adds headers to the start of a response, and remembers how it began."""
+    """A `send` that adds headers to the start of a response, and remembers how it began. It hands
+    on what the server's `send` returns, to be awaited, without a coroutine of its own."""
 
     __slots__ = ("_rulings", "_send", "answered")
 
@@ -137,7 +138,7 @@ class Stamped:
         self._rulings = rulings
         self.answered: Answered | None = None
 
-    async def __call__(self, message: Message) -> None:
+    def __call__(self, message: Message) -> Awaitable[None]:
         rulings = self._rulings
         if message["type"] == "http.response.start":
             if rulings:
@@ -145,8 +146,12 @@ class Stamped:
                 if is_any_open(rulings):
                     self.answered = answered(message["status"], given)
         elif self.answered is not None and is_last(message):
-            # Before the client can know that it is over, and ask again.
-            await settle_all(rulings, self.answered)
+            return self._settle(message)
+        return self._send(message)
+
+    async def _settle(self, message: Message) -> None:
+        """Before the client can know that it is over, and ask again."""
+        await settle_all(self._rulings, self.answered)
         await self._send(message)
 
 
@@ -155,10 +160,11 @@ def stamp(message: Message, rulings: list[Ruling]) -> list[Line]:
     was there."""
     given: list[Line] = list(message.get("headers", ()))
     added = lines_of(rulings)
-    there = [name for name, _ in given if name.lower() in _OURS]
-    if there:
-        names = {name.lower() for name in there}
-        added = [line for line in added if line[0] not in names]
+    for name, _ in given:
+        if name.lower() in _OURS:
+            there = {name.lower() for name, _ in given}
+            added = [line for line in added if line[0] not in there]
+            break
     message["headers"] = given + added
     return given
 
@@ -177,7 +183,7 @@ def is_last(message: Message) -> bool:
 def is_any_open(rulings: Iterable[Ruling]) -> bool:
     """Whether something is held until the response is known."""
     for ruling in rulings:  # noqa: SIM110 - half the time of any()
-        if ruling.is_open:
+        if ruling.held:
             return True
     return False
 
@@ -185,7 +191,7 @@ def is_any_open(rulings: Iterable[Ruling]) -> bool:
 async def settle_all(rulings: list[Ruling], answered: Any) -> None:
     """Settle what is open, also in a task that is being cancelled."""
     for ruling in rulings:
-        if ruling.is_open:
+        if ruling.held:
             await asyncio.shield(asyncio.ensure_future(ruling.asettle(answered)))
 
 

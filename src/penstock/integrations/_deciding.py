@@ -26,7 +26,7 @@ from ..core._strategy import Strategy
 from ..core._validation import reject
 from ..core._verdict import Verdict
 from ._rules import AppLimits, Rule, is_plain, optional, value_of
-from ._ruling import OpenCharge, Ruling, Spent, Telling, acall, call
+from ._ruling import OpenCharge, Ruling, Telling, acall, call
 from ._who import AddressKey, HeaderKey, Key, reading
 
 __all__ = ["RuleSet"]
@@ -162,7 +162,7 @@ class RuleSet:
         else:
             name, read = plain
             key = read(request)
-            if not is_plain(key):
+            if type(key) is not str and not is_plain(key):
                 key = await key
             asked = None if key is None else ({name: key}, 1)
         return None if asked is None else await self.aanswer(asked)
@@ -175,7 +175,7 @@ class RuleSet:
             return drive(self._asking(request), self.app.resolve)
         name, read = plain
         key = read(request)
-        if not is_plain(key):
+        if type(key) is not str and not is_plain(key):
             key = self.app.resolve(key)
         return None if key is None else ({name: key}, 1)
 
@@ -186,8 +186,9 @@ class RuleSet:
         try:
             if limits is None:
                 return drive(self._reserve(keys, costs, "keep_renewed"), call)
-            spent = Spent(limits, keys, costs, self._now())
-            return Ruling(self._telling, limits.check(keys, costs), spent)
+            asked_at = self._now()
+            verdict = limits.check(keys, costs)
+            return Ruling(self._telling, verdict, (limits, keys, costs, asked_at))
         except StoreUnavailableError as error:
             return self._failed(error)
 
@@ -200,8 +201,9 @@ class RuleSet:
         try:
             if limits is None:
                 return await adrive(self._reserve(keys, costs, "akeep_renewed"), acall)
-            spent = Spent(limits, keys, costs, self._now())
-            return Ruling(self._telling, await limits.acheck(keys, costs), spent)
+            asked_at = self._now()
+            verdict = await limits.acheck(keys, costs)
+            return Ruling(self._telling, verdict, (limits, keys, costs, asked_at))
         except StoreUnavailableError as error:
             return self._failed(error)
 

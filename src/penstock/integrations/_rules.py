@@ -285,11 +285,11 @@ def _refuse_async(value: Any) -> Any:
 
 def is_plain(value: Any) -> bool:
     """Whether a value has not to be awaited."""
-    return type(value) is str or value is None or not inspect.isawaitable(value)
+    return value is None or not inspect.isawaitable(value)
 
 
 def value_of(value: Any) -> Flow[Any, Any]:
-    if not is_plain(value):
+    if type(value) is not str and not is_plain(value):
         value = yield value
     return value
 

@@ -60,13 +60,9 @@ class OpenCharge(NamedTuple):
     conditions: Mapping[str, Callable[[Any], Any]]
 
 
-class Spent(NamedTuple):
-    """What a check was asked for: enough to give back what it spent."""
-
-    limits: Any
-    keys: Mapping[str, Any]
-    costs: Any
-    asked_at: int
+Spent = tuple[Any, Mapping[str, Any], Any, int]
+"""What a check was asked for, enough to give back what it spent: the limits, keys and costs, and
+when. A plain tuple, since every request makes one and hardly any looks into it."""
 
 
 class Telling:
@@ -117,7 +113,7 @@ class Ruling:
     `verdict` is None while the store is away.
     """
 
-    __slots__ = ("_held", "_spent", "_telling", "allowed", "verdict")
+    __slots__ = ("_spent", "allowed", "held", "telling", "verdict")
 
     def __init__(
         self,
@@ -126,9 +122,10 @@ class Ruling:
         spent: Spent | None = None,
         held: Sequence[OpenCharge] = (),
     ) -> None:
-        self._telling = telling
+        self.telling: Telling = telling
         self._spent = spent
-        self._held = held
+        self.held: Sequence[OpenCharge] = held
+        """What is held until the response is known."""
         self.verdict: Verdict | None = verdict
         self.allowed: bool = not telling.is_closed if verdict is None else verdict.allowed
 
@@ -137,18 +134,13 @@ class Ruling:
         """Of a refusal: 429, or 503 while the store is away."""
         return 503 if self.verdict is None else 429
 
-    @property
-    def is_open(self) -> bool:
-        """Whether something is held until the response is known."""
-        return bool(self._held)
-
     def headers(self) -> dict[str, str]:
         """What to add to the response."""
-        return self._telling.headers(self.verdict)
+        return self.telling.headers(self.verdict)
 
     def lines(self) -> list[Line]:
         """The same as ASGI has it."""
-        return self._telling.lines(self.verdict)
+        return self.telling.lines(self.verdict)
 
     def problem(self) -> bytes:
         """The body of a refusal, as problem+json."""
@@ -175,16 +167,16 @@ class Ruling:
     def settle(self, response: Any) -> None:
         """Give back what is not to be charged, once the response is known; None if there is none,
         and then what was charged stays."""
-        if self._held:
+        if self.held:
             self._run(self._settlement(response), "settled")
 
     async def asettle(self, response: Any) -> None:
         """The awaitable twin of `settle`."""
-        if self._held:
+        if self.held:
             await self._arun(self._settlement(response), "settled")
 
     def _settlement(self, response: Any) -> Flow[Any, None]:
-        held, self._held = self._held, ()
+        held, self.held = self.held, ()
         for charge, conditions in held:
             used = {
                 name: 0
@@ -205,11 +197,11 @@ class Ruling:
             await self._arun(self._restitution(), "given back")
 
     def _restitution(self) -> Flow[Any, None]:
-        held, self._held = self._held, ()
+        held, self.held = self.held, ()
         for charge, _ in held:
             yield charge, "cancel", ()
         spent, self._spent = self._spent, None
-        if spent is not None and hasattr(spent.limits, "charge_for"):
+        if spent is not None and hasattr(spent[0], "charge_for"):
             limits, keys, costs, asked_at = spent
             charge = yield limits, "charge_for", (keys, costs, self.verdict, asked_at)
             yield charge, "cancel", ()
@@ -258,7 +250,10 @@ def headers_of(rulings: Sequence[Ruling]) -> dict[str, str]:
 
 def lines_of(rulings: Sequence[Ruling]) -> list[Line]:
     """The same as ASGI has it."""
-    return rulings[0].lines() if len(rulings) == 1 else _encoded(headers_of(rulings))
+    if len(rulings) == 1:
+        (ruling,) = rulings
+        return ruling.telling.lines(ruling.verdict)
+    return _encoded(headers_of(rulings))
 
 
 def _encoded(headers: Mapping[str, str]) -> list[Line]:

@@ -107,6 +107,18 @@ class AddressKey:
         address = parsed(peer)
         return peer if address is None else _network(address, self._prefix)
 
+    def reading(self, reader: RequestReader) -> Callable[[Any], str]:
+        """`read` as a function of the request, short where the peer's address is the key."""
+        if self._trusts:
+            return partial(self.read, reader)
+        read_peer, read = reader.peer, self.read
+
+        def read_plainly(request: Any) -> str:
+            peer = read_peer(request)
+            return peer if peer and ":" not in peer else read(reader, request)
+
+        return read_plainly
+
     def _client(self, entries: list[str]) -> Address | None:
         """Who the proxies say it was; None if they do not say."""
         if self._hops:
@@ -189,7 +201,7 @@ def reading(
     mac = _as_it_is if secret is None else hashed_by(secret)
     if isinstance(key, AddressKey):
         if secret is None:
-            return partial(key.read, reader)
+            return key.reading(reader)
         return lambda request: mac(key.read(reader, request))
     if isinstance(key, HeaderKey):
         return lambda request: mac(

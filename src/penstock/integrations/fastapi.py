@@ -15,8 +15,8 @@ they are first asked for. Where another dependency comes first, it still does.
 # Annotations are not postponed: FastAPI reads those of a dependency, and of an object with
 # `__call__` older versions cannot resolve a text.
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core._errors import require_module
 from ..core._validation import reject, shown
@@ -102,25 +102,31 @@ class RateLimit(Rule):
                 "RateLimit needs the app's help to put headers on its answers: call "
                 "penstock.integrations.fastapi.install(app) once, after app = FastAPI(...)"
             )
-        decided: dict[Rule, Ruling | None] = scope.get(_DECIDED, {})
-        if self not in decided:
+        decided = [told for rules, told in scope.get(_DECIDED, ()) if self in rules.rules.values()]
+        if decided:
+            (ruling,) = decided
+        else:
             rules = installed.rules_for(scope, self)
-            await _obey(scope, rules, await rules.adecide(connection))
-            decided = scope[_DECIDED]
-        ruling = decided[self]
+            ruling = await rules.adecide(connection)
+            if _is_denied(scope, rules, ruling):
+                await _deny(scope, ruling)
         return None if ruling is None else ruling.verdict
 
 
-async def _obey(scope: Any, rules: RuleSet, ruling: Ruling | None) -> None:
-    """Note down what was decided, and end a request that was denied."""
-    decided = scope.setdefault(_DECIDED, {})
-    for rule in rules.rules.values():
-        decided[rule] = ruling
-    if ruling is not None:
-        note(scope, ruling)
-        if not ruling.allowed:
-            await agive_back(rulings_of(scope)[0])
-            raise TooManyRequests(ruling)
+def _is_denied(scope: Any, rules: RuleSet, ruling: Ruling | None) -> bool:
+    """Note down what was decided about a request, and say whether that is its end."""
+    decided = rules, ruling
+    earlier = scope.get(_DECIDED)
+    scope[_DECIDED] = (decided,) if earlier is None else (*earlier, decided)
+    if ruling is None:
+        return False
+    note(scope, ruling)
+    return not ruling.allowed
+
+
+async def _deny(scope: Any, ruling: Any) -> NoReturn:
+    await agive_back(rulings_of(scope)[0])
+    raise TooManyRequests(ruling)
 
 
 def install(app: FastAPI, **options: "Unpack[WebOptions]") -> None:
@@ -181,9 +187,11 @@ class _Installed(RateLimitMiddleware):
                 _LimitedRoute.take(getattr(route, "_effective_route", route), self, rules)
         return self
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    def __call__(self, scope: Any, receive: Any, send: Any) -> Coroutine[Any, Any, None]:
         scope[_INSTALLED] = self
-        await super().__call__(scope, receive, send)
+        if scope["type"] == "http":
+            return self._http(scope, receive, send)
+        return super().__call__(scope, receive, send)
 
     def rules_for(self, scope: Any, asking: RateLimit) -> RuleSet:
         """The limits of the route that serves `scope`, of which `asking` is one."""
@@ -269,6 +277,7 @@ class _LimitedRoute:
     __slots__ = (
         "_all",
         "_app",
+        "_at_once",
         "_dependant",
         "_gave_way",
         "_installed",
@@ -285,6 +294,7 @@ class _LimitedRoute:
         self._installed = installed
         self._rules = rules
         self._request: Any = Request if rules.calls_functions else ASGIRequest
+        self._at_once = rules.answers_at_once
         self._gave_way = False
 
     @classmethod
@@ -315,18 +325,24 @@ class _LimitedRoute:
         if not self._gave_way:
             if scope.get(_INSTALLED) is not self._installed or _overrides(scope):
                 self._give_way()
+            elif self._at_once:
+                ruling = self._rules.decide(self._request(scope))
+                if _is_denied(scope, self._rules, ruling):
+                    await _deny(scope, ruling)
             else:
-                await self._decide(scope, receive)
+                await self._decide(scope)
         await self._app(scope, receive, send)
 
-    async def _decide(self, scope: Any, receive: Any) -> None:
+    async def _decide(self, scope: Any) -> None:
         rules = self._rules
         try:
             asked = rules.asked(self._request(scope))
         except _PutOffError:
             self._give_way()
             return
-        await _obey(scope, rules, None if asked is None else await rules.aanswer(asked))
+        ruling = None if asked is None else await rules.aanswer(asked)
+        if _is_denied(scope, rules, ruling):
+            await _deny(scope, ruling)
 
     def _give_way(self) -> None:
         """For good: requests that are on their way here were decided, or will be."""

@@ -286,13 +286,13 @@ def _after(response: Response) -> Response:
         if name not in headers:
             headers.add(name, value)
     for ruling in known.rulings:
-        if ruling.is_open and response.is_streamed:
+        if ruling.held and response.is_streamed:
             # Slots are held until it is over: read to its end, or closed. Not every server closes
             # what a client has left.
             settle = partial(ruling.settle, response)
             response.response = _followed(response.response, settle)
             response.call_on_close(settle)
-        elif ruling.is_open:
+        elif ruling.held:
             ruling.settle(response)
     return response
 

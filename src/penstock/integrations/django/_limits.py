@@ -227,7 +227,7 @@ def stamp(request: Any, response: Any) -> None:
 
 def settle(request: Any, response: Any) -> list[Ruling]:
     """The rulings to be settled by this response. A stream settles them itself, at its end."""
-    waiting = [ruling for ruling in rulings_of_request(request) if ruling.is_open]
+    waiting = [ruling for ruling in rulings_of_request(request) if ruling.held]
     if waiting and getattr(response, "streaming", False):
         for ruling in waiting:
             response._resource_closers.append(partial(ruling.settle, response))
