@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -35,6 +35,10 @@ class Http2Application(Protocol):
     """What answers the requests of HTTP/2 connections."""
 
     options: Http2Options
+
+    def connect(self, options: Http2Options, now_ms: int) -> Http2Connection:
+        """The protocol of a new connection. One with a method `serve` answers some requests by
+        itself, of clients that have asked before what only known ones ask."""
 
     def begin(self, client: Http2Client, stream: Any) -> None:
         """The head of a request is there, and the rest is not yet; a streaming one is begun. It
@@ -85,12 +89,13 @@ class Http2Client(ClientConnection):
     """One client that speaks HTTP/2. `http2` is for applications to answer with; `has_asked` tells
     whether it has made a request that only known clients make."""
 
-    __slots__ = ("_application", "_arrivals", "_is_due", "_pinged", "has_asked", "http2")
+    __slots__ = ("_application", "_arrivals", "_is_due", "_pinged", "_serve", "has_asked", "http2")
 
     def __init__(
         self, listener: Listener, application: Http2Application, tls: ssl.SSLContext | None
     ) -> None:
-        self.http2: Http2Connection = Http2Connection(application.options, _now_ms())
+        self.http2: Http2Connection = application.connect(application.options, _now_ms())
+        self._serve: Callable[..., list[Any]] | None = getattr(self.http2, "serve", None)
         self._arrivals = _Inbox(self.http2)
         super().__init__(listener, self._arrivals, tls)
         self._application = application
@@ -177,11 +182,16 @@ class Http2Client(ClientConnection):
     def _read(self, data: bytes, now_s: float) -> int:
         """Returns the units that it took, at least one."""
         self._pinged = 0.0
-        events = self.http2.feed(data, int(now_s * 1000))
+        if self._serve is None:
+            events = self.http2.feed(data, int(now_s * 1000))
+        else:
+            events = self._serve(data, now_s, self.arrived, self.has_asked and self.is_known)
+        # Those that it answers by itself are not among them.
+        count = self.http2.event_count
         if events:
             self._handle(events)
         self._flush()
-        return 1 + len(events) + len(data) // UNIT_BYTES
+        return 1 + count + len(data) // UNIT_BYTES
 
     def _handle(self, events: Iterable[Any]) -> None:
         for kind, stream, _ in events:
