@@ -54,6 +54,7 @@ cdef enum:
     MOST_REPLY = 64
 
 cdef int64_t MOST_COST = 9007199254740991
+cdef uint32_t LAST_STREAM = 2147483647
 
 
 # --- Messages -----------------------------------------------------------------------------------
@@ -86,6 +87,7 @@ cdef bint read_check(Span message, Asked* asked) noexcept:
     cdef uint8_t tag
     cdef Span text
     asked.policy.at = asked.key.at = NULL
+    asked.policy.size = asked.key.size = 0
     asked.cost = 0
     while at < end:
         tag = at[0]
@@ -220,7 +222,8 @@ cdef class GrpcConnection(Http2Connection):
 
     def serve(self, bytes data not None, double now_s, double arrived_s, bint is_known):
         """`feed`, for data that has arrived at `arrived_s`. `is_known`: the client has made such a
-        call before, and may go on."""
+        call before, and may go on. Returns the events or, if there are none and all that was read
+        is answered, what is to be written."""
         cdef Stream stream
         cdef list asked = []
         cdef int64_t answered = 0
@@ -239,8 +242,14 @@ cdef class GrpcConnection(Http2Connection):
                 Http2Connection.emit(self, EVENT_REQUEST, stream, 0)
         if answered:
             self.checks.codes["OK"] += answered
+            if (
+                self.events is None and not self.pending and not self.ended
+                and self.final_id == LAST_STREAM and self.held == 0 and not self.block_stream
+                and self.input.at == self.input.end
+            ):
+                return self.collect()
         events, self.events = self.events, None
-        return events
+        return () if events is None else events
 
     cdef int emit(self, int kind, Stream stream, object value) except -1:
         if (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -95,7 +95,7 @@ class Http2Client(ClientConnection):
         self, listener: Listener, application: Http2Application, tls: ssl.SSLContext | None
     ) -> None:
         self.http2: Http2Connection = application.connect(application.options, _now_ms())
-        self._serve: Callable[..., list[Any]] | None = getattr(self.http2, "serve", None)
+        self._serve: Callable[..., Any] | None = getattr(self.http2, "serve", None)
         self._arrivals = _Inbox(self.http2)
         super().__init__(listener, self._arrivals, tls)
         self._application = application
@@ -147,10 +147,20 @@ class Http2Client(ClientConnection):
         return self._read(self._arrivals.take(), perf_counter())
 
     def serve_whole(self, data: bytes) -> int:
-        if self._arrivals.has_more:
+        http2, arrived = self.http2, self.arrived
+        if self._arrivals.waiting or http2.pending:
             return 0
-        spent = self._read(data, self.arrived)
-        if self._state or self.http2.buffered:
+        if self._serve is not None:
+            told = self._serve(data, arrived, arrived, self.has_asked and self.is_known)
+            if type(told) is bytes:
+                self._pinged = 0.0
+                self.since: float = self._listener.now
+                self._transport.write(told)
+                return 1 + http2.event_count + len(data) // UNIT_BYTES
+            spent = self._go_through(told, len(data))
+        else:
+            spent = self._read(data, arrived)
+        if self._state or http2.buffered:
             self._settle(served=True)
         return spent
 
@@ -181,17 +191,23 @@ class Http2Client(ClientConnection):
 
     def _read(self, data: bytes, now_s: float) -> int:
         """Returns the units that it took, at least one."""
-        self._pinged = 0.0
         if self._serve is None:
-            events = self.http2.feed(data, int(now_s * 1000))
-        else:
-            events = self._serve(data, now_s, self.arrived, self.has_asked and self.is_known)
-        # Those that it answers by itself are not among them.
+            return self._go_through(self.http2.feed(data, int(now_s * 1000)), len(data))
+        told = self._serve(data, now_s, self.arrived, self.has_asked and self.is_known)
+        if type(told) is bytes:
+            self.send(told)
+            told = ()
+        return self._go_through(told, len(data))
+
+    def _go_through(self, events: Sequence[Any], size: int) -> int:
+        """Answer what has come in so many bytes. Returns the units that it took."""
+        self._pinged = 0.0
+        # Requests that were answered before they came here are counted, too.
         count = self.http2.event_count
         if events:
             self._handle(events)
         self._flush()
-        return 1 + count + len(data) // UNIT_BYTES
+        return 1 + count + size // UNIT_BYTES
 
     def _handle(self, events: Iterable[Any]) -> None:
         for kind, stream, _ in events:
