@@ -117,6 +117,8 @@ class Served:
         while self.client.is_blocked and not self.transport.is_over:
             assert asyncio.get_running_loop().time() < deadline
             await asyncio.sleep(0.001)
+        # Places of replies that were taken are given back now and then: here, now.
+        self.server.tick()
 
     def answers(self) -> dict[int, list[Any]]:
         """What each stream got, and in 0 what the connection did."""

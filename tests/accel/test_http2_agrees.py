@@ -30,7 +30,17 @@ NAMES = [
     *(b"transfer-encoding", b"grpc-accept-encoding", b"x" * 40, b"keep-alive", b"upgrade"),
 ]
 VALUES = [
-    *(b"POST", b"GET", b"CONNECT", b"post", b"/", b"/a.B/Unary", b"/a.B/Stream", b"/a.B/Batch"),
+    *(
+        b"POST",
+        b"GET",
+        b"CONNECT",
+        b"OPTIONS",
+        b"post",
+        b"/",
+        b"/a.B/Unary",
+        b"/a.B/Stream",
+        b"/a.B/Batch",
+    ),
     *(b"/a?b=c", b"/%41", b"/%4", b"/#", b"*", b"", b"http", b"https", b"ftp", b"trailers"),
     *(b"application/grpc", b"application/grpc+proto", b"5", b"0", b"20", b"400", b"100000", b"+5"),
     *(b" a", b"a ", b"a b", b"\t", b"a\nb", b"a\x00b", b"\xff", b"identity", b"gzip", b"1S"),

@@ -271,7 +271,14 @@ _NO_TOKEN = GrpcError(
 )
 _LATE = GrpcError(Status.DEADLINE_EXCEEDED, "the deadline passed before the call was answered")
 _NO_GRPC = GrpcError(Status.INTERNAL, "a call has the content type application/grpc")
-_NO_CALL = HeaderBlock(((b":status", b"415"), (b"content-length", b"0")))
+_NO_CALL_TEXT = b"this port speaks gRPC: a call has the content type application/grpc\n"
+_NO_CALL = HeaderBlock(
+    (
+        (b":status", b"415"),
+        (b"content-type", b"text/plain; charset=utf-8"),
+        (b"content-length", b"%d" % len(_NO_CALL_TEXT)),
+    )
+)
 
 
 class GrpcCalls:
@@ -398,7 +405,9 @@ class GrpcCalls:
             self._replies.codes[error.status.name] += 1
             refuse(client.http2, stream, error)
         else:
-            client.http2.respond(stream, _NO_CALL)
+            client.http2.respond(
+                stream, _NO_CALL, b"" if stream.method == "HEAD" else _NO_CALL_TEXT
+            )
         client.flush_soon()
 
     # Calls.
