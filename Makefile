@@ -10,11 +10,14 @@ unexport VIRTUAL_ENV PYTHONPATH
 # The tests start some hundred interpreters: each would compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Some of them build the package, whose sources take a while to be translated to C.
+export CYTHON_CACHE_DIR := $(CURDIR)/.tools/cython
+
 SOURCES := $(wildcard src/penstock/accel/*.p[yx]*)
 PACKAGE := pyproject.toml setup.py $(SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all lint types docs unit pure bench bench-all pictures wire clean
+.PHONY: help setup serve test test-long test-all lint types docs unit pure bench bench-all pictures wire clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -60,11 +63,14 @@ SAY_PATH = $(BIN)/python -c 'import penstock; print("    native path:", "on" if 
 serve: $(VENV)/.service  ## run the service on its embedded store: make serve ARGS="--config penstock.yaml"
 	@$(BIN)/python -m penstock.cli serve $(ARGS)
 
-# In two steps of what can be done at the same time: what is quickly told comes before the tests.
+# At the same time, as far as may be: the interpreted path needs no server from elsewhere, so it is
+# tested while those are fetched. What is quickly told comes before the many tests.
 test:  ## lint, types, docs and all tests, on real backends, on both paths
-	@$(MAKE) --no-print-directory --jobs=3 lint types docs setup
-	@$(MAKE) --no-print-directory --jobs=2 unit pure
+	@$(MAKE) --no-print-directory --jobs=5 setup lint types docs pure unit FIRST="lint types docs"
 	@echo "==> all good"
+
+test-long:  ## the same, with every example, every instruction, every figure: half an hour or more
+	@LONG=1 $(MAKE) --no-print-directory test
 
 lint: $(VENV)/.packages  ## ruff
 	@echo "==> lint"
@@ -79,24 +85,26 @@ docs: $(VENV)/.packages  ## the documentation as a site, in build/docs
 	@echo "==> docs"
 	@$(BIN)/python -m tools.docs
 
-# A process per core, and no more than four: each has servers of its own. A file stays in one of
-# them, and they are begun in the order of tests/conftest.py. JOBS=0 runs all tests in one process,
-# which a debugger needs.
-JOBS ?= auto
+# A process more than there are cores, since they often wait, and no more than four: each has servers
+# of its own. A file stays in one of them, and they are begun in the order of tests/conftest.py.
+# JOBS=0 runs all tests in one process, which a debugger needs.
+JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) + 1))')
 PYTEST := $(BIN)/python -m pytest
 
-unit: setup
+unit: setup | $(FIRST)
 	@echo "==> tests"
-	@$(PYTEST) -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
+	@$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 	  || { test $$? -eq 1 && $(BIN)/python -m tests.support.second_chance; }
 
 # What depends on the path; the stores and servers behind it are the same code on both. One process:
-# the others are at work on the rest, and leave cores idle where they wait.
+# the others are at work on the rest.
 PURE := tests/core tests/strategies tests/conformance tests/stores/memory tests/leasing
-# But for what asks the oracle itself, or takes both paths whenever it runs: another run adds nothing.
-SAME := $(addprefix tests/strategies/test_,calendar_quota.py exact_bursts.py giving_back.py) \
+# But for what asks the oracle itself or a server, or takes both paths whenever it runs: another run
+# adds nothing.
+SAME := $(patsubst %,tests/strategies/test_%.py,calendar_quota exact_bursts giving_back guide laws \
+  scripts_by_hand) $(patsubst %,tests/leasing/test_%.py,client client_outages fleet_server valkey) \
   tests/stores/memory/test_bytes.py
-pure: setup
+pure: $(VENV)/.packages
 	@echo "==> tests of the in-process path, interpreted"
 	@PENSTOCK_PURE=1 $(PYTEST) -p no:cacheprovider $(PURE) $(addprefix --ignore=,$(SAME))
 

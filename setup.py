@@ -43,6 +43,8 @@ def extensions() -> list[Extension]:
             _extension("_grpc", ["_native.pxd", "_http2.pxd"], fast),
         ],
         language_level=3,
+        # What was translated once, in whichever copy of the sources, is found there again.
+        cache=os.environ.get("CYTHON_CACHE_DIR", False),
     )
     for extension in built:
         # Lost on the way through cythonize: without it, a missing compiler would be an error.

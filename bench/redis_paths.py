@@ -22,7 +22,7 @@ import redis
 import redis.asyncio
 
 from penstock import ConfigInvalidError, Limiter, gcra
-from penstock.core._strategy import registered
+from penstock.core._register import registered
 from penstock.stores.redis import RedisStore
 
 ROUNDS = 15

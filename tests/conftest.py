@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.servers.process import is_setting
+from tests.support.effort import count
 
 # What a developer's own shell says to `penstock serve` is not meant for the services of the tests.
 for _name in filter(is_setting, list(os.environ)):
@@ -22,6 +23,7 @@ settings.register_profile(
     "penstock",
     deadline=None,
     derandomize=True,
+    max_examples=count(40, 200),
     print_blob=False,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -63,6 +65,15 @@ LONG = (
     "stores/postgres/",
     "service/",
     "leasing/",
+    "test_typing.py",
+    "tools/",
+    "test_servers.py",
+    "test_workflows.py",
+    "test_examples.py",
+    "integrations/",
+    "stores/",
+    "cli/",
+    "queueing/",
 )
 
 

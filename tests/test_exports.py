@@ -146,6 +146,7 @@ def test_importing_leaves_the_optional_packages_unloaded() -> None:
         "print(json.dumps(sorted({name.split('.')[1] for name in inside})))"
     )
     assert set(loaded) <= {
+        "_declared",
         "_limited",
         "_limits",
         "_queueing",

@@ -16,6 +16,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"core"}),
     frozenset({"strategies"}),
     frozenset({"accel", "stores"}),
+    frozenset({"_declared"}),
     frozenset({"_limits", "_rate_limit", "budget", "concurrency"}),
     frozenset({"_limited", "admission", "testkit"}),
     frozenset({"config", "observe", "wire"}),

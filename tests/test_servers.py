@@ -241,17 +241,17 @@ def test_postgres_is_copied_out_of_a_closed_environment(
 ) -> None:
     """Where nobody cannot read the wheel, a copy that nobody can read is made, once."""
     require("postgres")
-    postgres._readable_install.cache_clear()
+    postgres.readable_install.cache_clear()
     monkeypatch.setattr(postgres, "_open_to_others", lambda _: False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     try:
-        copied = postgres._readable_install()
+        copied = postgres.readable_install()
         assert copied.is_relative_to(tmp_path)
         version = subprocess.run([copied / "bin" / "postgres", "--version"], capture_output=True)
         assert version.stdout.startswith(b"postgres (PostgreSQL) 18")
         assert [folder.stat().st_mode & 0o777 for folder in tmp_path.iterdir()] == [0o755]
     finally:
-        postgres._readable_install.cache_clear()
+        postgres.readable_install.cache_clear()
 
 
 def test_dynalite_keeps_conditions_and_data(dynalite: Dynalite) -> None:

@@ -20,16 +20,9 @@ def test_the_public_names_are_typed_as_promised() -> None:
     """Strict checking accepts what is right in tests/typing, and refuses what is marked wrong."""
     pytest.importorskip("mypy")
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "mypy",
-            "--strict",
-            "--follow-imports=silent",
-            str(ROOT / "tests" / "typing"),
-        ],
+        # By the settings of the project, so that what `make types` has found out is known.
+        [sys.executable, "-m", "mypy", str(ROOT / "tests" / "typing")],
         cwd=ROOT,
-        env={**os.environ, "MYPYPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         timeout=300,

@@ -24,8 +24,9 @@ from .core._errors import (
     UnsupportedError,
 )
 from .core._limiter import Limiter, SlotLimiter
+from .core._register import register
 from .core._store import Store
-from .core._strategy import Parameter, Strategy, register
+from .core._strategy import Parameter, Strategy
 from .core._transform import Step, Transform
 from .core._verdict import Verdict
 from .stores.memory import MemoryStore

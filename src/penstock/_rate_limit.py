@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import overload
 
-from .accel._limiter import limiter_class
+from .accel._gates import limiter_class
 from .core._clock import Clock
 from .core._limiter import Limiter, SlotLimiter
 from .core._store import MadeBy, Store
 from .core._strategy import Strategy
 from .stores._opening import open_for_limiter
-from .strategies._rates import strategy_of_rate
-from .strategies._slots import Slots
+from .strategies import Slots, strategy_of_rate
 
 __all__ = ["rate_limit"]
 

@@ -35,11 +35,12 @@ from .concurrency import ConcurrencyLimiter, Heartbeat, SlotLease
 from .concurrency._limiter import SlotAttempt, SlotGrant, SlotRequest
 from .concurrency._slots import End
 from .core._clock import Clock, SystemClock
-from .core._decision import Decision, combine
+from .core._decision import Decision
 from .core._errors import PenstockError, UnsupportedError
 from .core._flow import Flow, adrive, drive
 from .core._limiter import Limiter
 from .core._validation import require_cost, require_key
+from .core._verdict import combine
 
 __all__ = ["AXES", "Admission", "AdmissionControl", "AxisRequest", "combine"]
 

@@ -15,6 +15,7 @@ import pytest
 
 from penstock.service.grpc import _protocol as grpc_calls
 from penstock.service.http2 import _connection, _hpack, _streams
+from tests.accel.blocks import NAMES, VALUES, mutated, random_block
 
 compiled: Any = pytest.importorskip("penstock.accel._http2")
 
@@ -23,29 +24,6 @@ ROUTES = {
     b"/a.B/Stream": _streams.KnownPath(2, 300, streaming=True),
     b"/a.B/Batch": _streams.KnownPath(3, 200_000),
 }
-NAMES = [
-    *(b":method", b":path", b":scheme", b":authority", b":status", b"host", b"te", b"cookie"),
-    *(b"content-length", b"content-type", b"authorization", b"grpc-timeout", b"user-agent"),
-    *(b"connection", b"x", b"X", b"", b"x-a", b"a b", b"a\x00", b"grpc-encoding", b"expect"),
-    *(b"transfer-encoding", b"grpc-accept-encoding", b"x" * 40, b"keep-alive", b"upgrade"),
-]
-VALUES = [
-    *(
-        b"POST",
-        b"GET",
-        b"CONNECT",
-        b"OPTIONS",
-        b"post",
-        b"/",
-        b"/a.B/Unary",
-        b"/a.B/Stream",
-        b"/a.B/Batch",
-    ),
-    *(b"/a?b=c", b"/%41", b"/%4", b"/#", b"*", b"", b"http", b"https", b"ftp", b"trailers"),
-    *(b"application/grpc", b"application/grpc+proto", b"5", b"0", b"20", b"400", b"100000", b"+5"),
-    *(b" a", b"a ", b"a b", b"\t", b"a\nb", b"a\x00b", b"\xff", b"identity", b"gzip", b"1S"),
-    *(b"x" * 70, b"y" * 700, b"z" * 5000, b"100m", b"99999999H", b"1x", b"localhost"),
-]
 
 
 def describe(stream: Any) -> Any:
@@ -57,115 +35,6 @@ def describe(stream: Any) -> Any:
         *(stream.route, stream.streaming, stream.ended, stream.closed, stream.fault, stream.body),
         *(stream.head_sent, stream.begun_ms, tuple(stream.fields), dict(stream.headers)),
     )
-
-
-# --- HPACK --------------------------------------------------------------------------------------
-
-
-def outcome(work: Callable[..., Any], *args: Any) -> Any:
-    try:
-        return work(*args)
-    except (_hpack.HpackError, compiled.HpackError) as error:
-        return f"error: {error}"
-
-
-def random_block(rng: random.Random) -> bytes:
-    """Instructions that are mostly right."""
-    out = bytearray()
-    if rng.random() < 0.1:
-        out += _hpack._encode_integer(rng.choice([0, 50, 100, 4096, 4097]), 5, 0x20)
-    for _ in range(rng.randrange(8)):
-        kind = rng.random()
-        if kind < 0.4:
-            out += _hpack._encode_integer(rng.randrange(1, 70), 7, 0x80)
-            continue
-        bits, flags = rng.choice([(6, 0x40), (4, 0), (4, 0x10)])
-        index = rng.choice([0, 0, rng.randrange(1, 66)])
-        out += _hpack._encode_integer(index, bits, flags)
-        texts = [rng.choice(VALUES)] if index else [rng.choice(NAMES), rng.choice(VALUES)]
-        for text in texts:
-            if rng.random() < 0.5:
-                coded = _hpack.encode_huffman(text)
-                out += _hpack._encode_integer(len(coded), 7, 0x80) + coded
-            else:
-                out += _hpack._encode_integer(len(text), 7, 0) + text
-    return bytes(out)
-
-
-def mutated(data: bytes, rng: random.Random) -> bytes:
-    if not data:
-        return data
-    out = bytearray(data)
-    for _ in range(rng.randrange(1, 4)):
-        at = rng.randrange(len(out))
-        kind = rng.randrange(4)
-        if kind == 0:
-            out[at] = rng.randrange(256)
-        elif kind == 1:
-            out[at] ^= 1 << rng.randrange(8)
-        elif kind == 2:
-            del out[at : at + rng.randrange(1, 5)]
-            if not out:
-                break
-        else:
-            out[at:at] = rng.randbytes(rng.randrange(1, 5))
-    return bytes(out)
-
-
-def test_blocks_are_decoded_alike() -> None:
-    """Right ones and mutated ones, one after the other on one connection."""
-    rng = random.Random("hpack/decode")
-    for _ in range(600):
-        bounds = (rng.choice([200, 16_384]), rng.choice([3, 128]), rng.choice([100, 4096]))
-        plain, fast = _hpack.Decoder(*bounds), compiled.Decoder(*bounds)
-        for _ in range(rng.randrange(1, 12)):
-            block = random_block(rng)
-            if rng.random() < 0.2:
-                block = mutated(block, rng)
-            expected = outcome(plain.decode, block)
-            assert outcome(fast.decode, block) == expected
-            assert (fast.table_size, fast.truncated) == (plain.table_size, plain.truncated)
-            if isinstance(expected, str):
-                break
-
-
-def test_huffman_agrees() -> None:
-    """Both ways, on text, on noise, and on what is no code."""
-    rng = random.Random("hpack/huffman")
-    for _ in range(2_000):
-        text = rng.randbytes(rng.randrange(40)) if rng.random() < 0.5 else rng.choice(VALUES)
-        coded = _hpack.encode_huffman(text)
-        assert compiled.encode_huffman(text) == coded
-        assert _hpack.decode_huffman(coded) == compiled.decode_huffman(coded) == text
-        noise = mutated(coded, rng)
-        assert outcome(compiled.decode_huffman, noise) == outcome(_hpack.decode_huffman, noise)
-
-
-def test_blocks_are_encoded_alike() -> None:
-    """Prepared once, sent often, with changes of the table's size in between."""
-    rng = random.Random("hpack/encode")
-    pairs = [(name, value) for name in NAMES[:12] for value in VALUES]
-    for _ in range(100):
-        blocks = [
-            (rng.sample(pairs, rng.randrange(4)), rng.sample(pairs, rng.randrange(3)))
-            for _ in range(4)
-        ]
-        plain, fast = _hpack.Encoder(), compiled.Encoder()
-        peer = _hpack.Decoder(2**20, 1_000)
-        for _ in range(rng.randrange(1, 20)):
-            if rng.random() < 0.2:
-                for _ in range(rng.randrange(1, 4)):
-                    size = rng.choice([0, 40, 100, 200, 4096, 10_000])
-                    plain.resize(size)
-                    fast.resize(size)
-            repeated, others = rng.choice(blocks)
-            block = _hpack.HeaderBlock(repeated, others)
-            written = plain.encode(block)
-            assert fast.encode(block) == written
-            assert peer.decode(written) == [*repeated, *others]
-
-
-# --- HTTP/2 -------------------------------------------------------------------------------------
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:

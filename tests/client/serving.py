@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from types import TracebackType
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from penstock import ManualClock, Store
 from penstock.config import parse_policies
@@ -13,6 +12,7 @@ from penstock.service.grpc import open_grpc
 from penstock.service.http import Bounds, HttpServer
 from tests.service.test_several import FILE
 from tests.support.helpers import NOW
+from tests.support.loops import LoopThread
 
 TOKEN = "a-token-of-operators"
 POLICIES = f"""{FILE}
@@ -26,7 +26,7 @@ POLICIES = f"""{FILE}
 TRANSPORTS = ("http", "grpc")
 
 
-class RunningService:
+class RunningService(LoopThread):
     """`url("http")` and `url("grpc")` are where it listens."""
 
     def __init__(
@@ -43,30 +43,13 @@ class RunningService:
         self._token = token
         self._store = store
         self._fail = fail
-        self._up = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._ports: dict[str, int] = {}
 
     def url(self, transport: str) -> str:
         return f"{transport}://127.0.0.1:{self._ports[transport]}"
 
-    def __enter__(self) -> RunningService:
-        self._thread.start()
-        assert self._up.wait(30)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(30)
-        assert not self._thread.is_alive()
-
-    async def _serve(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
         service = build_service(
             parse_policies(self._policies, "test"),
             clock=self.clock,
@@ -78,8 +61,7 @@ class RunningService:
         self._ports["http"] = await http.start("127.0.0.1", 0)
         grpc = await open_grpc(service, port=0, token=self._token)
         self._ports["grpc"] = grpc.port
-        self._up.set()
-        await self._stop.wait()
+        yield
         await http.stop()
         await grpc.drain(1)
         await service.aclose()

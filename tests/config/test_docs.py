@@ -12,7 +12,7 @@ from penstock.cli import main
 from penstock.config import parse_policies
 from penstock.config._policies import BOUNDS, BUDGET, LAWS, SLOTS
 from penstock.config._reader import camel
-from penstock.core._strategy import registered
+from penstock.core._register import registered
 from penstock.service._inline import DEFAULT_STRATEGY, inline_strategies
 from tools.docs.tables import PAGES, derived
 

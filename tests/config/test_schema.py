@@ -16,7 +16,8 @@ from penstock.config import parse_policies
 from penstock.config._policies import BOUNDS, BUDGET, LAWS, SLOTS, TWO_TIER
 from penstock.config._reader import camel
 from penstock.config._schema import policy_schema, schema_text
-from penstock.core._strategy import Parameter, temporarily_registered
+from penstock.core._register import temporarily_registered
+from penstock.core._strategy import Parameter
 from penstock.strategies import Gcra
 from tests.config import test_policies, test_several
 from tests.config.test_several import LIMITS, ONE, PLANS

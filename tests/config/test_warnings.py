@@ -25,6 +25,7 @@ from penstock.config import parse_policies
 from penstock.config._model import Condition, LimitSpec, SeveralSpec
 from penstock.config._warnings import can_never_bind
 from penstock.strategies import Gcra
+from tests.support.effort import count
 
 HOUR = 3_600_000
 MINUTE = 60_000
@@ -234,7 +235,7 @@ def denials(
 
 
 @given(TWO, st.booleans(), st.randoms(use_true_random=False))
-@settings(max_examples=300, phases=UNSHRUNK)
+@settings(max_examples=count(100, 300), phases=UNSHRUNK)
 def test_what_is_called_looser_never_denies_what_the_other_admits(
     two: tuple[Strategy, Strategy], alongside: bool, moments: random.Random
 ) -> None:
@@ -245,7 +246,7 @@ def test_what_is_called_looser_never_denies_what_the_other_admits(
 
 
 @given(SOME, SPANS, st.randoms(use_true_random=False))
-@settings(max_examples=100, phases=UNSHRUNK)
+@settings(max_examples=count(40, 100), phases=UNSHRUNK)
 def test_no_span_holds_more_than_the_most_that_is_told(
     strategy: Strategy, span_ms: int, moments: random.Random
 ) -> None:
@@ -302,7 +303,7 @@ FIGURES = (
     st.sampled_from([None, "user"]),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=100, phases=UNSHRUNK)
+@settings(max_examples=count(40, 100), phases=UNSHRUNK)
 def test_with_plans_and_overrides_a_limit_is_asked_by_all_of_its_figures(
     loose: Any, tight: Any, by: str | None, moments: random.Random
 ) -> None:

@@ -14,6 +14,7 @@ from penstock import Store, accelerated
 from penstock.testkit import (
     Case,
     ConformanceError,
+    _cases,
     arun_store_conformance,
     conformance_cases,
     run_store_conformance,
@@ -30,6 +31,7 @@ from tests.stores import edge
 from tests.stores.postgres.live import open_empty as open_empty_postgres
 from tests.stores.redis.live import open_empty
 from tests.stores.sqlite.fresh import FreshSqliteStore
+from tests.support.effort import LONG
 from tests.support.helpers import PATHS, make_store
 
 Factory = Callable[[], Store]
@@ -64,6 +66,15 @@ def _stores(mode: str) -> list[Any]:
     ]
 
 
+@pytest.fixture
+def _smaller_crowds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a server, callers who come in between each other begin anew: the work grows with the
+    square of their number. Each store's own tests have 200 of them."""
+    if not LONG and not request.node.callspec.id.startswith(IN_PROCESS):
+        monkeypatch.setattr(_cases, "CALLERS", 75)
+
+
+@pytest.mark.usefixtures("_smaller_crowds")
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("factory", _stores("sync"))
 def test_a_store_conforms_on_its_sync_calls(factory: Factory, case: Case) -> None:
@@ -71,6 +82,7 @@ def test_a_store_conforms_on_its_sync_calls(factory: Factory, case: Case) -> Non
     run_store_conformance(factory, cases=[case])
 
 
+@pytest.mark.usefixtures("_smaller_crowds")
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("factory", _stores("async"))
 def test_a_store_conforms_on_its_async_calls(factory: Factory, case: Case) -> None:

@@ -26,23 +26,23 @@ from penstock import (
 )
 from tests.support.helpers import NOW, Quota, both_paths, make_limiter, run
 
-from .waiters import Line, WatchedClock, auntil, until, waiting
+from .waiters import QueuedCallers, WatchedClock, auntil, until, waiting
 
 
 @both_paths
 def test_threads_are_served_in_the_order_they_came(path: str, pool: ThreadPoolExecutor) -> None:
-    """Each advance of the clock admits the next in line and nobody else."""
+    """Each advance of the clock admits the next in the queue and nobody else."""
     clock = ManualClock(NOW)
     limiter = make_limiter(path, gcra(1, 1_000), clock)
-    line = Line(limiter, pool)
+    callers = QueuedCallers(limiter, pool)
     limiter.check("k")
-    futures = [line.join(number) for number in range(6)]
+    futures = [callers.join(number) for number in range(6)]
     for number, future in enumerate(futures):
         clock.advance(999)
         assert not future.done()
         clock.advance(1)
         assert future.result(20).allowed
-        assert line.order == list(range(number + 1))
+        assert callers.order == list(range(number + 1))
     assert waiting(limiter) == 0
 
 
@@ -55,11 +55,11 @@ def test_tasks_are_served_in_the_order_they_came(path: str) -> None:
         limiter = make_limiter(path, gcra(1, 1_000), clock)
         await limiter.acheck("k")
 
-        async def stand(number: int) -> None:
+        async def acquire(number: int) -> None:
             await limiter.aacquire("k")
             order.append(number)
 
-        tasks = [asyncio.create_task(stand(number)) for number in range(6)]
+        tasks = [asyncio.create_task(acquire(number)) for number in range(6)]
         await auntil(lambda: waiting(limiter) == 6)
         for number, task in enumerate(tasks):
             clock.advance(1_000)
@@ -71,31 +71,31 @@ def test_tasks_are_served_in_the_order_they_came(path: str) -> None:
 
 
 @both_paths
-def test_threads_and_tasks_stand_in_one_line(path: str, pool: ThreadPoolExecutor) -> None:
+def test_threads_and_tasks_wait_in_one_queue(path: str, pool: ThreadPoolExecutor) -> None:
     """Whoever came first is served first, whatever it is."""
 
     async def use() -> None:
         clock = ManualClock(NOW)
         limiter = make_limiter(path, gcra(1, 1_000), clock)
-        line = Line(limiter, pool)
+        callers = QueuedCallers(limiter, pool)
         limiter.check("k")
 
-        async def stand(number: int) -> Decision:
+        async def acquire(number: int) -> Decision:
             decision = await limiter.aacquire("k")
-            line.order.append(number)
+            callers.order.append(number)
             return decision
 
         futures: list[Any] = []
         for number in range(8):
             if number % 2:
-                futures.append(asyncio.create_task(stand(number)))
+                futures.append(asyncio.create_task(acquire(number)))
                 await auntil(lambda number=number: waiting(limiter) == number + 1)
             else:
-                futures.append(asyncio.wrap_future(line.join(number)))
+                futures.append(asyncio.wrap_future(callers.join(number)))
         for number, future in enumerate(futures):
             clock.advance(1_000)
             assert (await asyncio.wait_for(future, 20)).allowed
-            assert line.order == list(range(number + 1))
+            assert callers.order == list(range(number + 1))
 
     run(use())
 
@@ -105,9 +105,9 @@ def test_a_waiter_on_one_key_never_delays_another_key(path: str, pool: ThreadPoo
     """While one key is exhausted, others are acquired at once, sync and async."""
     clock = ManualClock(NOW)
     limiter = make_limiter(path, gcra(1, 1_000), clock)
-    line = Line(limiter, pool)
+    callers = QueuedCallers(limiter, pool)
     limiter.check("k")
-    stuck = [line.join(number) for number in range(3)]
+    stuck = [callers.join(number) for number in range(3)]
     for number in range(50):
         assert limiter.acquire(f"other {number}").allowed
 
@@ -124,7 +124,7 @@ def test_a_waiter_on_one_key_never_delays_another_key(path: str, pool: ThreadPoo
 
 @both_paths
 def test_acquire_returns_at_once_when_there_is_room(path: str) -> None:
-    """No waiting, no trace in the line or on the clock."""
+    """No waiting, no trace in the queue or on the clock."""
     clock = WatchedClock(NOW)
     limiter = make_limiter(path, fixed_window(3, 1_000), clock)
     assert [limiter.acquire("k").remaining for _ in range(3)] == [2, 1, 0]
@@ -137,15 +137,15 @@ def test_a_reset_lets_the_first_in_line_ask_again(path: str, pool: ThreadPoolExe
     """What it was told is void; those behind it follow in turn."""
     clock = ManualClock(NOW)
     limiter = make_limiter(path, gcra(1, 3_600_000), clock)
-    line = Line(limiter, pool)
+    callers = QueuedCallers(limiter, pool)
     limiter.check("k")
-    first, second = line.join("first"), line.join("second")
+    first, second = callers.join("first"), callers.join("second")
     limiter.reset("k")
     assert first.result(20).allowed
     until(lambda: limiter._queues._queues.get("k").last_denial is not None)
     run(limiter.areset("k"))
     assert second.result(20).allowed
-    assert line.order == ["first", "second"]
+    assert callers.order == ["first", "second"]
 
 
 @both_paths
@@ -156,7 +156,7 @@ def test_waiting_goes_on_as_long_as_the_strategy_says_so(
     clock = ManualClock(NOW)
     limiter = make_limiter(path, sliding_window(4, 1_000, buckets=2), clock)
     limiter.check("k", 4)
-    future = Line(limiter, pool).join("patient", cost=3)
+    future = QueuedCallers(limiter, pool).join("patient", cost=3)
     asked = 0
     while not future.done():
         clock.advance(1)
@@ -177,7 +177,7 @@ def test_a_clock_that_goes_back_does_not_let_anybody_in(
     clock = ManualClock(NOW)
     limiter = make_limiter(path, gcra(1, 1_000), clock)
     limiter.check("k")
-    future = Line(limiter, pool).join("patient")
+    future = QueuedCallers(limiter, pool).join("patient")
     clock.set(NOW - 5_000)
     clock.advance(5_999)
     assert not future.done()
@@ -191,7 +191,7 @@ def test_a_custom_strategy_can_be_waited_for(path: str, pool: ThreadPoolExecutor
     clock = ManualClock(NOW)
     limiter = make_limiter(path, Quota(1, 10**6), clock)
     limiter.check("k")
-    future = Line(limiter, pool).join("hopeless", timeout=0.01)
+    future = QueuedCallers(limiter, pool).join("hopeless", timeout=0.01)
     for _ in range(200):
         if future.done():
             break

@@ -24,7 +24,7 @@ from penstock import (
 from penstock._queueing import ThreadWaiter
 from tests.support.helpers import NOW, Quota, both_paths, make_limiter, run
 
-from .waiters import Line, WatchedClock, auntil, until, waiting
+from .waiters import QueuedCallers, WatchedClock, auntil, until, waiting
 
 
 @both_paths
@@ -49,7 +49,7 @@ def test_a_timeout_that_is_just_long_enough_suffices(path: str, pool: ThreadPool
     clock = ManualClock(NOW)
     limiter = make_limiter(path, gcra(1, 1_000), clock)
     limiter.check("k")
-    future = Line(limiter, pool).join("only", timeout=1)
+    future = QueuedCallers(limiter, pool).join("only", timeout=1)
     clock.advance(1_000)
     assert future.result(20).allowed
 
@@ -61,9 +61,13 @@ def test_a_timeout_in_the_middle_of_the_line_leaves_the_others_in_order(
     """Who gives up is passed over; what the head was told is what the error carries."""
     clock = ManualClock(NOW)
     limiter = make_limiter(path, gcra(1, 10_000), clock)
-    line = Line(limiter, pool)
+    callers = QueuedCallers(limiter, pool)
     limiter.check("k")
-    first, hasty, last = line.join("first"), line.join("hasty", timeout=3), line.join("last")
+    first, hasty, last = (
+        callers.join("first"),
+        callers.join("hasty", timeout=3),
+        callers.join("last"),
+    )
     clock.advance(3_000)
     with pytest.raises(RateLimitExceededError) as caught:
         hasty.result(20)
@@ -72,7 +76,7 @@ def test_a_timeout_in_the_middle_of_the_line_leaves_the_others_in_order(
     assert first.result(20).allowed
     clock.advance(10_000)
     assert last.result(20).allowed
-    assert line.order == ["first", "last"]
+    assert callers.order == ["first", "last"]
 
 
 @both_paths
@@ -80,10 +84,10 @@ def test_whoever_gives_up_carries_a_denial(path: str, pool: ThreadPoolExecutor) 
     """Also where one unit would be free, but not as many as those ahead are waiting for."""
     clock = ManualClock(NOW)
     limiter = make_limiter(path, token_bucket(10, 0.01), clock)
-    line = Line(limiter, pool)
+    callers = QueuedCallers(limiter, pool)
     limiter.check("k", 7)
-    first = line.join("first", cost=5)
-    hasty = line.join("hasty", cost=5, timeout=1)
+    first = callers.join("first", cost=5)
+    hasty = callers.join("hasty", cost=5, timeout=1)
     clock.advance(1_000)
     with pytest.raises(RateLimitExceededError) as caught:
         hasty.result(20)
@@ -94,7 +98,7 @@ def test_whoever_gives_up_carries_a_denial(path: str, pool: ThreadPoolExecutor) 
 
 
 @both_paths
-def test_a_cancelled_task_leaves_the_line(path: str) -> None:
+def test_a_cancelled_task_leaves_the_queue(path: str) -> None:
     """From the head or from the middle: the next one is served in its place."""
 
     async def use() -> None:
@@ -138,12 +142,12 @@ def test_a_cancelled_head_spends_nothing(path: str) -> None:
 
 @both_paths
 def test_a_full_line_turns_newcomers_away(path: str, pool: ThreadPoolExecutor) -> None:
-    """`max_waiters` may stand behind the one being served; each key has its own line."""
+    """`max_waiters` may wait behind the one being served; each key has its own queue."""
     clock = ManualClock(NOW)
     limiter = make_limiter(path, gcra(1, 1_000), clock, max_waiters=2)
-    line = Line(limiter, pool)
+    callers = QueuedCallers(limiter, pool)
     limiter.check("k")
-    futures = [line.join(number) for number in range(3)]
+    futures = [callers.join(number) for number in range(3)]
     with pytest.raises(QueueFullError, match="2 callers already wait for 'k'") as caught:
         limiter.acquire("k")
     assert caught.value.code == "queue_full"
@@ -152,11 +156,11 @@ def test_a_full_line_turns_newcomers_away(path: str, pool: ThreadPoolExecutor) -
     assert limiter.acquire("other").allowed
     clock.advance(1_000)
     futures[0].result(20)
-    futures.append(line.join(3))
+    futures.append(callers.join(3))
     for future in futures[1:]:
         clock.advance(1_000)
         assert future.result(20).allowed
-    assert line.order == [0, 1, 2, 3]
+    assert callers.order == [0, 1, 2, 3]
 
 
 def test_with_no_waiters_allowed_one_caller_is_still_served() -> None:
@@ -164,9 +168,9 @@ def test_with_no_waiters_allowed_one_caller_is_still_served() -> None:
     clock = ManualClock(NOW)
     limiter = rate_limit(gcra(1, 1_000), clock=clock, max_waiters=0)
     with ThreadPoolExecutor(1) as pool:
-        line = Line(limiter, pool)
+        callers = QueuedCallers(limiter, pool)
         limiter.check("k")
-        future = line.join("only")
+        future = callers.join("only")
         with pytest.raises(QueueFullError):
             limiter.acquire("k")
         clock.advance(1_000)
@@ -187,7 +191,7 @@ def test_a_cost_above_the_limit_is_refused_at_once(path: str) -> None:
 
 
 @both_paths
-def test_an_error_while_waiting_frees_the_line(path: str) -> None:
+def test_an_error_while_waiting_frees_the_queue(path: str) -> None:
     """A fault in the strategy, the store or the clock reaches the one who asked, and only that."""
 
     class Faulty(Quota):
@@ -225,7 +229,7 @@ def test_a_timeout_of_ages_is_no_timeout(timeout: float) -> None:
 
 
 def test_a_loop_that_has_closed_does_not_hold_up_a_thread() -> None:
-    """Tasks that died with their loop leave the line to those behind them."""
+    """Tasks that died with their loop leave the queue to those behind them."""
     clock = ManualClock(NOW)
     limiter = rate_limit(gcra(1, 1_000), clock=clock)
     limiter.check("k")
@@ -243,7 +247,7 @@ def test_a_loop_that_has_closed_does_not_hold_up_a_thread() -> None:
 
 @both_paths
 @pytest.mark.parametrize("behind_a_thread", [False, True])
-def test_a_loop_closed_without_ending_its_tasks_does_not_hold_up_the_line(
+def test_a_loop_closed_without_ending_its_tasks_does_not_hold_up_the_queue(
     path: str, behind_a_thread: bool, pool: ThreadPoolExecutor
 ) -> None:
     """Such a task never asks again, and nobody tells it to leave: it is passed over."""

@@ -17,7 +17,7 @@ from penstock import (
     token_bucket,
 )
 from penstock.budget import token_budget
-from penstock.core._validation import parse_duration_ms, parse_rate
+from penstock.core._durations import parse_duration_ms, parse_rate
 from tests.support.helpers import HUGE, NOW
 
 from .refusals import assert_refused
@@ -169,6 +169,8 @@ def test_rates_are_read_as_people_write_them(text: str, rate: tuple[int, int]) -
         ("5/2years", "a year has no fixed length"),
         ("100 per minute", "did you mean '100/minute'\\?"),
         ("5 an hour", "did you mean '5/hour'\\?"),
+        ("5 per fortnight", "the units are ms, second, minute, hour, day, week"),
+        ("5 per month", "a month has no fixed length"),
         ("0.5/second", "half a request a second is '1/2s'"),
     ],
 )

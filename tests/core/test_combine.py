@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Decision
-from penstock.core._decision import NEUTRAL, combine
+from penstock.core._decision import NEUTRAL
 from penstock.core._validation import MAX_INSTANT_MS, MAX_SAFE, MAX_SPAN_MS
+from penstock.core._verdict import combine
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Callers that wait in a line, for the tests of `acquire`."""
+"""Callers that wait in a queue, for the tests of `acquire`."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ async def auntil(condition: Callable[[], bool]) -> None:
 
 
 def waiting(limiter: Limiter) -> int:
+    """How many callers are in the queues of a limiter, which nothing public tells."""
     return len(limiter._queues)
 
 
@@ -48,8 +49,8 @@ class WatchedClock(ManualClock):
         return unsubscribe
 
 
-class Line:
-    """Threads that join one limiter's line, one after the other."""
+class QueuedCallers:
+    """Threads that join the queue of one limiter, one after the other."""
 
     def __init__(self, limiter: Limiter, pool: ThreadPoolExecutor) -> None:
         self.limiter, self.pool = limiter, pool
@@ -58,11 +59,11 @@ class Line:
     def join(self, name: Any, key: str = "k", **options: Any) -> Future[Decision]:
         before = waiting(self.limiter)
 
-        def stand() -> Decision:
+        def acquire() -> Decision:
             decision = self.limiter.acquire(key, **options)
             self.order.append(name)
             return decision
 
-        future = self.pool.submit(stand)
+        future = self.pool.submit(acquire)
         until(lambda: waiting(self.limiter) > before or future.done())
         return future

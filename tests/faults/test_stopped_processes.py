@@ -36,7 +36,7 @@ def test_all_stop_though_one_of_them_stands_still(tmp_path: Path) -> None:
     """It is waited for as long as a worker may take to answer what it has, and then killed."""
     with Penstock(*sqlite(tmp_path), "--drain", "0") as server:
         eventually(lambda: _says(server, "try:"), within=20, what="all workers")
-        process, before = server._running(), workers_of(server.pid)
+        process, before = server.process(), workers_of(server.pid)
         os.kill(before[0], signal.SIGSTOP)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0

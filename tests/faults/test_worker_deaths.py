@@ -103,7 +103,7 @@ def test_workers_that_are_killed_while_it_starts_are_all_replaced(
         server.ping()
         assert killed
         assert killed.isdisjoint(workers_of(server.pid))
-        assert server._running().poll() is None
+        assert server.process().poll() is None
 
 
 def test_a_worker_that_is_killed_before_it_serves_is_replaced(tmp_path: Path) -> None:

@@ -3,79 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
-from starlette.routing import Mount, Route, WebSocketRoute
-from starlette.websockets import WebSocket
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Mount, Route
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
-from penstock import ConfigInvalidError, Limit, Limits, ManualClock, MemoryStore, rate_limit, slots
+from penstock import ConfigInvalidError, Limit, ManualClock, slots
 from penstock.integrations import Rule, by_header
 from penstock.integrations.asgi import RateLimitMiddleware
-from tests.integrations.serving import FIVE, ONE, TWO, client_of, left, members, serving
-from tests.servers import Valkey, require
-
-
-async def home(request: Request) -> PlainTextResponse:
-    return PlainTextResponse("home")
-
-
-async def seen(request: Request) -> JSONResponse:
-    verdict = request.state.rate_limit
-    return JSONResponse({"remaining": verdict.remaining, "binding": verdict.binding})
-
-
-async def stream(request: Request) -> StreamingResponse:
-    async def chunks() -> Any:
-        for each in (b"one ", b"two"):
-            await asyncio.sleep(0)
-            yield each
-
-    return StreamingResponse(chunks())
-
-
-async def failing(request: Request) -> None:
-    raise RuntimeError("nobody handles this")
-
-
-async def refused(request: Request) -> None:
-    raise HTTPException(403)
-
-
-async def echo(websocket: WebSocket) -> None:
-    await websocket.accept()
-    async for text in websocket.iter_text():
-        await websocket.send_text(text)
-
-
-def starlette(*limits: Any, **options: Any) -> Any:
-    app = Starlette(
-        routes=[
-            Route("/", home, methods=["GET", "POST"]),
-            Route("/seen", seen),
-            Route("/stream", stream),
-            Route("/failing", failing),
-            Route("/refused", refused),
-            Route("/users/{id}", home),
-            Mount("/inner", routes=[Route("/items/{id}", home)]),
-            WebSocketRoute("/echo", echo),
-        ]
-    )
-    return RateLimitMiddleware(app, *limits, **options)
+from tests.integrations.asgi_app import home, starlette
+from tests.integrations.serving import FIVE, ONE, TWO, client_of, left, members
 
 
 def test_requests_beyond_the_limit_get_429_and_are_told_when_to_come_back() -> None:
@@ -315,76 +262,6 @@ def test_headers_can_be_left_off_or_be_the_older_ones_too() -> None:
         assert client.get("/").headers["x-ratelimit-remaining"] == "4"
 
 
-@contextmanager
-def dead_store() -> Iterator[str]:
-    """The URL of a Redis that is gone."""
-    require("valkey")
-    with Valkey() as server:
-        url = server.url
-        server.kill()
-        yield f"{url}?timeout_ms=200"
-
-
-@pytest.mark.parametrize(("fail", "status"), [("open", 200), ("closed", 503), ("error", 500)])
-def test_redis_down_is_what_the_fail_mode_says(
-    fail: str, status: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """By default the site goes on; it is logged, and not with each request."""
-    with (
-        dead_store() as url,
-        caplog.at_level(logging.WARNING, "penstock.integrations"),
-        client_of(starlette(ONE, store=url, fail=fail)) as client,
-    ):
-        answers = [client.get("/") for _ in range(3)]
-    assert [answer.status_code for answer in answers] == [status] * 3
-    told = [record for record in caplog.records if record.name == "penstock.integrations"]
-    assert len(told) == (0 if fail == "error" else 1)
-    if fail == "closed":
-        assert answers[0].headers["retry-after"] == "1"
-        assert answers[0].json()["type"].endswith("#temporary-reduced-capacity")
-        assert answers[0].json()["code"] == "store_unavailable"
-
-
-def test_two_servers_share_a_limit_on_redis() -> None:
-    """And what is stored does not tell who asked."""
-    require("valkey")
-    with Valkey() as server:
-        options: dict[str, Any] = {
-            "store": f"{server.url}?timeout_ms=20000",
-            "hash_keys": "a secret that nobody knows",
-        }
-        one, two = starlette(TWO, **options), starlette(TWO, **options)
-        with (
-            serving(one) as url,
-            serving(two) as other,
-            httpx.Client(base_url=url) as here,
-            httpx.Client(base_url=other) as there,
-        ):
-            codes = [each.get("/").status_code for each in (here, there, here, there)]
-        assert codes == [200, 200, 429, 429]
-        keys: Any = server.call("KEYS", "*")
-        assert len(keys) == 1
-        assert "127.0.0.1" not in str(keys)
-        assert str(keys[0]).startswith("web:app:")
-
-
-def test_a_limiter_that_is_there_already_is_asked() -> None:
-    """One, or several limits with a key for each, alone or beside others."""
-    limiter = rate_limit(TWO)
-    with client_of(starlette(limiter)) as client:
-        assert [client.get("/").status_code for _ in range(3)] == [200, 200, 429]
-    limits = Limits({"tenant": TWO, "all": Limit("3/day", keyless=True)})
-    rule = Rule(limits, key={"tenant": by_header("x-tenant")})
-    app = starlette(rule, Rule(FIVE, name="own"))
-    with client_of(app) as client:
-        codes = [client.get("/", headers={"x-tenant": name}).status_code for name in "aaabb"]
-        answer = client.get("/", headers={"x-tenant": "c"})
-    assert codes == [200, 200, 429, 200, 429]
-    # Three were admitted; those that the given limits denied were given back to the app's own.
-    assert members(answer.headers["ratelimit"])[0] == "all"
-    assert left(answer.headers["ratelimit"], "own") == 1
-
-
 def test_time_brings_it_back() -> None:
     """By the clock that was given."""
     clock = ManualClock(1_800_000_000_000)
@@ -426,26 +303,6 @@ def test_a_message_too_many_closes_the_websocket_and_says_why() -> None:
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1008
     assert "rate limit exceeded, try again in" in closed.value.rcvd.reason
-
-
-def test_a_store_that_was_opened_is_closed_when_the_app_shuts_down() -> None:
-    """With the lifespan of the app; one that was given is left to its owner."""
-    closed = []
-
-    class Watched(MemoryStore):
-        async def aclose(self) -> None:
-            closed.append(self)
-            await super().aclose()
-
-    given = Watched()
-    app = starlette(ONE, store=given)
-    with serving(app):
-        pass
-    assert closed == []
-    app.limits._owns_store = True
-    with serving(app):
-        pass
-    assert closed == [given]
 
 
 @pytest.mark.parametrize(

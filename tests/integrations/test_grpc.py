@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -19,15 +18,12 @@ from penstock import (
     ConfigInvalidError,
     Limit,
     ManualClock,
-    RateLimitExceededError,
     Store,
     StoreUnavailableError,
     fixed_window,
-    gcra,
     rate_limit,
     slots,
 )
-from penstock.adapters._grpc_status import retry_delay_ms, retry_trailers
 from penstock.integrations.grpc import (
     AioLimitInterceptor,
     GrpcCall,
@@ -36,111 +32,20 @@ from penstock.integrations.grpc import (
     aio_client_interceptors,
     by_peer,
 )
+from tests.integrations.grpc_echo import (
+    SERVICE,
+    aio_serving,
+    all_kinds,
+    call,
+    echo,
+    echo_out,
+    serving,
+)
 from tests.stores.redis.live import PATIENT_MS, new_key, url_of
-from tests.support.helpers import NOW, run
-
-KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
-all_kinds = pytest.mark.parametrize("kind", KINDS)
-SERVICE = "test.Echo"
-
-
-def echo(request: bytes, context: Any) -> bytes:
-    return request
-
-
-def echo_out(request: bytes, context: Any) -> Iterator[bytes]:
-    yield request
-    yield request
-
-
-def echo_in(requests: Iterator[bytes], context: Any) -> bytes:
-    return b"".join(requests)
-
-
-def echo_both(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-    yield from requests
-
-
-async def aecho(request: bytes, context: Any) -> bytes:
-    return request
-
-
-async def aecho_out(request: bytes, context: Any) -> AsyncIterator[bytes]:
-    yield request
-    yield request
-
-
-async def aecho_in(requests: AsyncIterator[bytes], context: Any) -> bytes:
-    return b"".join([request async for request in requests])
-
-
-async def aecho_both(requests: AsyncIterator[bytes], context: Any) -> None:
-    """Writes by itself, instead of yielding."""
-    async for request in requests:
-        await context.write(request)
-
-
-SYNC = dict(zip(KINDS, (echo, echo_out, echo_in, echo_both), strict=True))
-AIO = dict(zip(KINDS, (aecho, aecho_out, aecho_in, aecho_both), strict=True))
-
-
-def handlers(functions: dict[str, Any]) -> Any:
-    made = {kind: getattr(grpc, f"{kind}_rpc_method_handler")(f) for kind, f in functions.items()}
-    return grpc.method_handlers_generic_handler(SERVICE, made)
-
-
-@contextlib.contextmanager
-def serving(interceptor: Any, functions: dict[str, Any] = SYNC) -> Iterator[int]:
-    with ThreadPoolExecutor(8) as executor:
-        server = grpc.server(executor, interceptors=[interceptor] if interceptor else [])
-        server.add_generic_rpc_handlers((handlers(functions),))
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        try:
-            yield port
-        finally:
-            server.stop(None).wait()
-
-
-@contextlib.contextmanager
-def aio_serving(interceptor: Any, functions: dict[str, Any] = AIO) -> Iterator[int]:
-    """In a loop of its own, in a thread."""
-    ports: list[int] = []
-    ready, end = threading.Event(), threading.Event()
-
-    async def main() -> None:
-        server = grpc.aio.server(
-            migration_thread_pool=ThreadPoolExecutor(2),
-            interceptors=[interceptor],
-        )
-        server.add_generic_rpc_handlers((handlers(functions),))
-        ports.append(server.add_insecure_port("127.0.0.1:0"))
-        await server.start()
-        ready.set()
-        while not end.is_set():
-            await asyncio.sleep(0.01)
-        await server.stop(None)
-
-    thread = threading.Thread(target=lambda: asyncio.run(main()))
-    thread.start()
-    assert ready.wait(20)
-    try:
-        yield ports[0]
-    finally:
-        end.set()
-        thread.join()
-
+from tests.support.helpers import NOW
 
 SERVERS = {"sync": (LimitInterceptor, serving), "aio": (AioLimitInterceptor, aio_serving)}
 both_servers = pytest.mark.parametrize("server", SERVERS)
-
-
-def call(channel: Any, kind: str, metadata: Any = None) -> list[bytes]:
-    """What comes back for one message, or for one."""
-    method = getattr(channel, kind)(f"/{SERVICE}/{kind}")
-    sent: Any = iter([b"x"]) if kind.startswith("stream") else b"x"
-    answer = method(sent, metadata=metadata, timeout=30)
-    return list(answer) if kind.endswith("stream") else [answer]
 
 
 @both_servers
@@ -310,120 +215,6 @@ def test_servers_share_a_limit_through_a_store() -> None:
 )
 def test_peers_are_known_by_their_address(peer: str, key: str) -> None:
     assert by_peer(GrpcCall("/a/b", peer, {})) == key
-
-
-@all_kinds
-def test_a_client_waits_before_it_calls(kind: str) -> None:
-    with serving(None) as port, grpc.insecure_channel(f"127.0.0.1:{port}") as plain:
-        channel = grpc.intercept_channel(plain, LimitClientInterceptor(gcra(1, 40)))
-        began = time.monotonic()
-        for _ in range(3):
-            assert call(channel, kind)
-        assert time.monotonic() - began >= 0.079
-        channel = grpc.intercept_channel(plain, LimitClientInterceptor("1/minute", timeout=0))
-        assert call(channel, kind)
-        with pytest.raises(RateLimitExceededError):
-            call(channel, kind)
-
-
-@all_kinds
-def test_a_client_is_paused_by_a_refusal_and_retries_nothing(kind: str) -> None:
-    limit = LimitInterceptor(fixed_window(1, 60_000, anchor="first"), clock=ManualClock(NOW))
-    with serving(limit) as port, grpc.insecure_channel(f"127.0.0.1:{port}") as plain:
-        channel = grpc.intercept_channel(plain, LimitClientInterceptor("100/second", timeout=0))
-        assert call(channel, kind)
-        with pytest.raises(grpc.RpcError):
-            call(channel, kind)
-
-        def call_until_paused() -> None:
-            """The callback of a stream may come a moment after its end."""
-            deadline = time.monotonic() + 20
-            while time.monotonic() < deadline:
-                with contextlib.suppress(grpc.RpcError):
-                    call(channel, kind)
-
-        with pytest.raises(RateLimitExceededError) as caught:
-            call_until_paused()
-        assert 50_000 < caught.value.decision.retry_after_ms <= 60_100
-
-
-@all_kinds
-def test_an_aio_client_waits_and_is_paused(kind: str) -> None:
-    limit = LimitInterceptor(fixed_window(2, 60_000, anchor="first"), clock=ManualClock(NOW))
-
-    async def send(channel: Any) -> int:
-        method = getattr(channel, kind)(f"/{SERVICE}/{kind}")
-        sent: Any = iter([b"x"]) if kind.startswith("stream") else b"x"
-        answer = method(sent, timeout=30)
-        if kind.endswith("stream"):
-            return len([each async for each in answer])
-        return len(await answer)
-
-    async def send_until_paused(channel: Any) -> None:
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                await send(channel)
-
-    async def main(port: int) -> int:
-        interceptors = aio_client_interceptors(gcra(1, 40), timeout=20)
-        target = f"127.0.0.1:{port}"
-        async with grpc.aio.insecure_channel(target, interceptors=interceptors) as channel:
-            began = time.monotonic()
-            assert await send(channel)
-            assert await send(channel)
-            assert time.monotonic() - began >= 0.039
-            with pytest.raises(grpc.aio.AioRpcError):
-                await send(channel)
-            with pytest.raises(RateLimitExceededError) as caught:
-                await send_until_paused(channel)
-        await interceptors[0].aclose()
-        return caught.value.decision.retry_after_ms
-
-    with serving(limit) as port:
-        assert 40_000 < run(main(port)) <= 60_100
-
-
-def test_a_client_may_exempt_methods_and_part_them_by_key() -> None:
-    with serving(None) as port, grpc.insecure_channel(f"127.0.0.1:{port}") as plain:
-        limit = LimitClientInterceptor(
-            "1/minute",
-            methods={"/*/unary_stream": None},
-            key=lambda told: told.metadata["user"],
-            timeout=0,
-        )
-        channel = grpc.intercept_channel(plain, limit)
-        for user in ("a", "b"):
-            assert call(channel, "unary_unary", (("user", user),))
-        assert call(channel, "unary_stream")
-        with pytest.raises(RateLimitExceededError):
-            call(channel, "stream_unary", (("user", "a"),))
-        limit.close()
-
-
-@pytest.mark.parametrize("delay_ms", [1, 999, 1_000, 60_500, 86_400_000])
-def test_a_delay_is_read_as_it_was_written(delay_ms: int) -> None:
-    """From the pushback, and from the details alone."""
-    pushback, details = retry_trailers("wait", delay_ms)
-    assert retry_delay_ms([pushback]) == delay_ms
-    assert retry_delay_ms([details]) == delay_ms
-
-
-@pytest.mark.parametrize(
-    "trailers",
-    [
-        None,
-        [],
-        [("grpc-retry-pushback-ms", "-1")],
-        [("grpc-status-details-bin", b"")],
-        [("grpc-status-details-bin", b"\xff")],
-        [("grpc-status-details-bin", b"\x1a\x05abc")],
-        [("grpc-status-details-bin", b"\x08\x08\x12\x01a")],
-        [("grpc-status-details-bin", "text")],
-    ],
-)
-def test_trailers_that_tell_no_delay_are_left_alone(trailers: Any) -> None:
-    assert retry_delay_ms(trailers) is None
 
 
 @pytest.mark.parametrize(

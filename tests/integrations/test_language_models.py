@@ -18,6 +18,7 @@ import pytest
 from penstock import (
     ConfigInvalidError,
     ManualClock,
+    MemoryStore,
     RateLimitExceededError,
     StoreUnavailableError,
     fixed_window,
@@ -239,14 +240,15 @@ def test_a_place_in_flight_is_renewed_for_as_long_as_the_call_lasts() -> None:
 
 
 def test_an_answer_is_not_lost_with_the_store(caplog: pytest.LogCaptureFixture) -> None:
-    model = make(in_flight=None)
+    store = MemoryStore()
+    model = make(in_flight=None, store=store)
 
     def away(*_words: Any) -> Any:
         raise StoreUnavailableError("gone")
 
     with caplog.at_level(logging.WARNING), model.call(50, 100) as call:
         call.used(20)
-        model._store.apply_all = away  # type: ignore[method-assign]
+        store.apply_all = away  # type: ignore[method-assign]
     assert "could not be told to the store" in caplog.text
 
 

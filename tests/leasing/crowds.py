@@ -27,6 +27,13 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def waiting(limiter: TwoTierLimiter, key: str = "k") -> int:
+def queued(limiter: TwoTierLimiter, key: str) -> int:
+    """How many callers have joined the queue of a key, the one that leases included."""
+    # Nothing public tells: a caller that waits shows only when it is answered.
     queue = limiter._near.queues.get(key)
-    return 0 if queue is None else len(queue) - 1
+    return 0 if queue is None else len(queue)
+
+
+def waiting(limiter: TwoTierLimiter, key: str = "k") -> int:
+    """How many wait for the one that leases."""
+    return max(0, queued(limiter, key) - 1)

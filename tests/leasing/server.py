@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from penstock import ManualClock
 from penstock.config import parse_policies
 from penstock.service import build_service
 from penstock.service.grpc import open_grpc
+from tests.support.loops import LoopThread
 
 START = 1_700_000_040_000  # on the minute
 
@@ -28,16 +27,12 @@ limiters:
 """
 
 
-class InProcessServer:
-    """`port` is where it listens; `close` and `reopen` are for those who lean on it."""
+class InProcessServer(LoopThread):
+    """`port` is where it listens; `close` and `open` let it go away and come back."""
 
     def __init__(self, store: Any, clock: Any, **options: Any) -> None:
         self.store, self.clock, self.options = store, clock, options
         self.port = 0
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self.thread.start()
-        self.open()
 
     @property
     def target(self) -> str:
@@ -49,14 +44,11 @@ class InProcessServer:
     def close(self) -> None:
         self.run(self._close())
 
-    def end(self) -> None:
-        self.close()
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(10)
-        self.loop.close()
-
-    def run(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(20)
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        await self._open()
+        yield
+        await self._close()
 
     async def _open(self) -> None:
         file = parse_policies(POLICIES, "penstock.yaml")
@@ -74,8 +66,7 @@ class InProcessServer:
 
 @contextmanager
 def opened(store: Any = None, clock: Any = None, **options: Any) -> Iterator[InProcessServer]:
-    server = InProcessServer(store, ManualClock(START) if clock is None else clock, **options)
-    try:
+    with InProcessServer(
+        store, ManualClock(START) if clock is None else clock, **options
+    ) as server:
         yield server
-    finally:
-        server.end()

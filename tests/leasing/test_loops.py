@@ -16,7 +16,7 @@ from penstock.leasing import TwoTierLimiter
 from tests.leasing.far import FarStore
 from tests.support.helpers import run
 
-from .crowds import leased, until
+from .crowds import leased, queued, until
 
 
 def test_a_lease_that_is_never_begun_holds_nobody_up() -> None:
@@ -145,7 +145,7 @@ def test_loops_do_not_wait_for_each_other_crosswise() -> None:
 
     async def cross(mine: str, other: str) -> None:
         lease = asyncio.create_task(limiter.acheck(mine))
-        while limiter._near.queues.get(mine) is None:
+        while not queued(limiter, mine):
             await asyncio.sleep(0)
         both.wait(20)
         assert limiter.check(other).allowed

@@ -90,9 +90,9 @@ def test_clocks_that_run_apart_do_not_stretch_a_window(span_ms: int, ppm: int) -
         clock=clock,
         foreign_clock=True,
     )
-    errand = near.ask("k", 1)
+    request = near.ask("k", 1)
     lease = leasing(fixed_window(100, span_ms), 1)
-    near.receive(errand, 1, far.apply("k", lease, 0, errand.want))
+    near.receive(request, 1, far.apply("k", lease, 0, request.want))
     # How far this node's clock gets while the store's measures the window.
     seen_ms = span_ms * (1_000_000 + ppm) // (1_000_000 - ppm)
     clock.set(START + min(seen_ms, span_ms * 998 // 1_000 - 2))

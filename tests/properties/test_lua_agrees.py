@@ -18,11 +18,12 @@ import redis
 from penstock import Decision, ManualClock, rate_limit
 from penstock.core._transform import checking
 from penstock.stores.memory._table import Table
+from tests.support.effort import count
 from tests.wire.live import SERVERS, check_all, check_crowd, connected, fields, read
 from tests.wire.timelines import KINDS, Crowd, Timeline, make_crowds, make_timelines
 
 SEED = int(os.environ.get("SEED", "1"))
-STEPS = int(os.environ.get("STEPS", "20000"))
+STEPS = int(os.environ.get("STEPS", count(6_000, 20_000)))
 
 
 @cache

@@ -17,6 +17,7 @@ from penstock import ManualClock, gcra, rate_limit
 from penstock._queueing import Mutex, Queue, ThreadWaiter
 from penstock._queueing.fork import ForkAware, watch_forks
 from penstock.stores.sqlite import SqliteStore
+from tests.core.waiters import waiting
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
@@ -58,13 +59,13 @@ def test_a_child_does_not_wait_for_who_acquires_in_its_parent() -> None:
     threads = [threading.Thread(target=limiter.acquire, args=("k",), daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()
-    while len(limiter._queues) < 2:
+    while waiting(limiter) < 2:
         time.sleep(0.001)
 
     def acquire() -> None:
         clock.advance(1_000)
         assert limiter.acquire("k", timeout=0).allowed
-        assert len(limiter._queues) == 0
+        assert waiting(limiter) == 0
 
     assert in_child(acquire)
     for _ in threads:

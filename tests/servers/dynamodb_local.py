@@ -7,6 +7,7 @@ no option for that.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,6 +20,8 @@ VERSION = "2.6.0"
 INSTALL = TOOLS / "dynamodb-local" / VERSION
 _JAR = f"DynamoDBLocal-{VERSION}.jar"
 _MAIN = "com.amazonaws.services.dynamodbv2.local.main.ServerRunner"
+# For a program that lives for minutes, Java's second compiler costs more than it saves.
+_BRIEF = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
   <groupId>penstock</groupId>
@@ -53,7 +56,7 @@ class DynamoDBLocal(DynamoDBServer):
     def command(self) -> list[str]:
         libraries = [f"-Djava.library.path={INSTALL}", "-cp", f"{INSTALL}/*"]
         options = ["-inMemory", "-sharedDb", "-port", str(self.port)]
-        return [str(self.locate()), "-Xmx256m", *libraries, _MAIN, *options]
+        return [str(self.locate()), "-Xmx256m", *_BRIEF, *libraries, _MAIN, *options]
 
     def popen_options(self) -> dict[str, Any]:
         return {"env": environment(DDB_LOCAL_TELEMETRY="0")}
@@ -75,6 +78,7 @@ def install() -> None:
     done = subprocess.run(
         [maven, "--quiet", "--batch-mode", *copying, "-DincludeScope=runtime"],
         cwd=folder,
+        env={**os.environ, "MAVEN_OPTS": " ".join((os.environ.get("MAVEN_OPTS", ""), *_BRIEF))},
         check=False,
     )
     print(f"DynamoDB Local: {'left out, see above' if done.returncode else 'installed'}")

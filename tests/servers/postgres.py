@@ -40,7 +40,7 @@ class Postgres(Server):
         self, *, durable: bool = False, settings: Mapping[str, str | int] | None = None
     ) -> None:
         super().__init__()
-        self._binaries = _readable_install() / "bin"
+        self._binaries = readable_install() / "bin"
         self._settings = {
             "listen_addresses": self.host,
             "port": self.port,
@@ -143,7 +143,7 @@ def _values(body: bytes) -> list[str | None]:
 
 
 @functools.cache
-def _readable_install() -> Path:
+def readable_install() -> Path:
     install = Postgres.locate()
     if os.geteuid() != 0 or _open_to_others(install):
         return install

@@ -128,7 +128,7 @@ class Server(ABC):
 
     @property
     def pid(self) -> int:
-        return self._running().pid
+        return self.process().pid
 
     @property
     def running(self) -> bool:
@@ -169,7 +169,7 @@ class Server(ABC):
 
     def kill(self) -> None:
         """SIGKILL, the whole family; returns when all of it is gone."""
-        process = self._running()
+        process = self.process()
         members = kill_family(process.pid)
         process.wait(5)
         wait_gone(members)
@@ -209,7 +209,7 @@ class Server(ABC):
     ) -> None:
         self.close()
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def process(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             raise ServerError(f"{self.name} is not running: start() or restart() it first")
         return self._process
@@ -229,7 +229,7 @@ class Server(ABC):
             raise
 
     def _probe(self) -> None:
-        if (code := self._running().poll()) is not None:
+        if (code := self.process().poll()) is not None:
             raise ServerError(f"{self.name} exited with {code} before it answered")
         self.ping()
 

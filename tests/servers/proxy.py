@@ -55,11 +55,12 @@ class FaultProxy:
         self.connections = 0
         self.bytes_to_server = 0
         self.bytes_to_client = 0
+        self.chunks_to_server = 0
         self._port = Port()
         self._fault = Fault.NONE
         self._delay_s = 0.0
         self._match = b""
-        self._cuts_left: int | None = None
+        self.cuts_left: int | None = None
         self._links: set[_Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
@@ -122,7 +123,7 @@ class FaultProxy:
         self, fault: Fault, *, delay_s: float = 0.0, match: bytes = b"", times: int | None = None
     ) -> None:
         self._fault, self._delay_s = fault, delay_s
-        self._match, self._cuts_left = match, times
+        self._match, self.cuts_left = match, times
         for link in list(self._links):
             link.cut_next_reply = False
             if fault is Fault.REFUSE or (link.tainted and fault is not Fault.SWALLOW):
@@ -191,11 +192,12 @@ class FaultProxy:
             if self._fault is Fault.SWALLOW:
                 link.tainted = True
                 continue
-            if self._fault is Fault.CUT and self._match in chunk and self._cuts_left != 0:
+            if self._fault is Fault.CUT and self._match in chunk and self.cuts_left != 0:
                 link.cut_next_reply = True
-                if self._cuts_left is not None:
-                    self._cuts_left -= 1
+                if self.cuts_left is not None:
+                    self.cuts_left -= 1
             self.bytes_to_server += len(chunk)
+            self.chunks_to_server += 1
             link.server.write(chunk)
             await link.server.drain()
 

@@ -6,6 +6,7 @@ store, for processes of their own. Tokens are where the URLs say: in the environ
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -39,6 +40,27 @@ os.environ.update(
     RECORD_SERVER_TOKEN=TOKEN,
 )
 
+
+def _find_models_once() -> None:
+    """Every session of botocore looks for its models and reads them again: most of what it costs to
+    open a store."""
+    with contextlib.suppress(ImportError):
+        from botocore.loaders import JSONFileLoader, Loader  # type: ignore[import-untyped]
+
+        read, find = functools.cache(JSONFileLoader().load_file), Loader.list_available_services
+        found: dict[Any, Any] = {}
+
+        def look(self: Any, kind: str) -> Any:
+            place = (kind, *self.search_paths)
+            if place not in found:
+                found[place] = find(self, kind)
+            return found[place]
+
+        JSONFileLoader.load_file = lambda _self, path: read(path)
+        Loader.list_available_services = look
+
+
+_find_models_once()
 _numbers = itertools.count(int.from_bytes(os.urandom(4), "big"))
 _namespaces = itertools.count()
 

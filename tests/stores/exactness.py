@@ -10,7 +10,6 @@ is ten days, so that nothing is replenished while a test runs, on whichever cloc
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import threading
 import uuid
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 
 from penstock import Store, fixed_window, gcra, rate_limit
 from penstock.core._transform import Step, checking, peeking
+from tests.support.processes import forking_context
 
 CALLERS = 200
 LIMIT = 50
@@ -109,11 +109,11 @@ def assert_exact_from_processes(
 ) -> None:
     """Four processes with a store each, the callers shared out among them."""
     question = asked()
-    spawn = multiprocessing.get_context("spawn")
-    gate = spawn.Barrier(PROCESSES)
-    answers = spawn.Queue()
+    forking = forking_context()
+    gate = forking.Barrier(PROCESSES)
+    answers = forking.Queue()
     arguments = (make_store, question, CALLERS // PROCESSES, mode, gate, answers)
-    processes = [spawn.Process(target=_process, args=arguments) for _ in range(PROCESSES)]
+    processes = [forking.Process(target=_process, args=arguments) for _ in range(PROCESSES)]
     for process in processes:
         process.start()
     try:

@@ -13,14 +13,14 @@ from tools.wire.convert import decision_fields, strategy_of
 VECTORS = Path(__file__).resolve().parents[2] / "wire" / "vectors" / "golden-vectors.json"
 
 
-def _suites() -> list[dict[str, Any]]:
+def read_suites() -> list[dict[str, Any]]:
     suites: list[dict[str, Any]] = json.loads(VECTORS.read_text())["suites"]
     return suites
 
 
-def assert_vectors_hold(store: Store) -> None:
-    """Every suite, through the sync calls."""
-    for suite in _suites():
+def assert_vectors_hold(store: Store, suites: list[dict[str, Any]] | None = None) -> None:
+    """Every suite, or those, through the sync calls."""
+    for suite in read_suites() if suites is None else suites:
         check, key = checking(strategy_of(**suite["strategy"])), f"vector:{suite['name']}"
         for op in suite["ops"]:
             decision = store.apply(key, check, op["now"], op["cost"])
@@ -29,7 +29,7 @@ def assert_vectors_hold(store: Store) -> None:
 
 async def assert_vectors_hold_async(store: Store) -> None:
     """Every suite, through the async calls."""
-    for suite in _suites():
+    for suite in read_suites():
         check, key = checking(strategy_of(**suite["strategy"])), f"vector:{suite['name']}"
         for op in suite["ops"]:
             decision = await store.aapply(key, check, op["now"], op["cost"])

@@ -150,7 +150,7 @@ def assert_a_look_sees_both_or_neither(writer: Store, reader: Store) -> None:
             one, other = reader.apply_all(looks[number % 2], NOW)
             assert one.remaining == other.remaining
             seen.add(one.remaining)
-            if number > 300 and len(seen) > 50:
+            if number > 100 and len(seen) > 20:
                 break
     finally:
         is_over.set()

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import penstock
-from penstock.core._strategy import registered
+from penstock.core._register import registered
 from tests.servers.process import REPO
 
 ROOT = Path(penstock.__file__).parent
@@ -20,7 +20,8 @@ AT_HOME = ("strategies", "accel")
 # Modules that name an algorithm because they want that one, and why.
 WANTED = {
     "__init__.py": "offers the factories",
-    "_limits.py": "an example in a message",
+    "_declared.py": "an example in a message",
+    "_limits.py": "an example in a docstring",
     "_rate_limit.py": "a rate in words is paced by one of them, and its docstring compares",
     "adapters/_headers.py": "an example in a docstring",
     "config/_model.py": "what is served without a policy file",
@@ -56,7 +57,7 @@ def test_no_module_outside_names_a_strategy_without_a_reason() -> None:
 PROBE = """
 import json
 from penstock.config import parse_policies
-from penstock.core._strategy import find_strategy
+from penstock.core._register import find_strategy
 from penstock.service.http._openapi import openapi
 from penstock.strategies import LeakyBucket
 from penstock.testkit import sample_strategies

@@ -14,7 +14,7 @@ import pytest
 
 from penstock import ManualClock, MemoryStore, rate_limit
 from penstock.config import parse_policies
-from penstock.core._strategy import register
+from penstock.core._register import register
 from penstock.testkit import draw_strategy, temporarily_registered
 from tests.servers.process import REPO
 from tests.stores.redis.live import open_empty, url_of

@@ -15,15 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Decision, Strategy, gcra, sliding_window, token_bucket
+from tests.support.effort import count
 from tests.support.helpers import HUGE, KINDS, NOW, Reference, draw_strategy, draw_timeline
 
 every_strategy = pytest.mark.parametrize("kind", KINDS)
 
 
-def worlds(kind: str, count: int, seed: str, steps: int = 14, **options: Any) -> Iterator[Any]:
-    """(strategy, timeline) pairs, the same ones on every run."""
+def worlds(kind: str, most: int, seed: str, steps: int = 14, **options: Any) -> Iterator[Any]:
+    """(strategy, timeline) pairs, the same ones on every run: a quarter of the most, or in a long
+    run all of them."""
     rng = random.Random(f"{seed}/{kind}")
-    for _ in range(count):
+    for _ in range(count(most // 4, most)):
         strategy = draw_strategy(kind, rng)
         yield strategy, draw_timeline(strategy, rng, steps, **options)
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from penstock import Decision, Limiter, ManualClock, MemoryStore, Outcome, Strategy
-from penstock.accel._limiter import limiter_class
+from penstock.accel._gates import limiter_class
 from penstock.core import native
-from penstock.core._strategy import find_strategy, registered
+from penstock.core._register import find_strategy, registered
 from penstock.stores.memory._table import Table
 from penstock.testkit import draw_strategy as draw
 

@@ -9,7 +9,6 @@ code which is run from several sides is struck on each of them.
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -19,15 +18,13 @@ from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 import penstock
+from tests.support.effort import LONG, some
 
 __all__ = ["Interrupt", "Place", "SoftTimeoutError", "Striker", "apart", "strike_everywhere"]
 
 T = TypeVar("T")
 
 ROOT = Path(penstock.__file__).parent
-
-# At every bytecode where a test does not say so: some minutes more.
-EVERY_OPCODE = bool(os.environ.get("PENSTOCK_EVERY_OPCODE"))
 
 Place = tuple[tuple[str, ...], int]
 """The functions that are under way, the outermost first, and the instruction of the last one."""
@@ -43,7 +40,8 @@ class SoftTimeoutError(Exception):
 
 class Striker:
     """Watches the files below `parts`, such as "_queueing" or "stores/sqlite", in one thread, and
-    raises when it comes to the place, once. Places are lines, or `by_opcode` bytecodes."""
+    raises when it comes to the place, once. Places are lines, or `by_opcode` bytecodes, which they
+    always are in a long run."""
 
     def __init__(
         self,
@@ -53,7 +51,7 @@ class Striker:
         *,
         by_opcode: bool = False,
     ) -> None:
-        self._by_opcode = by_opcode or EVERY_OPCODE
+        self._by_opcode = by_opcode or LONG
         self._folders = tuple(str(ROOT / part) for part in parts)
         self._place = place
         self._error = error
@@ -132,10 +130,12 @@ def strike_everywhere(
     *,
     least: int,
     by_opcode: bool = False,
+    one_in: int = 1,
 ) -> int:
     """Run the scenario once for each place that its work comes by, with an interrupt there. At
-    `least` so many places must be struck, lest nothing be shown. Returns how many were."""
-    return apart(lambda: _strike_everywhere(parts, scenario, error, least, by_opcode))
+    `least` so many places must be struck, lest nothing be shown. Returns how many were. Outside of
+    a long run, `one_in` so many places is struck, and of `least` the same part."""
+    return apart(lambda: _strike_everywhere(parts, scenario, error, least, by_opcode, one_in))
 
 
 def _strike_everywhere(
@@ -144,6 +144,7 @@ def _strike_everywhere(
     error: type[BaseException],
     least: int,
     by_opcode: bool,
+    one_in: int,
 ) -> int:
     seen: dict[Place, None] = {}
     for _ in range(4):
@@ -151,14 +152,16 @@ def _strike_everywhere(
         scenario(_striking(watcher))
         seen.update(watcher.seen)
     struck = 0
-    for place in seen:
+    places = some(seen, one_in)
+    for place in places:
         striker = Striker(parts, place, error, by_opcode=by_opcode)
         try:
             scenario(_striking(striker))
         except BaseException as failure:
             raise AssertionError(f"interrupted at {_shown(place)}") from failure
         struck += striker.has_struck
-    assert struck >= least, f"only {struck} of {len(seen)} places were struck"
+    least = least * len(places) // len(seen)
+    assert struck >= least, f"only {struck} of {len(places)} places were struck"
     return struck
 
 

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from penstock import Decision, Strategy
-from penstock.core._strategy import find_strategy, registered
+from penstock.core._register import find_strategy, registered
 from penstock.core._validation import MAX_INSTANT_MS, MAX_SAFE
 from penstock.testkit import draw_strategy
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from penstock import strategies as _built_in  # noqa: F401 - registers them
 from penstock.config._schema import schema_text
-from penstock.core._strategy import Parameter, registered
+from penstock.core._register import registered
+from penstock.core._strategy import Parameter
 from penstock.core._validation import MAX_SAFE
 
 __all__ = ["PAGES", "SCHEMA", "derived"]

@@ -7,7 +7,8 @@ from typing import Any
 
 from penstock.core._decision import Decision
 from penstock.core._lua import REPLY
-from penstock.core._strategy import Strategy, find_strategy, registered
+from penstock.core._register import find_strategy, registered
+from penstock.core._strategy import Strategy
 from penstock.core._validation import reject
 
 __all__ = ["decision_fields", "strategy_of"]

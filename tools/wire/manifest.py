@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock import strategies
 from penstock.core._lua import NOW_ARGV, REPLY, LuaScript, LuaSource
-from penstock.core._strategy import registered
+from penstock.core._register import registered
 
 __all__ = ["CONTRACT_VERSION", "manifest", "published", "script_file"]
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.core._lua import REPLY
-from penstock.core._strategy import Strategy, camel_case, find_strategy
+from penstock.core._register import find_strategy
+from penstock.core._strategy import Strategy, camel_case
 from penstock.core._validation import MAX_INSTANT_MS, MAX_SAFE
 
 from .convert import decision_fields, strategy_of

@@ -1,10 +1,10 @@
 """One leads, the others wait: the queues of the whole package, for threads and for tasks.
 
-Callers who share something (a file, a connection, a key) stand in a queue. The first leads: it
+Callers who share something (a file, a connection, a key) wait in a queue. The first leads: it
 does the work, often for everybody behind it, and leaves; the next in order of arrival takes over.
 
-- waiters: who stands in a queue, and how one knows that somebody no longer does
-- queue: `Queue`, `Queues` by key, and `Mutex` for a few lines that one thread runs at a time
+- queue: `Waiter`, who is in a queue and whether it still is; `Queue`, `Queues` by key, and `Mutex`
+  for a few lines that one thread runs at a time
 - commit: `GroupCommit`, where the leader takes the calls of all who wait into one batch
 - tasks: the same for tasks of an event loop
 - background: a thread for what the caller must not do itself
@@ -19,7 +19,7 @@ loop left locked.) Here nothing rests on it:
 1. The state of a queue is a deque of waiters, and the first one in it leads. Every change is one
    operation of a C type (append, remove, popleft), which no interrupt can divide. There is no lock
    that could be left held.
-2. Whoever stands in a queue can be asked whether it is still there: a thread by the frame that
+2. Whoever is in a queue can be asked whether it is still there: a thread by the frame that
    waits and leads, a task by itself and its loop. A frame that has ended, by an exception too, is
    known by `frame.clear()`, which refuses only frames that run. That is exact and prompt: it does
    not depend on a traceback being dropped, and it holds for greenlets, which no walk over the

@@ -1,6 +1,6 @@
 """First come, first served: a queue, queues by key, and a mutex made of one.
 
-Who stands in a queue: a way to wake it, and a way to know whether it is still there.
+Who is in a queue is a `Waiter`: a way to wake it, and a way to know whether it is still there.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from ..core._errors import (
     distribution_of,
     install_line,
 )
-from ..core._strategy import registered
+from ..core._register import registered
 from ..service._banner import shown_store
 from ..service._fail_modes import PING, PING_KEY, ask_store
 from ..stores._opening import open_store

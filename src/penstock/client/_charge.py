@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .._queueing.fork import ForkAware, watch_forks
+from ..core._charges import Settling
 from ..core._decision import Decision
 from ..core._errors import PenstockError
-from ..core._flow import Settling
 from ..core._renewing import DueTask, DueThread
 from ..core._validation import reject, require_int, shown
 from ..core._verdict import Verdict

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, get_args, overload
 from weakref import WeakKeyDictionary
 
-from ..core._charges import require_until, require_wait
+from ..core._claims import Closing
 from ..core._clock import Clock, SystemClock, require_clock
 from ..core._decision import Decision, Forecast
 from ..core._errors import StoreUnavailableError
-from ..core._flow import Closing
+from ..core._reserving import require_until, require_wait
 from ..core._validation import (
     reject,
     require_choice,

@@ -5,10 +5,10 @@ of, so that any process which shares the store can renew it or give it back. It 
 slot was taken. None of this can be made up: the id as a whole is what the store knows, and part of
 it is random.
 
-A slot as a context manager, sync and async. What the body does decides what is learned: left
-normally, the time it took is a sample; left by a timeout, the request counts as dropped and the
-ceiling contracts; left by any other exception it says nothing about the load, and nothing is
-learned. `drop()` makes any of them count as dropped.
+As a context manager, sync and async, a slot is held by a block. How the block ends decides what is
+learned: left normally, the time it took is a sample; left by a timeout, the request counts as
+dropped and the ceiling contracts; left by any other exception it says nothing about the load, and
+nothing is learned. `drop()` makes any of them count as dropped.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from typing import Any
 
 from ..core._errors import PenstockError
 from ..core._files import read_regular
-from ..core._strategy import register, registered
+from ..core._register import register, registered
 from ..core._validation import reject
 from ._model import PolicyFile
 from ._policies import policies_of

@@ -23,7 +23,7 @@ from typing import Any
 from ..budget import TokenBudget, token_budget
 from ..concurrency import Aimd, Gradient, Law
 from ..concurrency._laws import MAX_LIMIT
-from ..core._strategy import RESERVED_NAMES, find_strategy, registered
+from ..core._register import RESERVED_NAMES, find_strategy, registered
 from ..core._validation import require_prefix
 from ._model import DEFAULT_PREFIX, FAIL_MODES, ConcurrencySpec, PolicyFile, PolicySpec, TwoTierSpec
 from ._reader import Fields, camel

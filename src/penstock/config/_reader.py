@@ -12,8 +12,9 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, NoReturn, TypeVar
 
+from ..core._durations import parse_duration_ms
 from ..core._errors import ConfigInvalidError
-from ..core._validation import MAX_SAFE, MAX_SPAN_MS, parse_duration_ms
+from ..core._validation import MAX_SAFE, MAX_SPAN_MS
 from ._tree import Path, Tree
 
 __all__ = ["Fields", "camel", "snake"]

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..concurrency._laws import MAX_LIMIT
-from ..core._strategy import Parameter, Strategy, registered
-from ..core._validation import MAX_KEY_BYTES, MAX_SAFE, MAX_SPAN_MS, UNIT_MS
+from ..core._durations import UNIT_MS
+from ..core._register import registered
+from ..core._strategy import Parameter, Strategy
+from ..core._validation import MAX_KEY_BYTES, MAX_SAFE, MAX_SPAN_MS
 from ._model import FAIL_MODES
 from ._policies import (
     BOUNDS,

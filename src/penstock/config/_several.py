@@ -21,7 +21,8 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ..core._strategy import Strategy, registered
+from ..core._register import registered
+from ..core._strategy import Strategy
 from ..core._validation import require_key
 from ..strategies import Slots
 from ._model import Condition, Figures, LimitSpec, SeveralSpec

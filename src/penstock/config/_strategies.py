@@ -7,7 +7,8 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from ..core._errors import ConfigInvalidError
-from ..core._strategy import Parameter, Strategy, find_strategy, registered
+from ..core._register import find_strategy, registered
+from ..core._strategy import Parameter, Strategy
 from ._reader import Fields, camel
 from ._tree import Path, PolicyFileError, Tree
 

@@ -13,8 +13,8 @@ from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
+from ..core._durations import span_in_words
 from ..core._strategy import Strategy
-from ..core._validation import span_in_words
 from ._model import Condition, Figures, LimitSpec, PolicySpec, SeveralSpec
 from ._tree import Path
 

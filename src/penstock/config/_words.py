@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
+from ..core._durations import rate_in_words
 from ..core._strategy import Strategy
-from ..core._validation import rate_in_words
 from ._model import ConcurrencySpec, Condition, LimitSpec, PolicySpec, SeveralSpec, TwoTierSpec
 
 __all__ = ["described", "figures_in_words", "in_words", "limit_in_words"]

@@ -17,47 +17,24 @@ twice would admit too much.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ._decision import Booking, Decision
-from ._flow import Settling
+from ._decision import Decision
 from ._store import Store
 from ._strategy import Strategy
-from ._transform import (
-    PoolRenewals,
-    Step,
-    booking,
-    charging,
-    checking,
-    pausing,
-    queueing,
-    refunding,
-    releasing,
-    taking,
-    telling,
-    ticketing,
-)
-from ._validation import MAX_INSTANT_MS, MAX_SPAN_MS, reject, require_int, shown
+from ._transform import PoolRenewals, Step, charging, refunding, releasing
+from ._validation import reject, require_int, shown
 from ._verdict import Verdict
 
-__all__ = [
-    "Answer",
-    "Charge",
-    "Part",
-    "Tickets",
-    "areserved",
-    "aspent",
-    "new_id",
-    "pauses",
-    "require_until",
-    "require_wait",
-    "reserved",
-    "spent",
-]
+if TYPE_CHECKING:
+    from types import TracebackType
 
+__all__ = ["Charge", "Part", "Settling"]
+
+
+S = TypeVar("S", bound="Settling")
 
 _MARGIN = 1 / 8
 """Of its ttl, by which a holder stops counting on a slot before the store gives it away."""
@@ -71,6 +48,81 @@ class Part(NamedTuple):
     strategy: Strategy
     cost: int
     shadow: bool = False
+
+
+class Settling:
+    """A charge, wherever it is kept: `decision` is the answer, and a block that ends settles it as
+    it was reserved, or cancels it if an exception ended it."""
+
+    allowed: bool
+    decision: Decision
+
+    @property
+    def is_open(self) -> bool:
+        raise NotImplementedError
+
+    def settle(self, actual: int | Mapping[str, int]) -> bool:
+        raise NotImplementedError
+
+    async def asettle(self, actual: int | Mapping[str, int]) -> bool:
+        raise NotImplementedError
+
+    def cancel(self) -> bool:
+        raise NotImplementedError
+
+    async def acancel(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def limit(self) -> int:
+        """How much the limit of `decision` allows."""
+        return self.decision.limit
+
+    @property
+    def remaining(self) -> int:
+        """What is left of that limit."""
+        return self.decision.remaining
+
+    @property
+    def reset_at(self) -> int:
+        """From when on nothing of this is remembered."""
+        return self.decision.reset_at
+
+    @property
+    def retry_after_ms(self) -> int:
+        """How long to wait before it is worth asking again; 0 exactly when allowed."""
+        return self.decision.retry_after_ms
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+    def __enter__(self: S) -> S:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.cancel()
+        elif self.is_open:
+            self.settle({})
+
+    async def __aenter__(self: S) -> S:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            await self.acancel()
+        elif self.is_open:
+            await self.asettle({})
 
 
 class Charge(Settling):
@@ -287,209 +339,3 @@ class Charge(Settling):
     def __repr__(self) -> str:
         state = "open" if self._open else "settled" if self.allowed else "denied"
         return f"<Charge {state}, {dict(self.cost)!r}, starts_at={self.starts_at}>"
-
-
-Answer = Callable[[Sequence[Decision]], Decision | Verdict]
-"""What to make of the decisions: the one, or the verdict of several."""
-
-
-def reserved(
-    store: Store,
-    now: Callable[[], int],
-    parts: Sequence[Part],
-    max_wait_ms: int,
-    answer: Answer,
-    waiter_id: str = "",
-) -> Charge:
-    """Take what the parts cost, all or nothing, and hold it. A `waiter_id` asks for a slot in turn
-    with the others that wait for it, and is its id then."""
-    at, asked_at, slot_id = now(), time.monotonic(), waiter_id or new_id(parts)
-    taking = _queueing if waiter_id else _taking
-    results = store.apply_all(taking(store, parts, max_wait_ms, slot_id), at)
-    return _charge(store, now, parts, results, at, answer, slot_id, asked_at)
-
-
-async def areserved(
-    store: Store,
-    now: Callable[[], int],
-    parts: Sequence[Part],
-    max_wait_ms: int,
-    answer: Answer,
-    waiter_id: str = "",
-    *,
-    slot_id: str = "",
-    also: Sequence[Step] = (),
-) -> Charge:
-    """The awaitable twin of `reserved`. `slot_id` is under what slots are held, by default a new
-    one. `also` is done in the same step, where the parts admit it."""
-    at, asked_at, slot_id = now(), time.monotonic(), waiter_id or slot_id or new_id(parts)
-    taking = _queueing if waiter_id else _taking
-    results = await store.aapply_all(taking(store, parts, max_wait_ms, slot_id, also), at)
-    return _charge(store, now, parts, results, at, answer, slot_id, asked_at)
-
-
-def spent(
-    store: Store,
-    now: Callable[[], int],
-    parts: Sequence[Part],
-    answer: Decision | Verdict,
-    asked_at: int,
-) -> Charge:
-    """What a check, asked at `asked_at` by the clock of `now`, has spent."""
-    tells = _tells(store, parts)
-    told = store.apply_all(tells, now()) if tells else []
-    return _spent(store, now, parts, answer, asked_at, told)
-
-
-async def aspent(
-    store: Store,
-    now: Callable[[], int],
-    parts: Sequence[Part],
-    answer: Decision | Verdict,
-    asked_at: int,
-) -> Charge:
-    """The awaitable twin of `spent`."""
-    tells = _tells(store, parts)
-    told = await store.aapply_all(tells, now()) if tells else []
-    return _spent(store, now, parts, answer, asked_at, told)
-
-
-def _spent(
-    store: Store,
-    now: Callable[[], int],
-    parts: Sequence[Part],
-    answer: Decision | Verdict,
-    asked_at: int,
-    told: Sequence[int],
-) -> Charge:
-    # By the store's clock as early as it can have been: too early a refund takes nothing from a
-    # window that came after, too late a one might.
-    at = told[0] - max(0, now() - asked_at) - 1 if told else asked_at
-    return Charge(store, now, parts, answer, at, [0] * len(parts))
-
-
-def new_id(parts: Sequence[Part]) -> str:
-    """For what is held; it begins with a letter, so that nobody takes it for a number."""
-    if not any(part.strategy.is_held for part in parts):
-        return ""
-    return f"s{os.urandom(12).hex()}"
-
-
-def _taking(
-    store: Store, parts: Sequence[Part], max_wait_ms: int, slot_id: str, also: Sequence[Step] = ()
-) -> list[Step]:
-    steps = []
-    for part in parts:
-        strategy = part.strategy
-        transform: Any
-        if strategy.is_held and part.cost:
-            _require_one(part)
-            transform = taking(strategy, slot_id)
-        elif max_wait_ms and strategy.books_ahead and part.cost:
-            transform = booking(strategy, max_wait_ms)
-        else:
-            transform = checking(strategy)
-        steps.append(Step(part.key, transform, part.cost, part.shadow))
-    return [*steps, *also, *_tells(store, parts)]
-
-
-def _queueing(
-    store: Store,
-    parts: Sequence[Part],
-    max_wait_ms: int,
-    slot_id: str,
-    also: Sequence[Step] = (),
-) -> list[Step]:
-    steps = _taking(store, parts, max_wait_ms, slot_id, also)
-    # Alone, it is a shadow: a denial keeps a ticket by the same call.
-    is_alone = len(parts) == 1
-    for place, part in enumerate(parts):
-        if part.strategy.is_held and part.cost and not part.shadow:
-            steps[place] = Step(part.key, queueing(part.strategy, slot_id), 1, shadow=is_alone)
-    return steps
-
-
-class Tickets:
-    """Those of a waiter for several limits: it has one for each slot that denies it.
-
-    A denied request writes nothing, so a ticket is a call of its own. Where a slot is free for it,
-    it has none: it waits for another limit then, and nobody is to be held up here meanwhile.
-    """
-
-    def __init__(self, parts: Sequence[Part], waiter_id: str) -> None:
-        self._parts = [p for p in parts if p.strategy.is_held and p.cost and not p.shadow]
-        self._is_alone = len(parts) == 1
-        self._waiter_id = waiter_id
-        self._kept: set[str] = set()
-
-    def after(self, charge: Charge) -> list[Step]:
-        """What to ask the store once it has answered; nothing where the tickets are right."""
-        if charge.allowed or self._is_alone or charge.verdict is None:
-            return []
-        told = charge.verdict.limits
-        steps = []
-        for part in self._parts:
-            if not told[part.name].allowed:
-                self._kept.add(part.key)
-                steps.append(Step(part.key, ticketing(part.strategy, self._waiter_id)))
-            elif part.key in self._kept:
-                self._kept.remove(part.key)
-                steps.append(self._left(part))
-        return steps
-
-    def leaving(self) -> list[Step]:
-        """What a waiter asks that gives up: else the others would wait for it until its tickets are
-        over. It may hold slots, where an answer was lost."""
-        return [self._left(part) for part in self._parts]
-
-    def _left(self, part: Part) -> Step:
-        return Step(part.key, releasing(part.strategy, self._waiter_id))
-
-
-def _require_one(part: Part) -> None:
-    if part.cost != 1:
-        reject(f"a charge holds one slot of {part.name or part.strategy!r}, not {part.cost}")
-
-
-def _tells(store: Store, parts: Sequence[Part]) -> list[Step]:
-    """By whose clock it was charged is by whose it is given back."""
-    if not store.reads_own_clock or not parts:
-        return []
-    return [Step(parts[0].key, telling(parts[0].strategy), 1)]
-
-
-def _charge(
-    store: Store,
-    now: Callable[[], int],
-    parts: Sequence[Part],
-    results: list[Any],
-    at: int,
-    answer: Answer,
-    slot_id: str,
-    asked_at: float,
-) -> Charge:
-    if store.reads_own_clock and parts:
-        at = results[-1]
-    results = results[: len(parts)]
-    decisions = [each.decision if isinstance(each, Booking) else each for each in results]
-    delays = [each.delay_ms if isinstance(each, Booking) else 0 for each in results]
-    return Charge(store, now, parts, answer(decisions), at, delays, slot_id, asked_at)
-
-
-def require_wait(max_wait_ms: Any) -> int:
-    """How far ahead a booking may lie; 0 is not at all."""
-    return require_int("max_wait_ms", max_wait_ms, 0, MAX_SPAN_MS)
-
-
-def require_until(until_ms: Any) -> int:
-    """The end of a pause: an instant."""
-    return require_int("until_ms", until_ms, 0, MAX_INSTANT_MS)
-
-
-def pauses(parts: Sequence[Part], until_ms: int) -> list[Step]:
-    """The steps that let nothing in before an instant."""
-    for part in parts:
-        if part.strategy.is_held:
-            # Which says why, whatever the store is.
-            part.strategy.pause(None, 0, until_ms)
-    return [Step(part.key, pausing(part.strategy, until_ms)) for part in parts]

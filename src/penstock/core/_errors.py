@@ -4,11 +4,10 @@ A denial is not an error: it is a `Decision`. What is here are operational fault
 does not answer) and mistakes of the caller (a cost of zero). Programs branch on `code`, which is
 never renamed; the text is for people and says what was wrong and what would be right.
 
-The extras: what each one brings, and the only place that words how to get it.
-
-The line names the packages of the extra, and not the extra itself, so that it is right for a
-package that came from a clone, a wheel or a mirror as well as from an index; it names the
-interpreter, so that they arrive where this process will look for them.
+What needs packages that are not there says how to get them, in words that are found here alone
+(`missing`). They name the packages of the extra, and not the extra itself, so that they are right
+for a package that came from a clone, a wheel or a mirror as well as from an index; and the
+interpreter, so that the packages arrive where this process will look for them.
 """
 
 from __future__ import annotations

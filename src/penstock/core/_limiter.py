@@ -3,44 +3,30 @@
 Everything that can be settled at construction is: the key's lead, the transforms, the clock's
 method. A call validates, reads the clock once and hands the transform to the store. The sync and
 the async calls are twins over the same store contract and make the same decisions.
-
-Who counts under which prefix of a store.
-
-Limiters on one store object under one prefix use the same keys. With the same strategy that is how
-limits are shared; with another one, or with other parameters, each would read what the other wrote
-as its own. Where the two forms of state differ that is an error of its own, but two windows of
-different limits look alike, and would silently share their counts. So a limiter claims its prefix
-when it is made, and another meaning is refused.
-
-A claim lasts as long as a limiter holds it: all that mean the same hold the same one, and the store
-only knows it weakly. Stores that are other objects over the same server cannot be seen here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from typing import Any, NoReturn, TypeVar
-from weakref import WeakValueDictionary
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, NoReturn
 
-from .._queueing import Mutex
-from ._charges import (
-    Charge,
-    Part,
+from ._charges import Charge, Part
+from ._claims import OnStore, claim
+from ._clock import Clock, ManualClock, SystemClock, require_clock
+from ._decision import Decision, Forecast
+from ._errors import UnsupportedError
+from ._reserving import (
+    aacquired,
+    acquired,
     areserved,
-    new_id,
     pauses,
     require_until,
     require_wait,
     reserved,
 )
-from ._clock import Clock, ManualClock, SystemClock, require_clock
-from ._decision import Decision, Forecast
-from ._errors import PenstockError, UnsupportedError
-from ._flow import Closing
-from ._store import MadeBy, Store, require_store
+from ._store import Store, require_store
 from ._strategy import Strategy
-from ._transform import Step, checking, forecasting, looking, peeking, releasing
+from ._transform import Step, checking, forecasting, looking, peeking
 from ._validation import (
     MAX_KEY_BYTES,
     key_lead,
@@ -53,109 +39,7 @@ from ._validation import (
 )
 from ._waiting import KeyQueues, aacquire, acquire, timeout_in_ms, waiting_clock
 
-__all__ = ["Claim", "Limiter", "OnStore", "SlotLimiter", "claim", "clock_reader", "refuse_check"]
-
-
-_mutex = Mutex()
-
-
-class Claim:
-    """Held by the limiters that share a prefix."""
-
-    __slots__ = ("__weakref__", "meaning", "strategy")
-
-    def __init__(self, strategy: Strategy) -> None:
-        self.strategy: Strategy = strategy
-        self.meaning: object = _meaning(strategy)
-
-
-def claim(store: Store, lead: str, strategy: Strategy) -> Claim:
-    """The claim of `strategy` to the keys of `store` that begin with `lead`, to be held on to.
-    Raises `config_invalid` if somebody else counts there."""
-    wanted = Claim(strategy)
-    if _taken(store, lead, wanted).meaning != wanted.meaning:
-        import gc
-
-        # It may be that of a limiter that nobody has any more.
-        gc.collect()
-    found = _taken(store, lead, wanted)
-    if found.meaning != wanted.meaning:
-        _refuse(store, lead, strategy, found.strategy)
-    return found
-
-
-def _taken(store: Store, lead: str, wanted: Claim) -> Claim:
-    """The claim that holds, which is the one wanted if there was none."""
-    with _mutex.hold():
-        if store._claims is None:
-            store._claims = WeakValueDictionary()
-        found: Claim = store._claims.setdefault(lead, wanted)
-        return found
-
-
-def _meaning(strategy: Strategy) -> object:
-    """Equal for strategies that may share their counts. A strategy that declares its parameters
-    says them in its `repr`; of one that does not, what all strategies have in common has to do."""
-    if strategy.values or type(strategy).__repr__ is not Strategy.__repr__:
-        return repr(strategy)
-    return type(strategy), strategy.limit, strategy.window_ms, strategy.ttl_ms
-
-
-def _refuse(store: Store, lead: str, one: Strategy, other: Strategy) -> NoReturn:
-    where = f"under the prefix {lead[:-1]!r}" if lead else "without a prefix"
-    reject(
-        f"{one!r} and {other!r} would count in the same keys: a limiter with the second is on this "
-        f"{type(store).__name__} {where} already; give one of them a prefix of its own, such as "
-        "rate_limit(..., prefix='login'), or close the other one first"
-    )
-
-
-L = TypeVar("L", bound="OnStore")
-
-
-class OnStore(Closing):
-    """What every limiter has of its store: it closes the one that it made, and is pickled as the
-    call that it was made by."""
-
-    store: Store
-    made_by: MadeBy | None = None
-    """Set by the functions that make limiters, if the call may be repeated elsewhere."""
-
-    _owns_store: bool
-    _claims: Sequence[Claim]
-
-    def shared(self: L) -> L:
-        """The same limiter, beside which others may count under its prefix with other figures: for
-        those who keep states that cannot read each other apart by themselves."""
-        self._claims = ()
-        return self
-
-    def close(self) -> None:
-        """Close the store, if this limiter made it."""
-        self._claims = ()
-        if self._owns_store:
-            self.store.close()
-
-    async def aclose(self) -> None:
-        """The awaitable twin of `close`."""
-        self._claims = ()
-        if self._owns_store:
-            await self.store.aclose()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle holds what the limiter was made from: see `Store.__reduce__`."""
-        if self.made_by is None:
-            raise UnsupportedError(
-                f"this {type(self).__name__} cannot be pickled or copied: only what rate_limit and "
-                "two_tier make can; make it with one of them, or in the other process"
-            )
-        if self._owns_store and self.store.made_by is None:
-            raise UnsupportedError(
-                f"{self!r} cannot be pickled or copied: its counts are in the memory of this "
-                "process; give it a store that others can open too, as in "
-                "rate_limit(..., store='redis://localhost:6379')"
-            )
-        return self.made_by.reduced()
+__all__ = ["Limiter", "SlotLimiter", "clock_reader", "refuse_check"]
 
 
 # The interpreter keeps one object for this integer, and True is another.
@@ -386,52 +270,29 @@ class SlotLimiter(Limiter):
     ) -> Charge:
         """Wait for a slot, in turn with the others that wait for this key: in the order in which
         they came here, and of those who share the store in the order in which they began to ask."""
-        parts = self._parts(key, cost)
-        waiter_id, charge = new_id(parts), None
         timeout_ms = self._admissible(key, cost, timeout)
-        try:
-            charge = acquire(
-                self._queues,
-                key,
-                self._waiting_clock,
-                timeout_ms,
-                lambda: reserved(self.store, self._now, parts, 0, _the_one, waiter_id),
-                lambda: self.peek(key),
+
+        def wait(ask: Callable[[], Charge]) -> Charge:
+            charge: Charge = acquire(
+                self._queues, key, self._waiting_clock, timeout_ms, ask, lambda: self.peek(key)
             )
-        finally:
-            if charge is None:
-                # Else the others would wait for this one until its ticket is over.
-                with suppress(PenstockError):
-                    self.store.apply_all(_leaving(parts, waiter_id), self._now())
-        held: Charge = charge
-        return held
+            return charge
+
+        return acquired(self.store, self._now, self._parts(key, cost), _the_one, wait)
 
     async def aacquire(  # type: ignore[override]
         self, key: str, cost: int = 1, timeout: float | None = None
     ) -> Charge:
         """The awaitable twin of `acquire`. Cancelling it leaves the queue."""
-        parts = self._parts(key, cost)
-        waiter_id = new_id(parts)
         timeout_ms = self._admissible(key, cost, timeout)
-        try:
+
+        async def wait(ask: Callable[[], Awaitable[Charge]]) -> Charge:
             charge: Charge = await aacquire(
-                self._queues,
-                key,
-                self._waiting_clock,
-                timeout_ms,
-                lambda: areserved(self.store, self._now, parts, 0, _the_one, waiter_id),
-                lambda: self.apeek(key),
+                self._queues, key, self._waiting_clock, timeout_ms, ask, lambda: self.apeek(key)
             )
-        except Exception:
-            with suppress(PenstockError):
-                await self.store.aapply_all(_leaving(parts, waiter_id), self._now())
-            raise
-        return charge
+            return charge
 
-
-def _leaving(parts: Sequence[Part], waiter_id: str) -> list[Step]:
-    """What a waiter asks who gives up."""
-    return [Step(part.key, releasing(part.strategy, waiter_id)) for part in parts]
+        return await aacquired(self.store, self._now, self._parts(key, cost), _the_one, wait)
 
 
 def refuse_check(name: str, *_arguments: Any, **_named: Any) -> NoReturn:

@@ -89,7 +89,7 @@ class Store:
     made_by: MadeBy | None = None
     """How to open it again, if it was opened from a URL; see `from_its_url`."""
 
-    # Who counts under which prefix; see `core/_limiter.py`.
+    # Who counts under which prefix; see `core/_claims.py`.
     _claims: WeakValueDictionary[str, Any] | None = None
 
     def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:

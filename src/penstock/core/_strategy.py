@@ -8,7 +8,7 @@ race repeats it), so it must not do anything but compute.
 
 A class declares its `name` and its `parameters`, once. Whoever reads or describes strategies reads
 that: policy files, inline requests, OpenAPI, the wire, leases, tables in the docs, the conformance
-kit and the fuzzers. `register` makes a class known to them by its name.
+kit and the fuzzers. `core/_register.py` makes a class known to them by its name.
 
 An accelerator is the same transition in another language, for stores that can run it in one step.
 It is optional and never changes a decision: `lua_sources` for Redis, `kernel` for the compiled
@@ -17,21 +17,17 @@ path.
 
 from __future__ import annotations
 
-import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ._decision import Booking, Decision, Forecast, Outcome
+from ._durations import number_in_words, rate_in_words
 from ._errors import UnsupportedError
-from ._lua import PERIODS
 from ._validation import (
     MAX_SAFE,
-    number_in_words,
-    rate_in_words,
     reject,
     require_choice,
     require_int,
@@ -45,37 +41,14 @@ if TYPE_CHECKING:
     from ._lua import LuaAccelerator, LuaSource
 
 
-__all__ = [
-    "RESERVED_NAMES",
-    "Parameter",
-    "Strategy",
-    "camel_case",
-    "find_strategy",
-    "register",
-    "registered",
-    "temporarily_registered",
-]
+__all__ = ["SNAKE_CASE", "Parameter", "Strategy", "camel_case"]
 
-
-S = TypeVar("S", bound="type[Strategy]")
-
-RESERVED_NAMES = (
-    "strategy",
-    "token_budget",
-    "concurrency",
-    "fail",
-    "two_tier",
-    "federated",
-    "limits",
-    "plans",
-    "overrides",
-)
-"""What else stands beside the parameters of a strategy in a policy."""
 
 _REQUIRED: Any = object()
 _KINDS = ("count", "rate", "span", "choice", "zone")
-# Each part starts with a letter, so that camelCase leads back to it.
-_NAME = r"[a-z][a-z0-9]*(_[a-z][a-z0-9]*)*"
+
+SNAKE_CASE = r"[a-z][a-z0-9]*(_[a-z][a-z0-9]*)*"
+"""Each part starts with a letter, so that camelCase leads back to it."""
 
 
 def camel_case(name: str) -> str:
@@ -123,7 +96,7 @@ class Parameter:
         example: Any = None,
         shapes_state: bool | None = None,
     ) -> None:
-        if not isinstance(name, str) or not re.fullmatch(_NAME, name):
+        if not isinstance(name, str) or not re.fullmatch(SNAKE_CASE, name):
             reject(f"the name of a parameter must be in snake_case, not {shown(name)}")
         require_choice(f"the kind of {name}", kind, _KINDS)
         if (kind == "span") != name.endswith("_ms"):
@@ -490,119 +463,3 @@ class Strategy(ABC):
             return f"<{self.name} limit={self.limit}>"
         values = ", ".join(f"{name}={value!r}" for name, value in self.values.items())
         return f"{self.name}({values})"
-
-
-_registered: dict[str, type[Strategy]] = {}
-
-
-def register(strategy_class: S) -> S:
-    """Make a strategy known by its name, to policy files, inline requests and OpenAPI.
-
-    Returns the class, so it may stand as a decorator. To register the same class again does
-    nothing. Raises `config_invalid` if the class cannot be made from what it declares, or its name
-    is taken.
-    """
-    cls: Any = strategy_class
-    if not isinstance(cls, type) or not issubclass(cls, Strategy):
-        reject(f"register takes a subclass of Strategy, not {shown(cls)}")
-    if missing := sorted(cls.__abstractmethods__):
-        reject(f"{cls.__qualname__} cannot be registered without {', '.join(missing)}")
-    if not re.fullmatch(_NAME, cls.name):
-        reject(f"the name of {cls.__qualname__} must be in snake_case, not {shown(cls.name)}")
-    if not re.fullmatch("[a-z][A-Za-z0-9]*", cls.wire_name):
-        reject(f"the wire_name of {cls.name} must be in camelCase, not {shown(cls.wire_name)}")
-    _require_parameters(cls)
-    _require_constructor(cls)
-    _require_lua(cls)
-    holder = find_strategy(cls.name) or find_strategy(cls.wire_name)
-    if holder is not None and holder is not cls:
-        reject(
-            f"the name {cls.name!r} is taken by {holder.__module__}.{holder.__qualname__}; "
-            f"give {cls.__qualname__} another one"
-        )
-    _registered[cls.name] = cls
-    return strategy_class
-
-
-def registered() -> tuple[type[Strategy], ...]:
-    """All strategies that are known by name, in the order in which they became so."""
-    return tuple(_registered.values())
-
-
-def find_strategy(spelling: str) -> type[Strategy] | None:
-    """The strategy of that name, in snake_case or in camelCase."""
-    found = _registered.get(spelling)
-    if found is not None:
-        return found
-    return next((cls for cls in _registered.values() if cls.wire_name == spelling), None)
-
-
-@contextmanager
-def temporarily_registered(*classes: type[Strategy]) -> Iterator[None]:
-    """For tests: what is registered within, these classes first, is forgotten afterwards."""
-    before = dict(_registered)
-    try:
-        for cls in classes:
-            register(cls)
-        yield
-    finally:
-        _registered.clear()
-        _registered.update(before)
-
-
-def _require_parameters(cls: type[Strategy]) -> None:
-    given: Any = cls.parameters
-    if not isinstance(given, tuple) or not all(isinstance(each, Parameter) for each in given):
-        reject(f"parameters of {cls.name} must be a tuple of Parameter, not {shown(given)}")
-    taken = set(RESERVED_NAMES)
-    for parameter in cls.parameters:
-        # A span may be given under its name without the unit, too.
-        names = {parameter.name, parameter.name.removesuffix("_ms")}
-        if names & taken:
-            reject(f"{cls.name} cannot have a parameter {parameter.name!r}: the name is taken")
-        taken |= names
-
-
-# `inspect` takes longer to load than all of the core.
-_TAKES_ANY_NAME = 0x08
-
-
-def _require_constructor(cls: type[Strategy]) -> None:
-    """Strategies are made from their parameters by name: the constructor must take these, and need
-    no others."""
-    code = getattr(cls.__init__, "__code__", None)
-    if code is None or cls.__init__ is Strategy.__init__:
-        return
-    positional = code.co_varnames[1 : code.co_argcount]
-    by_name = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
-    optional = len(getattr(cls.__init__, "__defaults__", None) or ())
-    needed = {*positional[: len(positional) - optional], *by_name}
-    needed -= (getattr(cls.__init__, "__kwdefaults__", None) or {}).keys()
-    declared = {parameter.name for parameter in cls.parameters}
-    required = {parameter.name for parameter in cls.parameters if parameter.is_required}
-    takes_all = code.co_flags & _TAKES_ANY_NAME or declared <= {*positional, *by_name}
-    if not takes_all or not needed <= required:
-        names = ", ".join(parameter.name for parameter in cls.parameters) or "nothing"
-        reject(
-            f"the constructor of {cls.__qualname__} must take what its parameters declare, by "
-            f"name, and need no more than those without a default: {names}"
-        )
-
-
-def _require_lua(cls: type[Strategy]) -> None:
-    numbers = {each.wire_name for each in cls.parameters if each.kind not in ("choice", "zone")}
-    for source in cls.lua_sources:
-        if source.by_periods and cls.periods_at is Strategy.periods_at:
-            reject(
-                f"the Lua source {source.name} takes periods; give {cls.__qualname__} a "
-                "periods_at(now) method"
-            )
-        given = {"now", "cost", *(PERIODS if source.by_periods else ())}
-        if strange := set(source.argv) - numbers - given:
-            reject(
-                f"the Lua source {source.name} of {cls.__qualname__} takes "
-                f"{', '.join(sorted(strange))}; it may take now, cost and parameters that are "
-                f"numbers: {', '.join(sorted(numbers)) or 'none'}"
-            )
-        if not os.path.isfile(source.file):
-            reject(f"the Lua source {source.name} of {cls.__qualname__} is no file: {source.file}")

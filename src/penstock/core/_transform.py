@@ -7,10 +7,11 @@ step that is no shadow allowed it, else nothing is. Stores that can write severa
 it between their reads and writes, and accelerators repeat it; `in_order` is for those that cannot:
 it charges one key after the other and gives back what it charged when a later one denies.
 
-Leases. A lease is a check of a larger cost, with one twist: when less than wanted is left but
-enough for the request that asks, what is left is taken, so that no budget is stranded at the end of
-a window. `bargain` holds that rule once; the transform runs it against the oracle inside an atomic
-`apply`, and a store with a faster `check` may run it against that, one atomic check at a time.
+A lease is a transform, too: a check of a larger cost, with one twist. When less than wanted is
+left but enough for the request that asks, what is left is taken, so that no budget is stranded at
+the end of a window. `bargain` holds that rule once; the transform runs it against the oracle inside
+an atomic `apply`, and a store with a faster `check` may run it against that, one atomic check at a
+time.
 """
 
 from __future__ import annotations

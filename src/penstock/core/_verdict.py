@@ -1,8 +1,14 @@
-"""The answer of several limits to one request.
+"""The answer of several limits to one request: a `Verdict` of all, or one `Decision` for all.
 
 A request is admitted if every limit that is no shadow admits it. The verdict keeps what each of
 them said, and works out the rest when it is asked for: most callers only want to know whether they
 may go on.
+
+`combine` makes one decision of several: it is allowed if all of them are, sees the tightest limit
+and the least that remains, and must wait for the slowest to reset and to retry. Each field is a
+meet or a join of its own, so the whole is associative, commutative and idempotent, and `NEUTRAL`
+changes nothing. What holds for the parts holds for the whole: a combined decision has a
+`retry_after_ms` of 0 exactly when it is allowed.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from . import native
 from ._decision import NEUTRAL, Decision
 
-__all__ = ["Verdict"]
+__all__ = ["Verdict", "combine"]
 
 
 class _Fields:
@@ -170,3 +176,18 @@ class Verdict(_Fields):
 def _rebuild(*fields: Any) -> Verdict:
     """Unpickles a Verdict, in a process that may have the other class."""
     return Verdict(*fields)
+
+
+def combine(*decisions: Decision) -> Decision:
+    """One decision that stands for all; `NEUTRAL` for none."""
+    if len(decisions) == 1:
+        return decisions[0]
+    if not decisions:
+        return NEUTRAL
+    return Decision(
+        all(decision.allowed for decision in decisions),
+        min(decision.limit for decision in decisions),
+        min(decision.remaining for decision in decisions),
+        max(decision.reset_at for decision in decisions),
+        max(decision.retry_after_ms for decision in decisions),
+    )

@@ -12,10 +12,9 @@ hundred quiet periods said. What counts as demand are the credits that were spen
 void unspent are what the batch is too large by. What is learned changes how often the store is
 asked and never how much may be admitted: every credit is still granted by the store.
 
-What the keys of a node spend, for a batch that learns; a fixed batch needs none of it.
-
-Spending happens on the hot path, which leaves behind one number per key: the credits left. What
-was served since a lease is the difference to what was held after it, also when the rest went void.
+`Demand` tells it what the keys of a node spend; a fixed batch needs none of it. Spending happens
+on the hot path, which leaves behind one number per key: the credits left. What was served since a
+lease is the difference to what was held after it, also when the rest went void.
 """
 
 from __future__ import annotations

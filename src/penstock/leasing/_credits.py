@@ -1,23 +1,15 @@
-"""Credits as a strategy: what a node may still spend of its lease.
+"""What a node may still spend of its lease, and how long that, or a denial, holds here.
 
-The near tier of a two-tier limiter is a MemoryStore, and this is its strategy; so it has the same
-atomicity, the same expiry and the same native path as any other. `check` spends credits or denies,
-and a denial here only means that a lease is needed.
+`LeaseSpender` is the rule by itself, for one key, without store or clock: a grant adds credits and
+says when their window ends; a spend takes from them, or answers None, and then somebody has to go
+and get more. It never invents a denial; only the store can deny.
 
-The state is (credits, reset_at, until). `reset_at` is the end of the window as the store told it,
-for the caller to see. `until` is the same end on this node's steady clock, reckoned from the
-moment the lease was *requested*: the store's reading came later, so `until` is not late (with a
-margin for clocks that run apart, see `_near.py`), and a node whose clock shows another time of day
-is not fooled. From `until` on the state is expired,
-which is how credits that are coupled to their window are dropped.
+`Credits` is the same rule as a strategy, for many keys; the tests hold the two together. The near
+tier of a two-tier limiter is a MemoryStore, and this is its strategy; so it has the same atomicity,
+the same expiry and the same native path as any other.
 
-Remembered denials: an abusive client must not turn its flood into load on the store.
-
-A denial holds for its `retry_after_ms`, on this node's steady clock, reckoned from the moment the
-store was asked, so that it never holds longer here than there. It answers requests of at least the
-denied cost; a smaller one may still fit and has to be asked for. Bounded: the oldest go first.
-
-How long leased credits last.
+How long credits last is a `Term`. Coupled to the window, they are void from its end on, so that
+what a node leased in one window can never add to the next one's limit:
 
 | a strategy with | credits that are coupled last |
 |---|---|
@@ -26,25 +18,7 @@ How long leased credits last.
 | no window | until all of it is replenished |
 
 Only the first row has windows that all nodes share, and so a limit that holds exactly per window.
-Credits that are not coupled last until they are spent.
-
-Which clock tells how long something holds on this node.
-
-Where the store has a clock of its own, only spans are measured here, and a steady clock measures
-them best: one that is set back would make credits last into the next window. A clock that is moved
-by hand, as in tests, is taken at its word. Where the caller's clock decides in the store, the same
-one decides here, so that both see a window end at once.
-
-Spending a lease: the rule by itself, for one key, without store or clock.
-
-A grant adds credits and says when their window ends. A spend takes from them, or answers None:
-then somebody has to go and get more. It never invents a denial; only the store can deny.
-
-Coupled to the window, credits are void from its end on, so that what a node leased in one window
-can never add to the next one's limit. Not coupled, they carry over.
-
-`penstock.leasing` applies the same rule to many keys at once, as the strategy of a MemoryStore
-(`Credits`); the tests hold the two together.
+Credits that are not coupled carry over, and last until they are spent.
 """
 
 from __future__ import annotations
@@ -118,7 +92,14 @@ State = tuple[int, int, int]
 
 
 class Credits(Strategy):
-    """State: (credits, reset_at, until).
+    """`check` spends credits or denies, and a denial here only means that a lease is needed.
+
+    The state is (credits, reset_at, until). `reset_at` is the end of the window as the store told
+    it, for the caller to see. `until` is the same end on this node's steady clock, reckoned from
+    the moment the lease was *requested*: the store's reading came later, so `until` is not late
+    (with a margin for clocks that run apart, see `_near.py`), and a node whose clock shows another
+    time of day is not fooled. From `until` on the state is expired, which is how credits that are
+    coupled to their window are dropped.
 
     `aligned` means that all credits of one instant belong to one window, named by its end: held
     ones of another window than a fresh grant's are void, whatever the clocks say. Where it is not
@@ -193,7 +174,14 @@ def granting(strategy: Credits, fresh: State, granted_at: int | None = None) -> 
 
 
 class Denials:
-    """The denials of one node, by key."""
+    """The denials of one node, by key: an abusive client must not turn its flood into load on the
+    store.
+
+    A denial holds for its `retry_after_ms`, on this node's steady clock, reckoned from the moment
+    the store was asked, so that it never holds longer here than there. It answers requests of at
+    least the denied cost; a smaller one may still fit and has to be asked for. Bounded: the oldest
+    go first.
+    """
 
     def __init__(self, max_keys: int) -> None:
         self._max_keys = max_keys
@@ -261,7 +249,13 @@ def term_of(strategy: Strategy, window_coupled: bool | None) -> Term:
 
 
 def clocks_for(store: Store, clock: Clock | None) -> tuple[Clock | None, Clock]:
-    """(for the store, for this node)."""
+    """(for the store, for this node): which clock tells how long something holds.
+
+    Where the store has a clock of its own, only spans are measured here, and a steady clock
+    measures them best: one that is set back would make credits last into the next window. A clock
+    that is moved by hand, as in tests, is taken at its word. Where the caller's clock decides in
+    the store, the same one decides here, so that both see a window end at once.
+    """
     if clock is None:
         return None, SystemClock()
     if not store.reads_own_clock:

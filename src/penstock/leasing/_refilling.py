@@ -19,9 +19,10 @@ from types import FrameType
 from typing import Any
 
 from .._queueing import Place, Queue, ThreadWaiter
+from .._queueing.background import Background
 from .._queueing.fork import ForkAware, watch_forks
-from .._queueing.tasks import Background, TaskPlace
-from ..accel._limiter import spending
+from .._queueing.tasks import TaskPlace
+from ..accel._gates import spending
 from ..core._decision import Decision
 from ..core._errors import StoreUnavailableError
 from ..core._transform import Grant

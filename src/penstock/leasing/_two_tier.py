@@ -13,8 +13,6 @@ What it costs in efficiency are credits stranded on a node that does not need th
 
 Clocks of nodes do not matter where the store has one of its own: it says, with each grant, how
 long its window still lasts. Any other store goes by the clocks of the nodes, in every mode.
-
-Allowed traffic goes to the store; a denial is remembered here for as long as it holds.
 """
 
 from __future__ import annotations

@@ -28,9 +28,10 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..core._charges import Answer, Charge, Part, areserved
+from ..core._charges import Charge, Part
 from ..core._clock import Clock
 from ..core._decision import Decision
+from ..core._reserving import Answer, areserved
 from ..core._store import Store
 from ..core._transform import PoolRenewals, Step, checking, peeking
 from ..core._validation import MAX_SPAN_MS, reject, require_cost, require_int, require_key

@@ -17,8 +17,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from ..core._clock import Clock
+from ..core._register import find_strategy, registered
 from ..core._store import Store
-from ..core._strategy import Strategy, find_strategy, registered
+from ..core._strategy import Strategy
 from ..core._validation import MAX_SAFE, reject, require_choice, require_int, require_key
 from ..stores.cas._requests import fit
 from ..strategies import FixedWindow

@@ -5,9 +5,8 @@ other on the records of their keys: each sees what those before it have written,
 callers can share one transaction, and a hot key is read and written once for all of them. Nothing
 here does I/O. A call whose transform raises writes nothing, and takes nobody else down.
 
-How a connection to a backend fails: one exception for all stores.
-
-It never leaves a store: there it becomes `store_unavailable`, with a word on what was charged.
+A connection that fails on the way is one exception for all stores, `ConnectionFailedError`. It
+never leaves a store: there it becomes `store_unavailable`, with a word on what was charged.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """D1Store: Cloudflare's SQLite, over its REST API.
 
-The SQL, and what its results say. Values are always bound; the table's name is validated.
+Values are always bound; the table's name, the only thing put into SQL as text, is validated.
 
 `keep_until` is on the database's own clock, so that neither a caller's clock nor the way there
 matters to what `sweep` removes.

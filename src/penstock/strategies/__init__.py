@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from ..core._lua import LuaAccelerator, LuaScript, LuaSource, beside, hash_fields, real, whole
-from ..core._strategy import register as _register
+from ..core._register import register as _register
 from ._calendar_quota import CalendarQuota, calendar_quota
 from ._fixed_window import FixedWindow, fixed_window
-from ._gcra import Gcra, gcra
-from ._rates import strategy_of_rate
+from ._gcra import Gcra, gcra, strategy_of_rate
 from ._sliding_window import SlidingWindow, sliding_window
 from ._sliding_window_log import SlidingWindowLog, sliding_window_log
 from ._slots import Slots, slots

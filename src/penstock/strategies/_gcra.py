@@ -35,15 +35,17 @@ from math import ceil, floor
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core._decision import Booking, Decision, Forecast, Outcome
+from ..core._durations import parse_rate
 from ..core._lua import LuaSource, beside, real
 from ..core._strategy import Parameter, Strategy
 from ..core._validation import MAX_SAFE, MAX_SPAN_MS, MAX_STORED_MS, reject, stored_number
+from ._token_bucket import token_bucket
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
 
-__all__ = ["Gcra", "gcra"]
+__all__ = ["Gcra", "gcra", "strategy_of_rate"]
 
 
 def _decode(raw: Any) -> float | None:
@@ -257,3 +259,13 @@ def gcra(limit: int, period_ms: int | timedelta, burst: int | None = None) -> Gc
     rested key may spend its burst at once, and goes on at the rate.
     """
     return Gcra(limit, period_ms, burst)
+
+
+def strategy_of_rate(text: str) -> Strategy:
+    """A rate such as `"100/minute"`: GCRA with a burst of the whole count; above what its grid can
+    space exactly (10,240 a second), the token bucket of the same capacity and rate, which admits
+    the same."""
+    limit, period_ms = parse_rate(text)
+    if limit and not is_coarse_enough(limit, period_ms):
+        return token_bucket(limit, limit * 1000 / period_ms)
+    return gcra(limit, period_ms)

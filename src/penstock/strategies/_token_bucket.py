@@ -20,13 +20,13 @@ from math import ceil, floor, nextafter
 from typing import Any
 
 from ..core._decision import Booking, Decision, Forecast, Outcome
+from ..core._durations import pace_in_words
 from ..core._lua import LuaSource, beside, hash_fields, signed, whole
 from ..core._strategy import Parameter, Strategy
 from ..core._validation import (
     MAX_SAFE,
     MAX_SPAN_MS,
     MAX_STORED_MS,
-    pace_in_words,
     reject,
     stored_number,
     stored_pair,

@@ -3,7 +3,7 @@ to try them with."""
 
 from __future__ import annotations
 
-from ..core._strategy import temporarily_registered
+from ..core._register import temporarily_registered
 from ._conformance import Case, arun_store_conformance, conformance_cases, run_store_conformance
 from ._samples import draw_strategy, sample_strategies
 from ._steps import ConformanceError

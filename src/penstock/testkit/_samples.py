@@ -9,7 +9,8 @@ from itertools import product
 from typing import Any
 
 from ..core._errors import ConfigInvalidError
-from ..core._strategy import Parameter, Strategy, registered
+from ..core._register import registered
+from ..core._strategy import Parameter, Strategy
 from ..core._validation import MAX_SPAN_MS
 
 __all__ = ["draw_strategy", "sample_strategies"]

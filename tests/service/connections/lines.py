@@ -9,12 +9,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 import threading
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from penstock.service.connections import (
     UNIT_BYTES,
@@ -23,6 +21,7 @@ from penstock.service.connections import (
     ConnectionBounds,
     Listener,
 )
+from tests.support.loops import LoopThread
 
 
 class LineInbox:
@@ -144,7 +143,7 @@ class LineServer(Listener):
         return len(waiting)
 
 
-class Lines:
+class Lines(LoopThread):
     """The server in a thread of its own."""
 
     def __init__(
@@ -156,44 +155,13 @@ class Lines:
     ) -> None:
         self._make = lambda: LineServer(bounds or ConnectionBounds(drain_s=1.0), asks_token)
         self._tls = tls
-        self._up = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
 
-    def __enter__(self) -> Lines:
-        self._thread.start()
-        assert self._up.wait(10)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self.loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(20)
-        assert not self._thread.is_alive()
-
-    async def _serve(self) -> None:
-        self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
         self.server = self._make()
         self.port = await self.server.start("127.0.0.1", 0, tls=self._tls)
-        self._up.set()
-        await self._stop.wait()
+        yield
         await self.server.stop()
-
-    def inside(self, call: Callable[[], Any]) -> Any:
-        """The result of a call made in the server's thread."""
-        done: list[Any] = []
-        ready = threading.Event()
-
-        def run() -> None:
-            done.append(call())
-            ready.set()
-
-        self.loop.call_soon_threadsafe(run)
-        assert ready.wait(20)
-        return done[0]
 
     def hold_up(self) -> threading.Event:
         """Stop the loop, until the event that is returned is set."""

@@ -37,8 +37,8 @@ class Deaf:
     """A client that asks and, if it is deaf, grants no room for replies."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+        self.reader = reader
+        self.writer = writer
         self._stream = 1
 
     @classmethod
@@ -52,20 +52,20 @@ class Deaf:
     def call(self, path: str, message: bytes, *extra: tuple[str, str]) -> None:
         body = b"\0" + struct.pack(">I", len(message)) + message
         head = frame(_HEADERS, _END_HEADERS, self._stream, headers(path, *extra))
-        self._writer.write(head + frame(0, _END_STREAM, self._stream, body))
+        self.writer.write(head + frame(0, _END_STREAM, self._stream, body))
         self._stream += 2
 
     def close(self) -> None:
-        self._writer.close()
+        self.writer.close()
 
     async def closed(self) -> None:
         """Until the server has ended the connection; its settings and pings are acknowledged."""
         try:
             while True:
-                head = await self._reader.readexactly(9)
-                payload = await self._reader.readexactly(int.from_bytes(head[:3], "big"))
+                head = await self.reader.readexactly(9)
+                payload = await self.reader.readexactly(int.from_bytes(head[:3], "big"))
                 if head[3] in (_SETTINGS, 6) and not head[4] & 1:
                     echo = payload if head[3] == 6 else b""
-                    self._writer.write(frame(head[3], 1, 0, echo))
+                    self.writer.write(frame(head[3], 1, 0, echo))
         except (asyncio.IncompleteReadError, ConnectionError):
             self.close()

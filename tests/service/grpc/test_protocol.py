@@ -24,8 +24,8 @@ async def frames_of(client: Deaf) -> list[tuple[int, bytes]]:
     found = []
     try:
         while True:
-            head = await client._reader.readexactly(9)
-            payload = await client._reader.readexactly(int.from_bytes(head[:3], "big"))
+            head = await client.reader.readexactly(9)
+            payload = await client.reader.readexactly(int.from_bytes(head[:3], "big"))
             found.append((head[3], payload))
     except (asyncio.IncompleteReadError, ConnectionError):
         client.close()
@@ -109,7 +109,7 @@ def test_a_client_that_pings_without_end_is_told_to_calm_down() -> None:
     async def scenario() -> None:
         async with visiting() as visit:
             client = await Deaf.connect(visit.server.port, deaf=False)
-            client._writer.write(frame(_PING, 0, 0, b"12345678") * 1_500)
+            client.writer.write(frame(_PING, 0, 0, b"12345678") * 1_500)
             found = await asyncio.wait_for(frames_of(client), 20)
             kind, payload = found[-1]
             assert (kind, payload[8:]) == (_GOAWAY, b"too_many_pings")
@@ -192,7 +192,7 @@ def test_a_connection_that_is_cut_cancels_its_calls() -> None:
             for _ in range(5):
                 client.call(f"{CALL}Check", request)
             await until(lambda: store.waiting == 5)
-            client._writer.transport.abort()
+            client.writer.transport.abort()
             await asyncio.wait_for(until(lambda: store.waiting == 0), 10)
             assert store.decided == []
             assert visit.server._pools[0].taken == 0

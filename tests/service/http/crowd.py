@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import select
 import socket
 import time
 from types import TracebackType
+
+from tests.support.processes import forking_context
 
 
 class Flood:
@@ -17,10 +18,10 @@ class Flood:
     def __init__(
         self, port: int, request: bytes, connections: int, *, in_turn: bool = False
     ) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._up = spawn.Event()
+        forking = forking_context()
+        self._up = forking.Event()
         args = (port, request, connections, in_turn, self._up)
-        self._process = spawn.Process(target=_flood, args=args, daemon=True)
+        self._process = forking.Process(target=_flood, args=args, daemon=True)
 
     def __enter__(self) -> Flood:
         self._process.start()

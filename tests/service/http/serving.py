@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import socket
 import ssl
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from penstock import Clock, Store
@@ -20,6 +18,7 @@ from penstock.config import PolicyFile, PolicySpec
 from penstock.service import Service, build_service
 from penstock.service.http import Bounds, HttpServer, Pool
 from tests.servers.process import REPO, NotReady, Port, Server, environment
+from tests.support.loops import LoopThread
 
 PENSTOCK = [sys.executable, "-m", "penstock.cli"]
 
@@ -88,7 +87,7 @@ def post_bytes(path: str, body: bytes, *lines: str, close: bool = False) -> byte
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
-class InProcessServer:
+class InProcessServer(LoopThread):
     """A server in this process, on a port of its own, in a thread of its own."""
 
     def __init__(
@@ -112,33 +111,15 @@ class InProcessServer:
         bounds = bounds or Bounds(linger_s=0.3)
         self._options = {"bounds": bounds, "token": token, "hosts": hosts, "pool": pool}
         self._tls = tls
-        self._up = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self.port = 0
 
-    def __enter__(self) -> InProcessServer:
-        self._thread.start()
-        assert self._up.wait(10)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self.loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(20)
-        assert not self._thread.is_alive()
-
-    async def _serve(self) -> None:
-        self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
         service = self._make()
         await service.start()
         self.server = HttpServer(service, **self._options)  # type: ignore[arg-type]
         self.port = await self.server.start("127.0.0.1", 0, tls=self._tls)
-        self._up.set()
-        await self._stop.wait()
+        yield
         await self.server.stop()
         await service.aclose()
 

@@ -82,7 +82,7 @@ def test_a_stop_under_load_leaves_no_admitted_request_unanswered(valkey: Valkey)
         with Crowd(server.port, INLINE) as crowd:
             time.sleep(0.7)
             began = time.monotonic()
-            process = server._running()
+            process = server.process()
             process.send_signal(signal.SIGTERM)
             assert process.wait(10) == 0
             assert time.monotonic() - began < 5
@@ -102,7 +102,7 @@ def test_a_quiet_connection_does_not_hold_up_a_stop() -> None:
         client, quiet = Client(server.port), Client(server.port)
         assert client.get("/check/a").status == 200
         assert quiet.get("/health").status == 200
-        process = server._running()
+        process = server.process()
         process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
         late = client.get("/check/a")
@@ -193,7 +193,7 @@ def test_workers_share_a_port_and_a_limit(valkey: Valkey) -> None:
 
         for _ in range(5):
             eventually(counted, within=3, what="the sum of all workers")
-        process = server._running()
+        process = server.process()
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
         assert "Traceback" not in server.log_path.read_text()

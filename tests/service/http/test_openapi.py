@@ -14,6 +14,7 @@ from penstock.config import parse_policies
 from penstock.service.http._answers import CODES
 from penstock.service.http._openapi import openapi
 from tests.service.worlds import FILE
+from tests.support.effort import count
 
 from .serving import InProcessServer
 
@@ -21,9 +22,9 @@ schemathesis: Any = pytest.importorskip("schemathesis")
 conformance: Any = pytest.importorskip("schemathesis.specs.openapi.checks")
 
 # At random, for each operation; beside them come those that the tool works out, for the edges of
-# every field. EXAMPLES=n in the environment looks further.
+# every field. EXAMPLES=n in the environment looks further, and so does a long run.
 FUZZ = settings(
-    max_examples=int(os.environ.get("EXAMPLES", "25")),
+    max_examples=int(os.environ.get("EXAMPLES", count(15, 100))),
     deadline=None,
     derandomize=True,
     database=None,

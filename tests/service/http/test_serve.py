@@ -166,7 +166,7 @@ def test_logs_can_be_json(tmp_path: Path) -> None:
     """Every line of them, the banner included."""
     with Penstock("--log-format", "json") as server:
         eventually(lambda: _said(server, "serving"), within=5, what="the banner")
-        process = server._running()
+        process = server.process()
         process.send_signal(signal.SIGTERM)
         process.wait(10)
         lines = [json.loads(line) for line in server.log_path.read_text().splitlines()]

@@ -68,7 +68,7 @@ def test_a_signal_to_the_whole_group_leaves_no_admitted_request_unanswered(numbe
         Valkey() as valkey,
         Penstock(*flags, f"{valkey.url}?timeout_ms=6000") as server,
     ):
-        process = server._running()
+        process = server.process()
         eventually(lambda: _says(server, "try:"), within=20, what="all workers")
         lines = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(8)]
         for line in lines:
@@ -132,7 +132,7 @@ def test_the_second_signal_ends_all_of_them_at_once(tmp_path: Path) -> None:
     """Though a client is still being waited for."""
     with Penstock(*sqlite(tmp_path), "--drain", "60") as server:
         eventually(lambda: _says(server, "try:"), within=20, what="all workers")
-        process, workers = server._running(), workers_of(server.pid)
+        process, workers = server.process(), workers_of(server.pid)
         with socket.create_connection(("127.0.0.1", server.port), 10) as line:
             line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost")
             eventually(lambda: _connected(server, 2), within=5, what="the connection")
@@ -149,7 +149,7 @@ def test_a_hangup_does_not_end_a_service_that_is_answering_its_last_calls(tmp_pa
     config.write_text(ONE % 5)
     with Penstock("--config", str(config), *sqlite(tmp_path), "--drain", "60") as server:
         eventually(lambda: _says(server, "try:"), within=20, what="all workers")
-        process = server._running()
+        process = server.process()
         with socket.create_connection(("127.0.0.1", server.port), 10) as line:
             line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost")
             eventually(lambda: _connected(server, 2), within=5, what="the connection")
@@ -351,8 +351,8 @@ def test_a_fifo_in_place_of_the_policy_file_ends_neither_reloads_nor_the_obedien
         config.unlink()
         os.mkfifo(config)
         eventually(lambda: _tells(server, "it is a FIFO"), within=20, what="the refusal")
-        server._running().send_signal(signal.SIGTERM)
-        assert server._running().wait(20) == 0
+        server.process().send_signal(signal.SIGTERM)
+        assert server.process().wait(20) == 0
 
 
 def _tells(server: Penstock, problem: str) -> None:

@@ -7,12 +7,16 @@ from typing import Any
 
 from penstock.service.http2._connection import PREFACE
 from penstock.service.http2._hpack import Encoder, HeaderBlock
+from penstock.service.http2._streams import KnownPath
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY = range(8)
 WINDOW_UPDATE, CONTINUATION = 8, 9
 ACK = END_STREAM = 1
 END_HEADERS, PADDED = 4, 8
 INITIAL_WINDOW, HEADER_TABLE = 4, 1
+
+OK = HeaderBlock([(b":status", b"200")])
+STREAMING = {b"/test.Echo/Unary": KnownPath(7, streaming=True)}
 
 
 def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:

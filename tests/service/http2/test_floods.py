@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import struct
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from penstock.service import build_service
 from penstock.service.grpc import open_grpc
 from penstock.wire.proto import rate_limiter_pb2 as pb
 from tests.servers import NotReady, eventually
+from tests.support.loops import LoopThread
 
 from .frames import (
     CONTINUATION,
@@ -204,33 +205,17 @@ def ask(port: int) -> bytes:
                 return answers[0][5:]
 
 
-class Served:
+class Served(LoopThread):
     """The gRPC server of a service in memory, in a thread of its own."""
 
-    def __enter__(self) -> Served:
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self.thread.start()
-        self.run(self._open())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.run(self._close())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(30)
-        self.loop.close()
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
-
-    async def _open(self) -> None:
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
         plenty = PolicySpec("plenty", gcra(1_000, 1_000, burst=1_000_000))
         self.service = build_service(PolicyFile({"plenty": plenty}))
         await self.service.start()
         self.server = await open_grpc(self.service, port=0)
         self.port = self.server.port
-
-    async def _close(self) -> None:
+        yield
         await self.server.drain(0)
         await self.service.aclose()
 

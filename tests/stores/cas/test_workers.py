@@ -6,7 +6,7 @@ import threading
 import time
 
 from penstock.stores.cas import ConnectionFailedError
-from penstock.stores.cas._store import Workers
+from penstock.stores.cas._drivers import Workers
 
 
 def _threads() -> int:

@@ -65,7 +65,7 @@ def test_random_mixtures_are_decided_as_by_the_oracle(
     stores = [open_store(url) for _ in range(2 if way == "stale" else 1)]
     assert stores[0].is_atomic("")
     sync = [store if mode == "sync" else OnALoop(store) for store in stores]
-    assert min(follow(InTurn(*sync), requests(len(mode) + len(way), 200))) > 30
+    assert min(follow(InTurn(*sync), requests(len(mode) + len(way), 100))) > 15
     for store in sync:
         store.close()
 

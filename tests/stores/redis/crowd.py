@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import threading
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +12,7 @@ from penstock import SystemClock
 from penstock.core._transform import checking
 from penstock.stores.redis import RedisStore
 from tests.stores.redis.live import PATIENT_MS, SIX
+from tests.support.processes import forking_context
 
 PROCESSES = 8
 CALLERS = 200
@@ -36,13 +36,13 @@ class Crowd:
     """`admitted(job)` lets all 200 callers go at once and says how many got in."""
 
     def __enter__(self) -> Crowd:
-        spawn = multiprocessing.get_context("spawn")
-        self._gate = spawn.Barrier(PROCESSES)
+        forking = forking_context()
+        self._gate = forking.Barrier(PROCESSES)
         self._pipes: list[Any] = []
         self._processes: list[Any] = []
         for number in range(PROCESSES):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=_work, args=(number, theirs, self._gate), daemon=True)
+            ours, theirs = forking.Pipe()
+            process = forking.Process(target=_work, args=(number, theirs, self._gate), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from typing import Any
 from urllib.parse import quote
 
@@ -13,6 +12,7 @@ from penstock.core._transform import checking
 from penstock.stores.workers_kv import WorkersKVStore
 from tests.stores import edge
 from tests.stores.exactness import assert_exact_from_tasks, assert_exact_from_threads
+from tests.support.processes import forking_context
 
 NOW = 1_700_000_000_000
 
@@ -34,10 +34,10 @@ class _OneAtATime(Strategy):
 
 def test_it_admits_more_than_the_limit() -> None:
     """Three processes that decide at the same moment are all admitted, at a limit of one."""
-    spawn = multiprocessing.get_context("spawn")
-    gate, answers = spawn.Barrier(3), spawn.Queue()
+    forking = forking_context()
+    gate, answers = forking.Barrier(3), forking.Queue()
     arguments = (edge.url_of("workers-kv"), gate, answers)
-    processes = [spawn.Process(target=_process, args=arguments) for _ in range(3)]
+    processes = [forking.Process(target=_process, args=arguments) for _ in range(3)]
     for process in processes:
         process.start()
     try:

@@ -71,7 +71,7 @@ class Backend(Protocol):
     async def aserve(self, requests: Sequence[AnyRequest], deadline: float) -> list[Any]: ...
 
 
-class _Stand:
+class _Entry:
     """A caller's place in the queue of one key, with what it wants of it."""
 
     __slots__ = ("call", "has_gone", "is_leading", "key", "queue", "waiter")
@@ -86,12 +86,12 @@ class _Stand:
 
 
 class _Lead:
-    """A batch, and the stand that leads it."""
+    """A batch, and the entry that leads it."""
 
-    __slots__ = ("batch", "queue", "stand")
+    __slots__ = ("batch", "entry", "queue")
 
-    def __init__(self, stand: _Stand, queue: KeyQueue, batch: Batch[Call]) -> None:
-        self.stand = stand
+    def __init__(self, entry: _Entry, queue: KeyQueue, batch: Batch[Call]) -> None:
+        self.entry = entry
         self.queue = queue
         self.batch = batch
 
@@ -103,39 +103,39 @@ class _Caller:
         self._store = store
         self._queues = store.queues
         self._deadline = deadline
-        self._stands: list[_Stand] = []
+        self._entries: list[_Entry] = []
         self._earlier: list[Call] = []
 
     def _enter(self, calls: Mapping[str, Call], waiters: Iterator[Waiter]) -> None:
-        self._earlier += [stand.call for stand in self._stands]
-        self._stands = []
+        self._earlier += [entry.call for entry in self._entries]
+        self._entries = []
         for key, call in calls.items():
             waiter = next(waiters)
             waiter.passed_over_at = self._deadline + GRACE_S
             call.waiter = waiter
-            stand = _Stand(key, call, waiter)
-            self._stands.append(stand)
-            stand.queue = self._queues.join(key, waiter)
-            assert stand.queue is not None
-            stand.queue.submit(call)
+            entry = _Entry(key, call, waiter)
+            self._entries.append(entry)
+            entry.queue = self._queues.join(key, waiter)
+            assert entry.queue is not None
+            entry.queue.submit(call)
 
     def _is_answered(self) -> bool:
-        return all(stand.call.done for stand in self._stands)
+        return all(entry.call.done for entry in self._entries)
 
     def _leads(self) -> list[_Lead]:
         """The batches that are this caller's to settle, now."""
         leads = []
-        for stand in self._stands:
-            queue = stand.queue
-            if queue is None or stand.is_leading:
+        for entry in self._entries:
+            queue = entry.queue
+            if queue is None or entry.is_leading:
                 continue
-            if not stand.call.done and queue.leads(stand.waiter):
+            if not entry.call.done and queue.leads(entry.waiter):
                 self._repair(queue)
-                if not stand.call.done:
-                    stand.is_leading = True
-                    leads.append(_Lead(stand, queue, queue.begin(stand.waiter)))
-            if stand.call.done:
-                self._go(stand)
+                if not entry.call.done:
+                    entry.is_leading = True
+                    leads.append(_Lead(entry, queue, queue.begin(entry.waiter)))
+            if entry.call.done:
+                self._go(entry)
         for lead in leads:
             lead.batch.take(lead.queue.pending)
         return leads
@@ -152,16 +152,16 @@ class _Caller:
     def _settling(self, lead: _Lead) -> CasFlow:
         store, calls = self._store, lead.batch.calls
         room, memory = store.max_record_bytes, store.memory
-        if lead.stand.key == SEVERAL:
+        if lead.entry.key == SEVERAL:
             for keys, group in _groups(calls, min(store.most_keys_at_once, _SHARED_KEYS)):
                 yield from settle(keys, group, room, memory)
         else:
-            yield from settle((lead.stand.key,), calls, room, memory)
+            yield from settle((lead.entry.key,), calls, room, memory)
 
     def _finish(self, leads: Sequence[_Lead]) -> None:
         for lead in leads:
             lead.queue.finish(lead.batch)
-            self._go(lead.stand)
+            self._go(lead.entry)
 
     def _give_up_leads(self, leads: Sequence[_Lead]) -> None:
         """After an interrupt: what was not written is left to the next leader."""
@@ -169,34 +169,34 @@ class _Caller:
             lead.batch.leader = None
             if lead.queue.unfinished is lead.batch:
                 lead.queue.recover(lead.batch, _interrupted)
-            self._go(lead.stand)
+            self._go(lead.entry)
 
-    def _go(self, stand: _Stand) -> None:
+    def _go(self, entry: _Entry) -> None:
         """Leave the queue of a key. Whoever came last inherits a lead."""
-        queue = stand.queue
-        if queue is not None and not stand.has_gone:
-            last = queue.last() if queue.leads(stand.waiter) else None
+        queue = entry.queue
+        if queue is not None and not entry.has_gone:
+            last = queue.last() if queue.leads(entry.waiter) else None
             heir = None if last is None else last.waiter
-            self._queues.leave(stand.key, queue, stand.waiter, heir)
-            stand.has_gone = True
+            self._queues.leave(entry.key, queue, entry.waiter, heir)
+            entry.has_gone = True
 
     def _leave(self) -> None:
         """Give up what is still waiting, but not what is being led."""
-        for stand in self._stands:
-            if not stand.call.done and stand.queue is not None:
-                stand.queue.withdraw(stand.call)
-            if not stand.is_leading:
-                self._go(stand)
+        for entry in self._entries:
+            if not entry.call.done and entry.queue is not None:
+                entry.queue.withdraw(entry.call)
+            if not entry.is_leading:
+                self._go(entry)
 
     def _answers(self) -> dict[str, Iterator[Any]]:
-        for stand in self._stands:
-            if stand.call.error is not None:
-                raise self._told(stand.call.error, stand.call)
-        return {stand.key: iter(stand.call.results) for stand in self._stands}
+        for entry in self._entries:
+            if entry.call.error is not None:
+                raise self._told(entry.call.error, entry.call)
+        return {entry.key: iter(entry.call.results) for entry in self._entries}
 
     def _told(self, error: BaseException, of: Call | None = None) -> BaseException:
         """The error, which speaks of the call `of`, with a word on all others of this caller."""
-        calls = [*self._earlier, *(stand.call for stand in self._stands)]
+        calls = [*self._earlier, *(entry.call for entry in self._entries)]
         effects = {call.charged for call in calls if call is not of}
         for effect in (True, None):
             if effect in effects:
@@ -216,8 +216,8 @@ class _Caller:
     def _give_up(self) -> None:
         """At the deadline: what still waits is withdrawn, and what is in flight is in doubt."""
         certain = [
-            stand.queue is None or stand.call.done or stand.queue.withdraw(stand.call)
-            for stand in self._stands
+            entry.queue is None or entry.call.done or entry.queue.withdraw(entry.call)
+            for entry in self._entries
         ]
         if not self._is_answered():
             ms = self._store.timeout_ms
@@ -285,7 +285,7 @@ class AsyncCaller(_Caller):
     def _start(self, leads: list[_Lead]) -> None:
         task = asyncio.get_running_loop().create_task(self._settle(leads))
         for lead in leads:
-            waiter = lead.stand.waiter
+            waiter = lead.entry.waiter
             assert isinstance(waiter, TaskWaiter)
             waiter.hand_to(task)
         self._leading[task] = leads
@@ -311,7 +311,7 @@ class AsyncCaller(_Caller):
     def _stop(self, leads: list[_Lead], error: BaseException | None) -> None:
         """The end of leads that were interrupted. Nobody but their caller can be told why."""
         for lead in leads:
-            call = lead.stand.call
+            call = lead.entry.call
             if not call.done and not call.is_answered():
                 why = "its end" if error is None else type(error).__name__
                 told = unavailable(f"interrupted by {why}", in_doubt=call.in_flight)

@@ -5,7 +5,7 @@ key is read, decided in order on what was read, and written in one step; so its 
 requests, and only other processes can come in between. That is a race: the batch is decided anew
 on what the winner wrote, at most RACES times; from the second race on after a random pause and a
 fresh read, since what was found before a pause is old after it. The read is spared where the
-process remembers what it last saw (memory.py); the first race may be lost to that.
+process remembers what it last saw (`_memory.py`); the first race may be lost to that.
 
 A batch over several keys, for calls that are one decision on them, is the same with requests that
 read all of its keys at one instant and write all or none. What an admission was decided on and does
@@ -74,7 +74,7 @@ class _GivenUpError(Exception):
 
 
 _FAULT = Conflict()
-"""Stands for a write that the link failed, and that may be tried again."""
+"""Stands for a write that the connection failed, and that may be tried again."""
 
 _now_ms = SystemClock().now
 
@@ -367,7 +367,7 @@ def _attempt(attempt: _Attempt, calls: Sequence[Call], history: _History) -> Cas
 
 
 def _insist(request: Read | ReadAll | Drop, history: _History) -> CasFlow:
-    """Ask for what may be asked twice, a few times if the link fails."""
+    """Ask for what may be asked twice, a few times if the connection fails."""
     for fault in range(_FAULTS):
         try:
             return (yield request)

@@ -1,20 +1,14 @@
-"""What a flow asks of a backend.
-
-Names that a backend can hold.
+"""What a flow asks of a backend, and the names that a backend can hold.
 
 Keys may be 4,096 bytes long, which some backends do not take. A key that is as long as `limit` or
-longer is replaced by a name of exactly `limit` bytes: its first characters, for those who read the
-table, and its SHA-256. Keys that go in unchanged are shorter than `limit`, so no key can be made
-up that meets the name of another.
-
-Clients that belong to an event loop: one per loop that uses the store.
+longer is replaced by a name of exactly `limit` bytes (`fit`): its first characters, for those who
+read the table, and its SHA-256. Keys that go in unchanged are shorter than `limit`, so no key can
+be made up that meets the name of another.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -30,7 +24,6 @@ __all__ = [
     "Conflict",
     "Drop",
     "Held",
-    "PerLoop",
     "Read",
     "ReadAll",
     "Request",
@@ -157,38 +150,3 @@ def require_name(what: str, name: object, pattern: str) -> str:
     if not isinstance(name, str) or not re.fullmatch(pattern, name, re.ASCII):
         reject(f"{what} must match {pattern}, not {name!r}")
     return name
-
-
-class PerLoop:
-    """`make` is awaited once in every loop that asks; `close` is awaited with what it made."""
-
-    def __init__(
-        self, make: Callable[[], Awaitable[Any]], close: Callable[[Any], Awaitable[None]]
-    ) -> None:
-        self._make = make
-        self._close = close
-        self._made: dict[asyncio.AbstractEventLoop, asyncio.Task[Any]] = {}
-
-    async def get(self) -> Any:
-        loop = asyncio.get_running_loop()
-        task = self._made.get(loop)
-        if task is None or (task.done() and (task.cancelled() or task.exception())):
-            for other in [other for other in self._made if other.is_closed()]:
-                del self._made[other]
-            task = self._made[loop] = loop.create_task(self._start())
-        if task.done():
-            return task.result()
-        # Whoever gives up waiting does not take the client from the others.
-        return await asyncio.shield(task)
-
-    async def aclose(self) -> None:
-        """Close the client of the running loop. Those of other loops are theirs to close."""
-        task = self._made.pop(asyncio.get_running_loop(), None)
-        if task is None:
-            return
-        await asyncio.wait([task])
-        if not task.cancelled() and task.exception() is None:
-            await self._close(task.result())
-
-    async def _start(self) -> Any:
-        return await self._make()

@@ -1,142 +1,28 @@
-"""CasStore: sync and async calls. A backend adds `serve` and `aserve`, the I/O.
-
-Threads that wait for a driver in the caller's place.
-
-No driver can be given one deadline for a whole call, name look-up, connecting and a reply that
-drips in included. So a blocking call is made on a thread of its own and the caller stops waiting
-when its time is up. Threads are used again. What is too late ends by the driver's own timeouts,
-unheard; while too many of those are out, new calls are refused instead of adding to them.
-
-Who is idle stands in a deque, and whoever takes an inbox out of it has that thread. Nothing is
-counted that an interrupt could miscount: a thread that has ended says so itself.
-"""
+"""CasStore: sync and async calls. A backend adds `serve` and `aserve`, the I/O."""
 
 from __future__ import annotations
 
-import threading
 import time
 from abc import abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from queue import Empty, SimpleQueue
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from ..._queueing import Mutex, Queues
+from ..._queueing import Queues
 from ..._queueing.fork import ForkAware, watch_forks
 from ...core._store import Store
 from ...core._transform import Step, Transform, looked_at
 from ...core._validation import reject, require_int
-from .._sheet import Call, ConnectionFailedError
+from .._sheet import Call
 from ._callers import SEVERAL, AsyncCaller, KeyQueue, SyncCaller
 from ._memory import RaceMemory
 from ._requests import AnyRequest
 
-__all__ = ["CasStore", "Workers"]
-
-
-_IDLE_S = 10.0
-_MOST = 128
-
-Job = Callable[[], Any]
-_Outbox = SimpleQueue[tuple[int, Any]]
-_Inbox = SimpleQueue[tuple[int, Job, _Outbox] | None]
-
-
-class Workers:
-    """`run` does the jobs side by side, each on a thread."""
-
-    def __init__(self, most: int = _MOST) -> None:
-        self._most = most
-        self._mutex = Mutex()
-        self._idle: deque[_Inbox] = deque()
-        self._threads: list[threading.Thread] = []
-
-    def run(self, jobs: Sequence[Job], deadline: float) -> list[Any]:
-        """For each job, what it returned, or the exception it raised or was overtaken by."""
-        late = ConnectionFailedError("no reply in time", may_have_run=True)
-        answers: list[Any] = [late] * len(jobs)
-        outbox: _Outbox = SimpleQueue()
-        pending = 0
-        for place, job in enumerate(jobs):
-            if self._hand_out(place, job, outbox):
-                pending += 1
-            else:
-                text = f"{self._most} calls are waiting for replies already"
-                answers[place] = ConnectionFailedError(text, may_have_run=False)
-        while pending:
-            try:
-                place, answer = outbox.get(timeout=max(0.0, deadline - time.monotonic()))
-            except Empty:
-                break
-            answers[place] = answer
-            pending -= 1
-        return answers
-
-    def close(self) -> None:
-        """Send the idle threads home; the others follow when they have been idle for a while."""
-        while (inbox := self._take_idle()) is not None:
-            inbox.put(None)
-
-    def _hand_out(self, place: int, job: Job, outbox: _Outbox) -> bool:
-        inbox = self._take_idle() or self._start()
-        if inbox is None:
-            return False
-        inbox.put((place, job, outbox))
-        return True
-
-    def _take_idle(self) -> _Inbox | None:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return None
-
-    def _start(self) -> _Inbox | None:
-        """Another thread, unless there are too many."""
-        with self._mutex.hold():
-            self._threads = [thread for thread in self._threads if thread.is_alive()]
-            if len(self._threads) >= self._most:
-                return None
-            inbox: _Inbox = SimpleQueue()
-            thread = threading.Thread(
-                target=self._work, args=(inbox,), name="penstock-worker", daemon=True
-            )
-            thread.start()
-            self._threads.append(thread)
-        return inbox
-
-    def _work(self, inbox: _Inbox) -> None:
-        while task := self._next(inbox):
-            place, job, outbox = task
-            try:
-                answer = job()
-            except Exception as error:
-                answer = error
-            # Idle before the answer is heard, so that the caller's next job finds this thread.
-            self._idle.append(inbox)
-            outbox.put((place, answer))
-            del task, job, outbox, answer
-
-    def _next(self, inbox: _Inbox) -> Any:
-        """The next task, or None when there has been none for a while."""
-        try:
-            return inbox.get(timeout=_IDLE_S)
-        except Empty:
-            pass
-        try:
-            self._idle.remove(inbox)
-        except ValueError:
-            # Chosen at the last moment: the task is about to be there, unless who chose was
-            # interrupted.
-            try:
-                return inbox.get(timeout=_IDLE_S)
-            except Empty:
-                return None
-        return None
+__all__ = ["CasStore"]
 
 
 R = TypeVar("R")
 
-_ABREAST = 32
+_AT_ONCE = 32
 """Distinct keys of one call that are under way together."""
 
 
@@ -272,5 +158,5 @@ def _chunks(keys: Sequence[str]) -> Iterator[dict[str, int]]:
     for key in keys:
         counts[key] = counts.get(key, 0) + 1
     items = list(counts.items())
-    for start in range(0, len(items), _ABREAST):
-        yield dict(items[start : start + _ABREAST])
+    for start in range(0, len(items), _AT_ONCE):
+        yield dict(items[start : start + _AT_ONCE])

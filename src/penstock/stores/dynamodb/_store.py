@@ -18,8 +18,8 @@ from ...core._flow import adrive, drive
 from ...core._store import from_its_url
 from ...core._validation import reject
 from ..cas import AnyRequest, CasStore, ConnectionFailedError
-from ..cas._requests import PerLoop, RetryPause, require_name
-from ..cas._store import Workers
+from ..cas._drivers import PerLoop, Workers
+from ..cas._requests import RetryPause, require_name
 from ._items import Operation, answer, create, final, operation, translated
 
 __all__ = ["Clients", "DynamoDBStore"]

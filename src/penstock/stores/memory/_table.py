@@ -12,9 +12,9 @@ never change a decision:
   admits more than a clock that had stood still there.
 
 `max_keys` bounds the number of keys and `max_bytes` what keys and states weigh. A table full of
-live keys either evicts, in the order that `_order.py` explains, or refuses what is new until a key
-expires. What is new is a key or, where states grow as a log does, more of one. A state that alone
-weighs more than `max_bytes` is refused in either case.
+live keys either evicts, in the order that `_eviction.py` explains, or refuses what is new until a
+key expires. What is new is a key or, where states grow as a log does, more of one. A state that
+alone weighs more than `max_bytes` is refused in either case.
 
 The lock lets the thread that holds it in again, because it may have to: dropping a state of the
 user's can run a finalizer, and the collector any code at all. So what is dropped leaves the table

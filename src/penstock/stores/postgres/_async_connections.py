@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ...core._flow import adrive
 from .._sheet import ConnectionFailedError
-from ._connections import Greet, PostgresTarget, connect_in_thread
+from ._connections import PostgresTarget, SetUp, connect_in_thread
 from ._libpq import READ, WRITE, LibpqConnection
 from ._requests import (
     Pipeline,
@@ -65,13 +65,13 @@ class _Connections(Generic[C]):
     """`connect` gives a connection to its caller alone, who drops it, `borrow` one that is given
     back."""
 
-    def __init__(self, greet: Greet, where: str) -> None:
-        self._greet = greet
+    def __init__(self, set_up: SetUp, where: str) -> None:
+        self._set_up = set_up
         self.where = where
 
-    async def connect(self, deadline: float, greeted: bool) -> C:
+    async def connect(self, deadline: float, sets_up: bool) -> C:
         connection = await self._open(deadline)
-        if greeted:
+        if sets_up:
             try:
                 await self._inspect(connection, deadline)
             except BaseException:
@@ -86,14 +86,14 @@ class _Connections(Generic[C]):
         raise NotImplementedError
 
     async def _inspect(self, connection: C, deadline: float) -> None:
-        await adrive(self._greet(), lambda request: connection.execute(request, deadline))
+        await adrive(self._set_up(), lambda request: connection.execute(request, deadline))
 
 
 class _OwnConnection(_Connections[C]):
     """One connection, kept from batch to batch."""
 
-    def __init__(self, target: PostgresTarget, greet: Greet) -> None:
-        super().__init__(greet, target.where)
+    def __init__(self, target: PostgresTarget, set_up: SetUp) -> None:
+        super().__init__(set_up, target.where)
         self._target = target
         self._kept: C | None = None
 
@@ -102,7 +102,7 @@ class _OwnConnection(_Connections[C]):
         if kept is not None and kept.is_alive():
             return kept
         self.close()
-        connection = self._kept = await self.connect(deadline, greeted=True)
+        connection = self._kept = await self.connect(deadline, sets_up=True)
         return connection
 
     async def give_back(self, connection: C) -> None:
@@ -128,19 +128,19 @@ class _OwnConnection(_Connections[C]):
 class _PooledConnections(_Connections[C]):
     """Connections of a pool, which is its owner's to close."""
 
-    def __init__(self, pool: Any, greet: Greet) -> None:
-        super().__init__(greet, "PostgreSQL")
+    def __init__(self, pool: Any, set_up: SetUp) -> None:
+        super().__init__(set_up, "PostgreSQL")
         self._pool = pool
-        self._is_greeted = False
+        self._is_set_up = False
         self._lent: list[C] = []
 
     async def borrow(self, deadline: float) -> C:
         await self._reclaim()
         connection = await self._open(deadline)
         self._lent.append(connection)
-        if not self._is_greeted:
+        if not self._is_set_up:
             await self._inspect(connection, deadline)
-            self._is_greeted = True
+            self._is_set_up = True
         return connection
 
     async def give_back(self, _connection: C) -> None:
@@ -240,8 +240,8 @@ class AsyncOwnConnection(_OwnConnection[AsyncConnection]):
 class AsyncPooledConnections(_PooledConnections[AsyncConnection]):
     """Of a `psycopg_pool.AsyncConnectionPool`."""
 
-    def __init__(self, pool: Any, greet: Greet) -> None:
-        super().__init__(pool, greet)
+    def __init__(self, pool: Any, set_up: SetUp) -> None:
+        super().__init__(pool, set_up)
         self._error: type[Exception] = import_module("psycopg").Error
 
     async def _open(self, deadline: float) -> AsyncConnection:

@@ -185,19 +185,19 @@ class AsyncCommits(_Commits):
 
     async def run(self, flow: PostgresFlow, timeout_ms: int) -> Any:
         """A flow that is not a batch, on a connection of its own."""
-        return await self._apart(flow, timeout_ms, greeted=True)
+        return await self._apart(flow, timeout_ms, sets_up=True)
 
     async def init(self, timeout_ms: int) -> None:
-        await self._apart(self._flows.schema.init(), timeout_ms, greeted=False)
+        await self._apart(self._flows.schema.init(), timeout_ms, sets_up=False)
 
     async def aclose(self) -> None:
         await self._pump.drain(self._timeout_ms / 1000)
         await self.connections.aclose()
 
-    async def _apart(self, flow: PostgresFlow, timeout_ms: int, *, greeted: bool) -> Any:
+    async def _apart(self, flow: PostgresFlow, timeout_ms: int, *, sets_up: bool) -> Any:
         deadline = time.monotonic() + timeout_ms / 1000
         try:
-            connection = await self.connections.connect(deadline, greeted)
+            connection = await self.connections.connect(deadline, sets_up)
             try:
                 return await adrive(flow, lambda request: connection.execute(request, deadline))
             finally:

@@ -32,16 +32,16 @@ from ._libpq import LibpqConnection, connecting, wait
 from ._requests import PostgresFlow, late_connect
 
 __all__ = [
-    "Greet",
     "OwnConnection",
     "PooledConnections",
     "PostgresTarget",
+    "SetUp",
     "connect_in_thread",
     "parse_url",
 ]
 
 
-Greet = Callable[[], PostgresFlow]
+SetUp = Callable[[], PostgresFlow]
 
 _OURS = ("schema", "table", "driver", "timeout_ms", "use_server_time")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
@@ -129,16 +129,16 @@ def _connect(target: PostgresTarget, deadline: float) -> LibpqConnection:
         raise ConnectionFailedError(target.redact(str(error)), may_have_run=False) from None
 
 
-def _greet(connection: LibpqConnection, greet: Greet, deadline: float) -> None:
-    drive(greet(), lambda request: connection.run(request, deadline))
+def _set_up(connection: LibpqConnection, set_up: SetUp, deadline: float) -> None:
+    drive(set_up(), lambda request: connection.run(request, deadline))
 
 
 class OwnConnection:
     """One connection, kept from call to call."""
 
-    def __init__(self, target: PostgresTarget, greet: Greet) -> None:
+    def __init__(self, target: PostgresTarget, set_up: SetUp) -> None:
         self._target = target
-        self._greet = greet
+        self._set_up = set_up
         self._kept: LibpqConnection | None = None
         self.where: str = target.where
 
@@ -149,7 +149,7 @@ class OwnConnection:
         self.close()
         connection = self._kept = self.connect(deadline)
         try:
-            _greet(connection, self._greet, deadline)
+            _set_up(connection, self._set_up, deadline)
         except BaseException:
             self.close()
             raise
@@ -186,10 +186,10 @@ class OwnConnection:
 class PooledConnections:
     """Connections of a `psycopg_pool.ConnectionPool`."""
 
-    def __init__(self, pool: Any, greet: Greet) -> None:
+    def __init__(self, pool: Any, set_up: SetUp) -> None:
         self._pool = pool
-        self._greet = greet
-        self._is_greeted = False
+        self._set_up = set_up
+        self._is_set_up = False
         self._lent: list[Any] = []
         self._error: type[Exception] = import_module("psycopg").Error
         self.where = "PostgreSQL"
@@ -197,9 +197,9 @@ class PooledConnections:
     def borrow(self, deadline: float) -> LibpqConnection:
         self._reclaim()
         connection = self._take(self._lent, deadline)
-        if not self._is_greeted:
-            _greet(connection, self._greet, deadline)
-            self._is_greeted = True
+        if not self._is_set_up:
+            _set_up(connection, self._set_up, deadline)
+            self._is_set_up = True
         return connection
 
     def connect(self, deadline: float) -> LibpqConnection:

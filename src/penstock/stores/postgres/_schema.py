@@ -222,7 +222,7 @@ class Schema:
         )
         self.now: Statement = Statement(f"SELECT {_NOW_MS}", (), ("int8",))
 
-    def greet(self, timeout_ms: int | None) -> PostgresFlow:
+    def set_up(self, timeout_ms: int | None) -> PostgresFlow:
         """For a new connection: bound what the server may take, and see whose table it is."""
         if timeout_ms is not None:
             yield Query(_SET, (f"{max(1, int(timeout_ms * SHARE))}ms",))

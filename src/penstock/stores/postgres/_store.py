@@ -68,13 +68,13 @@ class PostgresStore(Store, ForkAware):
         }
         if "psycopg_pool.AsyncConnectionPool" in names:
             self._make_async = lambda: self._async_commits(
-                AsyncPooledConnections(pool, self._greet), is_bounded=False
+                AsyncPooledConnections(pool, self._set_up), is_bounded=False
             )
         elif "psycopg_pool.ConnectionPool" in names:
-            self._sync = self._sync_commits(PooledConnections(pool, self._greet), is_bounded=False)
+            self._sync = self._sync_commits(PooledConnections(pool, self._set_up), is_bounded=False)
         elif "asyncpg.Pool" in names:
             self._make_async = lambda: self._async_commits(
-                AsyncpgPooledConnections(pool, self._greet), is_bounded=False, bounds_late=True
+                AsyncpgPooledConnections(pool, self._set_up), is_bounded=False, bounds_late=True
             )
         else:
             reject(
@@ -101,13 +101,13 @@ class PostgresStore(Store, ForkAware):
         if driver == "psycopg":
             if fault := find_fault(target.url):
                 reject(target.redact(f"{target.where}: {fault}"))
-            store._sync = store._sync_commits(OwnConnection(target, store._greet_own))
+            store._sync = store._sync_commits(OwnConnection(target, store._set_up_own))
             store._make_async = lambda: store._async_commits(
-                AsyncOwnConnection(target, store._greet_own)
+                AsyncOwnConnection(target, store._set_up_own)
             )
         else:
             store._make_async = lambda: store._async_commits(
-                AsyncpgOwnConnection(target, store._greet_own), bounds_late=True
+                AsyncpgOwnConnection(target, store._set_up_own), bounds_late=True
             )
         store._where = target.where
         watch_forks(store)
@@ -213,11 +213,11 @@ class PostgresStore(Store, ForkAware):
             bounds_late=bounds_late,
         )
 
-    def _greet(self) -> Any:
-        return self._schema.greet(None)
+    def _set_up(self) -> Any:
+        return self._schema.set_up(None)
 
-    def _greet_own(self) -> Any:
-        return self._schema.greet(self.timeout_ms)
+    def _set_up_own(self) -> Any:
+        return self._schema.set_up(self.timeout_ms)
 
     def _sync_commits(self, connections: Any, **bounds: bool) -> SyncCommits:
         return SyncCommits(connections, self._flows(**bounds), self.timeout_ms)

@@ -28,7 +28,7 @@ from ...core._lua import (
     script_of_all,
     step_argument,
 )
-from ...core._strategy import registered
+from ...core._register import registered
 from ...core._transform import Step, Transform, checking, decide_all, trying
 from .. import record
 from .._sheet import ConnectionFailedError

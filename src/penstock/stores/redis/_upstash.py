@@ -20,7 +20,7 @@ from ...core._errors import UnsupportedError
 from ...core._flow import adrive, drive
 from ...core._validation import reject
 from .._sheet import ConnectionFailedError
-from ..cas._store import Workers
+from ..cas._drivers import Workers
 from ._requests import (
     Address,
     Command,

@@ -1,15 +1,12 @@
-"""The HTTP client, sync and async. The only file that imports httpx.
-
-What the URL of a store behind an HTTP API may say, and where its token comes from.
+"""The HTTP client of stores, sync and async: where it goes, by which token, and how it fails.
 
 URLs are logged, so a token is never part of one: `?token_env=NAME` names the environment variable
 that holds it. Errors here do not repeat the URL either, in case somebody put one there all the
 same.
 
-Every fault of httpx and every HTTP status that is not a success, as one of ours.
-
-No other file translates httpx. The texts name the address and what the server said, never what
-was sent: headers hold the token.
+This is the only file that imports httpx. Every fault of it, and every HTTP status that is not a
+success, becomes one of ours. The texts name the address and what the server said, never what was
+sent: headers hold the token.
 """
 
 from __future__ import annotations
@@ -29,8 +26,7 @@ from ..._queueing import Mutex
 from ...core._errors import ConfigInvalidError, require_module
 from ...core._validation import reject
 from .._sheet import ConnectionFailedError
-from ..cas._requests import PerLoop
-from ..cas._store import Workers
+from ..cas._drivers import PerLoop, Workers
 
 __all__ = [
     "ApiToken",

@@ -4,7 +4,8 @@ An event loop has a handful of calls under way at once. Requests that come while
 out wait, and the next call takes along as many as its backend allows: so a crowd on many keys
 costs a few calls per round trip, and a lone request goes at once.
 
-The protocol of the small servers that ship with Penstock: records, compared and swapped.
+`RecordServerStore` speaks to the small servers that ship with Penstock. Their protocol is of
+records, compared and swapped:
 
     POST <base URL>    Authorization: Bearer <token>
     {"namespace": "default", "operations": [

@@ -7,10 +7,8 @@ with any other content is refused, never altered.
 answered and lets the disk catch up at checkpoints: the death of a process, by kill -9 too, loses
 nothing, a power cut may lose the last moments, and neither damages the file.
 
-Every fault of SQLite, as one of ours. No other file translates.
-
-SQLite's texts are part of its interface and older than its error codes in Python, which 3.10
-lacks; so the texts decide.
+Every fault of SQLite becomes one of ours here; no other file translates. SQLite's texts are part
+of its interface and older than its error codes in Python, which 3.10 lacks; so the texts decide.
 """
 
 from __future__ import annotations

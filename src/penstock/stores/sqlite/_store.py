@@ -1,8 +1,7 @@
 """SqliteStore: limits that survive a restart and hold for every process of one host.
 
-The URLs of a SqliteStore: as in SQLAlchemy, three slashes and then the path.
-
-The thread that serves async callers, so that no file is ever touched on an event loop.
+Its URLs are as in SQLAlchemy: three slashes and then the path. Async callers are served by a
+thread, so that no file is ever touched on an event loop.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from ..._queueing import Batch, GroupCommit, LateError, ThreadWaiter, Waiter
+from ..._queueing.background import Background
 from ..._queueing.fork import ForkAware, watch_forks
-from ..._queueing.tasks import Background
 from ...core._clock import SystemClock
 from ...core._errors import PenstockError
 from ...core._store import Store, from_its_url

@@ -1,24 +1,27 @@
-"""The limiter whose hot calls are compiled.
+"""The compiled gates in front of limiters.
 
-It is a Limiter in every respect; `check`, `check_many` and their twins come from the compiled gate,
-which reads the clock, finds the key and decides in one step. That takes a strategy with a native
-kernel on a store with a native table; everything else gets the plain Limiter.
+A gate reads the clock, finds the key and decides in one step. That takes strategies with native
+kernels on a store with a native table; everything else goes the plain way. A limiter of one
+strategy is a Limiter in every respect, whose `check`, `check_many` and their twins come from the
+gate. That of several limits has a compiled `check` for the plain call, every limit with a key and
+each of cost 1; whatever else is asked goes to `Limits.check` itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..core import native
-from ..core._clock import ANCHOR_NS, SystemClock
+from ..core._clock import ANCHOR_NS, Clock, SystemClock
 from ..core._decision import Decision
 from ..core._limiter import Limiter, SlotLimiter
 from ..core._store import Store
 from ..core._strategy import Strategy
 from ..core._validation import require_cost, require_key, require_keys
+from ..core._verdict import Verdict
 
-__all__ = ["limiter_class", "spending"]
+__all__ = ["limiter_class", "limits_gate", "spending"]
 
 
 def limiter_class(strategy: Strategy, store: Store) -> type[Limiter]:
@@ -42,6 +45,30 @@ def spending(
     return check
 
 
+def limits_gate(limits: Any, parts: Sequence[tuple[str, Any, str, Any]]) -> Any:
+    """A compiled object with a `check` for these limits, or None."""
+    table = limits.store.native_table
+    if native is None or table is None or any(check.native is None for *_, check in parts):
+        return None
+    if not native.LimitsGate.fits(table, len(parts)):
+        return None
+    return native.LimitsGate(
+        table,
+        [(name, lead, check, limit.keyless) for name, limit, lead, check in parts],
+        tuple([limit.shadow for _, limit, _, _ in parts]),
+        limits._now,
+        _anchor_ns(limits.clock),
+        Verdict,
+        type(limits).check.__get__(limits),
+    )
+
+
+def _anchor_ns(clock: Clock) -> int | None:
+    """Where the compiled code may read the steady clock by itself."""
+    steady = native.reads_steady_clock and type(clock) is SystemClock
+    return ANCHOR_NS if steady else None
+
+
 if native is not None:
 
     class _AcceleratedLimiter(native.Gate, Limiter):  # type: ignore[misc]
@@ -52,13 +79,12 @@ if native is not None:
 
         def _settle_on(self, store: Any) -> None:
             Limiter._settle_on(self, store)
-            steady = native.reads_steady_clock and type(self.clock) is SystemClock
             self._open_gate(
                 store.native_table,
                 self._check,
                 self._lead,
                 self._now,
-                ANCHOR_NS if steady else None,
+                _anchor_ns(self.clock),
                 require_key,
                 require_keys,
                 require_cost,

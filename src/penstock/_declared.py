@@ -1,0 +1,269 @@
+"""The limits that were declared, and what a call asks of them.
+
+A call names a key for each limit, and may say a cost for each. Here that becomes steps for the
+store, and its answers a verdict, or one forecast. What is wrong with the names or the costs is said
+here, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .core._charges import Part
+from .core._decision import Decision, Forecast
+from .core._errors import UnsupportedError
+from .core._reserving import pauses, require_until, require_wait
+from .core._strategy import Strategy
+from .core._transform import Step, Transform, checking, forecasting, looking
+from .core._validation import MAX_SAFE, plain_key, reject, require_int, require_key, shown
+from .core._verdict import Verdict
+from .strategies import strategy_of_rate
+
+__all__ = ["Cost", "Declaration", "DeclaredLimit", "Limit", "combined", "declared"]
+
+# No colon: it parts the name from the key.
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
+
+Cost = int | Mapping[str, int]
+"""Of every limit, or by name; a name that is left out costs 1, and 0 only looks."""
+
+
+# The interpreter keeps one object for this integer, and True is another.
+_ONE = 1
+
+
+class Limit:
+    """One of several limits, where a bare strategy does not say enough.
+
+    `strategy` may be a rate such as `"100/minute"`. A `shadow` never denies a request: it counts
+    what it would have admitted, and the verdict tells when it would have denied. An `optional`
+    limit is left out of a call that has no key for it, where others make that an error. A
+    `keyless` one is for everybody and takes no key.
+    """
+
+    __slots__ = ("keyless", "optional", "shadow", "strategy")
+
+    def __init__(
+        self,
+        strategy: Strategy | str,
+        *,
+        shadow: bool = False,
+        optional: bool = False,
+        keyless: bool = False,
+    ) -> None:
+        chosen = strategy_of_rate(strategy) if isinstance(strategy, str) else strategy
+        if not isinstance(chosen, Strategy):
+            reject(
+                "a limit must be a rate such as '100/minute', a strategy such as "
+                f"fixed_window(100, 60_000), or a Limit of one, not {shown(strategy)}"
+            )
+        for name, value in (("shadow", shadow), ("optional", optional), ("keyless", keyless)):
+            if not isinstance(value, bool):
+                reject(f"{name} must be True or False, not {shown(value)}")
+        if optional and keyless:
+            reject("a keyless limit is part of every call, so it cannot be optional")
+        self.strategy: Strategy = chosen
+        self.shadow: bool = shadow
+        self.optional: bool = optional
+        self.keyless: bool = keyless
+
+    def __repr__(self) -> str:
+        flags = [
+            f"{name}=True" for name in ("shadow", "optional", "keyless") if getattr(self, name)
+        ]
+        return f"Limit({', '.join([repr(self.strategy), *flags])})"
+
+
+class DeclaredLimit:
+    """A limit with its name, the lead of its keys and its transforms."""
+
+    __slots__ = ("check", "forecast", "lead", "limit", "look", "name")
+
+    def __init__(self, name: str, limit: Limit, lead: str) -> None:
+        self.name = name
+        self.limit = limit
+        self.lead = lead if limit.keyless else f"{lead}:"
+        self.check: Transform[Decision] = checking(limit.strategy)
+        self.look: Transform[Decision] = looking(limit.strategy)
+        self.forecast: Transform[Forecast] = forecasting(limit.strategy)
+
+
+class Declaration:
+    """All limits of a `Limits`, in the order of their steps."""
+
+    def __init__(self, parts: list[DeclaredLimit]) -> None:
+        self.parts = parts
+        self._by_name = {part.name: part for part in parts}
+        self._names = tuple(self._by_name)
+        self._keyed = sum(not part.limit.keyless for part in parts)
+        self._shadows = tuple([part.limit.shadow for part in parts])
+        self.holds: bool = any(part.limit.strategy.is_held for part in parts)
+        """Whether there are slots among them."""
+
+    def steps(self, keys: Mapping[str, str], cost: Cost) -> tuple[list[DeclaredLimit], list[Step]]:
+        """The limits that a call asks, and what it asks the store of each."""
+        if cost is _ONE and type(keys) is dict and len(keys) == self._keyed:
+            # The common case, in which nothing is left out and each costs one unit.
+            try:
+                return self.parts, [
+                    Step(
+                        part.lead if part.limit.keyless else part.lead + plain_key(keys[part.name]),
+                        part.check,
+                        1,
+                        part.limit.shadow,
+                    )
+                    for part in self.parts
+                ]
+            except KeyError:
+                pass  # which is said below
+        parts = self._asked(keys)
+        costs = self._costs(parts, cost)
+        steps = []
+        for part, units in zip(parts, costs, strict=True):
+            key = part.lead if part.limit.keyless else part.lead + require_key(keys[part.name])
+            transform = part.check if units else part.look
+            steps.append(Step(key, transform, units or 1, part.limit.shadow))
+        return parts, steps
+
+    def _asked(self, keys: Mapping[str, str]) -> list[DeclaredLimit]:
+        if not isinstance(keys, Mapping):
+            reject(f"keys must be a mapping such as {self._example()}, not {shown(keys)}")
+        for name in keys:
+            self._require_keyed(name)
+        parts = []
+        for part in self.parts:
+            if part.limit.keyless or part.name in keys:
+                parts.append(part)
+            elif not part.limit.optional:
+                reject(
+                    f"the limit {part.name!r} has no key in this call; pass one, as in "
+                    f"{self._example()}, or make it Limit(..., optional=True)"
+                )
+        return parts
+
+    def _require_keyed(self, name: Any) -> None:
+        part = self._by_name.get(name)
+        if part is None:
+            reject(f"there is no limit {shown(name)}; there are {', '.join(self._names)}")
+        if part.limit.keyless:
+            reject(f"the limit {name!r} is for everybody and takes no key; leave it out")
+
+    def _example(self) -> str:
+        named = [f"{part.name!r}: 'alice'" for part in self.parts if not part.limit.keyless]
+        return "{" + ", ".join(named) + "}"
+
+    def _costs(self, parts: list[DeclaredLimit], cost: Cost) -> list[int]:
+        if not isinstance(cost, Mapping):
+            return [require_int("cost", cost, 0)] * len(parts)
+        asked = {part.name for part in parts}
+        for name in cost:
+            if name not in asked:
+                there = "has no key in this call" if name in self._by_name else "is not there"
+                reject(f"cost names the limit {shown(name)}, which {there}")
+            require_int(f"the cost of {name!r}", cost[name], 0)
+        return [cost.get(part.name, 1) for part in parts]
+
+    def verdict(self, parts: list[DeclaredLimit], results: Sequence[Decision]) -> Verdict:
+        """What the limits that were asked come to."""
+        if len(parts) == len(self.parts):
+            return Verdict(self._names, tuple(results), self._shadows)
+        names = tuple([part.name for part in parts])
+        return Verdict(names, tuple(results), tuple([part.limit.shadow for part in parts]))
+
+    def forecasts(
+        self, keys: Mapping[str, str], cost: Cost
+    ) -> list[tuple[str, Transform[Forecast], int]]:
+        """Key, transform and cost for each limit but the shadows."""
+        parts, steps = self.steps(keys, cost)
+        costs = self._costs(parts, cost)
+        if 0 in costs:
+            reject("the cost of a forecast must be at least 1")
+        pairs = zip(parts, steps, strict=True)
+        return [(s.key, p.forecast, s.cost) for p, s in pairs if not p.limit.shadow]
+
+    def charges(
+        self, keys: Mapping[str, str], cost: Cost
+    ) -> tuple[list[DeclaredLimit], list[Part]]:
+        """The limits that a call asks, and what it charges to each."""
+        parts, steps = self.steps(keys, cost)
+        costs = self._costs(parts, cost)
+        return parts, [
+            Part(part.name, step.key, part.limit.strategy, units, part.limit.shadow)
+            for part, step, units in zip(parts, steps, costs, strict=True)
+        ]
+
+    def require_wait(self, max_wait_ms: int) -> int:
+        """How far ahead a call may book; refused where nothing can be booked."""
+        wait = require_wait(max_wait_ms)
+        if wait and not any(part.limit.strategy.books_ahead for part in self.parts):
+            raise UnsupportedError(
+                "none of these limits has a pace, so nothing can be booked ahead; make one of them "
+                "gcra(...), or reserve without max_wait_ms"
+            )
+        return wait
+
+    def pauses(self, keys: Mapping[str, str | None], until_ms: int) -> list[Step]:
+        """What the store is asked in order to pause the keys that are named."""
+        named = zip(keys, self.named(keys), strict=True)
+        parts = [Part(name, key, self._by_name[name].limit.strategy, 1) for name, key in named]
+        return pauses(parts, require_until(until_ms))
+
+    def named(self, keys: Mapping[str, str | None]) -> list[str]:
+        """The keys that are named, as the store knows them."""
+        if not isinstance(keys, Mapping) or not keys:
+            reject(f"keys must name something, as in {self._example()}, not {shown(keys)}")
+        names = []
+        for name, key in keys.items():
+            part = self._by_name.get(name)
+            if part is not None and part.limit.keyless and key is None:
+                names.append(part.lead)
+                continue
+            self._require_keyed(name)
+            names.append(self._by_name[name].lead + require_key(key))
+        return names
+
+    def admissible_queue(self, keys: Mapping[str, str], cost: Cost) -> str:
+        """Refuse what no wait could ever admit. Returns what the callers for these keys queue
+        under."""
+        parts, steps = self.steps(keys, cost)
+        for part, step in zip(parts, steps, strict=True):
+            strategy = part.limit.strategy
+            if 0 < strategy.limit < step.cost and not part.limit.shadow:
+                reject(
+                    f"a cost of {step.cost} can never be admitted by {part.name!r}, {strategy!r}: "
+                    f"ask for at most {strategy.limit} at once"
+                )
+        return ", ".join([step.key for step in steps])
+
+
+def declared(limits: Any) -> dict[str, Limit]:
+    """The limits that somebody declared, by name."""
+    if not isinstance(limits, Mapping) or not limits:
+        reject(
+            "limits must be a mapping of names to limits, such as {'user': '100/minute'}, not "
+            f"{shown(limits)}"
+        )
+    for name in limits:
+        if not isinstance(name, str) or not re.fullmatch(_NAME, name):
+            reject(
+                "the name of a limit consists of letters, digits, '_', '.' and '-', at most 64, "
+                f"not {shown(name)}"
+            )
+    return {
+        name: limit if isinstance(limit, Limit) else Limit(limit) for name, limit in limits.items()
+    }
+
+
+def combined(forecasts: list[Forecast], now: int) -> Forecast:
+    """What fits into all of them: as much as into the tightest."""
+    if not forecasts:
+        return Forecast(MAX_SAFE, now, now)
+    fits = min(forecast.spendable_now for forecast in forecasts)
+    tightest = [forecast for forecast in forecasts if forecast.spendable_now == fits]
+    return Forecast(
+        fits,
+        max(forecast.next_replenish_at for forecast in tightest),
+        max(forecast.full_at for forecast in forecasts),
+    )
