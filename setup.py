@@ -1,4 +1,4 @@
-"""Builds the optional extensions: the native accelerator and the compiled HTTP/2.
+"""Builds the optional extensions: the native accelerator, and the compiled HTTP/2 and gRPC.
 
 Everything else is in pyproject.toml. A machine without a compiler, or an interpreter that they do
 not fit, gets the package without them: the interpreted paths make the same decisions.
@@ -10,7 +10,18 @@ import sys
 
 from setuptools import Extension, setup
 
-_NATIVE = ("checks", "gate", "heads", "kernels", "order", "records", "replies", "runs", "table")
+_NATIVE = (
+    "checks",
+    "counts",
+    "gate",
+    "heads",
+    "kernels",
+    "order",
+    "records",
+    "replies",
+    "runs",
+    "table",
+)
 _HTTP2 = ("fields", "hpack", "http2")
 
 
@@ -38,8 +49,9 @@ def extensions() -> list[Extension]:
     fast = [] if msvc else ["-O2"]
     built = cythonize(
         [
-            _extension("_native", [f"{part}.pxi" for part in _NATIVE], exact),
+            _extension("_native", ["_native.pxd", *(f"{part}.pxi" for part in _NATIVE)], exact),
             _extension("_http2", ["_http2.pxd", *(f"{part}.pxi" for part in _HTTP2)], fast),
+            _extension("_grpc", ["_native.pxd", "_http2.pxd"], fast),
         ],
         language_level=3,
         # What was translated once, in whichever copy of the sources, is found there again.

@@ -15,6 +15,7 @@ NAMES = [
 
 
 VALUES = [
+    b"OPTIONS",
     *(b"POST", b"GET", b"CONNECT", b"post", b"/", b"/a.B/Unary", b"/a.B/Stream", b"/a.B/Batch"),
     *(b"/a?b=c", b"/%41", b"/%4", b"/#", b"*", b"", b"http", b"https", b"ftp", b"trailers"),
     *(b"application/grpc", b"application/grpc+proto", b"5", b"0", b"20", b"400", b"100000", b"+5"),

@@ -252,7 +252,8 @@ cdef class Http2Connection:
     cdef list events
     # Requests that were begun in this turn, and may not be complete at its end.
     cdef list partial
-    cdef int64_t event_count
+    # How many events there were in the last turn.
+    cdef readonly int64_t event_count
     # Open streams by number: a power of two of places, collisions in the next free one.
     cdef PyObject** places
     cdef uint32_t place_mask

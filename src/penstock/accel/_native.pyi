@@ -1,6 +1,6 @@
 """The compiled path, as the type checker sees it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 class Decision:
@@ -51,6 +51,18 @@ class DecisionReplies:
     ok: int
     denied: int
     def count(self, status: int) -> None: ...
+
+class CountedCheck:
+    def __init__(
+        self, gate: Any, failed: Callable[[Exception, tuple[str], int], Decision], tally: Any
+    ) -> None: ...
+    def check(self, key: str, cost: int = 1) -> Decision: ...
+
+class Durations:
+    counts: tuple[int, ...]
+    sum_s: float
+    def __init__(self, bounds_s: Sequence[float]) -> None: ...
+    def observe(self, seconds: float) -> None: ...
 
 class ReadyLimit:
     def __init__(

@@ -4,7 +4,7 @@
 """The compiled path: the same decisions, in machine code.
 
 It imports nothing of the package, so that any layer may use it; what it needs of Python (the
-validators, the error for a clash of kinds) is handed to it. It holds nine things, one per include:
+validators, the error for a clash of kinds) is handed to it. It holds ten things, one per include:
 
 - kernels: the five transitions, operation for operation as in `strategies/`;
 - runs:    the growing (instant, count) lists of the two sliding windows;
@@ -12,6 +12,7 @@ validators, the error for a clash of kinds) is handed to it. It holds nine thing
 - order:   which keys a table with bounds lets go of first;
 - table:   keys to states, with the timing wheel;
 - gate:    `check`, `check_many` and `acheck` of a limiter, without a Python frame;
+- counts:  what a service counts with every check;
 - heads:   what the HTTP server reads of the head of a request;
 - replies: what it answers about decisions and verdicts;
 - checks:  its usual requests, from their bytes to those of the reply.
@@ -69,13 +70,6 @@ cdef class Decision:
     allowed.
     """
 
-    cdef readonly bint allowed
-    cdef readonly int64_t limit
-    cdef readonly int64_t remaining
-    cdef readonly int64_t reset_at
-    cdef readonly int64_t retry_after_ms
-    cdef bint made
-
     __match_args__ = ("allowed", "limit", "remaining", "reset_at", "retry_after_ms")
 
     def __init__(self, bint allowed, limit, remaining, reset_at, retry_after_ms):
@@ -118,6 +112,7 @@ include "records.pxi"
 include "order.pxi"
 include "table.pxi"
 include "gate.pxi"
+include "counts.pxi"
 include "heads.pxi"
 include "replies.pxi"
 include "checks.pxi"

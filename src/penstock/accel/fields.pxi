@@ -333,8 +333,11 @@ cdef inline uint32_t single_bit(uint8_t known) noexcept:
 
 
 cdef inline bint is_target(const char* text, Py_ssize_t size, Py_ssize_t* path_size) noexcept:
-    """A path and perhaps a query; where the path ends is put into `path_size`."""
+    """A path and perhaps a query, or a star; where the path ends is put into `path_size`."""
     cdef Py_ssize_t at = 0
+    if size == 1 and text[0] == c"*":
+        path_size[0] = 1
+        return True
     if size == 0 or text[0] != c"/":
         return False
     while at < size and text[at] == c"/":

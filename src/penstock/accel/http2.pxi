@@ -251,6 +251,8 @@ cdef bint read_head(Stream self, Routes routes) noexcept:
         if not seen & (<uint32_t> 1 << NAME_SCHEME) or not seen & (<uint32_t> 1 << NAME_PATH):
             return False
         is_target(target.at, target.size, &path_size)
+        if target.at[0] == c"*" and not equals(self.method_text, "OPTIONS", 7):
+            return False
         self.path_text = span_of(target.at, path_size)
         if path_size < target.size:
             self.query_text = span_of(target.at + path_size + 1, target.size - path_size - 1)

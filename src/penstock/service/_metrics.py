@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Any
 
+from ..core import native
 from ..core._clock import FOREIGN_CLOCKS
 from ..core._store import COUNTED, Store
 
@@ -135,21 +137,37 @@ class HistogramSnapshot:
         return sum(self.counts)
 
 
-class Histogram:
-    """Durations by bucket."""
+class Durations:
+    """Counts of durations by their upper bounds, in seconds. Has a compiled twin."""
 
-    __slots__ = ("_counts", "_sum_s")
+    __slots__ = ("_bounds_s", "_counts", "sum_s")
 
-    def __init__(self) -> None:
-        self._counts = [0] * (len(BUCKETS_S) + 1)
-        self._sum_s = 0.0
+    def __init__(self, bounds_s: Sequence[float]) -> None:
+        self._bounds_s = bounds_s
+        self._counts = [0] * (len(bounds_s) + 1)
+        self.sum_s: float = 0.0
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return tuple(self._counts)
 
     def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(BUCKETS_S, seconds)] += 1
-        self._sum_s += seconds
+        self._counts[bisect_left(self._bounds_s, seconds)] += 1
+        self.sum_s += seconds
+
+
+class Histogram:
+    """Durations by bucket. Compiled servers count into `durations` by themselves."""
+
+    __slots__ = ("durations", "observe")
+
+    def __init__(self) -> None:
+        make = Durations if native is None else native.Durations
+        self.durations: Any = make(BUCKETS_S)
+        self.observe: Callable[[float], None] = self.durations.observe
 
     def snapshot(self) -> HistogramSnapshot:
-        return HistogramSnapshot(BUCKETS_S, tuple(self._counts), self._sum_s)
+        return HistogramSnapshot(BUCKETS_S, self.durations.counts, self.durations.sum_s)
 
 
 @dataclass(frozen=True, slots=True)

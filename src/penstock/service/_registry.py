@@ -29,6 +29,7 @@ from ..concurrency import ConcurrencyLimiter, Law
 from ..config import has_fail_mode, in_words, names_with
 from ..config._model import ConcurrencySpec, PolicyFile, PolicySpec, SeveralSpec, form_of
 from ..config._policies import Policies
+from ..core import native
 from ..core._charges import Part
 from ..core._clock import Clock
 from ..core._decision import Decision
@@ -505,9 +506,13 @@ def limiter_on(store: Store, strategy: Strategy, clock: Clock, prefix: str) -> L
 
 
 def deciding(limiter: Limiter, guard: Guard, tally: Tally) -> Decide:
-    """The check of a limiter, counted, an outage resolved: a plain call where that never waits."""
+    """The check of a limiter, counted, an outage resolved: a plain call where that never waits, and
+    a compiled one where the limiter is compiled."""
     if not limiter.answers_at_once:
         return _awaiting(limiter.acheck, guard, tally)
+    if native is not None and isinstance(limiter, native.Gate):
+        counted: Decide = native.CountedCheck(limiter, guard.decision, tally).check
+        return counted
     check = limiter.check
 
     def decide(key: str, cost: int = 1) -> Decision:

@@ -27,7 +27,9 @@ LATE = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 class SlowStore(FragileStore):
-    """One that waits at a gate before it acts, and counts who came and who was let through."""
+    """One that waits at a gate before it acts, and counts who came and who was let through. The
+    service itself, which looks for lost slots four times a second, is let through and not counted:
+    on a slow machine it would come before the calls that a test waits for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,6 +38,8 @@ class SlowStore(FragileStore):
         self.decided: list[Any] = []
 
     async def aapply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
+        if "slots" in key.split(":"):
+            return await super().aapply(key, transform, now, cost)
         self.waiting += 1
         try:
             await self.gate.wait()

@@ -61,7 +61,7 @@ def test_what_is_no_call_is_told_so() -> None:
             async with httpx.AsyncClient(**speaks, base_url=base, timeout=30) as client:
                 for path in ("/", f"{CALL}Check"):
                     reply = await client.post(path, json={})
-                    assert reply.status_code == 415
+                    assert (reply.status_code, reply.text[:21]) == (415, "this port speaks gRPC")
             assert (await visit.check()).remaining == 2
 
     run(scenario())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import socket
@@ -9,7 +10,6 @@ import ssl
 import subprocess
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from penstock.wire.proto import rate_limiter_pb2 as pb
 from penstock.wire.proto.rate_limiter_pb2_grpc import RateLimiterStub
 from tests.servers import require
 from tests.servers.node import node_binary
+from tests.service.http2.frames import begin, request
 
 from .serving import Client, InProcessServer, Penstock, talk
 from .test_serve import make_certificates
@@ -94,11 +95,17 @@ def test_a_request_is_answered_as_in_http_1(
 
 
 def test_many_requests_at_once_on_one_connection_spend_one_limit(server: InProcessServer) -> None:
-    """Exactly as many are allowed as the limit says."""
-    with over_http2(server.port) as client, ThreadPoolExecutor(20) as crowd:
-        asked = {"key": "crowd", "limit": 50, "window_ms": 3_600_000}
-        replies = crowd.map(lambda _: client.post("/check", json=asked).status_code, range(200))
-        assert sorted(replies) == [200] * 50 + [429] * 150
+    """Exactly as many are allowed as the limit says. In one thread: the client's library may send
+    streams out of order when several share a connection."""
+    asked = {"key": "crowd", "limit": 50, "window_ms": 3_600_000}
+
+    async def scenario() -> list[int]:
+        base = f"http://127.0.0.1:{server.port}"
+        async with httpx.AsyncClient(http1=False, http2=True, base_url=base, timeout=30) as client:
+            replies = await asyncio.gather(*(client.post("/check", json=asked) for _ in range(200)))
+            return sorted(reply.status_code for reply in replies)
+
+    assert asyncio.run(scenario()) == [200] * 50 + [429] * 150
 
 
 def test_a_long_body_is_read_and_one_that_is_too_long_refused(server: InProcessServer) -> None:
@@ -135,6 +142,21 @@ def test_http2_is_begun_at_the_beginning_or_not_at_all(server: InProcessServer) 
     heard = talk(server.port, first + preface)
     assert heard.startswith(b"HTTP/1.1 200 ")
     assert b"HTTP/1.1 505 " in heard
+
+
+def test_a_star_is_answered_as_in_http_1(server: InProcessServer) -> None:
+    """`OPTIONS *` is well-formed, and about no path that is served here."""
+    sent = begin() + request(1, end=True, method="OPTIONS", path="*")
+    with socket.create_connection(("127.0.0.1", server.port), 20) as line:
+        line.sendall(sent)
+        heard = b""
+        while b"malformed_request" not in heard:
+            more = line.recv(65_536)
+            assert more
+            heard += more
+    assert (
+        talk(server.port, b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n")[:12] == b"HTTP/1.1 400"
+    )
 
 
 @pytest.mark.parametrize("cut", [1, 3, 17, 20, 24, 30])

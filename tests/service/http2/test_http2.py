@@ -428,3 +428,14 @@ def test_an_announced_request_may_be_answered_before_its_body_has_come(protocol:
     assert [kind for kind, _, _, _ in talk.received()] == [HEADERS, RST_STREAM]
     assert talk.send(frame(DATA, END_STREAM, 1, b"late")) == []
     assert talk.http2.buffered == 0
+
+
+def test_options_may_ask_about_the_server_as_a_whole(protocol: Any) -> None:
+    """By a star in the place of a path, which no other method has."""
+    talk = Talk(protocol)
+    [(kind, stream, _)] = talk.send(request(1, end=True, method="OPTIONS", path="*"))
+    assert (kind, stream.method, stream.path, stream.query) == ("request", "OPTIONS", "*", "")
+    for number, changed in enumerate([{"method": "GET"}, {"path": "*?a"}, {"path": "**"}], 1):
+        fields = {"method": "OPTIONS", "path": "*", **changed}
+        assert talk.send(request(2 * number + 1, end=True, **fields)) == []
+    assert [kind for kind, *_ in talk.received()] == [RST_STREAM] * 3

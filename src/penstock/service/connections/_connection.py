@@ -290,19 +290,18 @@ class ClientConnection(asyncio.Protocol):
         self._group.connections.pop(self, None)
 
     def data_received(self, data: bytes) -> None:
-        if self._state & _OVER:
+        group, state = self._group, self._state
+        if state & _OVER:
             self._discard(len(data))
             return
         self.arrived = perf_counter()
-        group, state = self._group, self._state
-        at_once = (
-            not state & _NOT_AT_ONCE and group.units > 0 and len(data) <= self._listener.light_bytes
-        )
+        at_once = group.units > 0 and len(data) <= self._listener.light_bytes
         if at_once and self.is_known and not (state or self._charged or self._tls):
             spent = self.serve_whole(data)
             if spent:
                 group.units -= spent
                 return
+        at_once = at_once and not state & _NOT_AT_ONCE
         if self._tls is None:
             self._inbox.feed(data)
         else:

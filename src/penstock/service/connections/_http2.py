@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -35,6 +35,10 @@ class Http2Application(Protocol):
     """What answers the requests of HTTP/2 connections."""
 
     options: Http2Options
+
+    def connect(self, options: Http2Options, now_ms: int) -> Http2Connection:
+        """The protocol of a new connection. One with a method `serve` answers some requests by
+        itself, of clients that have asked before what only known ones ask."""
 
     def begin(self, client: Http2Client, stream: Any) -> None:
         """The head of a request is there, and the rest is not yet; a streaming one is begun. It
@@ -85,12 +89,13 @@ class Http2Client(ClientConnection):
     """One client that speaks HTTP/2. `http2` is for applications to answer with; `has_asked` tells
     whether it has made a request that only known clients make."""
 
-    __slots__ = ("_application", "_arrivals", "_is_due", "_pinged", "has_asked", "http2")
+    __slots__ = ("_application", "_arrivals", "_is_due", "_pinged", "_serve", "has_asked", "http2")
 
     def __init__(
         self, listener: Listener, application: Http2Application, tls: ssl.SSLContext | None
     ) -> None:
-        self.http2: Http2Connection = Http2Connection(application.options, _now_ms())
+        self.http2: Http2Connection = application.connect(application.options, _now_ms())
+        self._serve: Callable[..., Any] | None = getattr(self.http2, "serve", None)
         self._arrivals = _Inbox(self.http2)
         super().__init__(listener, self._arrivals, tls)
         self._application = application
@@ -142,10 +147,20 @@ class Http2Client(ClientConnection):
         return self._read(self._arrivals.take(), perf_counter())
 
     def serve_whole(self, data: bytes) -> int:
-        if self._arrivals.has_more:
+        http2, arrived = self.http2, self.arrived
+        if self._arrivals.waiting or http2.pending:
             return 0
-        spent = self._read(data, self.arrived)
-        if self._state or self.http2.buffered:
+        if self._serve is not None:
+            told = self._serve(data, arrived, arrived, self.has_asked and self.is_known)
+            if type(told) is bytes:
+                self._pinged = 0.0
+                self.since: float = self._listener.now
+                self._transport.write(told)
+                return 1 + http2.event_count + len(data) // UNIT_BYTES
+            spent = self._go_through(told, len(data))
+        else:
+            spent = self._read(data, arrived)
+        if self._state or http2.buffered:
             self._settle(served=True)
         return spent
 
@@ -176,12 +191,23 @@ class Http2Client(ClientConnection):
 
     def _read(self, data: bytes, now_s: float) -> int:
         """Returns the units that it took, at least one."""
+        if self._serve is None:
+            return self._go_through(self.http2.feed(data, int(now_s * 1000)), len(data))
+        told = self._serve(data, now_s, self.arrived, self.has_asked and self.is_known)
+        if type(told) is bytes:
+            self.send(told)
+            told = ()
+        return self._go_through(told, len(data))
+
+    def _go_through(self, events: Sequence[Any], size: int) -> int:
+        """Answer what has come in so many bytes. Returns the units that it took."""
         self._pinged = 0.0
-        events = self.http2.feed(data, int(now_s * 1000))
+        # Requests that were answered before they came here are counted, too.
+        count = self.http2.event_count
         if events:
             self._handle(events)
         self._flush()
-        return 1 + len(events) + len(data) // UNIT_BYTES
+        return 1 + count + size // UNIT_BYTES
 
     def _handle(self, events: Iterable[Any]) -> None:
         for kind, stream, _ in events:

@@ -30,7 +30,7 @@ from ...core._errors import ConfigInvalidError
 from .._access import BearerToken
 from .._metrics import GrpcReplies
 from ..connections import ConnectionBounds, Http2Client
-from ..http2 import ErrorCode, HeaderBlock, Http2Options, KnownPath, Room
+from ..http2 import ErrorCode, HeaderBlock, Http2Connection, Http2Options, KnownPath, Room
 from ._errors import DeadlineError, exhausted, grpc_error
 from ._protocol import (
     CallHead,
@@ -271,7 +271,14 @@ _NO_TOKEN = GrpcError(
 )
 _LATE = GrpcError(Status.DEADLINE_EXCEEDED, "the deadline passed before the call was answered")
 _NO_GRPC = GrpcError(Status.INTERNAL, "a call has the content type application/grpc")
-_NO_CALL = HeaderBlock(((b":status", b"415"), (b"content-length", b"0")))
+_NO_CALL_TEXT = b"this port speaks gRPC: a call has the content type application/grpc\n"
+_NO_CALL = HeaderBlock(
+    (
+        (b":status", b"415"),
+        (b"content-type", b"text/plain; charset=utf-8"),
+        (b"content-length", b"%d" % len(_NO_CALL_TEXT)),
+    )
+)
 
 
 class GrpcCalls:
@@ -291,6 +298,8 @@ class GrpcCalls:
         self._token = token
         self._arrival_s = arrival_s
         self._tasks: set[asyncio.Task[Any]] = set()
+        # What answers the usual checks in compiled code, before they come here.
+        self.ready: Any = None
         self.routes: dict[bytes, KnownPath] = {
             name.encode(): KnownPath(
                 number, method.max_bytes + _PREFIX_BYTES, isinstance(method, Streaming)
@@ -309,6 +318,12 @@ class GrpcCalls:
 
     # As an application of HTTP/2.
 
+    def connect(self, options: Http2Options, now_ms: int) -> Http2Connection:
+        if self.ready is None:
+            return Http2Connection(options, now_ms)
+        connection: Http2Connection = self.ready.connect(options, now_ms)
+        return connection
+
     def begin(self, client: Http2Client, stream: Any) -> None:
         error = self._refusal(client, stream)
         if error is not None or not is_grpc(stream):
@@ -321,6 +336,9 @@ class GrpcCalls:
     def answer(self, client: Http2Client, stream: Any) -> None:
         if stream.fault:
             self._refuse(client, stream, self._fault(stream.fault))
+        elif isinstance(stream.context, Exception):
+            # It was looked at already, in compiled code.
+            self._refuse(client, stream, grpc_error(stream.context))
         elif (error := self._refusal(client, stream)) is not None:
             self._refuse(client, stream, error)
         else:
@@ -359,8 +377,10 @@ class GrpcCalls:
             if self._token is None:
                 if method.for_operators:
                     return _NO_TOKEN
-            elif not self._token.accept(stream.get("authorization")):
+            elif not self._token.accept(authorization := stream.get("authorization")):
                 return _STRANGER
+            elif self.ready is not None:
+                self.ready.authorization = authorization.encode()
         if method.guard is not None and (error := method.guard(client, stream)) is not None:
             return error
         if method.places.taken >= method.places.limit:
@@ -385,7 +405,9 @@ class GrpcCalls:
             self._replies.codes[error.status.name] += 1
             refuse(client.http2, stream, error)
         else:
-            client.http2.respond(stream, _NO_CALL)
+            client.http2.respond(
+                stream, _NO_CALL, b"" if stream.method == "HEAD" else _NO_CALL_TEXT
+            )
         client.flush_soon()
 
     # Calls.

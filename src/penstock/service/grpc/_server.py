@@ -16,6 +16,7 @@ from ..http2 import ErrorCode
 from ._calls import decisions
 from ._dispatch import ARRIVAL_S, MAX_CONCURRENT, MAX_STREAMS, TAKING_S, GrpcCalls, Places
 from ._fleet import fleet_calls
+from ._ready import ready_checks
 from ._standard import Health, Reflection
 
 __all__ = ["GrpcServer", "open_grpc"]
@@ -57,6 +58,9 @@ class GrpcServer(Listener):
             token=None if token is None else BearerToken(token),
             bounds=bounds,
             arrival_s=arrival_s,
+        )
+        self.calls.ready = ready_checks(
+            service, self.calls.routes, places, asks_token=token is not None
         )
 
     def connection(self, tls: ssl.SSLContext | None) -> Http2Client:

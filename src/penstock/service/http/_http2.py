@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..connections import Http2Application, Http2Client
-from ..http2 import PREFACE, HeaderBlock, Http2Options, KnownPath, Room
+from ..http2 import PREFACE, HeaderBlock, Http2Connection, Http2Options, KnownPath, Room
 from ._answers import SOON, Problem, ProblemError
 
 if TYPE_CHECKING:
@@ -56,6 +56,11 @@ class HttpRequests:
             request_ms=int(bounds.request_s * 1000),
             write_ms=int(bounds.write_s * 1000),
         )
+
+    def connect(self, options: Http2Options, now_ms: int) -> Http2Connection:
+        if self._grpc is None:
+            return Http2Connection(options, now_ms)
+        return self._grpc.connect(options, now_ms)
 
     def begin(self, client: Http2Client, stream: Any) -> None:
         if self._grpc is not None and _is_call(stream):

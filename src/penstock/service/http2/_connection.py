@@ -254,10 +254,10 @@ class Http2Connection:
         "_resets",
         "_settled",
         "_streams",
-        "_turn_events",
         "_unread",
         "_window",
         "ended",
+        "event_count",
         "pending",
         "quiet_since_ms",
     )
@@ -277,7 +277,7 @@ class Http2Connection:
         self._prefaced = self._greeted = self._settled = False
         self._block: _Block | None = None
         self._events: list[Event] = []
-        self._turn_events = 0
+        self.event_count = 0
         # Requests that were begun in this turn, and may not be complete at its end.
         self._partial: list[Stream] = []
         self._streams: dict[int, Stream] = {}
@@ -463,13 +463,13 @@ class Http2Connection:
 
     def _read_turn(self) -> None:
         options = self._options
-        self._turn_events = 0
+        self.event_count = 0
         if self._partial_ms < 0:
             self._partial_ms = self._now
         while True:
             if (
                 self._at >= options.turn_bytes
-                or self._turn_events >= options.turn_requests
+                or self.event_count >= options.turn_requests
                 or len(self._out) >= options.outgoing_bytes
             ):
                 self.pending = self._at < len(self._input)
@@ -890,7 +890,7 @@ class Http2Connection:
     # --- Streams and their ends -----------------------------------------------------------------
 
     def _emit(self, kind: str, stream: Stream | None, value: int | bytes) -> None:
-        self._turn_events += 1
+        self.event_count += 1
         self.emit(kind, stream, value)
 
     def _finish(self, stream: Stream) -> None:

@@ -223,11 +223,14 @@ class Stream:
         scheme, target = pseudo.get(b":scheme", b""), pseudo.get(b":path", b"")
         if scheme not in _SCHEMES:
             raise MalformedError(":scheme is missing, or neither http nor https")
+        self.scheme = scheme.decode("ascii")
+        if target == b"*" and method == b"OPTIONS":
+            self.path = "*"
+            return
         match = _TARGET.fullmatch(target)
         if match is None:
             raise MalformedError(":path is missing, or has characters that must be encoded")
         path, query = match[1], match[2] or b""
-        self.scheme = scheme.decode("ascii")
         self.path, self.query = path.decode("ascii"), query.decode("ascii")
         if route := routes.get(path):
             self.route = route.number
