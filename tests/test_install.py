@@ -177,7 +177,7 @@ def test_the_sdist_installs_with_and_without_a_compiler(
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     wheel = next(tmp_path.glob("penstock-*.whl"))
     names = zipfile.ZipFile(wheel).namelist()
-    assert sum(name.endswith(".so") for name in names) == (2 if compiler else 0)
+    assert sum(name.endswith(".so") for name in names) == (3 if compiler else 0)
     assert not [name for name in names if name.endswith((".pyx", ".pxi", ".pxd", ".c"))]
     assert {"penstock/py.typed", "penstock/stores/durable_object/worker.js"} <= set(names)
 

@@ -11,9 +11,9 @@ The state is forgotten once an untouched bucket is full again. That instant is f
 arithmetic that `check` itself uses: a product that falls short of the capacity by one rounding
 gets one millisecond more, so that forgetting never differs from remembering.
 
-What is taken unconditionally, booked or given back may be a sum that no double is: it is rounded
-down then. Else what came back could be worth a token more than what was charged: three tokens on
-top of one that is not quite there are not four.
+What is taken unconditionally or given back may be a sum that no double is: it is rounded down then.
+Else what came back could be worth a token more than what was charged: three tokens on top of one
+that is not quite there are not four. A booking is rounded as a check is, whose wait it has.
 
 The order of the floating-point operations is fixed: every accelerator repeats it to the bit.
 """
@@ -161,7 +161,7 @@ class TokenBucket(Strategy):
 
     def book(self, state: State | None, now: int, cost: int, max_wait_ms: int) -> Outcome[Booking]:
         tokens, at = self._level(state, now)
-        left = _sum_rounded_down(tokens, -cost)
+        left = tokens - cost
         delay_ms = 0
         if left < 0:
             delay_ms = min((at - now) + ceil(-left / self.refill_per_ms), MAX_SAFE)

@@ -85,7 +85,7 @@ end
 local function book(p, stored, now, cost, maxWaitMs)
   local rate = p.refillPerSec / 1000
   local tokens, at = level(p, stored, now)
-  local left, delay = sum(tokens, -cost), 0
+  local left, delay = tokens - cost, 0
   if left < 0 then delay = min((at - now) + ceil(-left / rate), MAX_SAFE) end
   if delay > maxWaitMs or left < lowest(p) then
     local resetAt = at + ceil((p.capacity - tokens) / rate)

@@ -118,9 +118,7 @@ class HttpConnection(ClientConnection):
         self._reader.drop()
         self._is_new = self._has_begun = False
         self._server.observe(perf_counter() - self.arrived)
-        # As `send`, with nothing in its way.
-        self.since = self._server.now
-        self._transport.write(reply)
+        self.send(reply)
         body_bytes: int = whole.body_bytes
         return 1 + (body_bytes + len(reply)) // UNIT_BYTES
 

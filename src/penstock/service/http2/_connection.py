@@ -277,7 +277,7 @@ class Http2Connection:
         self._prefaced = self._greeted = self._settled = False
         self._block: _Block | None = None
         self._events: list[Event] = []
-        self.event_count = 0
+        self.event_count: int = 0
         # Requests that were begun in this turn, and may not be complete at its end.
         self._partial: list[Stream] = []
         self._streams: dict[int, Stream] = {}
