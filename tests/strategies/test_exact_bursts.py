@@ -84,10 +84,11 @@ def test_the_rate_is_at_most_half_a_percent_too_fast(period_ms: int) -> None:
 @pytest.mark.parametrize("path", PATHS)
 @each_period
 def test_every_limit_admits_its_burst_through_a_limiter(path: str, period_ms: int) -> None:
-    """What was shown of the strategy holds for what users call, compiled or not."""
+    """What was shown of the strategy holds for what users call, compiled or not. Interpreted it is
+    the strategy itself that decides, so there one in seven will do."""
     rng = random.Random(f"every {path} {period_ms}")
     clock, store = ManualClock(), make_store(path)
-    for limit in some(LIMITS, one_in=7):
+    for limit in LIMITS if path == "native" else some(LIMITS, one_in=7):
         clock.set(instants(rng, period_ms))
         check = make_limiter(path, gcra(limit, period_ms), clock, store).check
         key = str(limit)
