@@ -96,7 +96,7 @@ def _notes(results: dict[str, Any]) -> list[str]:
             told = [f"{name} {one['p99_over_p50']:.1f}" for name, one in row["servers"].items()]
             notes.append(f"p99 / p50 at half of the peak, {protocol}: {', '.join(told)}")
     if idle := rows.get("idle"):
-        first, second = (idle[key] / 1024 for key in ("http1_bytes", "http2_bytes"))
+        first, second = (idle[key] / 1024 for key in ("http1", "http2"))
         notes.append(f"Memory per idle connection: HTTP/1.1 {first:.1f} KB, HTTP/2 {second:.1f} KB")
     environment = results["environment"]
     notes.append(
