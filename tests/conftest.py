@@ -94,3 +94,10 @@ def pytest_report_header(config: pytest.Config) -> str:
     from penstock import accelerated
 
     return f"penstock: {'native' if accelerated else 'interpreted'} path"
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: the garbage collector, which tests call and which runs
+    by itself, need not look at those million objects each time."""
+    gc.collect()
+    gc.freeze()
