@@ -191,7 +191,9 @@ def test_a_late_follower_knows_whether_it_was_served(path: Path) -> None:
     first = threading.Thread(target=store.apply, args=("k", checking(Slow(5, 60_000)), NOW, 1))
     first.start()
     inside.wait(5)
-    with pytest.raises(StoreUnavailableError, match=r"no turn within 100 ms; nothing was charged"):
+    with pytest.raises(
+        StoreUnavailableError, match=r"no answer within 100 ms; nothing was charged"
+    ):
         store.apply("other", checking(gcra(5, 60_000)), NOW, 1)
     slow.set()
     first.join()

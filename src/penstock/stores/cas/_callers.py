@@ -221,7 +221,7 @@ class _Caller:
         ]
         if not self._is_answered():
             ms = self._store.timeout_ms
-            error = unavailable(f"no turn at this key within {ms} ms", in_doubt=not all(certain))
+            error = unavailable(f"no answer at this key within {ms} ms", in_doubt=not all(certain))
             raise self._told(error)
 
 

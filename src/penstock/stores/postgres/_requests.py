@@ -161,7 +161,7 @@ def late_reply(where: str, request: PostgresRequest) -> ConnectionFailedError:
 
 
 def late(where: str, timeout_ms: int, *, in_doubt: bool) -> StoreUnavailableError:
-    return StoreUnavailableError(f"{where}: no turn within {timeout_ms} ms; {_effect(in_doubt)}")
+    return StoreUnavailableError(f"{where}: no answer within {timeout_ms} ms; {_effect(in_doubt)}")
 
 
 def interrupted(where: str, *, in_doubt: bool) -> StoreUnavailableError:

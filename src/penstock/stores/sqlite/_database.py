@@ -84,7 +84,7 @@ def locked(path: str, timeout_ms: int) -> LockedError:
 
 def late(path: str, timeout_ms: int, *, in_doubt: bool) -> StoreUnavailableError:
     effect = _DOUBT if in_doubt else _SETTLED
-    return StoreUnavailableError(f"SQLite at {path}: no turn within {timeout_ms} ms; {effect}")
+    return StoreUnavailableError(f"SQLite at {path}: no answer within {timeout_ms} ms; {effect}")
 
 
 def interrupted(path: str) -> StoreUnavailableError:
