@@ -40,12 +40,26 @@ $(VENV)/.service: $(VENV)/.python $(PACKAGE)
 	@$(SAY_PATH)
 	@touch $@
 
-$(VENV)/.packages: $(VENV)/.python $(PACKAGE)
-	@echo "==> penstock with its native accelerator, and what the tests need"
-	@$(INSTALL) --upgrade 'pip>=25.1'
-	@$(INSTALL) --editable '.[all]' --group test
+$(VENV)/.packages: $(VENV)/.native $(VENV)/.needs
 	@$(SAY_PATH)
 	@touch $@ $(VENV)/.service
+
+# At the same time: a compiler is as long at work on the one as pip is on the other.
+$(VENV)/.native: $(VENV)/.pip $(PACKAGE)
+	@echo "==> penstock with its native accelerator"
+	@$(INSTALL) --no-deps --editable .
+	@touch $@
+
+$(VENV)/.needs: $(VENV)/.pip pyproject.toml
+	@echo "==> what penstock, all its extras and the tests need"
+	@$(INSTALL) --group test
+	@PENSTOCK_NO_NATIVE=1 $(INSTALL) --only-deps '.[all]'
+	@touch $@
+
+# The first that can install what a package needs without the package.
+$(VENV)/.pip: $(VENV)/.python
+	@$(INSTALL) --upgrade 'pip>=26.2'
+	@touch $@
 
 # Of the modules that come with them, few are ever imported: those are compiled then.
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile
