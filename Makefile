@@ -18,7 +18,7 @@ PACKAGE := pyproject.toml setup.py $(SOURCES)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test test-long test-all test-foreign test-frameworks lint workflows types docs
-.PHONY: unit pure bench bench-all pictures wire clean
+.PHONY: found unit pure bench bench-all pictures wire clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
@@ -40,12 +40,26 @@ $(VENV)/.service: $(VENV)/.python $(PACKAGE)
 	@$(SAY_PATH)
 	@touch $@
 
-$(VENV)/.packages: $(VENV)/.python $(PACKAGE)
-	@echo "==> penstock with its native accelerator, and what the tests need"
-	@$(INSTALL) --upgrade 'pip>=25.1'
-	@$(INSTALL) --editable '.[all]' --group test
+$(VENV)/.packages: $(VENV)/.native $(VENV)/.needs
 	@$(SAY_PATH)
 	@touch $@ $(VENV)/.service
+
+# At the same time: a compiler is as long at work on the one as pip is on the other.
+$(VENV)/.native: $(VENV)/.pip $(PACKAGE)
+	@echo "==> penstock with its native accelerator"
+	@$(INSTALL) --no-deps --editable .
+	@touch $@
+
+$(VENV)/.needs: $(VENV)/.pip pyproject.toml
+	@echo "==> what penstock, all its extras and the tests need"
+	@$(INSTALL) --group test
+	@PENSTOCK_NO_NATIVE=1 $(INSTALL) --only-deps '.[all]'
+	@touch $@
+
+# The first that can install what a package needs without the package.
+$(VENV)/.pip: $(VENV)/.python
+	@$(INSTALL) --upgrade 'pip>=26.2'
+	@touch $@
 
 # Of the modules that come with them, few are ever imported: those are compiled then.
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile
@@ -62,7 +76,8 @@ serve: $(VENV)/.service  ## run the service on its embedded store: make serve AR
 # At the same time, as far as may be: the interpreted path needs no server from elsewhere, so it is
 # tested while those are fetched. What is quickly told comes before the many tests.
 test:  ## lint, types, docs and all tests, on real backends, on both paths
-	@$(MAKE) --no-print-directory --jobs=5 setup lint types docs pure unit FIRST="lint types docs"
+	@$(MAKE) --no-print-directory --jobs=6 setup lint types docs found pure unit \
+	  FIRST="lint types docs found"
 	@echo "==> all good"
 
 test-long: workflows  ## the same, with every example, every instruction, every figure: half an hour or more
@@ -90,6 +105,12 @@ docs: $(VENV)/.packages  ## the documentation as a site, in build/docs
 # JOBS=0 runs all tests in one process, which a debugger needs.
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) + 1))')
 PYTEST := $(BIN)/python -m pytest
+
+# Once, before each of them does the same: what they import is compiled, and cannot be missing.
+found: $(VENV)/.packages
+	@echo "==> all tests can be imported"
+	@mkdir -p build
+	@$(PYTEST) --collect-only > build/tests.txt || { cat build/tests.txt; exit 1; }
 
 unit: setup | $(FIRST)
 	@echo "==> tests"

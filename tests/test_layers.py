@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import penstock
@@ -44,10 +45,15 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): path for path in ROOT.rglob("*.py")}
 
 
+@cache
+def syntax_of(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(module: str, path: Path, *, eager: bool = False) -> Iterator[str]:
     """The modules of this package that a file imports; `eager`: only those loaded with it."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in _statements(ast.parse(path.read_text()), eager):
+    for node in _loaded_with(syntax_of(path)[0]) if eager else syntax_of(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.partition(".")[0] == "penstock":
@@ -70,14 +76,14 @@ def _from(node: ast.ImportFrom, package: str) -> Iterator[str]:
         yield inner if inner in MODULES or inner in LEAVES else target
 
 
-def _statements(tree: ast.AST, eager: bool) -> Iterator[ast.AST]:
+def _loaded_with(tree: ast.AST) -> Iterator[ast.AST]:
     for node in ast.iter_child_nodes(tree):
-        if eager and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.expr)):
             continue
-        if eager and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             continue
         yield node
-        yield from _statements(node, eager)
+        yield from _loaded_with(node)
 
 
 def package_of(module: str) -> str:
@@ -132,7 +138,7 @@ def test_the_core_and_its_queues_use_the_standard_library_and_the_leaves() -> No
             continue
         for target in imports(module, path):
             assert package_of(target) in ground or target in LEAVES, (module, target)
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in syntax_of(path):
             if isinstance(node, ast.Import):
                 heads = {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -188,7 +194,7 @@ WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "d
 def wall_clock_readings(path: Path) -> set[str]:
     """Where a file names a function that tells the time of day. Monotonic ones may time a wait."""
     named = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in syntax_of(path):
         if isinstance(node, ast.Attribute) and isinstance(node.value, (ast.Name, ast.Attribute)):
             owner = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
             named.add(f"{owner}.{node.attr}")
@@ -209,7 +215,7 @@ def test_nobody_outside_the_stores_asks_of_what_type_a_store_is() -> None:
         f"{module}:{node.lineno}"
         for module, path in MODULES.items()
         if package_of(module) != "stores"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in syntax_of(path)
         if _asks_for_a_store_type(node)
     ]
     assert asked == []
