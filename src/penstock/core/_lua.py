@@ -229,7 +229,7 @@ class LuaSource:
         place = len(self.argv) + 1
         argument = f"local argument = ARGV[{place}]\n"
         if operation in _NUMBERED:
-            argument += "argument = tonumber(argument)\n"
+            argument = f"local argument = ARGV[{place}] + 0\n"
         elif operation == "renew":
             argument = (
                 "local argument = {}\n"
@@ -348,7 +348,8 @@ class LuaSource:
         return f"WRONGTYPE not the state of a {self.strategy}"
 
     def _arguments(self) -> str:
-        given = {name: f"tonumber(ARGV[{place}])" for place, name in enumerate(self.argv, NOW_ARGV)}
+        # A sum makes a number of a text, for less than `tonumber`.
+        given = {name: f"ARGV[{place}] + 0" for place, name in enumerate(self.argv, NOW_ARGV)}
         now, cost = given.pop("now"), given.pop("cost")
         fixed = {name: _literal(value) for name, value in self._constants.items()}
         fields = ", ".join(f"{name} = {value}" for name, value in {**given, **fixed}.items())
@@ -391,7 +392,7 @@ def script_of_all(sources: frozenset[LuaSource]) -> LuaScript:
         "\n".join(
             (
                 head,
-                f"local now, FOREIGN = tonumber(ARGV[1]), nil\n{_constants()}",
+                f"local now, FOREIGN = ARGV[1] + 0, nil\n{_constants()}",
                 _shared("prelude"),
                 _shared("clock"),
                 f"local function load(name)\n{''.join(cases)}end\n",
