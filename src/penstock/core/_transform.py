@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -63,6 +63,14 @@ READING = frozenset({"peek", "forecast", "look", "try", "tell"})
 """The roles that never write."""
 
 
+def _none(_result: Any) -> None:
+    return None
+
+
+def _always(_result: Any) -> bool:
+    return True
+
+
 class Transform(Generic[R]):
     """A pure transition on its way to a store, with the accelerators it may be swapped for.
 
@@ -77,21 +85,14 @@ class Transform(Generic[R]):
     gives back what it took; None for one that takes nothing.
     """
 
-    __slots__ = (
-        "admits",
-        "argument",
-        "decision_in",
-        "kernel",
-        "kind",
-        "lua",
-        "native",
-        "need",
-        "refuse",
-        "reverse",
-        "role",
-        "run",
-        "strategy",
-    )
+    argument: int | str | tuple[str, ...] = 0
+    decision_in: Callable[[R], Any] = staticmethod(_none)
+    admits: Callable[[R], bool] = staticmethod(_always)
+    reverse: Callable[[int], Transform[int]] | None = None
+    # For the role "lease": the least that helps, where `cost` is what is wanted.
+    need: int = 1
+    # What the compiled path made of `native`, once it has seen this transform.
+    kernel: Any = None
 
     def __init__(
         self,
@@ -107,14 +108,6 @@ class Transform(Generic[R]):
         self.refuse: Callable[[int, int], R] = refuse
         self.lua: LuaAccelerator | None = None if strategy is None else strategy.lua
         self.native: tuple[Any, ...] | None = None if strategy is None else strategy.native
-        self.argument: int | str | tuple[str, ...] = 0
-        self.decision_in: Callable[[R], Any] = _none
-        self.admits: Callable[[R], bool] = _always
-        self.reverse: Callable[[int], Transform[int]] | None = None
-        # For the role "lease": the least that helps, where `cost` is what is wanted.
-        self.need: int = 1
-        # What the compiled path made of `native`, once it has seen this transform.
-        self.kernel: Any = None
 
     def needs_room(self, now: int, cost: int) -> bool:
         """Whether a check of a new key would be kept. Where there is no room for it, those who only
@@ -125,20 +118,8 @@ class Transform(Generic[R]):
         return f"<Transform {self.role} of {self.strategy!r}>"
 
 
-def _none(_result: Any) -> None:
-    return None
-
-
-def _nothing(_now: int, _retry_after_ms: int) -> int:
-    return 0
-
-
 def _itself(result: Any) -> Any:
     return result
-
-
-def _always(_result: Any) -> bool:
-    return True
 
 
 def checking(strategy: Strategy) -> Transform[Decision]:
@@ -151,11 +132,12 @@ def checking(strategy: Strategy) -> Transform[Decision]:
     return transform
 
 
-def _denying(strategy: Strategy) -> Callable[[int, int], Decision]:
-    def refuse(now: int, retry_after_ms: int) -> Decision:
-        return Decision(False, strategy.limit, 0, now + retry_after_ms, retry_after_ms)
+def _denial(strategy: Strategy, now: int, retry_after_ms: int) -> Decision:
+    return Decision(False, strategy.limit, 0, now + retry_after_ms, retry_after_ms)
 
-    return refuse
+
+def _denying(strategy: Strategy) -> Callable[[int, int], Decision]:
+    return partial(_denial, strategy)
 
 
 def trying(transform: Transform[R]) -> Transform[R]:
@@ -229,71 +211,69 @@ def booking(strategy: Strategy, max_wait_ms: int) -> Transform[Booking]:
     return transform
 
 
+class _OnSlots(Transform[R]):
+    """What is done to the slot of an id, or to several, which are its argument: the method of the
+    strategy that bears the name of the role. One is made by every call that has a slot."""
+
+    strategy: Strategy
+    argument: Any
+
+    def __init__(self, strategy: Strategy, role: str, argument: str | tuple[str, ...]) -> None:
+        self.strategy = strategy
+        self.kind = strategy.name
+        self.role = role
+        self.lua = strategy.lua
+        self.native = strategy.native
+        self.argument = argument
+
+    def run(self, state: Any, now: int, _cost: int) -> Outcome[R]:
+        outcome: Outcome[R] = getattr(self.strategy, self.role)(state, now, self.argument)
+        return outcome
+
+    def refuse(self, _now: int, _retry_after_ms: int) -> Any:
+        return 0
+
+
+class _Holding(_OnSlots[Decision]):
+    admits = bool
+
+    def refuse(self, now: int, retry_after_ms: int) -> Decision:
+        return _denial(self.strategy, now, retry_after_ms)
+
+    def reverse(self, _charged_at: int) -> Transform[int]:
+        return releasing(self.strategy, self.argument)
+
+
+class _Renewing(_OnSlots[tuple[Decision, ...]]):
+    def refuse(self, now: int, retry_after_ms: int) -> tuple[Decision, ...]:
+        return (_denial(self.strategy, now, retry_after_ms),) * len(self.argument)
+
+
 def taking(strategy: Strategy, slot_id: str) -> Transform[Decision]:
     """The transform that holds a slot."""
-    transform = _holding(strategy, "take", strategy.take, slot_id)
-    transform.reverse = lambda _charged_at: releasing(strategy, slot_id)
-    return transform
+    return _Holding(strategy, "take", slot_id)
 
 
 def queueing(strategy: Strategy, slot_id: str) -> Transform[Decision]:
     """The transform that holds a slot in turn. As a shadow, a denial is written too, which keeps a
     ticket; beside other limits, that would let them be charged."""
-    transform = _holding(strategy, "queue_up", strategy.queue_up, slot_id)
-    transform.reverse = lambda _charged_at: releasing(strategy, slot_id)
-    return transform
+    return _Holding(strategy, "queue_up", slot_id)
 
 
 def ticketing(strategy: Strategy, slot_id: str) -> Transform[int]:
     """The transform that keeps a place among those who wait for a slot."""
-
-    def run(state: Any, now: int, _cost: int) -> Outcome[int]:
-        return strategy.keep_ticket(state, now, slot_id)
-
-    transform = Transform(strategy, "keep_ticket", run, lambda _now, _retry_after_ms: 0)
-    transform.argument = slot_id
-    return transform
+    return _OnSlots(strategy, "keep_ticket", slot_id)
 
 
 def renewing(strategy: Strategy, slot_ids: tuple[str, ...]) -> Transform[tuple[Decision, ...]]:
     """The transform that goes on holding slots. One that was lost does not keep the others from
     being renewed."""
-
-    def run(state: Any, now: int, _cost: int) -> Outcome[tuple[Decision, ...]]:
-        return strategy.renew(state, now, slot_ids)
-
-    def refuse(now: int, retry_after_ms: int) -> tuple[Decision, ...]:
-        return (_denying(strategy)(now, retry_after_ms),) * len(slot_ids)
-
-    transform = Transform(strategy, "renew", run, refuse)
-    transform.argument = slot_ids
-    return transform
-
-
-def _holding(
-    strategy: Strategy,
-    role: str,
-    method: Callable[[Any, int, str], Outcome[Decision]],
-    slot_id: str,
-) -> Transform[Decision]:
-    def run(state: Any, now: int, _cost: int) -> Outcome[Decision]:
-        return method(state, now, slot_id)
-
-    transform = Transform(strategy, role, run, _denying(strategy))
-    transform.argument = slot_id
-    transform.admits = bool
-    return transform
+    return _Renewing(strategy, "renew", slot_ids)
 
 
 def releasing(strategy: Strategy, slot_id: str) -> Transform[int]:
     """The transform that gives a slot back."""
-
-    def run(state: Any, now: int, _cost: int) -> Outcome[int]:
-        return strategy.release(state, now, slot_id)
-
-    transform = Transform(strategy, "release", run, _nothing)
-    transform.argument = slot_id
-    return transform
+    return _OnSlots(strategy, "release", slot_id)
 
 
 def reclaiming(strategy: Strategy) -> Transform[int]:
