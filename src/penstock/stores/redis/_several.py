@@ -142,9 +142,10 @@ class _Swap(NamedTuple):
 _SWAP = '"swap",%d,0,%d'
 """One of them, as the script takes it."""
 
-_Part = tuple[LuaAccelerator | None, str, str, bool, bool]
-"""A step, but for its key, cost and argument: its accelerator, the name of its strategy, its role,
-whether it is a shadow, and whether it only looks."""
+_SEVERAL = 2
+_Part = tuple[LuaAccelerator | None, str, str, bool, int]
+"""A step, but for its key and argument: its accelerator, the name of its strategy, its role, whether
+it is a shadow, and its cost as 0, 1 or `_SEVERAL`."""
 
 
 class Plan:
@@ -155,7 +156,7 @@ class Plan:
         self.script = script
         self.by_periods = any(lua.source.by_periods for lua in accelerators)
         # Whether there are steps of cost 0, for which the plan is that of `looked_at`.
-        self.has_looks = any(is_look for _, _, _, _, is_look in parts)
+        self.has_looks = any(not units for _, _, _, _, units in parts)
         # The places of the steps that are decided here.
         self.here = [place for place, part in enumerate(parts) if part[0] is None]
 
@@ -222,22 +223,22 @@ class _MixedPlan(Plan):
         # is more than costs and arguments.
         is_fixed = all(part[0] is None or part[0].is_fixed for part in self._parts)
         self._template = self._steps_at(0) if is_fixed else None
-        # The same for checks of one unit each.
-        self._units = [1] * len(sent)
+        # The same for checks of one unit each, which are always the same.
         self._of_one_unit = b""
-        if self._only_checks and self._template is not None:
-            self._of_one_unit = (self._template % tuple(self._units)).encode()
+        of_one_unit = all(units == 1 for _, _, _, _, units in parts)
+        if self._only_checks and of_one_unit and self._template is not None:
+            self._of_one_unit = (self._template % ((1,) * len(sent))).encode()
 
     def command(
         self, steps: Sequence[Step], keys: Sequence[str], now: int, swaps: Mapping[int, _Swap]
     ) -> Command:
+        if self._of_one_unit:
+            return (*self._head, *map(str.encode, keys), b"%d" % now, self._of_one_unit)
         names = [keys[place].encode() for place in self._sent]
         records = [text for swap in swaps.values() for text in (swap.held, swap.text)]
         return (*self._head, *names, b"%d" % now, self._told(steps, now, swaps), *records)
 
     def _told(self, steps: Sequence[Step], now: int, swaps: Mapping[int, _Swap]) -> bytes:
-        if self._of_one_unit and [cost for _, _, cost, _ in steps] == self._units:
-            return self._of_one_unit
         values: list[Any] = []
         for place, (lua, _, role, _, _) in zip(self._sent, self._parts, strict=True):
             _, transform, cost, _ = steps[place]
@@ -262,10 +263,11 @@ class _MixedPlan(Plan):
     ) -> list[Any]:
         now = reply[0]
         if self._only_checks:
-            told = iter(reply[1:])
-            by_step = zip(told, told, told, told, told, strict=True)
-            decisions = [Decision(a == 1, limit, r, at, wait) for a, limit, r, at, wait in by_step]
-            if 0 in reply[1::_FIELDS]:
+            decisions = []
+            for start in range(1, len(reply), _FIELDS):
+                allowed, limit, remaining, at, wait = reply[start : start + _FIELDS]
+                decisions.append(Decision(allowed == 1, limit, remaining, at, wait))
+            if not all(decisions):
                 for decision, (_, transform, cost, _) in zip(decisions, steps, strict=True):
                     if not decision.allowed:
                         FOREIGN_CLOCKS.look_at(decision, transform, cost)
@@ -287,8 +289,8 @@ class _MixedPlan(Plan):
 
 @lru_cache(maxsize=1024)
 def _plan_of_parts(parts: tuple[_Part, ...]) -> Plan:
-    for lua, kind, role, _, is_look in parts:
-        if not is_look:
+    for lua, kind, role, _, units in parts:
+        if units:
             _require_operation(lua, role, kind)
     # Every reply begins with the instant, so that those who ask for it are not sent, unless nobody
     # asks for anything else.
@@ -302,7 +304,12 @@ def _plan_of_parts(parts: tuple[_Part, ...]) -> Plan:
 def plan_of(steps: Sequence[Step]) -> Plan:
     """The plan of steps like these."""
     return _plan_of_parts(
-        tuple([(run.lua, run.kind, run.role, shadow, not cost) for _, run, cost, shadow in steps])
+        tuple(
+            [
+                (run.lua, run.kind, run.role, shadow, cost if cost < _SEVERAL else _SEVERAL)
+                for _, run, cost, shadow in steps
+            ]
+        )
     )
 
 
