@@ -23,9 +23,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ._decision import Decision
+from ._steps import PoolRenewals, Step
 from ._store import Store
 from ._strategy import Strategy
-from ._transform import PoolRenewals, Step, charging, refunding, releasing
+from ._transform import charging, refunding, releasing
 from ._validation import reject, require_int, shown
 from ._verdict import Verdict
 

@@ -17,18 +17,9 @@ from typing import Any
 from ._charges import Charge, Part
 from ._decision import Booking, Decision
 from ._errors import PenstockError
+from ._steps import Step
 from ._store import Store
-from ._transform import (
-    Step,
-    booking,
-    checking,
-    pausing,
-    queueing,
-    releasing,
-    taking,
-    telling,
-    ticketing,
-)
+from ._transform import booking, checking, pausing, queueing, releasing, taking, telling, ticketing
 from ._validation import MAX_INSTANT_MS, MAX_SPAN_MS, reject, require_int
 from ._verdict import Verdict
 

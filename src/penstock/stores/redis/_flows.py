@@ -31,12 +31,14 @@ from itertools import chain, repeat
 from operator import not_
 from typing import Any, TypeVar
 
+from ...core._accelerator import LuaAccelerator
 from ...core._clock import FOREIGN_CLOCKS
 from ...core._decision import Decision
 from ...core._errors import PenstockError, StoreUnavailableError
-from ...core._lua import LuaAccelerator, LuaScript
+from ...core._lua import LuaScript
+from ...core._steps import Step, looked_at
 from ...core._strategy import Strategy
-from ...core._transform import READING, Grant, Step, Transform, bargain, looked_at
+from ...core._transform import READING, Grant, Transform, bargain
 from ...core._validation import reject
 from .. import record
 from .._sheet import Call, ConnectionFailedError, Sheet

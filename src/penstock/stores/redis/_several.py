@@ -17,20 +17,14 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from ...core._accelerator import LuaAccelerator, in_json, in_words
 from ...core._clock import FOREIGN_CLOCKS
 from ...core._decision import Booking, Decision
 from ...core._errors import PenstockError, StoreUnavailableError, UnsupportedError
-from ...core._lua import (
-    REPLY,
-    LuaAccelerator,
-    LuaScript,
-    LuaSource,
-    in_json,
-    in_words,
-    script_of_all,
-)
+from ...core._lua import REPLY, LuaScript, LuaSource, script_of_all
 from ...core._register import registered
-from ...core._transform import Step, Transform, checking, decide_all, looked_at, trying
+from ...core._steps import Step, decide_all, looked_at
+from ...core._transform import Transform, checking, trying
 from .. import record
 from .._sheet import ConnectionFailedError
 from ._requests import TIME, Command, Delay, RedisFlow, ms_of
@@ -144,8 +138,8 @@ _SWAP = '"swap",%d,0,%d'
 
 _SEVERAL = 2
 _Part = tuple[LuaAccelerator | None, str, str, bool, int]
-"""A step, but for its key and argument: its accelerator, the name of its strategy, its role, whether
-it is a shadow, and its cost as 0, 1 or `_SEVERAL`."""
+"""A step, but for its key and argument: its accelerator, the name of its strategy, its role,
+whether it is a shadow, and its cost as 0, 1 or `_SEVERAL`."""
 
 
 class Plan:
