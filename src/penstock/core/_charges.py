@@ -28,7 +28,7 @@ from ._store import Store
 from ._strategy import Strategy
 from ._transform import charging, refunding, releasing
 from ._validation import reject, require_int, shown
-from ._verdict import Verdict
+from ._verdict import DecisionFields, Verdict
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -52,7 +52,7 @@ class Part(NamedTuple):
     shadow: bool = False
 
 
-class Settling:
+class Settling(DecisionFields):
     """A charge, wherever it is kept: `decision` is the answer, and a block that ends settles it as
     it was reserved, or cancels it if an exception ended it."""
 
@@ -74,29 +74,6 @@ class Settling:
 
     async def acancel(self) -> bool:
         raise NotImplementedError
-
-    @property
-    def limit(self) -> int:
-        """How much the limit of `decision` allows."""
-        return self.decision.limit
-
-    @property
-    def remaining(self) -> int:
-        """What is left of that limit."""
-        return self.decision.remaining
-
-    @property
-    def reset_at(self) -> int:
-        """From when on nothing of this is remembered."""
-        return self.decision.reset_at
-
-    @property
-    def retry_after_ms(self) -> int:
-        """How long to wait before it is worth asking again; 0 exactly when allowed."""
-        return self.decision.retry_after_ms
-
-    def __bool__(self) -> bool:
-        return self.allowed
 
     def __enter__(self: S) -> S:
         return self
