@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock import Limiter, fixed_window, gcra, rate_limit
-from penstock.core._transform import Step, checking
+from penstock.core._steps import Step
+from penstock.core._transform import checking
 from penstock.stores import open_store
 from penstock.stores.record import pack, unpack
 from penstock.stores.sqlite import SqliteStore

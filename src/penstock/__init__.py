@@ -25,9 +25,10 @@ from .core._errors import (
 )
 from .core._limiter import Limiter, SlotLimiter
 from .core._register import register
+from .core._steps import Step
 from .core._store import Store
 from .core._strategy import Parameter, Strategy
-from .core._transform import Step, Transform
+from .core._transform import Transform
 from .core._verdict import Verdict
 from .stores.memory import MemoryStore
 from .strategies import (

@@ -16,8 +16,9 @@ from .core._charges import Part
 from .core._decision import Decision, Forecast
 from .core._errors import UnsupportedError
 from .core._reserving import pauses, require_until, require_wait
+from .core._steps import Step
 from .core._strategy import Strategy
-from .core._transform import Step, Transform, checking, forecasting, looking
+from .core._transform import Transform, checking, forecasting, looking
 from .core._validation import MAX_SAFE, plain_key, reject, require_int, require_key, shown
 from .core._verdict import Verdict
 from .strategies import strategy_of_rate

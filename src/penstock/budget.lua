@@ -11,7 +11,7 @@ local function read(key)
 end
 
 local function windowAt(p, stored, now)
-  local start = floor(now / p.windowMs) * p.windowMs
+  local start = math.floor(now / p.windowMs) * p.windowMs
   if stored and stored.start >= start then return stored.start, stored.served end
   return start, 0
 end
@@ -21,21 +21,21 @@ local function check(p, stored, now, cost)
   local start, served = windowAt(p, stored, now)
   local resetAt = start + p.windowMs
   if served >= budget then return 0, budget, 0, resetAt, resetAt - now end
-  served = min(served + cost, MAX_SAFE)
+  served = math.min(served + cost, MAX_SAFE)
   local state = {start = start, served = served}
-  return 1, budget, max(0, budget - served), resetAt, 0, state, resetAt - now
+  return 1, budget, math.max(0, budget - served), resetAt, 0, state, resetAt - now
 end
 
 local function write(key, p, state, px)
-  call('HSET', key, 's', format('%.0f', state.start), 'c', format('%.0f', state.served))
-  call('PEXPIRE', key, px)
+  redis.call('HSET', key, 's', state.start, 'c', state.served)
+  redis.call('PEXPIRE', key, px)
 end
 
 -- Give back.
 -- A debit has been used and never comes back. An estimate is only looked at: does it fit?
 local function look(p, stored, now, cost)
   local start, served = windowAt(p, stored, now)
-  local resetAt, remaining = start + p.windowMs, max(0, p.budget - served)
+  local resetAt, remaining = start + p.windowMs, math.max(0, p.budget - served)
   if cost <= remaining then return 1, p.budget, remaining, resetAt, 0 end
   return 0, p.budget, remaining, resetAt, resetAt - now
 end

@@ -20,7 +20,8 @@ from penstock import (
     unlimited,
 )
 from penstock.budget import token_budget
-from penstock.core._transform import Step, checking, looking
+from penstock.core._steps import Step
+from penstock.core._transform import checking, looking
 from penstock.core._validation import MAX_SAFE
 from penstock.stores.redis import RedisStore
 from tests.servers import Valkey, require

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock import Store, Transform
-from penstock.core._transform import decide_all
+from penstock.core._steps import decide_all
 
 
 class DictStore(Store):

@@ -179,6 +179,14 @@ def test_several_limits_settle_together(clock: ManualClock, store: Store) -> Non
     assert limits.peek(keys).limits["tokens"].remaining == 350
 
 
+def test_a_charge_that_shadows_alone_would_deny_need_not_wait(clock: ManualClock) -> None:
+    """Zero exactly when allowed, as a verdict has it."""
+    limits = Limits({"trial": Limit(fixed_window(1, 60_000), shadow=True)}, clock=clock)
+    charges = [limits.reserve({"trial": "k"}) for _ in range(2)]
+    assert [(charge.allowed, charge.retry_after_ms) for charge in charges] == [(True, 0)] * 2
+    assert charges[1].decision.retry_after_ms > 0
+
+
 def test_what_was_not_charged_cannot_be_settled(clock: ManualClock) -> None:
     limits = Limits({"a": "9/second", "b": Limit("9/second", optional=True)}, clock=clock)
     charge = limits.reserve({"a": "k"})

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from types import TracebackType
 
 from penstock import StoreUnavailableError, SystemClock, fixed_window, rate_limit
-from penstock.core._transform import Step, checking
+from penstock.core._steps import Step
+from penstock.core._transform import checking
 from penstock.stores import open_store
 from tests.servers.process import REPO
 

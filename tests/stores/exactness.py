@@ -16,7 +16,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from penstock import Store, fixed_window, gcra, rate_limit
-from penstock.core._transform import Step, checking, peeking
+from penstock.core._steps import Step
+from penstock.core._transform import checking, peeking
 from tests.support.processes import forking_context
 
 CALLERS = 200

@@ -17,14 +17,12 @@ from penstock import (
     sliding_window_log,
     token_bucket,
 )
+from penstock.core._steps import Step, decide_all, looked_at
 from penstock.core._transform import (
-    Step,
     Transform,
     booking,
     charging,
     checking,
-    decide_all,
-    looked_at,
     pausing,
     refunding,
     trying,

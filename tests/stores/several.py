@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from penstock import ConfigInvalidError, Decision, Store, fixed_window, token_bucket
-from penstock.core._transform import Step, checking, peeking
+from penstock.core._steps import Step
+from penstock.core._transform import checking, peeking
 
 NOW = 1_700_000_000_000
 _WINDOW_MS = 864_000_000

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from penstock import ConfigInvalidError, StoreUnavailableError, fixed_window
-from penstock.core._transform import Step, checking, peeking, refunding
+from penstock.core._steps import Step
+from penstock.core._transform import checking, peeking, refunding
 from penstock.stores.cas import CasStore, ConnectionFailedError, SwapAll
 from tests.stores import edge, several
 from tests.stores.exactness import (

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from penstock import Decision, gcra
-from penstock.core._transform import Step, checking
+from penstock.core._steps import Step
+from penstock.core._transform import checking
 from penstock.stores._sheet import Call, Sheet
 from tests.support.helpers import Quota
 

@@ -32,8 +32,8 @@ from penstock import (
     rate_limit,
     slots,
 )
+from penstock.core._steps import Step
 from penstock.core._transform import (
-    Step,
     looking,
     queueing,
     reclaiming,

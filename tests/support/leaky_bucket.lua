@@ -15,24 +15,24 @@ local function check(p, stored, now, cost)
   if stored then
     level, at = stored.level, stored.at
     if now > at then
-      local leaks = floor((now - at) / every)
-      level, at = max(0, level - leaks * units), at + leaks * every
+      local leaks = math.floor((now - at) / every)
+      level, at = math.max(0, level - leaks * units), at + leaks * every
     end
-    if level == 0 then at = max(at, now) end
+    if level == 0 then at = math.max(at, now) end
   end
   if level + cost > capacity then
-    local remaining = max(0, capacity - level)
-    local emptyAt = at + ceil(level / units) * every
+    local remaining = math.max(0, capacity - level)
+    local emptyAt = at + math.ceil(level / units) * every
     if cost > capacity then return 0, capacity, remaining, emptyAt, MAX_SAFE end
-    local roomAt = at + ceil((level + cost - capacity) / units) * every
+    local roomAt = at + math.ceil((level + cost - capacity) / units) * every
     return 0, capacity, remaining, emptyAt, roomAt - now
   end
   level = level + cost
-  local emptyAt = at + ceil(level / units) * every
+  local emptyAt = at + math.ceil(level / units) * every
   return 1, capacity, capacity - level, emptyAt, 0, {level = level, at = at}, emptyAt - now
 end
 
 local function write(key, p, state, px)
-  call('HSET', key, 'l', format('%.0f', state.level), 'a', format('%.0f', state.at))
-  call('PEXPIRE', key, px)
+  redis.call('HSET', key, 'l', state.level, 'a', state.at)
+  redis.call('PEXPIRE', key, px)
 end

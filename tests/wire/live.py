@@ -10,8 +10,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from penstock.core._accelerator import LuaAccelerator
 from penstock.core._decision import Decision
-from penstock.core._lua import LuaAccelerator, LuaScript
+from penstock.core._lua import LuaScript
 from penstock.core._strategy import Strategy
 from tests.servers import Redis7, Redis8, RedisServer, Valkey, require
 from tests.wire.timelines import Crowd

@@ -7,49 +7,44 @@
 local FOREIGN = 'WRONGTYPE not the state of a calendarQuota'
 local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_SPAN_MS, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 4398046511104, 70368744177664, 140737488355328
 
-local now, cost = tonumber(ARGV[1]), tonumber(ARGV[7])
-local p = {limit = tonumber(ARGV[2]), before = tonumber(ARGV[3]), start = tonumber(ARGV[4]), finish = tonumber(ARGV[5]), after = tonumber(ARGV[6])}
+local now, cost = ARGV[1] + 0, ARGV[7] + 0
+local p = {limit = ARGV[2] + 0, before = ARGV[3] + 0, start = ARGV[4] + 0, finish = ARGV[5] + 0, after = ARGV[6] + 0}
 
--- What every strategy's file may use.
-local call, format, find, match = redis.call, string.format, string.find, string.match
-local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
-local tonumber = tonumber
+-- What every strategy's file may use, beside what Lua and Redis have. Those are called by their own
+-- names: a function that uses a local of the script costs a server more than four look-ups.
 
 -- Raised as text, which servers before Redis 7 can report too.
 local function foreign() error(FOREIGN, 0) end
 
 -- A number from the text of a state: of this form, and no larger than `most`.
 local function number(text, form, most)
-  local value = find(text, form) and tonumber(text)
+  local value = string.find(text, form) and tonumber(text)
   if not value or value > most then foreign() end
   return value
 end
 
 -- The two fields that a hash consists of, or false twice where there is no hash.
 local function fieldsOf(key, first, second)
-  local stored = call('HMGET', key, first, second)
-  if not (stored[1] and stored[2]) and call('HLEN', key) > 0 then foreign() end
+  local stored = redis.call('HMGET', key, first, second)
+  if not (stored[1] and stored[2]) and redis.call('HLEN', key) > 0 then foreign() end
   return stored
 end
 
 local WHOLE, REAL, SIGNED = '^%d+$', '^%d+%.?%d*e?-?%d*$', '^-?%d+%.?%d*e?-?%d*$'
 
--- The server's clock is read once at most, so that all keys of a call are decided at one instant.
-local ownClock, serverNow = now == 0, nil
-local function serverMs()
-  if not serverNow then
-    local time = call('TIME')
-    serverNow = time[1] * 1000 + floor(time[2] / 1000)
-  end
-  return serverNow
-end
-if ownClock then now = serverMs() end
+-- The server's clock is read once, so that all keys of a call are decided at one instant.
+local time = redis.call('TIME')
+local serverNow = time[1] * 1000 + math.floor(time[2] / 1000)
+if now == 0 then now = serverNow end
 
--- For how long a key is kept whose state matters for `ttl`. A whole number, which servers turn into
--- text with all its digits.
+-- For how long a key is kept whose state matters for `ttl`; longer if the caller is ahead of the
+-- server. A whole number, which servers turn into text with all its digits.
+local ahead = math.max(0, now - serverNow)
 local function keepMs(ttl)
-  local ahead = ownClock and 0 or max(0, now - serverMs())
-  return ahead + ttl + min(max(ttl, MARGIN_MS), MAX_MARGIN_MS)
+  local margin = ttl
+  if margin < MARGIN_MS then margin = MARGIN_MS end
+  if margin > MAX_MARGIN_MS then margin = MAX_MARGIN_MS end
+  return ahead + ttl + margin
 end
 
 -- The calendar quota: a hash of three fields, `s` the period's start, `e` its end, `c` its count.
@@ -61,9 +56,9 @@ end
 -- A stored period that starts no earlier and is not over stands, with the end that it was given:
 -- after a jump back it may be none of the three.
 local function raw(key)
-  local stored = call('HMGET', key, 's', 'e', 'c')
+  local stored = redis.call('HMGET', key, 's', 'e', 'c')
   local complete = stored[1] and stored[2] and stored[3]
-  if not complete and call('HLEN', key) > 0 then foreign() end
+  if not complete and redis.call('HLEN', key) > 0 then foreign() end
   return stored
 end
 
@@ -80,7 +75,7 @@ end
 
 local function periodAt(p, stored, now)
   if now < p.before or now >= p.after then
-    error(format('OTHERPERIOD the clock that decides shows %.0f', now), 0)
+    error(string.format('OTHERPERIOD the clock that decides shows %.0f', now), 0)
   end
   local start, finish = p.start, p.finish
   if now < start then
@@ -98,7 +93,7 @@ local function check(p, stored, now, cost)
   local limit = p.limit
   local start, finish, count = periodAt(p, stored, now)
   if count + cost > limit then
-    return 0, limit, max(0, limit - count), finish, finish - now
+    return 0, limit, math.max(0, limit - count), finish, finish - now
   end
   count = count + cost
   local state = {start = start, finish = finish, count = count}
@@ -106,8 +101,8 @@ local function check(p, stored, now, cost)
 end
 
 local function write(key, p, state, px)
-  call('HSET', key, 's', state.start, 'e', state.finish, 'c', state.count)
-  call('PEXPIRE', key, px)
+  redis.call('HSET', key, 's', state.start, 'e', state.finish, 'c', state.count)
+  redis.call('PEXPIRE', key, px)
 end
 
 

@@ -7,49 +7,44 @@
 local FOREIGN = 'WRONGTYPE not the state of a slidingWindowLog'
 local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_SPAN_MS, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 4398046511104, 70368744177664, 140737488355328
 
-local now, cost = tonumber(ARGV[1]), tonumber(ARGV[4])
-local p = {windowMs = tonumber(ARGV[2]), limit = tonumber(ARGV[3])}
+local now, cost = ARGV[1] + 0, ARGV[4] + 0
+local p = {windowMs = ARGV[2] + 0, limit = ARGV[3] + 0}
 
--- What every strategy's file may use.
-local call, format, find, match = redis.call, string.format, string.find, string.match
-local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
-local tonumber = tonumber
+-- What every strategy's file may use, beside what Lua and Redis have. Those are called by their own
+-- names: a function that uses a local of the script costs a server more than four look-ups.
 
 -- Raised as text, which servers before Redis 7 can report too.
 local function foreign() error(FOREIGN, 0) end
 
 -- A number from the text of a state: of this form, and no larger than `most`.
 local function number(text, form, most)
-  local value = find(text, form) and tonumber(text)
+  local value = string.find(text, form) and tonumber(text)
   if not value or value > most then foreign() end
   return value
 end
 
 -- The two fields that a hash consists of, or false twice where there is no hash.
 local function fieldsOf(key, first, second)
-  local stored = call('HMGET', key, first, second)
-  if not (stored[1] and stored[2]) and call('HLEN', key) > 0 then foreign() end
+  local stored = redis.call('HMGET', key, first, second)
+  if not (stored[1] and stored[2]) and redis.call('HLEN', key) > 0 then foreign() end
   return stored
 end
 
 local WHOLE, REAL, SIGNED = '^%d+$', '^%d+%.?%d*e?-?%d*$', '^-?%d+%.?%d*e?-?%d*$'
 
--- The server's clock is read once at most, so that all keys of a call are decided at one instant.
-local ownClock, serverNow = now == 0, nil
-local function serverMs()
-  if not serverNow then
-    local time = call('TIME')
-    serverNow = time[1] * 1000 + floor(time[2] / 1000)
-  end
-  return serverNow
-end
-if ownClock then now = serverMs() end
+-- The server's clock is read once, so that all keys of a call are decided at one instant.
+local time = redis.call('TIME')
+local serverNow = time[1] * 1000 + math.floor(time[2] / 1000)
+if now == 0 then now = serverNow end
 
--- For how long a key is kept whose state matters for `ttl`. A whole number, which servers turn into
--- text with all its digits.
+-- For how long a key is kept whose state matters for `ttl`; longer if the caller is ahead of the
+-- server. A whole number, which servers turn into text with all its digits.
+local ahead = math.max(0, now - serverNow)
 local function keepMs(ttl)
-  local ahead = ownClock and 0 or max(0, now - serverMs())
-  return ahead + ttl + min(max(ttl, MARGIN_MS), MAX_MARGIN_MS)
+  local margin = ttl
+  if margin < MARGIN_MS then margin = MARGIN_MS end
+  if margin > MAX_MARGIN_MS then margin = MAX_MARGIN_MS end
+  return ahead + ttl + margin
 end
 
 -- The sliding window log: a sorted set with one member per admitted unit, scored in ms.
@@ -65,24 +60,27 @@ end
 -- a stamp that was in use before. NX and the number that ZADD returns guard against members of other
 -- clients: a name that is taken moves nothing and is made up for with the next one.
 local function raw(key)
-  local units, scores = call('ZRANGE', key, 0, -1, 'WITHSCORES'), {}
+  local units, scores = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES'), {}
   for i = 2, #units, 2 do scores[i / 2] = units[i] end
   return scores
 end
 
 -- Decide.
 local function stampAt(key, rank)
-  return number(call('ZRANGE', key, rank, rank, 'WITHSCORES')[2], WHOLE, MAX_STORED_MS)
+  -- A score is a number, so that its form need not be looked at.
+  local stamp = redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] + 0
+  if stamp < 0 or stamp > MAX_STORED_MS or stamp % 1 ~= 0 then foreign() end
+  return stamp
 end
 
 -- `stored` units of the window, from the `oldest` on, stand in the set behind `gone` others;
 -- `added` ones with the stamp `newest` do not stand there yet.
 local function read(key, p, now)
-  local edge, gone, stored, oldest = now - p.windowMs, 0, call('ZCARD', key), nil
+  local edge, gone, stored, oldest = now - p.windowMs, 0, redis.call('ZCARD', key), nil
   if stored > 0 then
     oldest = stampAt(key, 0)
     if oldest <= edge then
-      gone = call('ZCOUNT', key, '-inf', edge)
+      gone = redis.call('ZCOUNT', key, '-inf', edge)
       stored, oldest = stored - gone, nil
       if stored > 0 then oldest = stampAt(key, gone) end
     end
@@ -92,16 +90,18 @@ end
 
 -- Ranks no longer say where a unit stands once some are to be taken out.
 local function requireWhole(log)
-  if not log or log.returned then error('ERR a log cannot be given back to and asked again in one call', 0) end
+  if not log or log.returned then
+    error('ERR a log cannot be given back to and asked again in one call', 0)
+  end
 end
 
--- With so many more units, stamped with the newest instant that is known.
+-- With so many more units, stamped with the newest instant that is known. Nearly always that is
+-- `now`, with nothing at it or later, and to count is less work than to read the newest.
 local function add(p, log, now, units)
   if not log.newest then
     log.newest, log.isTaken = now, false
-    if log.stored > 0 then
-      local last = stampAt(log.key, -1)
-      if last >= now then log.newest, log.isTaken = last, true end
+    if log.stored > 0 and redis.call('ZCOUNT', log.key, now, '+inf') > 0 then
+      log.newest, log.isTaken = stampAt(log.key, -1), true
     end
   end
   log.oldest = log.oldest or log.newest
@@ -113,45 +113,45 @@ local function check(p, log, now, cost)
   requireWhole(log)
   local limit, windowMs = p.limit, p.windowMs
   local count = log.stored + log.added
-  local resetAt = ceil((log.oldest or now) + windowMs)
+  local resetAt = math.ceil((log.oldest or now) + windowMs)
 
   if count + cost > limit then
     local retry = windowMs
     if count > 0 then
-      local k = min(max(count + cost - limit, 1), count)
+      local k = math.min(math.max(count + cost - limit, 1), count)
       local stamp = log.newest
       if k <= log.stored then stamp = stampAt(log.key, log.gone + k - 1) end
-      retry = max(1, ceil(stamp + windowMs - now))
+      retry = math.max(1, math.ceil(stamp + windowMs - now))
     end
-    return 0, limit, max(0, limit - count), resetAt, retry
+    return 0, limit, math.max(0, limit - count), resetAt, retry
   end
 
   return 1, limit, limit - count - cost, resetAt, 0, add(p, log, now, cost)
 end
 
 local function write(key, p, log, px)
-  if log.gone > 0 then call('ZREMRANGEBYSCORE', key, '-inf', log.edge) end
+  if log.gone > 0 then redis.call('ZREMRANGEBYSCORE', key, '-inf', log.edge) end
   if log.returned then
     local units = log.units
     while units > 0 do
-      local chunk = min(units, 500)
-      call('ZREM', key, unpack(call('ZRANGEBYSCORE', key, log.returned, log.returned, 'LIMIT', 0, chunk)))
+      local chunk = math.min(units, 500)
+      local at = log.returned
+      redis.call('ZREM', key, unpack(redis.call('ZRANGEBYSCORE', key, at, at, 'LIMIT', 0, chunk)))
       units = units - chunk
     end
   end
   local score, n, missing = log.newest or 0, 0, log.added
-  if log.isTaken then n = call('ZCOUNT', key, score, score) end
+  if log.isTaken then n = redis.call('ZCOUNT', key, score, score) end
   while missing > 0 do
-    local chunk = {}
+    local chunk = {score, string.format('u%.0f.%.0f', score, n)}
     -- In chunks, because the arguments of one command must fit Lua's stack.
-    for i = 1, min(missing, 500) do
-      chunk[2 * i - 1] = score
-      chunk[2 * i] = format('u%.0f.%.0f', log.newest, n)
+    for i = 2, math.min(missing, 500) do
       n = n + 1
+      chunk[2 * i - 1], chunk[2 * i] = score, string.format('u%.0f.%.0f', score, n)
     end
-    missing = missing - call('ZADD', key, 'NX', unpack(chunk))
+    n, missing = n + 1, missing - redis.call('ZADD', key, 'NX', unpack(chunk))
   end
-  call('PEXPIRE', key, px)
+  redis.call('PEXPIRE', key, px)
 end
 
 

@@ -25,16 +25,9 @@ from ..core._decision import Decision
 from ..core._errors import UnsupportedError
 from ..core._flow import Flow, adrive, drive
 from ..core._limiter import clock_reader
+from ..core._steps import PoolRenewals, Step
 from ..core._store import Store, require_store
-from ..core._transform import (
-    PoolRenewals,
-    Step,
-    looking,
-    reclaiming,
-    releasing,
-    taking,
-    telling,
-)
+from ..core._transform import looking, reclaiming, releasing, taking, telling
 from ..core._validation import MAX_SPAN_MS, reject, require_int, require_key, require_prefix
 from ..stores.cas._requests import fit
 from ..stores.memory import MemoryStore

@@ -17,16 +17,18 @@ twice would admit too much.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ._decision import Decision
+from ._steps import PoolRenewals, Step
 from ._store import Store
 from ._strategy import Strategy
-from ._transform import PoolRenewals, Step, charging, refunding, releasing
+from ._transform import charging, refunding, releasing
 from ._validation import reject, require_int, shown
-from ._verdict import Verdict
+from ._verdict import DecisionFields, Verdict
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -50,7 +52,7 @@ class Part(NamedTuple):
     shadow: bool = False
 
 
-class Settling:
+class Settling(DecisionFields):
     """A charge, wherever it is kept: `decision` is the answer, and a block that ends settles it as
     it was reserved, or cancels it if an exception ended it."""
 
@@ -72,29 +74,6 @@ class Settling:
 
     async def acancel(self) -> bool:
         raise NotImplementedError
-
-    @property
-    def limit(self) -> int:
-        """How much the limit of `decision` allows."""
-        return self.decision.limit
-
-    @property
-    def remaining(self) -> int:
-        """What is left of that limit."""
-        return self.decision.remaining
-
-    @property
-    def reset_at(self) -> int:
-        """From when on nothing of this is remembered."""
-        return self.decision.reset_at
-
-    @property
-    def retry_after_ms(self) -> int:
-        """How long to wait before it is worth asking again; 0 exactly when allowed."""
-        return self.decision.retry_after_ms
-
-    def __bool__(self) -> bool:
-        return self.allowed
 
     def __enter__(self: S) -> S:
         return self
@@ -145,7 +124,7 @@ class Charge(Settling):
         parts: Sequence[Part],
         answer: Decision | Verdict,
         charged_at: int,
-        delays_ms: Sequence[int],
+        delays_ms: tuple[int, ...],
         slot_id: str = "",
         asked_at: float = 0.0,
     ) -> None:
@@ -155,23 +134,16 @@ class Charge(Settling):
         self.decision: Decision = answer.decision if isinstance(answer, Verdict) else answer
         self.allowed: bool = answer.allowed
         self.charged_at: int = charged_at
-        self.delays_ms: tuple[int, ...] = tuple(delays_ms)
+        self.delays_ms: tuple[int, ...] = delays_ms
         """By how much each part was booked ahead."""
-        self.starts_at: int = charged_at + max(delays_ms, default=0)
+        self.starts_at: int = charged_at + max(delays_ms) if delays_ms else charged_at
         self._store = store
         self._now = now
-        told = [self.decision] if self.verdict is None else list(self.verdict.limits.values())
-        # A shadow that would have denied was not charged.
-        self._parts = [
-            (part, charged_at + delay)
-            for part, delay, decision in zip(parts, delays_ms, told, strict=True)
-            if answer.allowed and decision.allowed and part.cost
-        ]
+        self._asked = parts
+        # By the steady clock, when its slots were taken or renewed.
+        self._asked_at = asked_at
         # Whoever takes this out settles.
-        self._open = [True] if answer.allowed else []
-        ttls = [part.strategy.ttl_ms for part, _ in self._parts if part.strategy.is_held]
-        self._ttl_ms = min(ttls) if ttls else None
-        self._sure_until = self._sure_from(asked_at)
+        self._open = [True] if self.allowed else []
 
     @property
     def is_open(self) -> bool:
@@ -181,12 +153,16 @@ class Charge(Settling):
     @property
     def holds(self) -> bool:
         """Whether it has slots and may count on all of them."""
-        return self.is_open and self._ttl_ms is not None and time.monotonic() < self._sure_until
+        ttl_ms = self.ttl_ms
+        if ttl_ms is None or not self._open:
+            return False
+        return time.monotonic() < self._asked_at + ttl_ms * (1 - _MARGIN) / 1000
 
     @property
     def ttl_ms(self) -> int | None:
         """For how long its slots are held without being renewed; None if it has none."""
-        return self._ttl_ms
+        ttls = [part.strategy.ttl_ms for part, _ in self._parts if part.strategy.is_held]
+        return min(ttls) if ttls else None
 
     def renew(self) -> bool:
         """Hold its slots for another ttl. False if one of them was lost: somebody else may have
@@ -224,7 +200,7 @@ class Charge(Settling):
         return self
 
     def _require_held(self) -> Charge:
-        if self._ttl_ms is None or not self.is_open:
+        if self.ttl_ms is None or not self.is_open:
             reject(
                 "only a charge that holds slots can be kept renewed, and this one holds none; look "
                 "at charge.allowed first"
@@ -241,13 +217,20 @@ class Charge(Settling):
         """Take down what the store answered to that, `asked_at` by the steady clock."""
         held = all(answer.allowed for answer in answers)
         # One that was lost is given up at once, and not when its time would be over.
-        self._sure_until = self._sure_from(asked_at) if held else 0.0
+        self._asked_at = asked_at if held else -math.inf
         return held
 
-    def _sure_from(self, asked_at: float) -> float:
-        if self._ttl_ms is None:
-            return 0.0
-        return asked_at + self._ttl_ms * (1 - _MARGIN) / 1000
+    @property
+    def _parts(self) -> list[tuple[Part, int]]:
+        """What was taken, and at what instant: a shadow that would have denied was not charged."""
+        if not self.allowed:
+            return []
+        told = (self.decision,) if self.verdict is None else self.verdict.decisions
+        return [
+            (part, self.charged_at + delay)
+            for part, delay, decision in zip(self._asked, self.delays_ms, told, strict=True)
+            if decision.allowed and part.cost
+        ]
 
     @property
     def cost(self) -> Mapping[str, int]:

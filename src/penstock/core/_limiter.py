@@ -24,9 +24,10 @@ from ._reserving import (
     require_wait,
     reserved,
 )
+from ._steps import Step
 from ._store import Store, require_store
 from ._strategy import Strategy
-from ._transform import Step, checking, forecasting, looking, peeking
+from ._transform import checking, forecasting, looking, peeking
 from ._validation import (
     MAX_KEY_BYTES,
     key_lead,

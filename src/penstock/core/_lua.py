@@ -1,4 +1,4 @@
-"""A strategy in Lua: the accelerator of Redis, and how its scripts are put together.
+"""A strategy in Lua: its source, and how scripts are put together from it.
 
 A strategy has one Lua file, which lies beside its Python file and holds these things in plain Lua::
 
@@ -66,10 +66,8 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
-from json.encoder import encode_basestring
-from typing import Any, ClassVar
+from typing import Any
 
-from ._clock import SystemClock
 from ._errors import ConfigInvalidError
 from ._validation import MAX_INSTANT_MS, MAX_SAFE, MAX_SPAN_MS, MAX_STORED_MS
 
@@ -80,13 +78,10 @@ __all__ = [
     "OTHER_PERIOD",
     "PERIODS",
     "REPLY",
-    "LuaAccelerator",
     "LuaScript",
     "LuaSource",
     "beside",
     "hash_fields",
-    "in_json",
-    "in_words",
     "real",
     "script_of_all",
     "signed",
@@ -123,8 +118,6 @@ _DECIDE = "\n-- Decide.\n"
 _GIVE_BACK = "\n-- Give back.\n"
 _ONLY_FOR = "\n-- Only for "
 _SHARED = os.path.join(os.path.dirname(__file__), "scripts")
-
-PeriodsAt = Callable[[int], tuple[int, int, int, int]]
 
 
 class LuaScript:
@@ -229,7 +222,7 @@ class LuaSource:
         place = len(self.argv) + 1
         argument = f"local argument = ARGV[{place}]\n"
         if operation in _NUMBERED:
-            argument += "argument = tonumber(argument)\n"
+            argument = f"local argument = ARGV[{place}] + 0\n"
         elif operation == "renew":
             argument = (
                 "local argument = {}\n"
@@ -248,22 +241,6 @@ class LuaSource:
             f"local operation, isShadow = {operation}, {_literal(shadow)}\n",
             _shared("alone"),
         )
-
-    def accelerator(
-        self, parameters: Mapping[str, Any], periods_at: PeriodsAt | None = None
-    ) -> LuaAccelerator:
-        """For a strategy with these parameters, by their names on the wire."""
-        cost = self.argv.index("cost")
-        if self.by_periods:
-            assert periods_at is not None
-            limits = (repr(parameters[name]).encode() for name in self.argv[NOW_ARGV : cost - 4])
-            return PeriodAccelerator(self, tuple(limits), periods_at)
-        # repr of a float has every digit that the server needs to read the same double.
-        before, after = (
-            tuple(repr(parameters[name]).encode() for name in names)
-            for names in (self.argv[NOW_ARGV:cost], self.argv[cost + 1 :])
-        )
-        return LuaAccelerator(self, before, after)
 
     def loaded(self) -> str:
         """For the script `all`: what the file defines, as a table `strategy`; what stands below
@@ -348,7 +325,8 @@ class LuaSource:
         return f"WRONGTYPE not the state of a {self.strategy}"
 
     def _arguments(self) -> str:
-        given = {name: f"tonumber(ARGV[{place}])" for place, name in enumerate(self.argv, NOW_ARGV)}
+        # A sum makes a number of a text, for less than `tonumber`.
+        given = {name: f"ARGV[{place}] + 0" for place, name in enumerate(self.argv, NOW_ARGV)}
         now, cost = given.pop("now"), given.pop("cost")
         fixed = {name: _literal(value) for name, value in self._constants.items()}
         fields = ", ".join(f"{name} = {value}" for name, value in {**given, **fixed}.items())
@@ -391,7 +369,7 @@ def script_of_all(sources: frozenset[LuaSource]) -> LuaScript:
         "\n".join(
             (
                 head,
-                f"local now, FOREIGN = tonumber(ARGV[1]), nil\n{_constants()}",
+                f"local now, FOREIGN = ARGV[1] + 0, nil\n{_constants()}",
                 _shared("prelude"),
                 _shared("clock"),
                 f"local function load(name)\n{''.join(cases)}end\n",
@@ -403,99 +381,6 @@ def script_of_all(sources: frozenset[LuaSource]) -> LuaScript:
 
 def _any_name(sources: Sequence[LuaSource]) -> str:
     return " or ".join([f"name == '{source.name}'" for source in sources])
-
-
-class LuaAccelerator:
-    """A strategy's scripts with its parameters: `check` decides and writes, `many` does so for all
-    of its keys, `read` returns the raw state, which `decode` turns into one that Python sees."""
-
-    __slots__ = ("_after", "_before", "_usual", "check", "decode", "many", "read", "source")
-
-    is_fixed: ClassVar[bool] = True
-    """Whether its arguments are the same whatever the instant."""
-
-    def __init__(
-        self, source: LuaSource, before: tuple[bytes, ...], after: tuple[bytes, ...]
-    ) -> None:
-        self.source: LuaSource = source
-        self.check: LuaScript = source.check
-        self.many: LuaScript = source.many
-        self.read: LuaScript = source.read
-        self.decode: Callable[[Any], Any] = source.decode
-        self._before = before
-        self._after = after
-        # One unit by the server's clock: what nearly every check asks for.
-        self._usual = (b"0", *before, b"1", *after)
-
-    def argv(self, now: int, cost: int) -> tuple[bytes, ...]:
-        """The arguments of `check` and `many`, as bytes: drivers pack those without converting,
-        and an interrupt in the middle of a conversion has crashed one. A `now` of 0 asks for the
-        server's clock."""
-        if now == 0 and cost == 1:
-            return self._usual
-        return (b"%d" % now, *self._before, b"%d" % cost, *self._after)
-
-    def step(self, now: int, role: str, shadow: bool) -> str:
-        """One step of the script `all`, with `%d` for its cost and `%s` for its argument."""
-        name = encode_basestring(self.source.name).replace("%", "%%")
-        argument = [] if role == "check" else ["%s"]
-        given = [parameter.decode() for parameter in self._parameters(now)]
-        return ",".join([name, f'"{role}"', f"{shadow:d}", "%d", *argument, *given])
-
-    def _parameters(self, now: int) -> tuple[bytes, ...]:
-        return (*self._before, *self._after)
-
-    def note_clock(self, server_now: int) -> None:
-        """Called with the server's time where that is in none of the `PERIODS` that were sent."""
-
-
-def in_json(argument: int | str | tuple[str, ...]) -> str:
-    """The argument of a step of `all`."""
-    if isinstance(argument, str):
-        return encode_basestring(argument)
-    if isinstance(argument, tuple):
-        return f"[{','.join(map(encode_basestring, argument))}]"
-    return str(argument)
-
-
-def in_words(argument: int | str | tuple[str, ...]) -> tuple[bytes, ...]:
-    """The argument of a script for one operation."""
-    if isinstance(argument, str):
-        return (argument.encode(),)
-    if isinstance(argument, tuple):
-        return tuple([each.encode() for each in argument])
-    return (b"%d" % argument,)
-
-
-class PeriodAccelerator(LuaAccelerator):
-    """One of a strategy by the calendar. By the server's clock it goes by the system's, which need
-    only be right to a period; where it is not, by what the server was last heard to show."""
-
-    __slots__ = ("_ahead_ms", "_clock", "_known", "_periods_at")
-
-    is_fixed = False
-
-    def __init__(self, source: LuaSource, before: tuple[bytes, ...], periods_at: PeriodsAt) -> None:
-        super().__init__(source, before, ())
-        self._periods_at = periods_at
-        self._clock = SystemClock()
-        self._ahead_ms = 0
-        self._known: tuple[int, int, tuple[bytes, ...]] = (0, 0, ())
-
-    def argv(self, now: int, cost: int) -> tuple[bytes, ...]:
-        return (b"%d" % now, *self._parameters(now), b"%d" % cost)
-
-    def _parameters(self, now: int) -> tuple[bytes, ...]:
-        now = now or max(0, self._clock.now() + self._ahead_ms)
-        start, end, parameters = self._known
-        if not start <= now < end:
-            periods = self._periods_at(now)
-            parameters = (*self._before, *(b"%d" % instant for instant in periods))
-            self._known = (periods[1], periods[2], parameters)
-        return parameters
-
-    def note_clock(self, server_now: int) -> None:
-        self._ahead_ms = server_now - self._clock.now()
 
 
 def beside(module_file: str) -> str:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from ._clock import SystemClock
+from ._steps import PoolRenewals
 from ._store import Store
-from ._transform import PoolRenewals
 
 if TYPE_CHECKING:
     import asyncio

@@ -17,18 +17,9 @@ from typing import Any
 from ._charges import Charge, Part
 from ._decision import Booking, Decision
 from ._errors import PenstockError
+from ._steps import Step
 from ._store import Store
-from ._transform import (
-    Step,
-    booking,
-    checking,
-    pausing,
-    queueing,
-    releasing,
-    taking,
-    telling,
-    ticketing,
-)
+from ._transform import booking, checking, pausing, queueing, releasing, taking, telling, ticketing
 from ._validation import MAX_INSTANT_MS, MAX_SPAN_MS, reject, require_int
 from ._verdict import Verdict
 
@@ -122,14 +113,15 @@ def _spent(
     # By the store's clock as early as it can have been: too early a refund takes nothing from a
     # window that came after, too late a one might.
     at = told[0] - max(0, now() - asked_at) - 1 if told else asked_at
-    return Charge(store, now, parts, answer, at, [0] * len(parts))
+    return Charge(store, now, parts, answer, at, (0,) * len(parts))
 
 
 def _new_id(parts: Sequence[Part]) -> str:
     """For what is held; it begins with a letter, so that nobody takes it for a number."""
-    if not any(part.strategy.is_held for part in parts):
-        return ""
-    return f"s{os.urandom(12).hex()}"
+    for part in parts:
+        if part.strategy.is_held:
+            return f"s{os.urandom(12).hex()}"
+    return ""
 
 
 def _taking(
@@ -282,10 +274,11 @@ def _charge(
 ) -> Charge:
     if store.reads_own_clock and parts:
         at = results[-1]
-    results = results[: len(parts)]
-    decisions = [each.decision if isinstance(each, Booking) else each for each in results]
-    delays = [each.delay_ms if isinstance(each, Booking) else 0 for each in results]
-    return Charge(store, now, parts, answer(decisions), at, delays, slot_id, asked_at)
+    told, delays = results[: len(parts)], (0,) * len(parts)
+    if Booking in map(type, told):
+        delays = tuple([each.delay_ms if type(each) is Booking else 0 for each in told])
+        told = [each.decision if type(each) is Booking else each for each in told]
+    return Charge(store, now, parts, answer(told), at, delays, slot_id, asked_at)
 
 
 def require_wait(max_wait_ms: Any) -> int:

@@ -19,7 +19,8 @@ from weakref import WeakValueDictionary
 from ._clock import Clock
 from ._errors import UnsupportedError
 from ._flow import adrive, drive
-from ._transform import CLEAR, Step, Transform, in_order, looked_at
+from ._steps import Step, in_order, looked_at
+from ._transform import CLEAR, Transform
 from ._validation import reject
 
 __all__ = [

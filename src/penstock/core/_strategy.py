@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ._accelerator import LuaAccelerator, accelerator_of
 from ._decision import Booking, Decision, Forecast, Outcome
 from ._durations import number_in_words, rate_in_words
 from ._errors import UnsupportedError
@@ -38,7 +39,7 @@ from ._validation import (
 )
 
 if TYPE_CHECKING:
-    from ._lua import LuaAccelerator, LuaSource
+    from ._lua import LuaSource
 
 
 __all__ = ["SNAKE_CASE", "Parameter", "Strategy", "camel_case"]
@@ -427,7 +428,7 @@ class Strategy(ABC):
         if source is None:
             return None
         named = {each.wire_name: self.values[each.name] for each in self.parameters}
-        return source.accelerator(named, self.periods_at)
+        return accelerator_of(source, named, self.periods_at)
 
     def lua_source(self) -> LuaSource | None:
         """Which of its sources; the first, unless a strategy has reason to choose."""

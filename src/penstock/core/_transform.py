@@ -1,11 +1,7 @@
-"""Transforms: what a store is asked to do to a key, and several of them as one decision.
+"""Transforms: what a store is asked to do to a key.
 
 A `Transform` is a pure transition on its way to a store: the strategy's `check`, or another one of
-its methods with the argument that goes with it. A `Step` is one of them with its key and cost;
-`decide_all` is the rule by which several steps become one decision: everything is written if every
-step that is no shadow allowed it, else nothing is. Stores that can write several keys at once run
-it between their reads and writes, and accelerators repeat it; `in_order` is for those that cannot:
-it charges one key after the other and gives back what it charged when a later one denies.
+its methods with the argument that goes with it.
 
 A lease is a transform, too: a check of a larger cost, with one twist. When less than wanted is
 left but enough for the request that asks, what is left is taken, so that no budget is stranded at
@@ -16,33 +12,26 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import suppress
-from functools import lru_cache
+from collections.abc import Callable, Generator
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from ._accelerator import LuaAccelerator
 from ._decision import Booking, Decision, Forecast, Outcome
-from ._errors import PenstockError
-from ._lua import LuaAccelerator
 from ._strategy import Strategy
 
 __all__ = [
     "CLEAR",
     "READING",
     "Grant",
-    "PoolRenewals",
-    "Step",
     "Transform",
     "bargain",
     "booking",
     "charging",
     "checking",
-    "decide_all",
     "forecasting",
-    "in_order",
     "leasing",
-    "looked_at",
     "looking",
     "pausing",
     "peeking",
@@ -63,6 +52,14 @@ READING = frozenset({"peek", "forecast", "look", "try", "tell"})
 """The roles that never write."""
 
 
+def _none(_result: Any) -> None:
+    return None
+
+
+def _always(_result: Any) -> bool:
+    return True
+
+
 class Transform(Generic[R]):
     """A pure transition on its way to a store, with the accelerators it may be swapped for.
 
@@ -77,21 +74,14 @@ class Transform(Generic[R]):
     gives back what it took; None for one that takes nothing.
     """
 
-    __slots__ = (
-        "admits",
-        "argument",
-        "decision_in",
-        "kernel",
-        "kind",
-        "lua",
-        "native",
-        "need",
-        "refuse",
-        "reverse",
-        "role",
-        "run",
-        "strategy",
-    )
+    argument: int | str | tuple[str, ...] = 0
+    decision_in: Callable[[R], Any] = staticmethod(_none)
+    admits: Callable[[R], bool] = staticmethod(_always)
+    reverse: Callable[[int], Transform[int]] | None = None
+    # For the role "lease": the least that helps, where `cost` is what is wanted.
+    need: int = 1
+    # What the compiled path made of `native`, once it has seen this transform.
+    kernel: Any = None
 
     def __init__(
         self,
@@ -107,14 +97,6 @@ class Transform(Generic[R]):
         self.refuse: Callable[[int, int], R] = refuse
         self.lua: LuaAccelerator | None = None if strategy is None else strategy.lua
         self.native: tuple[Any, ...] | None = None if strategy is None else strategy.native
-        self.argument: int | str | tuple[str, ...] = 0
-        self.decision_in: Callable[[R], Any] = _none
-        self.admits: Callable[[R], bool] = _always
-        self.reverse: Callable[[int], Transform[int]] | None = None
-        # For the role "lease": the least that helps, where `cost` is what is wanted.
-        self.need: int = 1
-        # What the compiled path made of `native`, once it has seen this transform.
-        self.kernel: Any = None
 
     def needs_room(self, now: int, cost: int) -> bool:
         """Whether a check of a new key would be kept. Where there is no room for it, those who only
@@ -125,20 +107,8 @@ class Transform(Generic[R]):
         return f"<Transform {self.role} of {self.strategy!r}>"
 
 
-def _none(_result: Any) -> None:
-    return None
-
-
-def _nothing(_now: int, _retry_after_ms: int) -> int:
-    return 0
-
-
 def _itself(result: Any) -> Any:
     return result
-
-
-def _always(_result: Any) -> bool:
-    return True
 
 
 def checking(strategy: Strategy) -> Transform[Decision]:
@@ -151,11 +121,12 @@ def checking(strategy: Strategy) -> Transform[Decision]:
     return transform
 
 
-def _denying(strategy: Strategy) -> Callable[[int, int], Decision]:
-    def refuse(now: int, retry_after_ms: int) -> Decision:
-        return Decision(False, strategy.limit, 0, now + retry_after_ms, retry_after_ms)
+def _denial(strategy: Strategy, now: int, retry_after_ms: int) -> Decision:
+    return Decision(False, strategy.limit, 0, now + retry_after_ms, retry_after_ms)
 
-    return refuse
+
+def _denying(strategy: Strategy) -> Callable[[int, int], Decision]:
+    return partial(_denial, strategy)
 
 
 def trying(transform: Transform[R]) -> Transform[R]:
@@ -229,71 +200,69 @@ def booking(strategy: Strategy, max_wait_ms: int) -> Transform[Booking]:
     return transform
 
 
+class _OnSlots(Transform[R]):
+    """What is done to the slot of an id, or to several, which are its argument: the method of the
+    strategy that bears the name of the role. One is made by every call that has a slot."""
+
+    strategy: Strategy
+    argument: Any
+
+    def __init__(self, strategy: Strategy, role: str, argument: str | tuple[str, ...]) -> None:
+        self.strategy = strategy
+        self.kind = strategy.name
+        self.role = role
+        self.lua = strategy.lua
+        self.native = strategy.native
+        self.argument = argument
+
+    def run(self, state: Any, now: int, _cost: int) -> Outcome[R]:
+        outcome: Outcome[R] = getattr(self.strategy, self.role)(state, now, self.argument)
+        return outcome
+
+    def refuse(self, _now: int, _retry_after_ms: int) -> Any:
+        return 0
+
+
+class _Holding(_OnSlots[Decision]):
+    admits = bool
+
+    def refuse(self, now: int, retry_after_ms: int) -> Decision:
+        return _denial(self.strategy, now, retry_after_ms)
+
+    def reverse(self, _charged_at: int) -> Transform[int]:
+        return releasing(self.strategy, self.argument)
+
+
+class _Renewing(_OnSlots[tuple[Decision, ...]]):
+    def refuse(self, now: int, retry_after_ms: int) -> tuple[Decision, ...]:
+        return (_denial(self.strategy, now, retry_after_ms),) * len(self.argument)
+
+
 def taking(strategy: Strategy, slot_id: str) -> Transform[Decision]:
     """The transform that holds a slot."""
-    transform = _holding(strategy, "take", strategy.take, slot_id)
-    transform.reverse = lambda _charged_at: releasing(strategy, slot_id)
-    return transform
+    return _Holding(strategy, "take", slot_id)
 
 
 def queueing(strategy: Strategy, slot_id: str) -> Transform[Decision]:
     """The transform that holds a slot in turn. As a shadow, a denial is written too, which keeps a
     ticket; beside other limits, that would let them be charged."""
-    transform = _holding(strategy, "queue_up", strategy.queue_up, slot_id)
-    transform.reverse = lambda _charged_at: releasing(strategy, slot_id)
-    return transform
+    return _Holding(strategy, "queue_up", slot_id)
 
 
 def ticketing(strategy: Strategy, slot_id: str) -> Transform[int]:
     """The transform that keeps a place among those who wait for a slot."""
-
-    def run(state: Any, now: int, _cost: int) -> Outcome[int]:
-        return strategy.keep_ticket(state, now, slot_id)
-
-    transform = Transform(strategy, "keep_ticket", run, lambda _now, _retry_after_ms: 0)
-    transform.argument = slot_id
-    return transform
+    return _OnSlots(strategy, "keep_ticket", slot_id)
 
 
 def renewing(strategy: Strategy, slot_ids: tuple[str, ...]) -> Transform[tuple[Decision, ...]]:
     """The transform that goes on holding slots. One that was lost does not keep the others from
     being renewed."""
-
-    def run(state: Any, now: int, _cost: int) -> Outcome[tuple[Decision, ...]]:
-        return strategy.renew(state, now, slot_ids)
-
-    def refuse(now: int, retry_after_ms: int) -> tuple[Decision, ...]:
-        return (_denying(strategy)(now, retry_after_ms),) * len(slot_ids)
-
-    transform = Transform(strategy, "renew", run, refuse)
-    transform.argument = slot_ids
-    return transform
-
-
-def _holding(
-    strategy: Strategy,
-    role: str,
-    method: Callable[[Any, int, str], Outcome[Decision]],
-    slot_id: str,
-) -> Transform[Decision]:
-    def run(state: Any, now: int, _cost: int) -> Outcome[Decision]:
-        return method(state, now, slot_id)
-
-    transform = Transform(strategy, role, run, _denying(strategy))
-    transform.argument = slot_id
-    transform.admits = bool
-    return transform
+    return _Renewing(strategy, "renew", slot_ids)
 
 
 def releasing(strategy: Strategy, slot_id: str) -> Transform[int]:
     """The transform that gives a slot back."""
-
-    def run(state: Any, now: int, _cost: int) -> Outcome[int]:
-        return strategy.release(state, now, slot_id)
-
-    transform = Transform(strategy, "release", run, _nothing)
-    transform.argument = slot_id
-    return transform
+    return _OnSlots(strategy, "release", slot_id)
 
 
 def reclaiming(strategy: Strategy) -> Transform[int]:
@@ -348,112 +317,6 @@ CLEAR: Transform[None] = Transform(
     lambda _now, _retry_after_ms: None,
 )
 """Forgets a key."""
-
-
-class Step(NamedTuple):
-    """One part of a request that several limits have to admit, for `Store.apply_all`.
-
-    `transform` is run on the state of `key` with `cost`; a cost of 0 only looks. A `shadow` never
-    denies the request; it is charged when the request is admitted and it would have admitted it
-    itself.
-    """
-
-    key: str
-    transform: Transform[Any]
-    cost: int = 1
-    shadow: bool = False
-
-
-class PoolRenewals:
-    """Slots to renew in one call, each as its key, its strategy and its id: `steps` has one for
-    each pool, so that its state is gone through once."""
-
-    def __init__(self, wanted: Iterable[tuple[str, Strategy, str]]) -> None:
-        pools: dict[tuple[str, Strategy], tuple[int, list[str]]] = {}
-        # For each slot, which step it is part of, and where.
-        self._places: list[tuple[int, int]] = []
-        for key, strategy, slot_id in wanted:
-            number, ids = pools.setdefault((key, strategy), (len(pools), []))
-            self._places.append((number, len(ids)))
-            ids.append(slot_id)
-        self.steps: list[Step] = [
-            Step(key, renewing(strategy, tuple(ids))) for (key, strategy), (_, ids) in pools.items()
-        ]
-
-    def answers(self, results: Sequence[tuple[Decision, ...]]) -> list[Decision]:
-        """Those to each slot, in order, from what the store answered to the steps."""
-        return [results[number][place] for number, place in self._places]
-
-
-def looked_at(steps: Sequence[Any]) -> list[Step]:
-    """The same steps, where a cost of 0 has become a look."""
-    return [
-        Step(key, transform, cost, shadow)
-        if cost
-        else Step(key, looking(transform.strategy), 1, shadow)
-        for key, transform, cost, shadow in steps
-    ]
-
-
-def decide_all(
-    steps: Sequence[Step], read: Callable[[str, Transform[Any]], Any], now_for: Callable[[str], int]
-) -> tuple[list[Any], dict[str, tuple[Transform[Any], Outcome[Any]]]]:
-    """The results in order, and what is to be written under which key: nothing, if a step that is
-    no shadow denied. A key that is named twice is decided on what its earlier step left.
-
-    `read(key, transform)` gives the state of a key, and is asked once per key; `now_for(key)` the
-    instant to decide it at.
-    """
-    states: dict[str, Any] = {}
-    writes: dict[str, tuple[Transform[Any], Outcome[Any]]] = {}
-    results = []
-    admitted = True
-    for key, transform, cost, shadow in steps:
-        if key not in states:
-            states[key] = read(key, transform)
-        outcome = transform.run(states[key], now_for(key), cost)
-        results.append(outcome.result)
-        admitted = admitted and (shadow or transform.admits(outcome.result))
-        if outcome.persist:
-            states[key] = outcome.state
-            writes[key] = transform, outcome
-    return results, writes if admitted else {}
-
-
-def in_order(steps: Sequence[Step], now: int) -> Generator[Step, Any, list[Any]]:
-    """For stores that cannot write several keys at once: yields the steps to apply and is sent
-    their results. Those that may deny come before the shadows; when one of them does, or fails,
-    what was charged before it is given back, and the others are only tried. So nobody is admitted
-    too often, and somebody may be denied for a moment what is given back then."""
-    results: list[Any] = [None] * len(steps)
-    charged: list[Step] = []
-    admitted = True
-    places = sorted(range(len(steps)), key=lambda place: steps[place].shadow)
-    try:
-        for place in places:
-            step = steps[place]
-            transform = step.transform
-            if not admitted and transform.role not in READING:
-                step = step._replace(transform=trying(transform))
-            results[place] = yield step
-            if not transform.admits(results[place]):
-                if not step.shadow and admitted:
-                    admitted = False
-                    yield from _give_back(charged, now)
-            elif admitted and transform.reverse is not None:
-                charged.append(step)
-    except Exception:
-        with suppress(PenstockError):
-            yield from _give_back(charged, now)
-        raise
-    return results
-
-
-def _give_back(charged: list[Step], now: int) -> Generator[Step, Any, None]:
-    while charged:
-        step = charged.pop()
-        assert step.transform.reverse is not None
-        yield Step(step.key, step.transform.reverse(now), step.cost)
 
 
 # Others may take what was left between two attempts; after this many the bare need decides.

@@ -19,7 +19,45 @@ from typing import TYPE_CHECKING, Any
 from . import native
 from ._decision import NEUTRAL, Decision
 
-__all__ = ["Verdict", "combine"]
+__all__ = ["DecisionFields", "Verdict", "combine"]
+
+
+class DecisionFields:
+    """What limits say to one request: `allowed`, which is its truth, and the `decision` of the one
+    that binds, whose fields it has."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @property
+        def allowed(self) -> bool: ...
+
+        @property
+        def decision(self) -> Decision: ...
+
+    @property
+    def limit(self) -> int:
+        """How much the binding limit allows."""
+        return self.decision.limit
+
+    @property
+    def remaining(self) -> int:
+        """What is left of the binding limit."""
+        return self.decision.remaining
+
+    @property
+    def reset_at(self) -> int:
+        """From when on nothing of this is remembered by the binding limit."""
+        return self.decision.reset_at
+
+    @property
+    def retry_after_ms(self) -> int:
+        """How long to wait before the same request is worth repeating: 0 exactly when allowed."""
+        return 0 if self.allowed else self.decision.retry_after_ms
+
+    def __bool__(self) -> bool:
+        return self.allowed
 
 
 class _Fields:
@@ -47,7 +85,7 @@ if native is not None and not TYPE_CHECKING:
     _Fields = native.VerdictFields
 
 
-class Verdict(_Fields):
+class Verdict(_Fields, DecisionFields):
     """What several limits say to one request. `bool(verdict)` is `verdict.allowed`.
 
     `decision` is that of the limit that binds, and `binding` its name: if the request was denied,
@@ -100,26 +138,6 @@ class Verdict(_Fields):
         """The shadows that would have denied it."""
         return self._denying(shadow=True)
 
-    @property
-    def limit(self) -> int:
-        """How much the binding limit allows."""
-        return self.decision.limit
-
-    @property
-    def remaining(self) -> int:
-        """What is left of the binding limit."""
-        return self.decision.remaining
-
-    @property
-    def reset_at(self) -> int:
-        """From when on nothing of this is remembered by the binding limit."""
-        return self.decision.reset_at
-
-    @property
-    def retry_after_ms(self) -> int:
-        """How long to wait before the same request is worth repeating: 0 exactly when allowed."""
-        return self.decision.retry_after_ms if not self.allowed else 0
-
     def _denying(self, *, shadow: bool) -> tuple[str, ...]:
         told = zip(self._names, self._decisions, self._shadows, strict=True)
         return tuple([name for name, said, is_shadow in told if not said and is_shadow is shadow])
@@ -142,9 +160,6 @@ class Verdict(_Fields):
             # Shadows alone.
             return min(range(len(decisions)), key=lambda place: decisions[place].remaining)
         return found
-
-    def __bool__(self) -> bool:
-        return self.allowed
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not Verdict:

@@ -32,8 +32,9 @@ from ..core._charges import Charge, Part
 from ..core._clock import Clock
 from ..core._decision import Decision
 from ..core._reserving import Answer, areserved
+from ..core._steps import PoolRenewals, Step
 from ..core._store import Store
-from ..core._transform import PoolRenewals, Step, checking, peeking
+from ..core._transform import checking, peeking
 from ..core._validation import MAX_SPAN_MS, reject, require_cost, require_int, require_key
 from ..core._verdict import Verdict
 from ..leasing import TwoTierLimiter

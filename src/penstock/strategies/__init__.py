@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..core._lua import LuaAccelerator, LuaScript, LuaSource, beside, hash_fields, real, whole
+from ..core._accelerator import LuaAccelerator
+from ..core._lua import LuaScript, LuaSource, beside, hash_fields, real, whole
 from ..core._register import register as _register
 from ._calendar_quota import CalendarQuota, calendar_quota
 from ._fixed_window import FixedWindow, fixed_window

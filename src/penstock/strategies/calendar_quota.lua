@@ -7,9 +7,9 @@
 -- A stored period that starts no earlier and is not over stands, with the end that it was given:
 -- after a jump back it may be none of the three.
 local function raw(key)
-  local stored = call('HMGET', key, 's', 'e', 'c')
+  local stored = redis.call('HMGET', key, 's', 'e', 'c')
   local complete = stored[1] and stored[2] and stored[3]
-  if not complete and call('HLEN', key) > 0 then foreign() end
+  if not complete and redis.call('HLEN', key) > 0 then foreign() end
   return stored
 end
 
@@ -26,7 +26,7 @@ end
 
 local function periodAt(p, stored, now)
   if now < p.before or now >= p.after then
-    error(format('OTHERPERIOD the clock that decides shows %.0f', now), 0)
+    error(string.format('OTHERPERIOD the clock that decides shows %.0f', now), 0)
   end
   local start, finish = p.start, p.finish
   if now < start then
@@ -44,7 +44,7 @@ local function check(p, stored, now, cost)
   local limit = p.limit
   local start, finish, count = periodAt(p, stored, now)
   if count + cost > limit then
-    return 0, limit, max(0, limit - count), finish, finish - now
+    return 0, limit, math.max(0, limit - count), finish, finish - now
   end
   count = count + cost
   local state = {start = start, finish = finish, count = count}
@@ -52,15 +52,15 @@ local function check(p, stored, now, cost)
 end
 
 local function write(key, p, state, px)
-  call('HSET', key, 's', state.start, 'e', state.finish, 'c', state.count)
-  call('PEXPIRE', key, px)
+  redis.call('HSET', key, 's', state.start, 'e', state.finish, 'c', state.count)
+  redis.call('PEXPIRE', key, px)
 end
 
 -- Give back.
 local function refund(p, stored, now, cost, chargedAt)
   local start, finish, count = periodAt(p, stored, now)
   local units = 0
-  if start <= chargedAt and chargedAt < finish then units = min(cost, count) end
+  if start <= chargedAt and chargedAt < finish then units = math.min(cost, count) end
   if units == 0 then return 1, 0, 0, 0, 0 end
   local state = {start = start, finish = finish, count = count - units}
   return 1, units, 0, 0, 0, state, finish - now
@@ -68,9 +68,9 @@ end
 
 local function charge(p, stored, now, cost)
   local start, finish, count = periodAt(p, stored, now)
-  count = min(count + cost, MAX_SAFE)
+  count = math.min(count + cost, MAX_SAFE)
   local state = {start = start, finish = finish, count = count}
-  return 1, p.limit, max(0, p.limit - count), finish, 0, state, finish - now
+  return 1, p.limit, math.max(0, p.limit - count), finish, 0, state, finish - now
 end
 
 local function pause(p, stored, now, untilMs)
@@ -80,6 +80,6 @@ local function pause(p, stored, now, untilMs)
     -- A spent period that is still to come stands until it is over.
     start, finish, count = untilMs - 1, untilMs, 0
   end
-  local state = {start = start, finish = finish, count = max(count, p.limit)}
+  local state = {start = start, finish = finish, count = math.max(count, p.limit)}
   return 1, 0, 0, 0, 0, state, finish - now
 end

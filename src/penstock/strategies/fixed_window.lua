@@ -20,7 +20,7 @@ local function read(key)
 end
 
 local function windowAt(p, stored, now)
-  local start = floor(now / p.windowMs) * p.windowMs
+  local start = math.floor(now / p.windowMs) * p.windowMs
   if p.anchor == 'first' then
     start = now
     if stored and now - stored.start < p.windowMs then start = stored.start end
@@ -34,22 +34,22 @@ local function check(p, stored, now, cost)
   local start, count = windowAt(p, stored, now)
   local resetAt = start + windowMs
   if count + cost > limit then
-    return 0, limit, max(0, limit - count), resetAt, resetAt - now
+    return 0, limit, math.max(0, limit - count), resetAt, resetAt - now
   end
   count = count + cost
   return 1, limit, limit - count, resetAt, 0, {start = start, count = count}, resetAt - now
 end
 
 local function write(key, p, state, px)
-  call('HSET', key, 's', state.start, 'c', state.count)
-  call('PEXPIRE', key, px)
+  redis.call('HSET', key, 's', state.start, 'c', state.count)
+  redis.call('PEXPIRE', key, px)
 end
 
 -- Give back.
 local function refund(p, stored, now, cost, chargedAt)
   local start, count = windowAt(p, stored, now)
   local units = 0
-  if start <= chargedAt and chargedAt < start + p.windowMs then units = min(cost, count) end
+  if start <= chargedAt and chargedAt < start + p.windowMs then units = math.min(cost, count) end
   if units == 0 then return 1, 0, 0, 0, 0 end
   if units == count and p.anchor == 'first' and start <= now then
     -- The request that opened the window has not been made.
@@ -60,10 +60,10 @@ end
 
 local function charge(p, stored, now, cost)
   local start, count = windowAt(p, stored, now)
-  count = min(count + cost, MAX_SAFE)
+  count = math.min(count + cost, MAX_SAFE)
   local resetAt = start + p.windowMs
   local state = {start = start, count = count}
-  return 1, p.limit, max(0, p.limit - count), resetAt, 0, state, resetAt - now
+  return 1, p.limit, math.max(0, p.limit - count), resetAt, 0, state, resetAt - now
 end
 
 local function pause(p, stored, now, untilMs)
@@ -72,8 +72,8 @@ local function pause(p, stored, now, untilMs)
   if untilMs <= now or (finish >= untilMs and count >= p.limit) then return 1, 0, 0, 0, 0 end
   if finish < untilMs then
     start = untilMs - p.windowMs
-    if p.anchor ~= 'first' then start = floor((untilMs - 1) / p.windowMs) * p.windowMs end
+    if p.anchor ~= 'first' then start = math.floor((untilMs - 1) / p.windowMs) * p.windowMs end
     finish, count = start + p.windowMs, 0
   end
-  return 1, 0, 0, 0, 0, {start = start, count = max(count, p.limit)}, finish - now
+  return 1, 0, 0, 0, 0, {start = start, count = math.max(count, p.limit)}, finish - now
 end

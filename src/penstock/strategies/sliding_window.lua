@@ -6,15 +6,15 @@
 --
 -- The ring is read whole. It has at most buckets + 1 fields and often far fewer, and naming them all
 -- in one command would overflow Lua's stack for rings of some thousands.
-local function raw(key) return call('HGETALL', key) end
+local function raw(key) return redis.call('HGETALL', key) end
 
 -- Decide.
 local function read(key, p)
-  local last, ring = floor(MAX_INSTANT_MS / (p.windowMs / p.buckets)), raw(key)
+  local last, ring = math.floor(MAX_INSTANT_MS / (p.windowMs / p.buckets)), raw(key)
   local counts, newest = {}, nil
   for i = 2, #ring, 2 do
-    local tick, count = match(ring[i], '^(%d+):(%d+)$')
-    if not (tick and find(ring[i - 1], WHOLE)) then foreign() end
+    local tick, count = string.match(ring[i], '^(%d+):(%d+)$')
+    if not (tick and string.find(ring[i - 1], WHOLE)) then foreign() end
     tick, count = tonumber(tick), tonumber(count)
     if tick > last or count > MAX_SAFE then foreign() end
     counts[tick] = count
@@ -26,14 +26,15 @@ end
 -- With so many more units in a tick, which is remembered as to be written.
 local function add(stored, counts, tick, units)
   local changed = stored and stored.changed or {}
+  local newest = stored and stored.newest > tick and stored.newest or tick
   counts[tick], changed[tick] = (counts[tick] or 0) + units, true
-  return {counts = counts, changed = changed, newest = max(tick, stored and stored.newest or tick)}
+  return {counts = counts, changed = changed, newest = newest}
 end
 
 local function tickAt(p, stored, now)
-  local tick = floor(now / (p.windowMs / p.buckets))
-  if stored then return max(tick, stored.newest), stored.counts end
-  return tick, {}
+  local tick = math.floor(now / (p.windowMs / p.buckets))
+  if not stored then return tick, {} end
+  return stored.newest > tick and stored.newest or tick, stored.counts
 end
 
 -- What counts at `now`, whose tick is `tick`; and the oldest tick, with its weight in that.
@@ -43,8 +44,10 @@ local function estimateAt(p, counts, tick, now)
   for at, count in pairs(counts) do
     if at > edge then full = full + count end
   end
-  local elapsed = max(0, now - tick * w)
-  local weight = min(1, max(0, (w - elapsed) / w))
+  local elapsed = now - tick * w
+  if elapsed < 0 then elapsed = 0 end
+  local weight = (w - elapsed) / w
+  if weight < 0 then weight = 0 end
   return full + oldest * weight, oldest, weight
 end
 
@@ -53,41 +56,42 @@ local function check(p, stored, now, cost)
   local tick, counts = tickAt(p, stored, now)
   local estimate, oldest, weight = estimateAt(p, counts, tick, now)
   local projected = estimate + cost
-  local resetAt = ceil((tick + 1) * w + p.windowMs)
+  local resetAt = math.ceil((tick + 1) * w + p.windowMs)
 
   if projected > limit then
     local excess = projected - limit
     local retry
     if oldest > 0 and excess <= oldest * weight then
-      retry = ceil(excess * w / oldest)
+      retry = math.ceil(excess * w / oldest)
     else
-      retry = ceil((tick + 1) * w - now)
+      retry = math.ceil((tick + 1) * w - now)
     end
-    return 0, limit, max(0, floor(limit - estimate)), resetAt, max(1, retry)
+    return 0, limit, math.max(0, math.floor(limit - estimate)), resetAt, math.max(1, retry)
   end
 
-  local state = add(stored, counts, tick, cost)
-  return 1, limit, max(0, floor(limit - projected)), resetAt, 0, state, max(1, resetAt - now)
+  local state, ttl = add(stored, counts, tick, cost), math.max(1, resetAt - now)
+  return 1, limit, math.floor(limit - projected), resetAt, 0, state, ttl
 end
 
 local function write(key, p, state, px)
   for tick in pairs(state.changed) do
-    call('HSET', key, tick % (p.buckets + 1), format('%.0f:%.0f', tick, state.counts[tick]))
+    local count = string.format('%.0f:%.0f', tick, state.counts[tick])
+    redis.call('HSET', key, tick % (p.buckets + 1), count)
   end
-  call('PEXPIRE', key, px)
+  redis.call('PEXPIRE', key, px)
 end
 
 -- Give back.
 local function ttlOf(p, tick, now)
-  return max(1, ceil((tick + 1) * (p.windowMs / p.buckets) + p.windowMs) - now)
+  return math.max(1, math.ceil((tick + 1) * (p.windowMs / p.buckets) + p.windowMs) - now)
 end
 
 local function refund(p, stored, now, cost, chargedAt)
   local w = p.windowMs / p.buckets
   local tick, counts = tickAt(p, stored, now)
-  local edge, charged = tick - p.buckets, floor(chargedAt / w)
+  local edge, charged = tick - p.buckets, math.floor(chargedAt / w)
   local units = 0
-  if charged >= edge then units = min(cost, counts[charged] or 0) end
+  if charged >= edge then units = math.min(cost, counts[charged] or 0) end
   if units == 0 then return 1, 0, 0, 0, 0 end
   local state = add(stored, counts, charged, -units)
   return 1, units, 0, 0, 0, state, ttlOf(p, state.newest, now)
@@ -97,17 +101,19 @@ local function charge(p, stored, now, cost)
   local limit, w = p.limit, p.windowMs / p.buckets
   local tick, counts = tickAt(p, stored, now)
   local projected = estimateAt(p, counts, tick, now) + cost
-  local most = max(limit, floor(MAX_SAFE / (p.buckets + 1)))
-  local state = add(stored, counts, tick, min(cost, most - (counts[tick] or 0)))
-  local resetAt = ceil((tick + 1) * w + p.windowMs)
-  return 1, limit, max(0, floor(limit - projected)), resetAt, 0, state, ttlOf(p, tick, now)
+  local most = math.max(limit, math.floor(MAX_SAFE / (p.buckets + 1)))
+  local state = add(stored, counts, tick, math.min(cost, most - (counts[tick] or 0)))
+  local remaining = math.max(0, math.floor(limit - projected))
+  local resetAt = math.ceil((tick + 1) * w + p.windowMs)
+  return 1, limit, remaining, resetAt, 0, state, ttlOf(p, tick, now)
 end
 
 local function pause(p, stored, now, untilMs)
   if untilMs <= now then return 1, 0, 0, 0, 0 end
   local w = p.windowMs / p.buckets
   local tick, counts = tickAt(p, stored, now)
-  tick = min(max(tick, ceil(untilMs / w) - p.buckets), floor(MAX_INSTANT_MS / w))
+  tick = math.max(tick, math.ceil(untilMs / w) - p.buckets)
+  tick = math.min(tick, math.floor(MAX_INSTANT_MS / w))
   local missing = p.limit - (counts[tick] or 0)
   if missing <= 0 then return 1, 0, 0, 0, 0 end
   return 1, 0, 0, 0, 0, add(stored, counts, tick, missing), ttlOf(p, tick, now)

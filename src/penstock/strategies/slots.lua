@@ -5,39 +5,46 @@
 -- The set is never read whole to decide: its first two members and its size tell all, unless some
 -- are over; those are removed by the next write, and counted. What a call changes is kept beside the
 -- set until everything is decided, so that it may name a key more than once.
-local function raw(key) return call('ZRANGE', key, 0, -1, 'WITHSCORES') end
+local function raw(key) return redis.call('ZRANGE', key, 0, -1, 'WITHSCORES') end
 
 -- Decide.
 local TICKET_MS, TICKET_SHIFT, TICKETS_BELOW = 2000, 2 ^ 52, -(2 ^ 51)
 
+-- A score is a number, so that its form need not be looked at.
+local function expiry(score)
+  local expires = score + 0
+  if expires > MAX_STORED_MS or expires % 1 ~= 0 then foreign() end
+  return expires
+end
+
 -- Of those that are held at `now`: the `first` to expire, the id `of` that one, and when the
 -- `second` does. `live` is how many there are, `moved` how many more by what this call has done.
 local function read(key, p, now)
-  local two = call('ZRANGE', key, 0, 1, 'WITHSCORES')
-  local score = two[1] and number(two[2], SIGNED, MAX_STORED_MS)
+  local two = redis.call('ZRANGE', key, 0, 1, 'WITHSCORES')
+  local score = two[1] and expiry(two[2])
   -- With room for all that it may hold.
   local slots = {
     key = key, now = now, live = false, moved = 0, lost = 0, known = 0, first = false, of = false,
     second = false, changed = false, prolonged = false,
   }
   if score and score <= now then
-    local after = format('(%.0f', now)
-    local over = call('ZCOUNT', key, 0, now)
-    slots.known = score < 0 and -number(call('ZSCORE', key, 'lost') or '0', SIGNED, 0) or 0
+    local after = string.format('(%.0f', now)
+    local over = redis.call('ZCOUNT', key, 0, now)
+    slots.known = score < 0 and -number(redis.call('ZSCORE', key, 'lost') or '0', SIGNED, 0) or 0
     slots.lost, slots.over, slots.prolonged = slots.known + over, over > 0, true
     slots.queued = score < TICKETS_BELOW
-    slots.live = call('ZCOUNT', key, after, '+inf')
-    two = call('ZRANGEBYSCORE', key, after, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
-    score = two[1] and number(two[2], WHOLE, MAX_STORED_MS)
+    slots.live = redis.call('ZCOUNT', key, after, '+inf')
+    two = redis.call('ZRANGEBYSCORE', key, after, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
+    score = two[1] and expiry(two[2])
   end
   slots.first, slots.of = score, two[1]
-  slots.second = two[3] and number(two[4], WHOLE, MAX_STORED_MS)
+  slots.second = two[3] and expiry(two[4])
   if not slots.second then slots.live = score and 1 or 0 end
   return slots
 end
 
 local function liveOf(slots)
-  if not slots.live then slots.live = call('ZCARD', slots.key) end
+  if not slots.live then slots.live = redis.call('ZCARD', slots.key) end
   return slots.live + slots.moved
 end
 
@@ -53,12 +60,12 @@ local function earliest(slots, now, id)
     most = most + 1
     if expires and other ~= id and (not first or expires < first) then first = expires end
   end
-  local after = format('(%.0f', now)
-  local some = call('ZRANGEBYSCORE', slots.key, after, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
+  local after = string.format('(%.0f', now)
+  local some = redis.call('ZRANGEBYSCORE', slots.key, after, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
   for place = 1, #some, 2 do
     if some[place] ~= id and changed[some[place]] == nil then
-      local expires = number(some[place + 1], WHOLE, MAX_STORED_MS)
-      return first and min(first, expires) or expires
+      local expires = expiry(some[place + 1])
+      return first and math.min(first, expires) or expires
     end
   end
   return first
@@ -66,7 +73,8 @@ end
 
 local function deny(p, slots, now)
   local freeAt = earliest(slots, now) or now
-  return 0, p.limit, max(0, p.limit - liveOf(slots)), freeAt, min(max(1, freeAt - now), MAX_SAFE)
+  local retry = math.min(math.max(1, freeAt - now), MAX_SAFE)
+  return 0, p.limit, math.max(0, p.limit - liveOf(slots)), freeAt, retry
 end
 
 local function check(p, slots, now, cost)
@@ -80,8 +88,8 @@ end
 local function put(key, scores, shift)
   local member, score = next(scores)
   if next(scores, member) == nil then
-    if not score then return call('ZREM', key, member) end
-    return call('ZADD', key, score - shift, member)
+    if not score then return redis.call('ZREM', key, member) end
+    return redis.call('ZADD', key, score - shift, member)
   end
   local added, removed, some, others, atOnce = {}, {}, 0, 0, 500
   for each, at in pairs(scores) do
@@ -92,29 +100,29 @@ local function put(key, scores, shift)
     end
   end
   for place = 1, some, atOnce do
-    call('ZADD', key, unpack(added, place, min(some, place + atOnce - 1)))
+    redis.call('ZADD', key, unpack(added, place, math.min(some, place + atOnce - 1)))
   end
   for place = 1, others, atOnce do
-    call('ZREM', key, unpack(removed, place, min(others, place + atOnce - 1)))
+    redis.call('ZREM', key, unpack(removed, place, math.min(others, place + atOnce - 1)))
   end
 end
 
 local function write(key, p, slots, px)
-  if slots.over then call('ZREMRANGEBYSCORE', key, 0, slots.now) end
+  if slots.over then redis.call('ZREMRANGEBYSCORE', key, 0, slots.now) end
   if slots.lost ~= slots.known then
     if slots.lost > 0 then
-      call('ZADD', key, -slots.lost, 'lost')
+      redis.call('ZADD', key, -slots.lost, 'lost')
     else
-      call('ZREM', key, 'lost')
+      redis.call('ZREM', key, 'lost')
     end
   end
   if slots.queued then
-    call('ZREMRANGEBYSCORE', key, '-inf', slots.now - TICKET_SHIFT)
+    redis.call('ZREMRANGEBYSCORE', key, '-inf', slots.now - TICKET_SHIFT)
   end
   if slots.tickets and next(slots.tickets) then put(key, slots.tickets, TICKET_SHIFT) end
   if slots.changed then put(key, slots.changed, 0) end
   -- What is only taken out leaves a set that is kept for long enough.
-  if slots.prolonged then call('PEXPIRE', key, px) end
+  if slots.prolonged then redis.call('PEXPIRE', key, px) end
 end
 
 -- Give back.
@@ -123,8 +131,8 @@ local function expiryOf(slots, now, id)
   if changed and changed[id] ~= nil then return changed[id] end
   if slots.of == id then return slots.first end
   if not slots.second then return false end
-  local score = call('ZSCORE', slots.key, id)
-  local expires = score and number(score, WHOLE, MAX_STORED_MS)
+  local score = redis.call('ZSCORE', slots.key, id)
+  local expires = score and expiry(score)
   return expires and expires > now and expires
 end
 
@@ -137,16 +145,17 @@ local function ttlOf(p, slots, now)
   if not slots.last then
     slots.last = slots.first or 0
     if slots.second then
-      slots.last = tonumber(call('ZRANGE', slots.key, -1, -1, 'WITHSCORES')[2])
+      slots.last = tonumber(redis.call('ZRANGE', slots.key, -1, -1, 'WITHSCORES')[2])
     end
   end
-  return max(slots.last - now, p.ttlMs) + p.countedForMs
+  return math.max(slots.last - now, p.ttlMs) + p.countedForMs
 end
 
 -- Only for take, queue_up, renew.
 local function hold(p, slots, now, id, held)
   if not held then slots.moved = slots.moved + 1 end
-  local expires = max(held or 0, now + p.ttlMs)
+  local expires = now + p.ttlMs
+  if held and held > expires then expires = held end
   change(slots, id, expires)
   slots.prolonged = true
   return expires
@@ -156,9 +165,10 @@ end
 local function taken(p, slots, now, id, held)
   local others = earliest(slots, now, id)
   local expires = hold(p, slots, now, id, held)
-  local ttl = ttlOf(p, slots, now)
-  slots.last = max(slots.last, expires)
-  return 1, p.limit, max(0, p.limit - liveOf(slots)), min(others or expires, expires), 0, slots, ttl
+  local ttl, free = ttlOf(p, slots, now), p.limit - liveOf(slots)
+  if expires > slots.last then slots.last = expires end
+  if not others or others > expires then others = expires end
+  return 1, p.limit, free > 0 and free or 0, others, 0, slots, ttl
 end
 
 -- Only for take.
@@ -174,8 +184,9 @@ local function ticketsOf(slots, now)
   if not slots.tickets then
     slots.tickets = {}
     if slots.queued then
-      local from, to = format('(%.0f', now - TICKET_SHIFT), format('(%.0f', TICKETS_BELOW)
-      local found = call('ZRANGEBYSCORE', slots.key, from, to, 'WITHSCORES')
+      local from = string.format('(%.0f', now - TICKET_SHIFT)
+      local to = string.format('(%.0f', TICKETS_BELOW)
+      local found = redis.call('ZRANGEBYSCORE', slots.key, from, to, 'WITHSCORES')
       for place = 1, #found, 2 do
         slots.tickets[found[place]] = tonumber(found[place + 1]) + TICKET_SHIFT
       end
@@ -193,13 +204,13 @@ local function turnOf(slots, now, id)
     if expires and name:sub(18) == id then
       mine = name
     elseif expires then
-      last = max(last, tonumber(name:sub(2, 17)))
+      last = math.max(last, tonumber(name:sub(2, 17)))
     end
   end
   for name, expires in pairs(tickets) do
     if expires and name ~= mine and (not mine or name < mine) then ahead = ahead + 1 end
   end
-  return tickets, mine or 'w' .. format('%016.0f', last + 1) .. id, not mine, ahead
+  return tickets, mine or 'w' .. string.format('%016.0f', last + 1) .. id, not mine, ahead
 end
 
 -- Only for queue_up.
@@ -232,10 +243,10 @@ local function renew(p, slots, now, _, ids)
     expiries[place] = held and hold(p, slots, now, ids[place], held) or 0
     some = some or held
   end
-  local free = max(0, p.limit - liveOf(slots))
+  local free = math.max(0, p.limit - liveOf(slots))
   if not some then return 1, p.limit, free, expiries, 0 end
   local ttl = ttlOf(p, slots, now)
-  for place = 1, #ids do slots.last = max(slots.last, expiries[place]) end
+  for place = 1, #ids do slots.last = math.max(slots.last, expiries[place]) end
   return 1, p.limit, free, expiries, 0, slots, ttl
 end
 

@@ -17,27 +17,28 @@ end
 
 local function level(p, stored, now)
   if not stored then return p.capacity, now end
-  if now <= stored.last then return min(p.capacity, stored.tokens), stored.last end
-  return min(p.capacity, stored.tokens + (now - stored.last) * (p.refillPerSec / 1000)), now
+  local tokens, at = stored.tokens, stored.last
+  if now > at then tokens, at = tokens + (now - at) * (p.refillPerSec / 1000), now end
+  return tokens < p.capacity and tokens or p.capacity, at
 end
 
 local function check(p, stored, now, cost)
   local capacity, rate = p.capacity, p.refillPerSec / 1000
   local tokens, at = level(p, stored, now)
   if tokens < cost then
-    local resetAt = at + ceil((capacity - tokens) / rate)
-    local retry = min((at - now) + ceil((cost - tokens) / rate), MAX_SAFE)
-    return 0, capacity, max(0, floor(tokens)), resetAt, retry
+    local resetAt = at + math.ceil((capacity - tokens) / rate)
+    local retry = math.min((at - now) + math.ceil((cost - tokens) / rate), MAX_SAFE)
+    return 0, capacity, math.max(0, math.floor(tokens)), resetAt, retry
   end
   tokens = tokens - cost
-  local resetAt = at + ceil((capacity - tokens) / rate)
-  local ttl = (at - now) + max(1, ceil(capacity / rate))
-  return 1, capacity, floor(tokens), resetAt, 0, {tokens = tokens, last = at}, ttl
+  local resetAt = at + math.ceil((capacity - tokens) / rate)
+  local ttl = (at - now) + math.max(1, math.ceil(capacity / rate))
+  return 1, capacity, math.floor(tokens), resetAt, 0, {tokens = tokens, last = at}, ttl
 end
 
 local function write(key, p, state, px)
-  call('HSET', key, 't', format('%.17g', state.tokens), 'l', state.last)
-  call('PEXPIRE', key, px)
+  redis.call('HSET', key, 't', string.format('%.17g', state.tokens), 'l', state.last)
+  redis.call('PEXPIRE', key, px)
 end
 
 -- Give back.
@@ -51,45 +52,44 @@ end
 -- Until the bucket is full again; a debt takes longer than an empty bucket.
 local function ttlOf(p, tokens, at, now)
   local rate = p.refillPerSec / 1000
-  return (at - now) + max(1, ceil((p.capacity - min(tokens, 0)) / rate))
+  return (at - now) + math.max(1, math.ceil((p.capacity - math.min(tokens, 0)) / rate))
 end
 
 local function take(p, tokens, at, now, retry)
-  local resetAt = at + ceil((p.capacity - tokens) / (p.refillPerSec / 1000))
+  local resetAt = at + math.ceil((p.capacity - tokens) / (p.refillPerSec / 1000))
   local state = {tokens = tokens, last = at}
   local ttl = ttlOf(p, tokens, at, now)
-  return 1, p.capacity, max(0, floor(tokens)), resetAt, retry, state, ttl
+  return 1, p.capacity, math.max(0, math.floor(tokens)), resetAt, retry, state, ttl
 end
 
 local function lowest(p)
-  return max(p.capacity - 2 * MAX_SPAN_MS * (p.refillPerSec / 1000), -MAX_SAFE)
+  return math.max(p.capacity - 2 * MAX_SPAN_MS * (p.refillPerSec / 1000), -MAX_SAFE)
 end
 
 local function refund(p, stored, now, cost, chargedAt)
   if not stored then return 1, 0, 0, 0, 0 end
   local tokens, at = level(p, stored, now)
-  if chargedAt > now and tokens < 0 and at + ceil(-tokens / (p.refillPerSec / 1000)) > chargedAt then
-    return 1, 0, 0, 0, 0
-  end
+  local paidAt = at + math.ceil(-tokens / (p.refillPerSec / 1000))
+  if chargedAt > now and tokens < 0 and paidAt > chargedAt then return 1, 0, 0, 0, 0 end
   if tokens >= p.capacity then return 1, 0, 0, 0, 0 end
-  local units = min(cost, floor(p.capacity - tokens))
-  tokens = min(p.capacity, sum(tokens, cost))
+  local units = math.min(cost, math.floor(p.capacity - tokens))
+  tokens = math.min(p.capacity, sum(tokens, cost))
   return 1, units, 0, 0, 0, {tokens = tokens, last = at}, ttlOf(p, tokens, at, now)
 end
 
 local function charge(p, stored, now, cost)
   local tokens, at = level(p, stored, now)
-  return take(p, max(sum(tokens, -cost), lowest(p)), at, now, 0)
+  return take(p, math.max(sum(tokens, -cost), lowest(p)), at, now, 0)
 end
 
 local function book(p, stored, now, cost, maxWaitMs)
   local rate = p.refillPerSec / 1000
   local tokens, at = level(p, stored, now)
   local left, delay = tokens - cost, 0
-  if left < 0 then delay = min((at - now) + ceil(-left / rate), MAX_SAFE) end
+  if left < 0 then delay = math.min((at - now) + math.ceil(-left / rate), MAX_SAFE) end
   if delay > maxWaitMs or left < lowest(p) then
-    local resetAt = at + ceil((p.capacity - tokens) / rate)
-    return 0, p.capacity, max(0, floor(tokens)), resetAt, delay
+    local resetAt = at + math.ceil((p.capacity - tokens) / rate)
+    return 0, p.capacity, math.max(0, math.floor(tokens)), resetAt, delay
   end
   return take(p, left, at, now, delay)
 end
@@ -98,6 +98,6 @@ local function pause(p, stored, now, untilMs)
   local tokens, at = level(p, stored, now)
   if untilMs <= now or (tokens < 1 and at >= untilMs) then return 1, 0, 0, 0, 0 end
   -- The largest double below 1.
-  tokens, at = min(tokens, 1 - 2 ^ -53), max(at, untilMs)
+  tokens, at = math.min(tokens, 1 - 2 ^ -53), math.max(at, untilMs)
   return 1, 0, 0, 0, 0, {tokens = tokens, last = at}, ttlOf(p, tokens, at, now)
 end

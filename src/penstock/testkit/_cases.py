@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core._decision import Decision, Outcome
+from ..core._steps import Step
 from ..core._strategy import Strategy
-from ..core._transform import Step, Transform, checking, peeking
+from ..core._transform import Transform, checking, peeking
 from ._samples import sample_strategies
 from ._steps import Apply, ApplyAll, ApplyMany, Close, Flow, Raised, Reset, Storm
 

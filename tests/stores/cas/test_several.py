@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from penstock import StoreUnavailableError, fixed_window, token_bucket
-from penstock.core._transform import Step, checking, refunding
+from penstock.core._steps import Step
+from penstock.core._transform import checking, refunding
 from penstock.stores.cas import TRAIL, AnyRequest, Check, Swap, SwapAll
 from tests.stores import several
 from tests.stores.cas.backend import LATE, LOST, REFUSED, DictCasStore, Records, lossy, once

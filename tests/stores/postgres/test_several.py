@@ -12,7 +12,8 @@ import pytest
 
 from bench.turns import TurnCounter
 from penstock import Store, StoreUnavailableError, fixed_window, gcra, rate_limit
-from penstock.core._transform import Step, checking
+from penstock.core._steps import Step
+from penstock.core._transform import checking
 from penstock.stores import open_store
 from penstock.stores.postgres import PostgresStore, _flows
 from tests.servers import FaultProxy, NotReady, Postgres, eventually, require

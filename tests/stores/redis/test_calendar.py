@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from penstock import ManualClock, Strategy, calendar_quota, gcra
-from penstock.core._lua import PeriodAccelerator
-from penstock.core._transform import Step, charging, checking, pausing, peeking, refunding
+from penstock.core._accelerator import PeriodAccelerator
+from penstock.core._steps import Step
+from penstock.core._transform import charging, checking, pausing, peeking, refunding
 from penstock.stores.redis import RedisStore
 from tests.servers import RedisServer
 from tests.stores.mixtures import START, STRATEGIES, OracleStore, follow, requests

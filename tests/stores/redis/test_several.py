@@ -24,8 +24,8 @@ from penstock import (
     slots,
     token_bucket,
 )
+from penstock.core._steps import Step
 from penstock.core._transform import (
-    Step,
     charging,
     checking,
     pausing,

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock import StoreUnavailableError
-from penstock.core._transform import Step, checking
+from penstock.core._steps import Step
+from penstock.core._transform import checking
 from penstock.stores.sqlite import SqliteStore
 from tests.stores import several
 from tests.stores.crash import Spender

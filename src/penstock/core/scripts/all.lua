@@ -30,7 +30,9 @@ end
 -- `text` and `keepFor` instead.
 local kept, loaded, steps = {}, {}, cjson.decode(ARGV[2])
 -- Where the next step begins, the next record, and the next answer.
-local at, recordAt, answerAt, reply, admitted = 1, 3, 2, {now}, true
+local at, recordAt, answerAt, admitted = 1, 3, 2, true
+-- With room for the answers of three steps: a table that grows is made anew each time.
+local reply = {now, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil}
 for place = 1, #KEYS do
   local key, name, operation, cost = KEYS[place], steps[at], steps[at + 1], steps[at + 3]
   local allowed, limit, remaining, resetAt, retryAfterMs = 1, 0, 0, 0, 0
@@ -38,7 +40,7 @@ for place = 1, #KEYS do
   if name == 'swap' then
     -- A record that was decided on by the caller: it must not have changed since. The cost is for
     -- how long the new one is kept, -1 if there is none, and 0 if the old one stays.
-    if (call('GET', key) or '') ~= ARGV[recordAt] then return {now} end
+    if (redis.call('GET', key) or '') ~= ARGV[recordAt] then return {now} end
     if not entry then
       entry = {}
       kept[key] = entry
@@ -81,11 +83,12 @@ for place = 1, admitted and #KEYS or 0 do
   local entry = kept[key]
   local keepFor, ttl = entry.keepFor, entry.ttl
   -- A key that is named twice is written once.
-  entry.keepFor, entry.ttl = nil, nil
+  if ttl then entry.ttl = false end
+  if keepFor then entry.keepFor = nil end
   if keepFor == -1 or (ttl and not entry.state) then
-    call('DEL', key)
+    redis.call('DEL', key)
   elseif keepFor then
-    call('SET', key, entry.text, 'PX', keepFor)
+    redis.call('SET', key, entry.text, 'PX', keepFor)
   elseif ttl then
     entry.strategy.write(key, entry.p, entry.state, keepMs(ttl))
   end

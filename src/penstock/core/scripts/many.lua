@@ -1,5 +1,5 @@
 -- Nothing is written before all keys are decided: a key that holds something foreign charges nobody.
-local states, ttls, admitted = {}, {}, {}
+local states, ttls, admitted, count = {}, {}, {}, 0
 local runs, run = {}, -2
 for place = 1, #KEYS do
   local key = KEYS[place]
@@ -7,7 +7,7 @@ for place = 1, #KEYS do
   if state == nil then state = read(key, p, now) or false end
   local allowed, limit, remaining, resetAt, retryAfterMs, after, ttl = check(p, state, now, cost)
   if allowed == 1 then
-    if not ttls[key] then admitted[#admitted + 1] = key end
+    if not ttls[key] then admitted[count + 1], count = key, count + 1 end
     state, ttls[key] = after, ttl
   end
   states[key] = state
@@ -18,7 +18,7 @@ for place = 1, #KEYS do
   end
   runs[run] = runs[run] + 1
 end
-for place = 1, #admitted do
+for place = 1, count do
   local key = admitted[place]
   write(key, p, states[key], keepMs(ttls[key]))
 end

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, TypeVar
 
 from ..._queueing import Queues
 from ..._queueing.fork import ForkAware, watch_forks
+from ...core._steps import Step, looked_at
 from ...core._store import Store
-from ...core._transform import Step, Transform, looked_at
+from ...core._transform import Transform
 from ...core._validation import reject, require_int
 from .._sheet import Call
 from ._callers import SEVERAL, AsyncCaller, KeyQueue, SyncCaller

@@ -26,8 +26,9 @@ from typing import Any, Literal, TypeVar
 from ..._queueing.fork import ForkAware, watch_forks
 from ...core import native
 from ...core._clock import Clock, SystemClock, require_clock
+from ...core._steps import Step, decide_all, looked_at
 from ...core._store import Store, from_its_url
-from ...core._transform import READING, Step, Transform, decide_all, looked_at
+from ...core._transform import READING, Transform
 from ...core._validation import (
     LONGEST_KEPT,
     digest_of,

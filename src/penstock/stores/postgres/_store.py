@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 from ..._queueing.fork import ForkAware, watch_forks
 from ...core._clock import SystemClock
 from ...core._errors import ConfigInvalidError, UnsupportedError, missing
+from ...core._steps import Step, looked_at
 from ...core._store import Store, from_its_url
-from ...core._transform import Step, Transform, looked_at
+from ...core._transform import Transform
 from ...core._validation import reject, require_choice, require_instant, require_int
 from ._async_connections import (
     AsyncOwnConnection,

@@ -31,12 +31,14 @@ from itertools import chain, repeat
 from operator import not_
 from typing import Any, TypeVar
 
+from ...core._accelerator import LuaAccelerator
 from ...core._clock import FOREIGN_CLOCKS
 from ...core._decision import Decision
 from ...core._errors import PenstockError, StoreUnavailableError
-from ...core._lua import LuaAccelerator, LuaScript
+from ...core._lua import LuaScript
+from ...core._steps import Step, looked_at
 from ...core._strategy import Strategy
-from ...core._transform import READING, Grant, Step, Transform, bargain, looked_at
+from ...core._transform import READING, Grant, Transform, bargain
 from ...core._validation import reject
 from .. import record
 from .._sheet import Call, ConnectionFailedError, Sheet
@@ -239,12 +241,14 @@ class RedisFlows:
     def apply_all(self, steps: Sequence[Step], now: int) -> RedisFlow:
         """The flow that stands for `Store.apply_all`; with the instant of the decision."""
         at = 0 if self._server_time else _instant(now)
-        every = steps if _need_no_look(steps) else looked_at(steps)
-        plan = plan_of(every)
+        plan = plan_of(steps)
+        if plan.has_looks:
+            steps = looked_at(steps)
+            plan = plan_of(steps)
         if at or not plan.by_periods:
-            return apply_steps(self._router, plan, every, at)
-        transforms = [step.transform for step in every]
-        return _second_look(transforms, lambda: apply_steps(self._router, plan, every, at))
+            return apply_steps(self._router, plan, steps, at)
+        transforms = [transform for _, transform, _, _ in steps]
+        return _second_look(transforms, lambda: apply_steps(self._router, plan, steps, at))
 
     def _operate(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
         steps = (Step(key, transform, cost),)
@@ -338,14 +342,6 @@ class RedisFlows:
                 for place, decision in zip(chunk, answers, strict=True):
                     decisions[place] = decision
         return decisions
-
-
-def _need_no_look(steps: Sequence[Step]) -> bool:
-    """Whether `looked_at` would leave them as they are."""
-    for step in steps:  # noqa: SIM110
-        if type(step) is not Step or not step[2]:
-            return False
-    return True
 
 
 def _second_look(transforms: Sequence[Transform[Any]], make: Callable[[], RedisFlow]) -> RedisFlow:

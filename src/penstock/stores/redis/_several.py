@@ -12,25 +12,19 @@ denies, or fails, what those before it charged is given back.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from ...core._accelerator import LuaAccelerator, in_json, in_words
 from ...core._clock import FOREIGN_CLOCKS
 from ...core._decision import Booking, Decision
 from ...core._errors import PenstockError, StoreUnavailableError, UnsupportedError
-from ...core._lua import (
-    REPLY,
-    LuaAccelerator,
-    LuaScript,
-    LuaSource,
-    in_json,
-    in_words,
-    script_of_all,
-)
+from ...core._lua import REPLY, LuaScript, LuaSource, script_of_all
 from ...core._register import registered
-from ...core._transform import Step, Transform, checking, decide_all, trying
+from ...core._steps import Step, decide_all, looked_at
+from ...core._transform import Transform, checking, trying
 from .. import record
 from .._sheet import ConnectionFailedError
 from ._requests import TIME, Command, Delay, RedisFlow, ms_of
@@ -53,9 +47,6 @@ _OPTIONAL = frozenset(
     }
 )
 _ALWAYS_THERE = frozenset({"check", "look", "try", "tell"})
-# Those that do not answer with a decision.
-_COUNTS = frozenset({"refund", "release", "reclaim", "keep_ticket"})
-_OF_THEIR_OWN = frozenset({"pause", "renew", "book"})
 # What a script says of each step, `allowed` first.
 _FIELDS = len(REPLY)
 _RACES = 256
@@ -68,7 +59,7 @@ def apply_steps(router: RedisRouter, plan: Plan, steps: Sequence[Step], now: int
     keys = [step[0] for step in steps]
     if router.topology.is_one_group(keys):
         return _in_one_slot(router, plan, steps, keys, now)
-    return _slot_by_slot(router, steps, router.topology.groups(keys), now)
+    return _slot_by_slot(router, looked_at(steps), router.topology.groups(keys), now)
 
 
 def _require_operation(lua: LuaAccelerator | None, role: str, kind: str) -> None:
@@ -145,75 +136,105 @@ class _Swap(NamedTuple):
 _SWAP = '"swap",%d,0,%d'
 """One of them, as the script takes it."""
 
+_SEVERAL = 2
+_Part = tuple[LuaAccelerator | None, str, str, bool, int]
+"""A step, but for its key and argument: its accelerator, the name of its strategy, its role,
+whether it is a shadow, and its cost as 0, 1 or `_SEVERAL`."""
+
 
 class Plan:
-    """What a request of these steps takes, whatever their keys, costs, arguments and the instant. A
-    step is its accelerator, the name of its strategy, its role and whether it is a shadow."""
+    """What a request of such steps takes, whatever their keys, costs, arguments and the instant."""
 
-    __slots__ = (
-        "_alone",
-        "_head",
-        "_of_one_unit",
-        "_parts",
-        "_template",
-        "_units",
-        "by_periods",
-        "here",
-        "only_checks",
-        "roles",
-        "script",
-        "sent",
-    )
-
-    def __init__(self, parts: Sequence[tuple[LuaAccelerator | None, str, str, bool]]) -> None:
-        for lua, kind, role, _ in parts:
-            _require_operation(lua, role, kind)
-        accelerators = [lua for lua, _, _, _ in parts if lua is not None]
+    def __init__(self, parts: Sequence[_Part], script: LuaScript) -> None:
+        accelerators = [lua for lua, _, _, _, _ in parts if lua is not None]
+        self.script = script
         self.by_periods = any(lua.source.by_periods for lua in accelerators)
-        self.roles = [role for _, _, role, _ in parts]
+        # Whether there are steps of cost 0, for which the plan is that of `looked_at`.
+        self.has_looks = any(not units for _, _, _, _, units in parts)
         # The places of the steps that are decided here.
         self.here = [place for place, part in enumerate(parts) if part[0] is None]
-        self.only_checks = not self.here and set(self.roles) == {"check"}
-        # Every reply begins with the instant, so that those who ask for it are not sent, unless
-        # nobody asks for anything else.
-        asked = [place for place, role in enumerate(self.roles) if role != "tell"]
-        self.sent = asked or [0]
-        self._parts = [parts[place] for place in self.sent]
-        # Whose script for one operation will do.
-        self._alone = _accelerator_alone(self._parts)
-        if self._alone is None:
-            self.script = _script(frozenset(lua.source for lua in accelerators))
-        else:
-            _, _, role, shadow = self._parts[0]
-            self.script = self._alone.source.alone[role, shadow]
-        self._head = (b"EVALSHA", self.script.sha1_bytes, b"%d" % len(self.sent))
-        # The steps as the script takes them, but for what differs from call to call; None if that
-        # is more than costs and arguments.
-        is_fixed = all(lua is None or lua.is_fixed for lua, _, _, _ in self._parts)
-        self._template = self._steps_at(0) if is_fixed else None
-        # The same for checks of one unit each.
-        self._units = [1] * len(self.sent)
-        self._of_one_unit = b""
-        if self.only_checks and self._template is not None:
-            self._of_one_unit = (self._template % tuple(self._units)).encode()
 
     def command(
         self, steps: Sequence[Step], keys: Sequence[str], now: int, swaps: Mapping[int, _Swap]
     ) -> Command:
         """What is sent; `swaps` are the steps that are decided here, by their places."""
-        names = [keys[place].encode() for place in self.sent]
-        if self._alone is not None:
-            _, transform, cost, _ = steps[self.sent[0]]
-            argument = () if self.only_checks else in_words(transform.argument)
-            return (*self._head, *names, *self._alone.argv(now, cost), *argument)
+        raise NotImplementedError
+
+    def answers(
+        self, steps: Sequence[Step], reply: list[Any], decided: Mapping[int, Any]
+    ) -> list[Any]:
+        """From what the script replied, and what was decided here."""
+        raise NotImplementedError
+
+
+class _OnePlan(Plan):
+    """That of one operation of a strategy, for which it has a script, and of steps that ask for the
+    instant, with which every reply begins."""
+
+    def __init__(self, parts: Sequence[_Part], place: int, lua: LuaAccelerator) -> None:
+        _, _, self._role, shadow, _ = parts[place]
+        super().__init__(parts, lua.source.alone[self._role, shadow])
+        self._place = place
+        self._lua = lua
+        self._read = _reader_of(self._role)
+        self._head = (b"EVALSHA", self.script.sha1_bytes, b"1")
+
+    def command(
+        self, steps: Sequence[Step], keys: Sequence[str], now: int, swaps: Mapping[int, _Swap]
+    ) -> Command:
+        key, transform, cost, _ = steps[self._place]
+        arguments = self._lua.argv(now, cost)
+        argument = transform.argument
+        if type(argument) is str:
+            return (*self._head, key.encode(), *arguments, argument.encode())
+        return (*self._head, key.encode(), *arguments, *in_words(argument))
+
+    def answers(
+        self, steps: Sequence[Step], reply: list[Any], decided: Mapping[int, Any]
+    ) -> list[Any]:
+        now, *told = reply
+        answers = [now] * len(steps)
+        answers[self._place] = answer = self._read(told, now)
+        if self._role == "check" and not answer.allowed:
+            _, transform, cost, _ = steps[self._place]
+            FOREIGN_CLOCKS.look_at(answer, transform, cost)
+        return answers
+
+
+class _MixedPlan(Plan):
+    """That of any mixture, for the script `all`."""
+
+    def __init__(self, parts: Sequence[_Part], sent: Sequence[int]) -> None:
+        sources = frozenset(lua.source for lua, _, _, _, _ in parts if lua is not None)
+        super().__init__(parts, _script(sources))
+        self._roles = [role for _, _, role, _, _ in parts]
+        self._only_checks = not self.here and set(self._roles) == {"check"}
+        # The places of the steps that are sent.
+        self._sent = sent
+        self._parts = [parts[place] for place in sent]
+        self._head = (b"EVALSHA", self.script.sha1_bytes, b"%d" % len(sent))
+        # The steps as the script takes them, but for what differs from call to call; None if that
+        # is more than costs and arguments.
+        is_fixed = all(part[0] is None or part[0].is_fixed for part in self._parts)
+        self._template = self._steps_at(0) if is_fixed else None
+        # The same for checks of one unit each, which are always the same.
+        self._of_one_unit = b""
+        of_one_unit = all(units == 1 for _, _, _, _, units in parts)
+        if self._only_checks and of_one_unit and self._template is not None:
+            self._of_one_unit = (self._template % ((1,) * len(sent))).encode()
+
+    def command(
+        self, steps: Sequence[Step], keys: Sequence[str], now: int, swaps: Mapping[int, _Swap]
+    ) -> Command:
+        if self._of_one_unit:
+            return (*self._head, *map(str.encode, keys), b"%d" % now, self._of_one_unit)
+        names = [keys[place].encode() for place in self._sent]
         records = [text for swap in swaps.values() for text in (swap.held, swap.text)]
         return (*self._head, *names, b"%d" % now, self._told(steps, now, swaps), *records)
 
     def _told(self, steps: Sequence[Step], now: int, swaps: Mapping[int, _Swap]) -> bytes:
-        if self._of_one_unit and [cost for _, _, cost, _ in steps] == self._units:
-            return self._of_one_unit
         values: list[Any] = []
-        for place, (lua, _, role, _) in zip(self.sent, self._parts, strict=True):
+        for place, (lua, _, role, _, _) in zip(self._sent, self._parts, strict=True):
             _, transform, cost, _ = steps[place]
             if lua is None:
                 values += swaps[place][:2]
@@ -227,55 +248,62 @@ class Plan:
     def _steps_at(self, now: int) -> str:
         told = [
             _SWAP if lua is None else lua.step(now, "look" if role == "tell" else role, shadow)
-            for lua, _, role, shadow in self._parts
+            for lua, _, role, shadow, _ in self._parts
         ]
         return f"[{','.join(told)}]"
 
     def answers(
         self, steps: Sequence[Step], reply: list[Any], decided: Mapping[int, Any]
     ) -> list[Any]:
-        """From what the script replied, and what was decided here."""
         now = reply[0]
-        if self.only_checks:
-            told = iter(reply[1:])
-            by_step = zip(told, told, told, told, told, strict=True)
-            decisions = [Decision(a == 1, limit, r, at, wait) for a, limit, r, at, wait in by_step]
-            if 0 in reply[1::_FIELDS]:
+        if self._only_checks:
+            decisions = []
+            for start in range(1, len(reply), _FIELDS):
+                allowed, limit, remaining, at, wait = reply[start : start + _FIELDS]
+                decisions.append(Decision(allowed == 1, limit, remaining, at, wait))
+            if not all(decisions):
                 for decision, (_, transform, cost, _) in zip(decisions, steps, strict=True):
                     if not decision.allowed:
                         FOREIGN_CLOCKS.look_at(decision, transform, cost)
             return decisions
         answers = [now] * len(steps)
         start = 1
-        for place in self.sent:
+        for place in self._sent:
             answer = reply[start : start + _FIELDS]
             start += _FIELDS
             if place in decided:
                 answers[place] = decided[place]
-            elif (role := self.roles[place]) != "tell":
-                answers[place] = _answer(role, answer, now)
+            elif (role := self._roles[place]) != "tell":
+                answers[place] = _reader_of(role)(answer, now)
                 if role == "check" and not answer[0]:
                     _, transform, cost, _ = steps[place]
                     FOREIGN_CLOCKS.look_at(answers[place], transform, cost)
         return answers
 
 
-def _accelerator_alone(
-    parts: Sequence[tuple[LuaAccelerator | None, str, str, bool]],
-) -> LuaAccelerator | None:
-    lua, _, role, _ = parts[0]
-    if len(parts) > 1 or lua is None or role not in lua.source.operations:
-        return None
-    return lua
-
-
-_plan_of_parts = lru_cache(maxsize=1024)(Plan)
+@lru_cache(maxsize=1024)
+def _plan_of_parts(parts: tuple[_Part, ...]) -> Plan:
+    for lua, kind, role, _, units in parts:
+        if units:
+            _require_operation(lua, role, kind)
+    # Every reply begins with the instant, so that those who ask for it are not sent, unless nobody
+    # asks for anything else.
+    sent = [place for place, part in enumerate(parts) if part[2] != "tell"] or [0]
+    lua, _, role, _, _ = parts[sent[0]]
+    if len(sent) == 1 and lua is not None and role in lua.source.operations:
+        return _OnePlan(parts, sent[0], lua)
+    return _MixedPlan(parts, sent)
 
 
 def plan_of(steps: Sequence[Step]) -> Plan:
     """The plan of steps like these."""
     return _plan_of_parts(
-        tuple([(run.lua, run.kind, run.role, shadow) for _, run, _, shadow in steps])
+        tuple(
+            [
+                (run.lua, run.kind, run.role, shadow, cost if cost < _SEVERAL else _SEVERAL)
+                for _, run, cost, shadow in steps
+            ]
+        )
     )
 
 
@@ -293,7 +321,7 @@ def _in_one_slot(
     others: bool = False,
 ) -> RedisFlow:
     if plan.here:
-        return (yield from _DecidedHere(router, plan, steps, keys, others).run(now))
+        return (yield from _DecidedHere(router, plan, looked_at(steps), keys, others).run(now))
     command = plan.command(steps, keys, now, {})
     (reply,) = yield from router.ask(
         keys[0], (command,), script=plan.script, consuming=True, keys=keys, others=others
@@ -403,29 +431,51 @@ def _script(sources: frozenset[LuaSource]) -> LuaScript:
     return script_of_all(known | sources)
 
 
-def _answer(role: str, reply: list[Any], now: int) -> Any:
-    if role in _COUNTS:
-        return reply[1]
-    if role not in _OF_THEIR_OWN:
-        return decision_of(reply)
-    if role == "pause":
-        return None
-    if role == "renew":
-        _, limit, free, expiries, _ = reply
-        return tuple(
-            [
-                Decision(True, limit, free, expires, 0)
-                if expires
-                else Decision(False, limit, free, now, 1)
-                for expires in expiries
-            ]
-        )
+def _count_of(reply: list[Any], _now: int) -> int:
+    units: int = reply[1]
+    return units
+
+
+def _nothing(_reply: list[Any], _now: int) -> None:
+    return None
+
+
+def _renewals_of(reply: list[Any], now: int) -> tuple[Decision, ...]:
+    _, limit, free, expiries, _ = reply
+    return tuple(
+        [
+            Decision(True, limit, free, expires, 0)
+            if expires
+            else Decision(False, limit, free, now, 1)
+            for expires in expiries
+        ]
+    )
+
+
+def _booking_of(reply: list[Any], _now: int) -> Booking:
     allowed, limit, remaining, reset_at, delay_ms = reply
     retry = 0 if allowed else delay_ms
     return Booking(Decision(allowed == 1, limit, remaining, reset_at, retry), delay_ms)
 
 
-def decision_of(reply: Any) -> Decision:
+def decision_of(reply: Any, _now: int = 0) -> Decision:
     """The five integers of a check."""
     allowed, limit, remaining, reset_at, retry_after_ms = reply
     return Decision(allowed == 1, limit, remaining, reset_at, retry_after_ms)
+
+
+# Those that do not answer with a decision.
+_READERS: Mapping[str, Callable[[list[Any], int], Any]] = {
+    "refund": _count_of,
+    "release": _count_of,
+    "reclaim": _count_of,
+    "keep_ticket": _count_of,
+    "pause": _nothing,
+    "renew": _renewals_of,
+    "book": _booking_of,
+}
+
+
+def _reader_of(role: str) -> Callable[[list[Any], int], Any]:
+    """What makes an answer of the five integers of a step, and of the instant."""
+    return _READERS.get(role, decision_of)

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 from ..._queueing.fork import ForkAware, watch_forks
 from ...core._errors import UnsupportedError
+from ...core._steps import Step
 from ...core._store import Store, from_its_url
-from ...core._transform import Step, Transform
+from ...core._transform import Transform
 from ...core._validation import reject, require_int
 from ._factory import (
     Deployment,

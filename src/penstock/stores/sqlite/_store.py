@@ -22,8 +22,9 @@ from ..._queueing.background import Background
 from ..._queueing.fork import ForkAware, watch_forks
 from ...core._clock import SystemClock
 from ...core._errors import PenstockError
+from ...core._steps import Step, looked_at
 from ...core._store import Store, from_its_url
-from ...core._transform import READING, Step, Transform, looked_at
+from ...core._transform import READING, Transform
 from ...core._validation import reject, require_choice, require_instant, require_int
 from .._sheet import Call, Sheet
 from ._database import SYNCHRONOUS, Database, LockedError, Synchronous, interrupted, late

@@ -1,0 +1,127 @@
+"""Steps: several transforms as one decision.
+
+A `Step` is a transform with its key and cost; `decide_all` is the rule by which several steps
+become one decision: everything is written if every step that is no shadow allowed it, else nothing
+is. Stores that can write several keys at once run it between their reads and writes, and
+accelerators repeat it; `in_order` is for those that cannot: it charges one key after the other and
+gives back what it charged when a later one denies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from ._decision import Decision, Outcome
+from ._errors import PenstockError
+from ._strategy import Strategy
+from ._transform import READING, Transform, looking, renewing, trying
+
+__all__ = ["PoolRenewals", "Step", "decide_all", "in_order", "looked_at"]
+
+
+class Step(NamedTuple):
+    """One part of a request that several limits have to admit, for `Store.apply_all`.
+
+    `transform` is run on the state of `key` with `cost`; a cost of 0 only looks. A `shadow` never
+    denies the request; it is charged when the request is admitted and it would have admitted it
+    itself.
+    """
+
+    key: str
+    transform: Transform[Any]
+    cost: int = 1
+    shadow: bool = False
+
+
+class PoolRenewals:
+    """Slots to renew in one call, each as its key, its strategy and its id: `steps` has one for
+    each pool, so that its state is gone through once."""
+
+    def __init__(self, wanted: Iterable[tuple[str, Strategy, str]]) -> None:
+        pools: dict[tuple[str, Strategy], tuple[int, list[str]]] = {}
+        # For each slot, which step it is part of, and where.
+        self._places: list[tuple[int, int]] = []
+        for key, strategy, slot_id in wanted:
+            number, ids = pools.setdefault((key, strategy), (len(pools), []))
+            self._places.append((number, len(ids)))
+            ids.append(slot_id)
+        self.steps: list[Step] = [
+            Step(key, renewing(strategy, tuple(ids))) for (key, strategy), (_, ids) in pools.items()
+        ]
+
+    def answers(self, results: Sequence[tuple[Decision, ...]]) -> list[Decision]:
+        """Those to each slot, in order, from what the store answered to the steps."""
+        return [results[number][place] for number, place in self._places]
+
+
+def looked_at(steps: Sequence[Any]) -> list[Step]:
+    """The same steps, where a cost of 0 has become a look."""
+    return [
+        Step(key, transform, cost, shadow)
+        if cost
+        else Step(key, looking(transform.strategy), 1, shadow)
+        for key, transform, cost, shadow in steps
+    ]
+
+
+def decide_all(
+    steps: Sequence[Step], read: Callable[[str, Transform[Any]], Any], now_for: Callable[[str], int]
+) -> tuple[list[Any], dict[str, tuple[Transform[Any], Outcome[Any]]]]:
+    """The results in order, and what is to be written under which key: nothing, if a step that is
+    no shadow denied. A key that is named twice is decided on what its earlier step left.
+
+    `read(key, transform)` gives the state of a key, and is asked once per key; `now_for(key)` the
+    instant to decide it at.
+    """
+    states: dict[str, Any] = {}
+    writes: dict[str, tuple[Transform[Any], Outcome[Any]]] = {}
+    results = []
+    admitted = True
+    for key, transform, cost, shadow in steps:
+        if key not in states:
+            states[key] = read(key, transform)
+        outcome = transform.run(states[key], now_for(key), cost)
+        results.append(outcome.result)
+        admitted = admitted and (shadow or transform.admits(outcome.result))
+        if outcome.persist:
+            states[key] = outcome.state
+            writes[key] = transform, outcome
+    return results, writes if admitted else {}
+
+
+def in_order(steps: Sequence[Step], now: int) -> Generator[Step, Any, list[Any]]:
+    """For stores that cannot write several keys at once: yields the steps to apply and is sent
+    their results. Those that may deny come before the shadows; when one of them does, or fails,
+    what was charged before it is given back, and the others are only tried. So nobody is admitted
+    too often, and somebody may be denied for a moment what is given back then."""
+    results: list[Any] = [None] * len(steps)
+    charged: list[Step] = []
+    admitted = True
+    places = sorted(range(len(steps)), key=lambda place: steps[place].shadow)
+    try:
+        for place in places:
+            step = steps[place]
+            transform = step.transform
+            if not admitted and transform.role not in READING:
+                step = step._replace(transform=trying(transform))
+            results[place] = yield step
+            if not transform.admits(results[place]):
+                if not step.shadow and admitted:
+                    admitted = False
+                    yield from _give_back(charged, now)
+            elif admitted and transform.reverse is not None:
+                charged.append(step)
+    except Exception:
+        with suppress(PenstockError):
+            yield from _give_back(charged, now)
+        raise
+    return results
+
+
+def _give_back(charged: list[Step], now: int) -> Generator[Step, Any, None]:
+    while charged:
+        step = charged.pop()
+        assert step.transform.reverse is not None
+        yield Step(step.key, step.transform.reverse(now), step.cost)
