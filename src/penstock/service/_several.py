@@ -8,7 +8,7 @@ count in the same places, since figures never change where counts are kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -20,6 +20,7 @@ from ..core._store import Store
 from ..core._strategy import Strategy
 from ..core._validation import MAX_SAFE, plain_key, reject, require_cost, require_int, shown
 from ..core._verdict import Verdict
+from ._deciding import Asked, Later, Told, begin_with, then
 from ._fail_modes import Guard
 from ._metrics import Tally
 
@@ -55,6 +56,20 @@ class PolicyLimits(Limits):
     def gate(self) -> Any:
         """The compiled check, if there is one."""
         return self._gate
+
+    def begin_check(self, keys: Mapping[str, str], cost: int | dict[str, int], told: Told) -> None:
+        """`acheck`, on a store that tells by a call."""
+        declared, begin = self._declared, self.store.begin
+        assert begin is not None
+        parts, steps = declared.steps(keys, cost)
+
+        def answered(results: Any, error: BaseException | None) -> None:
+            if error is not None:
+                told(None, error)
+            else:
+                told(declared.verdict(parts, results if len(steps) > 1 else (results,)), None)
+
+        begin(steps, self._now(), answered)
 
 
 class Request(NamedTuple):
@@ -294,8 +309,8 @@ class Judgement(NamedTuple):
     limits: PolicyLimits | None
 
 
-Judged = Judgement | Callable[[], Coroutine[Any, Any, Judgement]]
-"""A judgement, where nothing has to be waited for; else what to await for it, not begun yet."""
+Judged = Judgement | Later[Judgement]
+"""A judgement, where nothing has to be waited for; else how to get at it."""
 
 
 class Judge:
@@ -329,7 +344,8 @@ class Judge:
         if limits is None:
             return self.counted(request, NOTHING)
         if not limits.answers_at_once:
-            return partial(self._later, request, limits)
+            begin = None if limits.store.begin is None else partial(self._begin, request, limits)
+            return Later(partial(self._later, request, limits), begin)
         try:
             verdict = limits.check(request.keys, request.cost)
         except Exception as error:
@@ -342,6 +358,14 @@ class Judge:
         except Exception as error:
             verdict = self.in_place_of(error, request)
         return self.counted(request, verdict)
+
+    def _begin(self, request: Request, limits: PolicyLimits, told: Told) -> None:
+        def counted(verdict: Any, error: Exception | None) -> Judgement:
+            if error is not None:
+                verdict = self.in_place_of(error, request)
+            return self.counted(request, verdict)
+
+        begin_with(partial(limits.begin_check, request.keys, request.cost), counted, told)
 
     async def peek(self, attributes: Attributes) -> Judgement:
         request = self.limits.resolve(attributes)
@@ -363,14 +387,12 @@ class Judge:
         except Exception as error:
             return self._guard.forecast(error, next(iter(request.keys.values()), "all"), 1)
 
-    def decide(
-        self, key: str, cost: int = 1
-    ) -> Decision | Callable[[], Coroutine[Any, Any, Decision]]:
+    def decide(self, key: str, cost: int = 1) -> Asked:
         """For those who have a key and no attributes: it is the attribute `key`."""
         judged = self.judge({"key": key}, cost)
         if isinstance(judged, Judgement):
             return judged.verdict.decision
-        return partial(_decision, judged)
+        return then(judged, _decision)
 
     def in_place_of(self, error: Exception, request: Request) -> Verdict:
         """What the fail mode says; raises `error`, if that is the answer."""
@@ -390,5 +412,5 @@ class Judge:
         return Judgement(verdict, request.limits)
 
 
-async def _decision(judged: Callable[[], Coroutine[Any, Any, Judgement]]) -> Decision:
-    return (await judged()).verdict.decision
+def _decision(judged: Judgement) -> Decision:
+    return judged.verdict.decision

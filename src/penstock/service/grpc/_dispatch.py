@@ -28,6 +28,7 @@ from google.protobuf.message import Message
 
 from ...core._errors import ConfigInvalidError
 from .._access import BearerToken
+from .._deciding import Later, Told
 from .._metrics import GrpcReplies
 from ..connections import ConnectionBounds, Http2Client
 from ..http2 import ErrorCode, HeaderBlock, Http2Connection, Http2Options, KnownPath, Room
@@ -130,12 +131,13 @@ class Method:
 
 
 class Unary(Method):
-    """One message in and one out. `answer` returns it, or a coroutine that will."""
+    """One message in and one out. `answer` returns it, or how to get at it, or a coroutine that
+    will."""
 
     def __init__(
         self,
         parse: Callable[[bytes], Any],
-        answer: Callable[[Any], Message | Coroutine[Any, Any, Message]],
+        answer: Callable[[Any], Message | Later[Message] | Coroutine[Any, Any, Message]],
         places: Places,
         observe: Callable[[float], None] | None = None,
     ) -> None:
@@ -157,25 +159,50 @@ class Streaming(Method):
 
 
 class _Waiting:
-    """A call that a task works at, and the timer of its deadline."""
+    """A call that is waited for, and the timer of its deadline. A task works at it, or else the
+    store tells; then nobody listens any more once it is cancelled."""
 
-    __slots__ = ("is_late", "task", "timer")
+    __slots__ = ("_told", "is_late", "task", "timer")
 
     def __init__(self) -> None:
-        self.task: asyncio.Task[Any]
+        self.task: asyncio.Task[Any] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.is_late = False
+        self._told: Told | None = None
+
+    def work(self, work: Later[Any] | Coroutine[Any, Any, Any], told: Told) -> None:
+        """Begin; `told` is called once, later."""
+        self._told = told
+        if isinstance(work, Later):
+            if work.begin is not None:
+                work.begin(self.tell)
+                return
+            work = work()
+        self.task = asyncio.get_running_loop().create_task(work)
+        self.task.add_done_callback(self._done)
+
+    def tell(self, result: Any, error: BaseException | None) -> None:
+        if self._told is not None:
+            told, self._told = self._told, None
+            told(result, error)
 
     def expire(self) -> None:
         self.is_late = True
-        self.task.cancel()
+        self.cancel()
 
     def cancel(self) -> None:
-        self.task.cancel()
+        if self.task is None:
+            self.tell(None, asyncio.CancelledError())
+        else:
+            self.task.cancel()
 
     def stop_timer(self) -> None:
         if self.timer is not None:
             self.timer.cancel()
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        self.tell(None if error else task.result(), error)
 
 
 class _Refused:
@@ -297,7 +324,7 @@ class GrpcCalls:
         self._replies = replies
         self._token = token
         self._arrival_s = arrival_s
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._waiting: set[_Waiting] = set()
         # What answers the usual checks in compiled code, before they come here.
         self.ready: Any = None
         self.routes: dict[bytes, KnownPath] = {
@@ -358,13 +385,15 @@ class GrpcCalls:
     def at_work(self) -> int:
         """Calls that are waited for, over all connections of all servers that these are served
         on."""
-        return len(self._tasks)
+        return len(self._waiting)
 
     async def stop(self) -> None:
         """Cancel what is at work."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        waiting = list(self._waiting)
+        for each in waiting:
+            each.cancel()
+        tasks = [each.task for each in waiting if each.task is not None]
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # Who may call.
 
@@ -477,34 +506,32 @@ class GrpcCalls:
         stream: Any,
         method: Method,
         waiting: _Waiting,
-        work: Coroutine[Any, Any, Any],
+        work: Later[Any] | Coroutine[Any, Any, Any],
         timeout_ms: int | None,
         ended: Callable[[Any], None],
     ) -> None:
-        """Let a task work at the call, until its deadline; `ended` is told what it returned."""
+        """Have the call worked at, until its deadline; `ended` is told what came of it."""
         method.places.taken += 1
         stream.context = waiting
-        loop = asyncio.get_running_loop()
-        waiting.task = loop.create_task(work)
-        self._tasks.add(waiting.task)
+        self._waiting.add(waiting)
         if timeout_ms is not None:
+            loop = asyncio.get_running_loop()
             waiting.timer = loop.call_later(timeout_ms / 1000, waiting.expire)
 
-        def done(task: asyncio.Task[Any]) -> None:
-            self._tasks.discard(task)
+        def told(result: Any, error: BaseException | None) -> None:
+            self._waiting.discard(waiting)
             waiting.stop_timer()
             method.places.taken -= 1
             stream.context = None
-            error = _ended_with(task, waiting.is_late)
             if stream.closed:
                 return
             if error is None:
-                ended(task.result())
+                ended(result)
                 client.flush_soon()
             else:
-                self._refuse(client, stream, error)
+                self._refuse(client, stream, _ended_with(error, waiting.is_late))
 
-        waiting.task.add_done_callback(done)
+        waiting.work(work, told)
 
 
 _FAULTS = {
@@ -524,12 +551,11 @@ def _too_late(within_s: float) -> DeadlineError:
     return DeadlineError(f"no message within {within_s:g} s")
 
 
-def _ended_with(task: asyncio.Task[Any], is_late: bool) -> GrpcError | None:
-    """Why a task failed; None if it did not."""
-    if task.cancelled():
+def _ended_with(error: BaseException, is_late: bool) -> GrpcError:
+    """Why a call failed."""
+    if isinstance(error, asyncio.CancelledError):
         return _LATE if is_late else _LEAVING
-    error = task.exception()
-    return None if error is None else grpc_error(error)
+    return grpc_error(error)
 
 
 def _special_call(stream: Any, max_bytes: int) -> tuple[int | None, bytes, bool]:
