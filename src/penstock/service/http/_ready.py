@@ -150,7 +150,8 @@ class _ReadyPolicies:
         if len(self._made) >= MAX_POLICIES:
             self._made.clear()
         spec = judge.limits.spec
-        fits = judge.limits.asks_all and native.ReadyPolicy.fits(len(spec.limits))
+        at_once = self._service.store.answers_at_once
+        fits = at_once and judge.limits.asks_all and native.ReadyPolicy.fits(len(spec.limits))
         self._made[judge] = made = native.ReadyPolicy(
             tuple([limit.by for limit in spec.limits]) if fits else (),
             tuple([spec.overrides.get(limit.name) for limit in spec.limits]) if fits else (),
