@@ -7,8 +7,8 @@ reply to a client is then made and written where the reply of the store arrives.
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from .._rate_limit import rate_limit
@@ -24,84 +24,105 @@ from ._metrics import Tally
 
 __all__ = [
     "Asked",
+    "Awaited",
     "Decide",
     "Later",
+    "StoreCheck",
+    "Then",
     "Told",
-    "begin_with",
     "deciding",
     "joined",
     "limiter_on",
-    "then",
 ]
 
 R = TypeVar("R")
-S = TypeVar("S")
 
 
 class Later(Generic[R]):
-    """What has to be waited for, not begun yet. Called, it is a coroutine. `begin`, where there is
-    one, asks without a task: what it is given is told the result, or why there is none, later."""
+    """What has to be waited for, not begun yet. Called, it is a coroutine. `begin`, where
+    `can_begin`, asks without a task: what it is given is told the result, or why there is none,
+    once, and not before it returns."""
 
-    __slots__ = ("_ask", "begin")
+    __slots__ = ()
 
-    def __init__(
-        self,
-        ask: Callable[[], Coroutine[Any, Any, R]],
-        begin: Callable[[Told], None] | None = None,
-    ) -> None:
+    can_begin: bool = False
+
+    @abstractmethod
+    def __call__(self) -> Coroutine[Any, Any, R]: ...
+
+    def begin(self, told: Told) -> None:
+        raise NotImplementedError
+
+
+class Awaited(Later[R]):
+    """What can only be awaited."""
+
+    __slots__ = ("_ask",)
+
+    def __init__(self, ask: Callable[[], Coroutine[Any, Any, R]]) -> None:
         self._ask = ask
-        self.begin = begin
 
     def __call__(self) -> Coroutine[Any, Any, R]:
         return self._ask()
 
 
-def then(asked: Later[R], make: Callable[..., S], *rest: Any) -> Later[S]:
-    """The same, with something made of the result."""
-    begin = asked.begin
-    return Later(
-        partial(_awaited, asked, make, rest),
-        None if begin is None else partial(_begun, begin, make, rest),
-    )
+class Then(Later[R]):
+    """Something made of the result of another one."""
 
+    __slots__ = ("_asked", "_make", "_rest", "_told", "can_begin")
 
-async def _awaited(asked: Later[Any], make: Callable[..., Any], rest: tuple[Any, ...]) -> Any:
-    return make(await asked(), *rest)
+    def __init__(self, asked: Later[Any], make: Callable[..., R], *rest: Any) -> None:
+        self._asked = asked
+        self._make = make
+        self._rest = rest
+        self.can_begin = asked.can_begin
 
+    async def __call__(self) -> R:
+        return self._make(await self._asked(), *self._rest)
 
-def _begun(
-    begin: Callable[[Told], None], make: Callable[..., Any], rest: tuple[Any, ...], told: Told
-) -> None:
-    def made(result: Any, error: BaseException | None) -> None:
+    def begin(self, told: Told) -> None:
+        self._told = told
+        self._asked.begin(self._make_of)
+
+    def _make_of(self, result: Any, error: BaseException | None) -> None:
         if error is None:
             try:
-                result = make(result, *rest)
+                result = self._make(result, *self._rest)
             except Exception as failure:
                 result, error = None, failure
-        told(result, error)
-
-    begin(made)
+        self._told(result, error)
 
 
-def begin_with(
-    ask: Callable[[Told], None], answer: Callable[[Any, Exception | None], Any], told: Told
-) -> None:
-    """Begin by `ask`, and tell what `answer` makes of the result, or of what went wrong."""
+class StoreCheck(Later[R]):
+    """A check that the store decides, with what is told in place of a failure, and what is counted:
+    the base of those of one limit and of several."""
 
-    def answered(result: Any, error: BaseException | None) -> None:
+    __slots__ = ("_told",)
+
+    def begin(self, told: Told) -> None:
+        self._told = told
+        try:
+            self.ask(self._answered)
+        except Exception as error:
+            asyncio.get_running_loop().call_soon(self._answered, None, error)
+
+    @abstractmethod
+    def ask(self, told: Told) -> None:
+        """Begin to ask the store."""
+
+    @abstractmethod
+    def answer(self, result: Any, error: Exception | None) -> R:
+        """The answer by what the store told, counted; or raise."""
+
+    def _answered(self, result: Any, error: BaseException | None) -> None:
         try:
             if error is not None and not isinstance(error, Exception):
                 raise error
-            made = answer(result, error)
+            answer = self.answer(result, error)
         except BaseException as failure:
-            told(None, failure)
+            self._told(None, failure)
         else:
-            told(made, None)
-
-    try:
-        ask(answered)
-    except Exception as error:
-        asyncio.get_running_loop().call_soon(answered, None, error)
+            self._told(answer, None)
 
 
 Asked = Decision | Later[Decision]
@@ -150,34 +171,40 @@ class _AwaitedLimiter:
     """A limiter whose store has to be waited for."""
 
     def __init__(self, limiter: Limiter, guard: Guard, tally: Tally) -> None:
-        self._limiter = limiter
-        self._guard = guard
-        self._tally = tally
-        self._store_begin = limiter.store.begin if limiter.decides_in_store else None
-        self._now = limiter.clock.now
+        self.limiter = limiter
+        self.guard = guard
+        self.tally = tally
+        self.begin = limiter.store.begin if limiter.decides_in_store else None
+        self.now = limiter.clock.now
 
     def decide(self, key: str, cost: int = 1) -> Asked:
-        begin = None if self._store_begin is None else partial(self._begin, key, cost)
-        return Later(partial(self._check, key, cost), begin)
+        return _LimiterCheck(self, key, cost)
 
-    async def _check(self, key: str, cost: int) -> Decision:
+
+class _LimiterCheck(StoreCheck[Decision]):
+    __slots__ = ("_by", "_cost", "_key", "can_begin")
+
+    def __init__(self, by: _AwaitedLimiter, key: str, cost: int) -> None:
+        self._by = by
+        self._key = key
+        self._cost = cost
+        self.can_begin = by.begin is not None
+
+    async def __call__(self) -> Decision:
         try:
-            decision = await self._limiter.acheck(key, cost)
+            decision = await self._by.limiter.acheck(self._key, self._cost)
         except Exception as error:
-            decision = self._guard.decision(error, (key,), cost)
-        self._tally.count(decision.allowed)
-        return decision
+            return self.answer(None, error)
+        return self.answer(decision, None)
 
-    def _begin(self, key: str, cost: int, told: Told) -> None:
-        def ask(told: Told) -> None:
-            assert self._store_begin is not None
-            step = self._limiter.step(key, require_cost(cost))
-            self._store_begin((step,), self._now(), told)
+    def ask(self, told: Told) -> None:
+        by = self._by
+        assert by.begin is not None
+        by.begin((by.limiter.step(self._key, require_cost(self._cost)),), by.now(), told)
 
-        def counted(decision: Any, error: Exception | None) -> Decision:
-            if error is not None:
-                decision = self._guard.decision(error, (key,), cost)
-            self._tally.count(decision.allowed)
-            return decision  # type: ignore[no-any-return]
-
-        begin_with(ask, counted, told)
+    def answer(self, decision: Any, error: Exception | None) -> Decision:
+        by = self._by
+        if error is not None:
+            decision = by.guard.decision(error, (self._key,), self._cost)
+        by.tally.count(decision.allowed)
+        return decision  # type: ignore[no-any-return]

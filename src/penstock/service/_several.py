@@ -9,7 +9,6 @@ count in the same places, since figures never change where counts are kept.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from .._limits import Limit, Limits
@@ -20,7 +19,7 @@ from ..core._store import Store
 from ..core._strategy import Strategy
 from ..core._validation import MAX_SAFE, plain_key, reject, require_cost, require_int, shown
 from ..core._verdict import Verdict
-from ._deciding import Asked, Later, Told, begin_with, then
+from ._deciding import Asked, Later, StoreCheck, Then, Told
 from ._fail_modes import Guard
 from ._metrics import Tally
 
@@ -344,28 +343,12 @@ class Judge:
         if limits is None:
             return self.counted(request, NOTHING)
         if not limits.answers_at_once:
-            begin = None if limits.store.begin is None else partial(self._begin, request, limits)
-            return Later(partial(self._later, request, limits), begin)
+            return _Judging(self, request, limits)
         try:
             verdict = limits.check(request.keys, request.cost)
         except Exception as error:
             verdict = self.in_place_of(error, request)
         return self.counted(request, verdict)
-
-    async def _later(self, request: Request, limits: PolicyLimits) -> Judgement:
-        try:
-            verdict = await limits.acheck(request.keys, request.cost)
-        except Exception as error:
-            verdict = self.in_place_of(error, request)
-        return self.counted(request, verdict)
-
-    def _begin(self, request: Request, limits: PolicyLimits, told: Told) -> None:
-        def counted(verdict: Any, error: Exception | None) -> Judgement:
-            if error is not None:
-                verdict = self.in_place_of(error, request)
-            return self.counted(request, verdict)
-
-        begin_with(partial(limits.begin_check, request.keys, request.cost), counted, told)
 
     async def peek(self, attributes: Attributes) -> Judgement:
         request = self.limits.resolve(attributes)
@@ -392,7 +375,7 @@ class Judge:
         judged = self.judge({"key": key}, cost)
         if isinstance(judged, Judgement):
             return judged.verdict.decision
-        return then(judged, _decision)
+        return Then(judged, _decision)
 
     def in_place_of(self, error: Exception, request: Request) -> Verdict:
         """What the fail mode says; raises `error`, if that is the answer."""
@@ -410,6 +393,34 @@ class Judge:
             else:
                 tally.denied += 1
         return Judgement(verdict, request.limits)
+
+
+class _Judging(StoreCheck[Judgement]):
+    """A request to limits whose store has to be waited for."""
+
+    __slots__ = ("_judge", "_limits", "_request", "can_begin")
+
+    def __init__(self, judge: Judge, request: Request, limits: PolicyLimits) -> None:
+        self._judge = judge
+        self._request = request
+        self._limits = limits
+        self.can_begin = limits.store.begin is not None
+
+    async def __call__(self) -> Judgement:
+        request = self._request
+        try:
+            verdict = await self._limits.acheck(request.keys, request.cost)
+        except Exception as error:
+            return self.answer(None, error)
+        return self.answer(verdict, None)
+
+    def ask(self, told: Told) -> None:
+        self._limits.begin_check(self._request.keys, self._request.cost, told)
+
+    def answer(self, verdict: Any, error: Exception | None) -> Judgement:
+        if error is not None:
+            verdict = self._judge.in_place_of(error, self._request)
+        return self._judge.counted(self._request, verdict)
 
 
 def _decision(judged: Judgement) -> Decision:

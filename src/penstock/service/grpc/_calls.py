@@ -21,9 +21,10 @@ from ...wire.proto.rate_limiter_pb2_grpc import (
     RATE_LIMITER_METHODS,
 )
 from .._core import Service
-from .._deciding import Later, then
+from .._deciding import Later, Then
 from .._several import Judgement
-from ._dispatch import Places, Unary
+from ._dispatch import Unary
+from ._open_calls import Places
 
 __all__ = ["FOR_OPERATORS", "GrpcAnswers", "decisions"]
 
@@ -62,9 +63,9 @@ class GrpcAnswers:
     def check(self, request: pb.CheckRequest) -> Reply:
         if request.attributes:
             judged = self._service.judge(request.policy, _told(request), request.cost or 1)
-            return _judged(judged) if isinstance(judged, Judgement) else then(judged, _judged)
+            return _judged(judged) if isinstance(judged, Judgement) else Then(judged, _judged)
         asked = self._service.decide(request.policy, request.key, request.cost or 1)
-        return _decided(asked) if isinstance(asked, Decision) else then(asked, _decided)
+        return _decided(asked) if isinstance(asked, Decision) else Then(asked, _decided)
 
     async def check_many(self, request: pb.CheckManyRequest) -> pb.CheckManyResponse:
         decisions = await self._service.check_many(

@@ -23,7 +23,7 @@ from ...core import native
 from ...core._decision import NEUTRAL, Decision
 from ...core._verdict import Verdict
 from .._core import Reservation, Service
-from .._deciding import Later, then
+from .._deciding import Later, Then
 from .._several import Judge, Judgement, PolicyLimits
 from ._answers import Answer, Answers, ProblemError, decision_json
 from ._head import decode, require_fields
@@ -55,7 +55,7 @@ class ChargeCalls:
         asked = self._service.judge(policy, told, fields.get("cost", 1))
         if isinstance(asked, Judgement):
             return self._judged(asked, legacy)
-        return then(asked, self._judged, legacy)
+        return Then(asked, self._judged, legacy)
 
     def check_read(
         self, judge: Judge, told: dict[str, Any], cost: int
@@ -64,7 +64,7 @@ class ChargeCalls:
         asked = judge.judge(told, cost)
         if isinstance(asked, Judgement):
             return self._judged(asked, legacy=False)
-        return None if asked.begin is None else AwaitedVerdict(asked, self._judged)
+        return AwaitedVerdict(asked, self._judged) if asked.can_begin else None
 
     def check_many(self, fields: dict[str, Any]) -> Answer:
         """`/v1/check-many` by attributes: a list of them."""

@@ -291,7 +291,7 @@ class HttpServer(Listener):
             self.observe(perf_counter() - began)
             replied(reply if error is None else self.failure(error))
 
-        if type(work) is Later and work.begin is not None:
+        if isinstance(work, Later) and work.can_begin:
             work.begin(told)
             return None
         task = self.loop.create_task(work())
