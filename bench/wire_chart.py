@@ -93,7 +93,11 @@ def _notes(results: dict[str, Any]) -> list[str]:
     tails = {"HTTP": rows.get("http-tail"), "gRPC": rows.get("grpc-8x8-tail")}
     for protocol, row in tails.items():
         if row:
-            told = [f"{name} {one['p99_over_p50']:.1f}" for name, one in row["servers"].items()]
+            told = [
+                f"{name.replace('-at-', ' at ').replace('our-rate', 'our rate')} "
+                f"{one['p99_over_p50']:.1f}"
+                for name, one in row["servers"].items()
+            ]
             notes.append(f"p99 / p50 at half of the peak, {protocol}: {', '.join(told)}")
     if idle := rows.get("idle"):
         first, second = (idle[key] / 1024 for key in ("http1", "http2"))

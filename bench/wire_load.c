@@ -233,7 +233,7 @@ static void open_connection(Connection *c, int poll, int port) {
     send_all(c, out, to_put + 4 - out);
 }
 
-/* What is due by now, to the connections in turn. */
+/* What is due by now, to the connections in turn; where calls share a connection, in one write. */
 static void ask_when_due(uint64_t start) {
     static int turn, starved;
     uint64_t at = now();
@@ -241,8 +241,8 @@ static void ask_when_due(uint64_t start) {
     while (at < ends) {
         uint64_t due = start + (uint64_t)(number * spacing);
         if (due > at) { starved = 0; return; }
-        int tried = 0;
-        while (tried < count && !ask(&connections[turn], 1, starved ? due : at))
+        int tried = 0, wanted = 1 + (int)((at - due) / spacing);
+        while (tried < count && !ask(&connections[turn], wanted, starved ? due : at))
             turn = (turn + 1) % count, tried++;
         turn = (turn + 1) % count;
         if (tried == count) { starved = 1; return; }

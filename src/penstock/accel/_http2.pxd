@@ -252,6 +252,8 @@ cdef class Http2Connection:
     cdef list events
     # Requests that were begun in this turn, and may not be complete at its end.
     cdef list partial
+    # Streams that ended, whose client is to be told to stop sending, and when; None if there are none.
+    cdef dict unstopped
     # How many events there were in the last turn.
     cdef readonly int64_t event_count
     # Open streams by number: a power of two of places, collisions in the next free one.

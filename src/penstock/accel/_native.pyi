@@ -67,13 +67,17 @@ class Durations:
 class ReadyLimit:
     def __init__(
         self,
-        decide: Callable[[str, int], Decision],
+        decide: Callable[[str, int], Any],
         lines: bytes,
         until_reset: bool,
         seconds: Callable[[Decision, int], int],
         read_clock: Callable[[], int],
         anchor_ns: int | None,
     ) -> None: ...
+
+class AwaitedReply:
+    asked: Any
+    def about(self, decision: Decision) -> bytes: ...
 
 class LimitWords:
     def __init__(

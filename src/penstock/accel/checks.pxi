@@ -107,8 +107,9 @@ cdef const char* past_object(const char* at, dict put) except? NULL:
 
 @cython.final
 cdef class ReadyLimit:
-    """A limit that is decided at once, and what is said of it. `seconds_until_more` is asked only
-    where `until_reset` is false: otherwise there is more at the decision's `reset_at`."""
+    """A limit and what is said of it. It is decided at once, or else `decide` returns what has to be
+    waited for. `seconds_until_more` is asked only where `until_reset` is false: otherwise there is
+    more at the decision's `reset_at`."""
 
     cdef object decide
     cdef bytes lines
@@ -129,8 +130,14 @@ cdef class ReadyLimit:
         self.steady = anchor_ns is not None
         self.anchor_ns = anchor_ns or 0
 
-    cdef bytes reply(self, object key, object cost, int form, DecisionReplies replies):
-        cdef Decision decision = <Decision?> self.decide(key, cost)
+    cdef object reply(self, object key, object cost, int form, DecisionReplies replies):
+        """The reply, or what will be one."""
+        asked = self.decide(key, cost)
+        if type(asked) is Decision:
+            return self.told(<Decision> asked, form, replies)
+        return AwaitedReply.of(asked, self, form, replies)
+
+    cdef bytes told(self, Decision decision, int form, DecisionReplies replies):
         cdef bytes head = replies.allowed_head
         cdef int64_t seconds = self._seconds(decision)
         if decision.allowed or form == NESTED:
@@ -151,6 +158,28 @@ cdef class ReadyLimit:
             return self.seconds_until_more(decision, now)
         ms = decision.reset_at - now
         return 1 if ms <= 1000 else (ms + 999) // 1000
+
+
+@cython.final
+cdef class AwaitedReply:
+    """A reply about a decision that has to be waited for. `asked` is how to get at that."""
+
+    cdef readonly object asked
+    cdef ReadyLimit limit
+    cdef int form
+    cdef DecisionReplies replies
+
+    @staticmethod
+    cdef AwaitedReply of(asked, ReadyLimit limit, int form, DecisionReplies replies):
+        cdef AwaitedReply made = AwaitedReply.__new__(AwaitedReply)
+        made.asked = asked
+        made.limit = limit
+        made.form = form
+        made.replies = replies
+        return made
+
+    def about(self, Decision decision not None):
+        return self.limit.told(decision, self.form, self.replies)
 
 
 @cython.final
@@ -249,7 +278,7 @@ cdef class ReadyPolicy:
         self.tally = tally
         self.otherwise = otherwise
 
-    cdef bytes reply(self, dict attributes, object cost, DecisionReplies replies):
+    cdef object reply(self, dict attributes, object cost, DecisionReplies replies):
         cdef PyObject* keys[MOST_LIMITS]
         cdef ReadyLimits limits = self._limits(attributes)
         cdef int overflow = 0
@@ -299,7 +328,7 @@ cdef class ReadyPolicy:
 @cython.final
 cdef class ReadyCheck:
     """A path that checks one key. `by_policy(name)` and `by_terms(limit, window_ms)` find a
-    ReadyLimit, or None where it has to be waited for; without `by_terms` requests bring no limit of
+    ReadyLimit, or None where there is none; without `by_terms` requests bring no limit of
     their own. `by_attributes(policy)` finds a ReadyPolicy, or None, for requests with attributes;
     without it none are taken."""
 
@@ -326,7 +355,7 @@ cdef class ReadyCheck:
         self.by_terms = by_terms
         self.by_attributes = by_attributes
 
-    cdef bytes reply(self, const char* body, Py_ssize_t size, bytes client):
+    cdef object reply(self, const char* body, Py_ssize_t size, bytes client):
         cdef ReadyLimit limit
         if self.form != CLIENT:
             return self._reply_to(body, size)
@@ -337,7 +366,7 @@ cdef class ReadyCheck:
             return None
         return limit.reply(client.decode("ascii"), ONE, CLIENT, self.replies)
 
-    cdef bytes _reply_to(self, const char* body, Py_ssize_t size):
+    cdef object _reply_to(self, const char* body, Py_ssize_t size):
         cdef const char* at = past_spaces(body)
         cdef ReadyLimit limit
         cdef ReadyPolicy several
@@ -429,8 +458,8 @@ cdef class WholeRequests:
         self.lead = lead
 
     def answer(self, bytes data not None):
-        """The reply, or None where the reader has to be asked: then nothing was done. The body that
-        was answered last had `body_bytes`."""
+        """The reply, or what will be one, or None where the reader has to be asked: then nothing was
+        done. The body that was answered last had `body_bytes`."""
         cdef const char* start = data
         cdef const char* at = start
         cdef const char* end = start + len(data)

@@ -16,6 +16,8 @@ cdef enum:
     MAX_FRAME = 16384
     DEFAULT_WINDOW = 65535
     REMEMBERED = 128
+    UNSTOPPED = 8
+    STOPPING_MS = 1000
     PREFACE_SIZE = 24
     # What an idle connection keeps of its buffers.
     KEPT_BYTES = 512
@@ -847,6 +849,8 @@ cdef int read_data(
     stream = find_stream(self, stream_id)
     if stream is None:
         if was_closed(self, stream_id) == LENIENT:
+            if flags & FLAG_END_STREAM:
+                has_stopped(self, stream_id)
             return DONE
         return fail_stream(self, stream_id, STREAM_CLOSED)
     if stream.ended:
@@ -954,6 +958,8 @@ cdef int read_fields(
         return read_trailers(self, stream, end_stream)
     closed = was_closed(self, stream_id)
     if closed == LENIENT:
+        if end_stream:
+            has_stopped(self, stream_id)
         return DONE
     if closed == STRICT:
         return fail_connection(self, STREAM_CLOSED, "fields for a closed stream")
@@ -1047,6 +1053,7 @@ cdef int read_rst_stream(
         return result
     stream = find_stream(self, stream_id)
     if stream is None:
+        has_stopped(self, stream_id)
         return spend(self, "too many resets of closed streams")
     if stream.handed_over:
         emit(self, EVENT_RESET, stream, big_endian(payload))
@@ -1258,6 +1265,8 @@ cdef int end_overdue(Http2Connection self) except -1:
         return fail_connection(self, SETTINGS_TIMEOUT, "settings were not acknowledged")
     if since_ms >= 0 and not self.pending and now - since_ms > options.head_ms:
         return fail_connection(self, ENHANCE_YOUR_CALM, "a frame did not arrive in time")
+    if self.unstopped is not None:
+        stop_overdue(self)
     if self.open_count == 0:
         return DONE
     for item in sorted_streams(self):
@@ -1384,10 +1393,34 @@ cdef int remember(Http2Connection self, uint32_t stream_id, bint lenient) except
 cdef int finish(Http2Connection self, Stream stream) except -1:
     """The answer was sent to its end."""
     if not stream.ended:
-        write_number(self, FRAME_RST_STREAM, stream.id, NO_ERROR)
+        stop_request(self, stream)
     forget(self, stream, not stream.ended)
     earn_allowance(&self.controls, self.options.controls_per_request)
     earn_allowance(&self.resets, 1)
+    return 0
+
+
+cdef int stop_request(Http2Connection self, Stream stream) except -1:
+    if stream.fault != "body_too_large":
+        return write_number(self, FRAME_RST_STREAM, stream.id, NO_ERROR)
+    if self.unstopped is None:
+        self.unstopped = {}
+    if len(self.unstopped) >= UNSTOPPED:
+        return write_number(self, FRAME_RST_STREAM, stream.id, NO_ERROR)
+    self.unstopped[stream.id] = self.now + STOPPING_MS
+    return 0
+
+
+cdef int stop_overdue(Http2Connection self) except -1:
+    for stream_id in [each for each, due_ms in self.unstopped.items() if due_ms <= self.now]:
+        del self.unstopped[stream_id]
+        write_number(self, FRAME_RST_STREAM, stream_id, NO_ERROR)
+    return 0
+
+
+cdef inline int has_stopped(Http2Connection self, uint32_t stream_id) except -1:
+    if self.unstopped is not None:
+        self.unstopped.pop(stream_id, None)
     return 0
 
 

@@ -16,7 +16,8 @@ from ..core._limiter import Limiter
 from ..core._store import Store
 from ..core._strategy import Strategy
 from ..core._validation import reject
-from ..service._registry import joined, limiter_on, unknown_policy
+from ..service._deciding import joined, limiter_on
+from ..service._registry import unknown_policy
 from ..stores._opening import open_store
 from ..strategies import strategy_of_rate
 from ._settings import Settings, add_import, imports_of

@@ -40,10 +40,13 @@ def drive(flow: Flow[Req, R], serve: Callable[[Req], Any]) -> R:
         flow.close()
 
 
-async def adrive(flow: Flow[Req, R], serve: Callable[[Req], Awaitable[Any]]) -> R:
-    """Run the flow to its end, awaiting each answer. Cancelling the task closes the flow."""
+async def adrive(
+    flow: Flow[Req, R], serve: Callable[[Req], Awaitable[Any]], first: Req | None = None
+) -> R:
+    """Run the flow to its end, awaiting each answer. Cancelling the task closes the flow. `first`
+    is the request that a flow waits at which was begun before."""
     try:
-        request = next(flow)
+        request = next(flow) if first is None else first
         while True:
             try:
                 answer = await serve(request)

@@ -28,6 +28,7 @@ __all__ = [
     "STATS",
     "MadeBy",
     "Store",
+    "Told",
     "from_its_url",
     "require_store",
 ]
@@ -59,6 +60,9 @@ R = TypeVar("R")
 P = ParamSpec("P")
 S = TypeVar("S", bound="Store")
 
+Told = Callable[[Any, BaseException | None], None]
+"""What is called with results, or with None and why there are none."""
+
 
 STATS: dict[str, str] = {
     "keys": "Keys that are remembered.",
@@ -86,6 +90,11 @@ class Store:
     native_table: Any = None
     """The compiled table of this process in which the states are, for a limiter that may decide
     there without `apply`; None for all others."""
+
+    begin: Callable[[Sequence[Step], int, Told], None] | None = None
+    """How steps are asked by those who want to be told by a call instead of awaiting, which takes a
+    task: the result of `aapply` for one step, the results of `aapply_all` for several. Nothing is
+    told before it returns; what fails at once is raised. None for stores that are only awaited."""
 
     made_by: MadeBy | None = None
     """How to open it again, if it was opened from a URL; see `from_its_url`."""

@@ -39,7 +39,8 @@ from ..core._validation import MAX_SPAN_MS, reject, require_cost, require_int, r
 from ..core._verdict import Verdict
 from ..leasing import TwoTierLimiter
 from ..strategies import fixed_window
-from ._registry import Entry, PolicyTable, joined
+from ._deciding import joined
+from ._registry import Entry, PolicyTable
 from ._several import NOTHING, Attributes, Judge, Judgement
 
 __all__ = [

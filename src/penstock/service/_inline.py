@@ -23,9 +23,9 @@ from ..core._strategy import Strategy
 from ..core._validation import MAX_SAFE, reject, require_choice, require_int, require_key
 from ..stores.cas._requests import fit
 from ..strategies import FixedWindow
+from ._deciding import Asked, Decide, deciding, joined, limiter_on
 from ._fail_modes import Guard, Outages
 from ._metrics import Tally
-from ._registry import Asked, Decide, deciding, joined, limiter_on
 
 __all__ = [
     "DEFAULT_STRATEGY",

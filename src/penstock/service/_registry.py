@@ -15,30 +15,28 @@ reads the same file; only what makes states unreadable, such as another window, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from typing import Any
 from weakref import WeakSet
 
-from .._rate_limit import rate_limit
 from ..admission import AdmissionControl
 from ..concurrency import ConcurrencyLimiter, Law
 from ..config import has_fail_mode, in_words, names_with
 from ..config._model import ConcurrencySpec, PolicyFile, PolicySpec, SeveralSpec, form_of
 from ..config._policies import Policies
-from ..core import native
 from ..core._charges import Part
 from ..core._clock import Clock
-from ..core._decision import Decision
 from ..core._errors import ConfigInvalidError, UnsupportedError
 from ..core._limiter import Limiter
 from ..core._store import Store
 from ..core._strategy import Strategy
 from ..core._validation import reject
 from ..leasing import TwoTierLimiter, two_tier
+from ._deciding import Decide, deciding, joined, limiter_on
 from ._fail_modes import Guard, Outages
 from ._fleet import Lessor
 from ._metrics import Metrics, Tally, tally_name
@@ -46,24 +44,14 @@ from ._several import Judge, SeveralLimits
 
 __all__ = [
     "SHOWN",
-    "Asked",
-    "Decide",
     "Entry",
     "Policy",
     "PolicyTable",
     "Site",
     "UnknownPolicyError",
-    "deciding",
-    "joined",
-    "limiter_on",
     "unknown_policy",
 ]
 
-
-Asked = Decision | Callable[[], Coroutine[Any, Any, Decision]]
-"""A decision, where nothing has to be waited for; else what to await for it, not begun yet."""
-
-Decide = Callable[..., Asked]
 
 SHOWN = 1_000
 """Policies of a file of at most so many are in the metrics from the start, those of a longer one
@@ -491,56 +479,3 @@ def _lessors(
 
 def _spends_alike(one: PolicySpec, other: PolicySpec) -> bool:
     return one.two_tier == other.two_tier and repr(one.strategy) == repr(other.strategy)
-
-
-def joined(*parts: str) -> str:
-    """A prefix from its parts, without the empty ones."""
-    return ":".join(part for part in parts if part)
-
-
-def limiter_on(store: Store, strategy: Strategy, clock: Clock, prefix: str) -> Limiter:
-    """A limiter by the service's clock, unless the store has one of its own."""
-    return rate_limit(
-        strategy, store=store, clock=None if store.reads_own_clock else clock, prefix=prefix
-    ).shared()
-
-
-def deciding(limiter: Limiter, guard: Guard, tally: Tally) -> Decide:
-    """The check of a limiter, counted, an outage resolved: a plain call where that never waits, and
-    a compiled one where the limiter is compiled."""
-    if not limiter.answers_at_once:
-        return _awaiting(limiter.acheck, guard, tally)
-    if native is not None and isinstance(limiter, native.Gate):
-        counted: Decide = native.CountedCheck(limiter, guard.decision, tally).check
-        return counted
-    check = limiter.check
-
-    def decide(key: str, cost: int = 1) -> Decision:
-        try:
-            decision = check(key, cost)
-        except Exception as error:
-            decision = guard.decision(error, (key,), cost)
-        if decision.allowed:
-            tally.allowed += 1
-        else:
-            tally.denied += 1
-        return decision
-
-    return decide
-
-
-def _awaiting(
-    acheck: Callable[[str, int], Coroutine[Any, Any, Decision]], guard: Guard, tally: Tally
-) -> Decide:
-    async def check(key: str, cost: int) -> Decision:
-        try:
-            decision = await acheck(key, cost)
-        except Exception as error:
-            decision = guard.decision(error, (key,), cost)
-        tally.count(decision.allowed)
-        return decision
-
-    def decide(key: str, cost: int = 1) -> Asked:
-        return partial(check, key, cost)
-
-    return decide

@@ -8,8 +8,7 @@ count in the same places, since figures never change where counts are kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from .._limits import Limit, Limits
@@ -20,6 +19,7 @@ from ..core._store import Store
 from ..core._strategy import Strategy
 from ..core._validation import MAX_SAFE, plain_key, reject, require_cost, require_int, shown
 from ..core._verdict import Verdict
+from ._deciding import Asked, Later, StoreCheck, Then, Told
 from ._fail_modes import Guard
 from ._metrics import Tally
 
@@ -55,6 +55,20 @@ class PolicyLimits(Limits):
     def gate(self) -> Any:
         """The compiled check, if there is one."""
         return self._gate
+
+    def begin_check(self, keys: Mapping[str, str], cost: int | dict[str, int], told: Told) -> None:
+        """`acheck`, on a store that tells by a call."""
+        declared, begin = self._declared, self.store.begin
+        assert begin is not None
+        parts, steps = declared.steps(keys, cost)
+
+        def answered(results: Any, error: BaseException | None) -> None:
+            if error is not None:
+                told(None, error)
+            else:
+                told(declared.verdict(parts, results if len(steps) > 1 else (results,)), None)
+
+        begin(steps, self._now(), answered)
 
 
 class Request(NamedTuple):
@@ -294,8 +308,8 @@ class Judgement(NamedTuple):
     limits: PolicyLimits | None
 
 
-Judged = Judgement | Callable[[], Coroutine[Any, Any, Judgement]]
-"""A judgement, where nothing has to be waited for; else what to await for it, not begun yet."""
+Judged = Judgement | Later[Judgement]
+"""A judgement, where nothing has to be waited for; else how to get at it."""
 
 
 class Judge:
@@ -329,16 +343,9 @@ class Judge:
         if limits is None:
             return self.counted(request, NOTHING)
         if not limits.answers_at_once:
-            return partial(self._later, request, limits)
+            return _Judging(self, request, limits)
         try:
             verdict = limits.check(request.keys, request.cost)
-        except Exception as error:
-            verdict = self.in_place_of(error, request)
-        return self.counted(request, verdict)
-
-    async def _later(self, request: Request, limits: PolicyLimits) -> Judgement:
-        try:
-            verdict = await limits.acheck(request.keys, request.cost)
         except Exception as error:
             verdict = self.in_place_of(error, request)
         return self.counted(request, verdict)
@@ -363,14 +370,12 @@ class Judge:
         except Exception as error:
             return self._guard.forecast(error, next(iter(request.keys.values()), "all"), 1)
 
-    def decide(
-        self, key: str, cost: int = 1
-    ) -> Decision | Callable[[], Coroutine[Any, Any, Decision]]:
+    def decide(self, key: str, cost: int = 1) -> Asked:
         """For those who have a key and no attributes: it is the attribute `key`."""
         judged = self.judge({"key": key}, cost)
         if isinstance(judged, Judgement):
             return judged.verdict.decision
-        return partial(_decision, judged)
+        return Then(judged, _decision)
 
     def in_place_of(self, error: Exception, request: Request) -> Verdict:
         """What the fail mode says; raises `error`, if that is the answer."""
@@ -390,5 +395,33 @@ class Judge:
         return Judgement(verdict, request.limits)
 
 
-async def _decision(judged: Callable[[], Coroutine[Any, Any, Judgement]]) -> Decision:
-    return (await judged()).verdict.decision
+class _Judging(StoreCheck[Judgement]):
+    """A request to limits whose store has to be waited for."""
+
+    __slots__ = ("_judge", "_limits", "_request", "can_begin")
+
+    def __init__(self, judge: Judge, request: Request, limits: PolicyLimits) -> None:
+        self._judge = judge
+        self._request = request
+        self._limits = limits
+        self.can_begin = limits.store.begin is not None
+
+    async def __call__(self) -> Judgement:
+        request = self._request
+        try:
+            verdict = await self._limits.acheck(request.keys, request.cost)
+        except Exception as error:
+            return self.answer(None, error)
+        return self.answer(verdict, None)
+
+    def ask(self, told: Told) -> None:
+        self._limits.begin_check(self._request.keys, self._request.cost, told)
+
+    def answer(self, verdict: Any, error: Exception | None) -> Judgement:
+        if error is not None:
+            verdict = self._judge.in_place_of(error, self._request)
+        return self._judge.counted(self._request, verdict)
+
+
+def _decision(judged: Judgement) -> Decision:
+    return judged.verdict.decision

@@ -7,6 +7,7 @@ import json
 import shutil
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ import pytest
 from penstock.service._options import TlsFiles
 from penstock.service._tls import server_context
 from penstock.service.http import Bounds
+from penstock.service.http2 import ErrorCode
 
+from ..http2.frames import GOAWAY, frames
 from .serving import InProcessServer, post_bytes, read_all
 from .test_bounds import StuckStore
 from .test_serve import make_certificates
@@ -65,6 +68,19 @@ def test_requests_in_one_piece_are_answered_in_order(folder: Path, version: ssl.
         line.sendall(ASK * 500 + LAST)
         left = [int(part.split(b",")[0]) for part in read_all(line).split(b'"remaining":')[1:]]
         assert left == list(range(999_999, 999_999 - 501, -1))
+
+
+def test_who_agreed_on_http2_and_speaks_something_else_is_told_in_http2(folder: Path) -> None:
+    trusts = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    trusts.set_alpn_protocols(["h2"])
+    with InProcessServer(tls=context_of(folder)) as server:
+        plain = socket.create_connection(("127.0.0.1", server.port), 20)
+        with trusts.wrap_socket(plain, server_hostname="127.0.0.1") as line:
+            assert line.selected_alpn_protocol() == "h2"
+            line.sendall(ASK)
+            told = frames(read_all(line))
+    kind, _, _, payload = told[-1]
+    assert (kind, payload[4:8]) == (GOAWAY, struct.pack(">I", ErrorCode.PROTOCOL_ERROR))
 
 
 @pytest.mark.parametrize("version", VERSIONS)

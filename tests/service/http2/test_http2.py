@@ -233,6 +233,34 @@ def test_an_answer_before_the_end_of_the_request_ends_both(protocol: Any) -> Non
     assert not client.http2.ended
 
 
+def test_a_client_whose_body_is_too_long_gets_a_moment_to_stop_by_itself(protocol: Any) -> None:
+    """Some lose the answer when a reset comes right behind it. One that has ended its request in
+    between, or has reset it, is not told at all."""
+    stop = struct.pack(">I", ErrorCode.NO_ERROR)
+    client = Talk(protocol, body_bytes=10)
+    for stream_id in (1, 3, 5):
+        ((_, stream, _),) = client.send(request(stream_id) + frame(DATA, 0, stream_id, b"x" * 11))
+        assert stream.fault == "body_too_large"
+        client.http2.respond(stream, OK, b"no")
+    assert RST_STREAM not in [kind for kind, *_ in client.received()]
+    client.send(frame(DATA, END_STREAM, 3, b"last") + reset(5) + frame(DATA, 0, 1, b"more"))
+    client.http2.expire(900)
+    assert client.received() == []
+    client.http2.expire(1_100)
+    assert client.received() == [(RST_STREAM, 0, 1, stop)]
+    client.http2.expire(2_200)
+    assert client.received() == []
+
+
+def test_only_so_many_requests_are_let_run_on(protocol: Any) -> None:
+    client = Talk(protocol, body_bytes=10)
+    for stream_id in range(1, 23, 2):
+        ((_, stream, _),) = client.send(request(stream_id) + frame(DATA, 0, stream_id, b"x" * 11))
+        client.http2.respond(stream, OK, b"no")
+    told = [stream_id for kind, _, stream_id, _ in client.received() if kind == RST_STREAM]
+    assert told == [17, 19, 21]
+
+
 def test_nothing_is_sent_for_a_request_that_is_over(protocol: Any) -> None:
     """The server learns of it, and its answer goes nowhere."""
     client = Talk(protocol)

@@ -30,6 +30,11 @@ class TlsFilter:
         # Whether the peer has said that nothing more comes.
         self.has_ended: bool = False
 
+    @property
+    def protocol(self) -> str | None:
+        """What was agreed on by ALPN, if anything was."""
+        return self._object.selected_alpn_protocol()
+
     def decrypt(self, data: bytes) -> bytes:
         """The text in what has arrived, none while hands are being shaken."""
         self._incoming.write(data)

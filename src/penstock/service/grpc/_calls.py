@@ -21,12 +21,14 @@ from ...wire.proto.rate_limiter_pb2_grpc import (
     RATE_LIMITER_METHODS,
 )
 from .._core import Service
+from .._deciding import Later, Then
 from .._several import Judgement
-from ._dispatch import Places, Unary
+from ._dispatch import Unary
+from ._open_calls import Places
 
 __all__ = ["FOR_OPERATORS", "GrpcAnswers", "decisions"]
 
-Reply: TypeAlias = "Message | Coroutine[Any, Any, Message]"
+Reply: TypeAlias = "Message | Later[Message] | Coroutine[Any, Any, Message]"
 
 # What changes counts without a request having been decided.
 FOR_OPERATORS = (f"/{CHARGES}/Pause", f"/{CHARGES}/Reset")
@@ -61,9 +63,9 @@ class GrpcAnswers:
     def check(self, request: pb.CheckRequest) -> Reply:
         if request.attributes:
             judged = self._service.judge(request.policy, _told(request), request.cost or 1)
-            return _judged(judged) if isinstance(judged, Judgement) else _then_judged(judged)
+            return _judged(judged) if isinstance(judged, Judgement) else Then(judged, _judged)
         asked = self._service.decide(request.policy, request.key, request.cost or 1)
-        return _decided(asked) if isinstance(asked, Decision) else _then_decided(asked)
+        return _decided(asked) if isinstance(asked, Decision) else Then(asked, _decided)
 
     async def check_many(self, request: pb.CheckManyRequest) -> pb.CheckManyResponse:
         decisions = await self._service.check_many(
@@ -171,18 +173,10 @@ def _decided(decision: Decision) -> pb.CheckResponse:
     return response
 
 
-async def _then_decided(ask: Callable[[], Coroutine[Any, Any, Decision]]) -> pb.CheckResponse:
-    return _decided(await ask())
-
-
 def _judged(judged: Judgement) -> pb.CheckResponse:
     response = pb.CheckResponse()
     fill_verdict(response, judged)
     return response
-
-
-async def _then_judged(ask: Callable[[], Coroutine[Any, Any, Judgement]]) -> pb.CheckResponse:
-    return _judged(await ask())
 
 
 def fill_verdict(response: Any, judged: Judgement) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from time import perf_counter
@@ -26,16 +25,15 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from ...core._errors import ConfigInvalidError
 from .._access import BearerToken
+from .._deciding import Later
 from .._metrics import GrpcReplies
 from ..connections import ConnectionBounds, Http2Client
-from ..http2 import ErrorCode, HeaderBlock, Http2Connection, Http2Options, KnownPath, Room
+from ..http2 import HeaderBlock, Http2Connection, Http2Options, KnownPath, Room
 from ._errors import DeadlineError, exhausted, grpc_error
+from ._open_calls import Places, RefusedCall, StreamingCall, WaitingCall, too_late
 from ._protocol import (
-    CallHead,
     GrpcError,
-    MessageReader,
     Status,
     answer_plainly,
     is_grpc,
@@ -44,7 +42,6 @@ from ._protocol import (
     read_message,
     refuse,
     reply,
-    send_message,
     send_status,
     too_large,
 )
@@ -52,26 +49,15 @@ from ._protocol import (
 __all__ = [
     "ARRIVAL_S",
     "CALLS_PER_CONNECTION",
-    "MAX_CONCURRENT",
     "MAX_MESSAGE_BYTES",
     "MAX_STREAMS",
-    "SMALL_MESSAGE_BYTES",
-    "TAKING_S",
     "GrpcCalls",
-    "Places",
     "Streaming",
-    "StreamingCall",
     "Unary",
 ]
 
 MAX_MESSAGE_BYTES = 5 * 1024 * 1024
 """A batch of 1,000 keys of 4,096 bytes, and some air."""
-
-SMALL_MESSAGE_BYTES = 16_384
-"""The same for calls that strangers may make, and for those of any number of messages."""
-
-MAX_CONCURRENT = 4_096
-"""Calls at work at once, over all connections; one more is answered RESOURCE_EXHAUSTED."""
 
 MAX_STREAMS = 256
 """Of the calls that stay open for as long as the client likes, so many of each kind."""
@@ -83,39 +69,12 @@ ARRIVAL_S = 10.0
 """How long the message of a call may take to arrive; a quarter of a second more before it is
 noticed."""
 
-TAKING_S = 10.0
-"""How long a client may take to read a reply, likewise."""
-
 # Replies below this are not worth compressing.
 _COMPRESSED_BYTES = 1_024
 _GRACE_S = 0.1
 _PREFIX_BYTES = 5
 
 _log = logging.getLogger("penstock.service.grpc")
-
-
-class Places:
-    """`taken` is how many calls are at work. `answering` are those whose reply is made and not yet
-    taken, each since when, the oldest first."""
-
-    def __init__(self, limit: int = MAX_CONCURRENT, taking_s: float = TAKING_S) -> None:
-        self.limit = limit
-        self.taking_s = taking_s
-        self.taken: int = 0
-        self.answering: dict[Any, tuple[float, Http2Client]] = {}
-
-    def look_through(self, now: float) -> None:
-        """Give back the places of replies that were taken, and end the connections of those who
-        take none."""
-        taken = [stream for stream in self.answering if stream.closed]
-        for stream in taken:
-            del self.answering[stream]
-        self.taken -= len(taken)
-        late = {client for since, client in self.answering.values() if now - since > self.taking_s}
-        if late:
-            _log.warning("ending %d connections whose clients take no replies", len(late))
-        for client in late:
-            client.end(ErrorCode.ENHANCE_YOUR_CALM, b"replies were not taken")
 
 
 class Method:
@@ -130,12 +89,13 @@ class Method:
 
 
 class Unary(Method):
-    """One message in and one out. `answer` returns it, or a coroutine that will."""
+    """One message in and one out. `answer` returns it, or how to get at it, or a coroutine that
+    will."""
 
     def __init__(
         self,
         parse: Callable[[bytes], Any],
-        answer: Callable[[Any], Message | Coroutine[Any, Any, Message]],
+        answer: Callable[[Any], Message | Later[Message] | Coroutine[Any, Any, Message]],
         places: Places,
         observe: Callable[[float], None] | None = None,
     ) -> None:
@@ -154,109 +114,6 @@ class Streaming(Method):
     ) -> None:
         self.serve = serve
         self.places = places
-
-
-class _Waiting:
-    """A call that a task works at, and the timer of its deadline."""
-
-    __slots__ = ("is_late", "task", "timer")
-
-    def __init__(self) -> None:
-        self.task: asyncio.Task[Any]
-        self.timer: asyncio.TimerHandle | None = None
-        self.is_late = False
-
-    def expire(self) -> None:
-        self.is_late = True
-        self.task.cancel()
-
-    def cancel(self) -> None:
-        self.task.cancel()
-
-    def stop_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-
-
-class _Refused:
-    """A call that was refused before all of it has come. It is told when that has, or after a
-    moment: the library of the commonest clients takes a status that overtakes its message for a
-    failure of its own (INTERNAL)."""
-
-    __slots__ = ("_refuse", "_stream")
-
-    def __init__(self, refuse: Callable[[], None], stream: Any) -> None:
-        self._refuse = refuse
-        self._stream = stream
-
-    def receive(self) -> None:
-        if self._stream.ended:
-            self.refuse()
-
-    def refuse(self) -> None:
-        if not self._stream.closed:
-            self._refuse()
-
-    def cancel(self) -> None:
-        """There is nothing to stop."""
-
-
-class StreamingCall(_Waiting):
-    """A call with any number of messages."""
-
-    __slots__ = ("_arrived", "_client", "_messages", "_reader", "_stream")
-
-    def __init__(self, client: Http2Client, stream: Any, call: CallHead) -> None:
-        super().__init__()
-        self._client = client
-        self._stream = stream
-        self._reader = MessageReader(call.encoding, SMALL_MESSAGE_BYTES)
-        # None behind the last one; an error in the place of what could not be read.
-        self._messages: deque[bytes | GrpcError | None] = deque()
-        self._arrived = asyncio.Event()
-
-    def receive(self) -> None:
-        """More has come."""
-        self._arrived.set()
-
-    async def read(self) -> bytes | None:
-        """The next message; None after the last. What comes is left to the protocol until it is
-        asked for, so that a client may not send more than the protocol has room for."""
-        while not self._messages:
-            self._arrived.clear()
-            self._take()
-            if not self._messages:
-                await self._arrived.wait()
-        message = self._messages[0]
-        if isinstance(message, bytes):
-            self._messages.popleft()
-        elif message is not None:
-            raise message
-        return message
-
-    def _take(self) -> None:
-        try:
-            self._messages += self._reader.feed(self._client.http2.take_body(self._stream))
-            if self._stream.ended:
-                self._reader.finish()
-                self._messages.append(None)
-        except GrpcError as error:
-            self._messages.append(error)
-        self._client.flush_soon()
-
-    async def first(self, within_s: float) -> bytes:
-        """The first message, which has its time to come."""
-        try:
-            message = await asyncio.wait_for(self.read(), within_s)
-        except asyncio.TimeoutError:
-            raise _too_late(within_s) from None
-        if message is None:
-            raise ConfigInvalidError("the call came without a message")
-        return message
-
-    def write(self, message: Message) -> None:
-        send_message(self._client.http2, self._stream, message.SerializeToString())
-        self._client.flush_soon()
 
 
 _STRANGER = GrpcError(
@@ -297,7 +154,7 @@ class GrpcCalls:
         self._replies = replies
         self._token = token
         self._arrival_s = arrival_s
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._waiting: set[WaitingCall] = set()
         # What answers the usual checks in compiled code, before they come here.
         self.ready: Any = None
         self.routes: dict[bytes, KnownPath] = {
@@ -327,7 +184,7 @@ class GrpcCalls:
     def begin(self, client: Http2Client, stream: Any) -> None:
         error = self._refusal(client, stream)
         if error is not None or not is_grpc(stream):
-            refused = _Refused(partial(self._refuse, client, stream, error or _NO_GRPC), stream)
+            refused = RefusedCall(partial(self._refuse, client, stream, error or _NO_GRPC), stream)
             stream.context = refused
             asyncio.get_running_loop().call_later(_GRACE_S, refused.refuse)
         elif stream.streaming:
@@ -358,13 +215,15 @@ class GrpcCalls:
     def at_work(self) -> int:
         """Calls that are waited for, over all connections of all servers that these are served
         on."""
-        return len(self._tasks)
+        return len(self._waiting)
 
     async def stop(self) -> None:
         """Cancel what is at work."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        waiting = list(self._waiting)
+        for each in waiting:
+            each.cancel()
+        tasks = [each.task for each in waiting if each.task is not None]
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # Who may call.
 
@@ -395,7 +254,7 @@ class GrpcCalls:
 
     def _fault(self, fault: str) -> GrpcError:
         if fault == "request_timeout":
-            return grpc_error(_too_late(self._arrival_s))
+            return grpc_error(too_late(self._arrival_s))
         if fault == "no_room":
             return exhausted("too many long messages are under way; ask again in a moment")
         return too_large(_FAULTS[fault])
@@ -433,7 +292,7 @@ class GrpcCalls:
             self._send(client, stream, method, compress, began, answer)
         else:
             ended = partial(self._send, client, stream, method, compress, began)
-            self._wait(client, stream, method, _Waiting(), answer, timeout_ms, ended)
+            self._wait(client, stream, method, WaitingCall(), answer, timeout_ms, ended)
 
     def _send(
         self,
@@ -476,35 +335,33 @@ class GrpcCalls:
         client: Http2Client,
         stream: Any,
         method: Method,
-        waiting: _Waiting,
-        work: Coroutine[Any, Any, Any],
+        waiting: WaitingCall,
+        work: Later[Any] | Coroutine[Any, Any, Any],
         timeout_ms: int | None,
         ended: Callable[[Any], None],
     ) -> None:
-        """Let a task work at the call, until its deadline; `ended` is told what it returned."""
+        """Have the call worked at, until its deadline; `ended` is told what came of it."""
         method.places.taken += 1
         stream.context = waiting
-        loop = asyncio.get_running_loop()
-        waiting.task = loop.create_task(work)
-        self._tasks.add(waiting.task)
+        self._waiting.add(waiting)
         if timeout_ms is not None:
+            loop = asyncio.get_running_loop()
             waiting.timer = loop.call_later(timeout_ms / 1000, waiting.expire)
 
-        def done(task: asyncio.Task[Any]) -> None:
-            self._tasks.discard(task)
+        def told(result: Any, error: BaseException | None) -> None:
+            self._waiting.discard(waiting)
             waiting.stop_timer()
             method.places.taken -= 1
             stream.context = None
-            error = _ended_with(task, waiting.is_late)
             if stream.closed:
                 return
             if error is None:
-                ended(task.result())
+                ended(result)
                 client.flush_soon()
             else:
-                self._refuse(client, stream, error)
+                self._refuse(client, stream, _ended_with(error, waiting.is_late))
 
-        waiting.task.add_done_callback(done)
+        waiting.work(work, told)
 
 
 _FAULTS = {
@@ -520,16 +377,11 @@ def _is_cut_off(stream: Any) -> bool:
     return cut_off
 
 
-def _too_late(within_s: float) -> DeadlineError:
-    return DeadlineError(f"no message within {within_s:g} s")
-
-
-def _ended_with(task: asyncio.Task[Any], is_late: bool) -> GrpcError | None:
-    """Why a task failed; None if it did not."""
-    if task.cancelled():
+def _ended_with(error: BaseException, is_late: bool) -> GrpcError:
+    """Why a call failed."""
+    if isinstance(error, asyncio.CancelledError):
         return _LATE if is_late else _LEAVING
-    error = task.exception()
-    return None if error is None else grpc_error(error)
+    return grpc_error(error)
 
 
 def _special_call(stream: Any, max_bytes: int) -> tuple[int | None, bytes, bool]:

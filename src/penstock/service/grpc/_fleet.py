@@ -16,7 +16,8 @@ from ...wire.proto.fleet_pb2_grpc import FLEET, FLEET_METHODS
 from .._access import BearerToken
 from .._core import Service
 from ..connections import Http2Client
-from ._dispatch import Places, Unary
+from ._dispatch import Unary
+from ._open_calls import Places
 from ._protocol import GrpcError, Status
 
 __all__ = ["FLEET", "fleet_calls"]

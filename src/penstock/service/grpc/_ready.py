@@ -13,7 +13,8 @@ from ...core import native
 from ...wire.proto.rate_limiter_pb2_grpc import RATE_LIMITER
 from .._core import Service
 from ..http2 import KnownPath, compiled
-from ._dispatch import MAX_MESSAGE_BYTES, Places
+from ._dispatch import MAX_MESSAGE_BYTES
+from ._open_calls import Places
 
 __all__ = ["ready_checks"]
 

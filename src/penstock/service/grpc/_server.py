@@ -14,8 +14,9 @@ from .._tls import Certificates
 from ..connections import ConnectionBounds, Http2Client, Listener
 from ..http2 import ErrorCode
 from ._calls import decisions
-from ._dispatch import ARRIVAL_S, MAX_CONCURRENT, MAX_STREAMS, TAKING_S, GrpcCalls, Places
+from ._dispatch import ARRIVAL_S, MAX_STREAMS, GrpcCalls
 from ._fleet import fleet_calls
+from ._open_calls import MAX_CONCURRENT, TAKING_S, Places
 from ._ready import ready_checks
 from ._standard import Health, Reflection
 

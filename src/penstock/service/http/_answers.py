@@ -47,6 +47,7 @@ __all__ = [
     "Label",
     "Problem",
     "ProblemError",
+    "Work",
     "json_bytes",
     "problem_of",
 ]
@@ -142,8 +143,11 @@ def problem_of(error: BaseException) -> Problem:
     return Problem("internal_error", "the service failed; its log says more")
 
 
-Answer: TypeAlias = "bytes | Callable[[], Coroutine[Any, Any, bytes]]"
-"""A reply, or what to await for it, which is called when there is a place for it."""
+Work: TypeAlias = "Callable[[], Coroutine[Any, Any, bytes]]"
+"""What to await for a reply: called when there is a place for it, or begun, where it is a `Later`
+that can be."""
+
+Answer: TypeAlias = "bytes | Work"
 """A whole reply, or what will make one when the store has spoken."""
 
 JSON = "application/json"

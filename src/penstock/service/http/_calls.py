@@ -14,8 +14,8 @@ from typing import Any
 from ...adapters._headers import policy_field
 from ...core._decision import Decision, Forecast
 from .._core import Admission, Heartbeat, Service
+from .._deciding import Asked, Awaited, Then
 from .._inline import DEFAULT_STRATEGY, INLINE, MAX_POLICIES, Inline
-from .._registry import Asked
 from ._answers import (
     CLIENT,
     NESTED,
@@ -96,7 +96,7 @@ class Calls:
         if "attributes" in fields:
             return self.charges.peek(fields, legacy)
         require_fields(fields, _KEYED, {})
-        asked = partial(self._service.peek, **fields)
+        asked = Awaited(partial(self._service.peek, **fields))
         return self._one(fields["policy"], "rate", asked, legacy, peeked=True)
 
     def v1_forecast(self, _legacy: bool, body: bytes) -> Answer:
@@ -119,7 +119,8 @@ class Calls:
     def v1_debit(self, legacy: bool, body: bytes) -> Answer:
         fields = decode(body)
         require_fields(fields, _KEYED, {"tokens": int})
-        return self._one(fields["policy"], "cost", partial(self._service.debit, **fields), legacy)
+        asked = Awaited(partial(self._service.debit, **fields))
+        return self._one(fields["policy"], "cost", asked, legacy)
 
     def v1_admit(self, legacy: bool, body: bytes) -> Answer:
         fields = decode(body)
@@ -218,7 +219,7 @@ def _reply(asked: Asked, render: Callable[..., bytes], *rest: Any) -> Answer:
     """The reply to what the service could decide at once, or what to await for it."""
     if isinstance(asked, Decision):
         return render(asked, *rest)
-    return partial(_later, asked, render, *rest)
+    return Then(asked, render, *rest)
 
 
 async def _later(

@@ -6,7 +6,7 @@ As in `_calls.py`: parse, ask the service, render; nothing is decided.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,11 +23,12 @@ from ...core import native
 from ...core._decision import NEUTRAL, Decision
 from ...core._verdict import Verdict
 from .._core import Reservation, Service
+from .._deciding import Later, Then
 from .._several import Judge, Judgement, PolicyLimits
 from ._answers import Answer, Answers, ProblemError, decision_json
 from ._head import decode, require_fields
 
-__all__ = ["ChargeCalls", "VerdictForm"]
+__all__ = ["AwaitedVerdict", "ChargeCalls", "VerdictForm"]
 
 
 # Of combinations of limits and figures; beyond, all are made anew.
@@ -54,12 +55,16 @@ class ChargeCalls:
         asked = self._service.judge(policy, told, fields.get("cost", 1))
         if isinstance(asked, Judgement):
             return self._judged(asked, legacy)
-        return partial(_later, asked, partial(self._judged, legacy=legacy))
+        return Then(asked, self._judged, legacy)
 
-    def check_at_once(self, judge: Judge, told: dict[str, Any], cost: int) -> bytes | None:
-        """The same for what compiled code has read; None where it has to be waited for."""
+    def check_read(
+        self, judge: Judge, told: dict[str, Any], cost: int
+    ) -> bytes | AwaitedVerdict | None:
+        """The same for what compiled code has read; None where it has to be awaited."""
         asked = judge.judge(told, cost)
-        return self._judged(asked, legacy=False) if isinstance(asked, Judgement) else None
+        if isinstance(asked, Judgement):
+            return self._judged(asked, legacy=False)
+        return AwaitedVerdict(asked, self._judged) if asked.can_begin else None
 
     def check_many(self, fields: dict[str, Any]) -> Answer:
         """`/v1/check-many` by attributes: a list of them."""
@@ -170,6 +175,20 @@ class ChargeCalls:
     def _decided(self, policy: str, decision: Decision, text: str, legacy: bool) -> bytes:
         label = self._answers.policy_label(self._service.policies.get(policy), policy, decision)
         return self._answers.with_limits(200, label, decision, text, legacy)
+
+
+class AwaitedVerdict:
+    """A reply about a verdict that has to be waited for, as `AwaitedReply` of compiled code is one
+    about a decision."""
+
+    __slots__ = ("_judged", "asked")
+
+    def __init__(self, asked: Later[Judgement], judged: Callable[[Judgement, bool], bytes]) -> None:
+        self.asked = asked
+        self._judged = judged
+
+    def about(self, judged: Judgement) -> bytes:
+        return self._judged(judged, False)
 
 
 class VerdictForm:

@@ -7,14 +7,12 @@ bytes of its connection, over TLS or not.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..connections import Http2Application, Http2Client
 from ..http2 import PREFACE, HeaderBlock, Http2Connection, Http2Options, KnownPath, Room
-from ._answers import SOON, Problem, ProblemError
+from ._answers import SOON, Problem, ProblemError, Work
 
 if TYPE_CHECKING:
     from ._router import Route
@@ -104,30 +102,18 @@ class HttpRequests:
         else:
             self._wait(client, stream, route, answer)
 
-    def _wait(
-        self,
-        client: Http2Client,
-        stream: Any,
-        route: Route,
-        work: Callable[[], Coroutine[Any, Any, bytes]],
-    ) -> None:
+    def _wait(self, client: Http2Client, stream: Any, route: Route, work: Work) -> None:
         server = self._server
         if route.needs_place and not server.enter():
             raise ProblemError.of(Problem("overloaded", "try again soon", SOON))
-        began = client.arrived
-        task = stream.context = server.loop.create_task(work())
 
-        def done(task: asyncio.Task[bytes]) -> None:
-            if route.needs_place:
-                server.leave()
+        def replied(reply: bytes) -> None:
             stream.context = None
-            reply = server.result(task)
-            server.observe(perf_counter() - began)
             if not stream.closed:
                 self._reply(client, stream, reply)
                 client.flush_soon()
 
-        task.add_done_callback(done)
+        stream.context = server.ask(route, work, client.arrived, replied)
 
     def _reply(self, client: Http2Client, stream: Any, reply: bytes) -> None:
         head, body = _fields_of(reply)

@@ -2,9 +2,10 @@
 reply.
 
 That takes a request of a usual shape, whole and alone in what has arrived, and a limit that is
-decided at once. Everything else goes the long way, through `_reader.py`, `_router.py` and
-`_calls.py`, and is answered the same. Compiled code finds limits by what is here; it has no Python
-frame of its own besides, which is most of what a check in memory costs.
+decided at once, or by a store that tells by a call. Everything else goes the long way, through
+`_reader.py`, `_router.py` and `_calls.py`, and is answered the same. Compiled code finds limits by
+what is here; it has no Python frame of its own besides, which is most of what a check in memory
+costs.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def ready_checks(
     service: Service, answers: Answers, bounds: Bounds, charges: ChargeCalls
 ) -> dict[str, Any]:
     """What answers a path in compiled code, by path; nothing, where nothing is compiled or the
-    store has to be waited for."""
-    if native is None or not service.store.answers_at_once:
+    store has to be awaited."""
+    if native is None or not (service.store.answers_at_once or service.store.begin):
         return {}
     limits = _ReadyLimits(service, answers)
     policies = _ReadyPolicies(service, charges)
@@ -69,7 +70,7 @@ class _ReadyLimits:
         try:
             return self._plain[inline.decide]
         except KeyError:
-            label = Label(INLINE, limit, window_ms, inline.strategy) if inline.at_once else None
+            label = Label(INLINE, limit, window_ms, inline.strategy)
             return self._keep(self._plain, inline.decide, label)
 
     def by_policy(self, name: str) -> Any:
@@ -88,8 +89,7 @@ class _ReadyLimits:
         try:
             return limits[entry.decide]
         except KeyError:
-            at_once = entry.limiter is not None and entry.limiter.answers_at_once
-            return self._keep(limits, entry.decide, label_of(entry) if at_once else None)
+            return self._keep(limits, entry.decide, label_of(entry) if _is_ready(entry) else None)
 
     def _label(self, entry: Entry) -> Label | None:
         policy = entry.policy
@@ -120,6 +120,14 @@ class _ReadyLimits:
         )
 
 
+def _is_ready(entry: Entry) -> bool:
+    """Whether its decisions are there at once, or told by a call."""
+    limiter = entry.limiter
+    if limiter is None:
+        return False
+    return limiter.answers_at_once or (limiter.decides_in_store and limiter.store.begin is not None)
+
+
 class _ReadyPolicies:
     """Policies of several limits that decide at once, with what is said of them; None for any
     other. They are remembered by what judges, of which a policy that was changed has another."""
@@ -142,14 +150,15 @@ class _ReadyPolicies:
         if len(self._made) >= MAX_POLICIES:
             self._made.clear()
         spec = judge.limits.spec
-        fits = judge.limits.asks_all and native.ReadyPolicy.fits(len(spec.limits))
+        at_once = self._service.store.answers_at_once
+        fits = at_once and judge.limits.asks_all and native.ReadyPolicy.fits(len(spec.limits))
         self._made[judge] = made = native.ReadyPolicy(
             tuple([limit.by for limit in spec.limits]) if fits else (),
             tuple([spec.overrides.get(limit.name) for limit in spec.limits]) if fits else (),
             spec.plan_by if spec.plans else None,
             partial(self._of_plan, judge) if fits else _none,
             judge.tally,
-            partial(self._charges.check_at_once, judge),
+            partial(self._charges.check_read, judge),
         )
         return made
 

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 from .._access import BearerToken
 from .._core import Service
+from .._deciding import Later, Told
 from ..connections import UNIT_BYTES, ClientConnection, Http2Application, Http2Client, Listener
-from ._answers import SOON, Answers, Problem, ProblemError, problem_of
+from ._answers import SOON, Answers, Problem, ProblemError, Work, problem_of
 from ._bounds import Bounds
 from ._calls import Calls
 from ._head import Hosts
@@ -58,6 +60,8 @@ class HttpConnection(ClientConnection):
 
     def serve(self, units: int) -> int:
         """Answer what is there, up to the first request that has to wait."""
+        if self._is_new and self._agreed_on_http2():
+            return self.hand_over(self._server.http2_client())
         if self.is_known and (held := self._reader.held) and (spent := self._answer_whole(held)):
             return spent
         out, reader, server, left = self._out, self._reader, self._server, units
@@ -101,6 +105,11 @@ class HttpConnection(ClientConnection):
             self.send(out[0] if len(out) == 1 else b"".join(out))
         return units - left
 
+    def _agreed_on_http2(self) -> bool:
+        """Whether HTTP/2 is what TLS was set up for, and something has come; whether that is HTTP/2
+        is for HTTP/2 to tell."""
+        return self._tls is not None and self._reader.unread > 0 and self._tls.protocol == "h2"
+
     def serve_whole(self, data: bytes) -> int:
         return self._answer_whole(data) if self._reader.is_idle else 0
 
@@ -110,17 +119,40 @@ class HttpConnection(ClientConnection):
         if whole is None:
             return 0
         try:
-            reply: bytes | None = whole.answer(data)
+            reply: Any = whole.answer(data)
         except Exception as error:
             reply = self._server.failure(error)
         if reply is None:
             return 0
         self._reader.drop()
         self._is_new = self._has_begun = False
+        if type(reply) is not bytes:
+            reply = self._begin_whole(reply)
+            if reply is None:
+                return 1
         self._server.observe(perf_counter() - self.arrived)
         self.send(reply)
         body_bytes: int = whole.body_bytes
         return 1 + (body_bytes + len(reply)) // UNIT_BYTES
+
+    def _begin_whole(self, awaited: Any) -> bytes | None:
+        """As `_begin`, for what compiled code has read."""
+        server, began = self._server, self.arrived
+        if not server.enter():
+            return server.problem(Problem("overloaded", "try again soon", SOON))
+        self.wait()
+
+        def told(decision: Any, error: BaseException | None) -> None:
+            server.leave()
+            try:
+                reply = server.failure(error) if error is not None else awaited.about(decision)
+            except Exception as failure:
+                reply = server.failure(failure)
+            server.observe(perf_counter() - began)
+            self.answered(reply)
+
+        awaited.asked.begin(told)
+        return None
 
     def patience_s(self, stopping: bool) -> float:
         bounds, phase = self._server.http_bounds, self._reader.phase
@@ -138,23 +170,17 @@ class HttpConnection(ClientConnection):
         reply = self._server.problem(Problem("overloaded", detail, SOON))
         return reply.replace(_END, _END_CLOSING, 1)
 
-    def _begin(self, route: Route, work: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes | None:
+    def _begin(self, route: Route, work: Work) -> bytes | None:
         """Let the store be asked. Returns a reply only if there is too much of that already."""
         server = self._server
         if route.needs_place and not server.enter():
             return server.problem(Problem("overloaded", "try again soon", SOON))
         self.wait()
-        began = self.arrived
-        task = server.loop.create_task(work())
 
-        def done(task: asyncio.Task[bytes]) -> None:
-            if route.needs_place:
-                server.leave()
-            reply = server.result(task)
-            server.observe(perf_counter() - began)
+        def replied(reply: bytes) -> None:
             self.answered(self._shape(route, reply) if route.shaped else reply)
 
-        task.add_done_callback(done)
+        server.ask(route, work, self.arrived, replied)
         return None
 
     def _begin_body(self, route: Route, reserved: int, waits: bool) -> None:
@@ -253,14 +279,29 @@ class HttpServer(Listener):
         self.routes.forget()
         await super().stop()
 
-    def result(self, task: asyncio.Task[bytes]) -> bytes:
-        if task.cancelled():
-            return self.problem(Problem("stopping", "the service is being stopped", SOON))
-        error = task.exception()
-        return task.result() if error is None else self.failure(error)
+    def ask(
+        self, route: Route, work: Work, began: float, replied: Callable[[bytes], None]
+    ) -> asyncio.Task[bytes] | None:
+        """Let the store be asked, at a place that was entered where one is needed; `replied` is
+        called later. Returns the task, if that takes one."""
+
+        def told(reply: bytes, error: BaseException | None) -> None:
+            if route.needs_place:
+                self.leave()
+            self.observe(perf_counter() - began)
+            replied(reply if error is None else self.failure(error))
+
+        if isinstance(work, Later) and work.can_begin:
+            work.begin(told)
+            return None
+        task = self.loop.create_task(work())
+        task.add_done_callback(partial(_tell, told))
+        return task
 
     def failure(self, error: BaseException) -> bytes:
         """The reply for an exception."""
+        if isinstance(error, asyncio.CancelledError):
+            return self.problem(Problem("stopping", "the service is being stopped", SOON))
         return self.problem(problem_of(error))
 
     def tick(self) -> None:
@@ -274,3 +315,8 @@ class HttpServer(Listener):
             "in_flight": self.in_flight,
             "shed_total": self.shed,
         }
+
+
+def _tell(told: Told, task: asyncio.Task[bytes]) -> None:
+    error = asyncio.CancelledError() if task.cancelled() else task.exception()
+    told(None if error else task.result(), error)

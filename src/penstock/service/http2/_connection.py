@@ -65,6 +65,9 @@ _MAX_WINDOW = 2**31 - 1
 _DEFAULT_WINDOW = 65_535
 _LAST_STREAM = 2**31 - 1
 _REMEMBERED = 128
+# Requests that are let run on for a moment behind their answer, and for how long.
+_UNSTOPPED = 8
+_STOPPING_MS = 1_000
 _FRAME_HEAD = Struct(">HBBBI")
 _SETTING = Struct(">HI")
 _SHUTDOWN_PING = b"shutdown"
@@ -255,6 +258,7 @@ class Http2Connection:
         "_settled",
         "_streams",
         "_unread",
+        "_unstopped",
         "_window",
         "ended",
         "event_count",
@@ -283,6 +287,8 @@ class Http2Connection:
         self._streams: dict[int, Stream] = {}
         # The last streams that ended, and whether frames for them may still be under way.
         self._closed_streams: dict[int, bool] = {}
+        # Those of them whose client is to be told to stop sending, and when.
+        self._unstopped: dict[int, int] = {}
         self._last_id = 0
         self._final_id = _LAST_STREAM
         self._going = False
@@ -571,6 +577,8 @@ class Http2Connection:
         stream = self._streams.get(stream_id)
         if stream is None:
             if self._closed_streams.get(stream_id):
+                if flags & _END_STREAM:
+                    self._unstopped.pop(stream_id, None)
                 return
             raise _StreamError(stream_id, ErrorCode.STREAM_CLOSED)
         if stream.ended:
@@ -648,6 +656,8 @@ class Http2Connection:
             if stream_id in self._closed_streams:
                 raise _ConnectionError(ErrorCode.STREAM_CLOSED, "fields for a closed stream")
             raise _protocol_error("the number of a new stream is not above the last one")
+        elif end_stream:
+            self._unstopped.pop(stream_id, None)
 
     def _read_trailers(self, stream: Stream, fields: Fields, end_stream: bool) -> None:
         if stream.ended:
@@ -718,6 +728,7 @@ class Http2Connection:
         _require_size(payload, 4)
         stream = self._streams.get(stream_id)
         if stream is None:
+            self._unstopped.pop(stream_id, None)
             self._spend("too many resets of closed streams")
             return
         if stream.handed_over:
@@ -880,6 +891,9 @@ class Http2Connection:
         since_ms = self._block.since_ms if self._block is not None else self._partial_ms
         if since_ms >= 0 and not self.pending and now - since_ms > options.head_ms:
             raise _ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, "a frame did not arrive in time")
+        for stream_id in [each for each, due_ms in self._unstopped.items() if due_ms <= now]:
+            del self._unstopped[stream_id]
+            self._write_rst_stream(stream_id, ErrorCode.NO_ERROR)
         for stream in self.streams:
             if stream.id in self._blocked:
                 if now - stream.blocked_ms > options.write_ms:
@@ -896,11 +910,18 @@ class Http2Connection:
     def _finish(self, stream: Stream) -> None:
         """The answer was sent to its end."""
         if not stream.ended:
-            # The client need not send the rest of its request.
-            self._write_rst_stream(stream.id, ErrorCode.NO_ERROR)
+            self._stop_request(stream)
         self._forget(stream, not stream.ended)
         self._controls.earn(self._options.controls_per_request)
         self._resets.earn(1)
+
+    def _stop_request(self, stream: Stream) -> None:
+        """The client need not send the rest of its request. One whose body is too long has a moment
+        to see that by itself: there are clients that lose the answer when they are told."""
+        if stream.fault == "body_too_large" and len(self._unstopped) < _UNSTOPPED:
+            self._unstopped[stream.id] = self._now + _STOPPING_MS
+        else:
+            self._write_rst_stream(stream.id, ErrorCode.NO_ERROR)
 
     def _reset(self, stream: Stream, code: int) -> None:
         self._write_rst_stream(stream.id, code)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ...core._flow import adrive
+from ...core._store import Told
 from .._sheet import ConnectionFailedError
 from ._factory import ConnectionFactory
 from ._multiplexed import MultiplexedConnection
@@ -207,11 +208,8 @@ class AsyncConnections:
 
     async def run(self, flow: RedisFlow) -> Any:
         """Serve a flow's requests to its end, within the time of one call."""
-        loop = asyncio.get_running_loop()
-        pool = self._latest
-        if pool is None or pool.loop is not loop:
-            pool = self._latest = self._pool_of(loop)
-        call = _AsyncCall(pool, loop.time() + self._timeout_s)
+        pool = self._pool()
+        call = _AsyncCall(pool, pool.loop.time() + self._timeout_s)
         try:
             result = await adrive(flow, call.serve)
         except BaseException:
@@ -220,6 +218,19 @@ class AsyncConnections:
         if call.pinned is not None:
             call.release()
         return result
+
+    def begin(self, flow: RedisFlow, told: Told) -> None:
+        """As `run`, without a task as long as none is needed. Whatever is told is told later: what
+        fails at once is raised."""
+        pool = self._pool()
+        _BegunCall(pool, pool.loop.time() + self._timeout_s, flow, told).begin()
+
+    def _pool(self) -> _LoopPool:
+        loop = asyncio.get_running_loop()
+        pool = self._latest
+        if pool is None or pool.loop is not loop:
+            pool = self._latest = self._pool_of(loop)
+        return pool
 
     def _pool_of(self, loop: asyncio.AbstractEventLoop) -> _LoopPool:
         with self._lock:
@@ -327,6 +338,73 @@ class _AsyncCall:
         if seconds >= self._deadline - asyncio.get_running_loop().time():
             raise ConnectionFailedError("out of time", may_have_run=False)
         await asyncio.sleep(seconds)
+
+
+class _BegunCall(_AsyncCall):
+    """A call whose flow goes on where its reply arrives. As soon as it asks for anything but an
+    exchange on a connection that is there, a task runs the rest of it."""
+
+    __slots__ = ("_flow", "_task", "_told")
+
+    def __init__(self, pool: _LoopPool, deadline: float, flow: RedisFlow, told: Told) -> None:
+        super().__init__(pool, deadline)
+        self._flow = flow
+        self._told: Told | None = told
+
+    def begin(self) -> None:
+        self._ask(next(self._flow))
+
+    # As what is told the replies.
+
+    def done(self) -> bool:
+        return self._told is None
+
+    def set_result(self, replies: list[Any]) -> None:
+        self._go_on(self._flow.send, replies)
+
+    def set_exception(self, error: ConnectionFailedError) -> None:
+        self._go_on(self._flow.throw, error)
+
+    def _go_on(self, resume: Callable[[Any], RedisRequest], answer: Any) -> None:
+        try:
+            self._ask(resume(answer))
+        except StopIteration as finished:
+            self._end(finished.value, None)
+        except Exception as error:
+            self._end(None, error)
+
+    def _ask(self, request: RedisRequest) -> None:
+        if type(request) is Exchange and not request.pinned and request.share == 1.0:
+            connection = self._pool.ready(request.where)
+            if connection is not None:
+                commands = request.commands
+                connection.send(pack(commands), len(commands), self._deadline, self)
+                return
+        self._task = self._pool.loop.create_task(self._rest(request))
+        self._task.add_done_callback(self._rested)
+
+    async def _rest(self, request: RedisRequest) -> Any:
+        try:
+            result = await adrive(self._flow, self.serve, request)
+        except BaseException:
+            self.abandon()
+            raise
+        self.release()
+        return result
+
+    def _rested(self, task: asyncio.Task[Any]) -> None:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        self._end(None if error else task.result(), error)
+
+    def _end(self, result: Any, error: BaseException | None) -> None:
+        told, self._told = self._told, None
+        assert told is not None
+        try:
+            told(result, error)
+        except Exception as failure:
+            # The replies of others come behind this one.
+            context = {"message": "a call could not be answered", "exception": failure}
+            self._pool.loop.call_exception_handler(context)
 
 
 def _connection_failure(answer: Any) -> Any:

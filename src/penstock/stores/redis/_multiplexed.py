@@ -21,17 +21,41 @@ import asyncio
 import socket
 from collections import deque
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from .._sheet import ConnectionFailedError
 from ._requests import Address, late_reply, lost_reply
 from ._sync_connections import ProtocolError, new_reader, poller
 
-__all__ = ["MultiplexedConnection"]
+__all__ = ["Answer", "MultiplexedConnection"]
 
 
 _BATCH = 16
 _NEVER = float("inf")
+
+
+class Answer(Protocol):
+    """What is told the replies to a request: a future, or what goes on where they arrive."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: list[Any], /) -> None: ...
+
+    def set_exception(self, error: ConnectionFailedError, /) -> None: ...
+
+
+class _Nobody:
+    """Has been told already."""
+
+    def done(self) -> bool:
+        return True
+
+    def set_result(self, _replies: list[Any]) -> None: ...
+
+    def set_exception(self, _error: ConnectionFailedError) -> None: ...
+
+
+_NOBODY = _Nobody()
 
 
 class _Waiter:
@@ -39,7 +63,7 @@ class _Waiter:
 
     __slots__ = ("answer", "count", "deadline", "replies")
 
-    def __init__(self, answer: asyncio.Future[list[Any]], count: int, deadline: float) -> None:
+    def __init__(self, answer: Answer, count: int, deadline: float) -> None:
         self.answer = answer
         self.count = count
         self.deadline = deadline
@@ -70,14 +94,20 @@ class MultiplexedConnection(asyncio.Protocol):
         """The replies to `payload`, which holds `count` commands, or
         ConnectionFailedError."""
         answer: asyncio.Future[list[Any]] = self._loop.create_future()
+        self.send(payload, count, deadline, answer)
+        return answer
+
+    def send(self, payload: bytes, count: int, deadline: float, answer: Answer) -> None:
+        """As `exchange`, with somebody else to be told."""
         was_quiet = not self._waiters
+        waiter = _Waiter(answer, count, deadline)
         try:
-            self._waiters.append(_Waiter(answer, count, deadline))
+            self._waiters.append(waiter)
             if deadline < self._watched_until:
                 self._watch(deadline)
             if was_quiet:
                 self._transport.write(payload)
-                return answer
+                return
             self._unsent.append(payload)
             if not self._flush_due:
                 self._flush_due = True
@@ -85,9 +115,10 @@ class MultiplexedConnection(asyncio.Protocol):
             elif len(self._unsent) >= _BATCH:
                 self._flush()
         except BaseException:
+            # Who asked hears of it by this.
+            waiter.answer = _NOBODY
             self._break()
             raise
-        return answer
 
     def is_stale(self) -> bool:
         """True when the server has hung up and the loop had no chance to tell us yet."""
@@ -113,9 +144,10 @@ class MultiplexedConnection(asyncio.Protocol):
                 waiter = waiters[0]
                 waiter.replies.append(reply)
                 if len(waiter.replies) == waiter.count:
+                    # First, since who is told may have something else to ask.
+                    waiters.popleft()
                     if not waiter.answer.done():
                         waiter.answer.set_result(waiter.replies)
-                    waiters.popleft()
         except (ProtocolError, IndexError) as error:
             self._fail(lost_reply(self.address, f"not what was asked for: {error}"))
             return
@@ -170,16 +202,15 @@ class MultiplexedConnection(asyncio.Protocol):
 
     def _fail(self, error: ConnectionFailedError) -> None:
         """Nothing will be heard any more. What was never written certainly was not run."""
-        unsent = len(self._unsent)
+        waiters, self._waiters = self._waiters, deque()
+        written = len(waiters) - len(self._unsent)
         self._unsent.clear()
-        written = len(self._waiters) - unsent
-        for place, waiter in enumerate(self._waiters):
-            if not waiter.answer.done():
-                ran = place < written
-                failure = ConnectionFailedError(str(error), may_have_run=ran, again=True)
-                waiter.answer.set_exception(failure)
-        self._waiters.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.close()
+        for place, waiter in enumerate(waiters):
+            if not waiter.answer.done():
+                ran = place < written
+                failure = ConnectionFailedError(str(error), may_have_run=ran, again=True)
+                waiter.answer.set_exception(failure)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from ..._queueing.fork import ForkAware, watch_forks
 from ...core._errors import UnsupportedError
 from ...core._steps import Step
-from ...core._store import Store, from_its_url
+from ...core._store import Store, Told, from_its_url
 from ...core._transform import Transform
 from ...core._validation import reject, require_int
 from ._factory import (
@@ -82,6 +82,7 @@ class RedisStore(Store, ForkAware):
             from ._async_connections import AsyncConnections
 
             self._async = AsyncConnections(deployment.async_factory, self.timeout_ms)
+            self.begin = self._begin_steps
         self._begin(RedisRouter(deployment.topology))
 
     def _connect_rest(self, client: Any) -> None:
@@ -130,6 +131,13 @@ class RedisStore(Store, ForkAware):
         results, _ = await self._async.run(self._flows.apply_all(steps, now))
         return results
 
+    def _begin_steps(self, steps: Sequence[Step], now: int, told: Told) -> None:
+        if len(steps) == 1:
+            key, transform, cost, _ = steps[0]
+            self._async.begin(self._flows.apply(key, transform, now, cost), told)
+        else:
+            self._async.begin(_results(self._flows.apply_all(steps, now)), told)
+
     def is_atomic(self, lead: str) -> bool:
         """In a cluster, only where all keys are in one slot: where the prefix has a hash tag."""
         return self._router.topology.is_one_slot(lead)
@@ -153,6 +161,11 @@ class RedisStore(Store, ForkAware):
         """A child must not speak on its parent's sockets."""
         self._sync.after_fork()
         self._async.after_fork()
+
+
+def _results(flow: RedisFlow) -> RedisFlow:
+    results, _ = yield from flow
+    return results
 
 
 class _NoConnections:

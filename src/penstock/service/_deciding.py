@@ -1,0 +1,210 @@
+"""What decides for one limit: at once, or when the store has answered.
+
+A store may be awaited, which takes a task, or tell by a call (`Store.begin`), which takes none: the
+reply to a client is then made and written where the reply of the store arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+from .._rate_limit import rate_limit
+from ..core import native
+from ..core._clock import Clock
+from ..core._decision import Decision
+from ..core._limiter import Limiter
+from ..core._store import Store, Told
+from ..core._strategy import Strategy
+from ..core._validation import require_cost
+from ._fail_modes import Guard
+from ._metrics import Tally
+
+__all__ = [
+    "Asked",
+    "Awaited",
+    "Decide",
+    "Later",
+    "StoreCheck",
+    "Then",
+    "Told",
+    "deciding",
+    "joined",
+    "limiter_on",
+]
+
+R = TypeVar("R")
+
+
+class Later(Generic[R]):
+    """What has to be waited for, not begun yet. Called, it is a coroutine. `begin`, where
+    `can_begin`, asks without a task: what it is given is told the result, or why there is none,
+    once, and not before it returns."""
+
+    __slots__ = ()
+
+    can_begin: bool = False
+
+    @abstractmethod
+    def __call__(self) -> Coroutine[Any, Any, R]: ...
+
+    def begin(self, told: Told) -> None:
+        raise NotImplementedError
+
+
+class Awaited(Later[R]):
+    """What can only be awaited."""
+
+    __slots__ = ("_ask",)
+
+    def __init__(self, ask: Callable[[], Coroutine[Any, Any, R]]) -> None:
+        self._ask = ask
+
+    def __call__(self) -> Coroutine[Any, Any, R]:
+        return self._ask()
+
+
+class Then(Later[R]):
+    """Something made of the result of another one."""
+
+    __slots__ = ("_asked", "_make", "_rest", "_told", "can_begin")
+
+    def __init__(self, asked: Later[Any], make: Callable[..., R], *rest: Any) -> None:
+        self._asked = asked
+        self._make = make
+        self._rest = rest
+        self.can_begin = asked.can_begin
+
+    async def __call__(self) -> R:
+        return self._make(await self._asked(), *self._rest)
+
+    def begin(self, told: Told) -> None:
+        self._told = told
+        self._asked.begin(self._make_of)
+
+    def _make_of(self, result: Any, error: BaseException | None) -> None:
+        if error is None:
+            try:
+                result = self._make(result, *self._rest)
+            except Exception as failure:
+                result, error = None, failure
+        self._told(result, error)
+
+
+class StoreCheck(Later[R]):
+    """A check that the store decides, with what is told in place of a failure, and what is counted:
+    the base of those of one limit and of several."""
+
+    __slots__ = ("_told",)
+
+    def begin(self, told: Told) -> None:
+        self._told = told
+        try:
+            self.ask(self._answered)
+        except Exception as error:
+            asyncio.get_running_loop().call_soon(self._answered, None, error)
+
+    @abstractmethod
+    def ask(self, told: Told) -> None:
+        """Begin to ask the store."""
+
+    @abstractmethod
+    def answer(self, result: Any, error: Exception | None) -> R:
+        """The answer by what the store told, counted; or raise."""
+
+    def _answered(self, result: Any, error: BaseException | None) -> None:
+        try:
+            if error is not None and not isinstance(error, Exception):
+                raise error
+            answer = self.answer(result, error)
+        except BaseException as failure:
+            self._told(None, failure)
+        else:
+            self._told(answer, None)
+
+
+Asked = Decision | Later[Decision]
+"""A decision, where nothing has to be waited for; else how to get at it."""
+
+Decide = Callable[..., Asked]
+
+
+def joined(*parts: str) -> str:
+    """A prefix from its parts, without the empty ones."""
+    return ":".join(part for part in parts if part)
+
+
+def limiter_on(store: Store, strategy: Strategy, clock: Clock, prefix: str) -> Limiter:
+    """A limiter by the service's clock, unless the store has one of its own."""
+    return rate_limit(
+        strategy, store=store, clock=None if store.reads_own_clock else clock, prefix=prefix
+    ).shared()
+
+
+def deciding(limiter: Limiter, guard: Guard, tally: Tally) -> Decide:
+    """The check of a limiter, counted, an outage resolved: a plain call where that never waits, and
+    a compiled one where the limiter is compiled."""
+    if not limiter.answers_at_once:
+        return _AwaitedLimiter(limiter, guard, tally).decide
+    if native is not None and isinstance(limiter, native.Gate):
+        counted: Decide = native.CountedCheck(limiter, guard.decision, tally).check
+        return counted
+    check = limiter.check
+
+    def decide(key: str, cost: int = 1) -> Decision:
+        try:
+            decision = check(key, cost)
+        except Exception as error:
+            decision = guard.decision(error, (key,), cost)
+        if decision.allowed:
+            tally.allowed += 1
+        else:
+            tally.denied += 1
+        return decision
+
+    return decide
+
+
+class _AwaitedLimiter:
+    """A limiter whose store has to be waited for."""
+
+    def __init__(self, limiter: Limiter, guard: Guard, tally: Tally) -> None:
+        self.limiter = limiter
+        self.guard = guard
+        self.tally = tally
+        self.begin = limiter.store.begin if limiter.decides_in_store else None
+        self.now = limiter.clock.now
+
+    def decide(self, key: str, cost: int = 1) -> Asked:
+        return _LimiterCheck(self, key, cost)
+
+
+class _LimiterCheck(StoreCheck[Decision]):
+    __slots__ = ("_by", "_cost", "_key", "can_begin")
+
+    def __init__(self, by: _AwaitedLimiter, key: str, cost: int) -> None:
+        self._by = by
+        self._key = key
+        self._cost = cost
+        self.can_begin = by.begin is not None
+
+    async def __call__(self) -> Decision:
+        try:
+            decision = await self._by.limiter.acheck(self._key, self._cost)
+        except Exception as error:
+            return self.answer(None, error)
+        return self.answer(decision, None)
+
+    def ask(self, told: Told) -> None:
+        by = self._by
+        assert by.begin is not None
+        by.begin((by.limiter.step(self._key, require_cost(self._cost)),), by.now(), told)
+
+    def answer(self, decision: Any, error: Exception | None) -> Decision:
+        by = self._by
+        if error is not None:
+            decision = by.guard.decision(error, (self._key,), self._cost)
+        by.tally.count(decision.allowed)
+        return decision  # type: ignore[no-any-return]

@@ -1,0 +1,196 @@
+"""Calls that are open: how many there may be, and what they wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from google.protobuf.message import Message
+
+from ...core._errors import ConfigInvalidError
+from .._deciding import Later, Told
+from ..connections import Http2Client
+from ..http2 import ErrorCode
+from ._errors import DeadlineError
+from ._protocol import CallHead, GrpcError, MessageReader, send_message
+
+__all__ = [
+    "MAX_CONCURRENT",
+    "SMALL_MESSAGE_BYTES",
+    "TAKING_S",
+    "Places",
+    "RefusedCall",
+    "StreamingCall",
+    "WaitingCall",
+    "too_late",
+]
+
+SMALL_MESSAGE_BYTES = 16_384
+"""The same for calls that strangers may make, and for those of any number of messages."""
+
+MAX_CONCURRENT = 4_096
+"""Calls at work at once, over all connections; one more is answered RESOURCE_EXHAUSTED."""
+
+TAKING_S = 10.0
+"""How long a client may take to read a reply, likewise."""
+
+_log = logging.getLogger("penstock.service.grpc")
+
+
+class Places:
+    """`taken` is how many calls are at work. `answering` are those whose reply is made and not yet
+    taken, each since when, the oldest first."""
+
+    def __init__(self, limit: int = MAX_CONCURRENT, taking_s: float = TAKING_S) -> None:
+        self.limit = limit
+        self.taking_s = taking_s
+        self.taken: int = 0
+        self.answering: dict[Any, tuple[float, Http2Client]] = {}
+
+    def look_through(self, now: float) -> None:
+        """Give back the places of replies that were taken, and end the connections of those who
+        take none."""
+        taken = [stream for stream in self.answering if stream.closed]
+        for stream in taken:
+            del self.answering[stream]
+        self.taken -= len(taken)
+        late = {client for since, client in self.answering.values() if now - since > self.taking_s}
+        if late:
+            _log.warning("ending %d connections whose clients take no replies", len(late))
+        for client in late:
+            client.end(ErrorCode.ENHANCE_YOUR_CALM, b"replies were not taken")
+
+
+class WaitingCall:
+    """A call that is waited for, and the timer of its deadline. A task works at it, or else the
+    store tells; then nobody listens any more once it is cancelled."""
+
+    __slots__ = ("_told", "is_late", "task", "timer")
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[Any] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.is_late = False
+        self._told: Told | None = None
+
+    def work(self, work: Later[Any] | Coroutine[Any, Any, Any], told: Told) -> None:
+        """Begin; `told` is called once, later."""
+        self._told = told
+        if isinstance(work, Later):
+            if work.can_begin:
+                work.begin(self.tell)
+                return
+            work = work()
+        self.task = asyncio.get_running_loop().create_task(work)
+        self.task.add_done_callback(self._done)
+
+    def tell(self, result: Any, error: BaseException | None) -> None:
+        if self._told is not None:
+            told, self._told = self._told, None
+            told(result, error)
+
+    def expire(self) -> None:
+        self.is_late = True
+        self.cancel()
+
+    def cancel(self) -> None:
+        if self.task is None:
+            self.tell(None, asyncio.CancelledError())
+        else:
+            self.task.cancel()
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        self.tell(None if error else task.result(), error)
+
+
+class RefusedCall:
+    """A call that was refused before all of it has come. It is told when that has, or after a
+    moment: the library of the commonest clients takes a status that overtakes its message for a
+    failure of its own (INTERNAL)."""
+
+    __slots__ = ("_refuse", "_stream")
+
+    def __init__(self, refuse: Callable[[], None], stream: Any) -> None:
+        self._refuse = refuse
+        self._stream = stream
+
+    def receive(self) -> None:
+        if self._stream.ended:
+            self.refuse()
+
+    def refuse(self) -> None:
+        if not self._stream.closed:
+            self._refuse()
+
+    def cancel(self) -> None:
+        """There is nothing to stop."""
+
+
+class StreamingCall(WaitingCall):
+    """A call with any number of messages."""
+
+    __slots__ = ("_arrived", "_client", "_messages", "_reader", "_stream")
+
+    def __init__(self, client: Http2Client, stream: Any, call: CallHead) -> None:
+        super().__init__()
+        self._client = client
+        self._stream = stream
+        self._reader = MessageReader(call.encoding, SMALL_MESSAGE_BYTES)
+        # None behind the last one; an error in the place of what could not be read.
+        self._messages: deque[bytes | GrpcError | None] = deque()
+        self._arrived = asyncio.Event()
+
+    def receive(self) -> None:
+        """More has come."""
+        self._arrived.set()
+
+    async def read(self) -> bytes | None:
+        """The next message; None after the last. What comes is left to the protocol until it is
+        asked for, so that a client may not send more than the protocol has room for."""
+        while not self._messages:
+            self._arrived.clear()
+            self._take()
+            if not self._messages:
+                await self._arrived.wait()
+        message = self._messages[0]
+        if isinstance(message, bytes):
+            self._messages.popleft()
+        elif message is not None:
+            raise message
+        return message
+
+    def _take(self) -> None:
+        try:
+            self._messages += self._reader.feed(self._client.http2.take_body(self._stream))
+            if self._stream.ended:
+                self._reader.finish()
+                self._messages.append(None)
+        except GrpcError as error:
+            self._messages.append(error)
+        self._client.flush_soon()
+
+    async def first(self, within_s: float) -> bytes:
+        """The first message, which has its time to come."""
+        try:
+            message = await asyncio.wait_for(self.read(), within_s)
+        except asyncio.TimeoutError:
+            raise too_late(within_s) from None
+        if message is None:
+            raise ConfigInvalidError("the call came without a message")
+        return message
+
+    def write(self, message: Message) -> None:
+        send_message(self._client.http2, self._stream, message.SerializeToString())
+        self._client.flush_soon()
+
+
+def too_late(within_s: float) -> DeadlineError:
+    return DeadlineError(f"no message within {within_s:g} s")

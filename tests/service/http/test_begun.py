@@ -1,0 +1,84 @@
+"""Checks on a store that tells by a call: the same answers, whichever way they take through."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock.config import parse_policies
+from penstock.stores.redis import RedisStore
+from tests.servers import Valkey, require
+
+from .serving import Client, InProcessServer
+
+POLICIES = parse_policies(
+    """
+version: 1
+limiters:
+  default: {strategy: fixedWindow, limit: 3, window: 1h}
+  three:
+    limits:
+      user: {by: user, strategy: fixedWindow, limit: 3, window: 1h}
+      again: {by: user, strategy: gcra, limit: 1000000, period: 30d}
+"""
+).policies.values()
+
+BODIES = {
+    "/check": b'{"key":"%b","limit":3,"window_ms":3600000}',
+    "/v1/check": b'{"policy":"default","key":"%b"}',
+    "/v1/check by attributes": b'{"policy":"three","attributes":{"user":"%b"}}',
+}
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[Valkey]:
+    require("valkey")
+    with Valkey() as server:
+        yield server
+
+
+_VARYING = ("date", "content-length")
+_TIMES = re.compile(r't=\d+|"reset_at":\d+|"retry_after_ms":\d+')
+
+
+def answers(port: int, path: str, body: bytes) -> list[tuple[Any, ...]]:
+    """To five requests on one connection, without what the clock says. The first has a head that is
+    new to the server."""
+    client, told = Client(port), []
+    for _ in range(5):
+        reply = client.post(path, body)
+        fields = [value for name, value in reply.headers.items() if name not in _VARYING]
+        texts = [*fields, reply.body.decode()]
+        told.append((reply.status, *reply.headers, *[_TIMES.sub("", text) for text in texts]))
+    client.close()
+    return told
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_what_compiled_code_has_read_is_answered_as_what_python_has(
+    valkey: Valkey, name: str
+) -> None:
+    """An escape in a text is for the general reader. Five of three are asked for."""
+    path = name.partition(" ")[0]
+    store = RedisStore.from_url(valkey.url, timeout_ms=20_000)
+    with InProcessServer(policies=list(POLICIES), store=store) as server:
+        plain = answers(server.port, path, BODIES[name] % b"plain")
+        escaped = answers(server.port, path, BODIES[name] % b"\\u0065scaped")
+    assert plain == escaped
+    admitted = [
+        each[-1].startswith(('{"allowed":true', '{"decision":{"allowed":true')) for each in plain
+    ]
+    assert admitted == [True] * 3 + [False] * 2
+
+
+@pytest.mark.parametrize(("fail", "status"), [("open", 200), ("closed", 429), ("error", 503)])
+def test_a_store_that_is_away_is_answered_by_the_fail_mode(fail: str, status: int) -> None:
+    store = RedisStore.from_url("redis://127.0.0.1:1", timeout_ms=2_000)
+    with InProcessServer(store=store, fail=fail) as server:
+        body = BODIES["/check"] % b"k"
+        client = Client(server.port)
+        assert [client.post("/check", body).status for _ in range(3)] == [status] * 3
+        client.close()
