@@ -85,6 +85,67 @@ def test_a_check_by_attributes_carries_the_verdict() -> None:
     run(scenario)
 
 
+def test_many_requests_are_one_call() -> None:
+    """One verdict each, in order, and no decisions beside them; a request that is wrong charges
+    none of them."""
+
+    async def scenario(stubs: Stubs) -> None:
+        async def many(*each: dict[str, Any], **more: Any) -> Any:
+            told = [pb.RequestAttributes(attributes=attributes(**one)) for one in each]
+            request = pb.CheckManyRequest(policy="api", requests=told, **more)
+            return await stubs.limiter.CheckMany(request, metadata=BEARER)
+
+        bob = {"user": "bob"}
+        answer = await many(bob, {**bob, "tokens": 7}, bob, bob)
+        assert [each.decision.allowed for each in answer.verdicts] == [True, True, True, False]
+        assert {each.name: each.decision.remaining for each in answer.verdicts[1].limits} == {
+            "user": 1,
+            "tokens": 993,
+            "all": 98,
+        }
+        assert list(answer.verdicts[3].violated) == ["user"]
+        assert list(answer.decisions) == []
+        ann = {"user": "ann"}
+        for wrong in (many(ann, {}), many(ann, keys=["k"]), many(*[ann] * 1_001)):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await wrong
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        costs = [pb.LimitUnits(limit="user", units=2)]
+        answer = await many(ann, ann, costs=costs)
+        assert [each.decision.allowed for each in answer.verdicts] == [True, False]
+
+    run(scenario)
+
+
+def test_costs_are_told_by_limit() -> None:
+    """In fields of their own; what is wrong with them charges nothing."""
+
+    async def scenario(stubs: Stubs) -> None:
+        told = attributes(user="u")
+
+        def by_limit(**units: int) -> list[pb.LimitUnits]:
+            return [pb.LimitUnits(limit=name, units=each) for name, each in units.items()]
+
+        for wrong in (by_limit(colour=1), by_limit(tenant=1), by_limit(user=-1)):
+            for request in (
+                stubs.limiter.Check(pb.CheckRequest(policy="api", attributes=told, costs=wrong)),
+                stubs.charges.Reserve(pb.ChargeRequest(policy="api", attributes=told, costs=wrong)),
+                stubs.limiter.Check(pb.CheckRequest(policy="one", key="k", costs=wrong)),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await request
+                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        asked = pb.CheckRequest(policy="api", attributes=told, costs=by_limit(tokens=300))
+        answer = await stubs.limiter.Check(asked)
+        assert {each.name: each.decision.remaining for each in answer.limits} == {
+            "user": 2,
+            "tokens": 700,
+            "all": 99,
+        }
+
+    run(scenario, token=None)
+
+
 def test_peek_and_forecast_take_attributes() -> None:
     async def scenario(stubs: Stubs) -> None:
         await stubs.check(user="u")

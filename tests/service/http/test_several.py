@@ -78,6 +78,29 @@ def test_many_requests_are_one_call(client: Client) -> None:
     assert check(client, user="ann").json["limits"]["user"] == decision(True, 2, 3)
 
 
+def test_costs_are_told_by_limit(client: Client) -> None:
+    """Beside the cost of the others; what is wrong with them charges nothing."""
+    body = {"policy": "api", "attributes": {"user": "u"}}
+    for path in ("/v1/check", "/v1/reserve", "/v1/forecast"):
+        for costs, told in (
+            ({"colour": 1}, "there is no limit 'colour' in policy 'api'; there are user, tenant"),
+            ({"tenant": 1}, "the attribute 'tenant' is missing"),
+            ({"user": -1}, "the cost of 'user' must be"),
+            ({"user": "1"}, "the cost of 'user' must be"),
+            ([1], "costs must be an object"),
+        ):
+            refused = client.post(path, {**body, "costs": costs})
+            assert (refused.status, refused.json["code"]) == (400, "config_invalid")
+            assert told in refused.json["detail"]
+    one = client.post("/v1/check", {"policy": "one", "key": "k", "costs": {"one": 1}})
+    assert "leave attributes and costs out" in one.json["detail"]
+    reply = client.post("/v1/check", {**body, "cost": 2, "costs": {"tokens": 300}})
+    left = {name: told["remaining"] for name, told in reply.json["limits"].items()}
+    assert left == {"user": 1, "tokens": 700, "all": 98}
+    staff = {"policy": "api", "attributes": {"user": "u", "plan": "staff"}, "costs": {"user": 9}}
+    assert list(client.post("/v1/check", staff).json["limits"]) == ["all"]
+
+
 def decision(allowed: bool, remaining: int, limit: int) -> dict[str, Any]:
     end = NOW - NOW % 60_000 + 60_000
     retry = 0 if allowed else end - NOW

@@ -135,6 +135,11 @@ _ATTRIBUTES = {
     },
     "description": "What the limits of the policy ask for: text, or a number for a cost.",
 }
+_COSTS = {
+    "type": "object",
+    "additionalProperties": {**_WHOLE, "maximum": MAX_SAFE},
+    "description": "Of several limits, what the request costs some, by name; 0 only looks.",
+}
 _VERDICT = {
     "limits": {"type": "object", "additionalProperties": _ref("Decision")},
     "binding": {"type": "string", "description": "The limit that `decision` is of."},
@@ -171,7 +176,7 @@ def _by_key_or_attributes(optional: dict[str, Any]) -> dict[str, Any]:
 _CALLS: dict[str, tuple[str, Any, Any]] = {
     "check": (
         "Decide one request: by a key, or by attributes where the policy has several limits.",
-        _by_key_or_attributes({"cost": _COST}),
+        _by_key_or_attributes({"cost": _COST, "costs": _COSTS}),
         _JUDGED,
     ),
     "check-many": (
@@ -179,7 +184,9 @@ _CALLS: dict[str, tuple[str, Any, Any]] = {
         {
             "oneOf": [
                 _object({"policy": _POLICY, "keys": _BATCH}, {"cost": _COST}),
-                _object({"policy": _POLICY, "attributes": _REQUESTS}, {"cost": _COST}),
+                _object(
+                    {"policy": _POLICY, "attributes": _REQUESTS}, {"cost": _COST, "costs": _COSTS}
+                ),
             ]
         },
         {
@@ -196,7 +203,7 @@ _CALLS: dict[str, tuple[str, Any, Any]] = {
     ),
     "forecast": (
         "What can be spent now, and when there is more. Spends nothing.",
-        _by_key_or_attributes({"cost": _COST}),
+        _by_key_or_attributes({"cost": _COST, "costs": _COSTS}),
         _object({"forecast": _ref("Forecast")}),
     ),
     "debit": (
@@ -224,6 +231,7 @@ _CALLS: dict[str, tuple[str, Any, Any]] = {
         _by_key_or_attributes(
             {
                 "cost": _COST,
+                "costs": _COSTS,
                 "max_wait_ms": {
                     **_WHOLE,
                     "maximum": MAX_SPAN_MS,
