@@ -207,8 +207,9 @@ class SeveralLimits:
             return {}
         found = spec.plans.get(plan) if isinstance(plan, str) else None
         if found is None:
+            named = "of an empty name, or 0," if plan in ("", 0) else shown(plan)
             reject(
-                f"policy {self._policy!r} has no plan {shown(plan)} for the attribute "
+                f"policy {self._policy!r} has no plan {named} for the attribute "
                 f"{spec.plan_by!r}; it has {', '.join(spec.plans)}"
             )
         return found
@@ -228,7 +229,10 @@ class SeveralLimits:
             limit = self._require_limit(name)
             require_int(f"the cost of {name!r}", units, 0)
             if limit.by is not None and limit.by not in attributes:
-                self._refuse_missing(limit.by, limit)
+                reject(
+                    f"costs name the limit {name!r} of policy {self._policy!r}, whose key, the "
+                    f"attribute {limit.by!r}, is missing; send it, or leave out what it costs"
+                )
         return costs or {}
 
     def _is_asked(self, limit: LimitSpec, attributes: Attributes, costs: Costs) -> bool:
@@ -251,12 +255,13 @@ class SeveralLimits:
 
     def _refuse_unknown(self, attributes: Attributes) -> NoReturn:
         unknown = ", ".join(sorted(map(shown, attributes.keys() - self._known)))
-        reject(
-            f"policy {self._policy!r} has no attribute {unknown}; it has "
-            f"{', '.join(sorted(self._known))}"
-        )
+        known = ", ".join(sorted(self._known)) or "none, and is asked without a key"
+        reject(f"policy {self._policy!r} has no attribute {unknown}; it has {known}")
 
     def _text(self, name: str, value: Any) -> str:
+        if value == 0:
+            # Messages of gRPC leave out what is empty: there, no text looks like the number 0.
+            reject(f"the attribute {name!r} is empty, or 0: a key is text, of 1 to 4,096 bytes")
         try:
             return plain_key(value)
         except ValueError as error:

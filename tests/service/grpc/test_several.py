@@ -212,6 +212,76 @@ def test_operators_need_a_token(call: str) -> None:
     run(scenario, token=None)
 
 
+def test_limits_for_everybody_are_asked_with_nothing() -> None:
+    """By each of the calls: there is no attribute to send."""
+
+    async def scenario(stubs: Stubs) -> None:
+        assert (await stubs.check("everybody")).binding == "all"
+        peek = pb.PeekRequest(policy="everybody")
+        assert (await stubs.limiter.Peek(peek, metadata=BEARER)).decision.remaining == 4
+        forecast = pb.ForecastRequest(policy="everybody")
+        told = await stubs.limiter.Forecast(forecast, metadata=BEARER)
+        assert told.forecast.spendable_now == 4
+        assert (await stubs.call("Reserve", pb.ChargeRequest(policy="everybody"))).charge_id
+        for wrong in (pb.CheckRequest(policy="everybody", key="k"), pb.CheckRequest(policy="api")):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stubs.limiter.Check(wrong, metadata=BEARER)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            told = str(caught.value.details())
+            assert "asked without a key" in told or "'user' is missing" in told
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("told", "problem"),
+    [
+        ({}, "the attribute 'user' is missing"),
+        ({"user": ""}, "the attribute 'user' is empty"),
+        ({"user": 5}, "the attribute 'user': key must be a string, not 5"),
+        ({"user": "x" * 4_097}, "the attribute 'user': key must be at most 4096 bytes"),
+        ({"user": "u", "colour": "red"}, "policy 'api' has no attribute 'colour'; it has"),
+        ({"user": "u", "plan": "gold"}, "has no plan 'gold' for the attribute 'plan'; it has pro"),
+        ({"user": "u", "plan": ""}, "has no plan of an empty name, or 0, for the attribute"),
+        ({"user": "u", "tokens": "many"}, "the attribute 'tokens' must be an integer"),
+        ({"user": "u", "tokens": -1}, "the attribute 'tokens' must be an integer"),
+    ],
+)
+def test_an_attribute_that_is_wrong_is_named_and_charges_nothing(
+    told: dict[str, Any], problem: str
+) -> None:
+    """Whichever call it comes with."""
+
+    async def scenario(stubs: Stubs) -> None:
+        wrong = attributes(**told)
+        for call in (
+            stubs.check(**told),
+            stubs.limiter.Peek(pb.PeekRequest(policy="api", attributes=wrong), metadata=BEARER),
+            stubs.call("Reserve", pb.ChargeRequest(policy="api", attributes=wrong)),
+            stubs.limiter.CheckMany(
+                pb.CheckManyRequest(
+                    policy="api",
+                    requests=[
+                        pb.RequestAttributes(attributes=attributes(user="u")),
+                        pb.RequestAttributes(attributes=wrong),
+                    ],
+                ),
+                metadata=BEARER,
+            ),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert problem in str(caught.value.details())
+        left = await stubs.check(user="u")
+        assert {each.name: each.decision.remaining for each in left.limits} == {
+            "user": 2,
+            "all": 99,
+        }
+
+    run(scenario)
+
+
 def test_what_is_wrong_is_an_invalid_argument() -> None:
     async def scenario(stubs: Stubs) -> None:
         for call in (

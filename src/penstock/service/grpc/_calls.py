@@ -60,13 +60,20 @@ class GrpcAnswers:
         return cast("Callable[[Any], Reply]", getattr(self, name))
 
     def check(self, request: pb.CheckRequest) -> Reply:
-        if request.attributes or request.costs:
+        if self._has_limits(request):
             judged = self._service.judge(
                 request.policy, _told(request), request.cost or 1, _costs(request)
             )
             return _judged(judged) if isinstance(judged, Judgement) else _then_judged(judged)
         asked = self._service.decide(request.policy, request.key, request.cost or 1)
         return _decided(asked) if isinstance(asked, Decision) else _then_decided(asked)
+
+    def _has_limits(self, request: Any) -> bool:
+        """Whether a request is to several limits: by what it says or, where it says nothing, by
+        what the policy has."""
+        if request.attributes or getattr(request, "costs", None):
+            return True
+        return not request.key and self._service.entry(request.policy).judge is not None
 
     async def check_many(self, request: pb.CheckManyRequest) -> pb.CheckManyResponse:
         if request.requests or request.costs:
@@ -91,7 +98,7 @@ class GrpcAnswers:
         return response
 
     async def peek(self, request: pb.PeekRequest) -> pb.PeekResponse:
-        if request.attributes:
+        if self._has_limits(request):
             response = pb.PeekResponse()
             fill_verdict(response, await self._service.peek_all(request.policy, _told(request)))
             return response
@@ -100,7 +107,7 @@ class GrpcAnswers:
 
     async def forecast(self, request: pb.ForecastRequest) -> pb.ForecastResponse:
         cost = request.cost or 1
-        if request.attributes or request.costs:
+        if self._has_limits(request):
             forecast = await self._service.forecast_all(
                 request.policy, _told(request), cost, _costs(request)
             )
