@@ -28,6 +28,9 @@ limiters:
     tokenBudget: {budget: 100, window: 1h}
   slots:
     concurrency: {minLimit: 1, maxLimit: 3}
+  several:
+    limits:
+      user: {by: user, strategy: fixedWindow, limit: 2, window: 1h}
 """
 
 
@@ -141,7 +144,12 @@ def test_a_mistake_is_one_line_and_nothing_is_touched(
 
 
 @pytest.mark.parametrize(
-    ("policy", "says"), [("apu", "did you mean 'api'?"), ("slots", "ask the service")]
+    ("policy", "says"),
+    [
+        ("apu", "did you mean 'api'?"),
+        ("slots", "has slots, which are given back: ask the service"),
+        ("several", "is asked by attributes: ask the service"),
+    ],
 )
 def test_a_policy_that_cannot_be_asked_here_is_named(
     run: Run, store: str, config: str, policy: str, says: str

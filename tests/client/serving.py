@@ -20,6 +20,10 @@ POLICIES = f"""{FILE}
   flight:
     concurrency: {{minLimit: 1, maxLimit: 1, leaseTtl: 2s}}
   handed: {{strategy: fixedWindow, limit: 1000, window: 1d, federated: {{batch: 200}}}}
+  paired:
+    limits:
+      first: {{by: key, strategy: fixedWindow, limit: 10, window: 1m}}
+      second: {{by: key, strategy: fixedWindow, limit: 10, window: 1m}}
   words: {{tokenBudget: {{budget: 100, windowMs: 60000}}}}
   short:
     concurrency: {{minLimit: 1, maxLimit: 1, leaseTtl: 400ms}}

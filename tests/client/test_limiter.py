@@ -149,12 +149,67 @@ def test_what_was_used_is_debited(ask: Callable[..., Asked], key: str) -> None:
         ask("one").debit(key)
 
 
-def test_costs_by_limit_are_attributes(ask: Callable[..., Asked], key: str) -> None:
-    """The policy says which of them each limit costs; a mapping of costs is told so."""
-    several = ask("api")
+def test_costs_are_told_by_limit(ask: Callable[..., Asked], key: str) -> None:
+    """As to `Limits`: those that are left out cost 1, or what an attribute says."""
+    several, user = ask("api"), {"user": key}
+    verdict = several.check(user, {"tokens": 300})
+    assert (verdict.limits["tokens"].remaining, verdict.limits["user"].remaining) == (700, 2)
+    verdict = several.check({**user, "tokens": 200}, {"user": 0})
+    assert (verdict.limits["tokens"].remaining, verdict.limits["user"].remaining) == (500, 2)
+    assert several.forecast(user, {"tokens": 250}).spendable_now == 2
+    charge = several.reserve(user, {"tokens": 400})
+    assert several.on(charge, "cancel") is True
+    assert several.acquire(user, {"tokens": 100}).limits["tokens"].remaining == 400
+    assert several.check(user, {}).limits["user"].remaining == 0
+    assert ask("paired").check(key, {"second": 4}).limits["second"].remaining == 6
+
+
+def test_many_requests_get_a_verdict_each(ask: Callable[..., Asked], key: str) -> None:
+    """One that is wrong charges none of them."""
+    several, user = ask("api"), {"user": key}
+    told = several.check_many([user, {**user, "tokens": 7}], {"user": 2})
+    assert [verdict.allowed for verdict in told] == [True, False]
+    assert told[1].violated == ("user",)
+    with pytest.raises(ConfigInvalidError, match="'user' is missing"):
+        several.check_many([user, {"tenant": "t"}])
+    assert several.peek(user).limits["user"].remaining == 1
+    assert [each.remaining for each in ask("paired").check_many([key, key], {"first": 2})] == [8, 6]
+    assert several.check_many([]) == []
+
+
+@pytest.mark.parametrize(
+    ("cost", "told"),
+    [
+        ({"colour": 1}, "there is no limit 'colour' in policy 'api'; there are user, tenant"),
+        ({"tenant": 1}, "whose key, the attribute 'tenant', is missing; send it, or leave out"),
+        ({"user": -1}, "the cost of 'user' must be"),
+        ({"user": 1.5}, "the cost of 'user' must be"),
+        ({"user": 2**53}, "the cost of 'user' must be"),
+        ({1: 1}, "by the names of limits"),
+    ],
+)
+def test_costs_that_cannot_be_right_charge_nothing(
+    ask: Callable[..., Asked], key: str, cost: dict[Any, Any], told: str
+) -> None:
+    several, user = ask("api"), {"user": key}
     for call in (several.check, several.forecast, several.reserve):
-        with pytest.raises(ConfigInvalidError, match="put them beside the keys"):
-            call({"user": key}, {"tokens": 700})
+        with pytest.raises(ConfigInvalidError, match=told):
+            call(user, cost)
+    with pytest.raises(ConfigInvalidError, match=told):
+        several.check_many([user], cost)
+    with pytest.raises(ConfigInvalidError, match="is one limit, which is asked by a key"):
+        ask("one").check(key, {"user": 1})
+    assert several.peek(user).limits["user"].remaining == 3
+
+
+def test_a_key_alone_is_the_attribute_of_that_name(ask: Callable[..., Asked], key: str) -> None:
+    """By whatever is asked."""
+    paired = ask("paired")
+    assert paired.check(key, 2).remaining == 8
+    assert paired.peek(key).remaining == 8
+    assert paired.forecast(key, 4).spendable_now == 2
+    assert [told.remaining for told in paired.check_many([key, key])] == [7, 6]
+    assert paired.reserve(key, 2).allowed
 
 
 def test_pauses_and_resets_are_obeyed(ask: Callable[..., Asked], key: str) -> None:

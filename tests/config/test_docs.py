@@ -25,7 +25,9 @@ def blocks(name: str, language: str) -> list[str]:
     return [block for named, block in fenced if named == language]
 
 
-@pytest.mark.parametrize("text", blocks("policies.md", "yaml"))
+@pytest.mark.parametrize(
+    "text", [text for name in ("policies.md", "admission.md") for text in blocks(name, "yaml")]
+)
 def test_every_example_of_a_policy_file_is_one(text: str) -> None:
     """Copied into a file, it works."""
     assert parse_policies(text).policies

@@ -39,6 +39,9 @@ limiters:
     limits:
       each: {by: key, strategy: fixedWindow, limit: 2, window: 1m}
       flight: {by: key, strategy: slots, limit: 1, ttl: 10s}
+  everybody:
+    limits:
+      all: {strategy: fixedWindow, limit: 5, window: 1m}
   pace:
     limits:
       user: {by: user, strategy: gcra, limit: 1, period: 1s}

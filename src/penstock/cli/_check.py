@@ -105,9 +105,9 @@ def _by_policy(args: argparse.Namespace) -> _Counted:
         raise unknown_policy(args.policy, file.policies)
     strategy = {"limiter": spec.strategy, "budget": spec.budget}.get(spec.kind)
     if strategy is None:
+        why = "is asked by attributes" if spec.several else "has slots, which are given back"
         raise UnsupportedError(
-            f"policy {spec.name!r} is of the kind {spec.kind!r}, whose slots have to be "
-            "given back: ask the service"
+            f"policy {spec.name!r} is of the kind {spec.kind!r}, which {why}: ask the service"
         )
     return _Counted(strategy, joined(file.prefix, spec.name, form_of(strategy)))
 

@@ -93,15 +93,31 @@ def _by_name(*stubs: Any) -> dict[str, Any]:
 
 def _message(name: str, fields: Mapping[str, Any]) -> Any:
     told = dict(fields)
-    if "attributes" in told:
-        told["attributes"] = [_attribute(*each) for each in told["attributes"].items()]
+    attributes = told.get("attributes")
+    if isinstance(attributes, Mapping):
+        told["attributes"] = _attributes(attributes)
+    elif attributes is not None:
+        del told["attributes"]
+        told["requests"] = [
+            pb.RequestAttributes(attributes=_attributes(each)) for each in attributes
+        ]
+    if "costs" in told:
+        told["costs"] = _by_limit(told["costs"])
     actual = told.get("actual")
     if isinstance(actual, Mapping):
         del told["actual"]
-        told["by_limit"] = [pb.LimitUnits(limit=it, units=units) for it, units in actual.items()]
+        told["by_limit"] = _by_limit(actual)
         # Without this, nothing by limit would mean an actual cost of 0.
         told["as_reserved"] = True
     return _MESSAGES[name](**told)
+
+
+def _by_limit(units: Mapping[str, int]) -> list[pb.LimitUnits]:
+    return [pb.LimitUnits(limit=limit, units=each) for limit, each in units.items()]
+
+
+def _attributes(told: Mapping[str, str | int]) -> list[pb.Attribute]:
+    return [_attribute(*each) for each in told.items()]
 
 
 def _attribute(name: str, value: str | int) -> pb.Attribute:

@@ -33,15 +33,18 @@ from ._charge import LoopRenewer, Renewer, ServiceCharge
 from ._opening import open_transport
 from ._questions import (
     Attributes,
+    Cost,
     ServiceCall,
     attributes_of,
     decision_of,
     decisions_of,
     failed_forecast,
+    failed_verdict,
     forecast_of,
     itself,
     nothing,
     readers,
+    verdicts_of,
 )
 from ._transport import Answer, ServiceTransport
 
@@ -63,7 +66,9 @@ class ServiceLimiter(Closing):
     every `heartbeat_ms` at least, by default three times in their term and every ten seconds.
 
     A policy with one limit is asked by a key and answers with a `Decision`; one with several is
-    asked by a mapping of attributes and answers with a `Verdict`.
+    asked by a mapping of attributes and answers with a `Verdict`. What such a request costs is a
+    number for all of them, or a mapping of numbers by limit: `{"tokens": 700}`. A limit that the
+    mapping leaves out costs what an attribute says, if the policy names one, and else 1.
     """
 
     answers_at_once: bool = False
@@ -109,9 +114,12 @@ class ServiceLimiter(Closing):
     def check(self, key: str, cost: int = ...) -> Decision: ...
 
     @overload
-    def check(self, key: Attributes, cost: int = ...) -> Verdict: ...
+    def check(self, key: Attributes, cost: Cost = ...) -> Verdict: ...
 
-    def check(self, key: str | Attributes, cost: int = 1) -> Decision | Verdict:
+    @overload
+    def check(self, key: str, cost: Mapping[str, int]) -> Verdict: ...
+
+    def check(self, key: str | Attributes, cost: Cost = 1) -> Decision | Verdict:
         """Decide a request of `cost` and, if it is allowed, spend it."""
         answer: Decision | Verdict = self._ask(self._checking(key, cost))
         return answer
@@ -120,22 +128,42 @@ class ServiceLimiter(Closing):
     async def acheck(self, key: str, cost: int = ...) -> Decision: ...
 
     @overload
-    async def acheck(self, key: Attributes, cost: int = ...) -> Verdict: ...
+    async def acheck(self, key: Attributes, cost: Cost = ...) -> Verdict: ...
 
-    async def acheck(self, key: str | Attributes, cost: int = 1) -> Decision | Verdict:
+    @overload
+    async def acheck(self, key: str, cost: Mapping[str, int]) -> Verdict: ...
+
+    async def acheck(self, key: str | Attributes, cost: Cost = 1) -> Decision | Verdict:
         """The awaitable twin of `check`."""
         answer: Decision | Verdict = await self._aask(self._checking(key, cost))
         return answer
 
-    def check_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
-        """As one `check` per key, in order, all at the same instant; at most 1,000 keys."""
-        decisions: list[Decision] = self._ask(self._checking_many(keys, cost))
-        return decisions
+    @overload
+    def check_many(self, keys: Iterable[str], cost: int = ...) -> list[Decision]: ...
 
-    async def acheck_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
+    @overload
+    def check_many(self, keys: Iterable[Attributes], cost: Cost = ...) -> list[Verdict]: ...
+
+    def check_many(
+        self, keys: Iterable[str] | Iterable[Attributes], cost: Cost = 1
+    ) -> list[Decision] | list[Verdict]:
+        """As one `check` per key, in order, all at the same instant; at most 1,000 keys. Or as one
+        per request, where they are attributes."""
+        answers: list[Decision] | list[Verdict] = self._ask(self._checking_many(keys, cost))
+        return answers
+
+    @overload
+    async def acheck_many(self, keys: Iterable[str], cost: int = ...) -> list[Decision]: ...
+
+    @overload
+    async def acheck_many(self, keys: Iterable[Attributes], cost: Cost = ...) -> list[Verdict]: ...
+
+    async def acheck_many(
+        self, keys: Iterable[str] | Iterable[Attributes], cost: Cost = 1
+    ) -> list[Decision] | list[Verdict]:
         """The awaitable twin of `check_many`."""
-        decisions: list[Decision] = await self._aask(self._checking_many(keys, cost))
-        return decisions
+        answers: list[Decision] | list[Verdict] = await self._aask(self._checking_many(keys, cost))
+        return answers
 
     @overload
     def peek(self, key: str) -> Decision: ...
@@ -160,18 +188,18 @@ class ServiceLimiter(Closing):
         answer: Decision | Verdict = await self._aask(self._peeking(key))
         return answer
 
-    def forecast(self, key: str | Attributes, cost: int = 1) -> Forecast:
+    def forecast(self, key: str | Attributes, cost: Cost = 1) -> Forecast:
         """How many requests of `cost` fit now, and when there is more. Spends nothing."""
         forecast: Forecast = self._ask(self._forecasting(key, cost))
         return forecast
 
-    async def aforecast(self, key: str | Attributes, cost: int = 1) -> Forecast:
+    async def aforecast(self, key: str | Attributes, cost: Cost = 1) -> Forecast:
         """The awaitable twin of `forecast`."""
         forecast: Forecast = await self._aask(self._forecasting(key, cost))
         return forecast
 
     def reserve(
-        self, key: str | Attributes, cost: int = 1, *, max_wait_ms: int = 0
+        self, key: str | Attributes, cost: Cost = 1, *, max_wait_ms: int = 0
     ) -> ServiceCharge:
         """Spend `cost` as `check` does, and hold it as a `ServiceCharge` that can be settled when
         the true cost is known, or cancelled. A denial is a charge that is not `allowed`.
@@ -183,7 +211,7 @@ class ServiceLimiter(Closing):
         return charge
 
     async def areserve(
-        self, key: str | Attributes, cost: int = 1, *, max_wait_ms: int = 0
+        self, key: str | Attributes, cost: Cost = 1, *, max_wait_ms: int = 0
     ) -> ServiceCharge:
         """The awaitable twin of `reserve`."""
         charge: ServiceCharge = await self._aask(self._reserving(key, cost, max_wait_ms))
@@ -217,10 +245,12 @@ class ServiceLimiter(Closing):
     def acquire(self, key: str, cost: int = ..., timeout: float | None = ...) -> Decision: ...
 
     @overload
-    def acquire(self, key: Attributes, cost: int = ..., timeout: float | None = ...) -> Verdict: ...
+    def acquire(
+        self, key: Attributes, cost: Cost = ..., timeout: float | None = ...
+    ) -> Verdict: ...
 
     def acquire(
-        self, key: str | Attributes, cost: int = 1, timeout: float | None = None
+        self, key: str | Attributes, cost: Cost = 1, timeout: float | None = None
     ) -> Decision | Verdict:
         """Wait until the request is admitted, in turn with the others of this process that wait for
         the same key through this limiter; other processes are not waited for.
@@ -246,11 +276,11 @@ class ServiceLimiter(Closing):
 
     @overload
     async def aacquire(
-        self, key: Attributes, cost: int = ..., timeout: float | None = ...
+        self, key: Attributes, cost: Cost = ..., timeout: float | None = ...
     ) -> Verdict: ...
 
     async def aacquire(
-        self, key: str | Attributes, cost: int = 1, timeout: float | None = None
+        self, key: str | Attributes, cost: Cost = 1, timeout: float | None = None
     ) -> Decision | Verdict:
         """The awaitable twin of `acquire`. Cancelling it leaves the queue."""
         checking, peeking = self._checking(key, cost), self._peeking(key)
@@ -327,27 +357,35 @@ class ServiceLimiter(Closing):
             return {"policy": self.policy, "attributes": attributes_of(key), **more}
         return {"policy": self.policy, "key": require_key(key), **more}
 
-    def _checking(self, key: str | Attributes, cost: int) -> ServiceCall:
-        fields = self._fields(key, cost=_require_cost(cost))
-        return ServiceCall("check", fields, *readers(key))
+    def _checking(self, key: str | Attributes, cost: Cost) -> ServiceCall:
+        fields = self._fields(key, **_cost(cost))
+        return ServiceCall("check", fields, *readers(key, cost))
 
-    def _checking_many(self, keys: Iterable[str], cost: int) -> ServiceCall:
-        names = [require_key(key) for key in require_keys(keys)]
-        fields = {"policy": self.policy, "keys": names, "cost": require_cost(cost)}
-        return ServiceCall("check-many", fields, decisions_of, lambda told: [told] * len(names))
+    def _checking_many(self, keys: Iterable[str] | Iterable[Attributes], cost: Cost) -> ServiceCall:
+        each = require_keys(keys)
+        fields: dict[str, Any] = {"policy": self.policy, **_cost(cost)}
+        if "costs" in fields or any(isinstance(key, Mapping) for key in each):
+            told = [key if isinstance(key, Mapping) else {"key": require_key(key)} for key in each]
+            fields["attributes"] = [attributes_of(attributes) for attributes in told]
+            read: Callable[[Answer], Any] = verdicts_of
+            failed: Callable[[Decision], Any] = failed_verdict
+        else:
+            fields["keys"] = [require_key(key) for key in each]
+            read, failed = decisions_of, itself
+        return ServiceCall("check-many", fields, read, lambda told: [failed(told)] * len(each))
 
     def _peeking(self, key: str | Attributes) -> ServiceCall:
-        return ServiceCall("peek", self._fields(key), *readers(key))
+        return ServiceCall("peek", self._fields(key), *readers(key, 1))
 
-    def _forecasting(self, key: str | Attributes, cost: int) -> ServiceCall:
-        fields = self._fields(key, cost=_require_cost(cost))
+    def _forecasting(self, key: str | Attributes, cost: Cost) -> ServiceCall:
+        fields = self._fields(key, **_cost(cost))
         return ServiceCall("forecast", fields, forecast_of, failed_forecast)
 
-    def _reserving(self, key: str | Attributes, cost: int, max_wait_ms: int) -> ServiceCall:
-        fields = self._fields(key, cost=_require_cost(cost))
+    def _reserving(self, key: str | Attributes, cost: Cost, max_wait_ms: int) -> ServiceCall:
+        fields = self._fields(key, **_cost(cost))
         if require_wait(max_wait_ms):
             fields["max_wait_ms"] = max_wait_ms
-        read, failed = readers(key)
+        read, failed = readers(key, cost)
 
         def charge(told: Answer) -> ServiceCharge:
             return ServiceCharge(self, read(told), told["charge_id"], told["starts_at"])
@@ -406,14 +444,17 @@ def _require_policy(policy: Any) -> str:
     return policy
 
 
-def _require_cost(cost: Any) -> int:
-    if isinstance(cost, Mapping):
-        reject(
-            "what each limit of a policy costs is told by the attributes that the policy names in "
-            f"`cost`: put them beside the keys, as in {{'user': 'alice', 'tokens': 700}}, not "
-            f"into a cost of {shown(dict(cost))}"
-        )
-    return require_cost(cost)
+def _cost(cost: Cost) -> dict[str, Any]:
+    """A cost of all limits, or costs by limit, as fields."""
+    if not isinstance(cost, Mapping):
+        return {"cost": require_cost(cost)}
+    for name, units in cost.items():
+        if not isinstance(name, str):
+            reject(
+                f"costs are by the names of limits, such as {{'tokens': 700}}, not {shown(name)}"
+            )
+        require_int(f"the cost of {name!r}", units, 0)
+    return {"costs": dict(cost)} if cost else {"cost": 1}
 
 
 def _queue_name(key: str | Attributes) -> str:
@@ -423,9 +464,11 @@ def _queue_name(key: str | Attributes) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in sorted(key.items()))
 
 
-def _admissible(answer: Any, cost: int) -> Any:
+def _admissible(answer: Any, cost: Cost) -> Any:
     """Refuse what no wait could ever admit. Of several limits only the service knows the costs."""
-    if isinstance(answer, Decision) and not answer.allowed and 0 < answer.limit < cost:
+    if isinstance(cost, Mapping) or not isinstance(answer, Decision):
+        return answer
+    if not answer.allowed and 0 < answer.limit < cost:
         reject(
             f"a cost of {cost} can never be admitted by this policy: "
             f"ask for at most {answer.limit} at once"

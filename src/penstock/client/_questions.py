@@ -16,20 +16,26 @@ from ._transport import Answer
 
 __all__ = [
     "Attributes",
+    "Cost",
     "ServiceCall",
     "attributes_of",
     "decision_of",
     "decisions_of",
     "failed_forecast",
+    "failed_verdict",
     "flag",
     "forecast_of",
     "itself",
     "nothing",
     "readers",
+    "verdicts_of",
 ]
 
 Attributes = Mapping[str, str | int]
 """What a request says of itself: text for keys, plans and conditions, whole numbers for costs."""
+
+Cost = int | Mapping[str, int]
+"""What a request costs every limit, or what it costs some, by their names."""
 
 _UNREACHABLE = "service"
 """Stands for the limits of a policy whose names nobody could tell."""
@@ -56,10 +62,11 @@ def attributes_of(given: Attributes) -> dict[str, str | int]:
 
 
 def readers(
-    key: str | Attributes,
+    key: str | Attributes, cost: Cost
 ) -> tuple[Callable[[Answer], Any], Callable[[Decision], Any]]:
     """What becomes of an answer, and of the fail mode's decision: of several limits a verdict."""
-    return (_verdict, _failed_verdict) if isinstance(key, Mapping) else (decision_of, itself)
+    several = isinstance(key, Mapping) or (isinstance(cost, Mapping) and len(cost) > 0)
+    return (_verdict, failed_verdict) if several else (decision_of, itself)
 
 
 def _read(told: Answer) -> Decision:
@@ -89,7 +96,11 @@ def _verdict(answer: Answer) -> Verdict:
     )
 
 
-def _failed_verdict(decision: Decision) -> Verdict:
+def verdicts_of(answer: Answer) -> list[Verdict]:
+    return [_verdict(told) for told in answer["verdicts"]]
+
+
+def failed_verdict(decision: Decision) -> Verdict:
     return Verdict((_UNREACHABLE,), (decision,), (False,))
 
 

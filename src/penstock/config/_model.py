@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ..budget import TokenBudget
 from ..concurrency import Gradient, Law
@@ -80,8 +80,7 @@ class Condition:
         return (found is not None) is self.exists
 
 
-@dataclass(frozen=True, slots=True)
-class LimitSpec:
+class LimitSpec(NamedTuple):
     """One of several limits: the attribute `by` whose value is its key, or None for everybody; the
     attribute that tells its `cost`, or None for that of the request; whether it is a `shadow`, and
     `optional` where its attributes are missing; and `when` it is asked at all."""

@@ -47,6 +47,15 @@ def _spellings(known: tuple[str, ...]) -> dict[str, str]:
     return {spelled: name for name in known for spelled in (name, camel(name))}
 
 
+@lru_cache(maxsize=1024)
+def _names(known: tuple[str, ...], keys: tuple[Any, ...]) -> tuple[str, ...] | None:
+    """What the keys of a mapping stand for; None if one of them is not known, or given twice. Files
+    repeat themselves, so that a long one has few combinations of keys."""
+    spellings = _spellings(known)
+    names = [spellings[key] for key in keys if key in spellings]
+    return tuple(names) if len(set(names)) == len(keys) else None
+
+
 class Fields:
     """The entries of one mapping, taken out one by one."""
 
@@ -60,14 +69,10 @@ class Fields:
         if not isinstance(value, dict):
             raise tree.error(path, f"must be a mapping with {self._listed()}, not {shown(value)}")
         self._raw = value
-        spellings = _spellings(self._known)
-        values: dict[str, Any] = {}
-        for key, held in value.items():
-            name = spellings.get(key)
-            if name is None or name in values:
-                self._refuse(key, name)
-            values[name] = held
-        self._values = values
+        names = _names(self._known, tuple(value))
+        if names is None:
+            self._refuse_one()
+        self._values = dict(zip(names, value.values(), strict=True))
 
     @property
     def _given(self) -> dict[str, str]:
@@ -75,12 +80,18 @@ class Fields:
         spellings = _spellings(self._known)
         return {spellings[key]: key for key in reversed(self._raw) if key in spellings}
 
-    def _refuse(self, key: Any, name: str | None) -> NoReturn:
-        path = (*self.path, str(key))
-        if name is not None:
-            told = f"is given twice, as {self._given[name]} too; keep one of them"
-            raise self.tree.error(path, told)
-        raise self.tree.error(path, self._unknown(str(key)))
+    def _refuse_one(self) -> NoReturn:
+        """The first key that is not known, or says again what another one said."""
+        spellings, seen = _spellings(self._known), dict[str, Any]()
+        for key in self._raw:
+            name, path = spellings.get(key), (*self.path, str(key))
+            if name is None:
+                raise self.tree.error(path, self._unknown(str(key)))
+            if name in seen:
+                told = f"is given twice, as {seen[name]} too; keep one of them"
+                raise self.tree.error(path, told)
+            seen[name] = key
+        raise AssertionError(self._raw)  # one of them is wrong
 
     def _spelling(self, name: str) -> str:
         """As the file would write it, to judge by what it has written."""

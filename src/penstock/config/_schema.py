@@ -287,6 +287,14 @@ def _limits() -> Schema:
         "maxProperties": MAX_LIMITS,
         "propertyNames": {"pattern": _whole(LIMIT_NAME.pattern)},
         "additionalProperties": {"anyOf": [_limit(cls) for cls in (*registered(), *HELD)]},
+        "not": {
+            "description": "Not all of them can be shadows: nothing would ever be denied.",
+            "additionalProperties": {
+                "type": "object",
+                "properties": {"shadow": {"const": True}},
+                "required": ["shadow"],
+            },
+        },
     }
 
 

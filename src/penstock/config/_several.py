@@ -268,19 +268,27 @@ def _attribute(fields: Fields, name: str) -> str:
 
 
 def _require_name(tree: Tree, path: Path, name: Any, what: str) -> None:
-    if not isinstance(name, str) or not LIMIT_NAME.fullmatch(name):
+    if not isinstance(name, str) or not _is_name(name):
         raise tree.error(path, f"{what} {_NAMED}, not {shown(name)}")
+
+
+@lru_cache(maxsize=1024)
+def _is_name(text: str) -> bool:
+    return LIMIT_NAME.fullmatch(text) is not None
 
 
 def _require_apart(policy: Fields, several: SeveralSpec) -> None:
     """An attribute is either text or a number."""
+    costs = [limit for limit in several.limits if limit.cost is not None]
+    if not costs:
+        return
     texts = {limit.by for limit in several.limits}
     if several.plans:
         texts.add(several.plan_by)
     for limit in several.limits:
         texts |= {condition.attribute for condition in limit.when if condition.values}
-    for limit in several.limits:
-        if limit.cost is not None and limit.cost in texts:
+    for limit in costs:
+        if limit.cost in texts:
             raise policy.tree.error(
                 (*policy.path, policy.spelled("limits"), limit.name, "cost"),
                 f"{limit.cost!r} is text elsewhere in this policy, and a cost is a number",

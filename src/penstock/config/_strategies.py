@@ -74,24 +74,32 @@ def given_values(
     fields: Fields, cls: type[Strategy], *, all_of_them: bool = True
 ) -> dict[str, Any]:
     """The parameters that a file gives, by name. `all_of_them` asks for those that are required."""
-    by_spelling, required = _parameters(cls)
+    readers, required = _readers(cls)
     values = {}
-    for name in fields.given():
-        parameter = by_spelling.get(name)
-        if parameter is not None:
-            values[parameter.name] = _read(fields, parameter)
+    for spelling in fields.given():
+        if spelling in readers:
+            name, read = readers[spelling]
+            values[name] = read(fields)
     if all_of_them:
-        for parameter in required:
-            if parameter.name not in values:
-                _read(fields, parameter)  # which says that it is missing
+        for name in required:
+            if name not in values:
+                readers[name][1](fields)  # which says that it is missing
     return values
 
 
+_Readers = dict[str, tuple[str, Callable[[Fields], Any]]]
+
+
 @lru_cache(maxsize=256)
-def _parameters(cls: type[Strategy]) -> tuple[dict[str, Parameter], list[Parameter]]:
-    """By what a file may call them, and those that it has to give."""
-    by_spelling = {name: each for each in cls.parameters for name in spellings(each)}
-    return by_spelling, [each for each in cls.parameters if each.is_required]
+def _readers(cls: type[Strategy]) -> tuple[_Readers, list[str]]:
+    """How each parameter is read, by what a file may call it, and the names of those that it has
+    to give."""
+    readers = {
+        spelling: (each.name, _reader(each))
+        for each in cls.parameters
+        for spelling in spellings(each)
+    }
+    return readers, [each.name for each in cls.parameters if each.is_required]
 
 
 def strategy_of(fields: Fields) -> Strategy:
@@ -109,18 +117,24 @@ def made(fields: Fields, cls: type[Strategy], values: Mapping[str, Any]) -> Stra
         raise fields.tree.error(fields.path, str(error)) from error
 
 
-def _read(fields: Fields, parameter: Parameter) -> Any:
+def _reader(parameter: Parameter) -> Callable[[Fields], Any]:
     name, example, kind = parameter.name, parameter.example, parameter.kind
     if kind == "count":
-        return fields.integer(name, example, parameter.low, parameter.high)
+        low, high = parameter.low, parameter.high
+        return lambda fields: fields.integer(name, example, low, high)
     if kind == "span":
-        return fields.span_ms(_span_word(parameter), example)
+        word = _span_word(parameter)
+        return lambda fields: fields.span_ms(word, example)
     if kind == "rate":
-        return fields.number(name, example)
+        return lambda fields: fields.number(name, example)
     if kind == "zone":
-        fields.need(name, example)
-        return fields.text(name)
-    return fields.choice(name, parameter.choices)
+        return lambda fields: _zone(fields, name, example)
+    return lambda fields: fields.choice(name, parameter.choices)
+
+
+def _zone(fields: Fields, name: str, example: str) -> str:
+    fields.need(name, example)
+    return fields.text(name)
 
 
 def guarded(fields: Fields, make: Callable[[Fields], T]) -> T:

@@ -7,7 +7,7 @@ read by the safe loader, so a file holds data and nothing else.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,7 +31,8 @@ class PolicyFileError(ConfigInvalidError):
 
 
 Places = dict[str, "tuple[int, Places | None]"]
-"""By key: the line on which it stands, and the places within what it holds."""
+"""By key: the line on which it stands, and the places within what it holds. What stands on the line
+of what it is in, all of it, has no place of its own: a long file would be mostly those."""
 
 
 @dataclass(slots=True)
@@ -140,8 +141,8 @@ def _read_yaml(yaml: Any, text: str, source: str) -> Tree:
 
 
 class _Anchored(NamedTuple):
-    """What an anchor stands for: a value, the places in it, and how many values it is made of.
-    None where it is being read."""
+    """What an anchor stands for: a value, the places of all that is in it, and how many values it
+    is made of. None where it is being read."""
 
     value: Any
     places: Places | None
@@ -172,7 +173,7 @@ class _YamlReader:
             if type(self._next()) is self._yaml.DocumentStartEvent:
                 event = self._next()
                 tree.line = event.start_mark.line + 1
-                tree.value, tree.places = self._value(event, ())
+                tree.value, tree.places = self._value(event, (), tree.line)
                 self._next()
                 self._refuse_more(self._next())
         except PolicyFileError:
@@ -192,7 +193,8 @@ class _YamlReader:
                 event.start_mark,
             )
 
-    def _value(self, event: Any, path: Path) -> tuple[Any, Places | None]:
+    def _value(self, event: Any, path: Path, line: int) -> tuple[Any, Places | None]:
+        """A value, and the places in it, where they are not all `line`, on which it stands."""
         kind = type(event)
         if kind is self._yaml.AliasEvent:
             return self._alias(event, path)
@@ -208,42 +210,45 @@ class _YamlReader:
             problem = f"has the tag {event.tag}; a policy file is plain data"
             raise self._error(event, path, problem)
         elif kind is self._yaml.MappingStartEvent:
-            value, places = self._mapping(path)
+            value, places = self._mapping(path, line)
         else:
-            value, places = self._sequence(path)
+            value, places = self._sequence(path, line)
         if anchor is not None:
+            # Wherever it is used, it stands here.
+            places = _every_place(value, places, line)
             self._anchors[anchor] = _Anchored(value, places, self._count - before + 1)
-        return value, places
+        return value, places or None
 
-    def _sequence(self, path: Path) -> tuple[list[Any], Places]:
+    def _sequence(self, path: Path, line: int) -> tuple[list[Any], Places]:
         made: list[Any] = []
         places: Places = {}
         end = self._yaml.SequenceEndEvent
         while type(event := self._next()) is not end:
-            at = str(len(made))
-            value, below = self._value(event, (*path, at))
+            at, own_line = str(len(made)), event.start_mark.line + 1
+            value, below = self._value(event, (*path, at), own_line)
             made.append(value)
-            places[at] = event.start_mark.line + 1, below
+            if below is not None or own_line != line:
+                places[at] = own_line, below
         self._add(len(made), event, path)
         return made, places
 
-    def _mapping(self, path: Path) -> tuple[dict[Any, Any], Places]:
+    def _mapping(self, path: Path, line: int) -> tuple[dict[Any, Any], Places]:
         made: dict[Any, Any] = {}
         places: Places = {}
         merged: list[_Anchored] = []
         read, plain, end, scalar = self._next, self._plain, self._mapping_end, self._scalar_event
         while type(event := read()) is not end:
-            line = event.start_mark.line + 1
+            own_line = event.start_mark.line + 1
             # Nearly all keys, and most values, are words that were met before.
             if type(event) is scalar and event.anchor is None:
                 key = plain.get(event.value, _UNREAD) if event.tag is None else _UNREAD
                 if key is _UNREAD or not event.implicit[0]:
                     if event.value == "<<" and self._tag_of(event) == _MERGE:
-                        merged += self._merge(path)
+                        merged += self._merge(path, own_line)
                         continue
                     key = self._scalar(event, path)
             else:
-                key = self._unusual_key(event, path)
+                key = self._unusual_key(event, path, own_line)
             name = key if type(key) is str else str(key)
             if key in made:
                 raise self._error(event, (*path, name), "is given twice; keep one of them")
@@ -251,17 +256,20 @@ class _YamlReader:
             if type(event) is scalar and event.anchor is None:
                 made[key], below = self._scalar(event, path, name), None
             else:
-                made[key], below = self._value(event, (*path, name))
-            places[name] = line, below
+                made[key], below = self._value(event, (*path, name), own_line)
+            if below is not None or own_line != line:
+                places[name] = own_line, below
         self._add(len(made), event, path)
-        return (made, places) if not merged else _merged(merged, made, places)
+        if not merged:
+            return made, places
+        return _merged(merged, made, _every_place(made, places, line))
 
-    def _merge(self, path: Path) -> list[_Anchored]:
+    def _merge(self, path: Path, line: int) -> list[_Anchored]:
         """What `<<` brings, the least important first."""
         event = self._next()
-        value, places = self._value(event, path)
+        value, places = self._value(event, path, line)
         if isinstance(value, dict):
-            return [_Anchored(value, places, 1)]
+            return [_Anchored(value, _every_place(value, places, line), 1)]
         if not isinstance(value, list):
             raise self._misplaced("mapping or list of mappings", "scalar", event)
         found = []
@@ -269,8 +277,8 @@ class _YamlReader:
             if not isinstance(each, dict):
                 kind = "sequence" if isinstance(each, list) else "scalar"
                 raise self._misplaced("mapping", kind, event)
-            below = (places or {}).get(str(at), (0, None))[1]
-            found.append(_Anchored(each, below, 1))
+            at_line, below = (places or {}).get(str(at), (line, None))
+            found.append(_Anchored(each, _every_place(each, below, at_line), 1))
         return found[::-1]
 
     def _misplaced(self, wanted: str, found: str, event: Any) -> Exception:
@@ -311,11 +319,11 @@ class _YamlReader:
             )
         self._anchors[anchor] = None
 
-    def _unusual_key(self, event: Any, path: Path) -> Any:
+    def _unusual_key(self, event: Any, path: Path, line: int) -> Any:
         """One that is more than a text, or stands for something."""
         if type(event) not in (self._yaml.ScalarEvent, self._yaml.AliasEvent):
             raise self._error(event, path, "has a key that is not text")
-        key = self._value(event, path)[0]
+        key = self._value(event, path, line)[0]
         if not isinstance(key, Hashable):
             raise self._error(event, path, "has a key that is not text")
         return key
@@ -356,6 +364,15 @@ class _YamlReader:
 
     def _error(self, event: Any, path: Path, problem: str) -> PolicyFileError:
         return _error(self._tree.source, event.start_mark.line + 1, ".".join(path), problem)
+
+
+def _every_place(value: Any, places: Places | None, line: int) -> Places:
+    """The places in a value that stands on `line`, also of what is on that line itself."""
+    keys: Iterable[Any] = value if isinstance(value, dict) else ()
+    if isinstance(value, list):
+        keys = range(len(value))
+    known = places or {}
+    return {str(key): known.get(str(key), (line, None)) for key in keys}
 
 
 def _merged(

@@ -8,7 +8,6 @@ about each other they know themselves: `Strategy.is_looser_than`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
@@ -82,7 +81,7 @@ def _of_several(several: SeveralSpec) -> Iterator[Warned]:
         for name, strategy in figures.items():
             path = ("plans", plan, name)
             yield from _of_figures(path, limits[name], strategy, {})
-            if not _may_be(limits[name], several.plan_by, plan):
+            if limits[name].when and not _may_be(limits[name], several.plan_by, plan):
                 yield Warned(
                     path, f"is never used: {name} is not asked under this plan, see `when`"
                 )
@@ -133,7 +132,7 @@ def _never_binding(path: Path, several: SeveralSpec, at: int) -> Iterator[Warned
         if where == at or not can_never_bind(several, limit, other):
             continue
         # Of two that say the same, the second is one too many.
-        same = can_never_bind(several, other, replace(limit, shadow=False))
+        same = can_never_bind(several, other, limit._replace(shadow=False))
         if same and at < where and not limit.shadow:
             continue
         reason = f"{other.name} {'says the same' if same else 'is tighter at every span'}"
@@ -152,10 +151,11 @@ def can_never_bind(several: SeveralSpec, limit: LimitSpec, other: LimitSpec) -> 
     That a reset or a pause of one of them may change."""
     if other.shadow or other.by not in (None, limit.by) or other.cost != limit.cost:
         return False
-    if not all(any(_implies(given, wanted) for given in limit.when) for wanted in other.when):
+    if other.when and not _implies_all(limit.when, other.when):
         return False
     # Charged with the same requests: those that either is not asked for are missing in one of them.
-    alongside = other.by == limit.by and set(other.when) == set(limit.when)
+    same_when = other.when == limit.when or set(other.when) == set(limit.when)
+    alongside = other.by == limit.by and same_when
     usual = limit.strategy, other.strategy
     # Nearly always they say enough, without the figures of plans and keys.
     if not _is_looser(*usual, alongside=alongside, steady=limit.cost is None):
@@ -178,6 +178,10 @@ def _is_looser(loose: Strategy, tight: Strategy, *, alongside: bool, steady: boo
         and _speaks_for_itself(type(tight))
         and loose.is_looser_than(tight, alongside=alongside, steady=steady)
     )
+
+
+def _implies_all(given: tuple[Condition, ...], wanted: tuple[Condition, ...]) -> bool:
+    return all(any(_implies(each, one) for each in given) for one in wanted)
 
 
 def _implies(given: Condition, wanted: Condition) -> bool:

@@ -42,6 +42,7 @@ RESERVED_NAMES = (
 """What else stands beside the parameters of a strategy in a policy."""
 
 _registered: dict[str, type[Strategy]] = {}
+_by_wire_name: dict[str, type[Strategy]] = {}
 
 
 def register(strategy_class: S) -> S:
@@ -69,7 +70,7 @@ def register(strategy_class: S) -> S:
             f"the name {cls.name!r} is taken by {holder.__module__}.{holder.__qualname__}; "
             f"give {cls.__qualname__} another one"
         )
-    _registered[cls.name] = cls
+    _registered[cls.name] = _by_wire_name[cls.wire_name] = cls
     return strategy_class
 
 
@@ -80,23 +81,21 @@ def registered() -> tuple[type[Strategy], ...]:
 
 def find_strategy(spelling: str) -> type[Strategy] | None:
     """The strategy of that name, in snake_case or in camelCase."""
-    found = _registered.get(spelling)
-    if found is not None:
-        return found
-    return next((cls for cls in _registered.values() if cls.wire_name == spelling), None)
+    return _registered.get(spelling) or _by_wire_name.get(spelling)
 
 
 @contextmanager
 def temporarily_registered(*classes: type[Strategy]) -> Iterator[None]:
     """For tests: what is registered within, these classes first, is forgotten afterwards."""
-    before = dict(_registered)
+    before, wire_names_before = dict(_registered), dict(_by_wire_name)
     try:
         for cls in classes:
             register(cls)
         yield
     finally:
-        _registered.clear()
-        _registered.update(before)
+        for known, then in ((_registered, before), (_by_wire_name, wire_names_before)):
+            known.clear()
+            known.update(then)
 
 
 def _require_parameters(cls: type[Strategy]) -> None:

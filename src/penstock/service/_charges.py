@@ -41,7 +41,7 @@ from ..leasing import TwoTierLimiter
 from ..strategies import fixed_window
 from ._deciding import joined
 from ._registry import Entry, PolicyTable
-from ._several import NOTHING, Attributes, Judge, Judgement
+from ._several import NOTHING, Attributes, Costs, Judge, Judgement, Request
 
 __all__ = [
     "KEPT_MS",
@@ -239,17 +239,20 @@ class Charging:
         attributes: Attributes | None = None,
         cost: int = 1,
         max_wait_ms: int = 0,
+        costs: Costs | None = None,
     ) -> Reservation:
         """Spend the cost as a check does, by a key or by attributes, and hold it under an id, by
         which any node that shares the store settles it, once. With `max_wait_ms`, units may be
         booked ahead."""
         entry = self._table[policy]
         if entry.judge is None:
-            if attributes is not None:
+            if attributes is not None or costs is not None:
                 entry.limits("reserve")
             return await self._reserve_one(entry, require_key(key), cost, max_wait_ms)
         told = _with_key(key, attributes)
-        return await self._reserve_several(entry, entry.judge, told, cost, max_wait_ms)
+        request = entry.judge.limits.resolve(told, require_cost(cost), costs)
+        plan = entry.judge.limits.plan_of(told)
+        return await self._reserve_several(entry, entry.judge, request, plan, max_wait_ms)
 
     async def _reserve_one(
         self, entry: Entry, key: str, cost: int, max_wait_ms: int
@@ -269,14 +272,12 @@ class Charging:
         return Reservation(charge.decision, charge_id, charge.starts_at)
 
     async def _reserve_several(
-        self, entry: Entry, judge: Judge, attributes: Attributes, cost: int, max_wait_ms: int
+        self, entry: Entry, judge: Judge, request: Request, plan: str | None, max_wait_ms: int
     ) -> Reservation:
-        request = judge.limits.resolve(attributes, require_cost(cost))
         if request.limits is None:
             return Reservation(judge.counted(request, NOTHING), "", self.clock.now())
         parts, wait, answer = request.limits._terms(request.keys, request.cost, max_wait_ms)
         held = [ChargedUnits(part.name, request.keys.get(part.name), part.cost) for part in parts]
-        plan = judge.limits.plan_of(attributes)
         terms = ChargeTerms.new(entry.spec.name, plan, held)
         try:
             charge, charge_id = await self._charges(entry).reserve(terms, parts, wait, answer)

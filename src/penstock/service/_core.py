@@ -41,7 +41,7 @@ from ._inline import DEFAULT_STRATEGY, INLINE, Inline, InlinePolicies
 from ._metrics import Metrics, MetricsSnapshot
 from ._registry import Entry, Policy, PolicyTable, Site, UnknownPolicyError
 from ._reloading import Reloader, in_slices
-from ._several import Attributes, Judged, Judgement
+from ._several import Attributes, Costs, Judged, Judgement
 from ._shared_call import SharedCall
 
 __all__ = [
@@ -147,6 +147,8 @@ class Service(Charging):
 
     async def peek(self, policy: str, key: str) -> Decision:
         entry = self._table[policy]
+        if entry.judge is not None:
+            return (await entry.judge.peek({"key": key})).verdict.decision
         limiter = entry.rate("peek")
         try:
             return await limiter.apeek(key)
@@ -155,6 +157,8 @@ class Service(Charging):
 
     async def forecast(self, policy: str, key: str, cost: int = 1) -> Forecast:
         entry = self._table[policy]
+        if entry.judge is not None:
+            return await entry.judge.forecast({"key": key}, cost)
         limiter = entry.rate("forecast")
         try:
             return await limiter.aforecast(key, cost)
@@ -233,26 +237,34 @@ class Service(Charging):
         entry = self._entry_of(lease_id)
         return None if entry is None else entry.admission().concurrency
 
-    def judge(self, policy: str, attributes: Attributes, cost: int = 1) -> Judged:
+    def judge(
+        self, policy: str, attributes: Attributes, cost: int = 1, costs: Costs | None = None
+    ) -> Judged:
         """The verdict of the limits of a policy, without a coroutine where nothing has to be waited
-        for."""
-        return self._table[policy].limits("check").judge(attributes, cost)
+        for. `costs` are by limit; the others cost `cost`."""
+        return self._table[policy].limits("check").judge(attributes, cost, costs)
 
     async def judge_many(
-        self, policy: str, attributes: Iterable[Attributes], cost: int = 1
+        self,
+        policy: str,
+        attributes: Iterable[Attributes],
+        cost: int = 1,
+        costs: Costs | None = None,
     ) -> list[Judgement]:
         """One verdict per request, in order, as one `judge` each; at most MAX_BATCH of them."""
         each = list(attributes)
         _require_batch("attributes", len(each))
-        return await self._table[policy].limits("check_many").judge_many(each, cost)
+        return await self._table[policy].limits("check_many").judge_many(each, cost, costs)
 
     async def peek_all(self, policy: str, attributes: Attributes) -> Judgement:
         """What `judge` would answer to a cost of 1. Spends nothing."""
         return await self._table[policy].limits("peek").peek(attributes)
 
-    async def forecast_all(self, policy: str, attributes: Attributes, cost: int = 1) -> Forecast:
+    async def forecast_all(
+        self, policy: str, attributes: Attributes, cost: int = 1, costs: Costs | None = None
+    ) -> Forecast:
         """What fits into all limits of a policy."""
-        return await self._table[policy].limits("forecast").forecast(attributes, cost)
+        return await self._table[policy].limits("forecast").forecast(attributes, cost, costs)
 
     async def hand_out(
         self, policy: str, domain: str, wants: int = 1, axis: str = "rate"

@@ -117,8 +117,8 @@ class Entry:
         if self.judge is None:
             if self.limiter is not None and self.control is None:
                 reject(
-                    f"policy {self.policy.name!r} is one limit, which is asked by a key; leave "
-                    "attributes out, or give it `limits` in the policy file"
+                    f"policy {self.policy.name!r} is one limit, which is asked by a key, at one "
+                    "cost; leave attributes and costs out, or give it `limits` in the policy file"
                 )
             raise self.lacks(operation)
         return self.judge

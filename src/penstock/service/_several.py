@@ -26,6 +26,7 @@ from ._metrics import Tally
 __all__ = [
     "NOTHING",
     "Attributes",
+    "Costs",
     "Judge",
     "Judged",
     "Judgement",
@@ -37,6 +38,9 @@ __all__ = [
 
 Attributes = Mapping[str, Any]
 """What a request says of itself: text, or a whole number for what is a cost."""
+
+Costs = Mapping[str, Any]
+"""What a request costs, by limit."""
 
 NOTHING = Verdict((), (), ())
 """The answer to a request that no limit is asked for."""
@@ -119,19 +123,20 @@ class SeveralLimits:
         limits = self.spec.limits
         return self._limits_of(tuple([figures.get(each.name, each.strategy) for each in limits]))
 
-    def resolve(self, attributes: Attributes, cost: int = 1) -> Request:
-        """What a request asks. Raises `config_invalid` if it says too little, or something that
-        the policy does not know."""
-        if self._keyed is not None and len(attributes) == len(self._known):
+    def resolve(self, attributes: Attributes, cost: int = 1, costs: Costs | None = None) -> Request:
+        """What a request asks. `costs` are for the limits that they name, in the place of the cost
+        and of what the attributes say. Raises `config_invalid` if it says too little, or something
+        that the policy does not know."""
+        if self._keyed is not None and costs is None and len(attributes) == len(self._known):
             try:
                 keys = {name: plain_key(attributes[by]) for name, by in self._keyed}
             except (KeyError, ValueError):
                 pass  # which is said below
             else:
                 return Request(self._usual, keys, cost, self._places)
-        return self._resolved(attributes, cost)
+        return self._resolved(attributes, cost, self._by_limit(attributes, costs))
 
-    def _resolved(self, attributes: Attributes, cost: int) -> Request:
+    def _resolved(self, attributes: Attributes, cost: int, costs: Costs) -> Request:
         if not attributes.keys() <= self._known:
             self._refuse_unknown(attributes)
         figures = self._plan(attributes)
@@ -141,7 +146,7 @@ class SeveralLimits:
         asked = []
         for place, limit in enumerate(self.spec.limits):
             strategy = None
-            if self._is_asked(limit, attributes):
+            if self._is_asked(limit, attributes, costs):
                 name, by = limit.name, limit.by
                 strategy = figures.get(name, limit.strategy)
                 if by is not None:
@@ -155,7 +160,7 @@ class SeveralLimits:
                     asked.append(place)
             chosen.append(strategy)
         limits = self._limits_of(tuple(chosen))
-        return Request(limits, keys, self._costs(asked, attributes, cost), asked)
+        return Request(limits, keys, self._costs(asked, attributes, cost, costs), asked)
 
     def named(
         self, attributes: Attributes, limits: Sequence[str] | None
@@ -165,11 +170,7 @@ class SeveralLimits:
         if not attributes.keys() <= self._known:
             self._refuse_unknown(attributes)
         for name in limits or ():
-            if name not in self._names:
-                reject(
-                    f"there is no limit {shown(name)} in policy {self._policy!r}; there are "
-                    f"{', '.join(self._names)}"
-                )
+            self._require_limit(name)
         figures = self._plan(attributes)
         keys: dict[str, str | None] = {}
         chosen: list[Strategy | None] = []
@@ -220,17 +221,39 @@ class SeveralLimits:
             return {}
         found = spec.plans.get(plan) if isinstance(plan, str) else None
         if found is None:
+            named = "of an empty name, or 0," if plan in ("", 0) else shown(plan)
             reject(
-                f"policy {self._policy!r} has no plan {shown(plan)} for the attribute "
+                f"policy {self._policy!r} has no plan {named} for the attribute "
                 f"{spec.plan_by!r}; it has {', '.join(spec.plans)}"
             )
         return found
 
-    def _is_asked(self, limit: LimitSpec, attributes: Attributes) -> bool:
+    def _require_limit(self, name: Any) -> LimitSpec:
+        if name not in self._names:
+            reject(
+                f"there is no limit {shown(name)} in policy {self._policy!r}; there are "
+                f"{', '.join(self._names)}"
+            )
+        return self.spec.limits[self._names.index(name)]
+
+    def _by_limit(self, attributes: Attributes, costs: Costs | None) -> Costs:
+        """Whoever says what a limit costs brings the key for it. One that a plan lifts, or whose
+        conditions do not hold, costs nothing all the same: callers need not know of that."""
+        for name, units in (costs or {}).items():
+            limit = self._require_limit(name)
+            require_int(f"the cost of {name!r}", units, 0)
+            if limit.by is not None and limit.by not in attributes:
+                reject(
+                    f"costs name the limit {name!r} of policy {self._policy!r}, whose key, the "
+                    f"attribute {limit.by!r}, is missing; send it, or leave out what it costs"
+                )
+        return costs or {}
+
+    def _is_asked(self, limit: LimitSpec, attributes: Attributes, costs: Costs) -> bool:
         for condition in limit.when:
             if not condition.holds(attributes):
                 return False
-        for attribute in (limit.by, limit.cost):
+        for attribute in (limit.by, None if limit.name in costs else limit.cost):
             if attribute is not None and attribute not in attributes:
                 if limit.optional:
                     return False
@@ -246,32 +269,34 @@ class SeveralLimits:
 
     def _refuse_unknown(self, attributes: Attributes) -> NoReturn:
         unknown = ", ".join(sorted(map(shown, attributes.keys() - self._known)))
-        reject(
-            f"policy {self._policy!r} has no attribute {unknown}; it has "
-            f"{', '.join(sorted(self._known))}"
-        )
+        known = ", ".join(sorted(self._known)) or "none, and is asked without a key"
+        reject(f"policy {self._policy!r} has no attribute {unknown}; it has {known}")
 
     def _text(self, name: str, value: Any) -> str:
+        if value == 0:
+            # Messages of gRPC leave out what is empty: there, no text looks like the number 0.
+            reject(f"the attribute {name!r} is empty, or 0: a key is text, of 1 to 4,096 bytes")
         try:
             return plain_key(value)
         except ValueError as error:
             reject(f"the attribute {name!r}: {error}")
 
     def _costs(
-        self, asked: Sequence[int], attributes: Attributes, cost: int
+        self, asked: Sequence[int], attributes: Attributes, cost: int, costs: Costs
     ) -> int | dict[str, int]:
-        if not self._has_costs:
+        if not self._has_costs and not costs:
             return cost
-        costs = {}
+        by_limit: dict[str, int] = {}
         for place in asked:
             limit = self.spec.limits[place]
-            told = limit.cost
-            costs[limit.name] = (
-                cost
-                if told is None
-                else require_int(f"the attribute {told!r}", attributes[told], 0)
-            )
-        return costs
+            name, told = limit.name, limit.cost
+            if name in costs:
+                by_limit[name] = costs[name]
+            elif told is None:
+                by_limit[name] = cost
+            else:
+                by_limit[name] = require_int(f"the attribute {told!r}", attributes[told], 0)
+        return by_limit
 
     def _limits_of(self, chosen: tuple[Strategy | None, ...]) -> PolicyLimits | None:
         try:
@@ -323,15 +348,17 @@ class Judge:
         self.tally: Tally = tally
         self.tallies: Sequence[Tally] = tallies
 
-    def judge(self, attributes: Attributes, cost: int = 1) -> Judged:
+    def judge(self, attributes: Attributes, cost: int = 1, costs: Costs | None = None) -> Judged:
         """Decide a request: at once where the store answers at once."""
-        return self._judged(self.limits.resolve(attributes, require_cost(cost)))
+        return self._judged(self.limits.resolve(attributes, require_cost(cost), costs))
 
-    async def judge_many(self, each: Sequence[Attributes], cost: int = 1) -> list[Judgement]:
+    async def judge_many(
+        self, each: Sequence[Attributes], cost: int = 1, costs: Costs | None = None
+    ) -> list[Judgement]:
         """Decide requests in order, as one `judge` each. If one of them says too little, none of
         them is charged."""
         require_cost(cost)
-        requests = [self.limits.resolve(attributes, cost) for attributes in each]
+        requests = [self.limits.resolve(attributes, cost, costs) for attributes in each]
         made = []
         for request in requests:
             judged = self._judged(request)
@@ -360,8 +387,10 @@ class Judge:
             verdict = self.in_place_of(error, request)
         return Judgement(verdict, request.limits)
 
-    async def forecast(self, attributes: Attributes, cost: int = 1) -> Forecast:
-        request = self.limits.resolve(attributes, require_cost(cost))
+    async def forecast(
+        self, attributes: Attributes, cost: int = 1, costs: Costs | None = None
+    ) -> Forecast:
+        request = self.limits.resolve(attributes, require_cost(cost), costs)
         if request.limits is None:
             now = self._guard.now()
             return Forecast(MAX_SAFE, now, now)

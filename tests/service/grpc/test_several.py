@@ -85,6 +85,67 @@ def test_a_check_by_attributes_carries_the_verdict() -> None:
     run(scenario)
 
 
+def test_many_requests_are_one_call() -> None:
+    """One verdict each, in order, and no decisions beside them; a request that is wrong charges
+    none of them."""
+
+    async def scenario(stubs: Stubs) -> None:
+        async def many(*each: dict[str, Any], **more: Any) -> Any:
+            told = [pb.RequestAttributes(attributes=attributes(**one)) for one in each]
+            request = pb.CheckManyRequest(policy="api", requests=told, **more)
+            return await stubs.limiter.CheckMany(request, metadata=BEARER)
+
+        bob = {"user": "bob"}
+        answer = await many(bob, {**bob, "tokens": 7}, bob, bob)
+        assert [each.decision.allowed for each in answer.verdicts] == [True, True, True, False]
+        assert {each.name: each.decision.remaining for each in answer.verdicts[1].limits} == {
+            "user": 1,
+            "tokens": 993,
+            "all": 98,
+        }
+        assert list(answer.verdicts[3].violated) == ["user"]
+        assert list(answer.decisions) == []
+        ann = {"user": "ann"}
+        for wrong in (many(ann, {}), many(ann, keys=["k"]), many(*[ann] * 1_001)):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await wrong
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        costs = [pb.LimitUnits(limit="user", units=2)]
+        answer = await many(ann, ann, costs=costs)
+        assert [each.decision.allowed for each in answer.verdicts] == [True, False]
+
+    run(scenario)
+
+
+def test_costs_are_told_by_limit() -> None:
+    """In fields of their own; what is wrong with them charges nothing."""
+
+    async def scenario(stubs: Stubs) -> None:
+        told = attributes(user="u")
+
+        def by_limit(**units: int) -> list[pb.LimitUnits]:
+            return [pb.LimitUnits(limit=name, units=each) for name, each in units.items()]
+
+        for wrong in (by_limit(colour=1), by_limit(tenant=1), by_limit(user=-1)):
+            for request in (
+                stubs.limiter.Check(pb.CheckRequest(policy="api", attributes=told, costs=wrong)),
+                stubs.charges.Reserve(pb.ChargeRequest(policy="api", attributes=told, costs=wrong)),
+                stubs.limiter.Check(pb.CheckRequest(policy="one", key="k", costs=wrong)),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await request
+                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        asked = pb.CheckRequest(policy="api", attributes=told, costs=by_limit(tokens=300))
+        answer = await stubs.limiter.Check(asked)
+        assert {each.name: each.decision.remaining for each in answer.limits} == {
+            "user": 2,
+            "tokens": 700,
+            "all": 99,
+        }
+
+    run(scenario, token=None)
+
+
 def test_peek_and_forecast_take_attributes() -> None:
     async def scenario(stubs: Stubs) -> None:
         await stubs.check(user="u")
@@ -149,6 +210,76 @@ def test_operators_need_a_token(call: str) -> None:
         assert (await stubs.check(user="u")).decision.allowed
 
     run(scenario, token=None)
+
+
+def test_limits_for_everybody_are_asked_with_nothing() -> None:
+    """By each of the calls: there is no attribute to send."""
+
+    async def scenario(stubs: Stubs) -> None:
+        assert (await stubs.check("everybody")).binding == "all"
+        peek = pb.PeekRequest(policy="everybody")
+        assert (await stubs.limiter.Peek(peek, metadata=BEARER)).decision.remaining == 4
+        forecast = pb.ForecastRequest(policy="everybody")
+        told = await stubs.limiter.Forecast(forecast, metadata=BEARER)
+        assert told.forecast.spendable_now == 4
+        assert (await stubs.call("Reserve", pb.ChargeRequest(policy="everybody"))).charge_id
+        for wrong in (pb.CheckRequest(policy="everybody", key="k"), pb.CheckRequest(policy="api")):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stubs.limiter.Check(wrong, metadata=BEARER)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            told = str(caught.value.details())
+            assert "asked without a key" in told or "'user' is missing" in told
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("told", "problem"),
+    [
+        ({}, "the attribute 'user' is missing"),
+        ({"user": ""}, "the attribute 'user' is empty"),
+        ({"user": 5}, "the attribute 'user': key must be a string, not 5"),
+        ({"user": "x" * 4_097}, "the attribute 'user': key must be at most 4096 bytes"),
+        ({"user": "u", "colour": "red"}, "policy 'api' has no attribute 'colour'; it has"),
+        ({"user": "u", "plan": "gold"}, "has no plan 'gold' for the attribute 'plan'; it has pro"),
+        ({"user": "u", "plan": ""}, "has no plan of an empty name, or 0, for the attribute"),
+        ({"user": "u", "tokens": "many"}, "the attribute 'tokens' must be an integer"),
+        ({"user": "u", "tokens": -1}, "the attribute 'tokens' must be an integer"),
+    ],
+)
+def test_an_attribute_that_is_wrong_is_named_and_charges_nothing(
+    told: dict[str, Any], problem: str
+) -> None:
+    """Whichever call it comes with."""
+
+    async def scenario(stubs: Stubs) -> None:
+        wrong = attributes(**told)
+        for call in (
+            stubs.check(**told),
+            stubs.limiter.Peek(pb.PeekRequest(policy="api", attributes=wrong), metadata=BEARER),
+            stubs.call("Reserve", pb.ChargeRequest(policy="api", attributes=wrong)),
+            stubs.limiter.CheckMany(
+                pb.CheckManyRequest(
+                    policy="api",
+                    requests=[
+                        pb.RequestAttributes(attributes=attributes(user="u")),
+                        pb.RequestAttributes(attributes=wrong),
+                    ],
+                ),
+                metadata=BEARER,
+            ),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert problem in str(caught.value.details())
+        left = await stubs.check(user="u")
+        assert {each.name: each.decision.remaining for each in left.limits} == {
+            "user": 2,
+            "all": 99,
+        }
+
+    run(scenario)
 
 
 def test_what_is_wrong_is_an_invalid_argument() -> None:

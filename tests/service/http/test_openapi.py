@@ -79,9 +79,10 @@ def server() -> Iterator[InProcessServer]:
 
 def unsure(body: Any) -> bool:
     """Whether a body may be refused although a schema cannot say so: 1.0 is an integer to it, some
-    limits are too much for some strategies, and attributes and ids are those of the policy."""
+    limits are too much for some strategies, and attributes, costs and ids are those of the
+    policy."""
     fields = body if isinstance(body, dict) else {}
-    known = {"strategy", "attributes", "charge_id", "limits", "max_wait_ms"}
+    known = {"strategy", "attributes", "charge_id", "costs", "limits", "max_wait_ms"}
     return not known.isdisjoint(fields) or any(
         isinstance(value, float) for value in fields.values()
     )

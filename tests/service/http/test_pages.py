@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
-import shlex
+import shutil
+import subprocess
 from collections.abc import Iterator
 from html import unescape
 from html.parser import HTMLParser
@@ -148,7 +149,7 @@ def test_the_description_is_served_and_shown(client: Client) -> None:
     fields_of_check = text.partition(" /check</code></h3>")[2].partition("<h3")[0]
     assert "<code>window_ms</code><td>integer from 1 to " in fields_of_check
     assert "$ref" not in fields_of_check
-    assert "<code>default</code><td>limiter<td>10 a minute per key<td>open" in text
+    assert "<code>default</code><td>limiter<td>10 a minute per key<td>fail open" in text
     assert all(f"<code>{code}</code>" in text for code in CODES)
     assert page.headers["content-security-policy"].startswith("default-src 'none'")
 
@@ -164,37 +165,45 @@ limiters:
       user: {by: user, strategy: gcra, limit: 100, period: 1m}
       tokens: {by: user, cost: tokens, strategy: tokenBucket, capacity: 500, refillPerSec: 8}
     plans: {pro: {user: {limit: 1000}}}
+  held:
+    limits:
+      slots: {by: key, strategy: slots, limit: 3, ttl: 10s}
 """
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 @pytest.mark.parametrize("without", ["", "plain"])
-def test_every_line_of_the_page_works_where_it_was_asked(without: str) -> None:
-    """With a policy that is served; calls about what nobody holds are told so."""
+@pytest.mark.parametrize("token", [None, "a-token-of-operators"])
+def test_every_line_of_the_page_works_where_it_was_asked(without: str, token: str | None) -> None:
+    """Pasted into a shell, as it is: with a policy that is served, what another call answers with,
+    and the token, where the service has one; without, what operators do is said to be refused."""
     served = parse_policies(EVERY_KIND).policies
     specs = [spec for name, spec in served.items() if name != without]
-    with InProcessServer(policies=specs) as server:
+    bearer = {} if token is None else {"Authorization": f"Bearer {token}"}
+    with InProcessServer(policies=specs, token=token) as server:
         client = Client(server.port)
-        text = unescape(client.get("/docs").body.decode())
-        lines = re.findall(r"<pre>(curl .*?)</pre>", text)
-        assert len(lines) == sum(len(methods) for methods in openapi()["paths"].values())
-        asked = 0
-        for line in lines:
-            words = shlex.split(line)
-            assert words[:2] == ["curl", "-sS"]
-            lead = f"http://127.0.0.1:{server.port}"
-            assert words[2].startswith(lead)
-            path = words[2].removeprefix(lead)
-            if "ID" in line or path in ("/v1/pause", "/v1/reset") or "NAME" in line:
-                continue
-            asked += 1
-            if len(words) == 3:
-                allowed = (200,) if path != "/check/alice" else (200, 404)
-                assert client.get(path).status in allowed, line
-            else:
-                reply = client.post(path, json.loads(words[4]))
-                assert reply.status == 200, (line, reply.body)
-        assert asked >= 10
+        text = unescape(client.get("/docs", **bearer).body.decode())
         client.close()
+        blocks = re.findall(r"<pre>(.*?)</pre>", text, re.DOTALL)
+        calls = sum(len(methods) for methods in openapi()["paths"].values())
+        assert len(blocks) == calls + (1 if without else 6), "by key, by attributes, with slots"
+        # None of them says that it was refused; a page tells the word itself.
+        said = "".join(f"{{\n{block}\n}} | head -c 300; echo; echo ----\n" for block in blocks)
+        environment = {**os.environ, "TOKEN": token or ""}
+        done = subprocess.run(
+            ["sh", "-c", said], capture_output=True, text=True, env=environment, timeout=60
+        )
+    answers = done.stdout.split("----\n")[:-1]
+    assert len(answers) == len(blocks)
+    for block, answer in zip(blocks, answers, strict=True):
+        refused = '"code": "unauthorized"' in answer
+        assert refused == (token is None and ("/v1/pause" in block or "/v1/reset" in block)), block
+        told = '"code": "' in answer and not refused
+        assert told == ("/check/alice" in block), (block, answer)
+    assert ("start it with --token-file" in text) == (token is None)
+    assert '"held":true' in done.stdout
+    assert '"settled":true' in done.stdout
+    assert "$(" in "".join(blocks)
 
 
 def test_a_browser_that_asks_for_nothing_is_led_to_the_page(client: Client) -> None:

@@ -78,6 +78,29 @@ def test_many_requests_are_one_call(client: Client) -> None:
     assert check(client, user="ann").json["limits"]["user"] == decision(True, 2, 3)
 
 
+def test_costs_are_told_by_limit(client: Client) -> None:
+    """Beside the cost of the others; what is wrong with them charges nothing."""
+    body = {"policy": "api", "attributes": {"user": "u"}}
+    for path in ("/v1/check", "/v1/reserve", "/v1/forecast"):
+        for costs, told in (
+            ({"colour": 1}, "there is no limit 'colour' in policy 'api'; there are user, tenant"),
+            ({"tenant": 1}, "whose key, the attribute 'tenant', is missing"),
+            ({"user": -1}, "the cost of 'user' must be"),
+            ({"user": "1"}, "the cost of 'user' must be"),
+            ([1], "costs must be an object"),
+        ):
+            refused = client.post(path, {**body, "costs": costs})
+            assert (refused.status, refused.json["code"]) == (400, "config_invalid")
+            assert told in refused.json["detail"]
+    one = client.post("/v1/check", {"policy": "one", "key": "k", "costs": {"one": 1}})
+    assert "leave attributes and costs out" in one.json["detail"]
+    reply = client.post("/v1/check", {**body, "cost": 2, "costs": {"tokens": 300}})
+    left = {name: told["remaining"] for name, told in reply.json["limits"].items()}
+    assert left == {"user": 1, "tokens": 700, "all": 98}
+    staff = {"policy": "api", "attributes": {"user": "u", "plan": "staff"}, "costs": {"user": 9}}
+    assert list(client.post("/v1/check", staff).json["limits"]) == ["all"]
+
+
 def decision(allowed: bool, remaining: int, limit: int) -> dict[str, Any]:
     end = NOW - NOW % 60_000 + 60_000
     retry = 0 if allowed else end - NOW
@@ -162,6 +185,17 @@ def test_pause_and_reset_need_a_token() -> None:
         ("/v1/check", {"policy": "api", "attributes": {"user": None}}, "must be a string or an"),
         ("/v1/check", {"policy": "api", "attributes": {"user": 1.5}}, "must be a string or an"),
         ("/v1/check", {"policy": "api", "attributes": {}}, "'user' is missing"),
+        (
+            "/v1/check",
+            {"policy": "api", "attributes": {"user": ""}},
+            "'user': key must not be empty",
+        ),
+        ("/v1/check", {"policy": "api", "attributes": {"user": 5}}, "'user': key must be a string"),
+        ("/v1/check", {"policy": "api", "attributes": {"user": "u" * 4097}}, "at most 4096 bytes"),
+        ("/v1/check", {"policy": "api", "attributes": {"user": "u", "x": "y"}}, "no attribute 'x'"),
+        ("/v1/check", {"policy": "api", "attributes": {"user": "u", "plan": "g"}}, "no plan 'g'"),
+        ("/v1/check", {"policy": "api", "attributes": {"user": "u", "plan": ""}}, "empty name"),
+        ("/v1/check", {"policy": "everybody", "key": "k"}, "has none, and is asked without a key"),
         ("/v1/check", {"policy": "one", "attributes": {"user": "u"}}, "asked by a key"),
         ("/v1/reserve", {"policy": "one"}, "key must be a string"),
         ("/v1/settle", {"charge_id": "x"}, "actual must be an integer"),
@@ -175,6 +209,8 @@ def test_what_is_wrong_is_told(client: Client, path: str, body: Any, told: str) 
     reply = client.post(path, body)
     assert (reply.status, reply.json["code"]) == (400, "config_invalid")
     assert told in reply.json["detail"]
+    left = check(client, user="u").json["limits"]
+    assert (left["user"]["remaining"], left["all"]["remaining"]) == (2, 99), "nothing was charged"
 
 
 def test_metrics_tell_each_limit_and_shadows_apart(client: Client) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from penstock import StoreUnavailableError, fixed_window, gcra
-from penstock.core._transform import Step, checking
+from penstock.core._steps import Step
+from penstock.core._transform import checking
 from penstock.stores.redis import RedisStore
 from tests.servers import FaultProxy, RedisServer
 from tests.stores.redis.live import PATIENT_MS, SPAN_MS, new_key, running

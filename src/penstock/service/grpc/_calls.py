@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, cast
 from google.protobuf.message import Message
 
 from ...core._decision import Decision
+from ...core._validation import reject
 from ...wire import decision_message, fill, forecast_message
 from ...wire.proto import rate_limiter_pb2 as pb
 from ...wire.proto.rate_limiter_pb2_grpc import (
@@ -61,13 +62,24 @@ class GrpcAnswers:
         return cast("Callable[[Any], Reply]", getattr(self, name))
 
     def check(self, request: pb.CheckRequest) -> Reply:
-        if request.attributes:
-            judged = self._service.judge(request.policy, _told(request), request.cost or 1)
+        if self._has_limits(request):
+            judged = self._service.judge(
+                request.policy, _told(request), request.cost or 1, _costs(request)
+            )
             return _judged(judged) if isinstance(judged, Judgement) else Then(judged, _judged)
         asked = self._service.decide(request.policy, request.key, request.cost or 1)
         return _decided(asked) if isinstance(asked, Decision) else Then(asked, _decided)
 
+    def _has_limits(self, request: Any) -> bool:
+        """Whether a request is to several limits: by what it says or, where it says nothing, by
+        what the policy has."""
+        if request.attributes or getattr(request, "costs", None):
+            return True
+        return not request.key and self._service.entry(request.policy).judge is not None
+
     async def check_many(self, request: pb.CheckManyRequest) -> pb.CheckManyResponse:
+        if request.requests or request.costs:
+            return await self._judge_many(request)
         decisions = await self._service.check_many(
             request.policy, list(request.keys), request.cost or 1
         )
@@ -76,8 +88,19 @@ class GrpcAnswers:
             fill(response.decisions.add(), decision)
         return response
 
+    async def _judge_many(self, request: pb.CheckManyRequest) -> pb.CheckManyResponse:
+        if request.keys:
+            reject("requests and costs are asked without keys: a key is an attribute of a request")
+        each = [_attributes(told.attributes) or {} for told in request.requests]
+        response = pb.CheckManyResponse()
+        for judged in await self._service.judge_many(
+            request.policy, each, request.cost or 1, _costs(request)
+        ):
+            fill_verdict(response.verdicts.add(), judged)
+        return response
+
     async def peek(self, request: pb.PeekRequest) -> pb.PeekResponse:
-        if request.attributes:
+        if self._has_limits(request):
             response = pb.PeekResponse()
             fill_verdict(response, await self._service.peek_all(request.policy, _told(request)))
             return response
@@ -86,8 +109,10 @@ class GrpcAnswers:
 
     async def forecast(self, request: pb.ForecastRequest) -> pb.ForecastResponse:
         cost = request.cost or 1
-        if request.attributes:
-            forecast = await self._service.forecast_all(request.policy, _told(request), cost)
+        if self._has_limits(request):
+            forecast = await self._service.forecast_all(
+                request.policy, _told(request), cost, _costs(request)
+            )
         else:
             forecast = await self._service.forecast(request.policy, request.key, cost)
         return pb.ForecastResponse(forecast=forecast_message(forecast))
@@ -126,6 +151,7 @@ class GrpcAnswers:
             _attributes(request.attributes),
             request.cost or 1,
             request.max_wait_ms,
+            _costs(request),
         )
         response = pb.ChargeResponse(charge_id=reserved.charge_id, starts_at=reserved.starts_at)
         if isinstance(reserved.answer, Decision):
@@ -137,7 +163,7 @@ class GrpcAnswers:
     async def settle(self, request: pb.SettleRequest) -> pb.SettleResponse:
         actual: int | dict[str, int] = request.actual
         if request.by_limit or request.as_reserved:
-            actual = {each.limit: each.units for each in request.by_limit}
+            actual = _by_limit(request.by_limit)
         settled = await self._service.settle(request.charge_id, actual)
         return pb.SettleResponse(settled=settled)
 
@@ -195,6 +221,15 @@ def fill_verdict(response: Any, judged: Judgement) -> None:
 def _attributes(given: Iterable[pb.Attribute]) -> dict[str, Any] | None:
     """None if there are none. The last of a name counts, as in a map of protobuf."""
     return {each.name: each.text or each.number for each in given} or None
+
+
+def _by_limit(given: Iterable[pb.LimitUnits]) -> dict[str, int]:
+    return {each.limit: each.units for each in given}
+
+
+def _costs(request: Any) -> dict[str, int] | None:
+    """None if there are none."""
+    return _by_limit(request.costs) or None
 
 
 def _told(request: Any) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class Calls:
 
     def v1_check(self, legacy: bool, body: bytes) -> Answer:
         fields = decode(body)
-        if "attributes" in fields:
+        if "attributes" in fields or "costs" in fields:
             return self.charges.check(fields, legacy)
         require_fields(fields, _KEYED, _COST)
         return self._one(fields["policy"], "rate", self._service.decide(**fields), legacy)
@@ -111,7 +111,7 @@ class Calls:
             headers = self._policy_line(fields["policy"])
             return self._answers.document(200, {"forecast": told}, headers)
 
-        if "attributes" in fields:
+        if "attributes" in fields or "costs" in fields:
             return self.charges.forecast(fields, render)
         require_fields(fields, _KEYED, _COST)
         return partial(_later, partial(self._service.forecast, **fields), render)

@@ -36,7 +36,8 @@ _MAX_FORMS = 1_024
 
 _NAMED = {"policy": str}
 _PEEKED = {"key": str, "attributes": dict}
-_ASKED = {**_PEEKED, "cost": int}
+_COSTS = {"cost": int, "costs": dict}
+_ASKED = {**_PEEKED, **_COSTS}
 _CHARGE = {"charge_id": str}
 _LIMITS = {"key": str, "attributes": dict, "limits": list}
 
@@ -52,7 +53,7 @@ class ChargeCalls:
     def check(self, fields: dict[str, Any], legacy: bool) -> Answer:
         """`/v1/check` by attributes."""
         policy, told = _asked(fields, _ASKED)
-        asked = self._service.judge(policy, told, fields.get("cost", 1))
+        asked = self._service.judge(policy, told, fields.get("cost", 1), fields.get("costs"))
         if isinstance(asked, Judgement):
             return self._judged(asked, legacy)
         return Then(asked, self._judged, legacy)
@@ -68,7 +69,7 @@ class ChargeCalls:
 
     def check_many(self, fields: dict[str, Any]) -> Answer:
         """`/v1/check-many` by attributes: a list of them."""
-        require_fields(fields, {"policy": str, "attributes": list}, {"cost": int})
+        require_fields(fields, {"policy": str, "attributes": list}, _COSTS)
         for told in fields["attributes"]:
             if type(told) is not dict:
                 raise ProblemError("config_invalid", "attributes must be a list of objects")
@@ -89,7 +90,8 @@ class ChargeCalls:
     def forecast(self, fields: dict[str, Any], render: Any) -> Answer:
         """`/v1/forecast` by attributes."""
         policy, told = _asked(fields, _ASKED)
-        asked = partial(self._service.forecast_all, policy, told, fields.get("cost", 1))
+        cost, costs = fields.get("cost", 1), fields.get("costs")
+        asked = partial(self._service.forecast_all, policy, told, cost, costs)
         return partial(_later, asked, render)
 
     def v1_reserve(self, legacy: bool, body: bytes) -> Answer:

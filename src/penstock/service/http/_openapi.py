@@ -62,11 +62,17 @@ def _ref(name: str) -> dict[str, str]:
 _SCHEMAS: dict[str, Any] = {
     "Decision": _object(
         {
-            "allowed": {"type": "boolean"},
-            "remaining": _WHOLE,
-            "limit": _WHOLE,
-            "reset_at": _INSTANT,
-            "retry_after_ms": {**_WHOLE, "description": "0 exactly when allowed."},
+            "allowed": {"type": "boolean", "description": "Whether the request may go ahead."},
+            "remaining": {**_WHOLE, "description": "What is left."},
+            "limit": {**_WHOLE, "description": "The most that there can be at once."},
+            "reset_at": {
+                **_INSTANT,
+                "description": "When all of it is there again, in epoch milliseconds.",
+            },
+            "retry_after_ms": {
+                **_WHOLE,
+                "description": "When it is worth to ask again; 0 exactly when allowed.",
+            },
         }
     ),
     "ClientDecision": _object(
@@ -75,13 +81,23 @@ _SCHEMAS: dict[str, Any] = {
     ),
     "Problem": _object(
         {
-            "type": {"type": "string"},
-            "title": {"type": "string"},
-            "status": {"type": "integer"},
-            "code": {"type": "string", "enum": [*CODES]},
-            "detail": {"type": "string"},
+            "type": {"type": "string", "description": "`about:blank`: the code says more."},
+            "title": {"type": "string", "description": "The status, in words."},
+            "status": {"type": "integer", "description": "The status of the reply."},
+            "code": {
+                "type": "string",
+                "enum": [*CODES],
+                "description": "What to branch on: it is never renamed.",
+            },
+            "detail": {"type": "string", "description": "What was wrong, for people."},
         },
-        {"reason": {"type": "string", "enum": ["away", "full"]}},
+        {
+            "reason": {
+                "type": "string",
+                "enum": ["away", "full"],
+                "description": "Of a store that is unavailable: it is away, or has no room.",
+            }
+        },
     ),
     "PolicyCheck": _object(_KEYED, {"cost": _COST}),
     "Forecast": _object(
@@ -135,8 +151,17 @@ _ATTRIBUTES = {
     },
     "description": "What the limits of the policy ask for: text, or a number for a cost.",
 }
+_COSTS = {
+    "type": "object",
+    "additionalProperties": {**_WHOLE, "maximum": MAX_SAFE},
+    "description": "Of several limits, what the request costs some, by name; 0 only looks.",
+}
 _VERDICT = {
-    "limits": {"type": "object", "additionalProperties": _ref("Decision")},
+    "limits": {
+        "type": "object",
+        "additionalProperties": _ref("Decision"),
+        "description": "What each limit said, by name.",
+    },
     "binding": {"type": "string", "description": "The limit that `decision` is of."},
     "violated": {**_TEXTS, "description": "The limits that denied."},
     "shadowed": {**_TEXTS, "description": "The shadows that would have denied."},
@@ -171,7 +196,7 @@ def _by_key_or_attributes(optional: dict[str, Any]) -> dict[str, Any]:
 _CALLS: dict[str, tuple[str, Any, Any]] = {
     "check": (
         "Decide one request: by a key, or by attributes where the policy has several limits.",
-        _by_key_or_attributes({"cost": _COST}),
+        _by_key_or_attributes({"cost": _COST, "costs": _COSTS}),
         _JUDGED,
     ),
     "check-many": (
@@ -179,7 +204,9 @@ _CALLS: dict[str, tuple[str, Any, Any]] = {
         {
             "oneOf": [
                 _object({"policy": _POLICY, "keys": _BATCH}, {"cost": _COST}),
-                _object({"policy": _POLICY, "attributes": _REQUESTS}, {"cost": _COST}),
+                _object(
+                    {"policy": _POLICY, "attributes": _REQUESTS}, {"cost": _COST, "costs": _COSTS}
+                ),
             ]
         },
         {
@@ -196,7 +223,7 @@ _CALLS: dict[str, tuple[str, Any, Any]] = {
     ),
     "forecast": (
         "What can be spent now, and when there is more. Spends nothing.",
-        _by_key_or_attributes({"cost": _COST}),
+        _by_key_or_attributes({"cost": _COST, "costs": _COSTS}),
         _object({"forecast": _ref("Forecast")}),
     ),
     "debit": (
@@ -224,6 +251,7 @@ _CALLS: dict[str, tuple[str, Any, Any]] = {
         _by_key_or_attributes(
             {
                 "cost": _COST,
+                "costs": _COSTS,
                 "max_wait_ms": {
                     **_WHOLE,
                     "maximum": MAX_SPAN_MS,

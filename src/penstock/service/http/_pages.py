@@ -230,6 +230,7 @@ class Pages:
         self._stopping = stopping
         self._pool = pool
         self.scheme = "http"
+        self.asks_token = False
         self._look = SharedCall(self._looked)
         self._scrape = SharedCall(self._counted_here if pool is None else pool.total)
         self._pages: dict[str, Page] = {
@@ -299,7 +300,8 @@ class Pages:
 
     def docs(self, host: str, _body: bytes) -> Answer:
         """The page to read, with lines that work where the service was asked as `host`."""
-        page = reading_page(self._service.policies, f"{self.scheme}://{host}")
+        base = f"{self.scheme}://{host}"
+        page = reading_page(self._service.policies, base, asks_token=self.asks_token)
         return self._answers.plain(200, page, HTML, _POLICY)
 
     def to_docs(self, _body: bytes) -> Answer:

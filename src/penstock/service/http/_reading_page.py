@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 from ...config._words import described
+from ...core._validation import MAX_SAFE
 from .._registry import Policy
 from ._openapi import openapi
 
@@ -21,6 +22,8 @@ __all__ = ["reading_page"]
 
 
 _SHOWN = 50
+# Of a field, that are listed beside it: more of them have a table of their own.
+_MOST_VALUES = 8
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2733; --paper: #fff; --faint: #52606d; --line: #d5dde5;
@@ -33,17 +36,23 @@ a { color: var(--link) }
 h2 { margin: 2.5rem 0 .5rem } h3 { font-size: 1rem; margin: 2rem 0 .25rem; padding-top: 1rem;
   border-top: 1px solid var(--line) }
 code, pre { font: 14px/1.45 ui-monospace, monospace; background: var(--box); border-radius: 4px }
-code { padding: .1rem .3rem } pre { padding: .75rem; overflow-x: auto }
+code { padding: .1rem .3rem } pre { padding: .75rem; white-space: pre-wrap;
+  overflow-wrap: anywhere }
 h3 code { background: none; font-size: 1rem; font-weight: bold; padding: 0 }
 table { border-collapse: collapse; width: 100%; margin: .5rem 0 }
 th, td { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0;
-  border-bottom: 1px solid var(--line) }
+  border-bottom: 1px solid var(--line) } th { white-space: nowrap }
+.fields { table-layout: fixed } .fields td { overflow-wrap: anywhere }
+.fields th:nth-child(1) { width: 21% } .fields th:nth-child(2) { width: 29% }
+td code { white-space: nowrap }
+@media (max-width: 40rem) { table, tbody, tr, td { display: block } th { display: none }
+  td { border: 0; padding: 0 } tr { border-bottom: 1px solid var(--line); padding: .4rem 0 } }
 th, .faint { color: var(--faint); font-weight: normal } summary { cursor: pointer }
 nav ul { columns: 16rem; padding-left: 1.2rem }
 """
 
 
-def reading_page(policies: Mapping[str, Policy], base: str) -> bytes:
+def reading_page(policies: Mapping[str, Policy], base: str, *, asks_token: bool = False) -> bytes:
     """The whole page. `base` is where the service was asked, such as http://127.0.0.1:8080."""
     document = openapi()
     operations = [
@@ -61,7 +70,9 @@ def reading_page(policies: Mapping[str, Policy], base: str) -> bytes:
         *_policies(policies),
         *_index(operations),
     ]
-    examples = _Examples(policies, base)
+    if asks_token:
+        parts.append("<p>In the lines below, <code>$TOKEN</code> is the token of the service.</p>")
+    examples = _Examples(policies, base, asks_token)
     for method, path, operation in operations:
         parts += _call(method, path, operation, examples)
     parts += _types(document["components"]["schemas"])
@@ -77,7 +88,7 @@ def _policies(policies: Mapping[str, Policy]) -> Iterator[str]:
         told = "<br>".join(escape(line.strip()) for line in words)
         yield (
             f"<tr><td><code>{escape(policy.name)}</code><td>{escape(policy.kind)}<td>{told}"
-            f"<td>{escape(policy.fail)}"
+            f"<td>fail {escape(policy.fail)}"
         )
     yield "</table>"
     if len(policies) > _SHOWN:
@@ -96,7 +107,10 @@ def _call(method: str, path: str, operation: dict[str, Any], examples: _Examples
     name = escape(operation["operationId"])
     yield f'<h3 id="{name}"><code>{method.upper()} {escape(path)}</code></h3>'
     yield f"<p>{escape(operation['summary'])}</p>"
-    yield f"<pre>{escape(examples.line(method, path, operation))}</pre>"
+    for line in examples.lines(method, path, operation):
+        yield f"<pre>{escape(line)}</pre>"
+    if path in _FOR_OPERATORS and not examples.asks_token:
+        yield "<p>This service has no token, so it refuses this: start it with --token-file.</p>"
     body = operation.get("requestBody")
     schemas = [] if body is None else _alternatives(body["content"]["application/json"]["schema"])
     for at, schema in enumerate(schemas):
@@ -137,11 +151,21 @@ def _fields(schema: dict[str, Any]) -> Iterator[str]:
 def _table(rows: list[tuple[str, str, dict[str, Any]]]) -> Iterator[str]:
     if not rows:
         return
-    yield "<table><tr><th>field<th>is<th>meaning"
+    yield '<table class="fields"><tr><th>field<th>is<th>meaning'
     for name, kind, schema in rows:
         told = _marked(_resolved(schema).get("description", ""))
-        yield f"<tr><td><code>{escape(name)}</code><td>{escape(kind)}<td>{told}"
+        yield f"<tr><td><code>{escape(name)}</code><td>{_linked(kind)}<td>{told}"
     yield "</table>"
+
+
+def _linked(kind: str) -> str:
+    """With the names of types as links to where they are told."""
+    words = escape(kind).split(" ")
+    types = openapi()["components"]["schemas"]
+    return " ".join(
+        f'<a href="#{word}">{word}</a>{rest}' if word in types else word + rest
+        for word, rest in ((each.rstrip(","), "," * each.endswith(",")) for each in words)
+    )
 
 
 def _types(schemas: dict[str, Any]) -> Iterator[str]:
@@ -149,7 +173,7 @@ def _types(schemas: dict[str, Any]) -> Iterator[str]:
     yield '<h2 id="types">Types</h2>'
     for name, schema in schemas.items():
         if "properties" in schema and name != "Problem":
-            yield f"<h3><code>{escape(name)}</code></h3>"
+            yield f'<h3 id="{escape(name)}"><code>{escape(name)}</code></h3>'
             yield from _fields(schema)
 
 
@@ -194,7 +218,7 @@ def _alternatives(schema: dict[str, Any]) -> list[dict[str, Any]]:
 def _kind(schema: dict[str, Any]) -> str:
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
-    if "enum" in schema:
+    if "enum" in schema and len(schema["enum"]) <= _MOST_VALUES:
         return " or ".join(json.dumps(value) for value in schema["enum"])
     choices = schema.get("oneOf") or schema.get("anyOf")
     if choices:
@@ -202,42 +226,87 @@ def _kind(schema: dict[str, Any]) -> str:
     kind = str(schema.get("type", "any value"))
     if kind == "array":
         return f"array of {_kind(schema.get('items', {}))}"
-    bounds = [f"{schema[word]:,}" if word in schema else "" for word in ("minimum", "maximum")]
+    if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
+        return f"object of {_kind(schema['additionalProperties'])}"
+    bounds = [_number(schema[word]) if word in schema else "" for word in ("minimum", "maximum")]
     if any(bounds):
         low, high = bounds
         kind += f" from {low}" * bool(low) + f" to {high}" * bool(high)
     return kind
 
 
+def _number(bound: int) -> str:
+    return "2^53 - 1" if bound == MAX_SAFE else f"{bound:,}"
+
+
+_FOR_OPERATORS = ("/v1/pause", "/v1/reset")
+_HELD = "limits with slots"
 # Which kinds of policies have a call, those first that fit its plainest form.
 _KINDS_OF = {
     "/v1/debit": ("budget", "unified"),
     "/v1/admit": ("admission", "unified"),
-    "/v1/check-many": ("limiter",),
+    "/v1/reserve": ("limiter", "limits", _HELD),
 }
 _ASKED = ("limiter", "limits")
+# The calls that are shown by a key and by attributes, where there are policies for both.
+_BOTH_WAYS = ("/v1/check", "/v1/check-many", "/v1/peek", "/v1/forecast", "/v1/reserve")
+# What one call answers with and another one asks for: which call, and in which field.
+_FROM = {"CHARGE_ID": ("/v1/reserve", "charge_id"), "LEASE_ID": ("/v1/admit", "lease_id")}
+# In a shell, in the place of a word in a body; a minute from now, for an instant.
+_IN_SHELL = {
+    **{word: f"""'"${word}"'""" for word in _FROM},
+    '"UNTIL_MS"': """'"$(($(date +%s) + 60))000"'""",
+}
 
 
 class _Examples:
     """Lines for a shell that work here, as far as the policies that are served have the call."""
 
-    def __init__(self, policies: Mapping[str, Policy], base: str) -> None:
+    def __init__(self, policies: Mapping[str, Policy], base: str, asks_token: bool) -> None:
+        self.asks_token = asks_token
         self._base = base
         self._of_kind: dict[str, Policy] = {}
         for policy in islice(policies.values(), _SHOWN):
-            self._of_kind.setdefault(policy.kind, policy)
+            # What is held cannot be checked, and nothing else can be renewed.
+            self._of_kind.setdefault(_HELD if _has_slots(policy) else policy.kind, policy)
 
-    def line(self, method: str, path: str, operation: dict[str, Any]) -> str:
-        url = self._base + path.replace("{client}", "alice")
+    def lines(self, method: str, path: str, operation: dict[str, Any]) -> list[str]:
         if method == "get":
-            return f"curl -sS {shlex.quote(url)}"
-        schemas = _alternatives(operation["requestBody"]["content"]["application/json"]["schema"])
-        body = json.dumps(self._body(path, schemas))
-        return f"curl -sS {shlex.quote(url)} -d {shlex.quote(body)}"
+            return [self._line(path.replace("{client}", "alice"))]
+        chosen = self._policies_for(path)
+        lines = [self._post(path, operation, each) for each in chosen]
+        for word, (call, field) in _FROM.items():
+            if f"${word}" in lines[0]:
+                asked = self._post(call, openapi()["paths"][call]["post"], self._asked(path, call))
+                found = f"""sed 's/.*"{field}": *"\\([^"]*\\)".*/\\1/'"""
+                return [f"{word}=$({asked} | {found})\n{lines[0]}"]
+        return lines
 
-    def _body(self, path: str, schemas: list[dict[str, Any]]) -> dict[str, Any]:
+    def _policies_for(self, path: str) -> list[Policy | None]:
         kinds = _KINDS_OF.get(path, _ASKED)
-        policy = next((self._of_kind[kind] for kind in kinds if kind in self._of_kind), None)
+        found: list[Policy | None] = [
+            self._of_kind[kind] for kind in kinds if kind in self._of_kind
+        ]
+        return (found if path in _BOTH_WAYS else found[:1]) or [None]
+
+    def _asked(self, path: str, call: str) -> Policy | None:
+        """The policy whose answer to `call` is what `path` is about."""
+        held = self._of_kind.get(_HELD) if path == "/v1/renew" else None
+        return held or self._policies_for(call)[0]
+
+    def _line(self, path: str, *words: str) -> str:
+        token = '-H "Authorization: Bearer $TOKEN"' if self.asks_token else ""
+        parts = ["curl -sS", token, shlex.quote(self._base + path), *words]
+        return " ".join(part for part in parts if part)
+
+    def _post(self, path: str, operation: dict[str, Any], policy: Policy | None) -> str:
+        schemas = _alternatives(operation["requestBody"]["content"]["application/json"]["schema"])
+        body = shlex.quote(json.dumps(self._body(policy, schemas)))
+        for word, told in _IN_SHELL.items():
+            body = body.replace(word, told)
+        return self._line(path, "-d", body)
+
+    def _body(self, policy: Policy | None, schemas: list[dict[str, Any]]) -> dict[str, Any]:
         several = None if policy is None else policy.several
         wanted = "key" if several is None else "attributes"
         named = [each for each in schemas if "policy" in each.get("properties", {})]
@@ -254,11 +323,17 @@ class _Examples:
             told = {name: 1 if name in costs else name for name in several.attributes()}
             if several.plan_by in told:
                 told[several.plan_by] = next(iter(several.plans))
-            known["attributes"] = told
+            is_list = schema["properties"].get("attributes", {}).get("type") == "array"
+            known["attributes"] = [told] if is_list else told
         return {
             name: known[name] if name in known else _example(name, schema["properties"][name])
             for name in required
         }
+
+
+def _has_slots(policy: Policy) -> bool:
+    several = policy.several
+    return several is not None and any(limit.strategy.is_held for limit in several.limits)
 
 
 _VALUES: dict[str, Any] = {
@@ -270,6 +345,7 @@ _VALUES: dict[str, Any] = {
     "lease_ids": ["LEASE_ID"],
     "charge_id": "CHARGE_ID",
     "attributes": {"user": "alice"},
+    "until_ms": "UNTIL_MS",
 }
 
 

@@ -245,6 +245,7 @@ class HttpServer(Listener):
         self._pages = Pages(
             service, self.answers, self._gauges, lambda: self._router.is_stopping, pool
         )
+        self._pages.asks_token = token is not None
         calls = Calls(service, self.answers)
         ready = ready_checks(service, self.answers, self.http_bounds, calls.charges)
         self._router = Router(

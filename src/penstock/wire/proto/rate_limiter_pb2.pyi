@@ -25,6 +25,11 @@ class Attribute(Message):
     number: int
     def __init__(self, *, name: str | None = ..., text: str | None = ..., number: int | None = ...) -> None: ...
 
+class LimitUnits(Message):
+    limit: str
+    units: int
+    def __init__(self, *, limit: str | None = ..., units: int | None = ...) -> None: ...
+
 class LimitDecision(Message):
     name: str
     decision: Decision
@@ -36,7 +41,8 @@ class CheckRequest(Message):
     key: str
     cost: int
     attributes: RepeatedCompositeFieldContainer[Attribute]
-    def __init__(self, *, policy: str | None = ..., key: str | None = ..., cost: int | None = ..., attributes: Iterable[Attribute] = ...) -> None: ...
+    costs: RepeatedCompositeFieldContainer[LimitUnits]
+    def __init__(self, *, policy: str | None = ..., key: str | None = ..., cost: int | None = ..., attributes: Iterable[Attribute] = ..., costs: Iterable[LimitUnits] = ...) -> None: ...
 
 class CheckResponse(Message):
     decision: Decision
@@ -50,11 +56,18 @@ class CheckManyRequest(Message):
     policy: str
     keys: RepeatedScalarFieldContainer[str]
     cost: int
-    def __init__(self, *, policy: str | None = ..., keys: Iterable[str] = ..., cost: int | None = ...) -> None: ...
+    requests: RepeatedCompositeFieldContainer[RequestAttributes]
+    costs: RepeatedCompositeFieldContainer[LimitUnits]
+    def __init__(self, *, policy: str | None = ..., keys: Iterable[str] = ..., cost: int | None = ..., requests: Iterable[RequestAttributes] = ..., costs: Iterable[LimitUnits] = ...) -> None: ...
+
+class RequestAttributes(Message):
+    attributes: RepeatedCompositeFieldContainer[Attribute]
+    def __init__(self, *, attributes: Iterable[Attribute] = ...) -> None: ...
 
 class CheckManyResponse(Message):
     decisions: RepeatedCompositeFieldContainer[Decision]
-    def __init__(self, *, decisions: Iterable[Decision] = ...) -> None: ...
+    verdicts: RepeatedCompositeFieldContainer[CheckResponse]
+    def __init__(self, *, decisions: Iterable[Decision] = ..., verdicts: Iterable[CheckResponse] = ...) -> None: ...
 
 class PeekRequest(Message):
     policy: str
@@ -75,7 +88,8 @@ class ForecastRequest(Message):
     key: str
     cost: int
     attributes: RepeatedCompositeFieldContainer[Attribute]
-    def __init__(self, *, policy: str | None = ..., key: str | None = ..., cost: int | None = ..., attributes: Iterable[Attribute] = ...) -> None: ...
+    costs: RepeatedCompositeFieldContainer[LimitUnits]
+    def __init__(self, *, policy: str | None = ..., key: str | None = ..., cost: int | None = ..., attributes: Iterable[Attribute] = ..., costs: Iterable[LimitUnits] = ...) -> None: ...
 
 class ForecastResponse(Message):
     forecast: Forecast
@@ -137,7 +151,8 @@ class ChargeRequest(Message):
     cost: int
     attributes: RepeatedCompositeFieldContainer[Attribute]
     max_wait_ms: int
-    def __init__(self, *, policy: str | None = ..., key: str | None = ..., cost: int | None = ..., attributes: Iterable[Attribute] = ..., max_wait_ms: int | None = ...) -> None: ...
+    costs: RepeatedCompositeFieldContainer[LimitUnits]
+    def __init__(self, *, policy: str | None = ..., key: str | None = ..., cost: int | None = ..., attributes: Iterable[Attribute] = ..., max_wait_ms: int | None = ..., costs: Iterable[LimitUnits] = ...) -> None: ...
 
 class ChargeResponse(Message):
     decision: Decision
@@ -148,11 +163,6 @@ class ChargeResponse(Message):
     violated: RepeatedScalarFieldContainer[str]
     shadowed: RepeatedScalarFieldContainer[str]
     def __init__(self, *, decision: Decision | None = ..., charge_id: str | None = ..., starts_at: int | None = ..., limits: Iterable[LimitDecision] = ..., binding: str | None = ..., violated: Iterable[str] = ..., shadowed: Iterable[str] = ...) -> None: ...
-
-class LimitUnits(Message):
-    limit: str
-    units: int
-    def __init__(self, *, limit: str | None = ..., units: int | None = ...) -> None: ...
 
 class SettleRequest(Message):
     charge_id: str
