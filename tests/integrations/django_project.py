@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import django
@@ -75,6 +76,20 @@ def home(request: Any) -> HttpResponse:
     return HttpResponse("home")
 
 
+_served = count()
+
+
+def cached(request: Any) -> HttpResponse:
+    return HttpResponse(str(next(_served)))
+
+
+KEPT = HttpResponse("kept")
+
+
+def kept(request: Any) -> HttpResponse:
+    return KEPT
+
+
 async def later(request: Any) -> HttpResponse:
     return HttpResponse("later")
 
@@ -138,6 +153,8 @@ def login(request: Any) -> HttpResponse:
 
 urlpatterns = [
     path("", home),
+    path("cached/", cached),
+    path("kept/", kept),
     path("later/", later),
     path("seen/", seen),
     path("stream/", stream),

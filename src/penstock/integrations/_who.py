@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from functools import lru_cache, partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -302,17 +303,31 @@ def _entries(header: str) -> list[str]:
     return [entry.strip() for entry in header.split(",")]
 
 
+_QUOTED = r'"(?:[^"\\]|\\.)*"'
+_PAIR = re.compile(rf'\s*(?:([^\s"=]+)=([^\s"]*|{_QUOTED})\s*)?')
+
+
 def _nodes(header: str) -> list[str]:
-    """The `for` of each element of `Forwarded`; an element without one is no address."""
-    nodes = []
-    for element in header.split(","):
-        node = ""
-        for pair in element.split(";"):
-            name, _, value = pair.strip().partition("=")
-            if name.lower() == "for":
-                node = value.strip().removeprefix('"').removesuffix('"')
-        nodes.append(node)
-    return nodes
+    """The `for` of each element of `Forwarded`. What is not as RFC 7239 has it is no address, but
+    for ports and brackets that should have been quoted."""
+    return [_node(_split(element, ";")) for element in _split(header, ",")]
+
+
+def _node(pairs: list[str]) -> str:
+    read = [_PAIR.fullmatch(pair) for pair in pairs]
+    nodes = [found[2] for found in read if found and found[1] and found[1].lower() == "for"]
+    if None in read or len(nodes) != 1:
+        return ""
+    return nodes[0].removeprefix('"').removesuffix('"')
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """At separators outside of quotes: what a proxy quotes, such as the `host`, may be what the
+    client has sent. Nothing if a quote does not end."""
+    parts: list[str] = re.findall(
+        rf'(?:^|{separator})((?:[^"{separator}]|{_QUOTED})*)', text, re.DOTALL
+    )
+    return parts if len(separator.join(parts)) == len(text) else []
 
 
 @lru_cache(maxsize=4096)
