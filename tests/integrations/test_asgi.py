@@ -129,6 +129,17 @@ def test_mounted_apps_are_covered_and_counted_by_template() -> None:
     assert codes == [200, 200, 429, 200, 200, 200]
 
 
+def test_a_template_is_that_of_the_route_that_serves_the_request() -> None:
+    """And not of another one for the same path, with another method."""
+    routes = [Route("/users/me", home), Route("/users/{id}", home, methods=["POST"])]
+    app = RateLimitMiddleware(Starlette(routes=routes), Rule(TWO, per_route=True))
+    with client_of(app) as client:
+        asked = ["/users/1", "/users/me", "/users/2"]
+        assert [client.post(path).status_code for path in asked] == [200, 200, 429]
+        assert [client.delete(path).status_code for path in asked] == [429, 405, 429]
+        assert client.get("/users/me").status_code == 200
+
+
 def test_the_middleware_of_a_mounted_app_adds_its_limits_to_the_same_headers() -> None:
     """One line each, stamped once, by the outer one."""
     inner = RateLimitMiddleware(Starlette(routes=[Route("/", home)]), Rule(ONE, name="inner"))
@@ -316,6 +327,8 @@ def test_a_message_too_many_closes_the_websocket_and_says_why() -> None:
         ([ONE], {"hash_keys": "short"}, "a secret of at least 16 bytes"),
         ([ONE], {"exempt": "health"}, "a path must begin with '/'"),
         ([Rule(ONE, name="a"), Rule(TWO, name="a")], {}, "two limits are called 'a'"),
+        ([ONE], {"messages": slots(2)}, "it can hold no slots"),
+        ([ONE], {"messages": Rule(ONE, charge_when=bool)}, "has no answer"),
     ],
 )
 def test_mistakes_are_told_when_the_app_is_made(

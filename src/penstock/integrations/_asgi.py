@@ -82,20 +82,26 @@ def route_template(scope: Scope) -> str:
 
 
 def _template(routes: Iterable[Any], scope: Scope) -> str | None:
+    """As Starlette's router chooses: the first that fits, or else the first with another method."""
+    partial = None
     for route in routes:
         matches = getattr(route, "matches", None)
-        if matches is None:
-            continue
-        match, inner = matches(scope)
-        if match.value == 0:
-            continue
-        path = str(getattr(route, "path_format", None) or getattr(route, "path", ""))
-        below = getattr(route, "routes", None)
-        if below:
-            found = _template(below, {**scope, **inner})
-            return None if found is None else f"{path.removesuffix('/{path}')}{found}"
+        match, inner = (None, None) if matches is None else matches(scope)
+        if match is not None and match.name == "FULL":
+            return _joined(route, {**scope, **inner})
+        if match is not None and match.name == "PARTIAL" and partial is None:
+            partial = route, {**scope, **inner}
+    return None if partial is None else _joined(*partial)
+
+
+def _joined(route: Any, scope: Scope) -> str | None:
+    """The template of a route, or of the one below it that fits."""
+    path = str(getattr(route, "path_format", None) or getattr(route, "path", ""))
+    below = getattr(route, "routes", None)
+    if not below:
         return path
-    return None
+    found = _template(below, scope)
+    return None if found is None else f"{path.removesuffix('/{path}')}{found}"
 
 
 def rulings_of(scope: Scope) -> tuple[list[Ruling], bool]:

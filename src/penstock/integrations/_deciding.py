@@ -124,13 +124,14 @@ class RuleSet:
             is_closed=app.fail == "closed",
         )
         only = self._sources[0].limits if len(self._sources) == 1 else None
-        holds = any(
+        self.holds: bool = any(
             part.rule.charge_when is not None
             or getattr(getattr(limits.get(part.name), "strategy", None), "is_held", False)
             for part in self._parts
         )
+        """Whether something is held until the response is known."""
         # The common case: no charge has to be given back, so a check does.
-        self._limits: Any = None if holds else only
+        self._limits: Any = None if self.holds else only
         answers_at_once = only is not None and getattr(only, "answers_at_once", False)
         self._at_once = self._limits is not None and answers_at_once
         self._plain = self._only_part()

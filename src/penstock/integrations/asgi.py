@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..core._validation import reject
 from ._asgi import (
     POLICY_VIOLATION,
     ASGIApp,
@@ -136,6 +137,8 @@ class RateLimitMiddleware:
         self._messages = self._rule_set(
             messages if isinstance(messages, (list, tuple)) else [messages], "messages"
         )
+        if self._messages is not None and self._messages.holds:
+            reject("a message is over when it was received: it can hold no slots, and has no answer")
 
     def _rule_set(self, limits: Iterable[Any], name: str) -> RuleSet | None:
         rules = as_rules(limits, name)
