@@ -190,6 +190,31 @@ def test_a_request_that_is_not_to_be_charged_gets_all_of_its_limits_back(
         assert [client.get("/").status_code for _ in range(2)] == [200, 429]
 
 
+@pytest.mark.parametrize("asked_by", ["key", "attributes"])
+def test_slots_of_a_policy_are_held_until_a_response_is_over(
+    service: RunningService, asked_by: str
+) -> None:
+    """Only the service knows that it has some: the first request finds out."""
+    limiter = ServiceLimiter(service.url("http"), "key", token=TOKEN, timeout_ms=10_000)
+    who = f"slots by {asked_by}"
+    by: dict[str, Any] = {"key": lambda request: who}
+    if asked_by == "attributes":
+        by = {"attributes": lambda request: {"key": who}}
+    inner = app_of(limiter)
+
+    @inner.get("/left")
+    async def left() -> int:
+        return (await limiter.apeek({"key": who})).limits["flight"].remaining
+
+    with visiting(RateLimitMiddleware(inner, Rule(limiter, name="api", **by))) as client:
+        assert [client.get("/left").json() for _ in range(2)] == [0, 0]
+        denied = client.get("/left")
+        assert denied.status_code == 429
+    with limiter:
+        told = limiter.peek({"key": who}).limits
+        assert (told["flight"].remaining, told["each"].remaining) == (1, 0)
+
+
 def test_mistakes_with_attributes_are_told_at_construction() -> None:
     limiter = ServiceLimiter("http://localhost:1", "api")
     for made, told in (

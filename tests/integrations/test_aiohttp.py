@@ -250,5 +250,5 @@ def test_mistakes_are_told_at_construction() -> None:
         async def home(self, request: web.Request) -> web.Response:
             return web.Response()
 
-    with pytest.raises(ConfigInvalidError, match="above the definition of .*Handlers.home"):
+    with pytest.raises(ConfigInvalidError, match=r"above the definition of .*Handlers\.home"):
         rate_limited(ONE)(Handlers().home)

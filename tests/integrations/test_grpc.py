@@ -24,6 +24,7 @@ from penstock import (
     rate_limit,
     slots,
 )
+from penstock.client import ServiceLimiter
 from penstock.integrations.grpc import (
     AioLimitInterceptor,
     GrpcCall,
@@ -32,6 +33,7 @@ from penstock.integrations.grpc import (
     aio_client_interceptors,
     by_peer,
 )
+from tests.client.serving import TOKEN, RunningService
 from tests.integrations.grpc_echo import (
     SERVICE,
     aio_serving,
@@ -246,3 +248,42 @@ def test_a_limiter_of_your_own_decides() -> None:
     ):
         assert call(channel, "unary_unary")
     assert limiter.peek("everybody").remaining == 0
+
+
+@both_servers
+def test_a_service_decides(server: str) -> None:
+    """By a key, or by attributes; slots of its policy are held until the call ends."""
+    make, serve = SERVERS[server]
+    with RunningService() as service:
+        url = service.url("http")
+        one = ServiceLimiter(url, "one", token=TOKEN, timeout_ms=10_000)
+        several = ServiceLimiter(url, "key", token=TOKEN, timeout_ms=10_000)
+        methods = {"/*/stream_stream": several}
+        limit = make(
+            one,
+            methods=methods,
+            key=lambda call: {"key": "k"} if call.method.endswith("stream_stream") else "k",
+        )
+        with serve(limit) as port, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            assert [call(channel, "unary_unary") for _ in range(2)] == [[b"x"]] * 2
+            with pytest.raises(grpc.RpcError) as caught:
+                call(channel, "unary_unary")
+            go_on = threading.Event()
+
+            def requests() -> Iterator[bytes]:
+                yield b"x"
+                go_on.wait(20)
+
+            under_way = channel.stream_stream(f"/{SERVICE}/stream_stream")(requests(), timeout=30)
+            assert next(under_way) == b"x"
+            with several:
+                assert several.peek({"key": "k"}).violated == ("flight",)
+                go_on.set()
+                assert list(under_way) == []
+                deadline = time.monotonic() + 20
+                while not several.peek({"key": "k"}).limits["flight"].allowed:
+                    assert time.monotonic() < deadline, "the slot was not given back"
+                    time.sleep(0.02)
+        one.close()
+    error: Any = caught.value
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ._decision import Decision
 from ._store import Store
@@ -71,6 +71,12 @@ class Settling:
         raise NotImplementedError
 
     async def acancel(self) -> bool:
+        raise NotImplementedError
+
+    def keep_renewed(self, on_lost: Callable[[Any], object] | None = None) -> Any:
+        raise NotImplementedError
+
+    def akeep_renewed(self, on_lost: Callable[[Any], object] | None = None) -> Any:
         raise NotImplementedError
 
     @property

@@ -85,11 +85,12 @@ def _template(routes: Iterable[Any], scope: Scope) -> str | None:
     """As Starlette's router chooses: the first that fits, or else the first with another method."""
     partial = None
     for route in routes:
-        matches = getattr(route, "matches", None)
-        match, inner = (None, None) if matches is None else matches(scope)
-        if match is not None and match.name == "FULL":
+        if not hasattr(route, "matches"):
+            continue
+        match, inner = route.matches(scope)
+        if match.name == "FULL":
             return _joined(route, {**scope, **inner})
-        if match is not None and match.name == "PARTIAL" and partial is None:
+        if match.name == "PARTIAL" and partial is None:
             partial = route, {**scope, **inner}
     return None if partial is None else _joined(*partial)
 

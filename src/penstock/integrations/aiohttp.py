@@ -92,7 +92,7 @@ def rate_limited(*limits: Any, **options: Any) -> Callable[[_Handler], _Handler]
         if not callable(handler):
             reject(f"rate_limited decorates a handler, not {shown(handler)}")
         if inspect.ismethod(handler):
-            reject(f"rate_limited goes above the definition of {handler.__qualname__}, in its class")
+            reject(f"rate_limited goes above the definition of {handler.__qualname__}")
         setattr(handler, _RULES, [*rules, *getattr(handler, _RULES, ())])
         return handler
 

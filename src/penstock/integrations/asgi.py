@@ -138,7 +138,9 @@ class RateLimitMiddleware:
             messages if isinstance(messages, (list, tuple)) else [messages], "messages"
         )
         if self._messages is not None and self._messages.holds:
-            reject("a message is over when it was received: it can hold no slots, and has no answer")
+            reject(
+                "a message is over once it was received: it can hold no slots, and has no answer"
+            )
 
     def _rule_set(self, limits: Iterable[Any], name: str) -> RuleSet | None:
         rules = as_rules(limits, name)

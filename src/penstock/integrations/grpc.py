@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase as _fits
 from typing import Any, NamedTuple
 
-from .. import _limited, _limits
+from .. import _limited
 from ..adapters import _grpc_status
-from ..core import _errors, _limiter, _validation
+from ..core import _charges, _errors, _validation
 from ..core._clock import Clock as _Clock
 from ..core._store import Store as _Store
 from ..core._waiting import timeout_in_ms as _timeout_in_ms
@@ -103,7 +103,11 @@ class _Rule:
 
     def __init__(self, limiter: Any) -> None:
         self.limiter: Any = limiter
-        self.holds: bool = _limited.holds_slots(limiter)
+        holds = _limited.holds_slots(limiter)
+        # A service's policy is found out to have slots by asking.
+        name = "reserve" if holds else "take" if hasattr(limiter, "atake") else "check"
+        self.ask: Any = getattr(limiter, name)
+        self.aask: Any = getattr(limiter, f"a{name}")
 
     def keys(self, key: Any) -> Any:
         return _limited.for_all(self.limiter, key) if isinstance(key, str) else key
@@ -134,7 +138,7 @@ class _ServerLimit:
         self._store, self._owns_store = _opening.open_for_limiter(store, clock)
 
         def make(rate: Any, pattern: str) -> _Rule:
-            if isinstance(rate, (_limiter.Limiter, _limits.Limits)):
+            if _limited.is_limiter(rate):
                 return _Rule(rate)
             lead = ":".join(filter(None, (prefix, pattern)))
             return _Rule(_limited.limiter_of(rate, self._store, lead, clock))
@@ -177,8 +181,7 @@ class _ServerLimit:
     def _admit_sync(self, rule: _Rule, method: str, context: Any) -> None:
         keys = rule.keys(self._key(self._call(method, context)))
         try:
-            ask = rule.limiter.reserve if rule.holds else rule.limiter.check
-            answer = ask(keys, self._cost)
+            answer: Any = rule.ask(keys, self._cost)
         except _errors.StoreUnavailableError as error:
             refused = self._failed(error)
             if refused is not None:
@@ -188,7 +191,7 @@ class _ServerLimit:
             text, trailers = _refusal(answer)
             context.set_trailing_metadata(trailers)
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-        if rule.holds:
+        if isinstance(answer, _charges.Settling):
             self._renewal.add(answer)
             if not context.add_callback(lambda: self._release(answer)):
                 # The call has ended already.
@@ -221,8 +224,8 @@ def _refusal(answer: Any) -> tuple[str, tuple[tuple[str, str | bytes], ...]]:
 class LimitInterceptor(_ServerLimit, grpc.ServerInterceptor):  # type: ignore[type-arg]
     """For `grpc.server(..., interceptors=[...])`, sync servers.
 
-    `limit` is for all methods together: a rate, a strategy, a mapping of several, a `Limiter` or
-    `Limits`. `methods` maps methods, such as `"/shop.Orders/Place"` or
+    `limit` is for all methods together: a rate, a strategy, a mapping of several, a `Limiter`,
+    `Limits` or `ServiceLimiter`. `methods` maps methods, such as `"/shop.Orders/Place"` or
     `"/grpc.health.v1.Health/*"`, to limits of their own, or to None, which exempts them; the first
     that fits counts. `key` is a function of the `GrpcCall`, which returns a key, or for several
     limits a mapping of such; by default it is the address of the peer. `cost` is what a call
@@ -283,8 +286,7 @@ class AioLimitInterceptor(_ServerLimit, grpc.aio.ServerInterceptor):  # type: ig
         key: Any = self._key(self._call(method, context))
         keys = rule.keys(await key if _inspect.isawaitable(key) else key)
         try:
-            ask = rule.limiter.areserve if rule.holds else rule.limiter.acheck
-            answer = await ask(keys, self._cost)
+            answer = await rule.aask(keys, self._cost)
         except _errors.StoreUnavailableError as error:
             refused = self._failed(error)
             if refused is not None:
@@ -293,7 +295,7 @@ class AioLimitInterceptor(_ServerLimit, grpc.aio.ServerInterceptor):  # type: ig
         if not answer.allowed:
             text, trailers = _refusal(answer)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text, trailers)
-        return answer if rule.holds else None
+        return answer if isinstance(answer, _charges.Settling) else None
 
 
 class _Nothing:

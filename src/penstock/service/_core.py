@@ -146,6 +146,8 @@ class Service(Charging):
 
     async def peek(self, policy: str, key: str) -> Decision:
         entry = self._table[policy]
+        if entry.judge is not None:
+            return (await entry.judge.peek({"key": key})).verdict.decision
         limiter = entry.rate("peek")
         try:
             return await limiter.apeek(key)
@@ -154,6 +156,8 @@ class Service(Charging):
 
     async def forecast(self, policy: str, key: str, cost: int = 1) -> Forecast:
         entry = self._table[policy]
+        if entry.judge is not None:
+            return await entry.judge.forecast({"key": key}, cost)
         limiter = entry.rate("forecast")
         try:
             return await limiter.aforecast(key, cost)
