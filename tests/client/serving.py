@@ -21,8 +21,6 @@ POLICIES = f"""{FILE}
     concurrency: {{minLimit: 1, maxLimit: 1, leaseTtl: 2s}}
   handed: {{strategy: fixedWindow, limit: 1000, window: 1d, federated: {{batch: 200}}}}
   words: {{tokenBudget: {{budget: 100, windowMs: 60000}}}}
-  short:
-    concurrency: {{minLimit: 1, maxLimit: 1, leaseTtl: 400ms}}
 """
 TRANSPORTS = ("http", "grpc")
 

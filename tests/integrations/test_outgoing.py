@@ -118,6 +118,8 @@ def test_several_limits_of_a_host_are_one_decision() -> None:
     [
         (429, {"Retry-After": "7"}, 7_000),
         (503, {"Retry-After": "7"}, 7_000),
+        (403, {"Retry-After": "7"}, 7_000),
+        (403, {}, 0),
         (200, {"Retry-After": "7"}, 0),
         (429, {"retry-after-ms": "1500", "Retry-After": "7"}, 1_500),
         (429, {"Retry-After": formatdate(NOW / 1000 + 9, usegmt=True)}, 9_000),
