@@ -182,23 +182,29 @@ def behind_asgi(app: Any, floor: str, url: str) -> Any:
     return asked
 
 
-def behind_wsgi(app: Any, floor: str, url: str) -> Any:
-    """The same, with a connection for each thread."""
+def bare_connections(url: str, command: bytes) -> Callable[[], Any]:
+    """One round trip on a connection of the thread's own."""
     connections = threading.local()
+
+    def ask() -> Any:
+        connection = getattr(connections, "own", None)
+        if connection is None:
+            connection = connections.own = socket.create_connection(address_of(url))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connections.replies = import_module("hiredis").Reader()
+        connection.send(command)
+        connections.replies.feed(connection.recv(65_536))
+        return connections.replies.gets()
+
+    return ask
+
+
+def behind_wsgi(app: Any, floor: str, url: str) -> Any:
+    """The same."""
     if FLOORS[floor] == "redis_py":
         ask = import_module("redis").Redis.from_url(url).ping
     else:
-        command = command_of(floor, url)
-
-        def ask() -> Any:
-            connection = getattr(connections, "own", None)
-            if connection is None:
-                connection = connections.own = socket.create_connection(address_of(url))
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                connections.replies = import_module("hiredis").Reader()
-            connection.send(command)
-            connections.replies.feed(connection.recv(65_536))
-            return connections.replies.gets()
+        ask = bare_connections(url, command_of(floor, url))
 
     def asked(environ: Any, start_response: Any) -> Any:
         ask()
