@@ -136,6 +136,12 @@ class Profile(View):
         return HttpResponse("profile")
 
 
+@rate_limited("1/day", name="async-class")
+class AsyncProfile(View):
+    async def get(self, request: Any) -> HttpResponse:
+        return HttpResponse("later")
+
+
 class Account(View):
     @staticmethod
     def get(request: Any) -> HttpResponse:
@@ -164,6 +170,7 @@ urlpatterns = [
     path("async-search/", async_search),
     path("stacked/", stacked),
     path("profile/", Profile.as_view()),
+    path("async-class/", AsyncProfile.as_view()),
     path("account/", rate_limited("1/day")(Account.as_view())),
     path("login/", login),
 ]

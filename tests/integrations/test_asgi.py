@@ -12,16 +12,17 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, WebSocketRoute
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
 from penstock import ConfigInvalidError, Limit, ManualClock, slots
 from penstock.integrations import Rule, by_header
 from penstock.integrations.asgi import RateLimitMiddleware
-from tests.integrations.asgi_app import home, starlette
+from tests.integrations.asgi_app import echo, home, starlette
 from tests.integrations.serving import FIVE, ONE, TWO, client_of, left, members
 
 
@@ -57,6 +58,21 @@ def test_as_middleware_of_an_app_it_does_the_same() -> None:
     app.add_middleware(RateLimitMiddleware, TWO)  # type: ignore[arg-type]
     with client_of(app) as client:
         assert [client.get("/").status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_inside_of_cors_preflights_are_free_and_refusals_can_be_read() -> None:
+    """By a page of another origin: what is added last stands outermost."""
+    app = Starlette(routes=[Route("/", home, methods=["GET", "PUT"])])
+    app.add_middleware(RateLimitMiddleware, ONE)  # type: ignore[arg-type]
+    app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["PUT"])
+    asking = {"origin": "https://page.example", "access-control-request-method": "PUT"}
+    with client_of(app) as client:
+        assert [client.options("/", headers=asking).status_code for _ in range(3)] == [200] * 3
+        answers = [client.put("/", headers={"origin": "https://page.example"}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]
+    for answer in answers:
+        assert answer.headers["access-control-allow-origin"] == "*"
+        assert left(answer.headers["ratelimit"], "app") == 0
 
 
 def test_two_stacked_limits_are_one_decision_and_the_binding_one_comes_first() -> None:
@@ -300,6 +316,24 @@ def test_a_websocket_is_limited_when_it_connects() -> None:
     assert answer.status_code == 429
     assert int(answer.headers["retry-after"]) > 1
     assert b"quota-exceeded" in bytes(answer.body or b"")
+
+
+def test_a_websocket_of_a_mounted_app_has_its_headers_once() -> None:
+    """Both limits, by the outer one."""
+    inner = RateLimitMiddleware(
+        Starlette(routes=[WebSocketRoute("/", echo)]), Rule(ONE, name="inner")
+    )
+    app = RateLimitMiddleware(Starlette(routes=[Mount("/in", inner)]), Rule(FIVE, name="outer"))
+    with client_of(app) as client:
+        url = f"ws://{client.base_url.netloc.decode()}/in/"
+        with connect(url) as socket:
+            (line,) = socket.response.headers.get_all("ratelimit")
+            assert members(line) == ["inner", "outer"]
+        with pytest.raises(InvalidStatus) as refused:
+            connect(url)
+    assert refused.value.response.status_code == 429
+    (line,) = refused.value.response.headers.get_all("ratelimit")
+    assert members(line)[0] == "inner"
 
 
 def test_a_message_too_many_closes_the_websocket_and_says_why() -> None:

@@ -167,6 +167,16 @@ def test_classes_of_views_are_limited_by_user() -> None:
     assert codes("/account/", "/account/") == [200, 429]
 
 
+@pytest.mark.parametrize("middleware", [None, WITHOUT], ids=["middleware", "alone"])
+def test_classes_of_async_views_are_limited(middleware: Any) -> None:
+    """In both worlds, with the middleware and without."""
+    with override_settings(MIDDLEWARE=middleware or project.settings.MIDDLEWARE):
+        assert codes("/async-class/", "/async-class/") == [200, 429]
+        with limits():
+            assert asyncio.run(_later("/async-class/", "/async-class/")) == [200, 429]
+            assert left(Client().get("/async-class/")["RateLimit"], "async-class") == 0
+
+
 def test_async_keys_and_outcomes_work_in_both_worlds() -> None:
     """Failed logins count, by a key that is awaited."""
     bad, good = "/login/?bad", "/login/"

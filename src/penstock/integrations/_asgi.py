@@ -202,16 +202,17 @@ async def settle_all(rulings: list[Ruling], answered: Any) -> None:
             await asyncio.shield(asyncio.ensure_future(ruling.asettle(answered)))
 
 
-async def send_refusal(ruling: Ruling, send: Send, kind: str = "http.response") -> None:
-    """A refusal as problem+json, over the messages of HTTP or of a WebSocket that was not
-    accepted."""
+async def send_refusal(
+    ruling: Ruling, send: Send, kind: str = "http.response", told: Iterable[Line] = ()
+) -> None:
+    """A refusal as problem+json, over the messages of HTTP or of a WebSocket that was not accepted,
+    which nobody else puts the headers on."""
     body = ruling.problem()
     headers = [
         (b"content-type", PROBLEM_JSON.encode()),
         (b"content-length", str(len(body)).encode()),
+        *told,
     ]
-    if kind != "http.response":
-        headers += ruling.lines()
     await send({"type": f"{kind}.start", "status": ruling.status, "headers": headers})
     await send({"type": f"{kind}.body", "body": body})
 
@@ -221,7 +222,8 @@ async def refuse_websocket(ruling: Ruling, scope: Scope, receive: Receive, send:
     into 403."""
     await receive()
     if "websocket.http.response" in scope.get("extensions", {}):
-        await send_refusal(ruling, send, "websocket.http.response")
+        told = lines_of(rulings_of(scope)[0] or [ruling])
+        await send_refusal(ruling, send, "websocket.http.response", told)
     else:
         await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "rate limit"})
 
