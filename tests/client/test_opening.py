@@ -17,7 +17,7 @@ import httpx
 import pytest
 from fastapi import Depends, FastAPI
 
-from penstock import ConfigInvalidError, Limiter, StoreUnavailableError
+from penstock import ConfigInvalidError, Limiter, RateLimitExceededError, StoreUnavailableError
 from penstock.client import LeasedLimiter, ServiceLimiter, open_limiter
 from penstock.integrations import Rule
 from penstock.integrations.asgi import RateLimitMiddleware
@@ -26,6 +26,7 @@ from tests.client.serving import TOKEN, TRANSPORTS, RunningService, still
 from tests.integrations.serving import serving
 from tests.servers.process import REPO
 from tests.service.http.test_serve import Guarded, make_certificates
+from tests.stores.redis.live import PATIENT_MS, new_key, url_of
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,30 @@ def test_a_url_says_where_limits_are_counted(service: RunningService) -> None:
         with open_limiter(url, "9/minute", policy="one", token=TOKEN) as limiter:
             assert isinstance(limiter, ServiceLimiter)
             assert limiter.check(f"opened-{transport}").limit == 2
+
+
+def test_every_kind_of_url_opens_a_limiter(service: RunningService, tmp_path: Path) -> None:
+    """Stores in this process, in a file and on a server, and both transports of a service: the same
+    calls, the same answers."""
+    urls = [
+        "memory://",
+        f"sqlite:///{tmp_path}/limits.db",
+        f"{url_of('valkey')}?timeout_ms={PATIENT_MS}",
+        *[service.url(transport) for transport in TRANSPORTS],
+    ]
+    for url in urls:
+        token = {"token": TOKEN} if url.startswith(TRANSPORTS) else {}
+        with open_limiter(url, "2/day", policy="one", **token) as limiter:
+            name = new_key()
+            told = [limiter.check(name) for _ in range(3)]
+            assert [(each.allowed, each.limit, each.remaining) for each in told] == [
+                (True, 2, 1),
+                (True, 2, 0),
+                (False, 2, 0),
+            ]
+            assert not limiter.peek(name).allowed
+            with pytest.raises(RateLimitExceededError):
+                limiter.acquire(name, timeout=0)
 
 
 def test_a_batch_is_taken_from_a_service_and_spent_here(service: RunningService) -> None:
