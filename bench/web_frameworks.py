@@ -10,6 +10,10 @@ tests' Valkey is installed, and then only of the app's own process. The last lin
 Each peer is compared with a Penstock that does the same for the client. Two put no headers on
 answers, and neither does it beside them: fastapi-limiter, which also counts all clients of a route
 together, and django-ratelimit. What it takes with headers is told as well.
+
+On Redis there are three more apps, to see what is possible at all: bare ones in front of which
+stands one PING of redis-py, or one PING, or the script of a check, by a socket, hiredis and nothing
+else. Who asks a server once per request cannot take less.
 """
 
 from __future__ import annotations
@@ -17,15 +21,20 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 ROUNDS = 40
 REQUESTS = 160
@@ -38,6 +47,7 @@ PEERS = {
 }
 WITHOUT_HEADERS = ("fastapi-limiter", "django-ratelimit")
 QUIET = "penstock, no headers"
+FLOORS = {"a PING of redis-py": "redis_py", "a bare PING": "ping", "a bare check": "check"}
 MOST_OF_PEER = 1 / 3
 
 Serve = Callable[[int, int], None]
@@ -116,6 +126,93 @@ def wsgi(app: Any) -> Serve:
     return serve
 
 
+def command_of(floor: str, url: str) -> bytes:
+    """What is sent: PING, or the script of a check."""
+    if FLOORS[floor] == "ping":
+        return b"PING\r\n"
+    script = Path(__file__).parent.parent / "wire" / "scripts" / "gcra.check.lua"
+    with import_module("redis").Redis.from_url(url) as client:
+        sha = client.script_load(script.read_text())
+    check = ("EVALSHA", sha, "1", "floor", "0", "86400000", "1000000", "1000000", "1")
+    packed: bytes = import_module("hiredis").pack_command(check)
+    return packed
+
+
+async def bare_connection(url: str, command: bytes) -> Callable[[], Any]:
+    """One round trip on a connection of asyncio's."""
+    replies = import_module("hiredis").Reader()
+
+    class Connection(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            self.write = transport.write
+            self.waiting: deque[asyncio.Future[Any]] = deque()
+
+        def data_received(self, data: bytes) -> None:
+            replies.feed(data)
+            while (reply := replies.gets()) is not False:
+                self.waiting.popleft().set_result(reply)
+
+    _, connection = await loop.create_connection(Connection, *address_of(url))
+
+    def ask() -> asyncio.Future[Any]:
+        answer: asyncio.Future[Any] = loop.create_future()
+        connection.waiting.append(answer)
+        connection.write(command)
+        return answer
+
+    return ask
+
+
+def address_of(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    return parts.hostname or "localhost", parts.port or 6379
+
+
+def behind_asgi(app: Any, floor: str, url: str) -> Any:
+    """The app, with a round trip before every request."""
+    if FLOORS[floor] == "redis_py":
+        ask = import_module("redis.asyncio").Redis.from_url(url).ping
+    else:
+        ask = loop.run_until_complete(bare_connection(url, command_of(floor, url)))
+
+    async def asked(scope: Any, receive: Any, send: Any) -> None:
+        await ask()
+        await app(scope, receive, send)
+
+    return asked
+
+
+def bare_connections(url: str, command: bytes) -> Callable[[], Any]:
+    """One round trip on a connection of the thread's own."""
+    connections = threading.local()
+
+    def ask() -> Any:
+        connection = getattr(connections, "own", None)
+        if connection is None:
+            connection = connections.own = socket.create_connection(address_of(url))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connections.replies = import_module("hiredis").Reader()
+        connection.send(command)
+        connections.replies.feed(connection.recv(65_536))
+        return connections.replies.gets()
+
+    return ask
+
+
+def behind_wsgi(app: Any, floor: str, url: str) -> Any:
+    """The same."""
+    if FLOORS[floor] == "redis_py":
+        ask = import_module("redis").Redis.from_url(url).ping
+    else:
+        ask = bare_connections(url, command_of(floor, url))
+
+    def asked(environ: Any, start_response: Any) -> Any:
+        ask()
+        return app(environ, start_response)
+
+    return asked
+
+
 def fastapi(limited_by: str, url: str | None) -> Serve:
     fastapi = import_module("fastapi")
     if limited_by in ("penstock", QUIET):
@@ -145,7 +242,7 @@ def fastapi(limited_by: str, url: str | None) -> Serve:
         return {"hello": "world"}
 
     app.get("/")(home)
-    return asgi(app)
+    return asgi(behind_asgi(app, limited_by, url) if url and limited_by in FLOORS else app)
 
 
 def fastapi_limiter(url: str | None) -> Any:
@@ -175,7 +272,7 @@ def flask(limited_by: str, url: str | None) -> Serve:
             headers_enabled=True,
         )
     app.route("/")(lambda: "hello\n")
-    return wsgi(app)
+    return wsgi(behind_wsgi(app, limited_by, url) if url and limited_by in FLOORS else app)
 
 
 def django(limited_by: str, url: str | None) -> Serve:
@@ -206,7 +303,8 @@ def django(limited_by: str, url: str | None) -> Serve:
         limit = import_module("django_ratelimit.decorators").ratelimit
         view = limit(key="ip", rate="1000000/d", block=True)(home)
     globals()["urlpatterns"] = [import_module("django.urls").path("", view)]
-    return wsgi(import_module("django.core.wsgi").get_wsgi_application())
+    app = import_module("django.core.wsgi").get_wsgi_application()
+    return wsgi(behind_wsgi(app, limited_by, url) if url and limited_by in FLOORS else app)
 
 
 FRAMEWORKS = {"fastapi": fastapi, "flask": flask, "django": django}
@@ -260,6 +358,7 @@ def compared(framework: str, url: str | None, at_a_time: int) -> dict[str, float
     names = ["bare", "penstock", *PEERS[framework]]
     if set(names) & set(WITHOUT_HEADERS):
         names.insert(2, QUIET)
+    names += FLOORS if url else ()
     contenders = [Contender(framework, name, url) for name in names]
     try:
         there = [each for each in contenders if each.is_there]
@@ -327,6 +426,9 @@ def told(framework: str, url: str | None, at_a_time: int) -> dict[str, float]:
         if like == QUIET:
             full = shares[f"{name}_with_headers"] = over["penstock"] / over[peer]
             print(f"  {full:.2f} with the headers that it lacks")
+        for floor, short in FLOORS.items() if url else ():
+            least = shares[f"{name}_floor_{short}"] = over[floor] / over[peer]
+            print(f"  {least:.2f} is {floor} alone")
     return shares
 
 

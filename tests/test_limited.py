@@ -256,6 +256,37 @@ def test_a_slot_is_held_for_as_long_as_the_call_runs() -> None:
     assert pool.peek("a").remaining == 1
 
 
+def test_a_slot_is_renewed_while_the_call_runs() -> None:
+    """It may take longer than the slot would be held for without; by a thread and by a task."""
+    clock = ManualClock(0)
+    pool = rate_limit(slots(1, ttl_ms=6_000), clock=clock, store=MemoryStore(clock=clock))
+    deadline = time.monotonic() + 30
+
+    def is_renewed(key: str) -> bool:
+        assert time.monotonic() < deadline, "the slot was not renewed"
+        return pool.peek(key).reset_at >= 8_000
+
+    @limited(pool, key="thread")
+    def call() -> None:
+        while not is_renewed("thread"):
+            time.sleep(0.02)
+
+    @limited(pool, key="task")
+    async def acall() -> None:
+        clock.advance(2_000)
+        while not is_renewed("task"):
+            await asyncio.sleep(0.02)
+
+    async def both() -> None:
+        thread = asyncio.create_task(asyncio.to_thread(call))
+        while pool.peek("thread").allowed:
+            await asyncio.sleep(0.02)
+        await asyncio.gather(thread, acall())
+
+    run(both())
+    assert [pool.peek(key).remaining for key in ("thread", "task")] == [1, 1]
+
+
 def test_a_block_waits_by_plain_text_or_by_a_key_of_its_own() -> None:
     partner = limited("2/minute", key="partner", timeout=0)
     with partner, partner:

@@ -13,7 +13,6 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from ._limits import Limits
-from .core._limiter import Limiter
 from .core._validation import reject, require_int, require_key, shown
 
 if TYPE_CHECKING:
@@ -108,18 +107,17 @@ class KeyText:
 class Question:
     """What a limiter is asked for one call of a function: its keys and its cost."""
 
-    def __init__(
-        self, limiter: Limiter | Limits, arguments: Arguments, key: Key | None, cost: Cost
-    ) -> None:
+    def __init__(self, limiter: Any, arguments: Arguments, key: Key | None, cost: Cost) -> None:
         asked = _EVERYBODY if key is None else key
         self._names = _keyed_names(limiter)
         self._cost = cost
         self._name = arguments.name
         if isinstance(asked, Mapping):
-            if self._names is None:
+            if self._names is None and not hasattr(limiter, "policy"):
                 reject(f"key is a mapping, and there is only one limit: give it one key, not {key}")
+            # Of a policy, which is asked by attributes, only the service knows the limits.
             for name in asked:
-                if name not in self._names:
+                if self._names is not None and name not in self._names:
                     reject(f"key names {shown(name)}; the limits with a key are {self._names}")
             self._parts = {name: KeyText(part, arguments) for name, part in asked.items()}
             self._all = None
@@ -166,7 +164,7 @@ def fields_of(text: str) -> list[str]:
     return found
 
 
-def for_all(limiter: Limiter | Limits, key: str) -> Any:
+def for_all(limiter: Any, key: str) -> Any:
     """One key for all limits of a limiter, as it takes them."""
     names = _keyed_names(limiter)
     return key if names is None else dict.fromkeys(names, key)
@@ -180,7 +178,7 @@ def is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
 
-def _keyed_names(limiter: Limiter | Limits) -> list[str] | None:
+def _keyed_names(limiter: Any) -> list[str] | None:
     if not isinstance(limiter, Limits):
         return None
     return [name for name, limit in limiter.limits.items() if not limit.keyless]

@@ -2,8 +2,9 @@
 
 As a decorator it waits before each call of the function, sync or async, in turn with the others
 that wait for the same key; with a timeout it raises instead. As a context manager it does the same
-for a block. What is held, such as slots, is held until the call or the block ends, however it
-ends; what was spent stays spent. Keys and costs may depend on the arguments (`_arguments.py`).
+for a block. What is held, such as slots, is renewed and held until the call or the block ends,
+however it ends; what was spent stays spent. Keys and costs may depend on the arguments
+(`_arguments.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import wraps
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ._arguments import (
     Arguments,
@@ -27,7 +28,7 @@ from ._arguments import (
 )
 from ._limits import Limit, Limits
 from ._rate_limit import rate_limit
-from .core._charges import Charge
+from .core._charges import Settling
 from .core._clock import Clock
 from .core._limiter import Limiter
 from .core._store import Store
@@ -46,6 +47,7 @@ __all__ = [
     "for_all",
     "holds_slots",
     "is_async",
+    "is_limiter",
     "limited",
     "limiter_of",
     "require_function",
@@ -54,7 +56,16 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-Target = str | Strategy | Limiter | Limits | Mapping[str, Strategy | str | Limit]
+class PolicyLimiter(Protocol):
+    """What asks a policy of a service: `penstock.client.ServiceLimiter`."""
+
+    policy: str
+
+    def take(self, key: Any, cost: int = 1) -> Any:
+        """Charge it, and hold it if there are slots among the limits."""
+
+
+Target = str | Strategy | Limiter | Limits | PolicyLimiter | Mapping[str, Strategy | str | Limit]
 """What may be asked for by whoever limits something: a rate, a strategy, several, or a limiter."""
 
 
@@ -74,9 +85,10 @@ def limited(
         @limited("10/second", key="{user}")
         def send(user: str, text: str) -> None: ...
 
-    `limit` is a rate, a strategy, a mapping of several as for `Limits`, or a `Limiter` or `Limits`
-    of your own. `key` is a format of the function's arguments, or a function of them that returns
-    the key; for several limits, a mapping of such by name, or one for all of them. Without one, all
+    `limit` is a rate, a strategy, a mapping of several as for `Limits`, or a `Limiter`, `Limits` or
+    `ServiceLimiter` of your own. `key` is a format of the function's arguments, or a function of
+    them that returns the key; for several limits, a mapping of such by name, or one for all of
+    them; for a policy of a service, which is asked by attributes, these by name. Without one, all
     calls share the limit. `cost` is a number or a function of the arguments.
 
     A call waits for as long as it takes, or, with a `timeout` in seconds, raises
@@ -115,14 +127,14 @@ class Limited:
         self._limit = limit
         self._store: Store | None = None
         self._owns_store = False
-        if isinstance(limit, (Limiter, Limits)):
+        if is_limiter(limit):
             _refuse_extra(store=store, prefix=prefix, clock=clock, max_waiters=max_waiters)
         else:
             # Made once and thrown away: a bad rate or prefix is an error here.
             limiter_of(limit, None, prefix or "", None, max_waiters).close()
             self._store, self._owns_store = open_for_limiter(store, clock)
-        self._block: Limiter | Limits | None = None
-        self._open_charges: ContextVar[tuple[Charge | None, ...]] = ContextVar("charges")
+        self._block: Any = None
+        self._open_charges: ContextVar[tuple[Settling | None, ...]] = ContextVar("charges")
 
     def __call__(self, function: F) -> F:
         """The function, behind the limit."""
@@ -135,20 +147,19 @@ class Limited:
         arguments = Arguments(inspect.signature(function), name)
         ask = Question(limiter, arguments, key, self._cost)
         timeout = self._timeout
-        held = holds_slots(limiter)
         wrapper: Any
         if is_async(function):
 
             @wraps(function)
             async def wrapper(*args: Any, **named: Any) -> Any:
                 keys, cost = await ask.afor(args, named)
-                answer: Any = await limiter.aacquire(keys, cost, timeout)
-                if not held:
+                held = _akept(await limiter.aacquire(keys, cost, timeout))
+                if held is None:
                     return await function(*args, **named)
                 try:
                     return await function(*args, **named)
                 finally:
-                    await answer.asettle({})
+                    await held.asettle({})
 
         else:
             ask.require_sync()
@@ -156,13 +167,13 @@ class Limited:
             @wraps(function)
             def wrapper(*args: Any, **named: Any) -> Any:
                 keys, cost = ask.of(args, named)
-                answer: Any = limiter.acquire(keys, cost, timeout)
-                if not held:
+                held = _kept(limiter.acquire(keys, cost, timeout))
+                if held is None:
                     return function(*args, **named)
                 try:
                     return function(*args, **named)
                 finally:
-                    answer.settle({})
+                    held.settle({})
 
         decorated: F = wrapper
         return decorated
@@ -174,7 +185,7 @@ class Limited:
     def __enter__(self) -> None:
         """Wait until a block may begin."""
         block = self._plain_block()
-        self._push(block.acquire())
+        self._push(_kept(block.acquire()))
 
     def __exit__(
         self,
@@ -188,7 +199,7 @@ class Limited:
 
     async def __aenter__(self) -> None:
         block = self._plain_block()
-        self._push(await block.aacquire())
+        self._push(_akept(await block.aacquire()))
 
     async def __aexit__(
         self,
@@ -210,13 +221,13 @@ class Limited:
         if self._owns_store and self._store is not None:
             await self._store.aclose()
 
-    def _limiter(self, name: str) -> Limiter | Limits:
-        if isinstance(self._limit, (Limiter, Limits)):
+    def _limiter(self, name: str) -> Any:
+        if is_limiter(self._limit):
             return self._limit
         prefix = name if self._prefix is None else self._prefix
         return limiter_of(self._limit, self._store, prefix, self._clock, self._max_waiters)
 
-    def _block_limiter(self) -> Limiter | Limits:
+    def _block_limiter(self) -> Any:
         if self._block is None:
             self._block = self._limiter("")
         return self._block
@@ -235,11 +246,10 @@ class Limited:
             keys = for_all(self._block_limiter(), self._key)
         return self.on(keys, self._cost)
 
-    def _push(self, answer: Any) -> None:
-        held = answer if isinstance(answer, Charge) else None
+    def _push(self, held: Settling | None) -> None:
         self._open_charges.set((*self._open_charges.get(()), held))
 
-    def _pop(self) -> Charge | None:
+    def _pop(self) -> Settling | None:
         *outer, last = self._open_charges.get(())
         self._open_charges.set(tuple(outer))
         return last
@@ -250,7 +260,7 @@ class Block:
 
     def __init__(
         self,
-        limiter: Limiter | Limits,
+        limiter: Any,
         key: str | Mapping[str, str],
         cost: int | Mapping[str, int],
         timeout: float | None,
@@ -259,7 +269,7 @@ class Block:
         self._keys: Any = for_all(limiter, key) if isinstance(key, str) else key
         self._cost = cost
         self._timeout = timeout
-        self._charge: Charge | None = None
+        self._charge: Settling | None = None
 
     def acquire(self) -> Any:
         """Wait for it: the decision or verdict, or the charge that holds slots."""
@@ -271,7 +281,7 @@ class Block:
 
     def __enter__(self) -> Any:
         answer = self.acquire()
-        self._charge = answer if isinstance(answer, Charge) else None
+        self._charge = _kept(answer)
         return answer
 
     def __exit__(
@@ -285,7 +295,7 @@ class Block:
 
     async def __aenter__(self) -> Any:
         answer = await self.aacquire()
-        self._charge = answer if isinstance(answer, Charge) else None
+        self._charge = _akept(answer)
         return answer
 
     async def __aexit__(
@@ -298,11 +308,40 @@ class Block:
             await self._charge.asettle({})
 
 
-def holds_slots(limiter: Limiter | Limits) -> bool:
-    """Whether what it admits is held until it is given back."""
+def _kept(answer: Any) -> Settling | None:
+    """The charge that holds slots, renewed by a thread for as long as it does; None if nothing is
+    held. Who loses one, since the store is away, is told by the log."""
+    if not isinstance(answer, Settling):
+        return None
+    answer.keep_renewed(_slot_lost)
+    return answer
+
+
+def _akept(answer: Any) -> Settling | None:
+    """The same by a task."""
+    if not isinstance(answer, Settling):
+        return None
+    answer.akeep_renewed(_slot_lost)
+    return answer
+
+
+def _slot_lost(charge: Any) -> None:
+    import logging
+
+    logging.getLogger("penstock").warning("a slot was lost while its call ran: %r", charge)
+
+
+def is_limiter(limit: Any) -> bool:
+    """Whether it is a limiter already: one of this process, or one that asks a service."""
+    return isinstance(limit, (Limiter, Limits)) or hasattr(limit, "atake")
+
+
+def holds_slots(limiter: Any) -> bool:
+    """Whether what it admits is held until it is given back. Of a service's policy that is found
+    out by asking."""
     if isinstance(limiter, Limits):
         return any(limit.strategy.is_held for limit in limiter.limits.values())
-    return limiter.strategy.is_held
+    return isinstance(limiter, Limiter) and limiter.strategy.is_held
 
 
 def limiter_of(

@@ -25,8 +25,6 @@ POLICIES = f"""{FILE}
       first: {{by: key, strategy: fixedWindow, limit: 10, window: 1m}}
       second: {{by: key, strategy: fixedWindow, limit: 10, window: 1m}}
   words: {{tokenBudget: {{budget: 100, windowMs: 60000}}}}
-  short:
-    concurrency: {{minLimit: 1, maxLimit: 1, leaseTtl: 400ms}}
 """
 TRANSPORTS = ("http", "grpc")
 

@@ -14,9 +14,11 @@ from penstock import (
     ConfigInvalidError,
     Decision,
     Forecast,
+    ManualClock,
     RateLimitExceededError,
     UnsupportedError,
     Verdict,
+    limited,
 )
 from penstock.client import ServiceCharge, ServiceLimiter
 from tests.client.asking import Asked, asking
@@ -129,6 +131,73 @@ def test_slots_that_are_kept_are_renewed_until_they_are_lost(way: str) -> None:
     with still() as running:
         limiter = ServiceLimiter(running.url("http"), "key", token=TOKEN, timeout_ms=10_000)
         asyncio.run(asyncio.wait_for(holding(running, limiter), 60))
+
+
+def test_what_a_policy_with_slots_admits_is_held(way: tuple[str, str]) -> None:
+    """`acquire` waits for a slot and answers with the charge that holds it; so does `take`."""
+    clock = ManualClock(NOW)
+    with (
+        RunningService(clock) as running,
+        asking(running.url(way[0]), "key", way[1], clock=clock) as limiter,
+    ):
+        held = limiter.acquire("k", timeout=30)
+        assert isinstance(held, ServiceCharge)
+        assert (held.allowed, held.is_open, held.ttl_ms) == (True, True, 10_000)
+        with pytest.raises(RateLimitExceededError) as caught:
+            limiter.acquire("k", timeout=0)
+        assert caught.value.decision == limiter.peek("k")
+        assert limiter.forecast("k").spendable_now == 0
+        clock.advance(1_000)
+        assert held.ttl_ms == 10_000
+        assert limiter.on(held, "settle", {}) is True
+        again = limiter.take({"key": "k"})
+        assert (again.allowed, list(again.verdict.limits)) == (True, ["each", "flight"])
+        assert not limiter.take({"key": "k"})
+    with still() as running, asking(running.url(way[0]), "one", way[1]) as limiter:
+        assert limiter.take("k") == Decision(True, 2, 1, NOW + LEFT_MS, 0)
+
+
+def test_a_slot_that_comes_back_is_given_to_who_waits(service: RunningService) -> None:
+    """Long before it would have run out."""
+    url = service.url("http")
+    with ServiceLimiter(url, "key", token=TOKEN, timeout_ms=10_000) as limiter:
+        first: Any = limiter.acquire("waited for")
+        waiting = threading.Thread(target=lambda: got.append(limiter.acquire("waited for")))
+        got: list[Any] = []
+        waiting.start()
+        assert first.settle({})
+        waiting.join(30)
+        assert got[0].allowed
+        assert got[0].cancel()
+
+
+def test_a_function_may_wait_for_a_policy(service: RunningService, key: str) -> None:
+    """By its key or by attributes; slots are held while it runs, and given back."""
+    url = service.url("http")
+    with (
+        ServiceLimiter(url, "one", token=TOKEN, timeout_ms=10_000) as one,
+        ServiceLimiter(url, "key", token=TOKEN, timeout_ms=10_000) as several,
+    ):
+
+        @limited(one, key="{user}", timeout=0)
+        def send(user: str) -> str:
+            return user
+
+        assert [send(key), send(key)] == [key, key]
+        with pytest.raises(RateLimitExceededError):
+            send(key)
+
+        @limited(several, key={"key": "{user}"}, timeout=0)
+        async def work(user: str) -> int:
+            return (await several.apeek({"key": user})).limits["flight"].remaining
+
+        async def main() -> list[int]:
+            found = [await work(key), await work(key)]
+            await several.aclose()
+            return found
+
+        assert asyncio.run(main()) == [0, 0]
+        assert several.peek({"key": key}).limits["flight"].remaining == 1
 
 
 def test_units_are_booked_ahead(ask: Callable[..., Asked], key: str) -> None:

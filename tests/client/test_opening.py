@@ -17,7 +17,7 @@ import httpx
 import pytest
 from fastapi import Depends, FastAPI
 
-from penstock import ConfigInvalidError, Limiter, StoreUnavailableError
+from penstock import ConfigInvalidError, Limiter, RateLimitExceededError, StoreUnavailableError
 from penstock.client import LeasedLimiter, ServiceLimiter, open_limiter
 from penstock.integrations import Rule
 from penstock.integrations.asgi import RateLimitMiddleware
@@ -26,6 +26,7 @@ from tests.client.serving import TOKEN, TRANSPORTS, RunningService, still
 from tests.integrations.serving import serving
 from tests.servers.process import REPO
 from tests.service.http.test_serve import Guarded, make_certificates
+from tests.stores.redis.live import PATIENT_MS, new_key, url_of
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,30 @@ def test_a_url_says_where_limits_are_counted(service: RunningService) -> None:
         with open_limiter(url, "9/minute", policy="one", token=TOKEN) as limiter:
             assert isinstance(limiter, ServiceLimiter)
             assert limiter.check(f"opened-{transport}").limit == 2
+
+
+def test_every_kind_of_url_opens_a_limiter(service: RunningService, tmp_path: Path) -> None:
+    """Stores in this process, in a file and on a server, and both transports of a service: the same
+    calls, the same answers."""
+    urls = [
+        "memory://",
+        f"sqlite:///{tmp_path}/limits.db",
+        f"{url_of('valkey')}?timeout_ms={PATIENT_MS}",
+        *[service.url(transport) for transport in TRANSPORTS],
+    ]
+    for url in urls:
+        token = {"token": TOKEN} if url.startswith(TRANSPORTS) else {}
+        with open_limiter(url, "2/day", policy="one", **token) as limiter:
+            name = new_key()
+            told = [limiter.check(name) for _ in range(3)]
+            assert [(each.allowed, each.limit, each.remaining) for each in told] == [
+                (True, 2, 1),
+                (True, 2, 0),
+                (False, 2, 0),
+            ]
+            assert not limiter.peek(name).allowed
+            with pytest.raises(RateLimitExceededError):
+                limiter.acquire(name, timeout=0)
 
 
 def test_a_batch_is_taken_from_a_service_and_spent_here(service: RunningService) -> None:
@@ -188,6 +213,31 @@ def test_a_request_that_is_not_to_be_charged_gets_all_of_its_limits_back(
     with visiting(RateLimitMiddleware(app_of(limiter), rule)) as client:
         assert [client.get("/nowhere").status_code for _ in range(4)] == [404] * 4
         assert [client.get("/").status_code for _ in range(2)] == [200, 429]
+
+
+@pytest.mark.parametrize("asked_by", ["key", "attributes"])
+def test_slots_of_a_policy_are_held_until_a_response_is_over(
+    service: RunningService, asked_by: str
+) -> None:
+    """Only the service knows that it has some: the first request finds out."""
+    limiter = ServiceLimiter(service.url("http"), "key", token=TOKEN, timeout_ms=10_000)
+    who = f"slots by {asked_by}"
+    by: dict[str, Any] = {"key": lambda request: who}
+    if asked_by == "attributes":
+        by = {"attributes": lambda request: {"key": who}}
+    inner = app_of(limiter)
+
+    @inner.get("/left")
+    async def left() -> int:
+        return (await limiter.apeek({"key": who})).limits["flight"].remaining
+
+    with visiting(RateLimitMiddleware(inner, Rule(limiter, name="api", **by))) as client:
+        assert [client.get("/left").json() for _ in range(2)] == [0, 0]
+        denied = client.get("/left")
+        assert denied.status_code == 429
+    with limiter:
+        told = limiter.peek({"key": who}).limits
+        assert (told["flight"].remaining, told["each"].remaining) == (1, 0)
 
 
 def test_mistakes_with_attributes_are_told_at_construction() -> None:

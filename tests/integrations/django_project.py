@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import django
@@ -75,6 +76,20 @@ def home(request: Any) -> HttpResponse:
     return HttpResponse("home")
 
 
+_served = count()
+
+
+def cached(request: Any) -> HttpResponse:
+    return HttpResponse(str(next(_served)))
+
+
+KEPT = HttpResponse("kept")
+
+
+def kept(request: Any) -> HttpResponse:
+    return KEPT
+
+
 async def later(request: Any) -> HttpResponse:
     return HttpResponse("later")
 
@@ -121,6 +136,12 @@ class Profile(View):
         return HttpResponse("profile")
 
 
+@rate_limited("1/day", name="async-class")
+class AsyncProfile(View):
+    async def get(self, request: Any) -> HttpResponse:
+        return HttpResponse("later")
+
+
 class Account(View):
     @staticmethod
     def get(request: Any) -> HttpResponse:
@@ -138,6 +159,8 @@ def login(request: Any) -> HttpResponse:
 
 urlpatterns = [
     path("", home),
+    path("cached/", cached),
+    path("kept/", kept),
     path("later/", later),
     path("seen/", seen),
     path("stream/", stream),
@@ -147,6 +170,7 @@ urlpatterns = [
     path("async-search/", async_search),
     path("stacked/", stacked),
     path("profile/", Profile.as_view()),
+    path("async-class/", AsyncProfile.as_view()),
     path("account/", rate_limited("1/day")(Account.as_view())),
     path("login/", login),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -69,7 +69,9 @@ def handlers(functions: dict[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def serving(interceptor: Any, functions: dict[str, Any] = SYNC) -> Iterator[int]:
+def serving(
+    interceptor: Any, functions: dict[str, Any] = SYNC, closing: Iterable[Any] = ()
+) -> Iterator[int]:
     with ThreadPoolExecutor(8) as executor:
         server = grpc.server(executor, interceptors=[interceptor] if interceptor else [])
         server.add_generic_rpc_handlers((handlers(functions),))
@@ -79,10 +81,14 @@ def serving(interceptor: Any, functions: dict[str, Any] = SYNC) -> Iterator[int]
             yield port
         finally:
             server.stop(None).wait()
+            for limiter in closing:
+                limiter.close()
 
 
 @contextlib.contextmanager
-def aio_serving(interceptor: Any, functions: dict[str, Any] = AIO) -> Iterator[int]:
+def aio_serving(
+    interceptor: Any, functions: dict[str, Any] = AIO, closing: Iterable[Any] = ()
+) -> Iterator[int]:
     """In a loop of its own, in a thread."""
     ports: list[int] = []
     ready, end = threading.Event(), threading.Event()
@@ -99,6 +105,8 @@ def aio_serving(interceptor: Any, functions: dict[str, Any] = AIO) -> Iterator[i
         while not end.is_set():
             await asyncio.sleep(0.01)
         await server.stop(None)
+        for limiter in closing:
+            await limiter.aclose()
 
     thread = threading.Thread(target=lambda: asyncio.run(main()))
     thread.start()

@@ -11,11 +11,12 @@ from types import TracebackType
 
 class Partner:
     """`with Partner() as partner`: a server on a port of its own. `answers` are given in order,
-    and then 200 without further headers."""
+    and then 200 without further headers. Of `/stream` the second half waits until `go` is set."""
 
     def __init__(self) -> None:
         self.answers: deque[tuple[int, Mapping[str, str]]] = deque()
         self.seen: list[str] = []
+        self.go = threading.Event()
         partner = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -29,7 +30,11 @@ class Partner:
                     self.send_header(name, value)
                 self.send_header("Content-Length", "2")
                 self.end_headers()
-                self.wfile.write(b"ok")
+                self.wfile.write(b"o")
+                if self.path == "/stream":
+                    self.wfile.flush()
+                    partner.go.wait(30)
+                self.wfile.write(b"k")
 
             def log_message(self, *_words: object) -> None: ...
 

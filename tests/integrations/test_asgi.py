@@ -12,16 +12,17 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, WebSocketRoute
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
 from penstock import ConfigInvalidError, Limit, ManualClock, slots
 from penstock.integrations import Rule, by_header
 from penstock.integrations.asgi import RateLimitMiddleware
-from tests.integrations.asgi_app import home, starlette
+from tests.integrations.asgi_app import echo, home, starlette
 from tests.integrations.serving import FIVE, ONE, TWO, client_of, left, members
 
 
@@ -57,6 +58,21 @@ def test_as_middleware_of_an_app_it_does_the_same() -> None:
     app.add_middleware(RateLimitMiddleware, TWO)  # type: ignore[arg-type]
     with client_of(app) as client:
         assert [client.get("/").status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_inside_of_cors_preflights_are_free_and_refusals_can_be_read() -> None:
+    """By a page of another origin: what is added last stands outermost."""
+    app = Starlette(routes=[Route("/", home, methods=["GET", "PUT"])])
+    app.add_middleware(RateLimitMiddleware, ONE)  # type: ignore[arg-type]
+    app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["PUT"])
+    asking = {"origin": "https://page.example", "access-control-request-method": "PUT"}
+    with client_of(app) as client:
+        assert [client.options("/", headers=asking).status_code for _ in range(3)] == [200] * 3
+        answers = [client.put("/", headers={"origin": "https://page.example"}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]
+    for answer in answers:
+        assert answer.headers["access-control-allow-origin"] == "*"
+        assert left(answer.headers["ratelimit"], "app") == 0
 
 
 def test_two_stacked_limits_are_one_decision_and_the_binding_one_comes_first() -> None:
@@ -127,6 +143,17 @@ def test_mounted_apps_are_covered_and_counted_by_template() -> None:
         asked = ["/users/1", "/users/2", "/users/3", "/inner/items/1", "/inner/items/2", "/"]
         codes = [client.get(path).status_code for path in asked]
     assert codes == [200, 200, 429, 200, 200, 200]
+
+
+def test_a_template_is_that_of_the_route_that_serves_the_request() -> None:
+    """And not of another one for the same path, with another method."""
+    routes = [Route("/users/me", home), Route("/users/{id}", home, methods=["POST"])]
+    app = RateLimitMiddleware(Starlette(routes=routes), Rule(TWO, per_route=True))
+    with client_of(app) as client:
+        asked = ["/users/1", "/users/me", "/users/2"]
+        assert [client.post(path).status_code for path in asked] == [200, 200, 429]
+        assert [client.delete(path).status_code for path in asked] == [429, 405, 429]
+        assert client.get("/users/me").status_code == 200
 
 
 def test_the_middleware_of_a_mounted_app_adds_its_limits_to_the_same_headers() -> None:
@@ -291,6 +318,24 @@ def test_a_websocket_is_limited_when_it_connects() -> None:
     assert b"quota-exceeded" in bytes(answer.body or b"")
 
 
+def test_a_websocket_of_a_mounted_app_has_its_headers_once() -> None:
+    """Both limits, by the outer one."""
+    inner = RateLimitMiddleware(
+        Starlette(routes=[WebSocketRoute("/", echo)]), Rule(ONE, name="inner")
+    )
+    app = RateLimitMiddleware(Starlette(routes=[Mount("/in", inner)]), Rule(FIVE, name="outer"))
+    with client_of(app) as client:
+        url = f"ws://{client.base_url.netloc.decode()}/in/"
+        with connect(url) as socket:
+            (line,) = socket.response.headers.get_all("ratelimit")
+            assert members(line) == ["inner", "outer"]
+        with pytest.raises(InvalidStatus) as refused:
+            connect(url)
+    assert refused.value.response.status_code == 429
+    (line,) = refused.value.response.headers.get_all("ratelimit")
+    assert members(line)[0] == "inner"
+
+
 def test_a_message_too_many_closes_the_websocket_and_says_why() -> None:
     """The app sees a disconnect; the client a code and a reason."""
     with client_of(starlette(messages=TWO)) as client, connect(websocket_url(client)) as there:
@@ -316,6 +361,8 @@ def test_a_message_too_many_closes_the_websocket_and_says_why() -> None:
         ([ONE], {"hash_keys": "short"}, "a secret of at least 16 bytes"),
         ([ONE], {"exempt": "health"}, "a path must begin with '/'"),
         ([Rule(ONE, name="a"), Rule(TWO, name="a")], {}, "two limits are called 'a'"),
+        ([ONE], {"messages": slots(2)}, "it can hold no slots"),
+        ([ONE], {"messages": Rule(ONE, charge_when=bool)}, "has no answer"),
     ],
 )
 def test_mistakes_are_told_when_the_app_is_made(

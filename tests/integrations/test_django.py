@@ -25,6 +25,7 @@ from tests.integrations.serving import FIVE, ONE, TWO, left, members, serving
 from tests.integrations.test_flask import threaded
 from tests.servers import Valkey, require
 
+LOCAL_CACHE = "django.core.cache.backends.locmem.LocMemCache"
 WITHOUT = ["tests.integrations.django_project.logged_in"]
 
 
@@ -75,6 +76,37 @@ def test_headers_are_on_every_answer(path: str, is_async: bool) -> None:
         answer = asyncio.run(ask()) if is_async else ask_now()
     assert answer["RateLimit-Policy"] == '"app";q=5;w=86400'
     assert left(answer["RateLimit"], "app") == 4
+
+
+CACHE = "django.middleware.cache"
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_answers_from_a_cache_count_and_have_headers_of_their_own(is_async: bool) -> None:
+    """With the limits between the parts of Django's cache, where what is kept has headers."""
+    middleware = [
+        f"{CACHE}.UpdateCacheMiddleware",
+        *project.settings.MIDDLEWARE,
+        f"{CACHE}.FetchFromCacheMiddleware",
+    ]
+
+    async def ask() -> list[Any]:
+        client = AsyncClient()
+        return [await client.get("/cached/") for _ in range(3)]
+
+    caches = {"default": {"BACKEND": f"{LOCAL_CACHE}", "LOCATION": f"is async: {is_async}"}}
+    with limits(TWO), override_settings(MIDDLEWARE=middleware, CACHES=caches):
+        answers = asyncio.run(ask()) if is_async else [Client().get("/cached/") for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert answers[0].content == answers[1].content != project.cached(None).content
+    assert [left(answer["RateLimit"], "app") for answer in answers] == [1, 0, 0]
+
+
+def test_a_response_that_is_sent_again_has_headers_of_its_own() -> None:
+    """A view may keep one."""
+    with limits(FIVE):
+        told = [Client().get("/kept/")["RateLimit"] for _ in range(3)]
+    assert [left(field, "app") for field in told] == [4, 3, 2]
 
 
 @pytest.mark.parametrize("path", ["/search/word/", "/async-search/"])
@@ -135,6 +167,16 @@ def test_classes_of_views_are_limited_by_user() -> None:
     assert codes("/account/", "/account/") == [200, 429]
 
 
+@pytest.mark.parametrize("middleware", [None, WITHOUT], ids=["middleware", "alone"])
+def test_classes_of_async_views_are_limited(middleware: Any) -> None:
+    """In both worlds, with the middleware and without."""
+    with override_settings(MIDDLEWARE=middleware or project.settings.MIDDLEWARE):
+        assert codes("/async-class/", "/async-class/") == [200, 429]
+        with limits():
+            assert asyncio.run(_later("/async-class/", "/async-class/")) == [200, 429]
+            assert left(Client().get("/async-class/")["RateLimit"], "async-class") == 0
+
+
 def test_async_keys_and_outcomes_work_in_both_worlds() -> None:
     """Failed logins count, by a key that is awaited."""
     bad, good = "/login/?bad", "/login/"
@@ -175,6 +217,16 @@ def test_options_are_settings_and_functions_may_be_named() -> None:
 
 def slow_down(request: Any, verdict: Any) -> Any:
     return project.HttpResponse("slow down", status=429)
+
+
+def test_refusals_of_ones_own_may_be_awaited_in_both_worlds() -> None:
+    async def later(request: Any, verdict: Any) -> Any:
+        return project.HttpResponse(f"{verdict.binding} is full", status=429)
+
+    with limits(ONE, ON_DENIED=later):
+        assert [Client().get("/").content for _ in range(2)] == [b"home", b"app is full"]
+    with limits(ONE, ON_DENIED=later):
+        assert asyncio.run(_later("/", "/")) == [200, 429]
 
 
 def test_a_spoofed_x_forwarded_for_changes_nothing() -> None:

@@ -328,7 +328,32 @@ def test_a_mounted_app_is_limited_with_the_rest() -> None:
     install(app)
     app.mount("/in", inner)
     with client_of(app) as client:
-        assert [client.get(f"/in/{n}").status_code for n in range(2)] == [200, 429]
+        answers = [client.get(f"/in/{n}") for n in range(2)]
+        assert "429" in client.get("/in/openapi.json").json()["paths"]["/{n}"]["get"]["responses"]
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert answers[1].json()["violated-policies"] == ["inner"]
+
+
+def test_a_mounted_app_refuses_as_the_outer_one_says() -> None:
+    """Also inside of another one; an app that is prepared itself has its own way."""
+
+    def app_of(*mounted: tuple[str, Any], limit: Any = None) -> FastAPI:
+        app = FastAPI(dependencies=[] if limit is None else [Depends(RateLimit(limit))])
+        app.add_api_route("/", lambda: "in")
+        for path, inner in mounted:
+            app.mount(path, inner)
+        return app
+
+    def saying(text: str) -> Any:
+        return lambda request, verdict: PlainTextResponse(text, 429)
+
+    own = app_of(limit=ONE)
+    install(own, on_denied=saying("own"))
+    app = app_of(("/a", app_of(("/b", app_of(limit=ONE)))), ("/own", own))
+    install(app, on_denied=saying("outer"))
+    with client_of(app) as client:
+        told = [client.get(path).text for path in ("/a/b/", "/a/b/", "/own/", "/own/")]
+    assert told == ['"in"', "outer", '"in"', "own"]
 
 
 @contextmanager

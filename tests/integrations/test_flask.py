@@ -132,6 +132,42 @@ def test_limits_of_app_blueprint_and_view_are_one_decision() -> None:
     assert left(answer.headers["RateLimit"], "app") == 2
 
 
+def test_blueprints_inside_of_others_and_under_other_names_are_limited() -> None:
+    """A blueprint is limited wherever it is registered, and as a whole."""
+    app, limits = made()
+    outer = Blueprint("outer", __name__, url_prefix="/outer")
+    inner = Blueprint("inner", __name__, url_prefix="/inner")
+    free = Blueprint("free", __name__, url_prefix="/free")
+    for blueprint in (outer, inner, free):
+        blueprint.add_url_rule("/", "it", lambda: "it")
+    limits.limit_blueprint(outer, "4/day")
+    limits.limit_blueprint(inner, TWO)
+    limits.exempt(free)
+    outer.register_blueprint(inner)
+    outer.register_blueprint(free)
+    app.register_blueprint(outer)
+    app.register_blueprint(inner, name="again", url_prefix="/again")
+    both = ["/outer/inner/", "/again/"]
+    assert codes(app, *both, *both) == [200, 200, 429, 429]
+    answer = app.test_client().get("/outer/")
+    assert members(answer.headers["RateLimit"]) == ["outer"]
+    assert left(answer.headers["RateLimit"], "outer") == 2
+    assert codes(app, *["/outer/free/"] * 5) == [200] * 5
+
+
+def test_a_response_that_is_sent_again_has_headers_of_its_own() -> None:
+    """A view may keep one; what it has put on it itself stays."""
+    app, limits = made()
+    kept = Response("kept", headers={"Retry-After": "7"})
+    app.add_url_rule("/kept", "kept", limits.limit(FIVE)(lambda: kept))
+    app.add_url_rule("/free", "free", lambda: kept)
+    client = app.test_client()
+    told = [client.get("/kept").headers for _ in range(3)]
+    assert [left(headers["RateLimit"], "kept") for headers in told] == [4, 3, 2]
+    assert [headers.getlist("Retry-After") for headers in told] == [["7"]] * 3
+    assert "RateLimit" not in client.get("/free").headers
+
+
 def test_views_count_apart_unless_they_share_a_limit() -> None:
     """By their endpoint, or by the name that they share."""
     app, limits = made()
@@ -140,9 +176,14 @@ def test_views_count_apart_unless_they_share_a_limit() -> None:
         app.add_url_rule(f"/{name}/<n>", name, limits.limit(ONE)(lambda n: n))
     for name in ("c", "d"):
         app.add_url_rule(f"/{name}", name, both(lambda: "shared"))
+    two = limits.shared_limit("two", FIVE, ONE)
+    for name in ("e", "f"):
+        app.add_url_rule(f"/{name}", name, two(lambda: "shared"))
     assert codes(app, "/a/1", "/b/1", "/a/2", "/b/2") == [200, 200, 429, 429]
     assert codes(app, "/c", "/d", "/c", "/d") == [200, 200, 429, 429]
     assert "RateLimit" not in app.test_client().get("/").headers
+    assert codes(app, "/e", "/f") == [200, 429]
+    assert members(app.test_client().get("/f").headers["RateLimit"]) == ["two-2", "two"]
 
 
 def test_stacked_decorators_and_methods_are_one_decision() -> None:
@@ -289,6 +330,12 @@ def test_an_app_may_answer_refusals_itself_and_read_the_verdict() -> None:
     assert (answer.status_code, answer.text) == (429, "app is full")
     assert "Retry-After" in answer.headers
 
+    async def later(request: Any, verdict: Any) -> tuple[str, int]:
+        return "later", 429
+
+    app, _ = made(ONE, on_denied=later)
+    assert [app.test_client().get("/").text for _ in range(2)] == ["home", "later"]
+
 
 def test_a_spoofed_x_forwarded_for_changes_nothing() -> None:
     """Behind a proxy, the address that it saw counts."""
@@ -316,6 +363,10 @@ def test_mistakes_are_told_at_construction() -> None:
         RateLimits(ONE, keys=by_header("x"))  # type: ignore[call-arg]
     with pytest.raises(ConfigInvalidError, match="a limit must be given"):
         RateLimits().limit()
+    with pytest.raises(ConfigInvalidError, match="a limit must be given"):
+        RateLimits().shared_limit("both")
+    with pytest.raises(ConfigInvalidError, match="a shared limit is named here"):
+        RateLimits().shared_limit("both", Rule(ONE))
     app, _ = made()
     with pytest.raises(ConfigInvalidError, match="has an extension of Penstock already"):
         RateLimits(app, ONE)

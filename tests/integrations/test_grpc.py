@@ -18,12 +18,15 @@ from penstock import (
     ConfigInvalidError,
     Limit,
     ManualClock,
+    MemoryStore,
     Store,
     StoreUnavailableError,
     fixed_window,
     rate_limit,
     slots,
 )
+from penstock.client import ServiceLimiter
+from penstock.integrations import by_address, by_header
 from penstock.integrations.grpc import (
     AioLimitInterceptor,
     GrpcCall,
@@ -32,6 +35,7 @@ from penstock.integrations.grpc import (
     aio_client_interceptors,
     by_peer,
 )
+from tests.client.serving import TOKEN, RunningService
 from tests.integrations.grpc_echo import (
     SERVICE,
     aio_serving,
@@ -209,12 +213,51 @@ def test_servers_share_a_limit_through_a_store() -> None:
         ("ipv4:10.1.2.3:4567", "10.1.2.3"),
         ("ipv6:[2001:db8:1:2:3:4:5:6]:4567", "2001:db8:1:2::/64"),
         ("ipv6:%5B::1%5D:4567", "::/64"),
+        ("ipv6:[::ffff:10.1.2.3]:4567", "10.1.2.3"),
+        ("ipv6:%5Bfe80::1%25eth0%5D:4567", "fe80::/64"),
+        ("ipv6:nonsense", "ipv6:nonsense"),
         ("unix:/run/x.sock", "unix:/run/x.sock"),
         ("", "unknown"),
     ],
 )
 def test_peers_are_known_by_their_address(peer: str, key: str) -> None:
     assert by_peer(GrpcCall("/a/b", peer, {})) == key
+
+
+@both_servers
+def test_who_calls_is_told_as_to_a_web_app(server: str) -> None:
+    """By proxies that are trusted, or by metadata; hashed, and of any length."""
+    make, serve = SERVERS[server]
+
+    def admitted(limit: Any, *calls: tuple[tuple[str, str], ...]) -> list[bool]:
+        found = []
+        with serve(limit) as port, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for metadata in calls:
+                with contextlib.suppress(grpc.RpcError):
+                    call(channel, "unary_unary", metadata)
+                    found.append(True)
+                    continue
+                found.append(False)
+        return found
+
+    def forwarded(*lines: str) -> tuple[tuple[str, str], ...]:
+        return tuple(("x-forwarded-for", line) for line in lines)
+
+    seen, other = "198.51.100.7", "198.51.100.8"
+    behind = make("1/day", key=by_address(["127.0.0.0/8"]))
+    calls = forwarded(seen), forwarded("1.1.1.1", seen), forwarded(seen, other)
+    assert admitted(behind, *calls) == [True, False, True]
+    users = [(("x-user", name * 2_000),) for name in ("a", "b", "a")]
+    assert admitted(make("1/day", key=by_header("x-user")), *users) == [True, True, False]
+    store = MemoryStore()
+    hashed = make("1/day", key=by_header("x-user"), hash_keys="a secret of ours", store=store)
+    assert admitted(hashed, *[(("x-user", "alice"),)] * 2) == [True, False]
+    assert rate_limit("1/day", store=store, prefix="grpc").peek("key alice").allowed
+    nobody = make("1/day", key=lambda call: call.metadata.get("x-user"))
+    assert admitted(nobody, (), (), (("x-user", "a"),), (("x-user", "a"),)) == [
+        *(True, True),
+        *(True, False),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -225,6 +268,7 @@ def test_peers_are_known_by_their_address(peer: str, key: str) -> None:
         (lambda: LimitInterceptor("1/second", fail="maybe"), "fail must be"),
         (lambda: LimitInterceptor("1/second", key="peer"), "key must be"),
         (lambda: LimitInterceptor("1/second", cost=0), "cost must be"),
+        (lambda: LimitInterceptor("1/second", hash_keys="short"), "at least 16 bytes"),
         (lambda: AioLimitInterceptor("1/second", methods={"Place": "1/second"}), "is written as"),
         (lambda: AioLimitInterceptor("1/second", methods=["/a/b"]), "methods must map"),
         (lambda: LimitClientInterceptor(slots(3)), "slots are for servers"),
@@ -246,3 +290,43 @@ def test_a_limiter_of_your_own_decides() -> None:
     ):
         assert call(channel, "unary_unary")
     assert limiter.peek("everybody").remaining == 0
+
+
+@both_servers
+def test_a_service_decides(server: str) -> None:
+    """By a key, or by attributes; slots of its policy are held until the call ends."""
+    make, serve = SERVERS[server]
+    with RunningService() as service:
+        url = service.url("http")
+        one = ServiceLimiter(url, "one", token=TOKEN, timeout_ms=10_000)
+        several = ServiceLimiter(url, "key", token=TOKEN, timeout_ms=10_000)
+        methods = {"/*/stream_stream": several}
+        limit = make(
+            one,
+            methods=methods,
+            key=lambda call: {"key": "k"} if call.method.endswith("stream_stream") else "k",
+        )
+        with (
+            serve(limit, closing=[one, several]) as port,
+            grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+        ):
+            assert [call(channel, "unary_unary") for _ in range(2)] == [[b"x"]] * 2
+            with pytest.raises(grpc.RpcError) as caught:
+                call(channel, "unary_unary")
+            go_on = threading.Event()
+
+            def requests() -> Iterator[bytes]:
+                yield b"x"
+                go_on.wait(20)
+
+            under_way = channel.stream_stream(f"/{SERVICE}/stream_stream")(requests(), timeout=30)
+            assert next(under_way) == b"x"
+            assert several.peek({"key": "k"}).violated == ("flight",)
+            go_on.set()
+            assert list(under_way) == []
+            deadline = time.monotonic() + 20
+            while not several.peek({"key": "k"}).limits["flight"].allowed:
+                assert time.monotonic() < deadline, "the slot was not given back"
+                time.sleep(0.02)
+    error: Any = caught.value
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

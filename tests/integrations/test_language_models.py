@@ -17,11 +17,13 @@ import pytest
 
 from penstock import (
     ConfigInvalidError,
+    Limits,
     ManualClock,
     MemoryStore,
     RateLimitExceededError,
     StoreUnavailableError,
     fixed_window,
+    slots,
 )
 from penstock.integrations.language_models import ModelLimits, estimate_tokens
 from tests.servers.process import REPO, environment
@@ -224,16 +226,29 @@ def test_calls_in_flight_are_bounded_and_wait_for_each_other() -> None:
 
 
 def test_a_place_in_flight_is_renewed_for_as_long_as_the_call_lasts() -> None:
-    """By a thread, or by a task."""
-    model = ModelLimits(in_flight=1, slot_ttl_ms=120, timeout=0)
+    """By a thread, or by a task: three times its term, by a clock that waits for each renewal."""
+    clock = ManualClock(NOW)
+    store = MemoryStore(clock=clock)
+    model = ModelLimits(in_flight=1, slot_ttl_ms=600, timeout=0, store=store, clock=clock)
+    held = Limits({"in_flight": slots(1, ttl_ms=600)}, store=store, clock=clock, prefix="model")
+    deadline = time.monotonic() + 60
+
+    def is_renewed() -> bool:
+        assert time.monotonic() < deadline, "the place was not renewed"
+        return held.peek({"in_flight": "all"}).retry_after_ms == 600
+
     with model.call(1, 1):
-        time.sleep(0.4)
-        assert model.remaining() == {"in_flight": 0}
+        for _ in range(4):
+            clock.advance(450)
+            while not is_renewed():
+                time.sleep(0.01)
 
     async def main() -> None:
         async with model.call(1, 1):
-            await asyncio.sleep(0.4)
-            assert model.remaining() == {"in_flight": 0}
+            for _ in range(4):
+                clock.advance(450)
+                while not is_renewed():
+                    await asyncio.sleep(0.01)
 
     run(main())
     assert model.remaining() == {"in_flight": 1}

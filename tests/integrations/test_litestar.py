@@ -81,10 +81,23 @@ class Shop(Controller):
         return [2]
 
 
+class Market(Controller):
+    path = "/market"
+    opt = {"rate_limit": TWO}  # noqa: RUF012 - as Litestar wants it
+
+    @get("/stalls")
+    async def stalls(self) -> list[int]:
+        return [1]
+
+    @get("/streets", opt={"rate_limit": ONE})
+    async def streets(self) -> list[int]:
+        return [2]
+
+
 def limited(*limits: Any, **options: Any) -> Litestar:
     handlers = [home, seen, stream, refused, failing, user, search, echo]
     plugin = RateLimitPlugin(*limits, **options)
-    router = Router("/v1", route_handlers=[Shop])
+    router = Router("/v1", route_handlers=[Shop, Market], opt={"rate_limit": FIVE})
     return Litestar([*handlers, router], plugins=[plugin], openapi_config=None, logging_config=None)
 
 
@@ -114,6 +127,19 @@ def test_limits_of_app_and_handler_are_one_decision() -> None:
         assert client.get("/seen").json() == {"remaining": 2}
         asked = [client.get(f"/v1/shop/{name}").status_code for name in ("items", "prices")]
         assert asked == [200, 429]
+
+
+def test_limits_of_router_controller_and_handler_are_one_decision() -> None:
+    """Each counts for what it was given to, and none replaces another."""
+    with client_of(limited()) as client:
+        answers = [client.get(f"/v1/market/{path}") for path in ("streets", "streets", "stalls")]
+        full = client.get("/v1/market/stalls")
+    assert [answer.status_code for answer in answers] == [200, 429, 200]
+    assert full.status_code == 429
+    handler = f"{__name__}.Market.streets"
+    assert members(answers[0].headers["ratelimit"]) == [handler, "v1", "v1-market"]
+    assert left(answers[2].headers["ratelimit"], "v1-market") == 0
+    assert left(answers[2].headers["ratelimit"], "v1") == 3
 
 
 def test_routes_count_by_their_template_and_outcomes_decide() -> None:

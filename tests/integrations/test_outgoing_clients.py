@@ -129,6 +129,89 @@ def test_a_redirect_is_a_request_of_its_own(client: str, partner: Partner) -> No
 
 
 @all_clients
+def test_a_stream_arrives_in_pieces(client: str, partner: Partner) -> None:
+    """The second half is sent when the first was read, and the headers have been obeyed by then."""
+    partner.answers.append((200, {"RateLimit": '"a";r=0;t=30'}))
+    pieces, denied = streams(client, partner, "100/second", timeout=0)
+    assert pieces == [b"o", b"k"]
+    assert denied
+
+
+def streams(client: str, partner: Partner, limit: Any, **options: Any) -> tuple[list[bytes], bool]:
+    """The pieces of a stream, and whether a request in the middle of it was held back."""
+    url = partner.url("/stream")
+    if client in ("httpx-async", "aiohttp"):
+        return run(_astreams(client, url, partner, limit, options))  # type: ignore[no-any-return]
+    import httpx
+    import requests
+
+    from penstock.integrations.httpx import LimitedTransport
+    from penstock.integrations.requests import limit_session
+    from penstock.integrations.urllib3 import LimitedPoolManager
+
+    def read(chunks: Any, again: Any) -> tuple[list[bytes], bool]:
+        first = next(chunks)
+        try:
+            again()
+            denied = False
+        except RateLimitExceededError:
+            denied = True
+        partner.go.set()
+        return [first, *chunks], denied
+
+    if client == "httpx":
+        with (
+            httpx.Client(transport=LimitedTransport(limit, **options)) as session,
+            session.stream("GET", url) as response,
+        ):
+            return read(response.iter_raw(), lambda: session.get(partner.url()))
+    if client == "requests":
+        with requests.Session() as requests_session:
+            limit_session(requests_session, limit, **options)
+            with requests_session.get(url, stream=True) as answer:
+                return read(answer.iter_content(1), lambda: requests_session.get(partner.url()))
+    with LimitedPoolManager(limit, **options) as pool:
+        streamed = pool.request("GET", url, preload_content=False)
+        found = read(streamed.stream(1), lambda: pool.request("GET", partner.url()))
+        streamed.release_conn()
+        return found
+
+
+async def _astreams(
+    client: str, url: str, partner: Partner, limit: Any, options: Any
+) -> tuple[list[bytes], bool]:
+    import httpx
+    from aiohttp import ClientSession
+
+    from penstock.integrations.aiohttp_client import LimitedMiddleware
+    from penstock.integrations.httpx import AsyncLimitedTransport
+
+    async def read(chunks: Any, again: Any) -> tuple[list[bytes], bool]:
+        first = await anext(chunks)
+        try:
+            await again
+            denied = False
+        except RateLimitExceededError:
+            denied = True
+        partner.go.set()
+        return [first, *[chunk async for chunk in chunks]], denied
+
+    if client == "httpx-async":
+        transport = AsyncLimitedTransport(limit, **options)
+        async with (
+            httpx.AsyncClient(transport=transport) as session,
+            session.stream("GET", url) as response,
+        ):
+            return await read(response.aiter_raw(), session.get(partner.url()))
+    async with (
+        LimitedMiddleware(limit, **options) as middleware,
+        ClientSession(middlewares=[middleware]) as aiohttp_session,
+        aiohttp_session.get(url) as answer,
+    ):
+        return await read(aiter(answer.content.iter_any()), aiohttp_session.get(partner.url()))
+
+
+@all_clients
 def test_a_refusal_pauses_and_is_passed_on(client: str, partner: Partner) -> None:
     """Nothing is retried: the caller gets the 429, and the next one waits."""
     partner.answers.append((429, {"Retry-After": "30"}))

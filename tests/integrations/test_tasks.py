@@ -17,11 +17,17 @@ from typing import Any
 import pytest
 import redis
 
-from penstock import ConfigInvalidError, ManualClock, fixed_window, rate_limit
+from penstock import (
+    ConfigInvalidError,
+    ManualClock,
+    StoreUnavailableError,
+    fixed_window,
+    rate_limit,
+)
 from penstock.integrations._tasks import TaskLimit
 from tests.servers import Valkey, require
 from tests.servers.process import ARQ, REPO, environment
-from tests.support.helpers import NOW
+from tests.support.helpers import NOW, run
 
 QUEUES = ["celery", "dramatiq", "arq"]
 all_queues = pytest.mark.parametrize("queue", QUEUES)
@@ -276,6 +282,25 @@ def test_what_is_too_far_ahead_is_not_booked() -> None:
     assert booked.starts_at is not None
     assert limit.enter((None, "a"), {}, None) == (90_000, None)
     assert limiter.reserve("a", max_wait_ms=200_000).starts_at == NOW + 120_000
+
+
+def test_a_task_is_put_back_while_the_store_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    """It is neither lost nor run, and asks again; called like a function, it fails."""
+    limit = TaskLimit(
+        abody,
+        "1/minute",
+        key="{tenant}",
+        cost=1,
+        max_wait=90,
+        store="redis://127.0.0.1:1?timeout_ms=1000",
+        prefix="away",
+        early_ms=0,
+    )
+    asked = (None, "a"), {}, None
+    assert limit.begin(*asked) == run(limit.abegin(*asked)) == (5_000, None)
+    assert caplog.text.count("a task waits until its limit can be looked up") == 2
+    with pytest.raises(StoreUnavailableError):
+        limit.wait(*asked[:2])
 
 
 def make_celery(**options: Any) -> Any:

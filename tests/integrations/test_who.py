@@ -110,6 +110,37 @@ def test_forwarded_is_read_where_the_proxies_write_that() -> None:
     assert read == "2001:db8:1:2::/64"
 
 
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ('for=198.51.100.7;host="x,for=6.6.6.6"', "198.51.100.7"),
+        ('for=198.51.100.7;host="x;for=6.6.6.6"', "198.51.100.7"),
+        (r'for=198.51.100.7;host="\",for=6.6.6.6"', "198.51.100.7"),
+        ('for=6.6.6.6, for=", for=198.51.100.7;host="x"', "10.0.0.1"),
+        (r'for=6.6.6.6, for=", for=198.51.100.7;host="x\"y"', "10.0.0.1"),
+        ("for=6.6.6.6, for=198.51.100.7;for=6.6.6.6", "10.0.0.1"),
+        ("for=6.6.6.6, by=10.0.0.2", "10.0.0.1"),
+        ("for=6.6.6.6, for=_hidden", "10.0.0.1"),
+        ("for=6.6.6.6, for=unknown", "10.0.0.1"),
+        ("for=[2001:db8:1:2::9]:80;;proto=http", "2001:db8:1:2::/64"),
+    ],
+)
+def test_what_a_proxy_quotes_in_forwarded_is_no_address(header: str, expected: str) -> None:
+    """The `host` is what the client has sent, and may hold commas; what cannot be read as a whole
+    is the peer's."""
+    asked = Asked("10.0.0.1", forwarded=header)
+    for trusted in (PROXIES, 1):
+        assert client(asked, trusted, forwarded_header="forwarded") == expected
+
+
+@given(st.text(max_size=60), st.text(st.characters(exclude_characters='"\\'), max_size=30))
+def test_a_client_cannot_write_itself_another_address_into_forwarded(sent: str, host: str) -> None:
+    """Its proxy appends what it saw, and quotes the host."""
+    asked = Asked("10.0.0.1", forwarded=f'{sent},for=198.51.100.7;host="{host}"')
+    found = client(asked, PROXIES, forwarded_header="forwarded")
+    assert found in ("198.51.100.7", "10.0.0.1")
+
+
 def test_a_header_that_the_proxies_do_not_write_is_never_read() -> None:
     """nginx passes `Forwarded` on as the client sent it."""
     asked = Asked("10.0.0.1", forwarded="for=1.1.1.1", x_forwarded_for="198.51.100.7")

@@ -285,7 +285,8 @@ async def decorated() -> None:
 service = ServiceLimiter("http://localhost:8080", policy="api")
 assert_type(service.check("alice"), Decision)
 assert_type(service.check({"user": "alice", "tokens": 700}), Verdict)
-assert_type(service.acquire({"user": "alice"}, timeout=1), Verdict)
+assert_type(service.acquire({"user": "alice"}, timeout=1), Verdict | ServiceCharge)
+assert_type(service.take("alice"), Decision | ServiceCharge)
 assert_type(service.reserve("alice"), ServiceCharge)
 assert_type(open_limiter("memory://", "1/second"), Limiter | ServiceLimiter)
 service.check(5)  # type: ignore[call-overload]

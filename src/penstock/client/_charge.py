@@ -60,6 +60,10 @@ class ServiceCharge(Settling):
         self.is_lost: bool = False
         """Whether the service gave slots of it to somebody else, as far as is known here."""
         self._limiter = limiter
+        told = [self.decision] if self.verdict is None else self.verdict.decisions
+        first = min(decision.reset_at for decision in told)
+        # Until the first of its limits forgets it.
+        self._term_ms = max(int(_SHORTEST_S * 1000 * _PER_TERM), first - limiter.clock.now())
         self._is_open = bool(charge_id)
         self._renewer: Renewer | LoopRenewer | None = None
 
@@ -67,6 +71,12 @@ class ServiceCharge(Settling):
     def is_open(self) -> bool:
         """Whether it was neither settled nor cancelled yet, as far as is known here."""
         return self._is_open
+
+    @property
+    def ttl_ms(self) -> int | None:
+        """For how long its slots are held without being renewed, as far as is known here; None if
+        the policy is not known to have any."""
+        return self._term_ms if self._limiter._holds else None
 
     def settle(self, actual: int | Mapping[str, int]) -> bool:
         """Replace what was reserved by what was used: for every limit, or by name, where those left
@@ -120,10 +130,8 @@ class ServiceCharge(Settling):
 
     def _term_s(self) -> float:
         """After which to renew it."""
-        told = [self.decision] if self.verdict is None else self.verdict.decisions
-        left_ms = min(decision.reset_at for decision in told) - self._limiter.clock.now()
         longest_s = self._limiter._heartbeat_s or _LONGEST_S
-        return max(_SHORTEST_S, min(left_ms / 1000 / _PER_TERM, longest_s))
+        return max(_SHORTEST_S, min(self._term_ms / 1000 / _PER_TERM, longest_s))
 
     def _named(self, call: str, **fields: Any) -> ServiceCall:
         return ServiceCall(call, {"charge_id": self.id, **fields}, flag)

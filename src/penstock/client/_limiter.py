@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from ..core._claims import Closing
 from ..core._clock import Clock, SystemClock, require_clock
 from ..core._decision import Decision, Forecast
-from ..core._errors import StoreUnavailableError
+from ..core._errors import StoreUnavailableError, UnsupportedError
 from ..core._reserving import require_until, require_wait
 from ..core._validation import (
     reject,
@@ -107,6 +107,7 @@ class ServiceLimiter(Closing):
         self._heartbeat_s = None if heartbeat_ms is None else heartbeat_ms / 1000
         self._beats = Beats(self, self._heartbeat_s)
         self._loop_beats: WeakKeyDictionary[Any, LoopBeats] = WeakKeyDictionary()
+        self._holds = False
         self._renewer = Renewer()
         self._loop_renewers: WeakKeyDictionary[Any, LoopRenewer] = WeakKeyDictionary()
 
@@ -217,6 +218,39 @@ class ServiceLimiter(Closing):
         charge: ServiceCharge = await self._aask(self._reserving(key, cost, max_wait_ms))
         return charge
 
+    @overload
+    def take(self, key: str, cost: int = ...) -> Decision | ServiceCharge: ...
+
+    @overload
+    def take(self, key: Attributes, cost: int = ...) -> Verdict | ServiceCharge: ...
+
+    def take(self, key: str | Attributes, cost: int = 1) -> Decision | Verdict | ServiceCharge:
+        """As `check`; of a policy with slots among its limits, which the first call finds out, as
+        `reserve`: the answer is the charge that holds them."""
+        if not self._holds:
+            try:
+                return self.check(key, cost)
+            except UnsupportedError:
+                pass
+        return self.reserve(key, cost)
+
+    @overload
+    async def atake(self, key: str, cost: int = ...) -> Decision | ServiceCharge: ...
+
+    @overload
+    async def atake(self, key: Attributes, cost: int = ...) -> Verdict | ServiceCharge: ...
+
+    async def atake(
+        self, key: str | Attributes, cost: int = 1
+    ) -> Decision | Verdict | ServiceCharge:
+        """The awaitable twin of `take`."""
+        if not self._holds:
+            try:
+                return await self.acheck(key, cost)
+            except UnsupportedError:
+                pass
+        return await self.areserve(key, cost)
+
     def pause(
         self, key: str | Attributes, until_ms: int, *, limits: Iterable[str] | None = None
     ) -> None:
@@ -242,29 +276,32 @@ class ServiceLimiter(Closing):
         self._queues.reset_all()
 
     @overload
-    def acquire(self, key: str, cost: int = ..., timeout: float | None = ...) -> Decision: ...
+    def acquire(
+        self, key: str, cost: int = ..., timeout: float | None = ...
+    ) -> Decision | ServiceCharge: ...
 
     @overload
     def acquire(
         self, key: Attributes, cost: Cost = ..., timeout: float | None = ...
-    ) -> Verdict: ...
+    ) -> Verdict | ServiceCharge: ...
 
     def acquire(
         self, key: str | Attributes, cost: Cost = 1, timeout: float | None = None
-    ) -> Decision | Verdict:
+    ) -> Decision | Verdict | ServiceCharge:
         """Wait until the request is admitted, in turn with the others of this process that wait for
-        the same key through this limiter; other processes are not waited for.
+        the same key through this limiter; other processes are not waited for. With slots among the
+        limits of the policy, the answer is the charge that holds them.
 
         Past `timeout` seconds, or as soon as it is plain that it would be past them, raises
         `rate_limit_exceeded` with the decision.
         """
-        checking, peeking = self._checking(key, cost), self._peeking(key)
-        answer: Decision | Verdict = acquire(
+        peeking = self._peeking(key)
+        answer: Decision | Verdict | ServiceCharge = acquire(
             self._queues,
             _queue_name(key),
             self._waiting_clock,
             timeout_in_ms(timeout),
-            lambda: _admissible(self._ask(checking), cost),
+            lambda: _admissible(self.take(key, cost), cost),
             lambda: self._ask(peeking),
         )
         return answer
@@ -272,23 +309,23 @@ class ServiceLimiter(Closing):
     @overload
     async def aacquire(
         self, key: str, cost: int = ..., timeout: float | None = ...
-    ) -> Decision: ...
+    ) -> Decision | ServiceCharge: ...
 
     @overload
     async def aacquire(
         self, key: Attributes, cost: Cost = ..., timeout: float | None = ...
-    ) -> Verdict: ...
+    ) -> Verdict | ServiceCharge: ...
 
     async def aacquire(
         self, key: str | Attributes, cost: Cost = 1, timeout: float | None = None
-    ) -> Decision | Verdict:
+    ) -> Decision | Verdict | ServiceCharge:
         """The awaitable twin of `acquire`. Cancelling it leaves the queue."""
-        checking, peeking = self._checking(key, cost), self._peeking(key)
+        peeking = self._peeking(key)
 
         async def check() -> Any:
-            return _admissible(await self._aask(checking), cost)
+            return _admissible(await self.atake(key, cost), cost)
 
-        answer: Decision | Verdict = await aacquire(
+        answer: Decision | Verdict | ServiceCharge = await aacquire(
             self._queues,
             _queue_name(key),
             self._waiting_clock,
@@ -330,6 +367,9 @@ class ServiceLimiter(Closing):
             answer = self._transport.call(question.call, question.fields)
         except StoreUnavailableError as error:
             return self._failed(question, error)
+        except UnsupportedError:
+            self._refused(question)
+            raise
         return self._read(question, answer)
 
     async def _aask(self, question: ServiceCall) -> Any:
@@ -337,7 +377,14 @@ class ServiceLimiter(Closing):
             answer = await self._transport.acall(question.call, question.fields)
         except StoreUnavailableError as error:
             return self._failed(question, error)
+        except UnsupportedError:
+            self._refused(question)
+            raise
         return self._read(question, answer)
+
+    def _refused(self, question: ServiceCall) -> None:
+        """What has no check holds what it admits; from then on it is reserved."""
+        self._holds = self._holds or question.call == "check"
 
     def _read(self, question: ServiceCall, answer: Answer) -> Any:
         try:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ._decision import Decision
 from ._steps import PoolRenewals, Step
@@ -73,6 +73,12 @@ class Settling(DecisionFields):
         raise NotImplementedError
 
     async def acancel(self) -> bool:
+        raise NotImplementedError
+
+    def keep_renewed(self, on_lost: Callable[[Any], object] | None = None) -> Any:
+        raise NotImplementedError
+
+    def akeep_renewed(self, on_lost: Callable[[Any], object] | None = None) -> Any:
         raise NotImplementedError
 
     def __enter__(self: S) -> S:

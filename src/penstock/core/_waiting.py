@@ -297,7 +297,7 @@ def acquire_flow(
 
 def is_held(answer: Any) -> bool:
     """Whether it is a charge that would hold something."""
-    return bool(getattr(answer, "id", ""))
+    return bool(getattr(answer, "id", "")) or getattr(answer, "ttl_ms", None) is not None
 
 
 def _denied(decision: Decision) -> Decision:

@@ -47,7 +47,8 @@ def advice_of(status: int, headers: Mapping[str, Any], now: int) -> Advice:
     """Read an answer that came at the instant `now` (epoch ms)."""
     told = _Headers(headers)
     quotas = _quotas(told, now)
-    wait_ms = told.retry_after_ms(now) if status in REFUSALS else None
+    # Some refuse with 403, which has a time to come back in no other case.
+    wait_ms = told.retry_after_ms(now) if status in REFUSALS or status == 403 else None
     if wait_ms is not None:
         return Advice(wait_ms, quotas)
     spent = [

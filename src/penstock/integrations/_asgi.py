@@ -82,20 +82,27 @@ def route_template(scope: Scope) -> str:
 
 
 def _template(routes: Iterable[Any], scope: Scope) -> str | None:
+    """As Starlette's router chooses: the first that fits, or else the first with another method."""
+    partial = None
     for route in routes:
-        matches = getattr(route, "matches", None)
-        if matches is None:
+        if not hasattr(route, "matches"):
             continue
-        match, inner = matches(scope)
-        if match.value == 0:
-            continue
-        path = str(getattr(route, "path_format", None) or getattr(route, "path", ""))
-        below = getattr(route, "routes", None)
-        if below:
-            found = _template(below, {**scope, **inner})
-            return None if found is None else f"{path.removesuffix('/{path}')}{found}"
+        match, inner = route.matches(scope)
+        if match.name == "FULL":
+            return _joined(route, {**scope, **inner})
+        if match.name == "PARTIAL" and partial is None:
+            partial = route, {**scope, **inner}
+    return None if partial is None else _joined(*partial)
+
+
+def _joined(route: Any, scope: Scope) -> str | None:
+    """The template of a route, or of the one below it that fits."""
+    path = str(getattr(route, "path_format", None) or getattr(route, "path", ""))
+    below = getattr(route, "routes", None)
+    if not below:
         return path
-    return None
+    found = _template(below, scope)
+    return None if found is None else f"{path.removesuffix('/{path}')}{found}"
 
 
 def rulings_of(scope: Scope) -> tuple[list[Ruling], bool]:
@@ -195,16 +202,17 @@ async def settle_all(rulings: list[Ruling], answered: Any) -> None:
             await asyncio.shield(asyncio.ensure_future(ruling.asettle(answered)))
 
 
-async def send_refusal(ruling: Ruling, send: Send, kind: str = "http.response") -> None:
-    """A refusal as problem+json, over the messages of HTTP or of a WebSocket that was not
-    accepted."""
+async def send_refusal(
+    ruling: Ruling, send: Send, kind: str = "http.response", told: Iterable[Line] = ()
+) -> None:
+    """A refusal as problem+json, over the messages of HTTP or of a WebSocket that was not accepted,
+    which nobody else puts the headers on."""
     body = ruling.problem()
     headers = [
         (b"content-type", PROBLEM_JSON.encode()),
         (b"content-length", str(len(body)).encode()),
+        *told,
     ]
-    if kind != "http.response":
-        headers += ruling.lines()
     await send({"type": f"{kind}.start", "status": ruling.status, "headers": headers})
     await send({"type": f"{kind}.body", "body": body})
 
@@ -214,7 +222,8 @@ async def refuse_websocket(ruling: Ruling, scope: Scope, receive: Receive, send:
     into 403."""
     await receive()
     if "websocket.http.response" in scope.get("extensions", {}):
-        await send_refusal(ruling, send, "websocket.http.response")
+        told = lines_of(rulings_of(scope)[0] or [ruling])
+        await send_refusal(ruling, send, "websocket.http.response", told)
     else:
         await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "rate limit"})
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from .._limits import Limit, Limits
 from ..adapters._headers import VerdictHeaders
 from ..core._decision import Decision
-from ..core._errors import StoreUnavailableError
+from ..core._errors import StoreUnavailableError, UnsupportedError
 from ..core._flow import Flow, adrive, drive
 from ..core._limiter import clock_reader
 from ..core._strategy import Strategy
@@ -124,13 +124,14 @@ class RuleSet:
             is_closed=app.fail == "closed",
         )
         only = self._sources[0].limits if len(self._sources) == 1 else None
-        holds = any(
+        self.holds: bool = any(
             part.rule.charge_when is not None
             or getattr(getattr(limits.get(part.name), "strategy", None), "is_held", False)
             for part in self._parts
         )
+        """Whether something is held until the response is known."""
         # The common case: no charge has to be given back, so a check does.
-        self._limits: Any = None if holds else only
+        self._limits: Any = None if self.holds else only
         answers_at_once = only is not None and getattr(only, "answers_at_once", False)
         self._at_once = self._limits is not None and answers_at_once
         self._plain = self._only_part()
@@ -191,6 +192,9 @@ class RuleSet:
             return Ruling(self._telling, verdict, (limits, keys, costs, asked_at))
         except StoreUnavailableError as error:
             return self._failed(error)
+        except UnsupportedError as error:
+            self._has_slots(error)
+        return self.answer(asked)
 
     async def aanswer(self, asked: Asked) -> Ruling:
         """The awaitable twin of `answer`."""
@@ -206,6 +210,16 @@ class RuleSet:
             return Ruling(self._telling, verdict, (limits, keys, costs, asked_at))
         except StoreUnavailableError as error:
             return self._failed(error)
+        except UnsupportedError as error:
+            self._has_slots(error)
+        return await self.aanswer(asked)
+
+    def _has_slots(self, error: UnsupportedError) -> None:
+        """A policy of a service that refuses to be checked has slots, which only the service
+        knows: from now on what it admits is held."""
+        if self._limits is None or not isinstance(self._limits, _OneLimit):
+            raise error
+        self._limits = None
 
     def _asking(self, request: Any) -> Flow[Any, Asked | None]:
         """Keys and costs by name; what may have to be awaited is yielded."""

@@ -342,11 +342,11 @@ class Renewal:
     with the last of them."""
 
     def __init__(self) -> None:
-        self._charges: set[Charge] = set()
+        self._charges: set[Any] = set()
         self._lock = threading.Lock()
         self._ended: threading.Event | None = None
 
-    def add(self, charge: Charge) -> None:
+    def add(self, charge: Any) -> None:
         """From now on."""
         if charge.ttl_ms is None:
             return
@@ -357,7 +357,7 @@ class Renewal:
                 words = (self._ended, charge.ttl_ms / 3_000)
                 threading.Thread(target=self._run, args=words, daemon=True).start()
 
-    def discard(self, charge: Charge) -> None:
+    def discard(self, charge: Any) -> None:
         """No longer."""
         with self._lock:
             self._charges.discard(charge)
@@ -399,7 +399,7 @@ async def arenew(charge: Charge) -> None:
 _NOT_RENEWED = "a slot could not be renewed: %s"
 
 
-def _renew(charge: Charge) -> None:
+def _renew(charge: Any) -> None:
     try:
         _warn_if_lost(charge, charge.renew())
     except Exception as error:
@@ -413,6 +413,6 @@ async def _arenew(charge: Charge) -> None:
         _log.warning(_NOT_RENEWED, error)
 
 
-def _warn_if_lost(charge: Charge, held: bool) -> None:
+def _warn_if_lost(charge: Any, held: bool) -> None:
     if not held and charge.is_open:
         _log.warning("a slot was lost before its work was done: somebody else may have it")

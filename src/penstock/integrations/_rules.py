@@ -24,7 +24,15 @@ from ..core._store import Store
 from ..core._strategy import Strategy
 from ..core._validation import reject, require_choice, require_int, shown
 from ..stores._opening import open_for_limiter
-from ._who import AddressKey, HeaderKey, Key, RequestReader, TrustedProxies, discard
+from ._who import (
+    AddressKey,
+    HeaderKey,
+    Key,
+    RequestReader,
+    TrustedProxies,
+    discard,
+    require_secret,
+)
 
 __all__ = [
     "AppLimits",
@@ -43,7 +51,6 @@ __all__ = [
 FAIL_MODES = ("open", "closed", "error")
 
 _LOG_EVERY_S = 10.0
-_SHORTEST_SECRET = 16
 
 _NO_ASYNC = "functions for keys, costs and exemptions must be sync here, where requests are"
 
@@ -233,7 +240,7 @@ class AppLimits:
         )
         _require_key_function(key)
         self.key: Key = self.address if key is None else key
-        self.secret: bytes | None = _secret(hash_keys)
+        self.secret: bytes | None = require_secret(hash_keys)
         self.exempt: Exemption | None = _exempting(exempt)
         self.fail = require_choice("fail", fail, FAIL_MODES)
         self.shadow = shadow
@@ -348,12 +355,3 @@ def _exempting(exempt: Exempt) -> Exemption | None:
     if exempt is None:
         return None
     return Exemption([exempt] if isinstance(exempt, str) or callable(exempt) else list(exempt))
-
-
-def _secret(given: str | bytes | None) -> bytes | None:
-    if given is None:
-        return None
-    secret = given.encode() if isinstance(given, str) else given
-    if not isinstance(secret, bytes) or len(secret) < _SHORTEST_SECRET:
-        reject(f"hash_keys must be a secret of at least {_SHORTEST_SECRET} bytes")
-    return secret

@@ -31,12 +31,15 @@ __all__ = [
     "give_back",
     "headers_of",
     "lines_of",
+    "put_on",
 ]
 
 PROBLEM_JSON = "application/problem+json"
 
 _PROBLEMS = "https://iana.org/assignments/http-problem-types#"
 _RETRY_S = 1
+# The attribute of a response with what was put on it.
+_PUT_ON = "_penstock_told"
 
 _log = logging.getLogger("penstock.integrations")
 
@@ -246,6 +249,23 @@ def headers_of(rulings: Sequence[Ruling]) -> dict[str, str]:
             is_list = name.startswith("RateLimit") and name in told
             told[name] = f"{told[name]}, {value}" if is_list else told.get(name, value)
     return told
+
+
+def put_on(response: Any, rulings: Sequence[Ruling]) -> None:
+    """Put the headers of rulings on a response, but for those that the app has set itself. One that
+    was kept, in a cache or by a view, still has those of another request."""
+    headers, kept = response.headers, getattr(response, _PUT_ON, None)
+    if kept is not None:
+        for name, value in kept.items():
+            if headers.get(name) == value:
+                del headers[name]
+    if not rulings:
+        return
+    told = headers_of(rulings)
+    for name, value in told.items():
+        if name not in headers:
+            headers[name] = value
+    setattr(response, _PUT_ON, told)
 
 
 def lines_of(rulings: Sequence[Ruling]) -> list[Line]:

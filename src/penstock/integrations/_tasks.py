@@ -6,7 +6,8 @@ so that the task does not book again when it comes back, on whatever worker that
 punctual to the millisecond, so a task is put back until a little earlier, and waits for the rest.
 
 What cannot be booked ahead, such as windows and slots, is asked again when it has told that there
-will be more. A slot is held, and renewed, until the task ends.
+will be more. A slot is held, and renewed, until the task ends. While the store is away, a task is
+put back for some seconds.
 
 Booked instants are told apart from those of an earlier attempt by the number of retries: an attempt
 that the queue makes because the task failed books anew.
@@ -14,6 +15,7 @@ that the queue makes because the task failed books anew.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ from .._limits import Limits
 from .._rate_limit import rate_limit
 from ..core._charges import Charge
 from ..core._clock import SystemClock
+from ..core._errors import StoreUnavailableError
 from ..core._limiter import Limiter
 from ..core._store import Store
 from ..core._validation import reject, require_prefix
@@ -29,6 +32,10 @@ from ..core._waiting import timeout_in_ms
 from ._pacing import Renewal, asleep, sleep
 
 __all__ = ["PutBack", "TaskLimit"]
+
+_AWAY_MS = 5_000
+
+_log = logging.getLogger("penstock.integrations")
 
 
 class PutBack(NamedTuple):
@@ -104,6 +111,20 @@ class TaskLimit:
         await asleep(self._clock, found)
         return charge if self._holds else None
 
+    def begin(self, args: Any, named: Any, starts_at: int | None) -> Charge | PutBack | None:
+        """`enter`, for a task that a worker runs: while the store is away it is put back."""
+        try:
+            return self.enter(args, named, starts_at)
+        except StoreUnavailableError as error:
+            return _undecided(error)
+
+    async def abegin(self, args: Any, named: Any, starts_at: int | None) -> Charge | PutBack | None:
+        """The awaitable twin of `begin`."""
+        try:
+            return await self.aenter(args, named, starts_at)
+        except StoreUnavailableError as error:
+            return _undecided(error)
+
     def wait(self, args: Any, named: Any) -> Charge | None:
         """For a task that is called like a function: there is no queue to put it back into."""
         while isinstance(found := self.enter(args, named, None), PutBack):
@@ -154,6 +175,11 @@ class TaskLimit:
             return any(each.strategy.books_ahead for each in self._limiter.limits.values())
         books: bool = self._limiter.strategy.books_ahead
         return books
+
+
+def _undecided(error: StoreUnavailableError) -> PutBack:
+    _log.warning("a task waits until its limit can be looked up: %s", error)
+    return PutBack(_AWAY_MS, None)
 
 
 def _limiter_of(limit: Any, store: Store | str | None, prefix: str) -> Limiter | Limits:

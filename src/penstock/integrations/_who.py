@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from functools import lru_cache, partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -36,8 +37,11 @@ __all__ = [
     "by_api_key",
     "by_header",
     "discard",
-    "hashed_by",
+    "network_of",
+    "parsed",
     "reading",
+    "require_secret",
+    "stored_by",
 ]
 
 Address = IPv4Address | IPv6Address
@@ -52,6 +56,7 @@ UNKNOWN = "unknown"
 
 # A key longer than this is kept as its digest.
 _LONGEST = 512
+_SHORTEST_SECRET = 16
 
 
 class RequestReader(Protocol):
@@ -99,13 +104,13 @@ class AddressKey:
             if told:
                 client = self._client(self._listed(told))
                 if client is not None:
-                    return _network(client, self._prefix)
+                    return network_of(client, self._prefix)
         if not peer:
             return UNKNOWN
         if ":" not in peer:
             return peer
         address = parsed(peer)
-        return peer if address is None else _network(address, self._prefix)
+        return peer if address is None else network_of(address, self._prefix)
 
     def reading(self, reader: RequestReader) -> Callable[[Any], str]:
         """`read` as a function of the request, short where the peer's address is the key."""
@@ -198,7 +203,7 @@ def reading(
 ) -> Callable[[Any], Any]:
     """A function from a request to the key to count by, or to an awaitable of it. A key of None
     leaves a limit out; an empty one stands for the client's address."""
-    mac = _as_it_is if secret is None else hashed_by(secret)
+    mac = stored_by(secret)
     if isinstance(key, AddressKey):
         if secret is None:
             return key.reading(reader)
@@ -260,13 +265,26 @@ def _as_it_is(key: str) -> str:
     return f"sha256 {hashlib.sha256(data).hexdigest()}"
 
 
-def hashed_by(secret: bytes) -> Callable[[str], str]:
-    """Keys as HMACs: who reads the store learns no identities, and cannot try them out."""
+def stored_by(secret: bytes | None) -> Callable[[str], str]:
+    """Keys as they are or, with a secret, as HMACs: who reads the store learns no identities, and
+    cannot try them out."""
+    if secret is None:
+        return _as_it_is
 
     def mac(key: str) -> str:
         return hmac.digest(secret, key.encode("utf-8", "surrogatepass"), "sha256").hex()
 
     return mac
+
+
+def require_secret(given: str | bytes | None) -> bytes | None:
+    """What `hash_keys` was given."""
+    if given is None:
+        return None
+    secret = given.encode() if isinstance(given, str) else given
+    if not isinstance(secret, bytes) or len(secret) < _SHORTEST_SECRET:
+        reject(f"hash_keys must be a secret of at least {_SHORTEST_SECRET} bytes")
+    return secret
 
 
 def _trusted(
@@ -302,17 +320,31 @@ def _entries(header: str) -> list[str]:
     return [entry.strip() for entry in header.split(",")]
 
 
+_QUOTED = r'"(?:[^"\\]|\\.)*"'
+_PAIR = re.compile(rf'\s*(?:([^\s"=]+)=([^\s"]*|{_QUOTED})\s*)?')
+
+
 def _nodes(header: str) -> list[str]:
-    """The `for` of each element of `Forwarded`; an element without one is no address."""
-    nodes = []
-    for element in header.split(","):
-        node = ""
-        for pair in element.split(";"):
-            name, _, value = pair.strip().partition("=")
-            if name.lower() == "for":
-                node = value.strip().removeprefix('"').removesuffix('"')
-        nodes.append(node)
-    return nodes
+    """The `for` of each element of `Forwarded`. What is not as RFC 7239 has it is no address, but
+    for ports and brackets that should have been quoted."""
+    return [_node(_split(element, ";")) for element in _split(header, ",")]
+
+
+def _node(pairs: list[str]) -> str:
+    read = [_PAIR.fullmatch(pair) for pair in pairs]
+    nodes = [found[2] for found in read if found and found[1] and found[1].lower() == "for"]
+    if None in read or len(nodes) != 1:
+        return ""
+    return nodes[0].removeprefix('"').removesuffix('"')
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """At separators outside of quotes: what a proxy quotes, such as the `host`, may be what the
+    client has sent. Nothing if a quote does not end."""
+    parts: list[str] = re.findall(
+        rf'(?:^|{separator})((?:[^"{separator}]|{_QUOTED})*)', text, re.DOTALL
+    )
+    return parts if len(separator.join(parts)) == len(text) else []
 
 
 @lru_cache(maxsize=4096)
@@ -337,7 +369,8 @@ def parsed(text: str | None) -> Address | None:
     return mapped if mapped is not None else address
 
 
-def _network(address: Address, prefix: int) -> str:
+def network_of(address: Address, prefix: int = 64) -> str:
+    """The key of an address: itself, or of IPv6 its network."""
     if isinstance(address, IPv4Address):
         return str(address)
     plain = IPv6Address(int(address))  # without a zone

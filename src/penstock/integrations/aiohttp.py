@@ -38,6 +38,7 @@ RATE_LIMIT: Any = _request_key("rate_limit", object)
 
 _RULES = "penstock_rules"
 _RULINGS: Any = _request_key("penstock_rulings", list)
+_DECIDED: Any = _request_key("penstock_decided", bool)
 
 _Handler = TypeVar("_Handler")
 
@@ -90,6 +91,8 @@ def rate_limited(*limits: Any, **options: Any) -> Callable[[_Handler], _Handler]
     def decorate(handler: _Handler) -> _Handler:
         if not callable(handler):
             reject(f"rate_limited decorates a handler, not {shown(handler)}")
+        if inspect.ismethod(handler):
+            reject(f"rate_limited goes above the definition of {handler.__qualname__}")
         setattr(handler, _RULES, [*rules, *getattr(handler, _RULES, ())])
         return handler
 
@@ -106,11 +109,13 @@ class _AiohttpLimits:
 
     @web.middleware
     async def middleware(self, request: Any, handler: Any) -> Any:
-        rules = self._rules_for(request.match_info.handler)
+        earlier = request.get(_RULINGS, ())
+        # An app around this one has decided what the handler declares.
+        rules = self._rules_for(None if _DECIDED in request else request.match_info.handler)
+        request[_DECIDED] = True
         ruling = None if rules is None else await rules.adecide(request)
         if ruling is None:
             return await handler(request)
-        earlier = request.get(_RULINGS, ())
         request[_RULINGS] = [*earlier, ruling]
         request[RATE_LIMIT] = ruling.verdict
         if not ruling.allowed:

@@ -72,7 +72,7 @@ def limited_job(
             if "job_id" in ctx and "redis" in ctx:
                 redis, name = ctx["redis"], _BOOKED + ctx["job_id"]
                 booked = await redis.getdel(name)
-                found: Any = await task_limit.aenter(whole, named, booked and int(booked))
+                found: Any = await task_limit.abegin(whole, named, booked and int(booked))
                 if isinstance(found, _tasks.PutBack):
                     retries = constants.retry_key_prefix + ctx["job_id"]
                     await _put_back(redis, name, retries, found)

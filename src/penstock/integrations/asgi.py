@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..core._validation import reject
 from ._asgi import (
     POLICY_VIOLATION,
     ASGIApp,
@@ -25,10 +26,11 @@ from ._asgi import (
     rulings_of,
     send_refusal,
     settle_all,
+    stamp,
 )
 from ._deciding import RuleSet
 from ._rules import AppLimits, WebOptions, app_limits, as_rules
-from ._ruling import Answered, Ruling, agive_back, lines_of
+from ._ruling import Answered, Ruling, agive_back
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -136,6 +138,10 @@ class RateLimitMiddleware:
         self._messages = self._rule_set(
             messages if isinstance(messages, (list, tuple)) else [messages], "messages"
         )
+        if self._messages is not None and self._messages.holds:
+            reject(
+                "a message is over once it was received: it can hold no slots, and has no answer"
+            )
 
     def _rule_set(self, limits: Iterable[Any], name: str) -> RuleSet | None:
         rules = as_rules(limits, name)
@@ -176,13 +182,14 @@ class RateLimitMiddleware:
                     await settle_all(rulings, stamped.answered)
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        rulings, _ = rulings_of(scope)
+        rulings, outermost = rulings_of(scope)
         ruling = None if self._rules is None else await self._decide(self._rules, scope)
         if ruling is not None and not ruling.allowed:
             await agive_back(rulings)
             await refuse_websocket(ruling, scope, receive, send)
             return
-        watched = _Watched(self, self._messages, scope, receive, send)
+        told = rulings if outermost else []
+        watched = _Watched(self, self._messages, scope, receive, send, told)
         try:
             await self.app(scope, watched.receive, watched.send)
         finally:
@@ -226,20 +233,21 @@ class _Watched:
         scope: Scope,
         receive: Receive,
         send: Send,
+        told: list[Ruling],
     ) -> None:
         self._middleware = middleware
         self._rules = rules
         self._scope = scope
         self._receive = receive
         self._send = send
+        self._told = told
         self._closed = False
 
     async def send(self, message: Message) -> None:
         if self._closed:
             return
-        if message["type"] == "websocket.accept":
-            rulings, _ = rulings_of(self._scope)
-            message["headers"] = [*message.get("headers", ()), *lines_of(rulings)]
+        if message["type"] == "websocket.accept" and self._told:
+            stamp(message, self._told)
         await self._send(message)
 
     async def receive(self) -> Message:

@@ -71,7 +71,7 @@ def limited_task(
             if task is None:
                 found = task_limit.wait(args, named)
             else:
-                found = task_limit.enter(args, named, _booked(task.request))
+                found = task_limit.begin(args, named, _booked(task.request))
                 if isinstance(found, _tasks.PutBack):
                     _put_back(task, found)
                     raise celery.exceptions.Ignore()

@@ -77,7 +77,7 @@ def limited_actor(
             if message is None:
                 found = task_limit.wait(args, named)
             else:
-                found = task_limit.enter(args, named, message.options.pop(_OPTION, None))
+                found = task_limit.begin(args, named, message.options.pop(_OPTION, None))
                 if isinstance(found, _tasks.PutBack):
                     raise _put_back(dramatiq, message, found)
             try:

@@ -141,6 +141,11 @@ def install(app: FastAPI, **options: "Unpack[WebOptions]") -> None:
     # Around all of the app's middleware, and so around that which answers errors nobody handled.
     installed = _Installed(app, build, **options)
     app.build_middleware_stack = installed.built  # type: ignore[method-assign]
+    _prepare(app, installed)
+
+
+def _prepare(app: FastAPI, installed: "_Installed") -> None:
+    """Have refusals answered in this app, and documented."""
     refuse: Any = installed.refuse
     app.add_exception_handler(TooManyRequests, refuse)
     document = app.openapi
@@ -185,6 +190,9 @@ class _Installed(RateLimitMiddleware):
                 rules = self._rules_of(self._fastapi, limits)
                 # Where routers are included as they are, this only stands for the route.
                 _LimitedRoute.take(getattr(route, "_effective_route", route), self, rules)
+        for mounted in _mounted(self._fastapi.routes):
+            if TooManyRequests not in mounted.exception_handlers:
+                _prepare(mounted, self)
         return self
 
     def __call__(self, scope: Any, receive: Any, send: Any) -> Coroutine[Any, Any, None]:
@@ -370,6 +378,15 @@ def _routes_of(app: FastAPI) -> Iterator[Any]:
     for route in app.routes if contexts is None else contexts(app.routes):
         if getattr(route, "dependant", None) is not None:
             yield route
+
+
+def _mounted(routes: Iterable[Any]) -> Iterator[FastAPI]:
+    """The apps among routes, and those that are mounted in them."""
+    for route in routes:
+        app = getattr(route, "app", None)
+        if isinstance(app, FastAPI):
+            yield app
+        yield from _mounted(getattr(route, "routes", None) or ())
 
 
 def _limits_of(route: Any) -> tuple[RateLimit, ...]:

@@ -16,7 +16,7 @@ from ..core._errors import require_module
 from ..core._validation import reject, shown
 from ._deciding import RuleSet
 from ._rules import AppLimits, Rule, WebOptions, add_rules, app_limits, as_rules
-from ._ruling import PROBLEM_JSON, Ruling, give_back, headers_of
+from ._ruling import PROBLEM_JSON, Ruling, give_back, put_on
 
 require_module(__name__, "flask")
 
@@ -59,8 +59,8 @@ class RateLimits:
     """The extension: `RateLimits(app, "100/minute")`, or without an app, and `init_app` later.
 
     `limits` are rates such as `"100/minute"`, strategies or `Rule`s; they count for the whole app.
-    The options are those of `WebOptions`; `on_denied` is a function of request and verdict that
-    returns what a view may return. The `Verdict` is `g.rate_limit`.
+    The options are those of `WebOptions`; `on_denied` is a function of request and verdict, sync or
+    async, that returns what a view may return. The `Verdict` is `g.rate_limit`.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class RateLimits:
         self._limits = limits
         self._options = options
         self._views: dict[Any, list[Rule]] = {}
-        self._blueprints: dict[str, list[Rule]] = {}
+        self._blueprints: dict[Any, list[Rule]] = {}
         self._exempt: set[Any] = set()
         as_rules(limits)
         # With no store yet, to have mistakes told where they are made.
@@ -84,7 +84,7 @@ class RateLimits:
         if _KEY in app.extensions:
             reject("this app has an extension of Penstock already; give its limits to that one")
         limits = app_limits(_WerkzeugReader(), self._options)
-        app.extensions[_KEY] = installed = _ViewLimits(self, limits, app.view_functions)
+        app.extensions[_KEY] = installed = _ViewLimits(self, limits, app)
         app.before_request(installed.before)
         # The first to be registered is the last to see a response.
         app.after_request_funcs.setdefault(None, []).insert(0, _after)
@@ -110,20 +110,25 @@ class RateLimits:
         return decorate
 
     def shared_limit(self, name: str, *limits: Any, **options: Any) -> Callable[[_View], _View]:
-        """As `limit`, for views that count together: those under one `name`."""
-        (rule,) = self._rules(limits, {**options, "name": name})
-        return self.limit(rule)
+        """As `limit`, for views that count together: those under one `name`. Further limits are
+        called `name-2` and so on."""
+        rules = []
+        for place, limit in enumerate(limits, 1):
+            if isinstance(limit, Rule):
+                reject(f"a shared limit is named here: give its rate and options, not {limit!r}")
+            rules.append(Rule(limit, **{**options, "name": _numbered(name, place)}))
+        return self.limit(*rules)
 
     def limit_blueprint(self, blueprint: Blueprint, *limits: Any, **options: Any) -> None:
-        """Limit the views of a blueprint, which count together."""
+        """Limit the views of a blueprint, and those of blueprints in it, which count together."""
         if not isinstance(getattr(blueprint, "name", None), str):
             reject(f"limit_blueprint takes a blueprint, not {shown(blueprint)}")
         rules = self._rules(limits, options)
-        self._blueprints.setdefault(blueprint.name, []).extend(rules)
+        self._blueprints.setdefault(blueprint, []).extend(rules)
 
     def exempt(self, view: _View) -> _View:
         """A decorator for views, or a call for blueprints, that are not limited at all."""
-        self._exempt.add(view if callable(view) else view.name)
+        self._exempt.add(view)
         return view
 
     @property
@@ -161,10 +166,11 @@ class _Inquiry:
 class _ViewLimits:
     """The limits of one app, by endpoint."""
 
-    def __init__(self, declared: RateLimits, limits: AppLimits, views: Mapping[str, Any]) -> None:
+    def __init__(self, declared: RateLimits, limits: AppLimits, app: Any) -> None:
         self.declared = declared
         self.limits = limits
-        self._views = views
+        self._views: Mapping[str, Any] = app.view_functions
+        self._blueprints: Mapping[str, Any] = app.blueprints
         self._lock = threading.Lock()
         self._rule_sets: dict[str | None, RuleSet | None] = {}
         self._hidden: dict[str, RuleSet] = {}
@@ -194,14 +200,20 @@ class _ViewLimits:
             return rules
         views = list(_unwrapped(self._views.get(endpoint)))
         parts = endpoint.split(".")[:-1]
-        blueprints = [".".join(parts[: depth + 1]) for depth in range(len(parts))]
+        around = [".".join(parts[: depth + 1]) for depth in range(len(parts))]
+        blueprints = [self._blueprints.get(name) for name in around]
         if declared._exempt & {*views, *blueprints}:
             return {}
-        for name in blueprints:
-            add_rules(rules, declared._blueprints.get(name, ()), name)
+        for blueprint in blueprints:
+            if blueprint in declared._blueprints:
+                add_rules(rules, declared._blueprints[blueprint], self._name(blueprint))
         for view in views:
             add_rules(rules, declared._views.get(view, ()), endpoint)
         return rules
+
+    def _name(self, blueprint: Any) -> str:
+        """That of its first place: a blueprint may have several, and be in others."""
+        return next(name for name, each in self._blueprints.items() if each is blueprint)
 
     def hidden(self, endpoint: str, rules: list[Rule]) -> RuleSet:
         """Of a view whose limits were not found by its endpoint."""
@@ -229,6 +241,10 @@ def _limited(view: Callable[..., Any], rules: list[Rule]) -> Callable[..., Any]:
         return current_app.ensure_sync(view)(*args, **named)
 
     return limited
+
+
+def _numbered(name: str, place: int) -> str:
+    return name if place == 1 else f"{name}-{place}"
 
 
 def _unwrapped(view: Any) -> Iterator[Any]:
@@ -273,19 +289,15 @@ def _decide(limits: _ViewLimits, rules: RuleSet | None, asked: Any) -> Any:
     give_back(known.rulings)
     handler = limits.limits.on_denied
     if handler is not None:
-        return handler(asked, ruling.verdict)
+        return current_app.ensure_sync(handler)(asked, ruling.verdict)
     return Response(ruling.problem(), ruling.status, content_type=PROBLEM_JSON)
 
 
 def _after(response: Response) -> Response:
     known: _Inquiry | None = g.get(_ASKED)
-    if known is None:
-        return response
-    headers = response.headers
-    for name, value in headers_of(known.rulings).items():
-        if name not in headers:
-            headers.add(name, value)
-    for ruling in known.rulings:
+    rulings = () if known is None else known.rulings
+    put_on(response, rulings)
+    for ruling in rulings:
         if ruling.held and response.is_streamed:
             # Slots are held until it is over: read to its end, or closed. Not every server closes
             # what a client has left.

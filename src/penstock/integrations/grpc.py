@@ -12,20 +12,20 @@ from __future__ import annotations
 
 import asyncio as _asyncio
 import inspect as _inspect
-import ipaddress as _ipaddress
 import logging as _logging
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase as _fits
 from typing import Any, NamedTuple
+from urllib.parse import unquote as _unquote
 
-from .. import _limited, _limits
+from .. import _limited
 from ..adapters import _grpc_status
-from ..core import _errors, _limiter, _validation
+from ..core import _charges, _errors, _validation
 from ..core._clock import Clock as _Clock
 from ..core._store import Store as _Store
 from ..core._waiting import timeout_in_ms as _timeout_in_ms
 from ..stores import _opening
-from . import _pacing
+from . import _pacing, _who
 
 try:
     import grpc
@@ -48,7 +48,8 @@ _log = _logging.getLogger("penstock.integrations")
 
 class GrpcCall(NamedTuple):
     """What a key is made of: the `method`, as in `/package.Service/Method`, the `peer` as gRPC
-    tells it, which a client does not know, and the `metadata` by names in lower case."""
+    tells it, which a client does not know, and the `metadata` by names in lower case, texts of one
+    name joined by commas."""
 
     method: str
     peer: str
@@ -57,15 +58,33 @@ class GrpcCall(NamedTuple):
 
 def by_peer(call: GrpcCall) -> str:
     """The key by default: the address that calls, without its port; of IPv6 the /64. Behind a proxy
-    that is the proxy's, so take a key from the metadata there."""
-    kind, _, rest = call.peer.partition(":")
-    host = rest.rpartition(":")[0].strip("[]").replace("%5B", "").replace("%5D", "")
-    if kind == "ipv6":
-        try:
-            return str(_ipaddress.ip_network(f"{host}/64", strict=False))
-        except ValueError:
-            return host or call.peer
-    return host if kind == "ipv4" else call.peer or "unknown"
+    that is the proxy's: there, take `by_address` with the proxies that are trusted."""
+    address = _who.parsed(_reader.peer(call))
+    return call.peer or "unknown" if address is None else _who.network_of(address)
+
+
+class _CallReader:
+    """Reads a call as if it were a request of HTTP."""
+
+    def peer(self, call: GrpcCall) -> str | None:
+        kind, _, rest = call.peer.partition(":")
+        return _unquote(rest) if kind in ("ipv4", "ipv6") else None
+
+    def header(self, call: GrpcCall, name: str) -> str | None:
+        value = call.metadata.get(name)
+        return value if isinstance(value, str) else None
+
+    def method(self, call: GrpcCall) -> str:
+        return "POST"
+
+    def path(self, call: GrpcCall) -> str:
+        return call.method
+
+    def route(self, call: GrpcCall) -> str:
+        return call.method
+
+
+_reader = _CallReader()
 
 
 class _Methods:
@@ -103,10 +122,20 @@ class _Rule:
 
     def __init__(self, limiter: Any) -> None:
         self.limiter: Any = limiter
-        self.holds: bool = _limited.holds_slots(limiter)
+        holds = _limited.holds_slots(limiter)
+        # A service's policy is found out to have slots by asking.
+        name = "reserve" if holds else "take" if hasattr(limiter, "atake") else "check"
+        self.ask: Any = getattr(limiter, name)
+        self.aask: Any = getattr(limiter, f"a{name}")
 
-    def keys(self, key: Any) -> Any:
-        return _limited.for_all(self.limiter, key) if isinstance(key, str) else key
+    def keys(self, key: Any, stored: Callable[[str], str]) -> Any:
+        """What the limiter is asked by: one key for all limits, or one for each, as they are
+        stored. The attributes of a policy are the service's matter."""
+        if isinstance(key, str):
+            return _limited.for_all(self.limiter, stored(key))
+        if not isinstance(key, Mapping) or hasattr(self.limiter, "policy"):
+            return key
+        return {name: stored(part) for name, part in key.items()}
 
 
 class _ServerLimit:
@@ -117,24 +146,29 @@ class _ServerLimit:
         limit: _limited.Target | None,
         *,
         methods: Mapping[str, _limited.Target | None] | None = None,
-        key: Callable[[GrpcCall], Any] = by_peer,
+        key: Callable[[GrpcCall], Any] | _who.AddressKey | _who.HeaderKey = by_peer,
         cost: int = 1,
+        hash_keys: str | bytes | None = None,
         fail: str = "open",
         store: _Store | str | None = None,
         prefix: str = "grpc",
         clock: _Clock | None = None,
     ) -> None:
+        if isinstance(key, (_who.AddressKey, _who.HeaderKey)):
+            key = _who.reading(key, _reader, _who.AddressKey(), None)
         if not callable(key):
             _validation.reject(
-                f"key must be a function of a GrpcCall, not {_validation.shown(key)}"
+                "key must be a function of a GrpcCall, or by_address(...), by_header(...) or "
+                f"by_api_key(...), not {_validation.shown(key)}"
             )
         self._key: Callable[[GrpcCall], Any] = key
+        self._stored = _who.stored_by(_who.require_secret(hash_keys))
         self._cost: int = _validation.require_int("cost", cost, 1)
         self._fail = _validation.require_choice("fail", fail, ("open", "closed", "error"))
         self._store, self._owns_store = _opening.open_for_limiter(store, clock)
 
         def make(rate: Any, pattern: str) -> _Rule:
-            if isinstance(rate, (_limiter.Limiter, _limits.Limits)):
+            if _limited.is_limiter(rate):
                 return _Rule(rate)
             lead = ":".join(filter(None, (prefix, pattern)))
             return _Rule(_limited.limiter_of(rate, self._store, lead, clock))
@@ -151,7 +185,11 @@ class _ServerLimit:
         return found
 
     def _call(self, method: str, context: Any) -> GrpcCall:
-        metadata = {item[0]: item[1] for item in context.invocation_metadata() or ()}
+        metadata: dict[str, Any] = {}
+        for name, value in context.invocation_metadata() or ():
+            # As lines of HTTP are: what a proxy appends comes last.
+            is_list = name in metadata and not name.endswith("-bin")
+            metadata[name] = f"{metadata[name]},{value}" if is_list else value
         return GrpcCall(method, context.peer() or "", metadata)
 
     def _failed(self, error: _errors.StoreUnavailableError) -> tuple[grpc.StatusCode, str] | None:
@@ -175,10 +213,11 @@ class _ServerLimit:
         return handle
 
     def _admit_sync(self, rule: _Rule, method: str, context: Any) -> None:
-        keys = rule.keys(self._key(self._call(method, context)))
+        keys = rule.keys(self._key(self._call(method, context)), self._stored)
+        if keys is None:
+            return
         try:
-            ask = rule.limiter.reserve if rule.holds else rule.limiter.check
-            answer = ask(keys, self._cost)
+            answer: Any = rule.ask(keys, self._cost)
         except _errors.StoreUnavailableError as error:
             refused = self._failed(error)
             if refused is not None:
@@ -188,7 +227,7 @@ class _ServerLimit:
             text, trailers = _refusal(answer)
             context.set_trailing_metadata(trailers)
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-        if rule.holds:
+        if isinstance(answer, _charges.Settling):
             self._renewal.add(answer)
             if not context.add_callback(lambda: self._release(answer)):
                 # The call has ended already.
@@ -221,12 +260,14 @@ def _refusal(answer: Any) -> tuple[str, tuple[tuple[str, str | bytes], ...]]:
 class LimitInterceptor(_ServerLimit, grpc.ServerInterceptor):  # type: ignore[type-arg]
     """For `grpc.server(..., interceptors=[...])`, sync servers.
 
-    `limit` is for all methods together: a rate, a strategy, a mapping of several, a `Limiter` or
-    `Limits`. `methods` maps methods, such as `"/shop.Orders/Place"` or
+    `limit` is for all methods together: a rate, a strategy, a mapping of several, a `Limiter`,
+    `Limits` or `ServiceLimiter`. `methods` maps methods, such as `"/shop.Orders/Place"` or
     `"/grpc.health.v1.Health/*"`, to limits of their own, or to None, which exempts them; the first
     that fits counts. `key` is a function of the `GrpcCall`, which returns a key, or for several
-    limits a mapping of such; by default it is the address of the peer. `cost` is what a call
-    costs.
+    limits a mapping of such, or None, which lets the call pass; or what `by_address`, `by_header`
+    and `by_api_key` of `penstock.integrations` make, which read the metadata. By default it is the
+    address of the peer. `hash_keys` is a secret: keys are stored as HMACs under it. `cost` is what
+    a call costs.
 
     `fail` says what happens to calls while the store is away: `"open"` lets them pass, `"closed"`
     refuses them, `"error"` answers UNAVAILABLE. `store`, `prefix` and `clock` are those of
@@ -281,10 +322,11 @@ class AioLimitInterceptor(_ServerLimit, grpc.aio.ServerInterceptor):  # type: ig
     async def _admit(self, rule: _Rule, method: str, context: Any) -> Any:
         """The charge to hold while the call lasts, if there is one."""
         key: Any = self._key(self._call(method, context))
-        keys = rule.keys(await key if _inspect.isawaitable(key) else key)
+        keys = rule.keys(await key if _inspect.isawaitable(key) else key, self._stored)
+        if keys is None:
+            return None
         try:
-            ask = rule.limiter.areserve if rule.holds else rule.limiter.acheck
-            answer = await ask(keys, self._cost)
+            answer = await rule.aask(keys, self._cost)
         except _errors.StoreUnavailableError as error:
             refused = self._failed(error)
             if refused is not None:
@@ -293,7 +335,7 @@ class AioLimitInterceptor(_ServerLimit, grpc.aio.ServerInterceptor):  # type: ig
         if not answer.allowed:
             text, trailers = _refusal(answer)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text, trailers)
-        return answer if rule.holds else None
+        return answer if isinstance(answer, _charges.Settling) else None
 
 
 class _Nothing:

@@ -8,6 +8,7 @@ streams and exceptions too. For requests that no route is found for, put
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..core._errors import require_module
@@ -50,7 +51,8 @@ class RateLimitPlugin(InitPlugin):
     """Limits an app: `Litestar(handlers, plugins=[RateLimitPlugin("100/minute")])`.
 
     `limits` are rates such as `"100/minute"`, strategies or `Rule`s, for the whole app. A handler,
-    controller or router adds its own as `opt={"rate_limit": "5/minute"}`, or a list of them. The
+    controller or router adds its own as `opt={"rate_limit": "5/minute"}`, or a list of them; those
+    of a controller or a router are for its path as a whole. The
     options are those of `WebOptions`; `on_denied` is a function of request and verdict, sync or
     async, that returns an ASGI app, such as an `ASGIResponse`. The `Verdict` is
     `request.state.rate_limit`. The store is closed when the app shuts down.
@@ -103,11 +105,11 @@ class RateLimitPlugin(InitPlugin):
 
     def _rules_for(self, handler: Any) -> RuleSet | None:
         if handler not in self._rule_sets:
-            given = handler.opt.get("rate_limit", ())
-            several = given if isinstance(given, (list, tuple)) else [given]
-            own = [each if isinstance(each, Rule) else Rule(each) for each in several]
             named = dict(self._rules)
-            add_rules(named, own, str(handler))
+            for after, given in _declared(handler):
+                several = given if isinstance(given, (list, tuple)) else [given]
+                rules = [each if isinstance(each, Rule) else Rule(each) for each in several]
+                add_rules(named, rules, after)
             self._rule_sets[handler] = RuleSet(self._limits, named) if named else None
         return self._rule_sets[handler]
 
@@ -123,6 +125,18 @@ class RateLimitPlugin(InitPlugin):
         if hasattr(response, "__await__"):
             response = await response
         await response(request.scope, receive, send)
+
+
+def _declared(handler: Any) -> Iterator[tuple[str, Any]]:
+    """What a handler and those around it declare, the outermost first, and the names of these. To a
+    handler Litestar gives the `opt` of the nearest one that has it."""
+    path, last = "", None
+    for layer in handler.ownership_layers:
+        path += getattr(layer, "path", None) or ""
+        given = (layer.opt or {}).get("rate_limit")
+        if given is not None and given is not last:
+            yield str(handler) if layer is handler else path, given
+            last = given
 
 
 async def _stamp(message: Any, scope: Any) -> None:

@@ -63,7 +63,7 @@ class AsyncRateLimits(RateLimits):
         served = RateLimitMiddleware(app.asgi_app, **self._options)
         served.limits.reader = _QuartReader()
         app.asgi_app = served
-        app.extensions[_KEY] = _ViewLimits(self, served.limits, app.view_functions)
+        app.extensions[_KEY] = _ViewLimits(self, served.limits, app)
         app.before_request(_before)
 
     @property

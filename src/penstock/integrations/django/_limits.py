@@ -11,13 +11,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from inspect import isawaitable
 from typing import Any
 
 from ...core._errors import require_module
 from ...core._validation import reject, shown
 from .._deciding import RuleSet
 from .._rules import AppLimits, Rule, add_rules, app_limits, as_rules
-from .._ruling import PROBLEM_JSON, Ruling, agive_back, give_back, headers_of
+from .._ruling import PROBLEM_JSON, Ruling, agive_back, give_back, put_on
 
 require_module("penstock.integrations.django", "django")
 
@@ -174,9 +175,11 @@ def decide(request: Any, rules: RuleSet | None) -> Any:
     if rules is None:
         return None
     ruling = rules.decide(request)
-    if ruling is not None and not ruling.allowed:
-        give_back(rulings_of_request(request))
-    return _decided(request, rules, ruling)
+    if _is_allowed(request, rules, ruling):
+        return None
+    give_back(rulings_of_request(request))
+    answer = refusal(request, ruling)
+    return limits_of_project().limits.resolve(answer) if isawaitable(answer) else answer
 
 
 async def adecide(request: Any, rules: RuleSet | None) -> Any:
@@ -184,22 +187,25 @@ async def adecide(request: Any, rules: RuleSet | None) -> Any:
     if rules is None:
         return None
     ruling = await rules.adecide(request)
-    if ruling is not None and not ruling.allowed:
-        await agive_back(rulings_of_request(request))
-    return _decided(request, rules, ruling)
+    if _is_allowed(request, rules, ruling):
+        return None
+    await agive_back(rulings_of_request(request))
+    answer = refusal(request, ruling)
+    return await answer if isawaitable(answer) else answer
 
 
-def _decided(request: Any, rules: RuleSet, ruling: Ruling | None) -> Any:
+def _is_allowed(request: Any, rules: RuleSet, ruling: Ruling | None) -> bool:
+    """Note down what was decided about a request."""
     was_decided(request).update(rules.rules.values())
     if ruling is None:
-        return None
+        return True
     request.rate_limit = ruling.verdict
     rulings_of_request(request).append(ruling)
-    return None if ruling.allowed else refusal(request, ruling)
+    return ruling.allowed
 
 
-def refusal(request: Any, ruling: Ruling) -> Any:
-    """The answer to a request that was denied."""
+def refusal(request: Any, ruling: Any) -> Any:
+    """The answer to a request that was denied, or what has to be awaited for it."""
     handler = limits_of_project().limits.on_denied
     if handler is not None:
         return handler(request, ruling.verdict)
@@ -220,9 +226,7 @@ def rulings_of_request(request: Any) -> list[Ruling]:
 
 def stamp(request: Any, response: Any) -> None:
     """Put the headers of limits on a response."""
-    rulings = rulings_of_request(request)
-    for name, value in headers_of(rulings).items() if rulings else ():
-        response.headers.setdefault(name, value)
+    put_on(response, rulings_of_request(request))
 
 
 def settle(request: Any, response: Any) -> list[Ruling]:

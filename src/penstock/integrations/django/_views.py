@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 from ...core._validation import reject, shown
@@ -102,12 +102,15 @@ def rate_limited(*limits: Any, **options: Any) -> Callable[[View], View]:
     if not rules:
         reject("a limit must be given, such as @rate_limited('100/minute')")
 
-    def decorate(view: Any) -> Any:
+    def decorate(view: Any, is_async: bool = False) -> Any:
         if isinstance(view, type):
-            return method_decorator(decorate, name="dispatch")(view)
+            # What dispatches for async handlers is no coroutine function itself.
+            is_async = getattr(view, "view_is_async", False)
+            return method_decorator(partial(decorate, is_async=is_async), name="dispatch")(view)
         if not callable(view):
             reject(f"rate_limited decorates a view, not {shown(view)}")
-        limited = _async_view(view) if iscoroutinefunction(view) else _sync_view(view)
+        is_async = is_async or iscoroutinefunction(view)
+        limited = _async_view(view) if is_async else _sync_view(view)
         setattr(limited, RULES, [*rules, *getattr(view, RULES, ())])
         return limited
 

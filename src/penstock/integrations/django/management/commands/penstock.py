@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from ....._limits import Limits
-from ...._who import hashed_by
+from ...._who import stored_by
 from ..._limits import declared_rules, limits_of_project
 
 __all__ = ["Command"]
@@ -41,7 +41,7 @@ class Command(BaseCommand):  # type: ignore[misc]
             raise CommandError(f"there is no limit {name!r}; there are {', '.join(rules)}")
         app = limits_of_project().limits
         limits = Limits({name: limit}, store=app.store, clock=app.clock, prefix=app.prefix)
-        keys = {name: key if app.secret is None else hashed_by(app.secret)(key)}
+        keys = {name: stored_by(app.secret)(key)}
         if options["action"] == "reset":
             limits.reset(keys)
             self.stdout.write(f"{name}: {key} starts afresh")
