@@ -21,9 +21,9 @@ from .core._clock import Clock, SystemClock, require_clock
 from .core._decision import Decision, Forecast
 from .core._limiter import clock_reader, refuse_check
 from .core._reserving import aacquired, acquired, areserved, aspent, reserved, spent
+from .core._steps import Step
 from .core._store import MadeBy, Store, require_store
 from .core._strategy import Strategy
-from .core._transform import Step
 from .core._validation import key_lead, reject, require_int
 from .core._verdict import Verdict
 from .core._waiting import KeyQueues, aacquire, acquire, timeout_in_ms, waiting_clock
