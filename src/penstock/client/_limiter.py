@@ -222,9 +222,12 @@ class ServiceLimiter(Closing):
     def take(self, key: str, cost: int = ...) -> Decision | ServiceCharge: ...
 
     @overload
-    def take(self, key: Attributes, cost: int = ...) -> Verdict | ServiceCharge: ...
+    def take(self, key: Attributes, cost: Cost = ...) -> Verdict | ServiceCharge: ...
 
-    def take(self, key: str | Attributes, cost: int = 1) -> Decision | Verdict | ServiceCharge:
+    @overload
+    def take(self, key: str, cost: Mapping[str, int]) -> Verdict | ServiceCharge: ...
+
+    def take(self, key: str | Attributes, cost: Cost = 1) -> Decision | Verdict | ServiceCharge:
         """As `check`; of a policy with slots among its limits, which the first call finds out, as
         `reserve`: the answer is the charge that holds them."""
         if not self._holds:
@@ -238,10 +241,13 @@ class ServiceLimiter(Closing):
     async def atake(self, key: str, cost: int = ...) -> Decision | ServiceCharge: ...
 
     @overload
-    async def atake(self, key: Attributes, cost: int = ...) -> Verdict | ServiceCharge: ...
+    async def atake(self, key: Attributes, cost: Cost = ...) -> Verdict | ServiceCharge: ...
+
+    @overload
+    async def atake(self, key: str, cost: Mapping[str, int]) -> Verdict | ServiceCharge: ...
 
     async def atake(
-        self, key: str | Attributes, cost: int = 1
+        self, key: str | Attributes, cost: Cost = 1
     ) -> Decision | Verdict | ServiceCharge:
         """The awaitable twin of `take`."""
         if not self._holds:
@@ -285,6 +291,11 @@ class ServiceLimiter(Closing):
         self, key: Attributes, cost: Cost = ..., timeout: float | None = ...
     ) -> Verdict | ServiceCharge: ...
 
+    @overload
+    def acquire(
+        self, key: str, cost: Mapping[str, int], timeout: float | None = ...
+    ) -> Verdict | ServiceCharge: ...
+
     def acquire(
         self, key: str | Attributes, cost: Cost = 1, timeout: float | None = None
     ) -> Decision | Verdict | ServiceCharge:
@@ -314,6 +325,11 @@ class ServiceLimiter(Closing):
     @overload
     async def aacquire(
         self, key: Attributes, cost: Cost = ..., timeout: float | None = ...
+    ) -> Verdict | ServiceCharge: ...
+
+    @overload
+    async def aacquire(
+        self, key: str, cost: Mapping[str, int], timeout: float | None = ...
     ) -> Verdict | ServiceCharge: ...
 
     async def aacquire(
