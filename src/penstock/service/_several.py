@@ -99,13 +99,14 @@ class SeveralLimits:
         self._known = frozenset(spec.attributes())
         self._names = [limit.name for limit in spec.limits]
         self._has_costs = any(limit.cost is not None for limit in spec.limits)
+        self._held = [limit.name for limit in spec.limits if limit.strategy.is_held]
         self._made: dict[tuple[Strategy | None, ...], PolicyLimits | None] = {}
         # What is wrong with a prefix or a store is found when the policy is made.
         self._usual = self._limits_of(tuple(limit.strategy for limit in spec.limits))
         self._places = range(len(spec.limits))
         # The limits that have a key, where every request asks all of them with the same figures.
         self._keyed: list[tuple[str, str]] | None = None
-        if not spec.plans and not spec.overrides and self.asks_all:
+        if not spec.plans and not spec.overrides and not self._held and self.asks_all:
             self._keyed = [(each.name, each.by) for each in spec.limits if each.by is not None]
 
     @property
@@ -284,7 +285,7 @@ class SeveralLimits:
     def _costs(
         self, asked: Sequence[int], attributes: Attributes, cost: int, costs: Costs
     ) -> int | dict[str, int]:
-        if not self._has_costs and not costs:
+        if not self._has_costs and not costs and not self._held:
             return cost
         by_limit: dict[str, int] = {}
         for place in asked:
@@ -296,6 +297,12 @@ class SeveralLimits:
                 by_limit[name] = cost
             else:
                 by_limit[name] = require_int(f"the attribute {told!r}", attributes[told], 0)
+        for name in self._held:
+            if by_limit.get(name, 1) > 1:
+                reject(
+                    f"a request holds one slot of the limit {name!r} of policy {self._policy!r}, "
+                    f"not {by_limit[name]}; say what it costs the others in `costs`, by limit"
+                )
         return by_limit
 
     def _limits_of(self, chosen: tuple[Strategy | None, ...]) -> PolicyLimits | None:
@@ -394,6 +401,10 @@ class Judge:
         if request.limits is None:
             now = self._guard.now()
             return Forecast(MAX_SAFE, now, now)
+        told = request.cost
+        if not isinstance(told, int) and 0 in told.values():
+            free = ", ".join([name for name, units in told.items() if not units])
+            reject(f"the cost of a forecast must be at least 1, and is 0 for {free}")
         try:
             return await request.limits.aforecast(request.keys, request.cost)
         except Exception as error:

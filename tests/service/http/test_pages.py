@@ -172,8 +172,7 @@ limiters:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-@pytest.mark.parametrize("without", ["", "plain"])
-@pytest.mark.parametrize("token", [None, "a-token-of-operators"])
+@pytest.mark.parametrize(("without", "token"), [("", "a-token-of-operators"), ("plain", None)])
 def test_every_line_of_the_page_works_where_it_was_asked(without: str, token: str | None) -> None:
     """Pasted into a shell, as it is: with a policy that is served, what another call answers with,
     and the token, where the service has one; without, what operators do is said to be refused."""

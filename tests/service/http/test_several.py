@@ -101,6 +101,26 @@ def test_costs_are_told_by_limit(client: Client) -> None:
     assert list(client.post("/v1/check", staff).json["limits"]) == ["all"]
 
 
+def test_a_cost_that_no_store_could_answer_is_the_callers_mistake(client: Client) -> None:
+    """And no outage, in which a policy would let it in: a request holds one slot, and a forecast
+    is of a cost."""
+    for body in ({"cost": 2}, {"costs": {"flight": 2}}):
+        refused = client.post("/v1/reserve", {"policy": "key", "key": "k", **body})
+        assert (refused.status, refused.json["code"]) == (400, "config_invalid")
+        assert "holds one slot of the limit 'flight'" in refused.json["detail"]
+    free = {"policy": "api", "attributes": {"user": "u", "tokens": 0}}
+    refused = client.post("/v1/forecast", free)
+    assert (refused.status, refused.json["code"]) == (400, "config_invalid")
+    assert "must be at least 1, and is 0 for tokens" in refused.json["detail"]
+    reserved = client.post("/v1/reserve", {"policy": "key", "key": "k", "costs": {"each": 2}})
+    assert {name: told["remaining"] for name, told in reserved.json["limits"].items()} == {
+        "each": 0,
+        "flight": 0,
+    }
+    again = client.post("/v1/reserve", {"policy": "key", "key": "j", "costs": {"flight": 0}})
+    assert again.json["limits"]["flight"]["remaining"] == 1, "nothing of it is held"
+
+
 def decision(allowed: bool, remaining: int, limit: int) -> dict[str, Any]:
     end = NOW - NOW % 60_000 + 60_000
     retry = 0 if allowed else end - NOW
