@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import closing
 from functools import partial
@@ -12,6 +13,7 @@ import pytest
 from penstock import (
     ConfigInvalidError,
     Decision,
+    Limit,
     Limits,
     ManualClock,
     Outcome,
@@ -154,6 +156,55 @@ def test_keys_in_several_slots_are_given_back_when_a_later_one_denies() -> None:
         keys = {"cell": "a", "window": "b", "tight": "c", "last": "d"}
         left = {name: said.remaining for name, said in limits.peek(keys).limits.items()}
         assert left == {"cell": 48, "window": 48, "tight": 0, "last": 48}
+
+
+@pytest.mark.parametrize("where", ["valkey", "cluster"])
+@pytest.mark.parametrize("use_server_time", [True, False])
+def test_a_request_without_steps_is_admitted(where: str, use_server_time: bool) -> None:
+    """Optional limits without a key, and a charge of nothing that is cancelled."""
+    store = RedisStore.from_url(
+        url_of(where), use_server_time=use_server_time, timeout_ms=PATIENT_MS
+    )
+    with closing(store):
+        limits = Limits({"user": Limit("5/minute", optional=True)}, store=store, prefix=new_key())
+        assert limits.check({}).limits == limits.peek({}).limits == {}
+        assert limits.reserve({}).cancel()
+        assert limits.reserve({"user": "a"}, 0).cancel()
+        assert limits.peek({"user": "a"}).remaining == 5
+        assert asyncio.run(_without_steps(store, limits))
+
+
+async def _without_steps(store: RedisStore, limits: Limits) -> bool:
+    verdict = await limits.acheck({})
+    assert await (await limits.areserve({})).acancel()
+    await store.aclose()
+    return verdict.allowed
+
+
+def test_in_a_cluster_the_same_step_twice_is_not_admitted_for_passing_once() -> None:
+    """The second one denies, so that the key in another slot is charged nothing."""
+    with closing(open_empty("cluster")) as store:
+        narrow, plenty = fixed_window(3, 10**8, "first"), fixed_window(50, 10**8, "first")
+        twice = Step("narrow", checking(narrow), 2)
+        other = Step("other", checking(plenty))
+        told = store.apply_all([twice, twice, other], START)
+        assert [decision.allowed for decision in told] == [True, False, True]
+        left = store.apply_all([twice._replace(cost=0), other._replace(cost=0)], START)
+        assert [decision.remaining for decision in left] == [3, 50]
+
+
+def test_in_a_cluster_nothing_is_given_back_or_paused_after_a_denial() -> None:
+    """A charge is settled once because the first step of a settlement denies the second one."""
+    with closing(open_empty("cluster")) as store:
+        once, cell, pool = fixed_window(1, 10**8, "first"), gcra(5, 10**8), slots(2, 10**6)
+        take = Step("once", checking(once))
+        held = [Step("cell", checking(cell), 3), Step("pool", taking(pool, "s1"))]
+        assert all(store.apply_all([take, *held], START))
+        back = [Step("cell", refunding(cell, START), 3), Step("pool", releasing(pool, "s1"))]
+        pause = Step("cell", pausing(cell, START + 10**7))
+        assert store.apply_all([take, *back, pause], START)[1:] == [0, 0, None]
+        looks = [step._replace(cost=0) for step in held]
+        assert [decision.remaining for decision in store.apply_all(looks, START)] == [2, 1]
 
 
 @pytest.mark.parametrize("where", ["valkey", "cluster"])

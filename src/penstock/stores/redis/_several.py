@@ -24,7 +24,7 @@ from ...core._errors import PenstockError, StoreUnavailableError, UnsupportedErr
 from ...core._lua import REPLY, LuaScript, LuaSource, script_of_all
 from ...core._register import registered
 from ...core._steps import Step, decide_all, looked_at
-from ...core._transform import Transform, checking, trying
+from ...core._transform import READING, Transform, checking, trying
 from .. import record
 from .._sheet import ConnectionFailedError
 from ._requests import TIME, Command, Delay, RedisFlow, ms_of
@@ -80,24 +80,25 @@ def _slot_by_slot(
 ) -> RedisFlow:
     results: list[Any] = [None] * len(steps)
     charged: list[tuple[Step, int]] = []
-    admitted = True
+    admitted, at = True, now
     try:
         for group in groups:
-            slot = [steps[place] if admitted else _tried(steps[place]) for place in group]
-            answers, at = yield from _group(router, slot, now, others=bool(charged))
-            for place, answer in zip(group, answers, strict=True):
-                results[place] = answer
             if not admitted:
+                yield from _try_group(router, steps, group, now, at, results)
                 continue
-            passed = [
-                step
-                for step, answer in zip(slot, answers, strict=True)
-                if step.transform.admits(answer)
-            ]
-            if all(step.shadow or step in passed for step in slot):
-                charged += [(step, at) for step in passed]
+            slot = [steps[place] for place in group]
+            answers, at = yield from _group(router, slot, now, others=bool(charged))
+            # By place: a key that is named twice may have the same step twice, of which one passes.
+            passed = []
+            for place, step, answer in zip(group, slot, answers, strict=True):
+                results[place] = answer
+                if step.transform.admits(answer):
+                    passed.append((step, at))
+                elif not step.shadow:
+                    admitted = False
+            if admitted:
+                charged += passed
             else:
-                admitted = False
                 yield from _give_back(router, charged, now)
     except Exception:
         with suppress(PenstockError):
@@ -106,13 +107,39 @@ def _slot_by_slot(
     return results, at
 
 
-def _tried(step: Step) -> Step:
-    """The same, with nothing written. What the script tries is a check."""
+def _try_group(
+    router: RedisRouter,
+    steps: Sequence[Step],
+    group: Sequence[int],
+    now: int,
+    at: int,
+    results: list[Any],
+) -> RedisFlow:
+    """What the steps of a slot would answer after another one has denied; nothing is written."""
+    tries: dict[int, Step] = {}
+    for place in group:
+        tried = _tried(steps[place])
+        if tried is None:
+            results[place] = steps[place].transform.refuse(at, 1)
+        else:
+            tries[place] = tried
+    if tries:
+        answers, _ = yield from _group(router, list(tries.values()), now, others=False)
+        for place, answer in zip(tries, answers, strict=True):
+            results[place] = answer
+
+
+def _tried(step: Step) -> Step | None:
+    """The same, with nothing written. What the script tries is a check; what is given back or
+    paused is not asked at all."""
     transform = step.transform
-    if transform.reverse is None or transform.strategy is None:
+    if transform.role in READING:
         return step
-    is_check = transform.lua is None or transform.role == "check"
-    return step._replace(transform=trying(transform if is_check else checking(transform.strategy)))
+    if transform.lua is None or transform.role == "check":
+        return step._replace(transform=trying(transform))
+    if transform.reverse is None or transform.strategy is None:
+        return None
+    return step._replace(transform=trying(checking(transform.strategy)))
 
 
 def _give_back(router: RedisRouter, charged: list[tuple[Step, int]], now: int) -> RedisFlow:
