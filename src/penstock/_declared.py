@@ -14,12 +14,20 @@ from typing import Any
 
 from .core._charges import Part
 from .core._decision import Decision, Forecast
-from .core._errors import UnsupportedError
+from .core._errors import ConfigInvalidError, UnsupportedError
 from .core._reserving import pauses, require_until, require_wait
 from .core._steps import Step
 from .core._strategy import Strategy
 from .core._transform import Transform, checking, forecasting, looking
-from .core._validation import MAX_SAFE, plain_key, reject, require_int, require_key, shown
+from .core._validation import (
+    MAX_INSTANT_MS,
+    MAX_SAFE,
+    plain_key,
+    reject,
+    require_int,
+    require_key,
+    shown,
+)
 from .core._verdict import Verdict
 from .strategies import strategy_of_rate
 
@@ -96,6 +104,13 @@ class DeclaredLimit:
         # A check of one unit, where that is the same in every call.
         self.step = Step(self.lead, self.check, 1, limit.shadow) if limit.keyless else None
 
+    def key(self, key: Any) -> str:
+        """A key as the store knows it; what is wrong with one is said with the limit it is for."""
+        try:
+            return self.lead + require_key(key)
+        except ConfigInvalidError as error:
+            raise ConfigInvalidError(f"the limit {self.name!r}: {error}") from None
+
 
 class Declaration:
     """All limits of a `Limits`, in the order of their steps."""
@@ -121,13 +136,13 @@ class Declaration:
                     )
                     for part in self.parts
                 ]
-            except KeyError:
+            except (KeyError, ConfigInvalidError):
                 pass  # which is said below
         parts = self._asked(keys)
         costs = self._costs(parts, cost)
         steps = []
         for part, units in zip(parts, costs, strict=True):
-            key = part.lead if part.limit.keyless else part.lead + require_key(keys[part.name])
+            key = part.lead if part.limit.keyless else part.key(keys[part.name])
             transform = part.check if units else part.look
             steps.append(Step(key, transform, units or 1, part.limit.shadow))
         return parts, steps
@@ -199,6 +214,22 @@ class Declaration:
             for part, step, units in zip(parts, steps, costs, strict=True)
         ]
 
+    def spent(
+        self, keys: Mapping[str, str], cost: Cost, verdict: Verdict, asked_at: int
+    ) -> list[Part]:
+        """What a check of these keys and costs has charged, which answered `verdict`."""
+        if not isinstance(verdict, Verdict):
+            reject(f"verdict must be what check answered, not {shown(verdict)}")
+        require_int("asked_at", asked_at, 0, MAX_INSTANT_MS)
+        parts, charged = self.charges(keys, cost)
+        asked = [part.name for part in parts]
+        if asked != list(verdict.limits):
+            reject(
+                f"the verdict is that of other limits, {', '.join(verdict.limits) or 'none'}, than "
+                f"those of these keys, {', '.join(asked) or 'none'}"
+            )
+        return charged
+
     def require_wait(self, max_wait_ms: int) -> int:
         """How far ahead a call may book; refused where nothing can be booked."""
         wait = require_wait(max_wait_ms)
@@ -226,7 +257,7 @@ class Declaration:
                 names.append(part.lead)
                 continue
             self._require_keyed(name)
-            names.append(self._by_name[name].lead + require_key(key))
+            names.append(self._by_name[name].key(key))
         return names
 
     def admissible_queue(self, keys: Mapping[str, str], cost: Cost) -> str:

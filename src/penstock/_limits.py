@@ -191,17 +191,15 @@ class Limits(OnStore):
         """A `Charge` for what a `check` of these keys and costs has spent, which answered `verdict`
         and was asked at the instant `asked_at` of `clock`: to give it back after all. For whoever
         asks much more often than that; else `reserve`."""
-        return spent(
-            self.store, self._now, self._declared.charges(keys, cost)[1], verdict, asked_at
-        )
+        charged = self._declared.spent(keys, cost, verdict, asked_at)
+        return spent(self.store, self._now, charged, verdict, asked_at)
 
     async def acharge_for(
         self, keys: Mapping[str, str], cost: Cost, verdict: Verdict, asked_at: int
     ) -> Charge:
         """The awaitable twin of `charge_for`."""
-        return await aspent(
-            self.store, self._now, self._declared.charges(keys, cost)[1], verdict, asked_at
-        )
+        charged = self._declared.spent(keys, cost, verdict, asked_at)
+        return await aspent(self.store, self._now, charged, verdict, asked_at)
 
     def _terms(
         self, keys: Mapping[str, str], cost: Cost, max_wait_ms: int

@@ -160,9 +160,10 @@ def test_what_is_wrong_is_said_and_charges_nothing(make: Make) -> None:
     for keys, cost, said in [
         ({"user": "alice"}, 1, "'tenant' has no key"),
         ({**ALICE, "planet": "x"}, 1, "no limit 'planet'"),
-        ({"user": "", "tenant": "acme"}, 1, "must not be empty"),
-        ({"user": "x" * 5_000, "tenant": "acme"}, 1, "at most 4096 bytes"),
-        ({"user": 7, "tenant": "acme"}, 1, "key must be a string"),
+        ({"user": "", "tenant": "acme"}, 1, "the limit 'user': key must not be empty"),
+        ({"user": "x" * 5_000, "tenant": "acme"}, 1, "the limit 'user': key must be at most 4096"),
+        ({"user": "alice", "tenant": 7}, 1, "the limit 'tenant': key must be a string"),
+        ({"user": "alice", "tenant": ""}, {"user": 2}, "the limit 'tenant': key must not be empty"),
         (ALICE, {"tokens": 1}, "'tokens', which is not there"),
         (ALICE, {"user": -1}, "cost of 'user'"),
         (ALICE, {"user": 1.5}, "cost of 'user'"),
@@ -173,6 +174,27 @@ def test_what_is_wrong_is_said_and_charges_nothing(make: Make) -> None:
         with pytest.raises(ConfigInvalidError, match=said):
             limits.check(keys, cost)  # type: ignore[arg-type]
     assert {said.remaining for said in limits.peek(ALICE).limits.values()} == {3, 5}
+
+
+def test_a_key_to_forget_or_to_pause_is_refused_with_the_limit_it_is_for(make: Make) -> None:
+    limits = make()
+    for ask in (limits.reset, lambda keys: limits.pause(keys, 5)):
+        with pytest.raises(ConfigInvalidError, match="the limit 'tenant': key must not be empty"):
+            ask({"user": "alice", "tenant": ""})
+
+
+def test_a_charge_is_made_only_of_the_verdict_on_its_limits(clock: ManualClock) -> None:
+    limits = Limits({"user": "5/second", "group": Limit("9/second", optional=True)}, clock=clock)
+    both = limits.check({"user": "a", "group": "b"})
+    for verdict, asked_at, said in [
+        (both, clock.now(), "the verdict is that of other limits, user, group, than .*, user"),
+        (both.decision, clock.now(), "verdict must be what check answered"),
+        (limits.check({"user": "a"}), "now", "asked_at must be an integer"),
+    ]:
+        with pytest.raises(ConfigInvalidError, match=said):
+            limits.charge_for({"user": "a"}, 1, verdict, asked_at)  # type: ignore[arg-type]
+    assert limits.charge_for({"user": "a", "group": "b"}, 1, both, clock.now()).cancel()
+    assert limits.peek({"user": "a"}).remaining == 4
 
 
 @pytest.mark.parametrize(

@@ -315,9 +315,7 @@ class Charge(Settling):
             require_int("actual", actual, 0)
             return {part.name: actual for part, _ in self._parts}
         # What a shadow did not take is not an error: whether it did was not the caller's choice.
-        names = set(self.cost)
-        if self.verdict is not None:
-            names |= set(self.verdict.limits)
+        names = list(self.cost if self.verdict is None else self.verdict.limits)
         for name, units in actual.items():
             if name not in names:
                 there = ", ".join(map(repr, names)) or "none"
