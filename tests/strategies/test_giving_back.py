@@ -7,7 +7,7 @@ from math import ceil, inf, nextafter
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import (
@@ -88,8 +88,11 @@ def test_a_refund_at_the_same_instant_undoes_a_charge(
 ) -> None:
     """It restores what the state means, now and at any time to come."""
     key, now = _aged(strategy, timeline)
+    cost = min(cost, strategy.limit)
+    while retry := strategy.check(key.at(now), now, cost).result.retry_after_ms:
+        now += retry
     before = _future(key, now)
-    assume(key.run("check", now, cost).allowed)
+    assert key.run("check", now, cost).allowed
 
     assert key.run("refund", now, cost, now) == cost
     assert _future(key, now) == before
@@ -285,6 +288,21 @@ def test_only_the_last_booking_comes_back(strategy: Strategy) -> None:
     assert key.run("refund", NOW, 1, first) == 1
 
 
+@pytest.mark.parametrize(
+    "strategy", [*PACED, token_bucket(2, 1.0), token_bucket(2, 20.0), token_bucket(1, 900.0)]
+)
+def test_the_last_booking_comes_back_while_time_goes_by(strategy: Strategy) -> None:
+    """A bucket that was filled in many steps is rounded; that is nobody who stands behind."""
+    for step in range(60):
+        key, now = Key(strategy), NOW
+        for _ in range(strategy.limit + 3):
+            starts_at = now + key.run("book", now, 1, 10_000_000).delay_ms
+            now += step
+        if starts_at > now:
+            assert key.run("refund", now, 1, starts_at) == 1
+            assert abs(now + key.run("book", now, 1, 10_000_000).delay_ms - starts_at) <= 1
+
+
 @pytest.mark.parametrize("strategy", [s for s in STRATEGIES if s.window_kind], ids=repr)
 def test_windows_cannot_be_booked(strategy: Strategy) -> None:
     with pytest.raises(UnsupportedError, match="gcra"):
@@ -315,6 +333,17 @@ def test_an_emptied_tick_ahead_of_the_clock_still_stands() -> None:
     assert key.state is not None
     assert key.run("check", NOW + 100, 5).allowed
     assert not key.run("check", NOW + 100, 1).allowed
+
+
+def test_a_refund_keeps_what_a_clock_that_goes_back_finds_again() -> None:
+    """The units of another tick had left the window at the instant of the refund, and at no other
+    that the state tells of."""
+    key = Key(sliding_window(5, 900, buckets=2))
+    key.run("check", NOW, 2)
+    key.run("check", NOW + 900, 1)
+    before = _left(key, NOW + 900)
+    assert key.run("refund", NOW + 1_400, 1, NOW + 900) == 1
+    assert _left(key, NOW + 900) == before + 1
 
 
 def test_a_debt_is_paid_off_first() -> None:

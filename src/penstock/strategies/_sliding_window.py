@@ -134,11 +134,12 @@ class SlidingWindow(Strategy):
         _, kept, _, _, _ = self._view(state, now)
         charged = floor(charged_at / self.tick_ms)
         units = min(cost, dict(kept).get(charged, 0))
-        if not units:
+        if state is None or not units:
             return Outcome(state, 0, 0, False)
-        kept = tuple([(at, count - units if at == charged else count) for at, count in kept])
-        # An empty tick stays: the clock has been there.
-        return Outcome(kept, units, self._expiry(kept[-1][0]) - now, True)
+        # An empty tick stays: the clock has been there. So do those that are out of sight: no newer
+        # tick stands for this instant, and they count again if the clock goes back.
+        left = tuple([(at, count - units if at == charged else count) for at, count in state])
+        return Outcome(left, units, self._expiry(left[-1][0]) - now, True)
 
     def charge(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         tick, kept, full, oldest, weight = self._view(state, now)

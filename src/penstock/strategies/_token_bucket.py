@@ -45,6 +45,9 @@ State = tuple[float, int]
 # Not yet a token, however little is missing.
 _NEARLY_ONE = nextafter(1.0, 0.0)
 
+# More than the roundings of a bucket come to, and less than anybody books.
+_ROUNDINGS = 2.0**-10
+
 # Units admitted, times the capacity: below it, the roundings of as many steps add up to less than
 # a quarter of a token.
 _EXACT = 2**50
@@ -145,8 +148,10 @@ class TokenBucket(Strategy):
         if state is None:
             return Outcome(state, 0, 0, False)
         tokens, at = self._level(state, now)
-        # What was booked for later stays as it is once somebody stands behind it.
-        if charged_at > now and tokens < 0 and at + ceil(-tokens / self.refill_per_ms) > charged_at:
+        # What was booked for later stays as it is once somebody stands behind it, with a token of
+        # their own; what is less than that is rounding.
+        owed = -tokens - (charged_at - at) * self.refill_per_ms
+        if charged_at > now and tokens < 0 and owed > _ROUNDINGS:
             return Outcome(state, 0, 0, False)
         if tokens >= self.capacity:
             return Outcome(state, 0, 0, False)

@@ -69,8 +69,8 @@ end
 local function refund(p, stored, now, cost, chargedAt)
   if not stored then return 1, 0, 0, 0, 0 end
   local tokens, at = level(p, stored, now)
-  local paidAt = at + math.ceil(-tokens / (p.refillPerSec / 1000))
-  if chargedAt > now and tokens < 0 and paidAt > chargedAt then return 1, 0, 0, 0, 0 end
+  local owed = -tokens - (chargedAt - at) * (p.refillPerSec / 1000)
+  if chargedAt > now and tokens < 0 and owed > 2 ^ -10 then return 1, 0, 0, 0, 0 end
   if tokens >= p.capacity then return 1, 0, 0, 0, 0 end
   local units = math.min(cost, math.floor(p.capacity - tokens))
   tokens = math.min(p.capacity, sum(tokens, cost))
