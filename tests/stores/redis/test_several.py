@@ -12,6 +12,7 @@ import pytest
 from penstock import (
     ConfigInvalidError,
     Decision,
+    Limit,
     Limits,
     ManualClock,
     Outcome,
@@ -66,6 +67,14 @@ class Plain(Gcra):
 
     def check(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
         return super().check(state, now, cost)
+
+
+def test_a_request_whose_limits_are_all_left_out_asks_nobody() -> None:
+    """As on every other store, it is admitted."""
+    with closing(open_empty("valkey")) as store:
+        limits = Limits({"a": Limit("5/minute", optional=True)}, store=store)
+        assert limits.check({}).allowed
+        assert limits.reserve({}).cancel()
 
 
 @pytest.mark.parametrize("server", ["valkey", "redis8"])

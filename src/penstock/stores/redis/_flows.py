@@ -241,6 +241,8 @@ class RedisFlows:
     def apply_all(self, steps: Sequence[Step], now: int) -> RedisFlow:
         """The flow that stands for `Store.apply_all`; with the instant of the decision."""
         at = 0 if self._server_time else _instant(now)
+        if not steps:
+            return _nothing_asked(now)
         plan = plan_of(steps)
         if plan.has_looks:
             steps = looked_at(steps)
@@ -342,6 +344,12 @@ class RedisFlows:
                 for place, decision in zip(chunk, answers, strict=True):
                     decisions[place] = decision
         return decisions
+
+
+def _nothing_asked(now: int) -> RedisFlow:
+    """The limits of a request that were all left out."""
+    yield from ()
+    return [], now
 
 
 def _second_look(transforms: Sequence[Transform[Any]], make: Callable[[], RedisFlow]) -> RedisFlow:
