@@ -52,14 +52,6 @@ READING = frozenset({"peek", "forecast", "look", "try", "tell"})
 """The roles that never write."""
 
 
-def _none(_result: Any) -> None:
-    return None
-
-
-def _always(_result: Any) -> bool:
-    return True
-
-
 class Transform(Generic[R]):
     """A pure transition on its way to a store, with the accelerators it may be swapped for.
 
@@ -70,18 +62,18 @@ class Transform(Generic[R]):
     `refuse(now, retry_after_ms)` is the answer of a store that has no room for a new key, and
     `decision_in(result)` the decision about the key, for a store that has to choose which keys it
     can do without; None where a result tells nothing of the kind. `admits(result)` says whether
-    it lets a request of several steps through, and `reverse(charged_at)` is the transform that
-    gives back what it took; None for one that takes nothing.
+    it lets a request of several steps through.
     """
 
     argument: int | str | tuple[str, ...] = 0
-    decision_in: Callable[[R], Any] = staticmethod(_none)
-    admits: Callable[[R], bool] = staticmethod(_always)
+    """What the role needs to know beside the cost."""
     reverse: Callable[[int], Transform[int]] | None = None
-    # For the role "lease": the least that helps, where `cost` is what is wanted.
+    """`reverse(charged_at)` is the transform that gives back what it took; None for one that takes
+    nothing."""
     need: int = 1
-    # What the compiled path made of `native`, once it has seen this transform.
+    """For the role "lease": the least that helps, where `cost` is what is wanted."""
     kernel: Any = None
+    """What the compiled path made of `native`, once it has seen this transform."""
 
     def __init__(
         self,
@@ -97,6 +89,8 @@ class Transform(Generic[R]):
         self.refuse: Callable[[int, int], R] = refuse
         self.lua: LuaAccelerator | None = None if strategy is None else strategy.lua
         self.native: tuple[Any, ...] | None = None if strategy is None else strategy.native
+        self.decision_in: Callable[[R], Any] = _none
+        self.admits: Callable[[R], bool] = _always
 
     def needs_room(self, now: int, cost: int) -> bool:
         """Whether a check of a new key would be kept. Where there is no room for it, those who only
@@ -105,6 +99,14 @@ class Transform(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<Transform {self.role} of {self.strategy!r}>"
+
+
+def _none(_result: Any) -> None:
+    return None
+
+
+def _always(_result: Any) -> bool:
+    return True
 
 
 def _itself(result: Any) -> Any:
@@ -207,13 +209,21 @@ class _OnSlots(Transform[R]):
     strategy: Strategy
     argument: Any
 
-    def __init__(self, strategy: Strategy, role: str, argument: str | tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        role: str,
+        argument: str | tuple[str, ...],
+        admits: Callable[[R], bool] = _always,
+    ) -> None:
         self.strategy = strategy
         self.kind = strategy.name
         self.role = role
         self.lua = strategy.lua
         self.native = strategy.native
         self.argument = argument
+        self.decision_in = _none
+        self.admits = admits
 
     def run(self, state: Any, now: int, _cost: int) -> Outcome[R]:
         outcome: Outcome[R] = getattr(self.strategy, self.role)(state, now, self.argument)
@@ -224,8 +234,6 @@ class _OnSlots(Transform[R]):
 
 
 class _Holding(_OnSlots[Decision]):
-    admits = bool
-
     def refuse(self, now: int, retry_after_ms: int) -> Decision:
         return _denial(self.strategy, now, retry_after_ms)
 
@@ -240,13 +248,13 @@ class _Renewing(_OnSlots[tuple[Decision, ...]]):
 
 def taking(strategy: Strategy, slot_id: str) -> Transform[Decision]:
     """The transform that holds a slot."""
-    return _Holding(strategy, "take", slot_id)
+    return _Holding(strategy, "take", slot_id, bool)
 
 
 def queueing(strategy: Strategy, slot_id: str) -> Transform[Decision]:
     """The transform that holds a slot in turn. As a shadow, a denial is written too, which keeps a
     ticket; beside other limits, that would let them be charged."""
-    return _Holding(strategy, "queue_up", slot_id)
+    return _Holding(strategy, "queue_up", slot_id, bool)
 
 
 def ticketing(strategy: Strategy, slot_id: str) -> Transform[int]:

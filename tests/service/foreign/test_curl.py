@@ -47,6 +47,16 @@ def test_a_client_that_knows_is_answered_in_http_2() -> None:
     assert [body["allowed"] for _, [body] in answers] == [True, True, False]
 
 
+def test_a_body_that_is_too_long_is_answered(tmp_path: Path) -> None:
+    """A curl of 2023 loses the answer if its stream is reset right behind it."""
+    body = tmp_path / "body"
+    body.write_bytes(b"x" * 5_000_000)
+    with Penstock() as server:
+        words = ["--http2-prior-knowledge", "--data-binary", f"@{body}", f"{server.url}/check"]
+        status, [told] = curl(*words)
+    assert (status, told["code"]) == (["2 413"], "body_too_large")
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 @pytest.mark.parametrize(("option", "version"), [("--http2", "2"), ("--http1.1", "1.1")])
 def test_behind_tls_a_client_gets_the_protocol_that_it_asks_for(

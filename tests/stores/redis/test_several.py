@@ -70,6 +70,14 @@ class Plain(Gcra):
         return super().check(state, now, cost)
 
 
+def test_a_request_whose_limits_are_all_left_out_asks_nobody() -> None:
+    """As on every other store, it is admitted."""
+    with closing(open_empty("valkey")) as store:
+        limits = Limits({"a": Limit("5/minute", optional=True)}, store=store)
+        assert limits.check({}).allowed
+        assert limits.reserve({}).cancel()
+
+
 @pytest.mark.parametrize("server", ["valkey", "redis8"])
 def test_any_mixture_is_decided_as_the_oracle_does(server: str) -> None:
     """Of strategies, operations, costs, shadows, keys named twice and clocks that go back."""

@@ -242,7 +242,7 @@ class RedisFlows:
         """The flow that stands for `Store.apply_all`; with the instant of the decision."""
         at = 0 if self._server_time else _instant(now)
         if not steps:
-            return _no_answers(at)
+            return _nothing_asked(now)
         plan = plan_of(steps)
         if plan.has_looks:
             steps = looked_at(steps)
@@ -346,10 +346,10 @@ class RedisFlows:
         return decisions
 
 
-def _no_answers(at: int) -> RedisFlow:
-    """Where no limit takes part: optional ones without a key, or a charge of nothing."""
+def _nothing_asked(now: int) -> RedisFlow:
+    """The limits of a request that were all left out."""
     yield from ()
-    return [], at
+    return [], now
 
 
 def _second_look(transforms: Sequence[Transform[Any]], make: Callable[[], RedisFlow]) -> RedisFlow:

@@ -144,10 +144,11 @@ class MultiplexedConnection(asyncio.Protocol):
                 waiter = waiters[0]
                 waiter.replies.append(reply)
                 if len(waiter.replies) == waiter.count:
-                    # First, since who is told may have something else to ask.
-                    waiters.popleft()
                     if not waiter.answer.done():
                         waiter.answer.set_result(waiter.replies)
+                    # Who is told may ask again, and that may have ended the connection.
+                    if waiters:
+                        waiters.popleft()
         except (ProtocolError, IndexError) as error:
             self._fail(lost_reply(self.address, f"not what was asked for: {error}"))
             return
@@ -202,15 +203,16 @@ class MultiplexedConnection(asyncio.Protocol):
 
     def _fail(self, error: ConnectionFailedError) -> None:
         """Nothing will be heard any more. What was never written certainly was not run."""
-        waiters, self._waiters = self._waiters, deque()
-        written = len(waiters) - len(self._unsent)
+        written = len(self._waiters) - len(self._unsent)
         self._unsent.clear()
+        # First, so that nobody who is told asks here again.
+        self.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self.close()
-        for place, waiter in enumerate(waiters):
+        for place, waiter in enumerate(self._waiters):
             if not waiter.answer.done():
                 ran = place < written
                 failure = ConnectionFailedError(str(error), may_have_run=ran, again=True)
                 waiter.answer.set_exception(failure)
+        self._waiters.clear()

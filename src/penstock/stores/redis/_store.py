@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ..._queueing.fork import ForkAware, watch_forks
@@ -82,7 +82,7 @@ class RedisStore(Store, ForkAware):
             from ._async_connections import AsyncConnections
 
             self._async = AsyncConnections(deployment.async_factory, self.timeout_ms)
-            self.begin = self._begin_steps
+            self.begin: Callable[[Sequence[Step], int, Told], None] | None = self._begin_steps
         self._begin(RedisRouter(deployment.topology))
 
     def _connect_rest(self, client: Any) -> None:
