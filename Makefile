@@ -100,10 +100,10 @@ docs: $(VENV)/.packages  ## the documentation as a site, in build/docs
 	@echo "==> docs"
 	@$(BIN)/python -m tools.docs
 
-# A process more than there are cores, since they often wait, and no more than four: each has servers
-# of its own. A file stays in one of them, and they are begun in the order of tests/conftest.py.
+# Two processes more than there are cores, since they often wait, and no more than five: each has
+# servers of its own. A file stays in one of them, and they are begun in the order of tests/conftest.py.
 # JOBS=0 runs all tests in one process, which a debugger needs.
-JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) + 1))')
+JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(5, (os.cpu_count() or 1) + 2))')
 PYTEST := $(BIN)/python -m pytest
 
 # Once, before each of them does the same: what they import is compiled, and cannot be missing.
