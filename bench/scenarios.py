@@ -52,7 +52,7 @@ def _hot(name: str, title: str, allowed: bool) -> Scenario:
         quick_rounds=15,
         serves=_sync,
         prepare=partial(hot_probe, calls=_HOT_CALLS, allowed=allowed),
-        bounds={NATIVE: 5, INTERPRETED: 60},
+        bounds={NATIVE: 3.3, INTERPRETED: 100},
     )
 
 
@@ -89,7 +89,7 @@ SCENARIOS = {
             quick_rounds=15,
             serves=lambda contender: contender.aopen is not None,
             prepare=partial(async_probe, calls=_HOT_CALLS),
-            bounds={NATIVE: 2},
+            bounds={NATIVE: 1.5},
         ),
     )
 }
