@@ -133,3 +133,36 @@ class WholeRequests:
         self, routes: dict[bytes, Any], most_head: int, most_fields: int, lead: bytes
     ) -> None: ...
     def answer(self, data: bytes) -> bytes | None: ...
+
+class CheckCommand:
+    def __init__(
+        self, sha1: bytes, before: tuple[bytes, ...], after: tuple[bytes, ...]
+    ) -> None: ...
+    def pack(self, key: str, now: int, cost: int) -> bytes: ...
+
+class FirstExchange:
+    where: Any
+    key: str
+    transform: Any
+    now: int
+    cost: int
+    deadline: float
+    told: Any
+    answer: FirstExchange
+    def __init__(
+        self,
+        where: Any,
+        key: str,
+        transform: Any,
+        now: int,
+        cost: int,
+        deadline: float,
+        told: Any,
+        calls: bool,
+        by: Any,
+    ) -> None: ...
+    def done(self) -> bool: ...
+    def set_exception(self, error: Exception) -> None: ...
+    def forget(self) -> None: ...
+
+def pair_replies(waiting: Any, reader: Any, data: bytes) -> None: ...

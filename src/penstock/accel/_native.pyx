@@ -4,7 +4,7 @@
 """The compiled path: the same decisions, in machine code.
 
 It imports nothing of the package, so that any layer may use it; what it needs of Python (the
-validators, the error for a clash of kinds) is handed to it. It holds ten things, one per include:
+validators, the error for a clash of kinds) is handed to it. It holds eleven things, one per include:
 
 - kernels: the five transitions, operation for operation as in `strategies/`;
 - runs:    the growing (instant, count) lists of the two sliding windows;
@@ -15,7 +15,8 @@ validators, the error for a clash of kinds) is handed to it. It holds ten things
 - counts:  what a service counts with every check;
 - heads:   what the HTTP server reads of the head of a request;
 - replies: what it answers about decisions and verdicts;
-- checks:  its usual requests, from their bytes to those of the reply.
+- checks:  its usual requests, from their bytes to those of the reply;
+- redis:   the first exchange of a check on Redis.
 
 Atomicity is the interpreter lock's: from the look-up of a key to the write of its state no Python
 code can run. Free-threaded interpreters are therefore not declared supported; importing this
@@ -116,3 +117,4 @@ include "counts.pxi"
 include "heads.pxi"
 include "replies.pxi"
 include "checks.pxi"
+include "redis.pxi"

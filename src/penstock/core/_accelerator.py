@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from json.encoder import encode_basestring
 from typing import Any, ClassVar
 
+from . import native
 from ._clock import SystemClock
 from ._lua import NOW_ARGV, LuaScript, LuaSource
 
@@ -23,7 +24,17 @@ class LuaAccelerator:
     """A strategy's scripts with its parameters: `check` decides and writes, `many` does so for all
     of its keys, `read` returns the raw state, which `decode` turns into one that Python sees."""
 
-    __slots__ = ("_after", "_before", "_usual", "check", "decode", "many", "read", "source")
+    __slots__ = (
+        "_after",
+        "_before",
+        "_command",
+        "_usual",
+        "check",
+        "decode",
+        "many",
+        "read",
+        "source",
+    )
 
     is_fixed: ClassVar[bool] = True
     """Whether its arguments are the same whatever the instant."""
@@ -40,6 +51,7 @@ class LuaAccelerator:
         self._after = after
         # One unit by the server's clock: what nearly every check asks for.
         self._usual = (b"0", *before, b"1", *after)
+        self._command: Any = None
 
     def argv(self, now: int, cost: int) -> tuple[bytes, ...]:
         """The arguments of `check` and `many`, as bytes: drivers pack those without converting,
@@ -48,6 +60,13 @@ class LuaAccelerator:
         if now == 0 and cost == 1:
             return self._usual
         return (b"%d" % now, *self._before, b"%d" % cost, *self._after)
+
+    def command(self) -> Any:
+        """What packs the command of `check` in compiled code; None where nothing is compiled, or
+        the arguments are not always the same."""
+        if self._command is None and native is not None and self.is_fixed:
+            self._command = native.CheckCommand(self.check.sha1_bytes, self._before, self._after)
+        return self._command
 
     def step(self, now: int, role: str, shadow: bool) -> str:
         """One step of the script `all`, with `%d` for its cost and `%s` for its argument."""

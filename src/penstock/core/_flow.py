@@ -21,9 +21,13 @@ R = TypeVar("R")
 Flow = Generator[Req, Any, R]
 """A generator that yields requests, is sent their answers, and returns the result."""
 
+Ended = Callable[[bool], None]
+"""What is told, once, whether a flow has come to its result: for what was held on its behalf."""
 
-def drive(flow: Flow[Req, R], serve: Callable[[Req], Any]) -> R:
+
+def drive(flow: Flow[Req, R], serve: Callable[[Req], Any], ended: Ended | None = None) -> R:
     """Run the flow to its end, serving its requests by blocking calls."""
+    is_well = False
     try:
         request = next(flow)
         while True:
@@ -34,17 +38,24 @@ def drive(flow: Flow[Req, R], serve: Callable[[Req], Any]) -> R:
             else:
                 request = flow.send(answer)
     except StopIteration as finished:
+        is_well = True
         result: R = finished.value
         return result
     finally:
         flow.close()
+        if ended is not None:
+            ended(is_well)
 
 
 async def adrive(
-    flow: Flow[Req, R], serve: Callable[[Req], Awaitable[Any]], first: Req | None = None
+    flow: Flow[Req, R],
+    serve: Callable[[Req], Awaitable[Any]],
+    first: Req | None = None,
+    ended: Ended | None = None,
 ) -> R:
     """Run the flow to its end, awaiting each answer. Cancelling the task closes the flow. `first`
     is the request that a flow waits at which was begun before."""
+    is_well = False
     try:
         request = next(flow) if first is None else first
         while True:
@@ -55,7 +66,10 @@ async def adrive(
             else:
                 request = flow.send(answer)
     except StopIteration as finished:
+        is_well = True
         result: R = finished.value
         return result
     finally:
         flow.close()
+        if ended is not None:
+            ended(is_well)

@@ -6,8 +6,10 @@ import functools
 import uuid
 from typing import Any
 
+import pytest
+
 from penstock import fixed_window, gcra, sliding_window, sliding_window_log, token_bucket
-from penstock.stores.redis import RedisStore
+from penstock.stores.redis import RedisStore, _multiplexed, _store
 from tests.servers import Redis8, RedisCluster, RedisSentinel, Valkey, require
 
 # Long enough that nothing is replenished while a test runs, on whichever clock.
@@ -51,6 +53,12 @@ def open_empty(name: str) -> RedisStore:
     for member in getattr(server, "nodes", [server]):
         member.call("FLUSHALL")
     return RedisStore.from_url(url_of(name), use_server_time=False, timeout_ms=PATIENT_MS)
+
+
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have checks made by their flow, as where nothing is compiled."""
+    monkeypatch.setattr(_store, "native", None)
+    monkeypatch.setattr(_multiplexed, "_pair_replies", _multiplexed.pair_replies)
 
 
 def new_key() -> str:

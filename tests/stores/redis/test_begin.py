@@ -14,10 +14,17 @@ from penstock.core._steps import Step
 from penstock.core._transform import checking
 from penstock.stores.redis import RedisStore
 from tests.servers import FaultProxy, RedisServer
-from tests.stores.redis.live import PATIENT_MS, SPAN_MS, new_key, running
+from tests.stores.redis.live import PATIENT_MS, SPAN_MS, interpreted, new_key, running
 
 FIVE = checking(fixed_window(5, SPAN_MS))
 TEN = checking(gcra(10, SPAN_MS))
+
+
+@pytest.fixture(params=["compiled", "interpreted"], autouse=True)
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check is begun by compiled code or by its flow, and nobody can tell."""
+    if request.param == "interpreted":
+        interpreted(monkeypatch)
 
 
 @contextlib.asynccontextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from ...core._flow import adrive
@@ -58,12 +58,7 @@ class _LoopPool:
     def ready(self, where: Address | None) -> MultiplexedConnection | None:
         """The shared connection, if it is there and sound."""
         connection = self._shared.get(where)  # type: ignore[arg-type]
-        if connection is None or not connection.takes_requests:
-            return None
-        if connection.is_stale():
-            connection.close()
-            return None
-        return connection
+        return connection if connection is not None and connection.is_ready() else None
 
     async def shared(self, where: Address, deadline: float) -> MultiplexedConnection:
         if connection := self.ready(where):
@@ -105,7 +100,7 @@ class _LoopPool:
     def _idle(self, where: Address) -> MultiplexedConnection | None:
         while self._spare.get(where):
             connection = self._spare[where].pop()
-            if connection.takes_requests and not connection.is_stale():
+            if connection.is_ready():
                 return connection
             connection.close()
         return None
@@ -193,7 +188,7 @@ class AsyncConnections:
 
     def __init__(self, factory: ConnectionFactory, timeout_ms: int) -> None:
         self._factory = factory
-        self._timeout_s = timeout_ms / 1000
+        self.timeout_s: float = timeout_ms / 1000
         self._forget()
 
     def after_fork(self) -> None:
@@ -206,24 +201,26 @@ class AsyncConnections:
         # Nearly every call comes from the loop of the one before.
         self._latest: _LoopPool | None = None
 
-    async def run(self, flow: RedisFlow) -> Any:
-        """Serve a flow's requests to its end, within the time of one call."""
+    def run(self, flow: RedisFlow, deadline: float | None = None) -> Coroutine[Any, Any, Any]:
+        """Serve a flow's requests to its end, within the time of one call, or of what is left of
+        it."""
         pool = self._pool()
-        call = _AsyncCall(pool, pool.loop.time() + self._timeout_s)
-        try:
-            result = await adrive(flow, call.serve)
-        except BaseException:
-            call.abandon()
-            raise
-        if call.pinned is not None:
-            call.release()
-        return result
+        call = _AsyncCall(pool, deadline or pool.loop.time() + self.timeout_s)
+        return adrive(flow, call.serve, None, call.end)
 
     def begin(self, flow: RedisFlow, told: Told) -> None:
         """As `run`, without a task as long as none is needed. Whatever is told is told later: what
         fails at once is raised."""
         pool = self._pool()
-        _BegunCall(pool, pool.loop.time() + self._timeout_s, flow, told).begin()
+        _BegunCall(pool, pool.loop.time() + self.timeout_s, flow, told).begin()
+
+    def go_on(self, flow: RedisFlow, told: Told, deadline: float) -> None:
+        """As `begin`, for a call that was begun before: what fails at once is told."""
+        _BegunCall(self._pool(), deadline, flow, told).go_on()
+
+    def ready(self, where: Address | None) -> MultiplexedConnection | None:
+        """The connection of this loop to a server, if it is there and sound."""
+        return self._pool().ready(where)
 
     def _pool(self) -> _LoopPool:
         loop = asyncio.get_running_loop()
@@ -237,7 +234,7 @@ class AsyncConnections:
             pool = self._pools.get(loop)
             if pool is None:
                 self._drop_ended()
-                pool = self._pools[loop] = _LoopPool(loop, self._factory, self._timeout_s)
+                pool = self._pools[loop] = _LoopPool(loop, self._factory, self.timeout_s)
             return pool
 
     def _drop_ended(self) -> None:
@@ -281,15 +278,20 @@ class _AsyncCall:
         self.pinned: MultiplexedConnection | None = None
 
     def serve(self, request: RedisRequest) -> Awaitable[Any]:
-        if type(request) is Exchange:
-            # The common case without a coroutine: the future of a connection that is there.
-            if not request.pinned and (connection := self._pool.ready(request.where)) is not None:
-                deadline = self._deadline if request.share == 1.0 else self._part(request.share)
-                return connection.exchange(pack(request.commands), len(request.commands), deadline)
-            return self._exchange(request)
+        # The common case without a coroutine: the future of a connection that is there.
+        if type(request) is Exchange and (connection := self._ready_for(request)) is not None:
+            return connection.exchange(request, self._deadline)
         return self._serve(request)
 
+    def _ready_for(self, exchange: Exchange) -> MultiplexedConnection | None:
+        """The connection on which an exchange that asks for nothing special can be made now."""
+        if exchange.pinned or exchange.share != 1.0:
+            return None
+        return self._pool.ready(exchange.where)
+
     async def _serve(self, request: RedisRequest) -> Any:
+        if isinstance(request, Exchange):
+            return await self._exchange(request)
         if isinstance(request, Parallel):
             exchanges = [self._exchange(exchange) for exchange in request.exchanges]
             answers = await asyncio.gather(*exchanges, return_exceptions=True)
@@ -299,22 +301,21 @@ class _AsyncCall:
         assert isinstance(request, CloseIdle)
         return self._pool.discard(request.where)
 
-    def release(self) -> None:
-        """Give back what is pinned, with every reply read."""
-        if self.pinned is not None:
-            self._pool.give(self.pinned)
-            self.pinned = None
-
-    def abandon(self) -> None:
-        """After a failure nobody knows what the pinned connection is in the middle of."""
-        if self.pinned is not None:
-            self._pool.drop(self.pinned)
-            self.pinned = None
+    def end(self, is_well: bool) -> None:
+        """Give back what is pinned, with every reply read. After a failure nobody knows what it is
+        in the middle of."""
+        pinned, self.pinned = self.pinned, None
+        if pinned is None:
+            return
+        if is_well:
+            self._pool.give(pinned)
+        else:
+            self._pool.drop(pinned)
 
     async def _exchange(self, exchange: Exchange) -> list[Any]:
         deadline = self._deadline if exchange.share == 1.0 else self._part(exchange.share)
         connection = await self._connection_for(exchange, deadline)
-        return await connection.exchange(pack(exchange.commands), len(exchange.commands), deadline)
+        return await connection.exchange(exchange, deadline)
 
     def _part(self, share: float) -> float:
         """An earlier deadline, at this share of the time that is left."""
@@ -329,7 +330,7 @@ class _AsyncCall:
         if pinned is not None:
             if exchange.where in (None, pinned.address):
                 return pinned
-            self.release()
+            self.end(is_well=True)
         assert exchange.where is not None
         self.pinned = await self._pool.spare(exchange.where, deadline)
         return self.pinned
@@ -354,6 +355,10 @@ class _BegunCall(_AsyncCall):
     def begin(self) -> None:
         self._ask(next(self._flow))
 
+    def go_on(self) -> None:
+        """As `begin`; what fails at once is told as well."""
+        self._go_on(self._flow.send, None)
+
     # As what is told the replies.
 
     def done(self) -> bool:
@@ -374,23 +379,13 @@ class _BegunCall(_AsyncCall):
             self._end(None, error)
 
     def _ask(self, request: RedisRequest) -> None:
-        if type(request) is Exchange and not request.pinned and request.share == 1.0:
-            connection = self._pool.ready(request.where)
-            if connection is not None:
-                commands = request.commands
-                connection.send(pack(commands), len(commands), self._deadline, self)
-                return
-        self._task = self._pool.loop.create_task(self._rest(request))
+        if type(request) is Exchange and (connection := self._ready_for(request)) is not None:
+            request.wait(self, self._deadline)
+            connection.send(request, pack(request.commands))
+            return
+        rest = adrive(self._flow, self.serve, request, self.end)
+        self._task = self._pool.loop.create_task(rest)
         self._task.add_done_callback(self._rested)
-
-    async def _rest(self, request: RedisRequest) -> Any:
-        try:
-            result = await adrive(self._flow, self.serve, request)
-        except BaseException:
-            self.abandon()
-            raise
-        self.release()
-        return result
 
     def _rested(self, task: asyncio.Task[Any]) -> None:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()

@@ -196,12 +196,16 @@ class RedisFlows:
         self._router = router
         self._server_time = use_server_time
 
+    def instant(self, now: int) -> int:
+        """The caller's instant, as the scripts take it: 0 when the server's clock decides."""
+        return 0 if self._server_time else _instant(now)
+
     def apply(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
         """The flow that stands for `Store.apply`."""
         role, lua = transform.role, transform.lua
         if role == "clear":
             return self._clear(key)
-        now = 0 if self._server_time else _instant(now)
+        now = self.instant(now)
         if lua is None:
             run = self._read if role in READING else self._transact
             return run(key, transform, now, cost)
@@ -226,7 +230,7 @@ class RedisFlows:
     ) -> RedisFlow:
         """The flow that stands for `Store.apply_many`."""
         role, lua = transform.role, transform.lua
-        at = 0 if self._server_time else _instant(now)
+        at = self.instant(now)
         if role == "check" and lua is not None:
             every = list(keys)
             if lua.source.by_periods and not at:
@@ -240,7 +244,7 @@ class RedisFlows:
 
     def apply_all(self, steps: Sequence[Step], now: int) -> RedisFlow:
         """The flow that stands for `Store.apply_all`; with the instant of the decision."""
-        at = 0 if self._server_time else _instant(now)
+        at = self.instant(now)
         if not steps:
             return _nothing_asked(now)
         plan = plan_of(steps)
@@ -256,6 +260,18 @@ class RedisFlows:
         steps = (Step(key, transform, cost),)
         (result,), _ = yield from apply_steps(self._router, plan_of(steps), steps, now)
         return result
+
+    def rest_of(self, first: Any, heard: Any) -> RedisFlow:
+        """The rest of a check whose first exchange was answered by something else than a
+        decision."""
+        key, transform, cost = first.key, first.transform, first.cost
+        lua: LuaAccelerator = transform.lua
+        replies = [heard]
+        if isinstance(heard, (ConnectionFailedError, Refusal)):
+            commands = (_checking(key, lua, first.now, cost),)
+            command_set = CommandSet(key, names_of((key,)), commands, lua.check, consuming=True)
+            replies = yield from self._router.send(command_set, first.where, heard)
+        return _decided(replies[0], transform, cost)
 
     def _check(
         self, key: str, transform: Transform[Any], lua: LuaAccelerator, now: int, cost: int
@@ -408,7 +424,6 @@ def _decided(reply: Any, transform: Transform[Any], cost: int) -> Decision:
 
 
 def _instant(now: int) -> int:
-    """The caller's instant, as the scripts take it."""
     if now == 0:
         reject(
             "an instant of 0 means the server's clock to Redis: start the clock at 1 or "

@@ -23,51 +23,47 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, Protocol
 
+from ...core import native
 from .._sheet import ConnectionFailedError
-from ._requests import Address, late_reply, lost_reply
-from ._sync_connections import ProtocolError, new_reader, poller
+from ._requests import Address, Answer, Exchange, late_reply, lost_reply
+from ._sync_connections import ProtocolError, new_reader, pack, poller
 
-__all__ = ["Answer", "MultiplexedConnection"]
+__all__ = ["MultiplexedConnection"]
 
 
 _BATCH = 16
 _NEVER = float("inf")
 
 
-class Answer(Protocol):
-    """What is told the replies to a request: a future, or what goes on where they arrive."""
+class Waiting(Protocol):
+    """What stands in the queue: an `Exchange`, or a check that compiled code sends and reads."""
 
-    def done(self) -> bool: ...
+    @property
+    def answer(self) -> Answer: ...
 
-    def set_result(self, result: list[Any], /) -> None: ...
+    @property
+    def deadline(self) -> float: ...
 
-    def set_exception(self, error: ConnectionFailedError, /) -> None: ...
-
-
-class _Nobody:
-    """Has been told already."""
-
-    def done(self) -> bool:
-        return True
-
-    def set_result(self, _replies: list[Any]) -> None: ...
-
-    def set_exception(self, _error: ConnectionFailedError) -> None: ...
+    def forget(self) -> None:
+        """Tell nobody."""
 
 
-_NOBODY = _Nobody()
+def pair_replies(waiting: deque[Any], reader: Any, data: bytes) -> None:
+    """Tell those in the queue the replies in `data`, in order. Has a compiled twin."""
+    reader.feed(data)
+    while (reply := reader.gets()) is not False:
+        exchange = waiting[0]
+        replies = exchange.replies
+        replies.append(reply)
+        if len(replies) == len(exchange.commands):
+            if not exchange.answer.done():
+                exchange.answer.set_result(replies)
+            # Who is told may ask again, and that may have ended the connection.
+            if waiting:
+                waiting.popleft()
 
 
-class _Waiter:
-    """A request's place in the queue of a connection."""
-
-    __slots__ = ("answer", "count", "deadline", "replies")
-
-    def __init__(self, answer: Answer, count: int, deadline: float) -> None:
-        self.answer = answer
-        self.count = count
-        self.deadline = deadline
-        self.replies: list[Any] = []
+_pair_replies = pair_replies if native is None else native.pair_replies
 
 
 class MultiplexedConnection(asyncio.Protocol):
@@ -76,7 +72,7 @@ class MultiplexedConnection(asyncio.Protocol):
     def __init__(self, connection: Any, address: Address) -> None:
         self.address = address
         self.takes_requests: bool = True
-        self._loop = asyncio.get_running_loop()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         # The writer is kept: it closes its transport when it is collected.
         self._writer = connection._writer
         connection._reader = connection._writer = None
@@ -84,50 +80,56 @@ class MultiplexedConnection(asyncio.Protocol):
         self._transport.set_protocol(self)
         self._poll = poller(self._transport.get_extra_info("socket").fileno())
         self._reader = new_reader()
-        self._waiters: deque[_Waiter] = deque()
+        self._waiting: deque[Waiting] = deque()
         self._unsent: list[bytes] = []
         self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._watched_until = _NEVER
 
-    def exchange(self, payload: bytes, count: int, deadline: float) -> asyncio.Future[list[Any]]:
-        """The replies to `payload`, which holds `count` commands, or
-        ConnectionFailedError."""
-        answer: asyncio.Future[list[Any]] = self._loop.create_future()
-        self.send(payload, count, deadline, answer)
+    def is_ready(self) -> bool:
+        """Whether it takes requests, as far as can be known: False also when the server has hung up
+        and the loop had no chance to tell us yet."""
+        if not self.takes_requests:
+            return False
+        if self._waiting or not self._poll(0):
+            return True
+        self.close()
+        return False
+
+    def exchange(self, exchange: Exchange, deadline: float) -> asyncio.Future[list[Any]]:
+        """The replies, or ConnectionFailedError."""
+        answer: asyncio.Future[list[Any]] = self.loop.create_future()
+        exchange.wait(answer, deadline)
+        self.send(exchange, pack(exchange.commands))
         return answer
 
-    def send(self, payload: bytes, count: int, deadline: float, answer: Answer) -> None:
-        """As `exchange`, with somebody else to be told."""
-        was_quiet = not self._waiters
-        waiter = _Waiter(answer, count, deadline)
+    def send(self, exchange: Waiting, payload: bytes) -> None:
+        """As `exchange`, with all of it prepared."""
+        waiting, deadline = self._waiting, exchange.deadline
         try:
-            self._waiters.append(waiter)
             if deadline < self._watched_until:
                 self._watch(deadline)
-            if was_quiet:
+            if not waiting:
+                waiting.append(exchange)
                 self._transport.write(payload)
                 return
+            waiting.append(exchange)
             self._unsent.append(payload)
             if not self._flush_due:
                 self._flush_due = True
-                self._loop.call_soon(self._flush_due_now)
+                self.loop.call_soon(self._flush_due_now)
             elif len(self._unsent) >= _BATCH:
                 self._flush()
         except BaseException:
             # Who asked hears of it by this.
-            waiter.answer = _NOBODY
+            exchange.forget()
             self._break()
             raise
-
-    def is_stale(self) -> bool:
-        """True when the server has hung up and the loop had no chance to tell us yet."""
-        return not self._waiters and bool(self._poll(0))
 
     def close(self) -> None:
         """End it, with whatever is in flight."""
         self.takes_requests = False
-        if not self._loop.is_closed():
+        if not self.loop.is_closed():
             self._transport.abort()
 
     def hang_up(self) -> None:
@@ -137,25 +139,16 @@ class MultiplexedConnection(asyncio.Protocol):
             self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
     def data_received(self, data: bytes) -> None:
-        waiters, gets = self._waiters, self._reader.gets
+        waiting = self._waiting
         try:
-            self._reader.feed(data)
-            while (reply := gets()) is not False:
-                waiter = waiters[0]
-                waiter.replies.append(reply)
-                if len(waiter.replies) == waiter.count:
-                    if not waiter.answer.done():
-                        waiter.answer.set_result(waiter.replies)
-                    # Who is told may ask again, and that may have ended the connection.
-                    if waiters:
-                        waiters.popleft()
+            _pair_replies(waiting, self._reader, data)
         except (ProtocolError, IndexError) as error:
             self._fail(lost_reply(self.address, f"not what was asked for: {error}"))
             return
         except BaseException:
             self._break()
             raise
-        if not self.takes_requests and not waiters:
+        if not self.takes_requests and not waiting:
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -177,22 +170,22 @@ class MultiplexedConnection(asyncio.Protocol):
     def _watch(self, deadline: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(deadline, self._expire)
+        self._timer = self.loop.call_at(deadline, self._expire)
         self._watched_until = deadline
 
     def _expire(self) -> None:
         """Give up on what is late. One timer serves all requests of the connection."""
         self._timer = None
         self._watched_until = _NEVER
-        now = self._loop.time()
-        waiting = [waiter for waiter in self._waiters if not waiter.answer.done()]
-        for waiter in waiting:
-            if waiter.deadline <= now:
+        now = self.loop.time()
+        waiting = [exchange for exchange in self._waiting if not exchange.answer.done()]
+        for exchange in waiting:
+            if exchange.deadline <= now:
                 self.takes_requests = False
-                waiter.answer.set_exception(late_reply(self.address))
-        waiting = [waiter for waiter in waiting if not waiter.answer.done()]
+                exchange.answer.set_exception(late_reply(self.address))
+        waiting = [exchange for exchange in waiting if not exchange.answer.done()]
         if waiting:
-            self._watch(min(waiter.deadline for waiter in waiting))
+            self._watch(min(exchange.deadline for exchange in waiting))
         elif not self.takes_requests:
             self.close()
 
@@ -203,16 +196,16 @@ class MultiplexedConnection(asyncio.Protocol):
 
     def _fail(self, error: ConnectionFailedError) -> None:
         """Nothing will be heard any more. What was never written certainly was not run."""
-        written = len(self._waiters) - len(self._unsent)
+        written = len(self._waiting) - len(self._unsent)
         self._unsent.clear()
         # First, so that nobody who is told asks here again.
         self.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for place, waiter in enumerate(self._waiters):
-            if not waiter.answer.done():
+        for place, exchange in enumerate(self._waiting):
+            if not exchange.answer.done():
                 ran = place < written
                 failure = ConnectionFailedError(str(error), may_have_run=ran, again=True)
-                waiter.answer.set_exception(failure)
-        self._waiters.clear()
+                exchange.answer.set_exception(failure)
+        self._waiting.clear()

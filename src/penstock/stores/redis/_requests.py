@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 from ...core._errors import ConfigInvalidError, PenstockError, StoreUnavailableError
 from ...core._flow import Flow
@@ -26,6 +26,7 @@ __all__ = [
     "PATIENT",
     "TIME",
     "Address",
+    "Answer",
     "CloseIdle",
     "Command",
     "Delay",
@@ -71,19 +72,57 @@ class Address(NamedTuple):
         return f"{self.host}:{self.port}" if self.port else self.host
 
 
+class Answer(Protocol):
+    """What is told the replies to a request: a future, or what goes on where they arrive."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: list[Any], /) -> None: ...
+
+    def set_exception(self, error: ConnectionFailedError, /) -> None: ...
+
+
+class _Nobody:
+    """Has been told already."""
+
+    def done(self) -> bool:
+        return True
+
+    def set_result(self, _replies: list[Any]) -> None: ...
+
+    def set_exception(self, _error: ConnectionFailedError) -> None: ...
+
+
+_NOBODY = _Nobody()
+
+
 @dataclass(slots=True)
 class Exchange:
     """Send the commands in one write; the answer is one reply each, refusals among them.
 
     `pinned` asks for a connection that nobody else uses until the flow ends, and `where=None` for
     the one that is pinned already. `share` is how much of the time that the call has left may be
-    spent on it.
+    spent on it. The rest is of the connection that it waits on: who is told the replies, those that
+    are there, and by when they have to be.
     """
 
     where: Address | None
     commands: Sequence[Command]
     pinned: bool = False
     share: float = 1.0
+    answer: Answer = field(init=False, repr=False, compare=False)
+    replies: list[Any] = field(init=False, repr=False, compare=False)
+    deadline: float = field(init=False, repr=False, compare=False)
+
+    def wait(self, answer: Answer, deadline: float) -> None:
+        """Before it is put into a queue."""
+        self.answer = answer
+        self.replies = []
+        self.deadline = deadline
+
+    def forget(self) -> None:
+        """Tell nobody."""
+        self.answer = _NOBODY
 
 
 @dataclass(slots=True)

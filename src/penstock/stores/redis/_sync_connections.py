@@ -206,14 +206,7 @@ class SyncConnections:
     def run(self, flow: RedisFlow) -> Any:
         """Serve a flow's requests to its end, within the time of one call."""
         call = _SyncCall(self, monotonic() + self._timeout_s)
-        try:
-            result = drive(flow, call.serve)
-        except BaseException:
-            call.abandon()
-            raise
-        if call.pinned is not None:
-            call.release()
-        return result
+        return drive(flow, call.serve, call.end)
 
     def take(self, where: Address | None, deadline: float) -> _Connection:
         """A connection that nobody else uses: an idle one that is sound, or a new one."""
@@ -327,16 +320,15 @@ class _SyncCall:
         assert isinstance(request, CloseIdle)
         return self._connections.discard(request.where)
 
-    def release(self) -> None:
-        """Give back what is pinned, with every reply read."""
+    def end(self, is_well: bool) -> None:
+        """Give back what is pinned, with every reply read. After a failure nobody knows what it is
+        in the middle of."""
         pinned, self.pinned = self.pinned, None
-        if pinned is not None:
+        if pinned is None:
+            return
+        if is_well:
             self._connections.give(pinned)
-
-    def abandon(self) -> None:
-        """After a failure nobody knows what the pinned connection is in the middle of."""
-        pinned, self.pinned = self.pinned, None
-        if pinned is not None:
+        else:
             pinned.close()
 
     def _exchange(self, exchange: Exchange) -> list[Any]:
@@ -367,7 +359,7 @@ class _SyncCall:
         if pinned is not None:
             if exchange.where in (None, pinned.address):
                 return pinned
-            self.release()
+            self.end(is_well=True)
         self.pinned = self._connections.take(exchange.where, deadline)
         return self.pinned
 
