@@ -31,6 +31,7 @@ from ._transform import checking, forecasting, looking, peeking
 from ._validation import (
     MAX_KEY_BYTES,
     key_lead,
+    plain_key,
     reject,
     require_cost,
     require_instant,
@@ -216,7 +217,7 @@ class Limiter(OnStore):
         """What `check` asks of the store, for those who ask several things at once; where it does
         not spend, whether the cost would be admitted."""
         transform = self._check if spends else looking(self.strategy)
-        return Step(self._lead + require_key(key), transform, cost)
+        return Step(self._lead + plain_key(key), transform, cost)
 
     def _parts(self, key: str, cost: int) -> list[Part]:
         return [Part("", self._name(key, cost), self.strategy, cost)]

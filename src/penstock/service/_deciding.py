@@ -37,6 +37,9 @@ __all__ = [
 
 R = TypeVar("R")
 
+# The interpreter keeps one object for this integer, and True is another.
+_ONE = 1
+
 
 class Later(Generic[R]):
     """What has to be waited for, not begun yet. Called, it is a coroutine. `begin`, where
@@ -198,9 +201,11 @@ class _LimiterCheck(StoreCheck[Decision]):
         return self.answer(decision, None)
 
     def ask(self, told: Told) -> None:
-        by = self._by
+        by, cost = self._by, self._cost
         assert by.begin is not None
-        by.begin((by.limiter.step(self._key, require_cost(self._cost)),), by.now(), told)
+        if cost is not _ONE:
+            require_cost(cost)
+        by.begin((by.limiter.step(self._key, cost),), by.now(), told)
 
     def answer(self, decision: Any, error: Exception | None) -> Decision:
         by = self._by
