@@ -18,6 +18,7 @@ _NATIVE = (
     "kernels",
     "order",
     "records",
+    "redis",
     "replies",
     "runs",
     "table",
