@@ -15,11 +15,12 @@ from .._limits import Limit, Limits
 from ..config._model import LimitSpec, SeveralSpec, form_of
 from ..core._clock import Clock
 from ..core._decision import Decision, Forecast
+from ..core._limiter import refuse_check
 from ..core._store import Store
 from ..core._strategy import Strategy
 from ..core._validation import MAX_SAFE, plain_key, reject, require_cost, require_int, shown
 from ..core._verdict import Verdict
-from ._deciding import Asked, Later, StoreCheck, Then, Told
+from ._deciding import Asked, Checker, Later, StoreCheck, Then, Told
 from ._fail_modes import Guard
 from ._metrics import Tally
 
@@ -30,6 +31,7 @@ __all__ = [
     "Judge",
     "Judged",
     "Judgement",
+    "KeyedChecks",
     "PolicyLimits",
     "Request",
     "SeveralLimits",
@@ -60,19 +62,33 @@ class PolicyLimits(Limits):
         """The compiled check, if there is one."""
         return self._gate
 
+    @property
+    def can_begin(self) -> bool:
+        """Whether their store tells by a call, and a check is what they are asked by."""
+        return self.store.begin is not None and not self._holds
+
     def begin_check(self, keys: Mapping[str, str], cost: int | dict[str, int], told: Told) -> None:
-        """`acheck`, on a store that tells by a call."""
-        declared, begin = self._declared, self.store.begin
+        """`acheck`, on a store that tells by a call. What is told is for `verdict`."""
+        if self._holds:
+            refuse_check("check")
+        begin = self.store.begin
         assert begin is not None
-        parts, steps = declared.steps(keys, cost)
+        _, steps = self._declared.steps(keys, cost)
+        begin(steps, self._now(), told)
 
-        def answered(results: Any, error: BaseException | None) -> None:
-            if error is not None:
-                told(None, error)
-            else:
-                told(declared.verdict(parts, results if len(steps) > 1 else (results,)), None)
+    def begin_keyed(self, keys: Sequence[str | None], cost: int, told: Told) -> None:
+        """The same where each limit has a plain key, in order, or None if it takes none."""
+        begin = self.store.begin
+        assert begin is not None
+        begin(self._declared.keyed_steps(keys, cost), self._now(), told)
 
-        begin(steps, self._now(), answered)
+    async def ask_keyed(self, keys: Sequence[str | None], cost: int) -> Sequence[Decision]:
+        """The same on any store, awaited."""
+        return await self.store.aapply_all(self._declared.keyed_steps(keys, cost), self._now())
+
+    def verdict(self, decisions: Sequence[Decision]) -> Verdict:
+        """What all of these limits come to, by what they said."""
+        return self._declared.verdict(self._declared.parts, decisions)
 
 
 class Request(NamedTuple):
@@ -108,6 +124,11 @@ class SeveralLimits:
         self._keyed: list[tuple[str, str]] | None = None
         if not spec.plans and not spec.overrides and not self._held and self.asks_all:
             self._keyed = [(each.name, each.by) for each in spec.limits if each.by is not None]
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether their store tells by a call."""
+        return self._store.begin is not None
 
     @property
     def asks_all(self) -> bool:
@@ -344,7 +365,7 @@ Judged = Judgement | Later[Judgement]
 """A judgement, where nothing has to be waited for; else how to get at it."""
 
 
-class Judge:
+class Judge(Checker[Judgement]):
     """The limits of a policy, with who answers in an outage, and what is counted of each."""
 
     def __init__(
@@ -354,6 +375,7 @@ class Judge:
         self._guard = guard
         self.tally: Tally = tally
         self.tallies: Sequence[Tally] = tallies
+        self.can_begin = limits.can_begin
 
     def judge(self, attributes: Attributes, cost: int = 1, costs: Costs | None = None) -> Judged:
         """Decide a request: at once where the store answers at once."""
@@ -377,7 +399,7 @@ class Judge:
         if limits is None:
             return self.counted(request, NOTHING)
         if not limits.answers_at_once:
-            return _Judging(self, request, limits)
+            return StoreCheck(self, request)
         try:
             verdict = limits.check(request.keys, request.cost)
         except Exception as error:
@@ -417,10 +439,28 @@ class Judge:
             return judged.verdict.decision
         return Then(judged, _decision)
 
+    async def ask(self, request: Request) -> Sequence[Decision]:
+        assert request.limits is not None
+        return (await request.limits.acheck(request.keys, request.cost)).decisions
+
+    def begin(self, told: Told, request: Request) -> None:
+        assert request.limits is not None
+        request.limits.begin_check(request.keys, request.cost, told)
+
+    def answer(self, decisions: Any, error: Exception | None, request: Request) -> Judgement:
+        if error is not None:
+            return self.counted(request, self.in_place_of(error, request))
+        assert request.limits is not None
+        return self.counted(request, request.limits.verdict(decisions))
+
     def in_place_of(self, error: Exception, request: Request) -> Verdict:
         """What the fail mode says; raises `error`, if that is the answer."""
         decision = self._guard.decision(error, tuple(request.keys.values()), 1)
         return self.limits.answer(request, decision)
+
+    def asking(self, limits: PolicyLimits) -> KeyedChecks:
+        """These limits, for those who count by themselves."""
+        return KeyedChecks(limits, self._guard)
 
     def counted(self, request: Request, verdict: Verdict) -> Judgement:
         """Count what was answered."""
@@ -435,32 +475,32 @@ class Judge:
         return Judgement(verdict, request.limits)
 
 
-class _Judging(StoreCheck[Judgement]):
-    """A request to limits whose store has to be waited for."""
+class KeyedChecks(Checker[Sequence[Decision]]):
+    """Limits whose store has to be waited for, asked by one key for each, None for everybody's.
+    What they say is counted by who asks."""
 
-    __slots__ = ("_judge", "_limits", "_request", "can_begin")
-
-    def __init__(self, judge: Judge, request: Request, limits: PolicyLimits) -> None:
-        self._judge = judge
-        self._request = request
+    def __init__(self, limits: PolicyLimits, guard: Guard) -> None:
         self._limits = limits
+        self._guard = guard
+        self._count = len(limits.limits)
         self.can_begin = limits.store.begin is not None
 
-    async def __call__(self) -> Judgement:
-        request = self._request
-        try:
-            verdict = await self._limits.acheck(request.keys, request.cost)
-        except Exception as error:
-            return self.answer(None, error)
-        return self.answer(verdict, None)
+    def check(self, keys: Sequence[str | None], cost: int) -> Later[Sequence[Decision]]:
+        return StoreCheck(self, keys, cost)
 
-    def ask(self, told: Told) -> None:
-        self._limits.begin_check(self._request.keys, self._request.cost, told)
+    async def ask(self, keys: Sequence[str | None], cost: int) -> Sequence[Decision]:
+        return await self._limits.ask_keyed(keys, cost)
 
-    def answer(self, verdict: Any, error: Exception | None) -> Judgement:
-        if error is not None:
-            verdict = self._judge.in_place_of(error, self._request)
-        return self._judge.counted(self._request, verdict)
+    def begin(self, told: Told, keys: Sequence[str | None], cost: int) -> None:
+        self._limits.begin_keyed(keys, cost, told)
+
+    def answer(
+        self, decisions: Any, error: Exception | None, keys: Sequence[str | None], cost: int
+    ) -> Sequence[Decision]:
+        if error is None:
+            return decisions  # type: ignore[no-any-return]
+        named = [key for key in keys if key is not None]
+        return [self._guard.decision(error, named, 1)] * self._count
 
 
 def _decision(judged: Judgement) -> Decision:

@@ -122,21 +122,15 @@ class RedisStore(Store, ForkAware):
         return results
 
     def apply_all(self, steps: Sequence[Step], now: int) -> list[Any]:
-        results: list[Any]
-        results, _ = self._sync.run(self._flows.apply_all(steps, now))
+        results: list[Any] = self._sync.run(self._flows.apply_all(steps, now))
         return results
 
     async def aapply_all(self, steps: Sequence[Step], now: int) -> list[Any]:
-        results: list[Any]
-        results, _ = await self._async.run(self._flows.apply_all(steps, now))
+        results: list[Any] = await self._async.run(self._flows.apply_all(steps, now))
         return results
 
     def _begin_steps(self, steps: Sequence[Step], now: int, told: Told) -> None:
-        if len(steps) == 1:
-            key, transform, cost, _ = steps[0]
-            self._async.begin(self._flows.apply(key, transform, now, cost), told)
-        else:
-            self._async.begin(_results(self._flows.apply_all(steps, now)), told)
+        self._async.begin(self._flows.apply_all(steps, now), told)
 
     def is_atomic(self, lead: str) -> bool:
         """In a cluster, only where all keys are in one slot: where the prefix has a hash tag."""
@@ -161,11 +155,6 @@ class RedisStore(Store, ForkAware):
         """A child must not speak on its parent's sockets."""
         self._sync.after_fork()
         self._async.after_fork()
-
-
-def _results(flow: RedisFlow) -> RedisFlow:
-    results, _ = yield from flow
-    return results
 
 
 class _NoConnections:
