@@ -113,6 +113,12 @@ class SeveralLimits:
         self._clock = clock
         self._prefix = prefix
         self._known = frozenset(spec.attributes())
+        # The attributes that are keys, and those that are told as numbers.
+        self._by = {limit.by for limit in spec.limits if limit.by is not None}
+        self._numbers = {limit.cost for limit in spec.limits if limit.cost is not None}
+        # Those that conditions compare.
+        conditions = [condition for limit in spec.limits for condition in limit.when]
+        self._compared = {each.attribute for each in conditions if each.values}
         self._names = [limit.name for limit in spec.limits]
         self._has_costs = any(limit.cost is not None for limit in spec.limits)
         self._held = [limit.name for limit in spec.limits if limit.strategy.is_held]
@@ -162,6 +168,7 @@ class SeveralLimits:
         if not attributes.keys() <= self._known:
             self._refuse_unknown(attributes)
         figures = self._plan(attributes)
+        self._require_values(attributes)
         overrides = self.spec.overrides
         keys: dict[str, str] = {}
         chosen: list[Strategy | None] = []
@@ -172,7 +179,7 @@ class SeveralLimits:
                 name, by = limit.name, limit.by
                 strategy = figures.get(name, limit.strategy)
                 if by is not None:
-                    key = self._text(by, attributes[by])
+                    key = attributes[by]
                     if name in overrides:
                         strategy = overrides[name].get(key, strategy)
                     keys[name] = key
@@ -210,7 +217,7 @@ class SeveralLimits:
         if not keys or made is None:
             reject(
                 f"no limit of policy {self._policy!r} is by {', '.join(attributes) or 'nothing'}; "
-                f"give one of {', '.join(sorted(self._known))}, or name limits"
+                f"give {', '.join(sorted(self._by)) or 'no key'}, or name limits"
             )
         return made, keys
 
@@ -293,6 +300,27 @@ class SeveralLimits:
         unknown = ", ".join(sorted(map(shown, attributes.keys() - self._known)))
         known = ", ".join(sorted(self._known)) or "none, and is asked without a key"
         reject(f"policy {self._policy!r} has no attribute {unknown}; it has {known}")
+
+    def _require_values(self, attributes: Attributes) -> None:
+        """Also of those that no limit is asked by this time: what is wrong with one may be why."""
+        spec = self.spec
+        for name, value in attributes.items():
+            if name in self._by:
+                self._text(name, value)
+            elif name not in self._numbers and (name != spec.plan_by or not spec.plans):
+                self._require_condition(name, value)
+
+    def _require_condition(self, name: str, value: Any) -> None:
+        """What conditions go by: text like that of keys; a number, if it need only exist."""
+        if type(value) is int and value != 0 and name not in self._compared:
+            return
+        try:
+            plain_key(value)
+        except ValueError:
+            reject(
+                f"the attribute {name!r} must be text, of 1 to 4,096 bytes, for the conditions of "
+                f"policy {self._policy!r}, not {shown(value) if value else 'empty, or 0'}"
+            )
 
     def _text(self, name: str, value: Any) -> str:
         if value == 0:
