@@ -14,7 +14,7 @@ from penstock.config import parse_policies
 from penstock.core._errors import UnsupportedError
 from penstock.service._charges import KEPT_MS, read_charge_id
 from penstock.service._core import Service, build_service
-from penstock.service._several import NOTHING, Judgement
+from penstock.service._judging import NOTHING, Judgement
 from penstock.stores.memory import MemoryStore
 from tests.stores.redis.live import new_key, open_empty
 from tests.support.helpers import NOW

@@ -93,8 +93,8 @@ class Store:
 
     begin: Callable[[Sequence[Step], int, Told], None] | None = None
     """How steps are asked by those who want to be told by a call instead of awaiting, which takes a
-    task. What is told are the results of `aapply_all`, and not before it returns; what fails at
-    once is raised. None for stores that are only awaited."""
+    task: the result of `aapply` for one step, the results of `aapply_all` for several. Nothing is
+    told before it returns; what fails at once is raised. None for stores that are only awaited."""
 
     made_by: MadeBy | None = None
     """How to open it again, if it was opened from a URL; see `from_its_url`."""

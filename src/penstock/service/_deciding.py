@@ -204,17 +204,15 @@ class _AwaitedLimiter(Checker[Decision]):
         return StoreCheck(self, key, cost)
 
     async def ask(self, key: str, cost: int) -> Any:
-        return (await self._limiter.acheck(key, cost),)
+        return await self._limiter.acheck(key, cost)
 
     def begin(self, told: Told, key: str, cost: int) -> None:
         assert self._begin is not None
         self._begin((self._limiter.step(key, require_cost(cost)),), self._now(), told)
 
     def answer(self, result: Any, error: Exception | None, key: str, cost: int) -> Decision:
-        decision: Decision
-        if error is None:
-            (decision,) = result
-        else:
+        decision: Decision = result
+        if error is not None:
             decision = self._guard.decision(error, (key,), cost)
         self._tally.count(decision.allowed)
         return decision

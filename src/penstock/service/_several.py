@@ -1,4 +1,4 @@
-"""A policy of several limits at work.
+"""The limits of a policy, and what a request asks of them.
 
 A request brings attributes. They say which limits are asked, by which keys, at what cost, and with
 which figures: those of the policy, of a plan, or of a single key. For each combination of limits
@@ -9,33 +9,22 @@ count in the same places, since figures never change where counts are kept.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from .._limits import Limit, Limits
 from ..config._model import LimitSpec, SeveralSpec, form_of
 from ..core._clock import Clock
-from ..core._decision import Decision, Forecast
+from ..core._decision import Decision
 from ..core._limiter import refuse_check
+from ..core._steps import Step
 from ..core._store import Store
 from ..core._strategy import Strategy
-from ..core._validation import MAX_SAFE, plain_key, reject, require_cost, require_int, shown
+from ..core._validation import plain_key, reject, require_int, shown
 from ..core._verdict import Verdict
-from ._deciding import Asked, Checker, Later, StoreCheck, Then, Told
-from ._fail_modes import Guard
-from ._metrics import Tally
+from ._deciding import Told
 
-__all__ = [
-    "NOTHING",
-    "Attributes",
-    "Costs",
-    "Judge",
-    "Judged",
-    "Judgement",
-    "KeyedChecks",
-    "PolicyLimits",
-    "Request",
-    "SeveralLimits",
-]
+__all__ = ["Attributes", "Costs", "PolicyLimits", "Request", "SeveralLimits"]
 
 
 Attributes = Mapping[str, Any]
@@ -43,9 +32,6 @@ Attributes = Mapping[str, Any]
 
 Costs = Mapping[str, Any]
 """What a request costs, by limit."""
-
-NOTHING = Verdict((), (), ())
-"""The answer to a request that no limit is asked for."""
 
 # Each is a few kilobytes. Beyond, all are made anew.
 _MAX_COMBINATIONS = 1_024
@@ -71,16 +57,17 @@ class PolicyLimits(Limits):
         """`acheck`, on a store that tells by a call. What is told is for `verdict`."""
         if self._holds:
             refuse_check("check")
-        begin = self.store.begin
-        assert begin is not None
         _, steps = self._declared.steps(keys, cost)
-        begin(steps, self._now(), told)
+        self._begin(steps, told)
 
     def begin_keyed(self, keys: Sequence[str | None], cost: int, told: Told) -> None:
         """The same where each limit has a plain key, in order, or None if it takes none."""
+        self._begin(self._declared.keyed_steps(keys, cost), told)
+
+    def _begin(self, steps: Sequence[Step], told: Told) -> None:
         begin = self.store.begin
         assert begin is not None
-        begin(self._declared.keyed_steps(keys, cost), self._now(), told)
+        begin(steps, self._now(), told if len(steps) > 1 else partial(_tell_one, told))
 
     async def ask_keyed(self, keys: Sequence[str | None], cost: int) -> Sequence[Decision]:
         """The same on any store, awaited."""
@@ -89,6 +76,10 @@ class PolicyLimits(Limits):
     def verdict(self, decisions: Sequence[Decision]) -> Verdict:
         """What all of these limits come to, by what they said."""
         return self._declared.verdict(self._declared.parts, decisions)
+
+
+def _tell_one(told: Told, decision: Decision, error: BaseException | None) -> None:
+    told([decision], error)
 
 
 class Request(NamedTuple):
@@ -380,156 +371,3 @@ class SeveralLimits:
 def _depends(limit: LimitSpec) -> bool:
     """Whether it is the request that says if it is asked, or at what cost."""
     return bool(limit.when) or limit.optional or limit.cost is not None
-
-
-class Judgement(NamedTuple):
-    """A verdict, and the limits that were asked for it; None if there were none."""
-
-    verdict: Verdict
-    limits: PolicyLimits | None
-
-
-Judged = Judgement | Later[Judgement]
-"""A judgement, where nothing has to be waited for; else how to get at it."""
-
-
-class Judge(Checker[Judgement]):
-    """The limits of a policy, with who answers in an outage, and what is counted of each."""
-
-    def __init__(
-        self, limits: SeveralLimits, guard: Guard, tally: Tally, tallies: Sequence[Tally]
-    ) -> None:
-        self.limits: SeveralLimits = limits
-        self._guard = guard
-        self.tally: Tally = tally
-        self.tallies: Sequence[Tally] = tallies
-        self.can_begin = limits.can_begin
-
-    def judge(self, attributes: Attributes, cost: int = 1, costs: Costs | None = None) -> Judged:
-        """Decide a request: at once where the store answers at once."""
-        return self._judged(self.limits.resolve(attributes, require_cost(cost), costs))
-
-    async def judge_many(
-        self, each: Sequence[Attributes], cost: int = 1, costs: Costs | None = None
-    ) -> list[Judgement]:
-        """Decide requests in order, as one `judge` each. If one of them says too little, none of
-        them is charged."""
-        require_cost(cost)
-        requests = [self.limits.resolve(attributes, cost, costs) for attributes in each]
-        made = []
-        for request in requests:
-            judged = self._judged(request)
-            made.append(judged if isinstance(judged, Judgement) else await judged())
-        return made
-
-    def _judged(self, request: Request) -> Judged:
-        limits = request.limits
-        if limits is None:
-            return self.counted(request, NOTHING)
-        if not limits.answers_at_once:
-            return StoreCheck(self, request)
-        try:
-            verdict = limits.check(request.keys, request.cost)
-        except Exception as error:
-            verdict = self.in_place_of(error, request)
-        return self.counted(request, verdict)
-
-    async def peek(self, attributes: Attributes) -> Judgement:
-        request = self.limits.resolve(attributes)
-        if request.limits is None:
-            return Judgement(NOTHING, None)
-        try:
-            verdict = await request.limits.apeek(request.keys)
-        except Exception as error:
-            verdict = self.in_place_of(error, request)
-        return Judgement(verdict, request.limits)
-
-    async def forecast(
-        self, attributes: Attributes, cost: int = 1, costs: Costs | None = None
-    ) -> Forecast:
-        request = self.limits.resolve(attributes, require_cost(cost), costs)
-        if request.limits is None:
-            now = self._guard.now()
-            return Forecast(MAX_SAFE, now, now)
-        told = request.cost
-        if not isinstance(told, int) and 0 in told.values():
-            free = ", ".join([name for name, units in told.items() if not units])
-            reject(f"the cost of a forecast must be at least 1, and is 0 for {free}")
-        try:
-            return await request.limits.aforecast(request.keys, request.cost)
-        except Exception as error:
-            return self._guard.forecast(error, next(iter(request.keys.values()), "all"), 1)
-
-    def decide(self, key: str, cost: int = 1) -> Asked:
-        """For those who have a key and no attributes: it is the attribute `key`."""
-        judged = self.judge({"key": key}, cost)
-        if isinstance(judged, Judgement):
-            return judged.verdict.decision
-        return Then(judged, _decision)
-
-    async def ask(self, request: Request) -> Sequence[Decision]:
-        assert request.limits is not None
-        return (await request.limits.acheck(request.keys, request.cost)).decisions
-
-    def begin(self, told: Told, request: Request) -> None:
-        assert request.limits is not None
-        request.limits.begin_check(request.keys, request.cost, told)
-
-    def answer(self, decisions: Any, error: Exception | None, request: Request) -> Judgement:
-        if error is not None:
-            return self.counted(request, self.in_place_of(error, request))
-        assert request.limits is not None
-        return self.counted(request, request.limits.verdict(decisions))
-
-    def in_place_of(self, error: Exception, request: Request) -> Verdict:
-        """What the fail mode says; raises `error`, if that is the answer."""
-        decision = self._guard.decision(error, tuple(request.keys.values()), 1)
-        return self.limits.answer(request, decision)
-
-    def asking(self, limits: PolicyLimits) -> KeyedChecks:
-        """These limits, for those who count by themselves."""
-        return KeyedChecks(limits, self._guard)
-
-    def counted(self, request: Request, verdict: Verdict) -> Judgement:
-        """Count what was answered."""
-        self.tally.count(verdict.allowed)
-        tallies = self.tallies
-        for place, decision in zip(request.asked, verdict.decisions, strict=True):
-            tally = tallies[place]
-            if decision.allowed:
-                tally.allowed += 1
-            else:
-                tally.denied += 1
-        return Judgement(verdict, request.limits)
-
-
-class KeyedChecks(Checker[Sequence[Decision]]):
-    """Limits whose store has to be waited for, asked by one key for each, None for everybody's.
-    What they say is counted by who asks."""
-
-    def __init__(self, limits: PolicyLimits, guard: Guard) -> None:
-        self._limits = limits
-        self._guard = guard
-        self._count = len(limits.limits)
-        self.can_begin = limits.store.begin is not None
-
-    def check(self, keys: Sequence[str | None], cost: int) -> Later[Sequence[Decision]]:
-        return StoreCheck(self, keys, cost)
-
-    async def ask(self, keys: Sequence[str | None], cost: int) -> Sequence[Decision]:
-        return await self._limits.ask_keyed(keys, cost)
-
-    def begin(self, told: Told, keys: Sequence[str | None], cost: int) -> None:
-        self._limits.begin_keyed(keys, cost, told)
-
-    def answer(
-        self, decisions: Any, error: Exception | None, keys: Sequence[str | None], cost: int
-    ) -> Sequence[Decision]:
-        if error is None:
-            return decisions  # type: ignore[no-any-return]
-        named = [key for key in keys if key is not None]
-        return [self._guard.decision(error, named, 1)] * self._count
-
-
-def _decision(judged: Judgement) -> Decision:
-    return judged.verdict.decision

@@ -24,6 +24,9 @@ limiters:
     limits:
       user: {by: user, strategy: fixedWindow, limit: 3, window: 1h}
       again: {by: user, strategy: gcra, limit: 1000000, period: 30d}
+  single:
+    limits:
+      user: {by: user, strategy: fixedWindow, limit: 3, window: 1h}
 """
 ).policies.values()
 
@@ -31,6 +34,7 @@ BODIES = {
     "/check": b'{"key":"%b","limit":3,"window_ms":3600000}',
     "/v1/check": b'{"policy":"default","key":"%b"}',
     "/v1/check by attributes": b'{"policy":"three","attributes":{"user":"%b"}}',
+    "/v1/check by one attribute": b'{"policy":"single","attributes":{"user":"%b"}}',
 }
 
 

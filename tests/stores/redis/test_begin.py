@@ -53,13 +53,13 @@ def test_it_decides_as_if_awaited(server: RedisServer) -> None:
     async def main() -> None:
         async with opened(server.url) as store:
             server.call("SCRIPT", "FLUSH")
-            (first,) = await begun(store, Step(key, FIVE))
+            first = await begun(store, Step(key, FIVE))
             assert (first.allowed, first.remaining) == (True, 4)
             assert (await store.aapply(key, FIVE, 0, 1)).remaining == 3
             several = await begun(store, Step(key, FIVE), Step(other, TEN))
             assert [decision.remaining for decision in several] == [2, 9]
             rest = [begun(store, Step(key, FIVE)) for _ in range(40)]
-            assert [(await each)[0].allowed for each in rest] == [True, True] + [False] * 38
+            assert [(await each).allowed for each in rest] == [True, True] + [False] * 38
 
     asyncio.run(main())
 
@@ -72,9 +72,8 @@ def test_who_is_told_may_ask_again_at_once() -> None:
         async with opened(running("valkey").url) as store:
             left, over = [], asyncio.Event()
 
-            def told(results: Any, error: BaseException | None) -> None:
+            def told(decision: Any, error: BaseException | None) -> None:
                 assert error is None
-                (decision,) = results
                 left.append(decision.remaining)
                 if decision.allowed:
                     store.begin((Step(key, FIVE),), 0, told)  # type: ignore[misc]
@@ -103,7 +102,7 @@ def test_a_call_that_fails_is_no_matter_of_the_others() -> None:
 
             store.begin((Step(new_key(), FIVE),), 0, fail)  # type: ignore[misc]
             others = [begun(store, Step(new_key(), FIVE)) for _ in range(3)]
-            assert [(await each)[0].remaining for each in others] == [4, 4, 4]
+            assert [(await each).remaining for each in others] == [4, 4, 4]
         assert [str(told["exception"]) for told in complaints] == ["of its own"]
 
     asyncio.run(main())
@@ -131,7 +130,7 @@ def test_all_that_wait_are_told_of_a_lost_connection() -> None:
                 await asyncio.sleep(0.01)
             assert all(isinstance(error, StoreUnavailableError) for error in errors)
             assert "may have been charged" in str(errors[0])
-            assert [(await each)[0].remaining for each in again] == [4, 4, 4]
+            assert [(await each).remaining for each in again] == [4, 4, 4]
 
     with FaultProxy(running("valkey").port) as proxy:
         asyncio.run(asyncio.wait_for(main(proxy), 60))

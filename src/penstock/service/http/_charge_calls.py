@@ -24,7 +24,8 @@ from ...core._decision import NEUTRAL, Decision
 from ...core._verdict import Verdict
 from .._core import Reservation, Service
 from .._deciding import Later, Then
-from .._several import Judge, Judgement, PolicyLimits
+from .._judging import Judge, Judgement
+from .._several import PolicyLimits
 from ._answers import Answer, Answers, ProblemError, decision_json
 from ._head import decode, require_fields
 

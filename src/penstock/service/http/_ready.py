@@ -20,8 +20,8 @@ from ...core._clock import ANCHOR_NS, SystemClock
 from ...core._strategy import Strategy
 from .._core import Service
 from .._inline import INLINE, MAX_POLICIES
+from .._judging import Judge
 from .._registry import Entry
-from .._several import Judge
 from ._answers import CLIENT, NESTED, PLAIN, Answers, Label
 from ._bounds import Bounds
 from ._charge_calls import ChargeCalls

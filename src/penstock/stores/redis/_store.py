@@ -130,7 +130,11 @@ class RedisStore(Store, ForkAware):
         return results
 
     def _begin_steps(self, steps: Sequence[Step], now: int, told: Told) -> None:
-        self._async.begin(self._flows.apply_all(steps, now), told)
+        if len(steps) == 1:
+            key, transform, cost, _ = steps[0]
+            self._async.begin(self._flows.apply(key, transform, now, cost), told)
+        else:
+            self._async.begin(self._flows.apply_all(steps, now), told)
 
     def is_atomic(self, lead: str) -> bool:
         """In a cluster, only where all keys are in one slot: where the prefix has a hash tag."""
