@@ -20,7 +20,7 @@ from ...core._register import registered
 from ...core._steps import Step
 from ._requests import Command
 
-__all__ = ["Plan", "Swap", "decision_of", "plan_of"]
+__all__ = ["Plan", "RecordSwap", "decision_of", "plan_of"]
 
 _OPTIONAL = frozenset(
     {
@@ -41,7 +41,7 @@ _ALWAYS_THERE = frozenset({"check", "look", "try", "tell"})
 _FIELDS = len(REPLY)
 
 
-class Swap(NamedTuple):
+class RecordSwap(NamedTuple):
     """A step that was decided here: whether it admits, 1 or 0; the record that it was decided on,
     the new one, and for how long that is kept: 0 if the old one stays, -1 if there is none."""
 
@@ -73,7 +73,7 @@ class Plan:
         self.here = [place for place, part in enumerate(parts) if part[0] is None]
 
     def command(
-        self, steps: Sequence[Step], keys: Sequence[str], now: int, swaps: Mapping[int, Swap]
+        self, steps: Sequence[Step], keys: Sequence[str], now: int, swaps: Mapping[int, RecordSwap]
     ) -> Command:
         """What is sent; `swaps` are the steps that are decided here, by their places."""
         raise NotImplementedError
@@ -98,7 +98,7 @@ class _OnePlan(Plan):
         self._head = (b"EVALSHA", self.script.sha1_bytes, b"1")
 
     def command(
-        self, steps: Sequence[Step], keys: Sequence[str], now: int, swaps: Mapping[int, Swap]
+        self, steps: Sequence[Step], keys: Sequence[str], now: int, swaps: Mapping[int, RecordSwap]
     ) -> Command:
         key, transform, cost, _ = steps[self._place]
         arguments = self._lua.argv(now, cost)
@@ -142,7 +142,7 @@ class _MixedPlan(Plan):
             self._of_one_unit = (self._template % ((1,) * len(sent))).encode()
 
     def command(
-        self, steps: Sequence[Step], keys: Sequence[str], now: int, swaps: Mapping[int, Swap]
+        self, steps: Sequence[Step], keys: Sequence[str], now: int, swaps: Mapping[int, RecordSwap]
     ) -> Command:
         if self._of_one_unit:
             return (*self._head, *map(str.encode, keys), b"%d" % now, self._of_one_unit)
@@ -150,7 +150,7 @@ class _MixedPlan(Plan):
         records = [text for swap in swaps.values() for text in (swap.held, swap.text)]
         return (*self._head, *names, b"%d" % now, self._told(steps, now, swaps), *records)
 
-    def _told(self, steps: Sequence[Step], now: int, swaps: Mapping[int, Swap]) -> bytes:
+    def _told(self, steps: Sequence[Step], now: int, swaps: Mapping[int, RecordSwap]) -> bytes:
         values: list[Any] = []
         for place, (lua, _, role, _, _) in zip(self._sent, self._parts, strict=True):
             _, transform, cost, _ = steps[place]

@@ -21,7 +21,7 @@ from ...core._steps import Step, decide_all, looked_at
 from ...core._transform import READING, Transform, checking, trying
 from .. import record
 from .._sheet import ConnectionFailedError
-from ._plans import Plan, Swap, plan_of
+from ._plans import Plan, RecordSwap, plan_of
 from ._requests import TIME, Command, Delay, RedisFlow, ms_of
 from ._routing import RedisRouter, names_of
 
@@ -147,7 +147,7 @@ def _ask(
     steps: Sequence[Step],
     keys: Sequence[str],
     now: int,
-    swaps: Mapping[int, Swap] | None = None,
+    swaps: Mapping[int, RecordSwap] | None = None,
     others: bool = False,
 ) -> RedisFlow:
     command = plan.command(steps, keys, now, swaps or {})
@@ -224,10 +224,10 @@ class _DecidedHere:
         writes: dict[str, tuple[Transform[Any], Any]],
         now: int,
         server_now: int,
-    ) -> dict[int, Swap]:
+    ) -> dict[int, RecordSwap]:
         """The steps that were decided here. The last one of a key writes it."""
         last = {self._keys[place]: place for place in self._plan.here}
-        swaps: dict[int, Swap] = {}
+        swaps: dict[int, RecordSwap] = {}
         for place in self._plan.here:
             step, key = self._steps[place], self._keys[place]
             keep_ms, text = 0, b""
@@ -242,5 +242,5 @@ class _DecidedHere:
             admits = step.shadow or step.transform.admits(decided[place])
             held = records[key]
             held = b"" if held is None else held if isinstance(held, bytes) else held.encode()
-            swaps[place] = Swap(int(admits), keep_ms, held, text)
+            swaps[place] = RecordSwap(int(admits), keep_ms, held, text)
         return swaps
