@@ -175,12 +175,10 @@ class _MixedPlan(Plan):
     ) -> list[Any]:
         now = reply[0]
         if self._only_checks:
-            fields = iter(reply)
-            next(fields)
-            decisions = [
-                Decision(allowed == 1, limit, remaining, at, wait)
-                for allowed, limit, remaining, at, wait in zip(*[fields] * _FIELDS, strict=True)
-            ]
+            decisions = []
+            for start in range(1, len(reply), _FIELDS):
+                allowed, limit, remaining, at, wait = reply[start : start + _FIELDS]
+                decisions.append(Decision(allowed == 1, limit, remaining, at, wait))
             if not all(decisions):
                 for decision, (_, transform, cost, _) in zip(decisions, steps, strict=True):
                     if not decision.allowed:
