@@ -1,8 +1,8 @@
 """`python -m bench.http_limits`: three limits over HTTP beside one, as JSON.
 
-Both are asked of the same server, in turns, in memory and on Redis. `cpu_us` is the server's own
-processor time per request, which other programs disturb least; a ratio is the median over the
-rounds.
+Both are asked of the same server, in turns, in memory and on Redis, by as many connections as a
+member of the answer is named after. `cpu_us` is the server's own processor time per request, which
+other programs disturb least; a ratio is the median over the rounds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from .http_load import closed, request
 from .http_paths import CONNECTIONS, LOADS, Contender, _medians, _ratio, free_port, redis
 
+AT_ONCE = (1, 8, CONNECTIONS)
 _AMPLE = {"strategy": "fixedWindow", "limit": 10**9, "window": "1m"}
 POLICIES = {
     "one": _AMPLE,
@@ -55,25 +56,30 @@ def run(seconds: float, rounds: int) -> dict[str, Any]:
             stack.callback(each.stop)
             for load in each.loads:
                 closed(each.port, LOADS[load], connections=CONNECTIONS, seconds=0.3)
-        for _ in range(rounds):
-            for each in contenders:
-                for load in each.loads:
-                    each.measure(load, seconds)
-    return {
-        each.name: {
-            "rate_per_s": _medians(each.rates),
-            "cpu_us_per_request": _medians(each.cpu_us),
-            "time_ratio": _ratio(each.rates[ONE], each.rates[THREE]),
-            "cpu_ratio": _ratio(each.cpu_us[THREE], each.cpu_us[ONE]),
+        return {
+            each.name: {str(count): compared(each, count, seconds, rounds) for count in AT_ONCE}
+            for each in contenders
         }
-        for each in contenders
+
+
+def compared(each: Contender, connections: int, seconds: float, rounds: int) -> dict[str, Any]:
+    each.rates.clear()
+    each.cpu_us.clear()
+    for _ in range(rounds):
+        for load in each.loads:
+            each.measure(load, seconds, connections)
+    return {
+        "rate_per_s": _medians(each.rates),
+        "cpu_us_per_request": _medians(each.cpu_us),
+        "time_ratio": _ratio(each.rates[ONE], each.rates[THREE]),
+        "cpu_ratio": _ratio(each.cpu_us[THREE], each.cpu_us[ONE]),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.http_limits", description=__doc__)
     parser.add_argument("--seconds", type=float, default=0.5, help="per policy and round")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=8)
     args = parser.parse_args()
     print(json.dumps(run(args.seconds, args.rounds), indent=2))
 

@@ -88,9 +88,9 @@ class Contender:
         threads = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
         return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
-    def measure(self, name: str, seconds: float) -> None:
+    def measure(self, name: str, seconds: float, connections: int = CONNECTIONS) -> None:
         before = self.cpu_s()
-        load = closed(self.port, LOADS[name], connections=CONNECTIONS, seconds=seconds)
+        load = closed(self.port, LOADS[name], connections=connections, seconds=seconds)
         self.rates.setdefault(name, []).append(load.rate)
         cpu_us = (self.cpu_s() - before) / load.answered * 1e6
         self.cpu_us.setdefault(name, []).append(cpu_us)

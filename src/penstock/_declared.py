@@ -147,6 +147,13 @@ class Declaration:
             steps.append(Step(key, transform, units or 1, part.limit.shadow))
         return parts, steps
 
+    def keyed_steps(self, keys: Sequence[str | None], cost: int) -> list[Step]:
+        """What is asked of all limits, by a plain key for each, None where it takes none."""
+        return [
+            _new_step((part.lead + (key or ""), part.check, cost, part.shadow))
+            for part, key in zip(self.parts, keys, strict=True)
+        ]
+
     def _asked(self, keys: Mapping[str, str]) -> list[DeclaredLimit]:
         if not isinstance(keys, Mapping):
             reject(f"keys must be a mapping such as {self._example()}, not {shown(keys)}")

@@ -21,7 +21,6 @@ from .core._clock import Clock, SystemClock, require_clock
 from .core._decision import Decision, Forecast
 from .core._limiter import clock_reader, refuse_check
 from .core._reserving import aacquired, acquired, areserved, aspent, reserved, spent
-from .core._steps import Step
 from .core._store import MadeBy, Store, require_store
 from .core._strategy import Strategy
 from .core._validation import key_lead, reject, require_int
@@ -107,10 +106,6 @@ class Limits(OnStore):
         if self._holds:
             refuse_check("check")
         parts, steps = self._declared.steps(keys, cost)
-        if _is_one_check(steps):
-            key, transform, units, _ = steps[0]
-            told = self.store.apply(key, transform, self._now(), units)
-            return self._declared.verdict(parts, (told,))
         return self._declared.verdict(parts, self.store.apply_all(steps, self._now()))
 
     async def acheck(self, keys: Mapping[str, str], cost: Cost = 1) -> Verdict:
@@ -120,10 +115,6 @@ class Limits(OnStore):
         if self.store.answers_at_once:
             return self.check(keys, cost)
         parts, steps = self._declared.steps(keys, cost)
-        if _is_one_check(steps):
-            key, transform, units, _ = steps[0]
-            told = await self.store.aapply(key, transform, self._now(), units)
-            return self._declared.verdict(parts, (told,))
         return self._declared.verdict(parts, await self.store.aapply_all(steps, self._now()))
 
     def peek(self, keys: Mapping[str, str]) -> Verdict:
@@ -295,12 +286,6 @@ class Limits(OnStore):
     def _lead_of(self, lead: str, name: str, limit: Limit) -> str:
         """What the keys of a limit begin with, but for the colon before the key."""
         return lead + name
-
-
-def _is_one_check(steps: Sequence[Step]) -> bool:
-    """Whether it is what a `Limiter` asks: web apps mostly have one limit, and to plan several is a
-    sixth of a check on Redis."""
-    return len(steps) == 1 and not steps[0].shadow and steps[0].transform.role == "check"
 
 
 def _refuse_store(store: Store, prefix: str) -> None:

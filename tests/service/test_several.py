@@ -14,7 +14,7 @@ from penstock.config import parse_policies
 from penstock.core._errors import UnsupportedError
 from penstock.service._charges import KEPT_MS, read_charge_id
 from penstock.service._core import Service, build_service
-from penstock.service._several import NOTHING, Judgement
+from penstock.service._judging import NOTHING, Judgement
 from penstock.stores.memory import MemoryStore
 from tests.stores.redis.live import new_key, open_empty
 from tests.support.helpers import NOW
@@ -198,6 +198,10 @@ def test_those_who_send_a_key_alone_are_asked_by_it(service: Service) -> None:
         ({"user": "u", "plan": 3}, "has no plan 3"),
         ({"user": "u", "tokens": "many"}, "the attribute 'tokens' must be"),
         ({"user": "u", "tokens": -1}, "the attribute 'tokens' must be"),
+        ({"user": "u", "method": ""}, "the attribute 'method' must be text, of 1 to 4,096 bytes"),
+        ({"user": "u", "method": 0}, "not empty, or 0"),
+        ({"user": "u", "method": 3}, "the attribute 'method' must be text"),
+        ({"user": "u", "method": "x" * 5_000}, "the attribute 'method' must be text"),
     ],
 )
 def test_what_is_wrong_with_attributes_is_told_and_charges_nothing(
@@ -207,6 +211,26 @@ def test_what_is_wrong_with_attributes_is_told_and_charges_nothing(
         judged(service, **attributes)
     assert told in str(caught.value)
     assert judged(service, user="fresh").limits["all"].remaining == 99
+
+
+@pytest.mark.parametrize("device", ["", "x" * 5_000, 7])
+def test_a_key_is_looked_at_where_its_limit_is_not_asked_too(device: Any) -> None:
+    file = """
+version: 1
+limiters:
+  api:
+    limits:
+      all: {strategy: fixedWindow, limit: 5, window: 1m}
+      device: {by: device, strategy: gcra, limit: 2, period: 1m, when: {trial: {exists: true}}}
+"""
+    service = build_service(parse_policies(file, "p.yaml"), clock=ManualClock(NOW))
+    with pytest.raises(ConfigInvalidError, match="the attribute 'device'"):
+        judged(service, device=device)
+    with pytest.raises(ConfigInvalidError, match="the attribute 'trial' must be text"):
+        judged(service, device="d", trial="")
+    # What need only exist may be a number.
+    assert judged(service, device="d", trial=3).limits["device"].remaining == 1
+    assert judged(service, device="d").limits["all"].remaining == 3
 
 
 def test_attributes_are_not_for_a_policy_of_one_limit(service: Service) -> None:

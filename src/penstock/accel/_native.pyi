@@ -100,8 +100,18 @@ class VerdictReplies:
 
 class ReadyLimits:
     def __init__(
-        self, gate: Any, words: VerdictReplies, places: list[int], tallies: list[Any]
+        self,
+        gate: Any,
+        ask: Callable[[list[str | None], int], Any],
+        read_clock: Callable[[], int],
+        words: VerdictReplies,
+        places: list[int],
+        tallies: list[Any],
     ) -> None: ...
+
+class AwaitedVerdict:
+    asked: Any
+    def about(self, decisions: list[Decision]) -> bytes: ...
 
 class ReadyPolicy:
     @staticmethod

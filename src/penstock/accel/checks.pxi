@@ -182,49 +182,99 @@ cdef class AwaitedReply:
         return self.limit.told(decision, self.form, self.replies)
 
 
+cdef enum:
+    MOST_LIMITS = 16
+
+
 @cython.final
 cdef class ReadyLimits:
-    """Several limits that decide together at once, with what is said of them. `places` are theirs
-    among the limits of the policy, and `tallies` count what each of them says."""
+    """Several limits that decide together, with what is said of them: at once by a `gate`, or else
+    `ask(keys, cost)` returns what has to be waited for. `places` are theirs among the limits of the
+    policy, and `tallies` count what each of them says."""
 
     cdef LimitsGate gate
+    cdef object ask
+    cdef object read_clock
     cdef VerdictReplies words
     cdef list tallies
     cdef Py_ssize_t count
-    cdef Py_ssize_t[MOST_AT_ONCE] places
+    cdef Py_ssize_t[MOST_LIMITS] places
 
     def __init__(
-        self, LimitsGate gate not None, VerdictReplies words not None, list places, list tallies
+        self,
+        LimitsGate gate,
+        ask,
+        read_clock,
+        VerdictReplies words not None,
+        list places not None,
+        list tallies not None,
     ):
-        if not gate._count == words.count == len(places) == len(tallies):
+        if not words.count == len(places) == len(tallies) <= MOST_LIMITS:
             raise ValueError("limits at work have words, a place and a tally each")
+        if gate is not None and gate._count != words.count:
+            raise ValueError("a gate has the limits that there are words for")
         self.gate = gate
+        self.ask = ask
+        self.read_clock = read_clock
         self.words = words
         self.tallies = tallies
-        self.count = gate._count
+        self.count = words.count
         for at in range(self.count):
             self.places[at] = places[at]
 
-    cdef bytes reply(
-        self, PyObject** by_place, int64_t units, object tally, DecisionReplies replies
-    ):
-        """The reply to a request with these keys, or None where it has to go the long way: then
-        nothing was charged."""
-        cdef PyObject* keys[MOST_AT_ONCE]
+    cdef object reply(self, PyObject** by_place, object cost, object tally, DecisionReplies replies):
+        """The reply to a request with these keys, or what will be one, or None where it has to go
+        the long way: then nothing was charged."""
+        cdef PyObject* keys[MOST_LIMITS]
         cdef Py_ssize_t at
         cdef int64_t now
         cdef bint allowed
         cdef tuple decisions
         for at in range(self.count):
             keys[at] = by_place[self.places[at]]
-        decisions = self.gate.decided(keys, units, &now, &allowed)
+        if self.gate is None:
+            named = [None if keys[at] == NULL else <object> keys[at] for at in range(self.count)]
+            return AwaitedVerdict.of(self.ask(named, cost), self, tally, replies)
+        decisions = self.gate.decided(keys, cost, &now, &allowed)
         if decisions is None:
             return None
+        return self.told(decisions, allowed, now, tally, replies)
+
+    cdef bytes told(
+        self, tuple decisions, bint allowed, int64_t now, object tally, DecisionReplies replies
+    ):
+        cdef Py_ssize_t at
         count_one(tally, allowed)
         for at in range(self.count):
             count_one(self.tallies[at], (<Decision> decisions[at]).allowed)
         replies.ok += 1
         return self.words.written(replies.allowed_head, decisions, allowed, now)
+
+
+@cython.final
+cdef class AwaitedVerdict:
+    """A reply about a verdict that has to be waited for. `asked` is how to get at its decisions."""
+
+    cdef readonly object asked
+    cdef ReadyLimits limits
+    cdef object tally
+    cdef DecisionReplies replies
+
+    @staticmethod
+    cdef AwaitedVerdict of(asked, ReadyLimits limits, tally, DecisionReplies replies):
+        cdef AwaitedVerdict made = AwaitedVerdict.__new__(AwaitedVerdict)
+        made.asked = asked
+        made.limits = limits
+        made.tally = tally
+        made.replies = replies
+        return made
+
+    def about(self, list decisions not None):
+        cdef ReadyLimits limits = self.limits
+        cdef tuple told = tuple(decisions)
+        return limits.told(
+            told, limits.words.admit(told), limits.read_clock(), self.tally, self.replies
+        )
 
 
 cdef inline int count_one(tally, bint allowed) except -1:
@@ -233,10 +283,6 @@ cdef inline int count_one(tally, bint allowed) except -1:
     else:
         tally.denied += 1
     return 0
-
-
-cdef enum:
-    MOST_LIMITS = 16
 
 
 @cython.final
@@ -283,7 +329,7 @@ cdef class ReadyPolicy:
         cdef ReadyLimits limits = self._limits(attributes)
         cdef int overflow = 0
         cdef long long units = PyLong_AsLongLongAndOverflow(cost, &overflow)
-        cdef bytes reply = None
+        cdef object reply = None
         if limits is not None and 0 < units <= MAX_SAFE and self._find_keys(attributes, keys):
             reply = limits.reply(keys, units, self.tally, replies)
         return self.otherwise(attributes, cost) if reply is None else reply

@@ -218,12 +218,26 @@ cdef class VerdictReplies:
 
     def reply(self, bytes head not None, tuple decisions not None, bint allowed, int64_t now):
         """What the limits said at `now`, behind the first lines of a reply."""
+        self.require(decisions)
+        return self.written(head, decisions, allowed, now)
+
+    cdef int require(self, tuple decisions) except -1:
         if len(decisions) != self.count:
             raise ValueError("a verdict has a decision for each limit")
         for decision in decisions:
             if type(decision) is not Decision:
                 raise TypeError("a verdict consists of decisions")
-        return self.written(head, decisions, allowed, now)
+        return 0
+
+    cdef bint admit(self, tuple decisions) except -1:
+        """Whether all of them do that are no shadows."""
+        cdef Py_ssize_t place
+        self.require(decisions)
+        for place in range(self.count):
+            if not (<Decision> decisions[place]).allowed:
+                if not (<LimitWords> self.words[place]).shadow:
+                    return False
+        return True
 
     cdef bytes written(self, bytes head, tuple decisions, bint allowed, int64_t now):
         cdef char[MOST_VERDICT] room

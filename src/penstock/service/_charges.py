@@ -40,8 +40,9 @@ from ..core._verdict import Verdict
 from ..leasing import TwoTierLimiter
 from ..strategies import fixed_window
 from ._deciding import joined
+from ._judging import NOTHING, Judge, Judgement
 from ._registry import Entry, PolicyTable
-from ._several import NOTHING, Attributes, Costs, Judge, Judgement, Request
+from ._several import Attributes, Costs, Request
 
 __all__ = [
     "KEPT_MS",

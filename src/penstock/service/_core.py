@@ -38,10 +38,11 @@ from ._deciding import Asked
 from ._fail_modes import Guard, Readiness, readiness, trouble_of
 from ._fleet import CreditLease
 from ._inline import DEFAULT_STRATEGY, INLINE, Inline, InlinePolicies
+from ._judging import Judged, Judgement
 from ._metrics import Metrics, MetricsSnapshot
 from ._registry import Entry, Policy, PolicyTable, Site, UnknownPolicyError
 from ._reloading import Reloader, in_slices
-from ._several import Attributes, Costs, Judged, Judgement
+from ._several import Attributes, Costs
 from ._shared_call import SharedCall
 
 __all__ = [

@@ -7,7 +7,7 @@ reply to a client is then made and written where the reply of the store arrives.
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
@@ -25,6 +25,7 @@ from ._metrics import Tally
 __all__ = [
     "Asked",
     "Awaited",
+    "Checker",
     "Decide",
     "Later",
     "StoreCheck",
@@ -96,32 +97,53 @@ class Then(Later[R]):
         self._told(result, error)
 
 
-class StoreCheck(Later[R]):
-    """A check that the store decides, with what is told in place of a failure, and what is counted:
-    the base of those of one limit and of several."""
+class Checker(ABC, Generic[R]):
+    """Who has a store decide requests, tells what is answered where it fails, and counts that."""
 
-    __slots__ = ("_told",)
+    can_begin: bool = False
+
+    @abstractmethod
+    async def ask(self, *request: Any) -> Any:
+        """What the store says."""
+
+    def begin(self, told: Told, *request: Any) -> None:
+        """The same for one who wants to be told by a call; where `can_begin`."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def answer(self, result: Any, error: Exception | None, *request: Any) -> R:
+        """The answer by what the store said, or failed with, counted; or raise."""
+
+
+class StoreCheck(Later[R]):
+    """A request to a store that has to be waited for."""
+
+    __slots__ = ("_by", "_request", "_told", "can_begin")
+
+    def __init__(self, by: Checker[R], *request: Any) -> None:
+        self._by = by
+        self._request = request
+        self.can_begin = by.can_begin
+
+    async def __call__(self) -> R:
+        try:
+            result = await self._by.ask(*self._request)
+        except Exception as error:
+            return self._by.answer(None, error, *self._request)
+        return self._by.answer(result, None, *self._request)
 
     def begin(self, told: Told) -> None:
         self._told = told
         try:
-            self.ask(self._answered)
+            self._by.begin(self._answered, *self._request)
         except Exception as error:
             asyncio.get_running_loop().call_soon(self._answered, None, error)
-
-    @abstractmethod
-    def ask(self, told: Told) -> None:
-        """Begin to ask the store."""
-
-    @abstractmethod
-    def answer(self, result: Any, error: Exception | None) -> R:
-        """The answer by what the store told, counted; or raise."""
 
     def _answered(self, result: Any, error: BaseException | None) -> None:
         try:
             if error is not None and not isinstance(error, Exception):
                 raise error
-            answer = self.answer(result, error)
+            answer = self._by.answer(result, error, *self._request)
         except BaseException as failure:
             self._told(None, failure)
         else:
@@ -170,46 +192,32 @@ def deciding(limiter: Limiter, guard: Guard, tally: Tally) -> Decide:
     return decide
 
 
-class _AwaitedLimiter:
+class _AwaitedLimiter(Checker[Decision]):
     """A limiter whose store has to be waited for."""
 
     def __init__(self, limiter: Limiter, guard: Guard, tally: Tally) -> None:
-        self.limiter = limiter
-        self.guard = guard
-        self.tally = tally
-        self.begin = limiter.store.begin if limiter.decides_in_store else None
-        self.now = limiter.clock.now
+        self._limiter = limiter
+        self._guard = guard
+        self._tally = tally
+        self._begin = limiter.store.begin if limiter.decides_in_store else None
+        self._now = limiter.clock.now
+        self.can_begin = self._begin is not None
 
     def decide(self, key: str, cost: int = 1) -> Asked:
-        return _LimiterCheck(self, key, cost)
+        return StoreCheck(self, key, cost)
 
+    async def ask(self, key: str, cost: int) -> Any:
+        return await self._limiter.acheck(key, cost)
 
-class _LimiterCheck(StoreCheck[Decision]):
-    __slots__ = ("_by", "_cost", "_key", "can_begin")
-
-    def __init__(self, by: _AwaitedLimiter, key: str, cost: int) -> None:
-        self._by = by
-        self._key = key
-        self._cost = cost
-        self.can_begin = by.begin is not None
-
-    async def __call__(self) -> Decision:
-        try:
-            decision = await self._by.limiter.acheck(self._key, self._cost)
-        except Exception as error:
-            return self.answer(None, error)
-        return self.answer(decision, None)
-
-    def ask(self, told: Told) -> None:
-        by, cost = self._by, self._cost
-        assert by.begin is not None
+    def begin(self, told: Told, key: str, cost: int) -> None:
+        assert self._begin is not None
         if cost is not _ONE:
             require_cost(cost)
-        by.begin((by.limiter.step(self._key, cost),), by.now(), told)
+        self._begin((self._limiter.step(key, cost),), self._now(), told)
 
-    def answer(self, decision: Any, error: Exception | None) -> Decision:
-        by = self._by
+    def answer(self, result: Any, error: Exception | None, key: str, cost: int) -> Decision:
+        decision: Decision = result
         if error is not None:
-            decision = by.guard.decision(error, (self._key,), self._cost)
-        by.tally.count(decision.allowed)
-        return decision  # type: ignore[no-any-return]
+            decision = self._guard.decision(error, (key,), cost)
+        self._tally.count(decision.allowed)
+        return decision

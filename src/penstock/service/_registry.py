@@ -39,8 +39,9 @@ from ..leasing import TwoTierLimiter, two_tier
 from ._deciding import Decide, deciding, joined, limiter_on
 from ._fail_modes import Guard, Outages
 from ._fleet import Lessor
+from ._judging import Judge
 from ._metrics import Metrics, Tally, tally_name
-from ._several import Judge, SeveralLimits
+from ._several import SeveralLimits
 
 __all__ = [
     "SHOWN",

@@ -1,4 +1,4 @@
-"""A policy of several limits at work.
+"""The limits of a policy, and what a request asks of them.
 
 A request brings attributes. They say which limits are asked, by which keys, at what cost, and with
 which figures: those of the policy, of a plan, or of a single key. For each combination of limits
@@ -9,31 +9,22 @@ count in the same places, since figures never change where counts are kept.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from .._limits import Limit, Limits
 from ..config._model import LimitSpec, SeveralSpec, form_of
 from ..core._clock import Clock
-from ..core._decision import Decision, Forecast
+from ..core._decision import Decision
+from ..core._limiter import refuse_check
+from ..core._steps import Step
 from ..core._store import Store
 from ..core._strategy import Strategy
-from ..core._validation import MAX_SAFE, plain_key, reject, require_cost, require_int, shown
+from ..core._validation import plain_key, reject, require_int, shown
 from ..core._verdict import Verdict
-from ._deciding import Asked, Later, StoreCheck, Then, Told
-from ._fail_modes import Guard
-from ._metrics import Tally
+from ._deciding import Told
 
-__all__ = [
-    "NOTHING",
-    "Attributes",
-    "Costs",
-    "Judge",
-    "Judged",
-    "Judgement",
-    "PolicyLimits",
-    "Request",
-    "SeveralLimits",
-]
+__all__ = ["Attributes", "Costs", "PolicyLimits", "Request", "SeveralLimits"]
 
 
 Attributes = Mapping[str, Any]
@@ -41,9 +32,6 @@ Attributes = Mapping[str, Any]
 
 Costs = Mapping[str, Any]
 """What a request costs, by limit."""
-
-NOTHING = Verdict((), (), ())
-"""The answer to a request that no limit is asked for."""
 
 # Each is a few kilobytes. Beyond, all are made anew.
 _MAX_COMBINATIONS = 1_024
@@ -60,19 +48,38 @@ class PolicyLimits(Limits):
         """The compiled check, if there is one."""
         return self._gate
 
+    @property
+    def can_begin(self) -> bool:
+        """Whether their store tells by a call, and a check is what they are asked by."""
+        return self.store.begin is not None and not self._holds
+
     def begin_check(self, keys: Mapping[str, str], cost: int | dict[str, int], told: Told) -> None:
-        """`acheck`, on a store that tells by a call."""
-        declared, begin = self._declared, self.store.begin
+        """`acheck`, on a store that tells by a call. What is told is for `verdict`."""
+        if self._holds:
+            refuse_check("check")
+        _, steps = self._declared.steps(keys, cost)
+        self._begin(steps, told)
+
+    def begin_keyed(self, keys: Sequence[str | None], cost: int, told: Told) -> None:
+        """The same where each limit has a plain key, in order, or None if it takes none."""
+        self._begin(self._declared.keyed_steps(keys, cost), told)
+
+    def _begin(self, steps: Sequence[Step], told: Told) -> None:
+        begin = self.store.begin
         assert begin is not None
-        parts, steps = declared.steps(keys, cost)
+        begin(steps, self._now(), told if len(steps) > 1 else partial(_tell_one, told))
 
-        def answered(results: Any, error: BaseException | None) -> None:
-            if error is not None:
-                told(None, error)
-            else:
-                told(declared.verdict(parts, results if len(steps) > 1 else (results,)), None)
+    async def ask_keyed(self, keys: Sequence[str | None], cost: int) -> Sequence[Decision]:
+        """The same on any store, awaited."""
+        return await self.store.aapply_all(self._declared.keyed_steps(keys, cost), self._now())
 
-        begin(steps, self._now(), answered)
+    def verdict(self, decisions: Sequence[Decision]) -> Verdict:
+        """What all of these limits come to, by what they said."""
+        return self._declared.verdict(self._declared.parts, decisions)
+
+
+def _tell_one(told: Told, decision: Decision, error: BaseException | None) -> None:
+    told([decision], error)
 
 
 class Request(NamedTuple):
@@ -97,6 +104,12 @@ class SeveralLimits:
         self._clock = clock
         self._prefix = prefix
         self._known = frozenset(spec.attributes())
+        # The attributes that are keys, and those that are told as numbers.
+        self._by = {limit.by for limit in spec.limits if limit.by is not None}
+        self._numbers = {limit.cost for limit in spec.limits if limit.cost is not None}
+        # Those that conditions compare.
+        conditions = [condition for limit in spec.limits for condition in limit.when]
+        self._compared = {each.attribute for each in conditions if each.values}
         self._names = [limit.name for limit in spec.limits]
         self._has_costs = any(limit.cost is not None for limit in spec.limits)
         self._held = [limit.name for limit in spec.limits if limit.strategy.is_held]
@@ -108,6 +121,11 @@ class SeveralLimits:
         self._keyed: list[tuple[str, str]] | None = None
         if not spec.plans and not spec.overrides and not self._held and self.asks_all:
             self._keyed = [(each.name, each.by) for each in spec.limits if each.by is not None]
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether their store tells by a call."""
+        return self._store.begin is not None
 
     @property
     def asks_all(self) -> bool:
@@ -141,6 +159,7 @@ class SeveralLimits:
         if not attributes.keys() <= self._known:
             self._refuse_unknown(attributes)
         figures = self._plan(attributes)
+        self._require_values(attributes)
         overrides = self.spec.overrides
         keys: dict[str, str] = {}
         chosen: list[Strategy | None] = []
@@ -151,7 +170,7 @@ class SeveralLimits:
                 name, by = limit.name, limit.by
                 strategy = figures.get(name, limit.strategy)
                 if by is not None:
-                    key = self._text(by, attributes[by])
+                    key = attributes[by]
                     if name in overrides:
                         strategy = overrides[name].get(key, strategy)
                     keys[name] = key
@@ -189,7 +208,7 @@ class SeveralLimits:
         if not keys or made is None:
             reject(
                 f"no limit of policy {self._policy!r} is by {', '.join(attributes) or 'nothing'}; "
-                f"give one of {', '.join(sorted(self._known))}, or name limits"
+                f"give {', '.join(sorted(self._by)) or 'no key'}, or name limits"
             )
         return made, keys
 
@@ -273,6 +292,27 @@ class SeveralLimits:
         known = ", ".join(sorted(self._known)) or "none, and is asked without a key"
         reject(f"policy {self._policy!r} has no attribute {unknown}; it has {known}")
 
+    def _require_values(self, attributes: Attributes) -> None:
+        """Also of those that no limit is asked by this time: what is wrong with one may be why."""
+        spec = self.spec
+        for name, value in attributes.items():
+            if name in self._by:
+                self._text(name, value)
+            elif name not in self._numbers and (name != spec.plan_by or not spec.plans):
+                self._require_condition(name, value)
+
+    def _require_condition(self, name: str, value: Any) -> None:
+        """What conditions go by: text like that of keys; a number, if it need only exist."""
+        if type(value) is int and value != 0 and name not in self._compared:
+            return
+        try:
+            plain_key(value)
+        except ValueError:
+            reject(
+                f"the attribute {name!r} must be text, of 1 to 4,096 bytes, for the conditions of "
+                f"policy {self._policy!r}, not {shown(value) if value else 'empty, or 0'}"
+            )
+
     def _text(self, name: str, value: Any) -> str:
         if value == 0:
             # Messages of gRPC leave out what is empty: there, no text looks like the number 0.
@@ -331,137 +371,3 @@ class SeveralLimits:
 def _depends(limit: LimitSpec) -> bool:
     """Whether it is the request that says if it is asked, or at what cost."""
     return bool(limit.when) or limit.optional or limit.cost is not None
-
-
-class Judgement(NamedTuple):
-    """A verdict, and the limits that were asked for it; None if there were none."""
-
-    verdict: Verdict
-    limits: PolicyLimits | None
-
-
-Judged = Judgement | Later[Judgement]
-"""A judgement, where nothing has to be waited for; else how to get at it."""
-
-
-class Judge:
-    """The limits of a policy, with who answers in an outage, and what is counted of each."""
-
-    def __init__(
-        self, limits: SeveralLimits, guard: Guard, tally: Tally, tallies: Sequence[Tally]
-    ) -> None:
-        self.limits: SeveralLimits = limits
-        self._guard = guard
-        self.tally: Tally = tally
-        self.tallies: Sequence[Tally] = tallies
-
-    def judge(self, attributes: Attributes, cost: int = 1, costs: Costs | None = None) -> Judged:
-        """Decide a request: at once where the store answers at once."""
-        return self._judged(self.limits.resolve(attributes, require_cost(cost), costs))
-
-    async def judge_many(
-        self, each: Sequence[Attributes], cost: int = 1, costs: Costs | None = None
-    ) -> list[Judgement]:
-        """Decide requests in order, as one `judge` each. If one of them says too little, none of
-        them is charged."""
-        require_cost(cost)
-        requests = [self.limits.resolve(attributes, cost, costs) for attributes in each]
-        made = []
-        for request in requests:
-            judged = self._judged(request)
-            made.append(judged if isinstance(judged, Judgement) else await judged())
-        return made
-
-    def _judged(self, request: Request) -> Judged:
-        limits = request.limits
-        if limits is None:
-            return self.counted(request, NOTHING)
-        if not limits.answers_at_once:
-            return _Judging(self, request, limits)
-        try:
-            verdict = limits.check(request.keys, request.cost)
-        except Exception as error:
-            verdict = self.in_place_of(error, request)
-        return self.counted(request, verdict)
-
-    async def peek(self, attributes: Attributes) -> Judgement:
-        request = self.limits.resolve(attributes)
-        if request.limits is None:
-            return Judgement(NOTHING, None)
-        try:
-            verdict = await request.limits.apeek(request.keys)
-        except Exception as error:
-            verdict = self.in_place_of(error, request)
-        return Judgement(verdict, request.limits)
-
-    async def forecast(
-        self, attributes: Attributes, cost: int = 1, costs: Costs | None = None
-    ) -> Forecast:
-        request = self.limits.resolve(attributes, require_cost(cost), costs)
-        if request.limits is None:
-            now = self._guard.now()
-            return Forecast(MAX_SAFE, now, now)
-        told = request.cost
-        if not isinstance(told, int) and 0 in told.values():
-            free = ", ".join([name for name, units in told.items() if not units])
-            reject(f"the cost of a forecast must be at least 1, and is 0 for {free}")
-        try:
-            return await request.limits.aforecast(request.keys, request.cost)
-        except Exception as error:
-            return self._guard.forecast(error, next(iter(request.keys.values()), "all"), 1)
-
-    def decide(self, key: str, cost: int = 1) -> Asked:
-        """For those who have a key and no attributes: it is the attribute `key`."""
-        judged = self.judge({"key": key}, cost)
-        if isinstance(judged, Judgement):
-            return judged.verdict.decision
-        return Then(judged, _decision)
-
-    def in_place_of(self, error: Exception, request: Request) -> Verdict:
-        """What the fail mode says; raises `error`, if that is the answer."""
-        decision = self._guard.decision(error, tuple(request.keys.values()), 1)
-        return self.limits.answer(request, decision)
-
-    def counted(self, request: Request, verdict: Verdict) -> Judgement:
-        """Count what was answered."""
-        self.tally.count(verdict.allowed)
-        tallies = self.tallies
-        for place, decision in zip(request.asked, verdict.decisions, strict=True):
-            tally = tallies[place]
-            if decision.allowed:
-                tally.allowed += 1
-            else:
-                tally.denied += 1
-        return Judgement(verdict, request.limits)
-
-
-class _Judging(StoreCheck[Judgement]):
-    """A request to limits whose store has to be waited for."""
-
-    __slots__ = ("_judge", "_limits", "_request", "can_begin")
-
-    def __init__(self, judge: Judge, request: Request, limits: PolicyLimits) -> None:
-        self._judge = judge
-        self._request = request
-        self._limits = limits
-        self.can_begin = limits.store.begin is not None
-
-    async def __call__(self) -> Judgement:
-        request = self._request
-        try:
-            verdict = await self._limits.acheck(request.keys, request.cost)
-        except Exception as error:
-            return self.answer(None, error)
-        return self.answer(verdict, None)
-
-    def ask(self, told: Told) -> None:
-        self._limits.begin_check(self._request.keys, self._request.cost, told)
-
-    def answer(self, verdict: Any, error: Exception | None) -> Judgement:
-        if error is not None:
-            verdict = self._judge.in_place_of(error, self._request)
-        return self._judge.counted(self._request, verdict)
-
-
-def _decision(judged: Judgement) -> Decision:
-    return judged.verdict.decision

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +24,9 @@ limiters:
     limits:
       user: {by: user, strategy: fixedWindow, limit: 3, window: 1h}
       again: {by: user, strategy: gcra, limit: 1000000, period: 30d}
+  single:
+    limits:
+      user: {by: user, strategy: fixedWindow, limit: 3, window: 1h}
 """
 ).policies.values()
 
@@ -30,6 +34,7 @@ BODIES = {
     "/check": b'{"key":"%b","limit":3,"window_ms":3600000}',
     "/v1/check": b'{"policy":"default","key":"%b"}',
     "/v1/check by attributes": b'{"policy":"three","attributes":{"user":"%b"}}',
+    "/v1/check by one attribute": b'{"policy":"single","attributes":{"user":"%b"}}',
 }
 
 
@@ -82,3 +87,49 @@ def test_a_store_that_is_away_is_answered_by_the_fail_mode(fail: str, status: in
         client = Client(server.port)
         assert [client.post("/check", body).status for _ in range(3)] == [status] * 3
         client.close()
+
+
+@pytest.mark.parametrize(("fail", "told"), [("open", True), ("closed", False), ("error", None)])
+def test_several_limits_answer_by_the_fail_mode_and_count_that(
+    fail: str, told: bool | None
+) -> None:
+    """All of them say the same."""
+    store = RedisStore.from_url("redis://127.0.0.1:1", timeout_ms=2_000)
+    with InProcessServer(policies=list(POLICIES), store=store, fail=fail) as server:
+        body = BODIES["/v1/check by attributes"] % b"k"
+        client = Client(server.port)
+        replies = [client.post("/v1/check", body) for _ in range(3)]
+        metrics = client.get("/metrics").body.decode()
+        client.close()
+    assert [reply.status for reply in replies] == [503 if told is None else 200] * 3
+    if told is not None:
+        for reply in replies:
+            limits = json.loads(reply.body)["limits"]
+            assert [each["allowed"] for each in limits.values()] == [told, told]
+        outcome = "allowed" if told else "denied"
+        assert re.search(rf'decisions_total{{policy="three".*"{outcome}"}} 3\n', metrics)
+
+
+def test_limits_that_are_held_are_not_checked(valkey: Valkey) -> None:
+    """A check could not say what holds the slot."""
+    policies = parse_policies(
+        """
+version: 1
+limiters:
+  jobs:
+    limits:
+      user: {by: user, strategy: gcra, limit: 10, period: 1m}
+      at-once: {by: user, strategy: slots, limit: 2}
+"""
+    ).policies.values()
+    store = RedisStore.from_url(valkey.url, timeout_ms=20_000)
+    with InProcessServer(policies=list(policies), store=store) as server:
+        client = Client(server.port)
+        body = b'{"policy":"jobs","attributes":{"user":"held"}}'
+        replies = [client.post("/v1/check", body) for _ in range(3)]
+        peeked = json.loads(client.post("/v1/peek", body).body)
+        client.close()
+    assert [reply.status for reply in replies] == [501] * 3
+    assert "reserve" in replies[0].body.decode()
+    left = [limit["remaining"] for limit in peeked["limits"].values()]
+    assert left == [10, 2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -31,7 +31,9 @@ from penstock.service.http._bounds import Bounds
 from penstock.service.http._charge_calls import VerdictForm
 from penstock.service.http._head import ESSENTIAL, parse_head, reduce_head, reduced_head
 from penstock.service.http._server import HttpServer
+from penstock.stores.redis import RedisStore
 from penstock.strategies import FixedWindow
+from tests.servers import Valkey, require
 from tests.service.worlds import FILE
 
 from .test_fuzz import BODIES, mutated
@@ -216,11 +218,14 @@ SEVERAL = """
 """
 
 
-async def answers(streams: list[list[bytes]]) -> tuple[list[bytes], Any]:
+async def answers(streams: list[list[bytes]], redis: str = "") -> tuple[list[bytes], Any]:
     """What a new server answers to these, each on a connection of its own and in these parts, and
-    what it has counted then."""
+    what it has counted then. On Redis, each part is one request."""
     file = parse_policies(FILE + SEVERAL, "test")
-    service = core.build_service(file, clock=ManualClock(1_700_000_000_000))
+    store = None
+    if redis:
+        store = RedisStore.from_url(redis, use_server_time=False, timeout_ms=20_000)
+    service = core.build_service(file, clock=ManualClock(1_700_000_000_000), store=store)
     server = HttpServer(service, hosts=["a"])
     await server.start("127.0.0.1", 0)
     replies = []
@@ -228,7 +233,10 @@ async def answers(streams: list[list[bytes]]) -> tuple[list[bytes], Any]:
         connection, wire = server.connection(None), Wire()
         connection.connection_made(wire)
         for part in parts:
+            before = len(wire.sent)
             connection.data_received(part)
+            while redis and len(wire.sent) == before:
+                await asyncio.sleep(0)
             # What is queued, or has to be waited for, is answered by and by.
             for _ in range(4):
                 await asyncio.sleep(0)
@@ -243,14 +251,16 @@ async def answers(streams: list[list[bytes]]) -> tuple[list[bytes], Any]:
     return replies, counted
 
 
-def both_ways(streams: list[list[bytes]], monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+def both_ways(
+    streams: list[list[bytes]], monkeypatch: pytest.MonkeyPatch, servers: Sequence[str] = ("", "")
+) -> list[bytes]:
     """What they are answered, which is the same either way, as is what is counted."""
     with monkeypatch.context() as patched:
         for module in (_head, _answers, _ready, _charge_calls):
             patched.setattr(module, "native", None)
         patched.setattr(_answers, "_decision_reply", decision_reply)
-        wanted = asyncio.run(answers(streams))
-    assert asyncio.run(answers(streams)) == wanted
+        wanted = asyncio.run(answers(streams, servers[0]))
+    assert asyncio.run(answers(streams, servers[1])) == wanted
     return wanted[0]
 
 
@@ -398,6 +408,21 @@ def test_checks_by_attributes_are_answered_alike(monkeypatch: pytest.MonkeyPatch
     assert replies.count(b"HTTP/1.1 400") > 300
     assert replies.count(b"Retry-After") > 100
     assert replies.count(b'"shadowed":["log"]') > 100
+
+
+def test_checks_by_attributes_on_redis_are_answered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the decisions come from a store that tells by a call."""
+    require("valkey")
+    chance = random.Random("attributes on redis")
+    bodies = [told_at_random(chance) for _ in range(600)]
+    asked = [whole(b"POST /v1/check HTTP/1.1", body) for body in bodies]
+    with Valkey() as server:
+        databases = [f"{server.url}/{number}" for number in (1, 2)]
+        [replies] = both_ways([asked], monkeypatch, databases)
+    assert replies.count(b"HTTP/1.1 200") > 200
+    assert replies.count(b"HTTP/1.1 400") > 60
+    assert replies.count(b"Retry-After") > 20
+    assert replies.count(b'"shadowed":["log"]') > 5
 
 
 def test_verdicts_are_written_alike() -> None:

@@ -155,6 +155,17 @@ def test_a_key_alone_asks_the_limits_that_are_by_key(client: Client) -> None:
     assert "has no attribute 'key'" in refused.json["detail"]
 
 
+@pytest.mark.parametrize("path", ["/v1/check", "/v1/peek", "/v1/forecast"])
+def test_a_policy_is_asked_by_its_limits_where_nothing_is_said(client: Client, path: str) -> None:
+    """What is missing is an attribute, if the policy has some, and not a key."""
+    missing = client.post(path, {"policy": "api"})
+    assert (missing.status, missing.json["code"]) == (400, "config_invalid")
+    assert "the attribute 'user' is missing" in missing.json["detail"]
+    assert client.post(path, {"policy": "everybody"}).status == 200
+    assert "key is missing" in client.post(path, {"policy": "one"}).json["detail"]
+    assert "policy must be" in client.post(path, {"policy": ["api"]}).json["detail"]
+
+
 def test_what_was_reserved_is_settled_once(client: Client) -> None:
     attributes = {"user": "u", "tokens": 900}
     reserved = client.post("/v1/reserve", {"policy": "api", "attributes": attributes}).json

@@ -23,7 +23,7 @@ from ...wire.proto.rate_limiter_pb2_grpc import (
 )
 from .._core import Service
 from .._deciding import Later, Then
-from .._several import Judgement
+from .._judging import Judgement
 from ._dispatch import Unary
 from ._open_calls import Places
 

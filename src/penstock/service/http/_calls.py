@@ -73,10 +73,19 @@ class Calls:
 
     def v1_check(self, legacy: bool, body: bytes) -> Answer:
         fields = decode(body)
-        if "attributes" in fields or "costs" in fields:
+        if self._has_limits(fields):
             return self.charges.check(fields, legacy)
         require_fields(fields, _KEYED, _COST)
         return self._one(fields["policy"], "rate", self._service.decide(**fields), legacy)
+
+    def _has_limits(self, fields: dict[str, Any]) -> bool:
+        """Whether a request is to several limits: by what it says or, where it says nothing, by
+        what the policy has."""
+        if "attributes" in fields or "costs" in fields:
+            return True
+        name = fields.get("policy")
+        policy = self._service.policies.get(name) if isinstance(name, str) else None
+        return "key" not in fields and policy is not None and policy.kind == "limits"
 
     def v1_check_many(self, _legacy: bool, body: bytes) -> Answer:
         fields = decode(body)
@@ -93,7 +102,7 @@ class Calls:
 
     def v1_peek(self, legacy: bool, body: bytes) -> Answer:
         fields = decode(body)
-        if "attributes" in fields:
+        if self._has_limits(fields):
             return self.charges.peek(fields, legacy)
         require_fields(fields, _KEYED, {})
         asked = Awaited(partial(self._service.peek, **fields))
@@ -111,7 +120,7 @@ class Calls:
             headers = self._policy_line(fields["policy"])
             return self._answers.document(200, {"forecast": told}, headers)
 
-        if "attributes" in fields or "costs" in fields:
+        if self._has_limits(fields):
             return self.charges.forecast(fields, render)
         require_fields(fields, _KEYED, _COST)
         return partial(_later, partial(self._service.forecast, **fields), render)

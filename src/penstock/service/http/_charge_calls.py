@@ -24,11 +24,12 @@ from ...core._decision import NEUTRAL, Decision
 from ...core._verdict import Verdict
 from .._core import Reservation, Service
 from .._deciding import Later, Then
-from .._several import Judge, Judgement, PolicyLimits
+from .._judging import Judge, Judgement
+from .._several import PolicyLimits
 from ._answers import Answer, Answers, ProblemError, decision_json
 from ._head import decode, require_fields
 
-__all__ = ["AwaitedVerdict", "ChargeCalls", "VerdictForm"]
+__all__ = ["AwaitedJudgement", "ChargeCalls", "VerdictForm"]
 
 
 # Of combinations of limits and figures; beyond, all are made anew.
@@ -60,12 +61,12 @@ class ChargeCalls:
 
     def check_read(
         self, judge: Judge, told: dict[str, Any], cost: int
-    ) -> bytes | AwaitedVerdict | None:
+    ) -> bytes | AwaitedJudgement | None:
         """The same for what compiled code has read; None where it has to be awaited."""
         asked = judge.judge(told, cost)
         if isinstance(asked, Judgement):
             return self._judged(asked, legacy=False)
-        return AwaitedVerdict(asked, self._judged) if asked.can_begin else None
+        return AwaitedJudgement(asked, self._judged) if asked.can_begin else None
 
     def check_many(self, fields: dict[str, Any]) -> Answer:
         """`/v1/check-many` by attributes: a list of them."""
@@ -179,9 +180,9 @@ class ChargeCalls:
         return self._answers.with_limits(200, label, decision, text, legacy)
 
 
-class AwaitedVerdict:
-    """A reply about a verdict that has to be waited for, as `AwaitedReply` of compiled code is one
-    about a decision."""
+class AwaitedJudgement:
+    """A reply about a judgement that has to be waited for, as `AwaitedVerdict` of compiled code is
+    one about what the limits said."""
 
     __slots__ = ("_judged", "asked")
 

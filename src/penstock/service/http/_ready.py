@@ -20,8 +20,8 @@ from ...core._clock import ANCHOR_NS, SystemClock
 from ...core._strategy import Strategy
 from .._core import Service
 from .._inline import INLINE, MAX_POLICIES
+from .._judging import Judge
 from .._registry import Entry
-from .._several import Judge
 from ._answers import CLIENT, NESTED, PLAIN, Answers, Label
 from ._bounds import Bounds
 from ._charge_calls import ChargeCalls
@@ -150,8 +150,7 @@ class _ReadyPolicies:
         if len(self._made) >= MAX_POLICIES:
             self._made.clear()
         spec = judge.limits.spec
-        at_once = self._service.store.answers_at_once
-        fits = at_once and judge.limits.asks_all and native.ReadyPolicy.fits(len(spec.limits))
+        fits = judge.limits.asks_all and native.ReadyPolicy.fits(len(spec.limits))
         self._made[judge] = made = native.ReadyPolicy(
             tuple([limit.by for limit in spec.limits]) if fits else (),
             tuple([spec.overrides.get(limit.name) for limit in spec.limits]) if fits else (),
@@ -164,17 +163,18 @@ class _ReadyPolicies:
 
     def _of_plan(self, judge: Judge, plan: Any) -> Any:
         """The limits for those who name a plan, or for those who name none; None if they are not
-        compiled, or not there."""
+        there, or neither compiled nor told by a call."""
         limits = judge.limits.of_plan(plan)
-        if limits is None or limits.gate is None:
+        if limits is None or (limits.gate is None and not limits.can_begin):
             return None
-        form = self._charges.form(limits)
-        if form.compiled is None:
+        words = self._charges.form(limits).compiled
+        if words is None:
             return None
         names = [limit.name for limit in judge.limits.spec.limits]
         places = [names.index(name) for name in limits.limits]
         tallies = [judge.tallies[place] for place in places]
-        return native.ReadyLimits(limits.gate, form.compiled, places, tallies)
+        ask, now = judge.asking(limits).check, self._service.clock.now
+        return native.ReadyLimits(limits.gate, ask, now, words, places, tallies)
 
 
 def _none(_plan: Any) -> None:

@@ -42,6 +42,7 @@ from ...core._transform import READING, Grant, Transform, bargain
 from ...core._validation import reject
 from .. import record
 from .._sheet import Call, ConnectionFailedError, Sheet
+from ._plans import decision_of, plan_of
 from ._requests import (
     TIME,
     Command,
@@ -56,7 +57,7 @@ from ._requests import (
     unavailable,
 )
 from ._routing import CommandSet, RedisRouter, names_of, refusal_in
-from ._several import apply_steps, decision_of, plan_of
+from ._several import apply_steps
 
 __all__ = ["MAX_KEYS", "MAX_WATCHED_KEYS", "RedisFlows", "decision_of", "transact"]
 
@@ -243,10 +244,10 @@ class RedisFlows:
         return self._one_by_one(keys, transform, now, cost)
 
     def apply_all(self, steps: Sequence[Step], now: int) -> RedisFlow:
-        """The flow that stands for `Store.apply_all`; with the instant of the decision."""
-        at = self.instant(now)
+        """The flow that stands for `Store.apply_all`."""
         if not steps:
-            return _nothing_asked(now)
+            return _nothing_asked()
+        at = self.instant(now)
         plan = plan_of(steps)
         if plan.has_looks:
             steps = looked_at(steps)
@@ -258,7 +259,7 @@ class RedisFlows:
 
     def _operate(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
         steps = (Step(key, transform, cost),)
-        (result,), _ = yield from apply_steps(self._router, plan_of(steps), steps, now)
+        (result,) = yield from apply_steps(self._router, plan_of(steps), steps, now)
         return result
 
     def rest_of(self, first: Any, heard: Any) -> RedisFlow:
@@ -362,10 +363,10 @@ class RedisFlows:
         return decisions
 
 
-def _nothing_asked(now: int) -> RedisFlow:
+def _nothing_asked() -> RedisFlow:
     """The limits of a request that were all left out."""
     yield from ()
-    return [], now
+    return []
 
 
 def _second_look(transforms: Sequence[Transform[Any]], make: Callable[[], RedisFlow]) -> RedisFlow:

@@ -1,0 +1,172 @@
+"""A policy of several limits at work: requests judged, outages answered, what is said counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..core._decision import Decision, Forecast
+from ..core._validation import MAX_SAFE, reject, require_cost
+from ..core._verdict import Verdict
+from ._deciding import Asked, Checker, Later, StoreCheck, Then, Told
+from ._fail_modes import Guard
+from ._metrics import Tally
+from ._several import Attributes, Costs, PolicyLimits, Request, SeveralLimits
+
+__all__ = ["NOTHING", "Judge", "Judged", "Judgement", "KeyedChecks"]
+
+NOTHING = Verdict((), (), ())
+"""The answer to a request that no limit is asked for."""
+
+
+class Judgement(NamedTuple):
+    """A verdict, and the limits that were asked for it; None if there were none."""
+
+    verdict: Verdict
+    limits: PolicyLimits | None
+
+
+Judged = Judgement | Later[Judgement]
+"""A judgement, where nothing has to be waited for; else how to get at it."""
+
+
+class Judge(Checker[Judgement]):
+    """The limits of a policy, with who answers in an outage, and what is counted of each."""
+
+    def __init__(
+        self, limits: SeveralLimits, guard: Guard, tally: Tally, tallies: Sequence[Tally]
+    ) -> None:
+        self.limits: SeveralLimits = limits
+        self._guard = guard
+        self.tally: Tally = tally
+        self.tallies: Sequence[Tally] = tallies
+        self.can_begin = limits.can_begin
+
+    def judge(self, attributes: Attributes, cost: int = 1, costs: Costs | None = None) -> Judged:
+        """Decide a request: at once where the store answers at once."""
+        return self._judged(self.limits.resolve(attributes, require_cost(cost), costs))
+
+    async def judge_many(
+        self, each: Sequence[Attributes], cost: int = 1, costs: Costs | None = None
+    ) -> list[Judgement]:
+        """Decide requests in order, as one `judge` each. If one of them says too little, none of
+        them is charged."""
+        require_cost(cost)
+        requests = [self.limits.resolve(attributes, cost, costs) for attributes in each]
+        made = []
+        for request in requests:
+            judged = self._judged(request)
+            made.append(judged if isinstance(judged, Judgement) else await judged())
+        return made
+
+    def _judged(self, request: Request) -> Judged:
+        limits = request.limits
+        if limits is None:
+            return self.counted(request, NOTHING)
+        if not limits.answers_at_once:
+            return StoreCheck(self, request)
+        try:
+            verdict = limits.check(request.keys, request.cost)
+        except Exception as error:
+            verdict = self.in_place_of(error, request)
+        return self.counted(request, verdict)
+
+    async def peek(self, attributes: Attributes) -> Judgement:
+        request = self.limits.resolve(attributes)
+        if request.limits is None:
+            return Judgement(NOTHING, None)
+        try:
+            verdict = await request.limits.apeek(request.keys)
+        except Exception as error:
+            verdict = self.in_place_of(error, request)
+        return Judgement(verdict, request.limits)
+
+    async def forecast(
+        self, attributes: Attributes, cost: int = 1, costs: Costs | None = None
+    ) -> Forecast:
+        request = self.limits.resolve(attributes, require_cost(cost), costs)
+        if request.limits is None:
+            now = self._guard.now()
+            return Forecast(MAX_SAFE, now, now)
+        told = request.cost
+        if not isinstance(told, int) and 0 in told.values():
+            free = ", ".join([name for name, units in told.items() if not units])
+            reject(f"the cost of a forecast must be at least 1, and is 0 for {free}")
+        try:
+            return await request.limits.aforecast(request.keys, request.cost)
+        except Exception as error:
+            return self._guard.forecast(error, next(iter(request.keys.values()), "all"), 1)
+
+    def decide(self, key: str, cost: int = 1) -> Asked:
+        """For those who have a key and no attributes: it is the attribute `key`."""
+        judged = self.judge({"key": key}, cost)
+        if isinstance(judged, Judgement):
+            return judged.verdict.decision
+        return Then(judged, _decision)
+
+    async def ask(self, request: Request) -> Sequence[Decision]:
+        assert request.limits is not None
+        return (await request.limits.acheck(request.keys, request.cost)).decisions
+
+    def begin(self, told: Told, request: Request) -> None:
+        assert request.limits is not None
+        request.limits.begin_check(request.keys, request.cost, told)
+
+    def answer(self, decisions: Any, error: Exception | None, request: Request) -> Judgement:
+        if error is not None:
+            return self.counted(request, self.in_place_of(error, request))
+        assert request.limits is not None
+        return self.counted(request, request.limits.verdict(decisions))
+
+    def in_place_of(self, error: Exception, request: Request) -> Verdict:
+        """What the fail mode says; raises `error`, if that is the answer."""
+        decision = self._guard.decision(error, tuple(request.keys.values()), 1)
+        return self.limits.answer(request, decision)
+
+    def asking(self, limits: PolicyLimits) -> KeyedChecks:
+        """These limits, for those who count by themselves."""
+        return KeyedChecks(limits, self._guard)
+
+    def counted(self, request: Request, verdict: Verdict) -> Judgement:
+        """Count what was answered."""
+        self.tally.count(verdict.allowed)
+        tallies = self.tallies
+        for place, decision in zip(request.asked, verdict.decisions, strict=True):
+            tally = tallies[place]
+            if decision.allowed:
+                tally.allowed += 1
+            else:
+                tally.denied += 1
+        return Judgement(verdict, request.limits)
+
+
+class KeyedChecks(Checker[Sequence[Decision]]):
+    """Limits whose store has to be waited for, asked by one key for each, None for everybody's.
+    What they say is counted by who asks."""
+
+    def __init__(self, limits: PolicyLimits, guard: Guard) -> None:
+        self._limits = limits
+        self._guard = guard
+        self._count = len(limits.limits)
+        self.can_begin = limits.store.begin is not None
+
+    def check(self, keys: Sequence[str | None], cost: int) -> Later[Sequence[Decision]]:
+        return StoreCheck(self, keys, cost)
+
+    async def ask(self, keys: Sequence[str | None], cost: int) -> Sequence[Decision]:
+        return await self._limits.ask_keyed(keys, cost)
+
+    def begin(self, told: Told, keys: Sequence[str | None], cost: int) -> None:
+        self._limits.begin_keyed(keys, cost, told)
+
+    def answer(
+        self, decisions: Any, error: Exception | None, keys: Sequence[str | None], cost: int
+    ) -> Sequence[Decision]:
+        if error is None:
+            return decisions  # type: ignore[no-any-return]
+        named = [key for key in keys if key is not None]
+        return [self._guard.decision(error, named, 1)] * self._count
+
+
+def _decision(judged: Judgement) -> Decision:
+    return judged.verdict.decision

@@ -1,0 +1,295 @@
+"""What several steps are sent to Redis as, and how its reply is read.
+
+A plan is made once for all requests of the same shape, whatever their keys, costs, arguments and
+the instant. One operation of a strategy has a script of its own; any mixture goes to the script
+`all`, with its steps as one argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from ...core._accelerator import LuaAccelerator, in_json, in_words
+from ...core._clock import FOREIGN_CLOCKS
+from ...core._decision import Booking, Decision
+from ...core._errors import UnsupportedError
+from ...core._lua import REPLY, LuaScript, LuaSource, script_of_all
+from ...core._register import registered
+from ...core._steps import Step
+from ._requests import Command
+
+__all__ = ["Plan", "RecordSwap", "decision_of", "plan_of"]
+
+_OPTIONAL = frozenset(
+    {
+        "refund",
+        "charge",
+        "book",
+        "pause",
+        "take",
+        "queue_up",
+        "keep_ticket",
+        "renew",
+        "release",
+        "reclaim",
+    }
+)
+_ALWAYS_THERE = frozenset({"check", "look", "try", "tell"})
+# What a script says of each step, `allowed` first.
+_FIELDS = len(REPLY)
+
+
+class RecordSwap(NamedTuple):
+    """A step that was decided here: whether it admits, 1 or 0; the record that it was decided on,
+    the new one, and for how long that is kept: 0 if the old one stays, -1 if there is none."""
+
+    admits: int
+    keep_ms: int
+    held: bytes
+    text: bytes
+
+
+_SWAP = '"swap",%d,0,%d'
+"""One of them, as the script takes it."""
+
+_SEVERAL = 2
+_Part = tuple[LuaAccelerator | None, str, str, bool, int]
+"""A step, but for its key and argument: its accelerator, the name of its strategy, its role,
+whether it is a shadow, and its cost as 0, 1 or `_SEVERAL`."""
+
+
+class Plan:
+    """What a request of such steps takes, whatever their keys, costs, arguments and the instant."""
+
+    def __init__(self, parts: Sequence[_Part], script: LuaScript) -> None:
+        accelerators = [lua for lua, _, _, _, _ in parts if lua is not None]
+        self.script = script
+        self.by_periods = any(lua.source.by_periods for lua in accelerators)
+        # Whether there are steps of cost 0, for which the plan is that of `looked_at`.
+        self.has_looks = any(not units for _, _, _, _, units in parts)
+        # The places of the steps that are decided here.
+        self.here = [place for place, part in enumerate(parts) if part[0] is None]
+
+    def command(
+        self, steps: Sequence[Step], keys: Sequence[str], now: int, swaps: Mapping[int, RecordSwap]
+    ) -> Command:
+        """What is sent; `swaps` are the steps that are decided here, by their places."""
+        raise NotImplementedError
+
+    def answers(
+        self, steps: Sequence[Step], reply: list[Any], decided: Mapping[int, Any]
+    ) -> list[Any]:
+        """From what the script replied, and what was decided here."""
+        raise NotImplementedError
+
+
+class _OnePlan(Plan):
+    """That of one operation of a strategy, for which it has a script, and of steps that ask for the
+    instant, with which every reply begins."""
+
+    def __init__(self, parts: Sequence[_Part], place: int, lua: LuaAccelerator) -> None:
+        _, _, self._role, shadow, _ = parts[place]
+        super().__init__(parts, lua.source.alone[self._role, shadow])
+        self._place = place
+        self._lua = lua
+        self._read = _reader_of(self._role)
+        self._head = (b"EVALSHA", self.script.sha1_bytes, b"1")
+
+    def command(
+        self, steps: Sequence[Step], keys: Sequence[str], now: int, swaps: Mapping[int, RecordSwap]
+    ) -> Command:
+        key, transform, cost, _ = steps[self._place]
+        arguments = self._lua.argv(now, cost)
+        argument = transform.argument
+        if type(argument) is str:
+            return (*self._head, key.encode(), *arguments, argument.encode())
+        return (*self._head, key.encode(), *arguments, *in_words(argument))
+
+    def answers(
+        self, steps: Sequence[Step], reply: list[Any], decided: Mapping[int, Any]
+    ) -> list[Any]:
+        now, *told = reply
+        answers = [now] * len(steps)
+        answers[self._place] = answer = self._read(told, now)
+        if self._role == "check" and not answer.allowed:
+            _, transform, cost, _ = steps[self._place]
+            FOREIGN_CLOCKS.look_at(answer, transform, cost)
+        return answers
+
+
+class _MixedPlan(Plan):
+    """That of any mixture, for the script `all`."""
+
+    def __init__(self, parts: Sequence[_Part], sent: Sequence[int]) -> None:
+        sources = frozenset(lua.source for lua, _, _, _, _ in parts if lua is not None)
+        super().__init__(parts, _script(sources))
+        self._roles = [role for _, _, role, _, _ in parts]
+        self._only_checks = not self.here and set(self._roles) == {"check"}
+        # The places of the steps that are sent.
+        self._sent = sent
+        self._parts = [parts[place] for place in sent]
+        self._head = (b"EVALSHA", self.script.sha1_bytes, b"%d" % len(sent))
+        # The steps as the script takes them, but for what differs from call to call; None if that
+        # is more than costs and arguments.
+        is_fixed = all(part[0] is None or part[0].is_fixed for part in self._parts)
+        self._template = self._steps_at(0) if is_fixed else None
+        # The same for checks of one unit each, which are always the same.
+        self._of_one_unit = b""
+        of_one_unit = all(units == 1 for _, _, _, _, units in parts)
+        if self._only_checks and of_one_unit and self._template is not None:
+            self._of_one_unit = (self._template % ((1,) * len(sent))).encode()
+
+    def command(
+        self, steps: Sequence[Step], keys: Sequence[str], now: int, swaps: Mapping[int, RecordSwap]
+    ) -> Command:
+        if self._of_one_unit:
+            return (*self._head, *map(str.encode, keys), b"%d" % now, self._of_one_unit)
+        names = [keys[place].encode() for place in self._sent]
+        records = [text for swap in swaps.values() for text in (swap.held, swap.text)]
+        return (*self._head, *names, b"%d" % now, self._told(steps, now, swaps), *records)
+
+    def _told(self, steps: Sequence[Step], now: int, swaps: Mapping[int, RecordSwap]) -> bytes:
+        values: list[Any] = []
+        for place, (lua, _, role, _, _) in zip(self._sent, self._parts, strict=True):
+            _, transform, cost, _ = steps[place]
+            if lua is None:
+                values += swaps[place][:2]
+            elif role == "check":
+                values.append(cost)
+            else:
+                values += (cost, in_json(transform.argument))
+        template = self._steps_at(now) if self._template is None else self._template
+        return (template % tuple(values)).encode()
+
+    def _steps_at(self, now: int) -> str:
+        told = [
+            _SWAP if lua is None else lua.step(now, "look" if role == "tell" else role, shadow)
+            for lua, _, role, shadow, _ in self._parts
+        ]
+        return f"[{','.join(told)}]"
+
+    def answers(
+        self, steps: Sequence[Step], reply: list[Any], decided: Mapping[int, Any]
+    ) -> list[Any]:
+        now = reply[0]
+        if self._only_checks:
+            decisions = []
+            for start in range(1, len(reply), _FIELDS):
+                allowed, limit, remaining, at, wait = reply[start : start + _FIELDS]
+                decisions.append(Decision(allowed == 1, limit, remaining, at, wait))
+            if not all(decisions):
+                for decision, (_, transform, cost, _) in zip(decisions, steps, strict=True):
+                    if not decision.allowed:
+                        FOREIGN_CLOCKS.look_at(decision, transform, cost)
+            return decisions
+        answers = [now] * len(steps)
+        start = 1
+        for place in self._sent:
+            answer = reply[start : start + _FIELDS]
+            start += _FIELDS
+            if place in decided:
+                answers[place] = decided[place]
+            elif (role := self._roles[place]) != "tell":
+                answers[place] = _reader_of(role)(answer, now)
+                if role == "check" and not answer[0]:
+                    _, transform, cost, _ = steps[place]
+                    FOREIGN_CLOCKS.look_at(answers[place], transform, cost)
+        return answers
+
+
+@lru_cache(maxsize=1024)
+def _plan_of_parts(parts: tuple[_Part, ...]) -> Plan:
+    for lua, kind, role, _, units in parts:
+        if units:
+            _require_operation(lua, role, kind)
+    # Every reply begins with the instant, so that those who ask for it are not sent, unless nobody
+    # asks for anything else.
+    sent = [place for place, part in enumerate(parts) if part[2] != "tell"] or [0]
+    lua, _, role, _, _ = parts[sent[0]]
+    if len(sent) == 1 and lua is not None and role in lua.source.operations:
+        return _OnePlan(parts, sent[0], lua)
+    return _MixedPlan(parts, sent)
+
+
+def plan_of(steps: Sequence[Step]) -> Plan:
+    """The plan of steps like these."""
+    return _plan_of_parts(
+        tuple(
+            [
+                (run.lua, run.kind, run.role, shadow, cost if cost < _SEVERAL else _SEVERAL)
+                for _, run, cost, shadow in steps
+            ]
+        )
+    )
+
+
+def _require_operation(lua: LuaAccelerator | None, role: str, kind: str) -> None:
+    if lua is None or role in _ALWAYS_THERE or role in lua.source.operations:
+        return
+    if role in _OPTIONAL:
+        missing = f"its Lua source has no {role}; add one below '-- Give back.'"
+    else:
+        missing = "only check, lease, peek, forecast, refund, charge, book, pause and clear can be"
+    raise UnsupportedError(
+        f"RedisStore cannot run {role!r} on the state of {kind!r}, which is kept in its "
+        f"wire encoding: {missing}"
+    )
+
+
+@lru_cache(maxsize=256)
+def _script(sources: frozenset[LuaSource]) -> LuaScript:
+    """The one script of all strategies that are known by name; with others, one of their own."""
+    known = frozenset(source for cls in registered() for source in cls.lua_sources)
+    return script_of_all(known | sources)
+
+
+def _count_of(reply: list[Any], _now: int) -> int:
+    units: int = reply[1]
+    return units
+
+
+def _nothing(_reply: list[Any], _now: int) -> None:
+    return None
+
+
+def _renewals_of(reply: list[Any], now: int) -> tuple[Decision, ...]:
+    _, limit, free, expiries, _ = reply
+    return tuple(
+        [
+            Decision(True, limit, free, expires, 0)
+            if expires
+            else Decision(False, limit, free, now, 1)
+            for expires in expiries
+        ]
+    )
+
+
+def _booking_of(reply: list[Any], _now: int) -> Booking:
+    allowed, limit, remaining, reset_at, delay_ms = reply
+    retry = 0 if allowed else delay_ms
+    return Booking(Decision(allowed == 1, limit, remaining, reset_at, retry), delay_ms)
+
+
+def decision_of(reply: Any, _now: int = 0) -> Decision:
+    """The five integers of a check."""
+    allowed, limit, remaining, reset_at, retry_after_ms = reply
+    return Decision(allowed == 1, limit, remaining, reset_at, retry_after_ms)
+
+
+# Those that do not answer with a decision.
+_READERS: Mapping[str, Callable[[list[Any], int], Any]] = {
+    "refund": _count_of,
+    "release": _count_of,
+    "reclaim": _count_of,
+    "keep_ticket": _count_of,
+    "pause": _nothing,
+    "renew": _renewals_of,
+    "book": _booking_of,
+}
+
+
+def _reader_of(role: str) -> Callable[[list[Any], int], Any]:
+    """What makes an answer of the five integers of a step, and of the instant."""
+    return _READERS.get(role, decision_of)
