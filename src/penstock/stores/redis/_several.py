@@ -21,8 +21,7 @@ from ...core._accelerator import LuaAccelerator, in_json, in_words
 from ...core._clock import FOREIGN_CLOCKS
 from ...core._decision import Booking, Decision
 from ...core._errors import PenstockError, StoreUnavailableError, UnsupportedError
-from ...core._lua import REPLY, LuaScript, LuaSource, script_of_all
-from ...core._register import registered
+from ...core._lua import REPLY, LuaScript, StepKind, script_of_all
 from ...core._steps import Step, decide_all, looked_at
 from ...core._transform import READING, Transform, checking, trying
 from .. import record
@@ -160,8 +159,7 @@ class _Swap(NamedTuple):
     text: bytes
 
 
-_SWAP = '"swap",%d,0,%d'
-"""One of them, as the script takes it."""
+_SWAP = StepKind(None, "swap", shadow=False)
 
 _SEVERAL = 2
 _Part = tuple[LuaAccelerator | None, str, str, bool, int]
@@ -232,13 +230,15 @@ class _MixedPlan(Plan):
     """That of any mixture, for the script `all`."""
 
     def __init__(self, parts: Sequence[_Part], sent: Sequence[int]) -> None:
-        sources = frozenset(lua.source for lua, _, _, _, _ in parts if lua is not None)
-        super().__init__(parts, _script(sources))
+        self._parts = [parts[place] for place in sent]
+        kinds = [_kind(*part) for part in self._parts]
+        script, numbers = script_of_all(frozenset(kinds))
+        super().__init__(parts, script)
+        self._numbers = [numbers[kind] for kind in kinds]
         self._roles = [role for _, _, role, _, _ in parts]
         self._only_checks = not self.here and set(self._roles) == {"check"}
         # The places of the steps that are sent.
         self._sent = sent
-        self._parts = [parts[place] for place in sent]
         self._head = (b"EVALSHA", self.script.sha1_bytes, b"%d" % len(sent))
         # The steps as the script takes them, but for what differs from call to call; None if that
         # is more than costs and arguments.
@@ -274,8 +274,8 @@ class _MixedPlan(Plan):
 
     def _steps_at(self, now: int) -> str:
         told = [
-            _SWAP if lua is None else lua.step(now, "look" if role == "tell" else role, shadow)
-            for lua, _, role, shadow, _ in self._parts
+            f"{number},%d,%d" if lua is None else lua.step(now, number, role)
+            for number, (lua, _, role, _, _) in zip(self._numbers, self._parts, strict=True)
         ]
         return f"[{','.join(told)}]"
 
@@ -306,6 +306,13 @@ class _MixedPlan(Plan):
                     _, transform, cost, _ = steps[place]
                     FOREIGN_CLOCKS.look_at(answers[place], transform, cost)
         return answers
+
+
+def _kind(lua: LuaAccelerator | None, _name: str, role: str, shadow: bool, _units: int) -> StepKind:
+    """What the script does in such a step."""
+    if lua is None:
+        return _SWAP
+    return StepKind(lua.source, "look" if role == "tell" else role, shadow)
 
 
 @lru_cache(maxsize=1024)
@@ -449,13 +456,6 @@ class _DecidedHere:
             held = b"" if held is None else held if isinstance(held, bytes) else held.encode()
             swaps[place] = _Swap(int(admits), keep_ms, held, text)
         return swaps
-
-
-@lru_cache(maxsize=256)
-def _script(sources: frozenset[LuaSource]) -> LuaScript:
-    """The one script of all strategies that are known by name; with others, one of their own."""
-    known = frozenset(source for cls in registered() for source in cls.lua_sources)
-    return script_of_all(known | sources)
 
 
 def _count_of(reply: list[Any], _now: int) -> int:
