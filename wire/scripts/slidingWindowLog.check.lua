@@ -146,8 +146,8 @@ local function check(p, log, now, cost)
   return 1, limit, limit - count - cost, resetAt, 0, add(p, log, now, cost)
 end
 
--- Units of a call nearly always bear one stamp, which is put into words once.
-local worded, words = nil, nil
+-- Units of a call nearly always bear one stamp, of which the first name is made once.
+local named, name = nil, nil
 
 -- In chunks, because the arguments of one command must fit Lua's stack.
 local function write(key, p, log, px)
@@ -160,16 +160,16 @@ local function write(key, p, log, px)
       units = units + some
     end
     local n = 0
-    if worded ~= stamp then worded, words = stamp, string.format('u%.0f.', stamp) end
     if units > 0 and stamp == log.free then
-      n, units = 1, units - redis.call('ZADD', key, 'NX', stamp, words .. '0')
+      if named ~= stamp then named, name = stamp, string.format('u%.0f.0', stamp) end
+      n, units = 1, units - redis.call('ZADD', key, 'NX', stamp, name)
     elseif units > 0 then
       n = redis.call('ZCOUNT', key, stamp, stamp)
     end
     while units > 0 do
       local chunk = {}
       for i = 1, math.min(units, 500) do
-        chunk[2 * i - 1], chunk[2 * i] = stamp, string.format('%s%.0f', words, n)
+        chunk[2 * i - 1], chunk[2 * i] = stamp, string.format('u%.0f.%.0f', stamp, n)
         n = n + 1
       end
       units = units - redis.call('ZADD', key, 'NX', unpack(chunk))

@@ -270,7 +270,7 @@ class LuaSource:
             is_here = operation in self.operations
             made[operation] = operation if is_here else f"{_LOOKING[operation]}(check)"
         names = ", ".join([f"{name}{number}" for name in made])
-        text = self._text_for(operations)
+        text = self._text_for({each if each in self.operations else "check" for each in operations})
         return f"local {names}\ndo\n{text}{names} = {', '.join(made.values())}\nend\n"
 
     def step(self, operation: str, number: int) -> str:
