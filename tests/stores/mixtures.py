@@ -104,10 +104,10 @@ def requests(
         now += scale * rng.choice((0, 0, 1, 3, 20, 90, 130, 400, 1_100, -50, -700))
         chosen = rng.sample(names, rng.randint(1, min(4, len(names))))
         steps = [_step(rng, name, rng.randrange(tenants), now, charged, scale) for name in chosen]
-        if rng.random() < 0.2 and steps[0].transform.role == "check":
-            # A key that is named twice.
-            again = steps[0]._replace(cost=rng.randint(0, 2), shadow=rng.random() < 0.3)
-            steps.insert(rng.randint(1, len(steps)), again)
+        for _ in range(rng.choice((0, 0, 0, 1, 2))):
+            # A key that is named again, for whatever else.
+            again = _step(rng, chosen[0], 0, now, charged, scale)._replace(key=steps[0].key)
+            steps.insert(rng.randint(0, len(steps)), again)
         charged.append(now)
         yield Request(now, steps)
 

@@ -18,7 +18,7 @@ local function foreign() error(FOREIGN, 0) end
 
 -- A number from the text of a state: of this form, and no larger than `most`.
 local function number(text, form, most)
-  local value = string.find(text, form) and tonumber(text)
+  local value = string.find(text, form) and text + 0
   if not value or value > most then foreign() end
   return value
 end
@@ -73,55 +73,72 @@ local function stampAt(key, rank)
   return stamp
 end
 
--- `stored` units of the window, from the `oldest` on, stand in the set behind `gone` others;
--- `added` ones with the stamp `newest` do not stand there yet.
+-- `count` units count. Those of the set, from the `oldest` on, stand behind `gone` others; what this
+-- call takes in and gives back is kept as `changes`, by stamp, until everything is decided.
 local function read(key, p, now)
-  local edge, gone, stored, oldest = now - p.windowMs, 0, redis.call('ZCARD', key), nil
-  if stored > 0 then
+  local edge, gone, count, oldest = now - p.windowMs, 0, redis.call('ZCARD', key), nil
+  if count > 0 then
     oldest = stampAt(key, 0)
     if oldest <= edge then
       gone = redis.call('ZCOUNT', key, '-inf', edge)
-      stored, oldest = stored - gone, nil
-      if stored > 0 then oldest = stampAt(key, gone) end
+      count, oldest = count - gone, nil
+      if count > 0 then oldest = stampAt(key, gone) end
     end
   end
-  return {key = key, edge = edge, gone = gone, stored = stored, oldest = oldest, added = 0}
+  return {
+    key = key, edge = edge, gone = gone, count = count, oldest = oldest,
+    newest = false, free = false, changes = false,
+  }
 end
 
--- Ranks no longer say where a unit stands once some are to be taken out.
-local function requireWhole(log)
-  if not log or log.returned then
-    error('ERR a log cannot be given back to and asked again in one call', 0)
+-- The stamp of the k-th unit that counts.
+local function stampOf(log, k)
+  local rank = log.gone + k
+  if not log.changes then return stampAt(log.key, rank - 1) end
+  local stamps = {}
+  for stamp in pairs(log.changes) do stamps[#stamps + 1] = stamp end
+  table.sort(stamps)
+  for place = 1, #stamps do
+    local stamp = stamps[place]
+    if rank <= redis.call('ZCOUNT', log.key, '-inf', string.format('(%.0f', stamp)) then break end
+    rank = rank - log.changes[stamp]
+    if rank <= redis.call('ZCOUNT', log.key, '-inf', stamp) then return stamp end
   end
+  return stampAt(log.key, rank - 1)
+end
+
+local function change(log, stamp, units)
+  if log.changes then
+    log.changes[stamp] = (log.changes[stamp] or 0) + units
+  else
+    log.changes = {[stamp] = units}
+  end
+  log.count = log.count + units
 end
 
 -- With so many more units, stamped with the newest instant that is known. Nearly always that is
--- `now`, with nothing at it or later, and to count is less work than to read the newest.
+-- `now`, which is `free`, with nothing at it or later; to count is less work than to read the newest.
 local function add(p, log, now, units)
   if not log.newest then
-    log.newest, log.isTaken = now, false
-    if log.stored > 0 and redis.call('ZCOUNT', log.key, now, '+inf') > 0 then
-      log.newest, log.isTaken = stampAt(log.key, -1), true
+    log.newest, log.free = now, now
+    if log.count > 0 and redis.call('ZCOUNT', log.key, now, '+inf') > 0 then
+      log.newest, log.free = math.max(now, stampOf(log, log.count)), false
     end
   end
   log.oldest = log.oldest or log.newest
-  log.added = log.added + units
+  change(log, log.newest, units)
   return log, log.newest - now + p.windowMs
 end
 
 local function check(p, log, now, cost)
-  requireWhole(log)
-  local limit, windowMs = p.limit, p.windowMs
-  local count = log.stored + log.added
+  local limit, windowMs, count = p.limit, p.windowMs, log.count
   local resetAt = math.ceil((log.oldest or now) + windowMs)
 
   if count + cost > limit then
     local retry = windowMs
     if count > 0 then
       local k = math.min(math.max(count + cost - limit, 1), count)
-      local stamp = log.newest
-      if k <= log.stored then stamp = stampAt(log.key, log.gone + k - 1) end
-      retry = math.max(1, math.ceil(stamp + windowMs - now))
+      retry = math.max(1, math.ceil(stampOf(log, k) + windowMs - now))
     end
     return 0, limit, math.max(0, limit - count), resetAt, retry
   end
@@ -129,27 +146,34 @@ local function check(p, log, now, cost)
   return 1, limit, limit - count - cost, resetAt, 0, add(p, log, now, cost)
 end
 
+-- Units of a call nearly always bear one stamp, of which the first name is made once.
+local named, name = nil, nil
+
+-- In chunks, because the arguments of one command must fit Lua's stack.
 local function write(key, p, log, px)
+  if log.count == 0 then return redis.call('DEL', key) end
   if log.gone > 0 then redis.call('ZREMRANGEBYSCORE', key, '-inf', log.edge) end
-  if log.returned then
-    local units = log.units
+  for stamp, units in pairs(log.changes) do
+    while units < 0 do
+      local some = math.min(-units, 500)
+      redis.call('ZREM', key, unpack(redis.call('ZRANGEBYSCORE', key, stamp, stamp, 'LIMIT', 0, some)))
+      units = units + some
+    end
+    local n = 0
+    if units > 0 and stamp == log.free then
+      if named ~= stamp then named, name = stamp, string.format('u%.0f.0', stamp) end
+      n, units = 1, units - redis.call('ZADD', key, 'NX', stamp, name)
+    elseif units > 0 then
+      n = redis.call('ZCOUNT', key, stamp, stamp)
+    end
     while units > 0 do
-      local chunk = math.min(units, 500)
-      local at = log.returned
-      redis.call('ZREM', key, unpack(redis.call('ZRANGEBYSCORE', key, at, at, 'LIMIT', 0, chunk)))
-      units = units - chunk
+      local chunk = {}
+      for i = 1, math.min(units, 500) do
+        chunk[2 * i - 1], chunk[2 * i] = stamp, string.format('u%.0f.%.0f', stamp, n)
+        n = n + 1
+      end
+      units = units - redis.call('ZADD', key, 'NX', unpack(chunk))
     end
-  end
-  local score, n, missing = log.newest or 0, 0, log.added
-  if log.isTaken then n = redis.call('ZCOUNT', key, score, score) end
-  while missing > 0 do
-    local chunk = {score, string.format('u%.0f.%.0f', score, n)}
-    -- In chunks, because the arguments of one command must fit Lua's stack.
-    for i = 2, math.min(missing, 500) do
-      n = n + 1
-      chunk[2 * i - 1], chunk[2 * i] = score, string.format('u%.0f.%.0f', score, n)
-    end
-    n, missing = n + 1, missing - redis.call('ZADD', key, 'NX', unpack(chunk))
   end
   redis.call('PEXPIRE', key, px)
 end

@@ -15,7 +15,7 @@ local function foreign() error(FOREIGN, 0) end
 
 -- A number from the text of a state: of this form, and no larger than `most`.
 local function number(text, form, most)
-  local value = string.find(text, form) and tonumber(text)
+  local value = string.find(text, form) and text + 0
   if not value or value > most then foreign() end
   return value
 end

@@ -68,12 +68,12 @@ class LuaAccelerator:
             self._command = native.CheckCommand(self.check.sha1_bytes, self._before, self._after)
         return self._command
 
-    def step(self, now: int, role: str, shadow: bool) -> str:
-        """One step of the script `all`, with `%d` for its cost and `%s` for its argument."""
-        name = encode_basestring(self.source.name).replace("%", "%%")
+    def step(self, now: int, number: int, role: str) -> str:
+        """One step of the script `all`, of the kind of that number, with `%d` for its cost and `%s`
+        for its argument."""
         argument = [] if role == "check" else ["%s"]
         given = [parameter.decode() for parameter in self._parameters(now)]
-        return ",".join([name, f'"{role}"', f"{shadow:d}", "%d", *argument, *given])
+        return ",".join([str(number), "%d", *argument, *given])
 
     def _parameters(self, now: int) -> tuple[bytes, ...]:
         return (*self._before, *self._after)

@@ -13,16 +13,16 @@ A strategy has one Lua file, which lies beside its Python file and holds these t
     charge(p, state, now, cost)                as check
     book(p, state, now, cost, maxWaitMs)       as check, with the delay as retryAfterMs
     pause(p, state, now, untilMs)              1, 0, 0, 0, 0, and the new state and its ttl
-    -- Only for refund, book.     optional, further down: no other operation needs what stands below
-                                  it, to the next such line or the end of the file
+    -- Only for refund, book.     optional: no other operation needs what stands below it, to the
+                                  next line of this kind or the end of the file
 
 All of them may use what `scripts/prelude.lua` defines. `p` holds the parameters by their names on
 the wire. Where a ttl is returned there is something to write, and a state of nil deletes the key.
 From the one file come three scripts: `check` decides for one key and writes, `read` returns the
 raw state and never writes, `many` decides for all of its KEYS in order, at one instant. Another one
-for each of its operations, `alone`, does that to one key. And `all`, which holds the files of
-several strategies, decides any mixture of their operations as one. The files in `scripts/` are what
-they share.
+for each of its operations, `alone`, does that to one key. And `all` decides several steps as one,
+each of some strategy and some operation: there is one script for each set of these, with nothing in
+it that they do not need. The files in `scripts/` are what the scripts share.
 
 A script starts with its arguments, and with the constants of this package. A `now` of 0 means the
 server's clock, any other value is the instant to use. Lua has one kind of number, the double, so
@@ -57,16 +57,17 @@ The reply of `many` is short, because each integer costs something on both sides
 neighbours that get the same answer, as idle keys do, share it. It is no part of the contract.
 
 The steps of `all` are one argument, a flat array in JSON: a server reads that in half of the time
-that it takes for as many arguments and their numbers. Nor is that part of the contract.
+that it takes for as many arguments and their numbers. What is done is not in it by name, but by its
+number among the kinds of step that the script is for. Nor is that part of the contract.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ._errors import ConfigInvalidError
 from ._validation import MAX_INSTANT_MS, MAX_SAFE, MAX_SPAN_MS, MAX_STORED_MS
@@ -80,6 +81,7 @@ __all__ = [
     "REPLY",
     "LuaScript",
     "LuaSource",
+    "StepKind",
     "beside",
     "hash_fields",
     "real",
@@ -115,8 +117,26 @@ _CONSTANTS = {
 # Operations whose argument is a number; that of the others is the id of a slot.
 _NUMBERED = frozenset({"refund", "book", "pause"})
 _DECIDE = "\n-- Decide.\n"
-_GIVE_BACK = "\n-- Give back.\n"
-_ONLY_FOR = "\n-- Only for "
+_SECTION = re.compile(r"\n-- (Give back|Only for [^\n]+)\.\n")
+# Operations of `all` that every strategy has, by what makes them of its check.
+_LOOKING = {"look": "looking", "try": "trying"}
+_ALL_HEAD = """\
+-- all
+-- KEYS  one per step
+-- ARGV  1 now; 2 a flat array in JSON, which has per step the number of its kind, the cost, an
+--       argument unless it is a check, and the parameters; of a record that the caller has decided
+--       on: its number, whether it admits, 1 or 0, and for how long it is kept; then for each of
+--       those the record that it was decided on, and the new one
+-- reply now, then per step: five integers; now alone if a record was another one
+-- kinds of step:
+"""
+# What a record is decided by, that the caller has decided on.
+_RECORD = """\
+    read, write, operation = readRecord, writeRecord, swap
+    p, FOREIGN = steps[at + 2], 'WRONGTYPE not a record'
+    argument, recordAt, at = recordAt, recordAt + 2, at + 3
+"""
+_STEP = "  -- One branch for each kind of step.\n"
 _SHARED = os.path.join(os.path.dirname(__file__), "scripts")
 
 
@@ -194,13 +214,13 @@ class LuaSource:
     def check(self) -> LuaScript:
         """Decides for one key and writes."""
         parts = (self._facts(), self._arguments(), _shared("prelude"), _shared("clock"))
-        return self._script("check", *parts, self._deciding, _shared("check"))
+        return self._script("check", *parts, self._text_for({"check"}), _shared("check"))
 
     @cached_property
     def many(self) -> LuaScript:
         """Decides for all of its keys, in order, at one instant."""
         parts = (self._facts(), self._arguments(), _shared("prelude"), _shared("clock"))
-        return self._script("many", *parts, self._deciding, _shared("many"))
+        return self._script("many", *parts, self._text_for({"check"}), _shared("many"))
 
     @cached_property
     def read(self) -> LuaScript:
@@ -237,57 +257,60 @@ class LuaSource:
             argument,
             _shared("prelude"),
             _shared("clock"),
-            self._text_for(operation),
+            self._text_for({operation}),
             f"local operation, isShadow = {operation}, {_literal(shadow)}\n",
             _shared("alone"),
         )
 
-    def loaded(self) -> str:
-        """For the script `all`: what the file defines, as a table `strategy`; what stands below
-        `-- Give back.` only when that is asked for."""
-        deciding, _, giving_back = self.text.partition(_GIVE_BACK)
-        names = ", ".join(f"{name} = {name}" for name in self.operations[1:])
-        return (
-            f"{deciding}\nlocal function beyond()\n{giving_back}\nreturn {{{names}}}\nend\n"
-            "local strategy = {read = read, write = write, check = check, beyond = beyond,\n"
-            "  more = false, foreign = false, parameters = false}\n"
-        )
+    def functions(self, operations: Collection[str], number: int) -> str:
+        """For the script `all`: what these operations need of the file, under names with a number
+        that tells it from those of other files."""
+        made = {"read": "read", "write": "write"}
+        for operation in sorted(operations):
+            is_here = operation in self.operations
+            made[operation] = operation if is_here else f"{_LOOKING[operation]}(check)"
+        names = ", ".join([f"{name}{number}" for name in made])
+        text = self._text_for({each if each in self.operations else "check" for each in operations})
+        return f"local {names}\ndo\n{text}{names} = {', '.join(made.values())}\nend\n"
 
-    def settled(self) -> str:
-        """For the script `all`: the rest of `strategy`, if that is its `name`."""
+    def step(self, operation: str, number: int) -> str:
+        """For the script `all`: what a step of this operation is decided by, with the functions of
+        that number."""
+        first = 2 if operation == "check" else 3
         given = [name for name in self.argv if name not in ("now", "cost")]
-        fields = {name: f"steps[at + {place}]" for place, name in enumerate(given)}
+        fields = {name: f"steps[at + {place}]" for place, name in enumerate(given, first)}
         fields.update({name: _literal(value) for name, value in self._constants.items()})
         built = ", ".join(f"{name} = {value}" for name, value in fields.items())
-        return (
-            f"if name == '{self.name}' then\n"
-            f"  strategy.foreign = '{self._foreign()}'\n"
-            "  strategy.parameters = function(steps, at)\n"
-            f"    return {{{built}}}, at + {len(given)}\n"
-            "  end\n"
-            "end\n"
+        functions = ", ".join(f"{name}{number}" for name in ("read", "write", operation))
+        text = (
+            f"    read, write, operation = {functions}\n"
+            f"    p, FOREIGN = {{{built}}}, '{self._foreign()}'\n"
         )
+        if operation != "check":
+            text += "    argument = steps[at + 2]\n"
+        if operation == "pause":
+            text += "    cost = argument\n"
+        return f"{text}    at = at + {first + len(given)}\n"
 
-    @property
-    def _deciding(self) -> str:
-        return self.text.partition(_GIVE_BACK)[0] + "\n"
+    def _text_for(self, operations: Collection[str]) -> str:
+        """What some operations need of the file."""
+        text, *sections = _SECTION.split(self.text)
+        for mark, section in zip(sections[::2], sections[1::2], strict=True):
+            if not self._named_by(mark).isdisjoint(operations):
+                text += f"\n{section}"
+        return f"{text}\n"
 
-    def _text_for(self, operation: str) -> str:
-        """What an operation needs of the file."""
-        if operation == "check":
-            return self._deciding
-        shared, *sections = self.text.split(_ONLY_FOR)
-        for section in sections:
-            line, _, functions = section.partition(".\n")
-            names = line.split(", ")
-            if not set(names) <= set(self.operations):
-                raise ConfigInvalidError(
-                    f"{self.file} has a line '-- Only for {line}.'; it must name some of "
-                    f"{', '.join(self.operations[1:])}"
-                )
-            if operation in names:
-                shared += f"\n{functions}"
-        return f"{shared}\n"
+    def _named_by(self, mark: str) -> set[str]:
+        """The operations that need what stands below a line."""
+        if mark == "Give back":
+            return {*self.operations[1:]}
+        names = {*mark.removeprefix("Only for ").split(", ")}
+        if not names <= {*self.operations}:
+            raise ConfigInvalidError(
+                f"{self.file} has a line '-- {mark}.'; it must name some of "
+                f"{', '.join(self.operations)}"
+            )
+        return names
 
     @cached_property
     def text(self) -> str:
@@ -341,46 +364,67 @@ def _constants() -> str:
     return f"local {', '.join(_CONSTANTS)} = {values}\n"
 
 
-@lru_cache(maxsize=64)
-def script_of_all(sources: frozenset[LuaSource]) -> LuaScript:
-    """The script that decides steps of any of these strategies as one, all or nothing."""
-    by_file: dict[str, list[LuaSource]] = {}
-    for source in sorted(sources, key=lambda source: source.name):
-        by_file.setdefault(source.file, []).append(source)
-    head = (
-        "-- all\n"
-        "-- KEYS  one per step\n"
-        "-- ARGV  1 now; 2 a flat array in JSON, which has per step the name of the strategy, the\n"
-        "--       operation, 1 for a shadow or 0, the cost, an argument unless it is a check, and\n"
-        "--       the parameters; of a step that the caller has decided: swap, whether it admits,\n"
-        "--       1 or 0, and for how long its record is kept; then for each of those the record\n"
-        "--       that it was decided on, and the new one\n"
-        "-- reply now, then per step: five integers; now alone if a record was another one\n"
+class StepKind(NamedTuple):
+    """What the script `all` does in a step: an operation of a strategy, as a shadow or not; or, of
+    no strategy, the write of a record that the caller has decided on."""
+
+    source: LuaSource | None
+    operation: str
+    shadow: bool
+
+    @property
+    def name(self) -> str:
+        """In words, for the head of a script."""
+        what = self.operation if self.source is None else f"{self.source.name}.{self.operation}"
+        return f"{what}, a shadow" if self.shadow else what
+
+
+@lru_cache(maxsize=256)
+def script_of_all(kinds: frozenset[StepKind]) -> tuple[LuaScript, Mapping[StepKind, int]]:
+    """The script that decides steps of any of these kinds as one, all or nothing; and the number by
+    which it knows each of them."""
+    numbers = {kind: place for place, kind in enumerate(sorted(kinds, key=_name), 1)}
+    by_file: dict[str, list[StepKind]] = {}
+    for kind in numbers:
+        by_file.setdefault(kind.source.file if kind.source else "", []).append(kind)
+    files = {file: number for number, file in enumerate(by_file, 1)}
+    functions = [_functions(several, files[file]) for file, several in by_file.items()]
+    if any(kind.operation in _LOOKING for kind in kinds):
+        functions.insert(0, _shared("look"))
+    before, _, after = _shared("all").partition(_STEP)
+    parts = (
+        _ALL_HEAD,
+        "".join([f"--   {number} {kind.name}\n" for kind, number in numbers.items()]),
+        f"local now, FOREIGN = ARGV[1] + 0, nil\n{_constants()}",
+        _shared("prelude"),
+        _shared("clock"),
+        *functions,
+        before + _branches(numbers, files) + after,
     )
-    # One function, of which a call runs what it needs: to make a function costs a server more than
-    # to skip it.
-    cases = [
-        f"if {_any_name(several)} then\n"
-        f"{several[0].loaded()}{''.join(each.settled() for each in several)}return strategy\nend\n"
-        for _, several in sorted(by_file.items())
+    return LuaScript("all", "\n".join(parts)), numbers
+
+
+def _name(kind: StepKind) -> str:
+    return kind.name
+
+
+def _functions(kinds: Sequence[StepKind], number: int) -> str:
+    """What kinds of step of one file are done by."""
+    source = kinds[0].source
+    if source is None:
+        return _shared("record")
+    return source.functions({kind.operation for kind in kinds}, number)
+
+
+def _branches(numbers: Mapping[StepKind, int], files: Mapping[str, int]) -> str:
+    """What each kind of step is decided by."""
+    branches = [
+        f"if kind == {number} then\n"
+        f"{source.step(operation, files[source.file]) if source else _RECORD}"
+        f"    isShadow = {_literal(shadow)}\n"
+        for (source, operation, shadow), number in numbers.items()
     ]
-    return LuaScript(
-        "all",
-        "\n".join(
-            (
-                head,
-                f"local now, FOREIGN = ARGV[1] + 0, nil\n{_constants()}",
-                _shared("prelude"),
-                _shared("clock"),
-                f"local function load(name)\n{''.join(cases)}end\n",
-                _shared("all"),
-            )
-        ),
-    )
-
-
-def _any_name(sources: Sequence[LuaSource]) -> str:
-    return " or ".join([f"name == '{source.name}'" for source in sources])
+    return f"  {'  else'.join(branches)}  end\n"
 
 
 def beside(module_file: str) -> str:

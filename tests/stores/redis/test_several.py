@@ -23,6 +23,7 @@ from penstock import (
     fixed_window,
     gcra,
     rate_limit,
+    sliding_window_log,
     slots,
     token_bucket,
 )
@@ -315,4 +316,23 @@ def test_an_id_is_taken_as_it_is_beside_other_steps_and_alone(slot_id: str) -> N
     assert renewed.reset_at == START + 60_009
     assert store.apply_all([Step("pool", releasing(pool, slot_id)), beside], START + 9)[0] == 1
     assert store.apply_all([Step("pool", releasing(pool, slot_id))], START + 9) == [0]
+    store.close()
+
+
+def test_a_log_is_given_back_to_and_asked_again_in_one_call() -> None:
+    """Every order of operations on one key is decided on what the earlier ones left."""
+    log = sliding_window_log(3, 1_000)
+    checks, back, later = checking(log), refunding(log, START), pausing(log, START + 1_500)
+    orders = [
+        [(checks, 3), (back, 1), (checks, 1), (checks, 1)],
+        [(back, 2), (checks, 2), (back, 9), (charging(log), 2), (checks, 1)],
+        [(back, 9), (checks, 1), (later, 1), (back, 1), (checks, 1)],
+        [(later, 1), (back, 1), (checks, 1), (refunding(log, START + 500), 3), (checks, 3)],
+    ]
+    store, oracle = open_empty("valkey"), mixtures.OracleStore()
+    for number, order in enumerate(orders):
+        key = f"k{number}"
+        for now in (START, START + 10, START + 600, START + 1_200):
+            steps = [Step(key, checking(log)), *[Step(key, *each, shadow=True) for each in order]]
+            assert store.apply_all(steps, now) == oracle.apply_all(steps, now), (number, now)
     store.close()

@@ -15,8 +15,7 @@ from ...core._accelerator import LuaAccelerator, in_json, in_words
 from ...core._clock import FOREIGN_CLOCKS
 from ...core._decision import Booking, Decision
 from ...core._errors import UnsupportedError
-from ...core._lua import REPLY, LuaScript, LuaSource, script_of_all
-from ...core._register import registered
+from ...core._lua import REPLY, LuaScript, StepKind, script_of_all
 from ...core._steps import Step
 from ._requests import Command
 
@@ -51,8 +50,7 @@ class RecordSwap(NamedTuple):
     text: bytes
 
 
-_SWAP = '"swap",%d,0,%d'
-"""One of them, as the script takes it."""
+_SWAP = StepKind(None, "swap", shadow=False)
 
 _SEVERAL = 2
 _Part = tuple[LuaAccelerator | None, str, str, bool, int]
@@ -123,13 +121,15 @@ class _MixedPlan(Plan):
     """That of any mixture, for the script `all`."""
 
     def __init__(self, parts: Sequence[_Part], sent: Sequence[int]) -> None:
-        sources = frozenset(lua.source for lua, _, _, _, _ in parts if lua is not None)
-        super().__init__(parts, _script(sources))
+        self._parts = [parts[place] for place in sent]
+        kinds = [_kind(*part) for part in self._parts]
+        script, numbers = script_of_all(frozenset(kinds))
+        super().__init__(parts, script)
+        self._numbers = [numbers[kind] for kind in kinds]
         self._roles = [role for _, _, role, _, _ in parts]
         self._only_checks = not self.here and set(self._roles) == {"check"}
         # The places of the steps that are sent.
         self._sent = sent
-        self._parts = [parts[place] for place in sent]
         self._head = (b"EVALSHA", self.script.sha1_bytes, b"%d" % len(sent))
         # The steps as the script takes them, but for what differs from call to call; None if that
         # is more than costs and arguments.
@@ -165,8 +165,8 @@ class _MixedPlan(Plan):
 
     def _steps_at(self, now: int) -> str:
         told = [
-            _SWAP if lua is None else lua.step(now, "look" if role == "tell" else role, shadow)
-            for lua, _, role, shadow, _ in self._parts
+            f"{number},%d,%d" if lua is None else lua.step(now, number, role)
+            for number, (lua, _, role, _, _) in zip(self._numbers, self._parts, strict=True)
         ]
         return f"[{','.join(told)}]"
 
@@ -197,6 +197,13 @@ class _MixedPlan(Plan):
                     _, transform, cost, _ = steps[place]
                     FOREIGN_CLOCKS.look_at(answers[place], transform, cost)
         return answers
+
+
+def _kind(lua: LuaAccelerator | None, _name: str, role: str, shadow: bool, _units: int) -> StepKind:
+    """What the script does in such a step."""
+    if lua is None:
+        return _SWAP
+    return StepKind(lua.source, "look" if role == "tell" else role, shadow)
 
 
 @lru_cache(maxsize=1024)
@@ -236,13 +243,6 @@ def _require_operation(lua: LuaAccelerator | None, role: str, kind: str) -> None
         f"RedisStore cannot run {role!r} on the state of {kind!r}, which is kept in its "
         f"wire encoding: {missing}"
     )
-
-
-@lru_cache(maxsize=256)
-def _script(sources: frozenset[LuaSource]) -> LuaScript:
-    """The one script of all strategies that are known by name; with others, one of their own."""
-    known = frozenset(source for cls in registered() for source in cls.lua_sources)
-    return script_of_all(known | sources)
 
 
 def _count_of(reply: list[Any], _now: int) -> int:
