@@ -12,10 +12,11 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
-from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.routing import Mount, Route, Router, WebSocketRoute
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
@@ -143,6 +144,39 @@ def test_mounted_apps_are_covered_and_counted_by_template() -> None:
         asked = ["/users/1", "/users/2", "/users/3", "/inner/items/1", "/inner/items/2", "/"]
         codes = [client.get(path).status_code for path in asked]
     assert codes == [200, 200, 429, 200, 200, 200]
+
+
+class Untouched:
+    """A middleware of somebody else, which hides the routes of what it is around."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.app(scope, receive, send)
+
+
+@pytest.mark.parametrize("place", ["outside", "app", "mount", "router", "route", "sub-app"])
+def test_a_mount_with_parameters_counts_by_its_template(place: str) -> None:
+    """Wherever the middleware is: `/acme` and `/globex` are one route, and who tries paths that
+    lead nowhere gets one limit for all of them."""
+    limit = Middleware(RateLimitMiddleware, Rule(TWO, per_route=True))
+
+    def at(*places: str) -> list[Middleware]:
+        return [limit] if place in places else []
+
+    items = Route("/items/{id}", home, middleware=at("route"))
+    deep = Mount("/deep/{part}", Router([items], middleware=at("router")))
+    inner: Any = Starlette(routes=[deep], middleware=at("sub-app"))
+    app: Any = Starlette(
+        routes=[Mount("/{tenant}", Untouched(inner), middleware=at("mount"))], middleware=at("app")
+    )
+    app = RateLimitMiddleware(app, *limit.args) if place == "outside" else app
+    with client_of(app) as client:
+        asked = ["/acme/deep/1/items/1", "/globex/deep/2/items/2", "/initech/deep/3/items/3"]
+        assert [client.get(path).status_code for path in asked] == [200, 200, 429]
+        lost = [client.get(f"/acme/deep/1/{n}").status_code for n in range(3)]
+    assert lost == ([404, 404, 404] if place == "route" else [404, 404, 429])
 
 
 def test_a_template_is_that_of_the_route_that_serves_the_request() -> None:

@@ -17,6 +17,7 @@ from ..core._validation import reject, shown
 from ._deciding import RuleSet
 from ._rules import AppLimits, Rule, WebOptions, add_rules, app_limits, as_rules
 from ._ruling import PROBLEM_JSON, Ruling, give_back, put_on
+from ._who import NO_ROUTE
 
 require_module(__name__, "flask")
 
@@ -52,7 +53,7 @@ class _WerkzeugReader:
 
     def route(self, request: Any) -> str:
         rule = request.url_rule
-        return str(request.path if rule is None else rule.rule)
+        return NO_ROUTE if rule is None else str(rule.rule)
 
 
 class RateLimits:

@@ -19,6 +19,7 @@ from ...core._validation import reject, shown
 from .._deciding import RuleSet
 from .._rules import AppLimits, Rule, add_rules, app_limits, as_rules
 from .._ruling import PROBLEM_JSON, Ruling, agive_back, give_back, put_on
+from .._who import NO_ROUTE
 
 require_module("penstock.integrations.django", "django")
 
@@ -78,7 +79,7 @@ class DjangoReader:
 
     def route(self, request: Any) -> str:
         match = request.resolver_match
-        return str(request.path) if match is None else f"/{match.route}"
+        return NO_ROUTE if match is None else f"/{match.route}"
 
 
 class DjangoLimits:
