@@ -262,7 +262,12 @@ class RuleSet:
                 continue
             mine = {part.name: keys[part.name] for part in asked if part.key is not None}
             cost = {part.name: 1 if costs == 1 else costs[part.name] for part in asked}
-            charge = yield limits, "reserve", (mine, cost)
+            try:
+                charge = yield limits, "reserve", (mine, cost)
+            except Exception:
+                for earlier in held:
+                    yield earlier.charge, "cancel", ()
+                raise
             told.update(_told(charge, asked[0].name))
             if not charge.allowed:
                 for earlier in held:
