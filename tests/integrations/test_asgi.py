@@ -291,6 +291,22 @@ def test_what_is_charged_can_depend_on_the_answer() -> None:
     assert codes == [200] * 5 + [429]
 
 
+def test_a_charge_when_that_fails_does_not_break_the_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Which is on its way; what was charged stays, and what was held is free."""
+
+    def broken(response: Any) -> bool:
+        raise ValueError(response.status_code)
+
+    app = starlette(Rule(TWO, charge_when=broken), Rule(Limit(slots(1)), name="flight"))
+    with client_of(app) as client:
+        answers = [client.get("/stream") for _ in range(3)]
+    assert [(each.status_code, each.text) for each in answers[:2]] == [(200, "one two")] * 2
+    assert answers[2].json()["violated-policies"] == ["app"]
+    assert caplog.text.count("charge_when failed") == 2
+
+
 def test_an_app_may_answer_refusals_itself() -> None:
     """Headers are on its answer, too."""
 
