@@ -262,6 +262,13 @@ def test_a_limit_for_some_methods_and_paths_leaves_others_alone() -> None:
     assert "ratelimit" not in free.headers
 
 
+def test_a_head_counts_as_the_get_whose_view_answers_it() -> None:
+    """So that it is no way around a limit."""
+    with client_of(starlette(Rule(ONE, methods=["GET"]))) as client:
+        asked = [client.head("/"), client.get("/"), client.head("/"), client.post("/")]
+    assert [answer.status_code for answer in asked] == [200, 429, 429, 200]
+
+
 def test_a_limit_for_everybody_counts_all_clients_together() -> None:
     """Keyless, as in `Limits`; and requests that it is not for leave it out."""
     everybody = Rule(Limit(TWO, keyless=True), name="everybody", methods=["GET"])
