@@ -19,6 +19,7 @@ from penstock import (
     ManualClock,
     MemoryStore,
     RateLimitExceededError,
+    StoreUnavailableError,
     fixed_window,
     limited,
     rate_limit,
@@ -254,6 +255,60 @@ def test_a_slot_is_held_for_as_long_as_the_call_runs() -> None:
         call(True)
     assert run(acall()) == 0
     assert pool.peek("a").remaining == 1
+
+
+class GoneStore(MemoryStore):
+    """A store that may go away."""
+
+    is_gone = False
+
+    def apply_all(self, *words: Any) -> Any:
+        if self.is_gone:
+            raise StoreUnavailableError("gone")
+        return super().apply_all(*words)
+
+    async def aapply_all(self, *words: Any) -> Any:
+        return self.apply_all(*words)
+
+
+def test_a_call_that_is_done_does_not_fail_with_the_store(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The slot runs out by itself."""
+    store = GoneStore()
+    pool = rate_limit(slots(1, ttl_ms=60_000), store=store)
+    limit = limited(pool, key="a", timeout=0)
+
+    @limit
+    def call() -> str:
+        store.is_gone = True
+        return "done"
+
+    @limit
+    async def acall() -> str:
+        return call.__wrapped__()  # type: ignore[attr-defined, no-any-return]
+
+    def block() -> str:
+        with limit:
+            store.is_gone = True
+        return "done"
+
+    for work in (call, lambda: run(acall()), block):
+        assert work() == "done"
+        store.is_gone = False
+        pool.reset("a")
+    assert caplog.text.count("a slot could not be given back") == 3
+
+
+def test_slots_that_a_call_does_not_ask_for_are_not_held() -> None:
+    """An optional limit without a key is left out."""
+    several = {"flight": Limit(slots(1), optional=True), "rate": "5/day"}
+
+    @limited(several, key={"rate": "{user}"}, timeout=0)
+    def call(user: str) -> str:
+        return user
+
+    assert calls_admitted(lambda: call("a")) == 5
 
 
 def test_a_slot_is_renewed_while_the_call_runs() -> None:

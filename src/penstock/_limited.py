@@ -31,6 +31,7 @@ from ._rate_limit import rate_limit
 from .core._charges import Settling
 from .core._clock import Clock
 from .core._limiter import Limiter
+from .core._renewing import ahold, arelease, hold, release
 from .core._store import Store
 from .core._strategy import Strategy
 from .core._validation import reject, shown
@@ -159,7 +160,7 @@ class Limited:
                 try:
                     return await function(*args, **named)
                 finally:
-                    await held.asettle({})
+                    await arelease(held)
 
         else:
             ask.require_sync()
@@ -173,7 +174,7 @@ class Limited:
                 try:
                     return function(*args, **named)
                 finally:
-                    held.settle({})
+                    release(held)
 
         decorated: F = wrapper
         return decorated
@@ -195,7 +196,7 @@ class Limited:
     ) -> None:
         charge = self._pop()
         if charge is not None:
-            charge.settle({})
+            release(charge)
 
     async def __aenter__(self) -> None:
         block = self._plain_block()
@@ -209,7 +210,7 @@ class Limited:
     ) -> None:
         charge = self._pop()
         if charge is not None:
-            await charge.asettle({})
+            await arelease(charge)
 
     def close(self) -> None:
         """Close the store that was opened from a URL."""
@@ -291,7 +292,7 @@ class Block:
         trace: TracebackType | None,
     ) -> None:
         if self._charge is not None:
-            self._charge.settle({})
+            release(self._charge)
 
     async def __aenter__(self) -> Any:
         answer = await self.aacquire()
@@ -305,15 +306,15 @@ class Block:
         trace: TracebackType | None,
     ) -> None:
         if self._charge is not None:
-            await self._charge.asettle({})
+            await arelease(self._charge)
 
 
 def _kept(answer: Any) -> Settling | None:
-    """The charge that holds slots, renewed by a thread for as long as it does; None if nothing is
-    held. Who loses one, since the store is away, is told by the log."""
+    """The charge that holds slots, which are renewed by a thread for as long as it does; None if
+    nothing is held."""
     if not isinstance(answer, Settling):
         return None
-    answer.keep_renewed(_slot_lost)
+    hold(answer)
     return answer
 
 
@@ -321,14 +322,8 @@ def _akept(answer: Any) -> Settling | None:
     """The same by a task."""
     if not isinstance(answer, Settling):
         return None
-    answer.akeep_renewed(_slot_lost)
+    ahold(answer)
     return answer
-
-
-def _slot_lost(charge: Any) -> None:
-    import logging
-
-    logging.getLogger("penstock").warning("a slot was lost while its call ran: %r", charge)
 
 
 def is_limiter(limit: Any) -> bool:

@@ -64,7 +64,7 @@ def test_what_was_reserved_is_settled_once(ask: Callable[..., Asked], key: str) 
     assert (charge.is_open, limiter.on(charge, "settle", 1)) == (False, False)
     left = limiter.check({"user": key, "tokens": 0})
     assert (left.limits["tokens"].remaining, left.limits["user"].remaining) == (900, 1)
-    again = ServiceCharge(limiter.limiter, left, charge.id, NOW)
+    again = ServiceCharge(limiter.limiter, left, charge.id, charged_at=NOW, starts_at=NOW)
     assert limiter.on(again, "cancel") is False, "another holder of the id comes too late"
 
 
@@ -129,7 +129,8 @@ def test_slots_that_are_kept_are_renewed_until_they_are_lost(way: str) -> None:
         await limiter.aclose()
 
     with still() as running:
-        limiter = ServiceLimiter(running.url("http"), "key", token=TOKEN, timeout_ms=10_000)
+        options: Any = {"token": TOKEN, "timeout_ms": 10_000, "heartbeat_ms": 100}
+        limiter = ServiceLimiter(running.url("http"), "key", **options)
         asyncio.run(asyncio.wait_for(holding(running, limiter), 60))
 
 

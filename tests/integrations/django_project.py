@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -36,7 +37,7 @@ if not settings.configured:
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.exceptions import PermissionDenied
-from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
+from django.http import Http404, HttpResponse, JsonResponse, StreamingHttpResponse  # noqa: F401
 from django.test import RequestFactory  # noqa: F401
 from django.urls import path
 from django.views import View
@@ -92,6 +93,11 @@ def kept(request: Any) -> HttpResponse:
 
 async def later(request: Any) -> HttpResponse:
     return HttpResponse("later")
+
+
+async def waiting(request: Any) -> HttpResponse:
+    await asyncio.sleep(60)
+    return HttpResponse("nobody waits for this")
 
 
 def seen(request: Any) -> JsonResponse:
@@ -162,6 +168,7 @@ urlpatterns = [
     path("cached/", cached),
     path("kept/", kept),
     path("later/", later),
+    path("waiting/", waiting),
     path("seen/", seen),
     path("stream/", stream),
     path("forbidden/", forbidden),

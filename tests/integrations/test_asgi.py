@@ -12,10 +12,11 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
-from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.routing import Mount, Route, Router, WebSocketRoute
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
@@ -145,6 +146,39 @@ def test_mounted_apps_are_covered_and_counted_by_template() -> None:
     assert codes == [200, 200, 429, 200, 200, 200]
 
 
+class Untouched:
+    """A middleware of somebody else, which hides the routes of what it is around."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.app(scope, receive, send)
+
+
+@pytest.mark.parametrize("place", ["outside", "app", "mount", "router", "route", "sub-app"])
+def test_a_mount_with_parameters_counts_by_its_template(place: str) -> None:
+    """Wherever the middleware is: `/acme` and `/globex` are one route, and who tries paths that
+    lead nowhere gets one limit for all of them."""
+    limit = Middleware(RateLimitMiddleware, Rule(TWO, per_route=True))
+
+    def at(*places: str) -> list[Middleware]:
+        return [limit] if place in places else []
+
+    items = Route("/items/{id}", home, middleware=at("route"))
+    deep = Mount("/deep/{part}", Router([items], middleware=at("router")))
+    inner: Any = Starlette(routes=[deep], middleware=at("sub-app"))
+    app: Any = Starlette(
+        routes=[Mount("/{tenant}", Untouched(inner), middleware=at("mount"))], middleware=at("app")
+    )
+    app = RateLimitMiddleware(app, *limit.args) if place == "outside" else app
+    with client_of(app) as client:
+        asked = ["/acme/deep/1/items/1", "/globex/deep/2/items/2", "/initech/deep/3/items/3"]
+        assert [client.get(path).status_code for path in asked] == [200, 200, 429]
+        lost = [client.get(f"/acme/deep/1/{n}").status_code for n in range(3)]
+    assert lost == ([404, 404, 404] if place == "route" else [404, 404, 429])
+
+
 def test_a_template_is_that_of_the_route_that_serves_the_request() -> None:
     """And not of another one for the same path, with another method."""
     routes = [Route("/users/me", home), Route("/users/{id}", home, methods=["POST"])]
@@ -228,6 +262,13 @@ def test_a_limit_for_some_methods_and_paths_leaves_others_alone() -> None:
     assert "ratelimit" not in free.headers
 
 
+def test_a_head_counts_as_the_get_whose_view_answers_it() -> None:
+    """So that it is no way around a limit."""
+    with client_of(starlette(Rule(ONE, methods=["GET"]))) as client:
+        asked = [client.head("/"), client.get("/"), client.head("/"), client.post("/")]
+    assert [answer.status_code for answer in asked] == [200, 429, 429, 200]
+
+
 def test_a_limit_for_everybody_counts_all_clients_together() -> None:
     """Keyless, as in `Limits`; and requests that it is not for leave it out."""
     everybody = Rule(Limit(TWO, keyless=True), name="everybody", methods=["GET"])
@@ -255,6 +296,22 @@ def test_what_is_charged_can_depend_on_the_answer() -> None:
     with client_of(starlette(rule, Rule(FIVE, name="all"))) as client:
         codes = [client.get("/stream").status_code for _ in range(6)]
     assert codes == [200] * 5 + [429]
+
+
+def test_a_charge_when_that_fails_does_not_break_the_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Which is on its way; what was charged stays, and what was held is free."""
+
+    def broken(response: Any) -> bool:
+        raise ValueError(response.status_code)
+
+    app = starlette(Rule(TWO, charge_when=broken), Rule(Limit(slots(1)), name="flight"))
+    with client_of(app) as client:
+        answers = [client.get("/stream") for _ in range(3)]
+    assert [(each.status_code, each.text) for each in answers[:2]] == [(200, "one two")] * 2
+    assert answers[2].json()["violated-policies"] == ["app"]
+    assert caplog.text.count("charge_when failed") == 2
 
 
 def test_an_app_may_answer_refusals_itself() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock import Limit, Limits, MemoryStore, rate_limit
+from penstock import Limit, Limits, MemoryStore, rate_limit, slots
 from penstock.integrations import Rule, by_header
 from tests.integrations.asgi_app import starlette
 from tests.integrations.serving import FIVE, ONE, TWO, client_of, left, members, serving
@@ -85,6 +85,21 @@ def test_a_limiter_that_is_there_already_is_asked() -> None:
     # Three were admitted; those that the given limits denied were given back to the app's own.
     assert members(answer.headers["ratelimit"])[0] == "all"
     assert left(answer.headers["ratelimit"], "own") == 1
+
+
+def test_what_was_taken_comes_back_when_a_limiter_beside_it_is_away() -> None:
+    """The request passes, or not, by the fail mode, and is charged nowhere."""
+    store = MemoryStore()
+    away = rate_limit("5/day", store="redis://127.0.0.1:1?timeout_ms=1000")
+    rules = [
+        Rule(Limit(slots(1, ttl_ms=3_600_000)), name="flight"),
+        Rule(ONE, name="rate", charge_when=lambda response: True),
+        Rule(away, name="away"),
+    ]
+    with away, client_of(starlette(*rules, store=store)) as client:
+        assert [client.get("/").status_code for _ in range(2)] == [200, 200]
+    with client_of(starlette(*rules[:2], store=store)) as client:
+        assert client.get("/").status_code == 200
 
 
 def test_a_store_that_was_opened_is_closed_when_the_app_shuts_down() -> None:

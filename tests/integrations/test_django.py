@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -205,6 +206,53 @@ def test_slots_are_given_back_when_a_stream_is_closed() -> None:
         assert b"".join(answer) == b"one two"
         answer.close()
         assert [client.get("/").status_code for _ in range(2)] == [200, 200]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_view_that_raises_gives_its_slot_back(is_async: bool) -> None:
+    """Without the middleware, where the decorator sees the error and no response. What is charged
+    goes by the status that Django makes of it."""
+
+    def view(request: Any) -> Any:
+        raise {"/lost": project.Http404, "/no": project.PermissionDenied}.get(
+            request.path, KeyError
+        )
+
+    async def later(request: Any) -> Any:
+        view(request)
+
+    with limits():
+        limited: Any = rate_limited(
+            Rule(Limit(slots(1, ttl_ms=3_600_000)), name="held"),
+            Rule(TWO, name="lost", charge_when=lambda response: response.status_code == 404),
+        )(later if is_async else view)
+
+        def ask(path: str) -> Any:
+            asked = project.RequestFactory().get(path)
+            try:
+                return (asyncio.run(limited(asked)) if is_async else limited(asked)).status_code
+            except Exception as error:
+                return type(error)
+
+        told = [ask(path) for path in ("/", "/no", "/lost", "/", "/lost", "/")]
+    assert told == [
+        *(KeyError, project.PermissionDenied, project.Http404, KeyError),
+        *(project.Http404, 429),
+    ]
+
+
+def test_a_client_that_leaves_an_async_view_gives_its_slot_back() -> None:
+    """Django cancels the view, and no response is made."""
+    with (
+        limits(Limit(slots(1, ttl_ms=3_600_000))),
+        serving(get_asgi_application(), lifespan="off") as url,
+    ):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.get(f"{url}/waiting/", timeout=httpx.Timeout(30, read=0.3))
+        deadline = time.monotonic() + 30
+        while httpx.get(f"{url}/later/").status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def test_options_are_settings_and_functions_may_be_named() -> None:

@@ -334,6 +334,28 @@ def test_a_mounted_app_is_limited_with_the_rest() -> None:
     assert answers[1].json()["violated-policies"] == ["inner"]
 
 
+@pytest.mark.parametrize("by_middleware", [True, False])
+def test_parameters_of_mounts_and_included_routers_are_part_of_the_template(
+    by_middleware: bool,
+) -> None:
+    """Whether a dependency counts by route, or a middleware around the app."""
+    router = APIRouter(prefix="/{team}")
+    limits = [] if by_middleware else [Depends(RateLimit(TWO, per_route=True))]
+    router.add_api_route("/items/{n}", lambda n: n, dependencies=limits)
+    router.add_api_route("/others/{n}", lambda n: n, dependencies=limits)
+    around = APIRouter()
+    around.include_router(router, prefix="/teams")
+    inner, app = FastAPI(), FastAPI()
+    inner.include_router(around)
+    app.mount("/{tenant}", inner)
+    install(app)
+    served = RateLimitMiddleware(app, Rule(TWO, per_route=True)) if by_middleware else app
+    with client_of(served) as client:
+        codes = [client.get(f"/{n}/teams/{n}/items/{n}").status_code for n in range(3)]
+        assert client.get("/0/teams/0/others/0").status_code == 200
+    assert codes == [200, 200, 429]
+
+
 def test_a_mounted_app_refuses_as_the_outer_one_says() -> None:
     """Also inside of another one; an app that is prepared itself has its own way."""
 

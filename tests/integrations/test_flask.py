@@ -293,6 +293,22 @@ def test_what_is_charged_can_depend_on_the_response() -> None:
     assert codes(app, "/") == [429]
 
 
+def test_errors_give_back_what_they_hold_at_once() -> None:
+    """Those that Flask makes are streams, which a test client does not read."""
+    app = Flask(__name__)
+    refused = Rule(TWO, name="login", charge_when=lambda response: response.status_code == 401)
+    RateLimits(app, Limit(slots(1, ttl_ms=3_600_000)), refused)
+
+    @app.route("/<int:status>")
+    def view(status: int) -> Any:
+        abort(status)
+
+    client = app.test_client()
+    asked = ["/nowhere", "/403", "/nowhere", "/401", "/403", "/401", "/403"]
+    codes = [client.get(path).status_code for path in asked]
+    assert codes == [404, 403, 404, 401, 403, 401, 429]
+
+
 def test_slots_are_held_until_a_stream_is_over() -> None:
     """And come back when the client hangs up."""
     app, _ = made(Limit(slots(1, ttl_ms=3_600_000)))

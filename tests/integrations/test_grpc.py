@@ -142,8 +142,12 @@ def test_plain_handlers_of_an_aio_server_are_limited_too() -> None:
         grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         assert call(channel, "unary_stream") == [b"x", b"x"]
-        with pytest.raises(grpc.RpcError):
-            call(channel, "unary_unary")
+        for kind in ("unary_unary", "unary_stream"):
+            with pytest.raises(grpc.RpcError) as caught:
+                call(channel, kind)
+            error: Any = caught.value
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "grpc-retry-pushback-ms" in dict(error.trailing_metadata())
 
 
 def test_keys_may_be_awaited_by_an_aio_server() -> None:

@@ -136,6 +136,12 @@ def test_several_limits_of_a_host_are_one_decision() -> None:
         (429, {"Retry-After": "soon"}, 0),
         (429, {"Retry-After": "-5"}, 0),
         (429, {"Retry-After": "nan"}, 0),
+        # More than fits into a number: of no use, and no reason to fail a call that was answered.
+        (429, {"Retry-After": "1e308"}, 0),
+        (429, {"retry-after-ms": "1e308"}, 0),
+        (429, {"x-ratelimit-reset": "9" * 400 + "d"}, 0),
+        (200, {"RateLimit": f'"a";r={"9" * 5_000};t=4'}, 0),
+        (429, {"RateLimit": f"remaining={'9' * 5_000}, reset={'9' * 5_000}"}, 0),
         (429, {"Retry-After": "99999999"}, 3_600_000),
         (429, {}, 0),
         (200, {"RateLimit": '"a";r=0;t=4, "b";r=9;t=100'}, 4_000),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from penstock import (
     fixed_window,
     rate_limit,
 )
+from penstock.client import ServiceLimiter
 from penstock.integrations._tasks import TaskLimit
+from tests.client.serving import TOKEN, RunningService
 from tests.servers import Valkey, require
 from tests.servers.process import ARQ, REPO, environment
 from tests.support.helpers import NOW, run
@@ -57,12 +60,29 @@ def server() -> Iterator[Valkey]:
         yield valkey
 
 
+POLICIES = """\
+version: 1
+limiters:
+  tasks: {strategy: gcra, limit: 4, period: 1s, burst: 2}
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def service() -> Iterator[RunningService]:
+    """Where a policy is asked for, by `TASKS_SERVICE`."""
+    with RunningService(policies=POLICIES, token=None) as running:
+        os.environ["TASKS_SERVICE"] = running.url("http")
+        yield running
+        del os.environ["TASKS_SERVICE"]
+
+
 def surroundings(queue: str, server: Valkey) -> dict[str, str]:
     """arq needs a redis-py that is older than that of the other tests."""
     paths = [str(REPO / "src"), str(REPO)]
     if queue == "arq":
         paths.insert(0, str(ARQ))
-    return environment(PYTHONPATH=":".join(paths), TASKS_REDIS=server.url)
+    service = os.environ["TASKS_SERVICE"]
+    return environment(PYTHONPATH=":".join(paths), TASKS_REDIS=server.url, TASKS_SERVICE=service)
 
 
 class Workers:
@@ -126,13 +146,15 @@ def send(queue: str, server: Valkey, name: str, tenants: list[str]) -> list[str]
     """The results of tasks that are put into the queue all at once, by another process."""
     program = {
         "celery": (
-            "import sys, json; from tests.integrations.apps import celery_app as a;"
-            "sent = [getattr(a, sys.argv[1]).delay(t) for t in sys.argv[2:]];"
+            "import sys, json; from tests.integrations.apps import asked, celery_app as a;"
+            "each = [asked(sys.argv[1], t) for t in sys.argv[2:]];"
+            "sent = [getattr(a, name).delay(t) for name, t in each];"
             "print(json.dumps([each.get(timeout=60) for each in sent]))"
         ),
         "dramatiq": (
-            "import sys, json; from tests.integrations.apps import dramatiq_app as a;"
-            "sent = [getattr(a, sys.argv[1]).send(t) for t in sys.argv[2:]];"
+            "import sys, json; from tests.integrations.apps import asked, dramatiq_app as a;"
+            "each = [asked(sys.argv[1], t) for t in sys.argv[2:]];"
+            "sent = [getattr(a, name).send(t) for name, t in each];"
             "print(json.dumps([m.get_result(block=True, timeout=60_000) for m in sent]))"
         ),
         "arq": (
@@ -183,10 +205,11 @@ def test_tasks_run_at_the_pace_across_workers_and_cost_no_retry(
     queue: str, server: Valkey, workers: Callable[[str], Workers]
 ) -> None:
     """Each exactly once, in its first attempt, where even one retry would be too many; those of
-    another tenant do not wait for them. The logs know of no error."""
+    another tenant do not wait for them. The logs know of no error. Whether workers share a store,
+    or ask a service."""
     at_work = workers(queue)
-    busy, idle = f"{queue}-busy", f"{queue}-idle"
-    tenants = [busy] * 10 + [idle] * 2
+    busy, idle, policy = f"{queue}-busy", f"{queue}-idle", f"{queue}-policy"
+    tenants = [busy] * 10 + [idle] * 2 + [policy] * 6
     assert send(queue, server, "work", tenants) == [f"{tenant} done" for tenant in tenants]
     runs = ran(server, busy)
     assert len(runs) == 10
@@ -194,6 +217,10 @@ def test_tasks_run_at_the_pace_across_workers_and_cost_no_retry(
     times = sorted(each["at"] for each in runs)
     # 10 at 4 a second, two of them at once. A clock that is read twice may differ by a little.
     assert times[-1] - times[0] >= 8 / 4 - 0.1
+    by_policy = sorted(each["at"] for each in ran(server, policy))
+    assert len(by_policy) == 6
+    assert {each["attempt"] for each in ran(server, policy)} == {0}
+    assert by_policy[-1] - by_policy[0] >= 4 / 4 - 0.1
     assert len(ran(server, idle)) == 2
     assert max(each["at"] for each in ran(server, idle)) < times[-1]
     assert PUT_BACK[queue] in at_work.said()
@@ -301,6 +328,62 @@ def test_a_task_is_put_back_while_the_store_is_away(caplog: pytest.LogCaptureFix
     assert caplog.text.count("a task waits until its limit can be looked up") == 2
     with pytest.raises(StoreUnavailableError):
         limit.wait(*asked[:2])
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_a_policy_is_found_out_to_have_no_pace_or_to_have_slots(way: str) -> None:
+    """Windows are asked again when there is more. Slots are held while a task runs, and not while
+    it is in a queue, whatever has a pace beside them. Who is let in by a service that is away runs,
+    and one that must not is put back."""
+    policies = """\
+version: 1
+limiters:
+  window: {strategy: fixedWindow, limit: 1, window: 1m}
+  both:
+    limits:
+      flight: {by: key, strategy: slots, limit: 1, ttl: 10s}
+      pace: {by: key, strategy: gcra, limit: 1, period: 1s}
+"""
+
+    def limit_of(policy: str, **options: Any) -> TaskLimit:
+        limiter = ServiceLimiter(url, policy, token=TOKEN, timeout_ms=10_000, **options)
+        closing.callback(limiter.close)
+        settings: Any = {"key": "{tenant}", "cost": 1, "max_wait": 90, "early_ms": 0}
+        return TaskLimit(abody, limiter, store=None, prefix=None, **settings)
+
+    async def begun(limit: TaskLimit) -> Any:
+        asked = (None, "a"), {}, None
+        return limit.begin(*asked) if way == "sync" else await limit.abegin(*asked)
+
+    async def left(limit: TaskLimit, charge: Any) -> None:
+        await limit.aleave(charge) if way == "async" else limit.leave(charge)
+
+    async def main(running: RunningService) -> None:
+        assert running.clock is not None
+        window, both, other = limit_of("window"), limit_of("both"), limit_of("both")
+        assert await begun(window) is None
+        denied = await begun(window)
+        assert (0 < denied.delay_ms <= 60_000, denied.starts_at) == (True, None)
+        held = await begun(both)
+        assert held.is_open
+        assert (await begun(both)).starts_at is None
+        await left(both, held)
+        # The pace could be booked, and is not: the slot would be taken, by nobody.
+        waits = await begun(other)
+        assert (0 < waits.delay_ms <= 1_000, waits.starts_at) == (True, None)
+        running.clock.advance(1_000)
+        again = await begun(both)
+        assert again.is_open
+        await left(both, again)
+        for limit in (window, both, other):
+            await limit._limiter.aclose()
+
+    with ExitStack() as closing:
+        with RunningService(ManualClock(NOW), policies=policies) as running:
+            url = running.url("http")
+            run(main(running))
+        assert run(begun(limit_of("window"))) is None
+        assert run(begun(limit_of("window", fail="error"))) == (5_000, None)
 
 
 def make_celery(**options: Any) -> Any:

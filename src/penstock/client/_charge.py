@@ -2,8 +2,7 @@
 
 Slots are reclaimed by the service unless they are renewed. `Renewer` does so for all charges of a
 limiter that are kept, by a thread, and `LoopRenewer` by a task of an event loop; both end when
-nothing is kept. Of a slot's time the client only knows instants by the service's clock, as those at
-which its limits forget: a third of what is left until the first of them is soon enough.
+nothing is kept. The service tells for how long slots are held, in which they are renewed thrice.
 """
 
 from __future__ import annotations
@@ -45,7 +44,14 @@ class ServiceCharge(Settling):
     """
 
     def __init__(
-        self, limiter: ServiceLimiter, answer: Decision | Verdict, charge_id: str, starts_at: int
+        self,
+        limiter: ServiceLimiter,
+        answer: Decision | Verdict,
+        charge_id: str = "",
+        *,
+        charged_at: int,
+        starts_at: int,
+        ttl_ms: int = 0,
     ) -> None:
         self.id: str = charge_id
         """By which the service knows it; any program with this text may settle it."""
@@ -55,15 +61,14 @@ class ServiceCharge(Settling):
         """What the limit said, or the one that binds."""
         self.allowed: bool = answer.allowed
         """Whether the units were taken."""
+        self.charged_at: int = charged_at
+        """When it was decided (epoch ms), by the clock of the service."""
         self.starts_at: int = starts_at
-        """From when on (epoch ms) the units are the caller's."""
+        """From when on, by the same clock, the units are the caller's."""
         self.is_lost: bool = False
         """Whether the service gave slots of it to somebody else, as far as is known here."""
         self._limiter = limiter
-        told = [self.decision] if self.verdict is None else self.verdict.decisions
-        first = min(decision.reset_at for decision in told)
-        # Until the first of its limits forgets it.
-        self._term_ms = max(int(_SHORTEST_S * 1000 * _PER_TERM), first - limiter.clock.now())
+        self._ttl_ms = ttl_ms
         self._is_open = bool(charge_id)
         self._renewer: Renewer | LoopRenewer | None = None
 
@@ -74,9 +79,9 @@ class ServiceCharge(Settling):
 
     @property
     def ttl_ms(self) -> int | None:
-        """For how long its slots are held without being renewed, as far as is known here; None if
-        the policy is not known to have any."""
-        return self._term_ms if self._limiter._holds else None
+        """For how long slots are held without being renewed, also where none was free; None if it
+        asks for none."""
+        return self._ttl_ms or None
 
     def settle(self, actual: int | Mapping[str, int]) -> bool:
         """Replace what was reserved by what was used: for every limit, or by name, where those left
@@ -124,14 +129,17 @@ class ServiceCharge(Settling):
     def _keep(self, renewer: Renewer | LoopRenewer, on_lost: Any) -> None:
         if self._renewer is not None:
             reject("this charge is kept renewed already")
-        if self._is_open:
-            self._renewer = renewer
-            renewer.keep(self, on_lost)
+        if not self._is_open:
+            return
+        if self.ttl_ms is None:
+            reject("only a charge that holds slots can be kept renewed, and this one holds none")
+        self._renewer = renewer
+        renewer.keep(self, on_lost)
 
     def _term_s(self) -> float:
         """After which to renew it."""
         longest_s = self._limiter._heartbeat_s or _LONGEST_S
-        return max(_SHORTEST_S, min(self._term_ms / 1000 / _PER_TERM, longest_s))
+        return max(_SHORTEST_S, min(self._ttl_ms / 1000 / _PER_TERM, longest_s))
 
     def _named(self, call: str, **fields: Any) -> ServiceCall:
         return ServiceCall(call, {"charge_id": self.id, **fields}, flag)

@@ -451,10 +451,18 @@ class ServiceLimiter(Closing):
         read, failed = readers(key, cost)
 
         def charge(told: Answer) -> ServiceCharge:
-            return ServiceCharge(self, read(told), told["charge_id"], told["starts_at"])
+            return ServiceCharge(
+                self,
+                read(told),
+                told["charge_id"],
+                charged_at=told["charged_at"],
+                starts_at=told["starts_at"],
+                ttl_ms=told["ttl_ms"],
+            )
 
         def uncharged(decision: Decision) -> ServiceCharge:
-            return ServiceCharge(self, failed(decision), "", self.clock.now())
+            now = self.clock.now()
+            return ServiceCharge(self, failed(decision), charged_at=now, starts_at=now)
 
         return ServiceCall("reserve", fields, charge, uncharged)
 

@@ -58,6 +58,12 @@ class Settling(DecisionFields):
 
     allowed: bool
     decision: Decision
+    charged_at: int
+    starts_at: int
+
+    @property
+    def ttl_ms(self) -> int | None:
+        raise NotImplementedError
 
     @property
     def is_open(self) -> bool:

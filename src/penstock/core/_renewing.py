@@ -3,7 +3,8 @@
 A charge that is kept is renewed three times in its ttl, until it is settled or lost. `Renewals`
 knows which are due and what came of it; a thread of this process asks the store, or, for charges
 that are awaited, a task of their event loop. Both end when nothing is left to be kept. `DueThread`
-and `DueTask` are the loops of it, for whatever has a schedule.
+and `DueTask` are the loops of it, for whatever has a schedule. `hold` and `release` are for those
+who do some work in between: requests, calls, tasks.
 
 A renewal that failed is tried again soon. It does not matter to safety whether any of this runs in
 time: a holder stops counting on its slots by its own clock (`Charge.holds`), and hears of it.
@@ -11,7 +12,6 @@ time: a holder stops counting on its slots by its own clock (`Charge.holds`), an
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -21,17 +21,31 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from ._clock import SystemClock
+from ._errors import StoreUnavailableError
 from ._steps import PoolRenewals
 from ._store import Store
 
 if TYPE_CHECKING:
     import asyncio
+    import logging
 
-    from ._charges import Charge
+    from ._charges import Charge, Settling
     from ._decision import Decision
     from ._strategy import Strategy
 
-__all__ = ["DueTask", "DueThread", "OnLost", "Renewals", "Schedule", "keep", "keep_on_loop"]
+__all__ = [
+    "DueTask",
+    "DueThread",
+    "OnLost",
+    "Renewals",
+    "Schedule",
+    "ahold",
+    "arelease",
+    "hold",
+    "keep",
+    "keep_on_loop",
+    "release",
+]
 
 OnLost = Callable[["Charge"], object]
 Batch = list[tuple["Charge", list[tuple[str, "Strategy", str]]]]
@@ -42,7 +56,12 @@ _RETRIES_PER_TTL = 12
 # In one call to a store.
 _AT_ONCE = 500
 
-_log = logging.getLogger("penstock")
+
+def _log() -> logging.Logger:
+    """Loaded by those who need it: `import penstock` comes by here."""
+    import logging
+
+    return logging.getLogger("penstock")
 
 
 class Renewals:
@@ -102,7 +121,7 @@ class Renewals:
             try:
                 on_lost(charge)
             except Exception:
-                _log.exception("on_lost of %r failed", charge)
+                _log().exception("on_lost of %r failed", charge)
 
     @staticmethod
     def _term_s(charge: Charge, parts: int) -> float:
@@ -263,3 +282,42 @@ def keep_on_loop(charge: Charge, on_lost: OnLost | None) -> None:
     import asyncio
 
     _tasks.setdefault(asyncio.get_running_loop(), _Task()).keep(charge, on_lost)
+
+
+def hold(charge: Settling) -> None:
+    """Have its slots renewed by a thread, if it has any, until it is released. Who loses one, since
+    the store is away for too long, is told by the log."""
+    if charge.ttl_ms is not None:
+        charge.keep_renewed(_slot_lost)
+
+
+def ahold(charge: Settling) -> None:
+    """The same by a task."""
+    if charge.ttl_ms is not None:
+        charge.akeep_renewed(_slot_lost)
+
+
+def release(charge: Settling) -> None:
+    """Give its slots back; what was spent stays spent. What they were held for is done, and is not
+    to fail because the store is away: then they run out by themselves."""
+    try:
+        charge.settle({})
+    except StoreUnavailableError as error:
+        _log().warning(_KEPT, error)
+
+
+async def arelease(charge: Settling) -> None:
+    """The awaitable twin of `release`."""
+    try:
+        await charge.asettle({})
+    except StoreUnavailableError as error:
+        _log().warning(_KEPT, error)
+
+
+_KEPT = "a slot could not be given back, and runs out by itself: %s"
+
+
+def _slot_lost(charge: Settling) -> None:
+    _log().warning(
+        "a slot was lost before its work was done: somebody else may have it: %r", charge
+    )

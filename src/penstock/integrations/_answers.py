@@ -83,7 +83,7 @@ def span_ms(text: str, now: int, *, instants: bool = True) -> int | None:
     if not isfinite(number) or number < 0:
         return None
     if not instants or number < 10**9:
-        return ceil(number * 1000)
+        return _whole_ms(number * 1000)
     return max(0, ceil(number if number >= 10**11 else number * 1000) - now)
 
 
@@ -170,7 +170,7 @@ def _structured(told: _Headers) -> Quota | None:
         return None
     older = dict(_OLDER.findall(text))
     if "remaining" in older:
-        return Quota(int(older["remaining"]), _seconds_ms(older.get("reset")))
+        return Quota(_whole(older["remaining"]), _seconds_ms(older.get("reset")))
     policies = dict(_members(told.get("ratelimit-policy") or ""))
     quotas = []
     for name, parameters in _members(text):
@@ -192,8 +192,18 @@ def _members(text: str) -> list[tuple[str, dict[str, str]]]:
     ]
 
 
+# More than a structured field may have.
+_DIGITS = 18
+
+
 def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+    if text is None or len(text) > _DIGITS or not (text.isascii() and text.isdigit()):
+        return None
+    return int(text)
+
+
+def _whole_ms(ms: float) -> int | None:
+    return ceil(ms) if isfinite(ms) else None
 
 
 def _seconds_ms(text: str | None) -> int | None:
@@ -208,7 +218,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 def _duration_ms(text: str) -> int | None:
     if not re.fullmatch(rf"(?:{_DURATION.pattern})+", text):
         return None
-    return ceil(sum(float(count) * _UNITS_MS[unit] for count, unit in _DURATION.findall(text)))
+    return _whole_ms(sum(float(count) * _UNITS_MS[unit] for count, unit in _DURATION.findall(text)))
 
 
 def _date_ms(text: str) -> int | None:

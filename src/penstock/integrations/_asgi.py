@@ -12,6 +12,7 @@ from typing import Any
 
 from ..core._verdict import Verdict
 from ._ruling import PROBLEM_JSON, Answered, Line, Ruling, lines_of
+from ._who import NO_ROUTE
 
 __all__ = [
     "POLICY_VIOLATION",
@@ -71,22 +72,25 @@ class ScopeReader:
 
 
 def route_template(scope: Scope) -> str:
-    """The template of the route that serves a scope, what mounts it included: as the router left it
-    there or, before routing, as the app's routes tell. The path where there is none."""
-    route = scope.get("route")
-    template: str | None = getattr(route, "path_format", None) or scope.get("path_template")
-    if template:
-        return f"{scope.get('root_path', '')}{template}"
-    app = scope.get("app")
-    return _template(getattr(app, "routes", ()), scope) or str(scope["path"])
+    """The template of the route that serves a scope, with those of what mounts it; the path where
+    nobody routes by templates. It is asked of the outermost router, before routing of the app: once
+    a mount was passed, the scope only knows the path that it was mounted at for this request."""
+    known: str | None = scope.get("path_template")
+    if known:
+        return f"{scope.get('root_path', '')}{known}"
+    routes = _routes_of(scope.get("router") or scope.get("app"))
+    if not routes:
+        return str(scope["path"])
+    outer = {**scope, "root_path": scope.get("app_root_path", scope.get("root_path", ""))}
+    # What FastAPI noted down in there while it routed is of no use to route again.
+    outer.pop("fastapi", None)
+    return _template(routes, outer) or NO_ROUTE
 
 
 def _template(routes: Iterable[Any], scope: Scope) -> str | None:
     """As Starlette's router chooses: the first that fits, or else the first with another method."""
     partial = None
     for route in routes:
-        if not hasattr(route, "matches"):
-            continue
         match, inner = route.matches(scope)
         if match.name == "FULL":
             return _joined(route, {**scope, **inner})
@@ -98,11 +102,27 @@ def _template(routes: Iterable[Any], scope: Scope) -> str | None:
 def _joined(route: Any, scope: Scope) -> str | None:
     """The template of a route, or of the one below it that fits."""
     path = str(getattr(route, "path_format", None) or getattr(route, "path", ""))
-    below = getattr(route, "routes", None)
+    below, mounted = _routes_of(route), route
+    # Behind the middleware that may be around what is mounted.
+    while hasattr(route, "routes") and not below and (mounted := getattr(mounted, "app", None)):
+        below = _routes_of(mounted)
     if not below:
         return path
     found = _template(below, scope)
     return None if found is None else f"{path.removesuffix('/{path}')}{found}"
+
+
+def _routes_of(app: Any) -> list[Any]:
+    """Those that can tell whether they serve a scope, with the ones of routers that FastAPI
+    includes as they are."""
+    found: list[Any] = []
+    for route in getattr(app, "routes", None) or ():
+        included = getattr(route, "effective_route_contexts", None)
+        if included is not None:
+            found += [getattr(each, "starlette_route", None) or each for each in included()]
+        elif hasattr(route, "matches"):
+            found.append(route)
+    return found
 
 
 def rulings_of(scope: Scope) -> tuple[list[Ruling], bool]:

@@ -12,7 +12,6 @@ Nothing here knows a framework. An integration brings a `RequestReader`, calls `
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from ..core._decision import Decision
 from ..core._errors import StoreUnavailableError, UnsupportedError
 from ..core._flow import Flow, adrive, drive
 from ..core._limiter import clock_reader
+from ..core._renewing import ahold, hold
 from ..core._strategy import Strategy
 from ..core._validation import reject
 from ..core._verdict import Verdict
@@ -33,8 +33,6 @@ __all__ = ["RuleSet"]
 
 Asked = tuple[dict[str, Any], Any]
 """Keys and costs by the names of limits; a cost of 1 is that of each."""
-
-_log = logging.getLogger("penstock.integrations")
 
 
 class _RulePart:
@@ -186,7 +184,7 @@ class RuleSet:
         limits = self._limits
         try:
             if limits is None:
-                return drive(self._reserve(keys, costs, "keep_renewed"), call)
+                return drive(self._reserve(keys, costs, hold), call)
             asked_at = self._now()
             verdict = limits.check(keys, costs)
             return Ruling(self._telling, verdict, (limits, keys, costs, asked_at))
@@ -204,7 +202,7 @@ class RuleSet:
         limits = self._limits
         try:
             if limits is None:
-                return await adrive(self._reserve(keys, costs, "akeep_renewed"), acall)
+                return await adrive(self._reserve(keys, costs, ahold), acall)
             asked_at = self._now()
             verdict = await limits.acheck(keys, costs)
             return Ruling(self._telling, verdict, (limits, keys, costs, asked_at))
@@ -254,7 +252,7 @@ class RuleSet:
             return False
         return rule.exempt is None or not (yield from rule.exempt(reader, request))
 
-    def _reserve(self, keys: dict[str, Any], costs: Any, keep: str) -> Flow[Any, Ruling]:
+    def _reserve(self, keys: dict[str, Any], costs: Any, keep: Any) -> Flow[Any, Ruling]:
         """Charge what can be given back, source by source; a denial gives back those before."""
         held: list[OpenCharge] = []
         told: dict[str, tuple[Decision, bool]] = {}
@@ -264,7 +262,12 @@ class RuleSet:
                 continue
             mine = {part.name: keys[part.name] for part in asked if part.key is not None}
             cost = {part.name: 1 if costs == 1 else costs[part.name] for part in asked}
-            charge = yield limits, "reserve", (mine, cost)
+            try:
+                charge = yield limits, "reserve", (mine, cost)
+            except Exception:
+                for earlier in held:
+                    yield earlier.charge, "cancel", ()
+                raise
             told.update(_told(charge, asked[0].name))
             if not charge.allowed:
                 for earlier in held:
@@ -280,8 +283,7 @@ class RuleSet:
             held.append(OpenCharge(charge, conditions))
         for each in held:
             # A request may take longer than a slot is held for.
-            if getattr(each.charge, "ttl_ms", None) is not None:
-                getattr(each.charge, keep)(_slot_lost)
+            keep(each.charge)
         decisions = tuple([decision for decision, _ in told.values()])
         shadows = tuple([shadow for _, shadow in told.values()])
         return Ruling(self._telling, Verdict(tuple(told), decisions, shadows), held=held)
@@ -351,10 +353,6 @@ def _told(charge: Any, name: str) -> Iterator[tuple[str, tuple[Decision, bool]]]
     enforced = verdict.enforced
     for each, decision in verdict.limits.items():
         yield each, (decision, each not in enforced)
-
-
-def _slot_lost(charge: Any) -> None:
-    _log.warning("rate limits: a slot was lost while its request ran: %r", charge)
 
 
 def _calls_functions(app: AppLimits, rules: Iterable[Rule]) -> bool:

@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from .._limits import Limit, Limits
@@ -40,11 +39,8 @@ __all__ = [
     "PAUSED",
     "PacedCharge",
     "Pacer",
-    "Renewal",
-    "arenew",
     "as_limits",
     "asleep",
-    "renewed_slots",
     "sleep",
 ]
 
@@ -335,84 +331,3 @@ async def asleep(clock: Clock, ms: int) -> None:
     finally:
         watch.end()
         waiter.end()
-
-
-class Renewal:
-    """Renews the slots that threads hold while they work, in one thread for all of them, which ends
-    with the last of them."""
-
-    def __init__(self) -> None:
-        self._charges: set[Any] = set()
-        self._lock = threading.Lock()
-        self._ended: threading.Event | None = None
-
-    def add(self, charge: Any) -> None:
-        """From now on."""
-        if charge.ttl_ms is None:
-            return
-        with self._lock:
-            self._charges.add(charge)
-            if self._ended is None:
-                self._ended = threading.Event()
-                words = (self._ended, charge.ttl_ms / 3_000)
-                threading.Thread(target=self._run, args=words, daemon=True).start()
-
-    def discard(self, charge: Any) -> None:
-        """No longer."""
-        with self._lock:
-            self._charges.discard(charge)
-            if not self._charges and self._ended is not None:
-                self._ended.set()
-                self._ended = None
-
-    def _run(self, ended: threading.Event, every_s: float) -> None:
-        while not ended.wait(every_s):
-            with self._lock:
-                charges = list(self._charges)
-            for charge in charges:
-                _renew(charge)
-
-
-@asynccontextmanager
-async def renewed_slots(charge: Charge) -> AsyncIterator[None]:
-    """The time in which a task works: its slots are renewed, and then given back. What was spent
-    stays spent."""
-    import asyncio
-
-    renewing = asyncio.ensure_future(arenew(charge))
-    try:
-        yield
-    finally:
-        renewing.cancel()
-        await charge.asettle({})
-
-
-async def arenew(charge: Charge) -> None:
-    """Renew slots for as long as they are held."""
-    import asyncio
-
-    while charge.is_open and charge.ttl_ms is not None:
-        await asyncio.sleep(charge.ttl_ms / 3_000)
-        await _arenew(charge)
-
-
-_NOT_RENEWED = "a slot could not be renewed: %s"
-
-
-def _renew(charge: Any) -> None:
-    try:
-        _warn_if_lost(charge, charge.renew())
-    except Exception as error:
-        _log.warning(_NOT_RENEWED, error)
-
-
-async def _arenew(charge: Charge) -> None:
-    try:
-        _warn_if_lost(charge, await charge.arenew())
-    except Exception as error:
-        _log.warning(_NOT_RENEWED, error)
-
-
-def _warn_if_lost(charge: Any, held: bool) -> None:
-    if not held and charge.is_open:
-        _log.warning("a slot was lost before its work was done: somebody else may have it")

@@ -99,9 +99,10 @@ class Rule:
     `by_address`, `by_header` and `by_api_key` make; without one the app's is used. `cost` is what a
     request costs, a number or a function of the request, where 0 only looks.
 
-    `methods` and `paths` say which requests it is for, `exempt` which it is not for. `per_route`
-    counts each route of its own. With `charge_when`, a function of the response, a request is
-    charged while it runs and gets everything back if the function says no. A `shadow` never denies.
+    `methods` and `paths` say which requests it is for, where GET stands for HEAD, too, and `exempt`
+    which it is not for. `per_route` counts each route of its own. With `charge_when`, a function of
+    the response, a request is charged while it runs and gets everything back if the function says
+    no. A `shadow` never denies.
 
     `attributes` is for a `ServiceLimiter` whose policy has several limits: a function of the
     request, sync or async, that says in a mapping what the policy goes by, such as `{"user":
@@ -322,7 +323,9 @@ def _methods(methods: Iterable[str] | None) -> frozenset[str] | None:
     names = [methods] if isinstance(methods, str) else list(methods)
     if not names or not all(isinstance(name, str) and name.isalpha() for name in names):
         reject(f"methods must be names such as ['POST'], not {shown(methods)}")
-    return frozenset(name.upper() for name in names)
+    found = {name.upper() for name in names}
+    # Frameworks answer a HEAD by the view that answers a GET.
+    return frozenset(found | {"HEAD"} if "GET" in found else found)
 
 
 def _matching(paths: str | Sequence[str]) -> Callable[[str], Any]:

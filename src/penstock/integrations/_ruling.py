@@ -32,6 +32,7 @@ __all__ = [
     "headers_of",
     "lines_of",
     "put_on",
+    "says_yes",
 ]
 
 PROBLEM_JSON = "application/problem+json"
@@ -184,7 +185,7 @@ class Ruling:
             used = {
                 name: 0
                 for name, is_charged in conditions.items()
-                if response is not None and not is_charged(response)
+                if response is not None and not says_yes(is_charged, response)
             }
             yield charge, "settle", (used,)
 
@@ -220,6 +221,16 @@ class Ruling:
             await adrive(flow, acall)
         except StoreUnavailableError as error:
             _lost(error, what)
+
+
+def says_yes(charge_when: Callable[[Any], Any], response: Any) -> bool:
+    """Whether a response is charged. It is on its way: a function that fails cannot change it any
+    more, and neither makes it free."""
+    try:
+        return bool(charge_when(response))
+    except Exception:
+        _log.exception("rate limits: charge_when failed, so what was charged stays")
+        return True
 
 
 def _lost(error: StoreUnavailableError, what: str) -> None:

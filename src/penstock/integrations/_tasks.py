@@ -7,7 +7,8 @@ punctual to the millisecond, so a task is put back until a little earlier, and w
 
 What cannot be booked ahead, such as windows and slots, is asked again when it has told that there
 will be more. A slot is held, and renewed, until the task ends. While the store is away, a task is
-put back for some seconds.
+put back for some seconds. Whether a policy of a service can be booked ahead, or holds slots, is
+found out by asking it.
 
 Booked instants are told apart from those of an earlier attempt by the number of retries: an attempt
 that the queue makes because the task failed books anew.
@@ -19,17 +20,28 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from .._limited import Arguments, Cost, Key, Question, Target, holds_slots, require_function
+from .._limited import (
+    Arguments,
+    Cost,
+    Key,
+    Question,
+    Target,
+    holds_slots,
+    is_limiter,
+    require_function,
+)
 from .._limits import Limits
 from .._rate_limit import rate_limit
-from ..core._charges import Charge
+from ..core._charges import Settling
 from ..core._clock import SystemClock
-from ..core._errors import StoreUnavailableError
+from ..core._errors import StoreUnavailableError, UnsupportedError
+from ..core._flow import Flow, adrive, drive
 from ..core._limiter import Limiter
+from ..core._renewing import ahold, arelease, hold, release
 from ..core._store import Store
 from ..core._validation import reject, require_prefix
 from ..core._waiting import timeout_in_ms
-from ._pacing import Renewal, asleep, sleep
+from ._pacing import asleep, sleep
 
 __all__ = ["PutBack", "TaskLimit"]
 
@@ -71,61 +83,70 @@ class TaskLimit:
         self._max_wait_ms: int = wait_ms
         self._early_ms = early_ms
         self._limiter: Any = _limiter_of(limit, store, name if prefix is None else prefix)
-        asked = name if key is None and isinstance(limit, (Limiter, Limits)) else key
+        asked = name if key is None and is_limiter(limit) else key
         self._question = Question(
             self._limiter, Arguments(inspect.signature(function), name), asked, cost
         )
-        self._holds = holds_slots(self._limiter)
-        self._renewal = Renewal()
         self._clock = SystemClock()
+        self._is_policy = not isinstance(self._limiter, (Limiter, Limits))
         self._ahead = {"max_wait_ms": wait_ms} if self._books() else {}
 
     def require_sync(self) -> None:
         """Refuse a key or a cost that would have to be awaited."""
         self._question.require_sync()
 
-    def enter(self, args: Any, named: Any, starts_at: int | None) -> Charge | PutBack | None:
+    def enter(self, args: Any, named: Any, starts_at: int | None) -> Settling | PutBack | None:
         """Wait for a task that may run soon: the charge to end it with, if it holds something. For
         one that may not, how long to put it back."""
         if starts_at is not None:
             sleep(self._clock, self._rest_ms(starts_at))
             return None
         keys, cost = self._question.of(args, named)
-        charge: Charge = self._limiter.reserve(keys, cost, **self._ahead)
+        charge = drive(self._reserving(keys, cost), self._serve)
         found = self._due(charge)
         if isinstance(found, PutBack):
             return found
         sleep(self._clock, found)
-        return self._held(charge)
+        if charge.ttl_ms is None:
+            return None
+        hold(charge)
+        return charge
 
-    async def aenter(self, args: Any, named: Any, starts_at: int | None) -> Charge | PutBack | None:
+    async def aenter(
+        self, args: Any, named: Any, starts_at: int | None
+    ) -> Settling | PutBack | None:
         """The awaitable twin of `enter`."""
         if starts_at is not None:
             await asleep(self._clock, self._rest_ms(starts_at))
             return None
         keys, cost = await self._question.afor(args, named)
-        charge: Charge = await self._limiter.areserve(keys, cost, **self._ahead)
+        charge = await adrive(self._reserving(keys, cost), self._aserve)
         found = self._due(charge)
         if isinstance(found, PutBack):
             return found
         await asleep(self._clock, found)
-        return charge if self._holds else None
+        if charge.ttl_ms is None:
+            return None
+        ahold(charge)
+        return charge
 
-    def begin(self, args: Any, named: Any, starts_at: int | None) -> Charge | PutBack | None:
+    def begin(self, args: Any, named: Any, starts_at: int | None) -> Settling | PutBack | None:
         """`enter`, for a task that a worker runs: while the store is away it is put back."""
         try:
             return self.enter(args, named, starts_at)
         except StoreUnavailableError as error:
             return _undecided(error)
 
-    async def abegin(self, args: Any, named: Any, starts_at: int | None) -> Charge | PutBack | None:
+    async def abegin(
+        self, args: Any, named: Any, starts_at: int | None
+    ) -> Settling | PutBack | None:
         """The awaitable twin of `begin`."""
         try:
             return await self.aenter(args, named, starts_at)
         except StoreUnavailableError as error:
             return _undecided(error)
 
-    def wait(self, args: Any, named: Any) -> Charge | None:
+    def wait(self, args: Any, named: Any) -> Settling | None:
         """For a task that is called like a function: there is no queue to put it back into."""
         while isinstance(found := self.enter(args, named, None), PutBack):
             sleep(self._clock, found.delay_ms)
@@ -133,7 +154,7 @@ class TaskLimit:
                 return self.enter(args, named, found.starts_at)  # type: ignore[return-value]
         return found
 
-    async def await_(self, args: Any, named: Any) -> Charge | None:
+    async def await_(self, args: Any, named: Any) -> Settling | None:
         """The awaitable twin of `wait`."""
         while isinstance(found := await self.aenter(args, named, None), PutBack):
             await asleep(self._clock, found.delay_ms)
@@ -141,13 +162,49 @@ class TaskLimit:
                 return await self.aenter(args, named, found.starts_at)  # type: ignore[return-value]
         return found
 
-    def leave(self, charge: Charge | None) -> None:
+    def leave(self, charge: Settling | None) -> None:
         """The task has ended, however it did: what it held is free."""
         if charge is not None:
-            self._renewal.discard(charge)
-            charge.settle({})
+            release(charge)
 
-    def _due(self, charge: Charge) -> int | PutBack:
+    async def aleave(self, charge: Settling | None) -> None:
+        """The awaitable twin of `leave`."""
+        if charge is not None:
+            await arelease(charge)
+
+    def _reserving(self, keys: Any, cost: Any) -> Flow[Any, Settling]:
+        """Book, or take what is there. A policy of a service that has no pace, or has slots, which
+        a task in a queue would hold, is not asked to book again."""
+        try:
+            charge: Settling = yield keys, cost, self._ahead
+        except UnsupportedError:
+            if not self._is_policy or not self._ahead:
+                raise
+            self._ahead = {}
+            charge = yield keys, cost, {}
+            return charge
+        if charge.ttl_ms is None or not self._ahead:
+            return charge
+        self._ahead = {}
+        if charge.starts_at == charge.charged_at:
+            return charge
+        yield charge
+        charge = yield keys, cost, {}
+        return charge
+
+    def _serve(self, asked: Any) -> Any:
+        if isinstance(asked, Settling):
+            return asked.cancel()
+        keys, cost, ahead = asked
+        return self._limiter.reserve(keys, cost, **ahead)
+
+    async def _aserve(self, asked: Any) -> Any:
+        if isinstance(asked, Settling):
+            return await asked.acancel()
+        keys, cost, ahead = asked
+        return await self._limiter.areserve(keys, cost, **ahead)
+
+    def _due(self, charge: Settling) -> int | PutBack:
         """In how many milliseconds a task may run, if that is soon."""
         if not charge:
             # Beyond `max_wait` it is asked again by then, and books nothing until it is nearer.
@@ -157,19 +214,15 @@ class TaskLimit:
             return wait_ms
         return PutBack(wait_ms - self._early_ms, self._clock.now() + wait_ms)
 
-    def _held(self, charge: Charge) -> Charge | None:
-        if not self._holds:
-            return None
-        self._renewal.add(charge)
-        return charge
-
     def _rest_ms(self, starts_at: int) -> int:
         """What is left of a wait. Clocks of two machines may differ: it is no more than was left to
         wait here."""
         return min(max(0, starts_at - self._clock.now()), self._early_ms)
 
     def _books(self) -> bool:
-        if self._holds:
+        if self._is_policy:
+            return True
+        if holds_slots(self._limiter):
             return False
         if isinstance(self._limiter, Limits):
             return any(each.strategy.books_ahead for each in self._limiter.limits.values())
@@ -182,8 +235,8 @@ def _undecided(error: StoreUnavailableError) -> PutBack:
     return PutBack(_AWAY_MS, None)
 
 
-def _limiter_of(limit: Any, store: Store | str | None, prefix: str) -> Limiter | Limits:
-    if isinstance(limit, (Limiter, Limits)):
+def _limiter_of(limit: Any, store: Store | str | None, prefix: str) -> Any:
+    if is_limiter(limit):
         if store is not None:
             reject("a limiter has its own store: leave store out, or give a rate instead")
         return limit

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from ..core._validation import reject, require_int, shown
 
 __all__ = [
+    "NO_ROUTE",
     "AddressKey",
     "HeaderKey",
     "Key",
@@ -54,6 +55,9 @@ KeyFunction = Callable[[Any], Any]
 UNKNOWN = "unknown"
 """The key of a client without an address, such as one that comes through a Unix socket."""
 
+NO_ROUTE = "no route"
+"""In the place of a template, for all paths that lead nowhere: who tries many has one limit."""
+
 # A key longer than this is kept as its digest.
 _LONGEST = 512
 _SHORTEST_SECRET = 16
@@ -75,7 +79,7 @@ class RequestReader(Protocol):
         """The path as it was asked for."""
 
     def route(self, request: Any) -> str:
-        """The template of the route, such as `/users/{id}`; the path where there is none."""
+        """The template of the route, such as `/users/{id}`; `NO_ROUTE` where there is none."""
 
 
 class AddressKey:

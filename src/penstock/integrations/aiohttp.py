@@ -16,6 +16,7 @@ from ._asgi import settle_all
 from ._deciding import RuleSet
 from ._rules import AppLimits, Rule, WebOptions, add_rules, app_limits, as_rules
 from ._ruling import PROBLEM_JSON, Ruling, agive_back, headers_of
+from ._who import NO_ROUTE
 
 require_module(__name__, "aiohttp")
 
@@ -62,7 +63,7 @@ class _AiohttpReader:
 
     def route(self, request: Any) -> str:
         resource = request.match_info.route.resource
-        return str(request.path if resource is None else resource.canonical)
+        return NO_ROUTE if resource is None else str(resource.canonical)
 
 
 def setup(app: web.Application, *limits: Any, **options: Unpack[WebOptions]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from .. import _limited
 from ..core import _errors, _validation
 from ..core._store import Store as _Store
-from . import _pacing, _tasks
+from . import _tasks
 
 __all__ = ["limited_job"]
 
@@ -79,10 +79,10 @@ def limited_job(
                     raise worker.Retry(defer=found.delay_ms / 1000)
             else:
                 found = await task_limit.await_(whole, named)
-            if found is None:
+            try:
                 return await function(*whole, **named)
-            async with _pacing.renewed_slots(found):
-                return await function(*whole, **named)
+            finally:
+                await task_limit.aleave(found)
 
         decorated: Any = run
         return decorated  # type: ignore[no-any-return]

@@ -163,9 +163,9 @@ def _prepare(app: FastAPI, installed: "_Installed") -> None:
 class _FastAPIReader(ScopeReader):
     def route(self, request: Any) -> str:
         scope = request.scope
-        route = _route_of(scope)
-        template = getattr(route, "path_format", None)
-        return super().route(request) if template is None else scope.get("root_path", "") + template
+        template = getattr(_route_of(scope), "path_format", None)
+        is_mounted = "app_root_path" in scope
+        return super().route(request) if template is None or is_mounted else str(template)
 
 
 class _Installed(RateLimitMiddleware):

@@ -17,6 +17,7 @@ from ..core._validation import reject, shown
 from ._deciding import RuleSet
 from ._rules import AppLimits, Rule, WebOptions, add_rules, app_limits, as_rules
 from ._ruling import PROBLEM_JSON, Ruling, give_back, put_on
+from ._who import NO_ROUTE
 
 require_module(__name__, "flask")
 
@@ -52,7 +53,7 @@ class _WerkzeugReader:
 
     def route(self, request: Any) -> str:
         rule = request.url_rule
-        return str(request.path if rule is None else rule.rule)
+        return NO_ROUTE if rule is None else str(rule.rule)
 
 
 class RateLimits:
@@ -298,7 +299,7 @@ def _after(response: Response) -> Response:
     rulings = () if known is None else known.rulings
     put_on(response, rulings)
     for ruling in rulings:
-        if ruling.held and response.is_streamed:
+        if ruling.held and _is_stream(response):
             # Slots are held until it is over: read to its end, or closed. Not every server closes
             # what a client has left.
             settle = partial(ruling.settle, response)
@@ -307,6 +308,13 @@ def _after(response: Response) -> Response:
         elif ruling.held:
             ruling.settle(response)
     return response
+
+
+def _is_stream(response: Response) -> bool:
+    """Whether it ends later. The errors that Flask makes are streams by their type alone: whoever
+    reads their status, as tests do, need not read them to their end."""
+    is_error = response.status_code >= 400 and response.content_length is not None
+    return response.is_streamed and not is_error
 
 
 def _followed(chunks: Any, settle: Callable[[], None]) -> Iterator[Any]:

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from .. import strategies as _strategies
-from ..core import _errors, _validation
+from ..core import _errors, _renewing, _validation
 from ..core._clock import Clock as _Clock
 from ..core._store import Store as _Store
 from ..core._strategy import Strategy as _Strategy
@@ -106,7 +106,6 @@ class ModelLimits:
             self.close()
             raise
         self._counts_tokens = tokens is not None
-        self._renewal = _pacing.Renewal()
 
     def call(self, prompt: str | int, max_tokens: int, *, key: str = "all") -> ModelCall:
         """A call of the model, for `with` or `async with`. `prompt` is its text, or how many tokens
@@ -159,7 +158,6 @@ class ModelCall:
         self._prompt = prompt
         self._estimate = estimate
         self._entered: _pacing.PacedCharge | None = None
-        self._renewing: Any = None
         self._answer: tuple[int, Mapping[str, Any]] | None = None
         self._pieces = 0
         self._streaming = False
@@ -201,7 +199,7 @@ class ModelCall:
         limits = self._limits
         cost = limits._cost(self._estimate)
         self._entered = self._pacer.enter(self._key, cost, limits.timeout_ms)
-        limits._renewal.add(self._entered.charge)
+        _renewing.hold(self._entered.charge)
         return self
 
     def __exit__(
@@ -212,7 +210,6 @@ class ModelCall:
     ) -> None:
         entered = self._entered
         assert entered is not None
-        self._limits._renewal.discard(entered.charge)
         told = self._told(error)
         actual = self._actual(error, told)
         try:
@@ -226,13 +223,10 @@ class ModelCall:
             self._pacer.observe(entered, *told)
 
     async def __aenter__(self) -> ModelCall:
-        import asyncio
-
         limits = self._limits
         cost = limits._cost(self._estimate)
         self._entered = await self._pacer.aenter(self._key, cost, limits.timeout_ms)
-        if self._entered.charge.ttl_ms is not None:
-            self._renewing = asyncio.ensure_future(_pacing.arenew(self._entered.charge))
+        _renewing.ahold(self._entered.charge)
         return self
 
     async def __aexit__(
@@ -243,8 +237,6 @@ class ModelCall:
     ) -> None:
         entered = self._entered
         assert entered is not None
-        if self._renewing is not None:
-            self._renewing.cancel()
         told = self._told(error)
         actual = self._actual(error, told)
         try:

@@ -214,11 +214,29 @@ class Charges:
 
 class Reservation(NamedTuple):
     """What `reserve` answers: the decision, or the verdict of several limits; the id of the charge,
-    which is empty where nothing is held; and from when on it is the caller's."""
+    which is empty where nothing is held; when it was decided, and from when on it is the caller's;
+    and for how long slots are held unless they are renewed, also where none was free: 0 where none
+    was asked for."""
 
     answer: Decision | Judgement
     charge_id: str
+    charged_at: int
     starts_at: int
+    ttl_ms: int
+
+    @classmethod
+    def of(
+        cls, answer: Decision | Judgement, charge: Charge, charge_id: str, parts: Sequence[Part]
+    ) -> Reservation:
+        """What was decided, and written down."""
+        ttls = [part.strategy.ttl_ms for part in parts if part.strategy.is_held and part.cost]
+        at = charge.charged_at, charge.starts_at
+        return cls(answer, charge_id, *at, min(ttls, default=0))
+
+    @classmethod
+    def unwritten(cls, answer: Decision | Judgement, now: int) -> Reservation:
+        """Where nothing was asked of a store, or it did not answer."""
+        return cls(answer, "", now, now, 0)
 
     @property
     def allowed(self) -> bool:
@@ -268,15 +286,15 @@ class Charging:
         except Exception as error:
             decision = entry.guard.decision(error, (key,), cost)
             entry.tally.count(decision.allowed)
-            return Reservation(decision, "", self.clock.now())
+            return Reservation.unwritten(decision, self.clock.now())
         entry.tally.count(charge.allowed)
-        return Reservation(charge.decision, charge_id, charge.starts_at)
+        return Reservation.of(charge.decision, charge, charge_id, parts)
 
     async def _reserve_several(
         self, entry: Entry, judge: Judge, request: Request, plan: str | None, max_wait_ms: int
     ) -> Reservation:
         if request.limits is None:
-            return Reservation(judge.counted(request, NOTHING), "", self.clock.now())
+            return Reservation.unwritten(judge.counted(request, NOTHING), self.clock.now())
         parts, wait, answer = request.limits._terms(request.keys, request.cost, max_wait_ms)
         held = [ChargedUnits(part.name, request.keys.get(part.name), part.cost) for part in parts]
         terms = ChargeTerms.new(entry.spec.name, plan, held)
@@ -284,10 +302,10 @@ class Charging:
             charge, charge_id = await self._charges(entry).reserve(terms, parts, wait, answer)
         except Exception as error:
             verdict = judge.in_place_of(error, request)
-            return Reservation(judge.counted(request, verdict), "", self.clock.now())
+            return Reservation.unwritten(judge.counted(request, verdict), self.clock.now())
         assert charge.verdict is not None
         judgement = judge.counted(request, charge.verdict)
-        return Reservation(judgement, charge_id, charge.starts_at)
+        return Reservation.of(judgement, charge, charge_id, parts)
 
     async def settle(self, charge_id: str, actual: int | Mapping[str, int]) -> bool:
         """Replace what was reserved by what was used. True if this call did it, False if it was

@@ -11,13 +11,21 @@ from typing import Any
 import redis
 
 from penstock import gcra
+from penstock.client import ServiceLimiter
 
 BROKER = os.environ.get("TASKS_REDIS", "redis://127.0.0.1:6379")
+SERVICE = os.environ.get("TASKS_SERVICE", "http://127.0.0.1:8080")
 LIMIT = gcra(4, 1_000, burst=2)
 """A quarter of a second apart, and two at once: further ahead than a worker would wait."""
 
 OPTIONS: dict[str, Any] = {"key": "{tenant}", "store": f"{BROKER}?timeout_ms=5000"}
-SLOTS_KEY = "slots"
+POLICY = ServiceLimiter(SERVICE, "tasks", timeout_ms=10_000, fail="error")
+"""The same limit, as a policy of a service."""
+
+
+def asked(name: str, tenant: str) -> tuple[str, str]:
+    """The task to ask for, and its argument."""
+    return f"{name}_by_policy" if tenant.endswith("-policy") else name, tenant
 
 
 def note(kind: str, tenant: str, attempt: int) -> int:

@@ -12,11 +12,17 @@ from arq.worker import Retry
 
 from penstock import fixed_window
 from penstock.integrations.arq import limited_job
-from tests.integrations.apps import BROKER, LIMIT, OPTIONS, note
+from tests.integrations.apps import BROKER, LIMIT, OPTIONS, POLICY, asked, note
 
 
 @limited_job(LIMIT, **OPTIONS)
 async def work(ctx: dict[str, Any], tenant: str) -> str:
+    note("work", tenant, ctx["job_try"] - 1)
+    return f"{tenant} done"
+
+
+@limited_job(POLICY, key="{tenant}")
+async def work_by_policy(ctx: dict[str, Any], tenant: str) -> str:
     note("work", tenant, ctx["job_try"] - 1)
     return f"{tenant} done"
 
@@ -29,7 +35,7 @@ async def fail_once(ctx: dict[str, Any], tenant: str) -> str:
 
 
 class WorkerSettings:
-    functions = (work, fail_once)
+    functions = (work, work_by_policy, fail_once)
     redis_settings = RedisSettings.from_dsn(BROKER)
     queue_name = "penstock-arq"
     max_tries = 2
@@ -38,6 +44,6 @@ class WorkerSettings:
 
 async def main(name: str, tenants: list[str]) -> None:
     pool = await create_pool(WorkerSettings.redis_settings, default_queue_name="penstock-arq")
-    jobs = [await pool.enqueue_job(name, tenant) for tenant in tenants]
+    jobs = [await pool.enqueue_job(*asked(name, tenant)) for tenant in tenants]
     print(json.dumps([await job.result(timeout=60, poll_delay=0.05) for job in jobs if job]))
     await pool.aclose()

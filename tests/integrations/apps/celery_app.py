@@ -8,7 +8,7 @@ from celery import Celery
 
 from penstock import fixed_window
 from penstock.integrations.celery import limited_task
-from tests.integrations.apps import BROKER, LIMIT, OPTIONS, note
+from tests.integrations.apps import BROKER, LIMIT, OPTIONS, POLICY, note
 
 app = Celery("tasks", broker=BROKER, backend=BROKER)
 app.conf.update(
@@ -21,6 +21,13 @@ app.conf.update(
 @app.task(bind=True, max_retries=0)
 @limited_task(LIMIT, **OPTIONS)
 def work(self: Any, tenant: str) -> str:
+    note("work", tenant, self.request.retries)
+    return f"{tenant} done"
+
+
+@app.task(bind=True, max_retries=0, acks_late=True)
+@limited_task(POLICY, key="{tenant}")
+def work_by_policy(self: Any, tenant: str) -> str:
     note("work", tenant, self.request.retries)
     return f"{tenant} done"
 

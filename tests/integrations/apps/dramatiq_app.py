@@ -10,7 +10,7 @@ from dramatiq.results.backends import RedisBackend
 
 from penstock import fixed_window
 from penstock.integrations.dramatiq import limited_actor
-from tests.integrations.apps import BROKER, LIMIT, OPTIONS, note
+from tests.integrations.apps import BROKER, LIMIT, OPTIONS, POLICY, note
 
 broker = RedisBroker(url=BROKER)
 broker.add_middleware(Results(backend=RedisBackend(url=BROKER)))
@@ -29,6 +29,13 @@ def retries() -> int:
 @dramatiq.actor(max_retries=0, store_results=True)
 @limited_actor(LIMIT, **OPTIONS)
 def work(tenant: str) -> str:
+    note("work", tenant, retries())
+    return f"{tenant} done"
+
+
+@dramatiq.actor(max_retries=0, store_results=True)
+@limited_actor(POLICY, key="{tenant}")
+def work_by_policy(tenant: str) -> str:
     note("work", tenant, retries())
     return f"{tenant} done"
 

@@ -16,16 +16,23 @@ from typing import Any
 
 from ...core._errors import require_module
 from ...core._validation import reject, shown
+from .._asgi import settle_all
 from .._deciding import RuleSet
 from .._rules import AppLimits, Rule, add_rules, app_limits, as_rules
 from .._ruling import PROBLEM_JSON, Ruling, agive_back, give_back, put_on
+from .._who import NO_ROUTE
 
 require_module("penstock.integrations.django", "django")
 
 from asgiref.sync import async_to_sync  # noqa: E402
 from django.conf import settings  # noqa: E402
+from django.core.exceptions import (  # noqa: E402
+    BadRequest,
+    PermissionDenied,
+    SuspiciousOperation,
+)
 from django.core.signals import setting_changed  # noqa: E402
-from django.http import HttpResponse  # noqa: E402
+from django.http import Http404, HttpResponse  # noqa: E402
 from django.urls import URLPattern, get_resolver  # noqa: E402
 from django.utils.module_loading import import_string  # noqa: E402
 
@@ -35,6 +42,7 @@ __all__ = [
     "DjangoLimits",
     "DjangoReader",
     "adecide",
+    "asettle_failed",
     "decide",
     "declared_rules",
     "limits_of_project",
@@ -42,6 +50,7 @@ __all__ = [
     "refusal",
     "rulings_of_request",
     "settle",
+    "settle_failed",
     "stamp",
     "view_name",
     "was_decided",
@@ -78,7 +87,7 @@ class DjangoReader:
 
     def route(self, request: Any) -> str:
         match = request.resolver_match
-        return str(request.path) if match is None else f"/{match.route}"
+        return NO_ROUTE if match is None else f"/{match.route}"
 
 
 class DjangoLimits:
@@ -227,6 +236,33 @@ def rulings_of_request(request: Any) -> list[Ruling]:
 def stamp(request: Any, response: Any) -> None:
     """Put the headers of limits on a response."""
     put_on(response, rulings_of_request(request))
+
+
+def settle_failed(request: Any, error: BaseException) -> None:
+    """Settle what is held where there is no response, for an error, or a client that has left."""
+    for ruling in rulings_of_request(request):
+        ruling.settle(_response_to(error))
+
+
+async def asettle_failed(request: Any, error: BaseException) -> None:
+    """The awaitable twin of `settle_failed`."""
+    await settle_all(rulings_of_request(request), _response_to(error))
+
+
+# What Django makes of errors, elsewhere and later.
+_STATUSES: dict[type[Exception], int] = {
+    Http404: 404,
+    PermissionDenied: 403,
+    BadRequest: 400,
+    SuspiciousOperation: 400,
+}
+
+
+def _response_to(error: BaseException) -> Any:
+    if not isinstance(error, Exception):
+        return None
+    known = (status for kind, status in _STATUSES.items() if isinstance(error, kind))
+    return HttpResponse(status=next(known, 500))
 
 
 def settle(request: Any, response: Any) -> list[Ruling]:

@@ -12,9 +12,11 @@ from ._limits import (
     RULES,
     VIEWED,
     adecide,
+    asettle_failed,
     decide,
     limits_of_project,
     settle,
+    settle_failed,
     stamp,
     view_name,
     was_decided,
@@ -69,7 +71,12 @@ class LimitMiddleware:
         return response
 
     async def _acall(self, request: Any) -> Any:
-        response = await self.get_response(request)
+        try:
+            response = await self.get_response(request)
+        except BaseException as error:
+            # Django answers errors further in; its server cancels what a client has left.
+            await asettle_failed(request, error)
+            raise
         if not hasattr(request, VIEWED):
             rules = limits_of_project().rules_for("", ())
             response = await adecide(request, rules) or response
@@ -128,7 +135,11 @@ def rate_limited(*limits: Any, **options: Any) -> Callable[[View], View]:
             left = open_rules(request, view)
             if left is None:
                 return view(request, *args, **named)
-            response = decide(request, left) or view(request, *args, **named)
+            try:
+                response = decide(request, left) or view(request, *args, **named)
+            except BaseException as error:
+                settle_failed(request, error)
+                raise
             stamp(request, response)
             for ruling in settle(request, response):
                 ruling.settle(response)
@@ -142,7 +153,11 @@ def rate_limited(*limits: Any, **options: Any) -> Callable[[View], View]:
             left = open_rules(request, view)
             if left is None:
                 return await view(request, *args, **named)
-            response = await adecide(request, left) or await view(request, *args, **named)
+            try:
+                response = await adecide(request, left) or await view(request, *args, **named)
+            except BaseException as error:
+                await asettle_failed(request, error)
+                raise
             stamp(request, response)
             for ruling in settle(request, response):
                 await ruling.asettle(response)

@@ -153,7 +153,12 @@ class GrpcAnswers:
             request.max_wait_ms,
             _costs(request),
         )
-        response = pb.ChargeResponse(charge_id=reserved.charge_id, starts_at=reserved.starts_at)
+        response = pb.ChargeResponse(
+            charge_id=reserved.charge_id,
+            charged_at=reserved.charged_at,
+            starts_at=reserved.starts_at,
+            ttl_ms=reserved.ttl_ms,
+        )
         if isinstance(reserved.answer, Decision):
             fill(response.decision, reserved.answer)
         else:

@@ -101,7 +101,12 @@ class ChargeCalls:
         _require_attributes(fields.get("attributes", {}))
 
         def render(reserved: Reservation) -> bytes:
-            told = {"charge_id": reserved.charge_id, "starts_at": reserved.starts_at}
+            told = {
+                "charge_id": reserved.charge_id,
+                "charged_at": reserved.charged_at,
+                "starts_at": reserved.starts_at,
+                "ttl_ms": reserved.ttl_ms,
+            }
             rest = json.dumps(told, separators=(",", ":"))[1:]
             answer = reserved.answer
             if isinstance(answer, Judgement):

@@ -263,7 +263,12 @@ _CALLS: dict[str, tuple[str, Any, Any]] = {
             {
                 "decision": _ref("Decision"),
                 "charge_id": {"type": "string", "description": "Empty where nothing is held."},
+                "charged_at": _INSTANT,
                 "starts_at": _INSTANT,
+                "ttl_ms": {
+                    **_WHOLE,
+                    "description": "How long slots are held unless they are renewed; 0: none are.",
+                },
             },
             _VERDICT,
         ),

@@ -162,7 +162,9 @@ class ChargeResponse(Message):
     binding: str
     violated: RepeatedScalarFieldContainer[str]
     shadowed: RepeatedScalarFieldContainer[str]
-    def __init__(self, *, decision: Decision | None = ..., charge_id: str | None = ..., starts_at: int | None = ..., limits: Iterable[LimitDecision] = ..., binding: str | None = ..., violated: Iterable[str] = ..., shadowed: Iterable[str] = ...) -> None: ...
+    charged_at: int
+    ttl_ms: int
+    def __init__(self, *, decision: Decision | None = ..., charge_id: str | None = ..., starts_at: int | None = ..., limits: Iterable[LimitDecision] = ..., binding: str | None = ..., violated: Iterable[str] = ..., shadowed: Iterable[str] = ..., charged_at: int | None = ..., ttl_ms: int | None = ...) -> None: ...
 
 class SettleRequest(Message):
     charge_id: str

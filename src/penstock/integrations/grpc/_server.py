@@ -1,0 +1,420 @@
+"""The interceptors of servers: a call is decided before its handler, and what it holds is given
+back once its status is known: slots always, and what it was charged if `charge_when` says so."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import grpc
+
+from ..._limited import Target, for_all, holds_slots, is_async, is_limiter, limiter_of
+from ...adapters import _grpc_status
+from ...core._charges import Settling
+from ...core._clock import Clock
+from ...core._errors import StoreUnavailableError
+from ...core._renewing import ahold, hold
+from ...core._store import Store
+from ...core._validation import reject, require_choice, require_int, shown
+from ...stores._opening import open_for_limiter
+from .._ruling import says_yes
+from .._who import AddressKey, HeaderKey, reading, require_secret, stored_by
+from ._calls import READER, GrpcCall, MethodLimits, by_peer
+
+__all__ = ["AioLimitInterceptor", "LimitInterceptor"]
+
+_log = logging.getLogger("penstock.integrations")
+
+_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+_OK, _UNKNOWN, _CANCELLED = (
+    grpc.StatusCode.OK,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.CANCELLED,
+)
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class _MethodLimiter:
+    """The limiter of some methods, and what it is asked."""
+
+    def __init__(self, limiter: Any, gives_back: bool) -> None:
+        self.limiter: Any = limiter
+        holds = gives_back or holds_slots(limiter)
+        # A service's policy is found out to have slots by asking.
+        name = "reserve" if holds else "take" if hasattr(limiter, "atake") else "check"
+        self._ask: Any = getattr(limiter, name)
+        self._aask: Any = getattr(limiter, f"a{name}")
+
+    def keys(self, key: Any, stored: Callable[[str], str]) -> Any:
+        """What the limiter is asked by: one key for all limits, or one for each, as they are
+        stored. The attributes of a policy are the service's matter."""
+        if isinstance(key, str):
+            return for_all(self.limiter, stored(key))
+        if not isinstance(key, Mapping) or hasattr(self.limiter, "policy"):
+            return key
+        return {name: stored(part) for name, part in key.items()}
+
+    def ask(self, keys: Any, cost: Any) -> Any:
+        """A cost of nothing only looks."""
+        return self.limiter.peek(keys) if cost == 0 else self._ask(keys, cost)
+
+    async def aask(self, keys: Any, cost: Any) -> Any:
+        """The awaitable twin of `ask`."""
+        return await (self.limiter.apeek(keys) if cost == 0 else self._aask(keys, cost))
+
+
+class _ServerLimit:
+    """What both kinds of servers share: who is asked, and what a refusal says."""
+
+    def __init__(
+        self,
+        limit: Target | None,
+        *,
+        methods: Mapping[str, Target | None] | None = None,
+        key: Callable[[GrpcCall], Any] | AddressKey | HeaderKey = by_peer,
+        cost: int | Callable[[GrpcCall], Any] = 1,
+        charge_when: Callable[[grpc.StatusCode], Any] | None = None,
+        hash_keys: str | bytes | None = None,
+        fail: str = "open",
+        store: Store | str | None = None,
+        prefix: str = "grpc",
+        clock: Clock | None = None,
+    ) -> None:
+        if isinstance(key, (AddressKey, HeaderKey)):
+            key = reading(key, READER, AddressKey(), None)
+        if not callable(key):
+            reject(
+                "key must be a function of a GrpcCall, or by_address(...), by_header(...) or "
+                f"by_api_key(...), not {shown(key)}"
+            )
+        if charge_when is not None and not callable(charge_when):
+            reject(f"charge_when must be a function of a StatusCode, not {shown(charge_when)}")
+        self._key: Callable[[GrpcCall], Any] = key
+        self._stored = stored_by(require_secret(hash_keys))
+        self._cost = cost if callable(cost) else require_int("cost", cost, 1)
+        self._charge_when = charge_when
+        self._fail = require_choice("fail", fail, ("open", "closed", "error"))
+        self._store, self._owns_store = open_for_limiter(store, clock)
+
+        def make(rate: Any, pattern: str) -> _MethodLimiter:
+            if not is_limiter(rate):
+                lead = ":".join(filter(None, (prefix, pattern)))
+                rate = limiter_of(rate, self._store, lead, clock)
+            return _MethodLimiter(rate, charge_when is not None)
+
+        try:
+            self._methods = MethodLimits(limit, methods, make)
+        except BaseException:
+            self.close()
+            raise
+
+    def _limiter(self, method: str) -> _MethodLimiter | None:
+        found: _MethodLimiter | None = self._methods.of(method)
+        return found
+
+    def _call(self, method: str, context: Any) -> GrpcCall:
+        metadata: dict[str, Any] = {}
+        for name, value in context.invocation_metadata() or ():
+            # As lines of HTTP are: what a proxy appends comes last.
+            is_list = name in metadata and not name.endswith("-bin")
+            metadata[name] = f"{metadata[name]},{value}" if is_list else value
+        return GrpcCall(method, context.peer() or "", metadata)
+
+    def _failed(self, error: StoreUnavailableError) -> _Refusal | None:
+        """How a call is refused that could not be decided; None: it goes on."""
+        _log.warning("a call could not be decided, and is answered by %r: %s", self._fail, error)
+        if self._fail == "open":
+            return None
+        code = grpc.StatusCode.UNAVAILABLE
+        if self._fail == "closed":
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED
+        return _Refusal(code, "the limit cannot be looked up right now", ())
+
+    def _sync(self, limiter: _MethodLimiter, method: str, inner: Any, is_stream: bool) -> Any:
+        """The handler, behind the limit."""
+        if is_async(self._key) or is_async(self._cost):
+            reject(f"{method} is no async function, so its key and cost cannot be awaited")
+        ask = partial(self._ask, limiter, method)
+        serve = self._stream if is_stream else self._unary
+        return lambda request, context: serve(ask, inner, request, _told_by(context))
+
+    def _unary(self, ask: Any, inner: Any, request: Any, context: Any) -> Any:
+        """The response of a handler that gives one."""
+        answer = ask(context)
+        if isinstance(answer, _Refusal):
+            context.set_trailing_metadata(answer.trailers)
+            context.abort(answer.code, answer.text)
+        if answer is None:
+            return inner(request, context)
+        code = _CANCELLED
+        try:
+            response = inner(request, context)
+            code = _status(context, _OK)
+        except Exception:
+            code = _status(context, _UNKNOWN)
+            raise
+        finally:
+            self._end(answer, code)
+        return response
+
+    def _stream(self, ask: Any, inner: Any, request: Any, context: Any) -> Iterator[Any]:
+        """The responses of a handler that gives several. All of it happens while they are read: an
+        aio server calls handlers in its event loop, and reads what they give in a thread. There it
+        cannot be aborted, either, so a refusal is set as the status of a stream without any."""
+        answer = ask(context)
+        if isinstance(answer, _Refusal):
+            context.set_trailing_metadata(answer.trailers)
+            context.set_code(answer.code)
+            context.set_details(answer.text)
+            return
+        if answer is None:
+            yield from inner(request, context)
+            return
+        code = _CANCELLED
+        try:
+            yield from inner(request, context)
+            code = _status(context, _OK)
+        except Exception:
+            code = _status(context, _UNKNOWN)
+            raise
+        finally:
+            self._end(answer, code)
+
+    def _ask(self, limiter: _MethodLimiter, method: str, context: Any) -> Any:
+        """The charge to hold while the call lasts, if there is one, or a refusal."""
+        call = self._call(method, context)
+        keys = limiter.keys(self._key(call), self._stored)
+        if keys is None:
+            return None
+        cost = self._cost(call) if callable(self._cost) else self._cost
+        try:
+            found = _found(limiter.ask(keys, cost))
+        except StoreUnavailableError as error:
+            return self._failed(error)
+        if isinstance(found, Settling):
+            hold(found)
+        return found
+
+    def _end(self, charge: Any, code: grpc.StatusCode) -> None:
+        """Settle a call whose handler has ended; it may have been settled before."""
+        if not charge.is_open:
+            return
+        try:
+            if self._is_charged(code):
+                charge.settle({})
+            else:
+                charge.cancel()
+        except StoreUnavailableError as error:
+            _log.warning(_NOT_SETTLED, error)
+
+    async def _aend(self, charge: Any, code: grpc.StatusCode) -> None:
+        """The awaitable twin of `_end`."""
+        try:
+            await (charge.asettle({}) if self._is_charged(code) else charge.acancel())
+        except StoreUnavailableError as error:
+            _log.warning(_NOT_SETTLED, error)
+
+    def _is_charged(self, code: grpc.StatusCode) -> bool:
+        return self._charge_when is None or says_yes(self._charge_when, code)
+
+    def close(self) -> None:
+        """Close the store that was opened here."""
+        if self._owns_store:
+            self._store.close()
+
+    async def aclose(self) -> None:
+        """The awaitable twin of `close`."""
+        if self._owns_store:
+            await self._store.aclose()
+
+
+_NOT_SETTLED = "what a call held could not be given back: %s"
+
+
+class _Refusal(NamedTuple):
+    code: grpc.StatusCode
+    text: str
+    trailers: tuple[tuple[str, str | bytes], ...]
+
+
+def _found(answer: Any) -> Settling | _Refusal | None:
+    """What an answer comes to: something to hold, a refusal, or neither."""
+    if answer.allowed:
+        return answer if isinstance(answer, Settling) else None
+    wait_ms = max(1, answer.retry_after_ms)
+    text = f"the limit is reached; the next call is worth making in {wait_ms} ms"
+    trailers = _grpc_status.retry_trailers(text, wait_ms)
+    return _Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, text, trailers)
+
+
+def _status(context: Any, default: grpc.StatusCode) -> grpc.StatusCode:
+    """The status of a call that has ended: what its handler has set, by `abort` too, or else what
+    gRPC makes of its end. Who has gone away gets none."""
+    told: Any = context.code()
+    # An aio server has it as a number.
+    code = _CODES.get(told, _UNKNOWN) if isinstance(told, int) else told or _OK
+    if code is _OK:
+        code = default
+    return _CANCELLED if code is _OK and _has_left(context) else code
+
+
+def _told_by(context: Any) -> Any:
+    """A context that tells the status that was set in it."""
+    return context if hasattr(context, "code") else _NotedContext(context)
+
+
+class _NotedContext:
+    """The context of a plain handler in an aio server, with the status that was set in it, which
+    gRPC's own does not tell."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._code: Any = None
+
+    def code(self) -> Any:
+        return self._code
+
+    def set_code(self, code: Any) -> None:
+        self._code = code
+        self._context.set_code(code)
+
+    def abort(self, code: Any, *more: Any) -> None:
+        self._code = code
+        self._context.abort(code, *more)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+def _has_left(context: Any) -> bool:
+    """Whether its client has gone away, where a context can tell: in a sync server, or in aio's
+    coroutines."""
+    if hasattr(context, "is_active"):
+        return not context.is_active()
+    return hasattr(context, "cancelled") and bool(context.cancelled())
+
+
+class LimitInterceptor(_ServerLimit, grpc.ServerInterceptor):  # type: ignore[type-arg]
+    """For `grpc.server(..., interceptors=[...])`, sync servers.
+
+    `limit` is for all methods together: a rate, a strategy, a mapping of several, a `Limiter`,
+    `Limits` or `ServiceLimiter`. `methods` maps methods, such as `"/shop.Orders/Place"` or
+    `"/grpc.health.v1.Health/*"`, to limits of their own, or to None, which exempts them; the first
+    that fits counts. `key` is a function of the `GrpcCall`, which returns a key, or for several
+    limits a mapping of such, or None, which lets the call pass; or what `by_address`, `by_header`
+    and `by_api_key` of `penstock.integrations` make, which read the metadata. By default it is the
+    address of the peer. `hash_keys` is a secret: keys are stored as HMACs under it. `cost` is what
+    a call costs, a number or a function of the `GrpcCall`, where 0 only looks. With `charge_when`,
+    a function of the `grpc.StatusCode` that a call ends with, a call is charged while it runs and
+    gets everything back if the function says no; one whose client went away ends as CANCELLED.
+
+    `fail` says what happens to calls while the store is away: `"open"` lets them pass, `"closed"`
+    refuses them, `"error"` answers UNAVAILABLE. `store`, `prefix` and `clock` are those of
+    `rate_limit`; `close` closes what was opened from a URL.
+    """
+
+    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        """Put the limit in front of the handler."""
+        handler = continuation(handler_call_details)
+        limiter = self._limiter(handler_call_details.method)
+        if handler is None or limiter is None:
+            return handler
+        method = handler_call_details.method
+        return _wrapped(handler, lambda *inner: self._sync(limiter, method, *inner))
+
+
+class AioLimitInterceptor(_ServerLimit, grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """The twin of `LimitInterceptor` for `grpc.aio.server(interceptors=[...])`, with the same
+    options. `key` and `cost` may be async. Handlers that are plain functions, which such a server
+    runs in threads, are limited, too, on stores that serve sync calls."""
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        """Put the limit in front of the handler."""
+        handler = await continuation(handler_call_details)
+        limiter = self._limiter(handler_call_details.method)
+        if handler is None or limiter is None:
+            return handler
+        method = handler_call_details.method
+        return _wrapped(handler, lambda *inner: self._async(limiter, method, *inner))
+
+    def _async(self, limiter: _MethodLimiter, method: str, inner: Any, is_stream: bool) -> Any:
+        """A handler of the same kind: gRPC asks whether it is a generator or a coroutine."""
+        if inspect.isasyncgenfunction(inner):
+
+            async def stream(request: Any, context: Any) -> Any:
+                async with _AioCall(self, await self._admit(limiter, method, context), context):
+                    async for response in inner(request, context):
+                        yield response
+
+            return stream
+        if not is_async(inner):
+            return self._sync(limiter, method, inner, is_stream)
+
+        async def handle(request: Any, context: Any) -> Any:
+            async with _AioCall(self, await self._admit(limiter, method, context), context):
+                return await inner(request, context)
+
+        return handle
+
+    async def _admit(self, limiter: _MethodLimiter, method: str, context: Any) -> Any:
+        """The charge to hold while the call lasts, if there is one."""
+        call = self._call(method, context)
+        keys = limiter.keys(await _awaited(self._key(call)), self._stored)
+        if keys is None:
+            return None
+        cost = await _awaited(self._cost(call)) if callable(self._cost) else self._cost
+        try:
+            found = _found(await limiter.aask(keys, cost))
+        except StoreUnavailableError as error:
+            found = self._failed(error)
+        if isinstance(found, _Refusal):
+            await context.abort(found.code, found.text, found.trailers)
+        return found
+
+
+class _AioCall:
+    """The time in which a call is handled: what it holds is renewed, and settled at its end."""
+
+    __slots__ = ("_charge", "_context", "_limit")
+
+    def __init__(self, limit: AioLimitInterceptor, charge: Any, context: Any) -> None:
+        self._limit = limit
+        self._charge = charge
+        self._context = context
+
+    async def __aenter__(self) -> None:
+        if self._charge is not None:
+            ahold(self._charge)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if self._charge is None:
+            return
+        if error is None or isinstance(error, Exception):
+            code = _status(self._context, _OK if error is None else _UNKNOWN)
+        else:
+            code = _CANCELLED
+        ending = self._limit._aend(self._charge, code)
+        # Also in a task that is being cancelled.
+        await asyncio.shield(asyncio.ensure_future(ending))
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _wrapped(handler: Any, wrap: Callable[[Any, bool], Any]) -> Any:
+    """A handler of the same kind, with another function, made from its own and whether that answers
+    with a stream."""
+    for kind in _KINDS:
+        inner = getattr(handler, kind)
+        if inner is not None:
+            make = getattr(grpc, f"{kind}_rpc_method_handler")
+            outer = wrap(inner, kind.endswith("stream"))
+            return make(outer, handler.request_deserializer, handler.response_serializer)
+    return handler
