@@ -92,7 +92,7 @@ cdef class Kernel:
             raise ValueError(f"no native kernel named {name!r}")
 
 
-cdef void decide(
+cdef inline void decide(
     Kernel kernel,
     bint known,
     Word a,
@@ -226,7 +226,7 @@ cdef inline void decide_credits(
     verdict.ttl = expires - now
 
 
-cdef inline void decide_sliding_window(
+cdef void decide_sliding_window(
     Kernel kernel, Runs* runs, int64_t now, int64_t cost, Verdict* verdict
 ) noexcept:
     cdef double w = kernel.d0
@@ -278,7 +278,7 @@ cdef inline void decide_sliding_window(
     verdict.remaining = at_least(0, <int64_t> floor(limit - estimate))
 
 
-cdef inline void decide_sliding_window_log(
+cdef void decide_sliding_window_log(
     Kernel kernel, Runs* runs, int64_t now, int64_t cost, Verdict* verdict
 ) noexcept:
     cdef int64_t limit = kernel.i0
