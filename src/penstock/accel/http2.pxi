@@ -219,7 +219,7 @@ cdef bint are_fields(FieldRef* refs, int first, int count) noexcept:
     return True
 
 
-cdef bint read_head(Stream self, Routes routes) noexcept:
+cdef bint read_head(Stream self, RouteTable routes) noexcept:
     """What the fields say. False if they are malformed."""
     cdef uint32_t seen = 0
     cdef FieldRef* ref
@@ -322,7 +322,7 @@ cdef class Http2Options:
         if not DEFAULT_WINDOW <= connection_window <= MAX_WINDOW:
             raise ValueError("connection_window is from 65,535 to 2**31 - 1")
         self.routes = {} if routes is None else routes
-        self.known = Routes(self.routes)
+        self.known = RouteTable(self.routes)
         self.room = Room(64 * 2**20) if room is None else room
         self.concurrent_streams = concurrent_streams
         self.header_list_bytes = header_list_bytes
