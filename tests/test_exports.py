@@ -110,6 +110,7 @@ def _is_of(module: ModuleType, home: str | None) -> bool:
 _TWINS = {
     "Decision",
     "DecisionReplies",
+    "Allowance",
     "Decoder",
     "Durations",
     "Encoder",

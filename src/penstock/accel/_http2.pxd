@@ -241,7 +241,7 @@ cdef class Http2Connection:
     cdef Buffer input
     cdef int64_t partial_ms
     cdef bint prefaced
-    cdef bint greeted
+    cdef bint begun
     cdef bint settled
     # The block of fields that is still arriving; its stream is 0 if there is none.
     cdef Buffer block
