@@ -162,7 +162,7 @@ cdef class Table:
         return self._reclaim(self.seen)
 
     def renew_lock(self):
-        """For the child of a fork, in which nobody holds the lock."""
+        """For the child of a fork: the thread that held the lock is not in it."""
         self.lock = threading.RLock()
 
     def __len__(self):

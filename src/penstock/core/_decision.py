@@ -22,13 +22,7 @@ _MAX_WORD = 2**63 - 1
 
 
 class Decision:
-    """The answer to one request. `bool(decision)` is `decision.allowed`.
-
-    `allowed` says whether it may go on, `limit` is the ceiling (burst, capacity or window quota),
-    `remaining` what is left of it, `reset_at` the instant (epoch ms) from which nothing of this is
-    remembered, and `retry_after_ms` how long to wait before the same request is worth repeating: 0
-    exactly when allowed.
-    """
+    """The answer to one request. `bool(decision)` is `decision.allowed`."""
 
     __match_args__ = ("allowed", "limit", "remaining", "reset_at", "retry_after_ms")
     __slots__ = ("_allowed", "_limit", "_remaining", "_reset_at", "_retry_after_ms")
@@ -60,22 +54,27 @@ class Decision:
     # Properties freeze the fields, and leave the constructor free to store them as they come.
     @property
     def allowed(self) -> bool:
+        """Whether the request may go on."""
         return self._allowed
 
     @property
     def limit(self) -> int:
+        """The ceiling: burst, capacity or window quota."""
         return self._limit
 
     @property
     def remaining(self) -> int:
+        """What is left of the limit."""
         return self._remaining
 
     @property
     def reset_at(self) -> int:
+        """The instant (epoch ms) from which nothing of this is remembered."""
         return self._reset_at
 
     @property
     def retry_after_ms(self) -> int:
+        """How long to wait before the same request is worth repeating: 0 exactly when allowed."""
         return self._retry_after_ms
 
     def _tuple(self) -> tuple[bool, int, int, int, int]:

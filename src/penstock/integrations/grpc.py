@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote as _unquote
 
 from .. import _limited
-from ..adapters import _grpc_status
+from ..adapters._headers import retry_delay_ms, retry_trailers
 from ..core import _charges, _errors, _validation
 from ..core._clock import Clock as _Clock
 from ..core._store import Store as _Store
@@ -254,7 +254,7 @@ class _ServerLimit:
 def _refusal(answer: Any) -> tuple[str, tuple[tuple[str, str | bytes], ...]]:
     wait_ms = max(1, answer.retry_after_ms)
     text = f"the limit is reached; the next call is worth making in {wait_ms} ms"
-    return text, _grpc_status.retry_trailers(text, wait_ms)
+    return text, retry_trailers(text, wait_ms)
 
 
 class LimitInterceptor(_ServerLimit, grpc.ServerInterceptor):  # type: ignore[type-arg]
@@ -475,7 +475,7 @@ class _ClientLimit:
 
 
 def _as_headers(trailers: Iterable[Any] | None) -> dict[str, str]:
-    wait_ms = _grpc_status.retry_delay_ms(trailers)
+    wait_ms = retry_delay_ms(trailers)
     return {} if wait_ms is None else {"retry-after-ms": str(wait_ms)}
 
 

@@ -32,8 +32,7 @@ from .cas import (
 )
 from .cas._requests import require_name
 from .rest import HttpCall, RestReply, RestStore
-from .rest._client import read_url
-from .rest._cloudflare import API, TOKEN_ENV, Refused, require_id, result_of
+from .rest._client import API, TOKEN_ENV, Refused, read_url, require_id, result_of
 
 __all__ = ["D1Store"]
 
@@ -139,7 +138,7 @@ class _Statements:
         return f"EXISTS (SELECT 1 FROM {self.table} WHERE key = ? AND version = ?)", (key, version)
 
     def answer(self, request: AnyRequest, results: list[Any]) -> Any:
-        """What the flow is told: exactly one changed row is a commit."""
+        """The answer to the flow: exactly one changed row is a commit."""
         try:
             if isinstance(request, ReadAll):
                 rows = {row["key"]: Held(row["record"], row["version"]) for row in _rows(results)}

@@ -11,8 +11,7 @@ from ..core._validation import reject
 from .cas import Drop, Held, Read, Request
 from .cas._requests import fit
 from .rest import HttpCall, RestReply, RestStore
-from .rest._client import read_url
-from .rest._cloudflare import API, TOKEN_ENV, Refused, require_id, result_of
+from .rest._client import API, TOKEN_ENV, Refused, read_url, require_id, result_of
 
 __all__ = ["WorkersKVStore"]
 

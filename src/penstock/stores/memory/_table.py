@@ -199,7 +199,7 @@ class Table:
     def _refuse(self, transform: Transform[R], now: int) -> R:
         return transform.refuse(now, self._wheel.next_due() - self._wheel.now)
 
-    # Several keys at once; `_several.py` says in which order.
+    # Several keys at once; `_apply_all` of the store says in which order.
 
     require_ttl = staticmethod(require_ttl)
 
@@ -269,7 +269,7 @@ class Table:
             return self._reclaim(self._seen)
 
     def renew_lock(self) -> None:
-        """For the child of a fork, in which nobody holds the lock."""
+        """For the child of a fork: the thread that held the lock is not in it."""
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
