@@ -33,11 +33,11 @@ from ..cas._drivers import PerLoop, Workers
 from ..cas._requests import require_name
 
 __all__ = [
-    "API",
-    "TOKEN_ENV",
+    "CLOUDFLARE_API",
+    "CLOUDFLARE_TOKEN_ENV",
     "ApiToken",
+    "CloudflareRefused",
     "HttpCall",
-    "Refused",
     "RestClient",
     "RestReply",
     "RestSettings",
@@ -305,8 +305,8 @@ def _left_s(deadline: float) -> float:
     return left_s
 
 
-API = "https://api.cloudflare.com/client/v4"
-TOKEN_ENV = "CLOUDFLARE_API_TOKEN"
+CLOUDFLARE_API = "https://api.cloudflare.com/client/v4"
+CLOUDFLARE_TOKEN_ENV = "CLOUDFLARE_API_TOKEN"
 
 _ID = r"[A-Za-z0-9_-]{1,64}"
 
@@ -316,7 +316,7 @@ def require_id(what: str, text: object) -> str:
     return require_name(what, text, _ID)
 
 
-class Refused(Exception):  # noqa: N818 - an answer that a store may read
+class CloudflareRefused(Exception):  # noqa: N818 - an answer that a store may read
     """Cloudflare said no. `codes` are its error codes, `error` is what to raise."""
 
     def __init__(self, codes: list[int], said: str, error: Exception) -> None:
@@ -326,14 +326,14 @@ class Refused(Exception):  # noqa: N818 - an answer that a store may read
 
 
 def result_of(reply: RestReply, where: str) -> Any:
-    """The result inside the envelope, or Refused."""
+    """The result inside the envelope, or CloudflareRefused."""
     envelope = reply.json()
     if not isinstance(envelope, dict):
-        raise Refused([], "", refused(reply.status, "not the API's JSON", where))
+        raise CloudflareRefused([], "", refused(reply.status, "not the API's JSON", where))
     if reply.status < 300 and envelope.get("success"):
         return envelope.get("result")
     errors = [error for error in envelope.get("errors") or [] if isinstance(error, dict)]
     said = "; ".join(f"{error.get('code')} {error.get('message')}" for error in errors)
     status = reply.status if reply.status >= 300 else 500
     codes = [error.get("code", 0) for error in errors]
-    raise Refused(codes, said, refused(status, said, where))
+    raise CloudflareRefused(codes, said, refused(status, said, where))
