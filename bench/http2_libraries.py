@@ -19,7 +19,7 @@ from typing import Any
 import hpack
 
 from penstock.service.grpc._protocol import reply
-from penstock.service.http2 import _connection, compiled
+from penstock.service.http2 import PREFACE, _connection, compiled
 
 CALLS = 2_000
 ROUNDS = 5
@@ -43,10 +43,7 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 BEGIN = (
-    _connection.PREFACE
-    + _frame(4, 0, 0, WIDE)
-    + _frame(4, 1, 0)
-    + _frame(8, 0, 0, struct.pack(">I", 2**30))
+    PREFACE + _frame(4, 0, 0, WIDE) + _frame(4, 1, 0) + _frame(8, 0, 0, struct.pack(">I", 2**30))
 )
 
 

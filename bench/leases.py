@@ -36,14 +36,14 @@ from tests.service.grpc.serving import serving
 
 ROUNDS = 11
 BATCH = 100
-DOOR_BATCH = 1_000
+SERVER_BATCH = 1_000
 # High enough that nothing is ever denied, in windows that do not end during a round.
 LIMIT = 2**40
 HOUR_MS = 3_600_000
 POLICIES = f"""
 version: 1
 limiters:
-  api: {{strategy: fixedWindow, limit: {LIMIT}, window: 1h, federated: {{batch: {DOOR_BATCH}}}}}
+  api: {{strategy: fixedWindow, limit: {LIMIT}, window: 1h, federated: {{batch: {SERVER_BATCH}}}}}
 """
 
 # name: (target, whether more is better)
@@ -104,17 +104,17 @@ def measure_store(store: RedisStore, samples: Samples) -> None:
     )
 
 
-def measure_door(port: int, samples: Samples) -> None:
+def measure_server(port: int, samples: Samples) -> None:
     target = f"127.0.0.1:{port}"
-    leased = LeasedLimiter(target, "api", "key", DOOR_BATCH, low_water=0, timeout_ms=20_000)
-    ahead = LeasedLimiter(target, "api", "key", DOOR_BATCH, timeout_ms=20_000)
+    leased = LeasedLimiter(target, "api", "key", SERVER_BATCH, low_water=0, timeout_ms=20_000)
+    ahead = LeasedLimiter(target, "api", "key", SERVER_BATCH, timeout_ms=20_000)
     with grpc.insecure_channel(target) as channel:
         check, request = RateLimiterStub(channel).Check, pb.CheckRequest(policy="api", key="key")
         in_turn(
             {
                 "Check through the server": (lambda _: check(request), 100),
-                "leased through the server": (leased.check, 50 * DOOR_BATCH),
-                "leased ahead of need": (ahead.check, 50 * DOOR_BATCH),
+                "leased through the server": (leased.check, 50 * SERVER_BATCH),
+                "leased ahead of need": (ahead.check, 50 * SERVER_BATCH),
             },
             samples,
         )
@@ -147,7 +147,7 @@ def main() -> int:
         trips = measure_round_trips(client, limiter)
         measure_store(store, samples)
         port = stack.enter_context(serving(POLICIES, url))
-        measure_door(port, samples)
+        measure_server(port, samples)
         store.close()
         client.close()
     values = (

@@ -21,7 +21,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_limits", "_rate_limit", "budget", "concurrency"}),
     frozenset({"_arguments"}),
     frozenset({"_limited", "admission", "testkit"}),
-    frozenset({"config", "observe", "wire"}),
+    frozenset({"config", "wire"}),
     frozenset({"adapters", "leasing"}),
     frozenset({"client"}),
     frozenset({"integrations"}),

@@ -303,8 +303,10 @@ requests = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 30), st.booleans
 
 
 @given(st.integers(1, 6), st.integers(1, 12), st.integers(1, 60), requests)
-def test_both_colours_admit_the_same(slots: int, rate: int, budget: int, plan: list[Any]) -> None:
-    """One procedure, two shells: every answer but for the lease's name is equal."""
+def test_sync_and_async_calls_admit_the_same(
+    slots: int, rate: int, budget: int, plan: list[Any]
+) -> None:
+    """One flow, two shells: every answer but for the lease's name is equal."""
 
     def told(admission: Admission) -> tuple[Any, ...]:
         return admission.decision, admission.lease_expires_at, admission.binding_axis

@@ -23,7 +23,7 @@ def test_checks_in_process_are_told_as_multiples_of_a_look_up(run: Run) -> None:
     assert all(float(ratio) > 0.1 for _, _, ratio in rows)
 
 
-def test_a_store_is_measured_in_both_colours(run: Run) -> None:
+def test_a_store_is_measured_sync_and_async(run: Run) -> None:
     """From threads, then from tasks."""
     code, out, _ = run(
         *("bench", "--store", url_of("valkey"), "--rounds", "1", "--seconds", "0.1"),
@@ -35,7 +35,7 @@ def test_a_store_is_measured_in_both_colours(run: Run) -> None:
     assert min(rates) > 100
 
 
-def test_the_colour_that_a_store_lacks_is_left_out(run: Run) -> None:
+def test_the_calls_that_a_store_lacks_are_left_out(run: Run) -> None:
     """With the reason, and the other one is measured."""
     url = f"{running().url}?table=by_bench&driver=asyncpg"
     assert run("store", "init", url)[0] == 0

@@ -107,8 +107,8 @@ def test_a_service_counts_on_the_same_keys(run: Run, store: str, config: str) ->
     assert run("check", "alice", "--config", config, "--store", store, "--policy", "api")[0] == 3
 
 
-def test_a_store_of_one_colour_will_do(run: Run) -> None:
-    """asyncpg has only the other one."""
+def test_a_store_with_async_calls_alone_will_do(run: Run) -> None:
+    """asyncpg has no sync calls."""
     url = f"{running().url}?table=by_check&driver=asyncpg"
     psycopg = PostgresStore.from_url(f"{running().url}?table=by_check")
     psycopg.init()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock import ConfigInvalidError
 from penstock.concurrency import Aimd, Gradient, Law
-from penstock.concurrency._laws import Ceiling, SlidingMinimum
+from penstock.concurrency._ceilings import Ceiling, SlidingMinimum
 
 LAWS: list[Law] = [Gradient(2, 50), Gradient(1, 8, smoothing=1.0), Aimd(2, 50), Aimd(3, 3)]
 

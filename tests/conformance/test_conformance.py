@@ -122,7 +122,7 @@ def test_a_store_that_loses_updates_between_tasks_fails() -> None:
         asyncio.run(arun_store_conformance(NonAtomicAsyncStore))
 
 
-def test_a_store_with_one_colour_fails_the_other() -> None:
+def test_calls_that_a_store_lacks_fail_the_kit() -> None:
     """Asking for the calls that a store lacks is reported with the store's own words."""
     with pytest.raises(ConformanceError, match="has no aapply"):
         asyncio.run(arun_store_conformance(DictStore))

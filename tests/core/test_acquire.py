@@ -133,7 +133,7 @@ def test_acquire_returns_at_once_when_there_is_room(path: str) -> None:
 
 
 @both_paths
-def test_a_reset_lets_the_first_in_line_ask_again(path: str, pool: ThreadPoolExecutor) -> None:
+def test_a_reset_lets_the_first_waiter_ask_again(path: str, pool: ThreadPoolExecutor) -> None:
     """What it was told is void; those behind it follow in turn."""
     clock = ManualClock(NOW)
     limiter = make_limiter(path, gcra(1, 3_600_000), clock)

@@ -69,7 +69,7 @@ def test_a_crowd_at_one_key_gets_exactly_the_limit(name: str, path: str, crowd: 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", ["gcra", "sliding_window_log", "custom"])
-def test_both_colours_draw_on_one_limit(name: str, path: str, crowd: Crowd) -> None:
+def test_sync_and_async_calls_draw_on_one_limit(name: str, path: str, crowd: Crowd) -> None:
     """Half of the crowd calls and half of it awaits: together, exactly the limit."""
     limiter = make_limiter(path, STRATEGIES[name], ManualClock(NOW))
 

@@ -15,7 +15,7 @@ from penstock import (
     fixed_window,
     gcra,
 )
-from penstock.adapters._grpc_status import retry_delay_ms, retry_trailers
+from penstock.adapters._headers import retry_delay_ms, retry_trailers
 from penstock.integrations.grpc import (
     LimitClientInterceptor,
     LimitInterceptor,

@@ -304,7 +304,7 @@ def test_options_that_could_not_work_are_refused(options: dict[str, Any], named:
         LeasedLimiter(**given)
 
 
-def test_processes_behind_one_door_share_a_limit_in_real_time() -> None:
+def test_processes_that_ask_one_server_share_a_limit_in_real_time() -> None:
     """Three clients, windows of 250 ms: none exceeds 40, and all of it is used."""
     with opened(MemoryStore(), SystemClock()) as server:
         clients = [

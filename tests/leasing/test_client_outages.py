@@ -24,7 +24,7 @@ from .clients import MINUTE, client, each_mode
 
 @each_mode
 @pytest.mark.parametrize(("fail", "allowed"), [("open", True), ("closed", False), ("error", None)])
-def test_when_the_door_is_gone_credits_are_spent_and_then_the_fail_mode_answers(
+def test_when_the_server_is_gone_credits_are_spent_and_then_the_fail_mode_answers(
     check: Any, fail: str, allowed: bool | None, server: InProcessServer, node: ManualClock
 ) -> None:
     """And when it is back, so are leases."""
@@ -60,7 +60,7 @@ async def recovers(check: Any, limiter: LeasedLimiter) -> None:
     raise AssertionError("no lease within 6 s")
 
 
-def test_a_window_is_never_extended_while_the_door_is_gone(
+def test_a_window_is_never_extended_while_the_server_is_gone(
     server: InProcessServer, node: ManualClock
 ) -> None:
     """Credits are void at its end, with nobody there to say so."""
@@ -123,7 +123,7 @@ def test_a_look_is_answered_by_the_fail_mode_too(
     run(story())
 
 
-def test_an_open_client_that_never_reached_its_door_forecasts_what_it_would_allow() -> None:
+def test_an_open_client_that_never_reached_its_server_forecasts_what_it_would_allow() -> None:
     """The limit is not known yet; a request is allowed all the same."""
     with LeasedLimiter("127.0.0.1:1", "api", timeout_ms=2_000, clock=ManualClock(START)) as limiter:
         assert limiter.peek().allowed

@@ -166,7 +166,7 @@ def test_a_cancelled_caller_leaves_its_lease_to_the_others() -> None:
     run(hang_up())
 
 
-def test_threads_and_tasks_stand_in_one_line() -> None:
+def test_threads_and_tasks_wait_in_one_queue() -> None:
     """A task waits for a thread's lease, and is woken from that thread."""
     far = FarStore()
     limiter = leased(far)

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from penstock import ConfigInvalidError, ManualClock, MemoryStore
-from penstock.service.grpc._fleet import _is_local
+from penstock.service.grpc._server import _is_local
 from penstock.wire.proto import fleet_pb2 as pb
 from penstock.wire.proto.fleet_pb2_grpc import FleetStub
 from penstock.wire.proto.rate_limiter_pb2 import CheckRequest
@@ -153,7 +153,7 @@ def test_with_a_secret_those_are_served_who_present_it(metadata: Any, good: bool
             assert reserve(server, metadata=[("x-fleet-secret", SECRET)], wants=50).capacity == 50
 
 
-def test_the_doors_token_is_a_secret_too() -> None:
+def test_the_servers_token_is_a_secret_too() -> None:
     """Without one of the fleet's own; with both, each is presented."""
     bearer = ("authorization", "Bearer the-token-of-the-server")
     with opened(token="the-token-of-the-server") as server:

@@ -32,7 +32,7 @@ class Fault(Enum):
 
 
 @dataclass(eq=False)
-class _Link:
+class _Relay:
     """One client's connection. `tainted`: bytes were lost on it, so it must not be used again."""
 
     client: asyncio.StreamWriter
@@ -61,7 +61,7 @@ class FaultProxy:
         self._delay_s = 0.0
         self._match = b""
         self.cuts_left: int | None = None
-        self._links: set[_Link] = set()
+        self._relays: set[_Relay] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
         self._loop = asyncio.new_event_loop()
@@ -124,10 +124,10 @@ class FaultProxy:
     ) -> None:
         self._fault, self._delay_s = fault, delay_s
         self._match, self.cuts_left = match, times
-        for link in list(self._links):
-            link.cut_next_reply = False
-            if fault is Fault.REFUSE or (link.tainted and fault is not Fault.SWALLOW):
-                link.close()
+        for relay in list(self._relays):
+            relay.cut_next_reply = False
+            if fault is Fault.REFUSE or (relay.tainted and fault is not Fault.SWALLOW):
+                relay.close()
         if fault is Fault.REFUSE:
             self._stop_listening()
         elif self._listener is None:
@@ -143,8 +143,8 @@ class FaultProxy:
 
     async def _shut(self) -> None:
         self._stop_listening()
-        for link in list(self._links):
-            link.close()
+        for relay in list(self._relays):
+            relay.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -164,15 +164,15 @@ class FaultProxy:
             return
         for writer in (client, server):
             writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link = _Link(client, server)
-        self._links.add(link)
+        relay = _Relay(client, server)
+        self._relays.add(relay)
         late: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         pumps = [
             self._loop.create_task(pump)
             for pump in (
-                self._pump_requests(link, from_client),
-                self._pump_replies(link, from_server, late),
-                self._deliver(link, late),
+                self._pump_requests(relay, from_client),
+                self._pump_replies(relay, from_server, late),
+                self._deliver(relay, late),
             )
         ]
         try:
@@ -181,47 +181,47 @@ class FaultProxy:
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
-            self._links.discard(link)
-            link.close()
+            self._relays.discard(relay)
+            relay.close()
             for writer in (client, server):
                 with contextlib.suppress(OSError):
                     await writer.wait_closed()
 
-    async def _pump_requests(self, link: _Link, reader: asyncio.StreamReader) -> None:
+    async def _pump_requests(self, relay: _Relay, reader: asyncio.StreamReader) -> None:
         while chunk := await reader.read(_CHUNK):
             if self._fault is Fault.SWALLOW:
-                link.tainted = True
+                relay.tainted = True
                 continue
             if self._fault is Fault.CUT and self._match in chunk and self.cuts_left != 0:
-                link.cut_next_reply = True
+                relay.cut_next_reply = True
                 if self.cuts_left is not None:
                     self.cuts_left -= 1
             self.bytes_to_server += len(chunk)
             self.chunks_to_server += 1
-            link.server.write(chunk)
-            await link.server.drain()
+            relay.server.write(chunk)
+            await relay.server.drain()
 
     async def _pump_replies(
         self,
-        link: _Link,
+        relay: _Relay,
         reader: asyncio.StreamReader,
         late: asyncio.Queue[tuple[float, bytes]],
     ) -> None:
         while chunk := await reader.read(_CHUNK):
-            if link.cut_next_reply:
+            if relay.cut_next_reply:
                 # The server has answered, hence acted: exactly the doubt a test wants to create.
                 return
             if self._fault is Fault.SWALLOW:
-                link.tainted = True
+                relay.tainted = True
                 continue
             late.put_nowait((self._loop.time() + self._delay_s, chunk))
         await late.join()
 
-    async def _deliver(self, link: _Link, late: asyncio.Queue[tuple[float, bytes]]) -> None:
+    async def _deliver(self, relay: _Relay, late: asyncio.Queue[tuple[float, bytes]]) -> None:
         while True:
             due, chunk = await late.get()
             await asyncio.sleep(max(0.0, due - self._loop.time()))
-            link.client.write(chunk)
-            await link.client.drain()
+            relay.client.write(chunk)
+            await relay.client.drain()
             self.bytes_to_client += len(chunk)
             late.task_done()

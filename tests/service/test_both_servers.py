@@ -24,7 +24,7 @@ limiters:
 """
 
 
-def test_two_services_and_both_doors_at_once_admit_exactly_the_limit(tmp_path: Path) -> None:
+def test_two_services_and_both_servers_at_once_admit_exactly_the_limit(tmp_path: Path) -> None:
     """200 concurrent requests at a limit of 50, a quarter through each server of each process."""
     require("valkey")
     file = tmp_path / "penstock.yaml"

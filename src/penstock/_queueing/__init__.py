@@ -7,8 +7,8 @@ does the work, often for everybody behind it, and leaves; the next in order of a
   for a few lines that one thread runs at a time
 - commit: `GroupCommit`, where the leader takes the calls of all who wait into one batch
 - tasks: the same for tasks of an event loop
-- background: a thread for what the caller must not do itself
-- fork: what a forked child has to forget, registered once
+- fork: a thread for what the caller must not do itself; what a forked child has to forget,
+  registered once
 
 **Interrupts.** A signal handler may raise at any bytecode of the main thread, and a thread may be
 sent an exception at any of its own: Ctrl-C, the timeouts of gunicorn and Celery, a debugger. So

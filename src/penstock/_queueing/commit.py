@@ -86,13 +86,13 @@ class Batch(Generic[C]):
         return self._take(found if len(found) <= most else found[:most])
 
     def take_all(self, wanted: Callable[[C], bool]) -> list[C]:
-        """Take every call that is wanted, wherever it stands."""
+        """Take every call that is wanted, wherever in the queue it is."""
         return self._take([call for call in list(self._pending) if wanted(call)])
 
     def _take(self, found: list[C]) -> list[C]:
         self._noted = found
         for call in found:
-            # Whoever removes it has it: this leader, or the caller who gives up.
+            # One removal succeeds: that of this leader, or of the caller that gives up.
             if _removed(self._pending, call) and not call.has_left:
                 self.calls.append(call)
         return self.calls
@@ -102,7 +102,7 @@ class Batch(Generic[C]):
         self._end(self.calls)
 
     def recover(self, in_doubt: Callable[[C], BaseException]) -> None:
-        """Finish for a leader that was stopped. Who is still in flight gets the error that
+        """Finish for a leader that was stopped. Calls still in flight get the error that
         `in_doubt` makes; those for whom nothing was sent wait for the next batch."""
         calls = self._taken()
         for call in calls:
@@ -145,7 +145,7 @@ class CallQueue(Queue, Generic[C]):
 
     @property
     def pending(self) -> int:
-        """How many calls nobody has taken yet."""
+        """How many calls are in no batch yet."""
         return len(self._pending)
 
     @property
@@ -201,7 +201,7 @@ class CallQueue(Queue, Generic[C]):
         leader = self._waiters[0] if self._waiters else None
         for call in batch.calls:
             # They will leave by themselves, but the next leader should not have to wait for that.
-            # Whoever leads stays, whatever became of its own call.
+            # A leader stays until its batch is done, whatever became of its own call.
             waiter = call.waiter
             if call.done and waiter is not leader and waiter is not None:
                 self._remove(waiter)
@@ -233,7 +233,7 @@ class GroupCommit(CallQueue[C]):
         self._in_doubt = in_doubt
 
     def run(self, call: C) -> None:
-        """Wait until the call is done, leading when it is our turn."""
+        """Wait until the call is done; lead a batch when this caller is first in the queue."""
         waiter = call.waiter = ThreadWaiter(sys._getframe())
         try:
             self.submit(call)
@@ -252,7 +252,7 @@ class GroupCommit(CallQueue[C]):
             waiter.end()
 
     def in_turn(self, deadline: float, work: Callable[[Batch[C]], R]) -> R:
-        """Do something else while nobody is served, or serve those who cannot lead themselves."""
+        """Do something else between batches, or serve callers that cannot lead themselves."""
         waiter = ThreadWaiter(sys._getframe())
         try:
             if not self.enter(waiter, deadline):

@@ -1,23 +1,37 @@
-"""Forks, in one place.
+"""Threads of our own, and forks, which leave them behind.
 
 A child of `fork` has the memory of its parent and only the thread that forked. It must not speak
 on its parent's connections, spend its parent's credits, or wait for threads that it does not have.
 Waiters know by their `generation` that they were left behind; owners of anything else say so here.
+
+`Background` is a thread for what must not be done by the caller: block an event loop, or take long.
+It starts with the first job and ends when there has been none for a while, so that an owner who is
+dropped without a close does not keep it for ever. There is no lock in it, which an interrupt could
+leave held. That a thread is about to end is noted before it looks for work a last time, and work is
+put there before anybody looks whether a thread is needed; so one of the two sees the other. At
+worst there are two threads for a moment.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from types import FrameType
+from typing import Any
 from weakref import WeakSet
 
-__all__ = ["ForkAware", "watch_forks"]
+__all__ = [
+    "Background",
+    "ForkAware",
+    "watch_forks",
+]
 
 
 class ForkAware:
-    """What is told of forks: each method is called around a fork of this process."""
+    """An owner that hears of forks: each method is called around a fork of this process."""
 
     def _before_fork(self, forker: FrameType) -> None:
         """Get ready: what is locked now stays locked in the child. `forker` is the frame that
@@ -72,3 +86,62 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child
     )
+
+
+IDLE_S = 2.0
+
+Job = Callable[[], Any]
+
+
+class Background:
+    """Runs jobs in order of arrival; what they raise is theirs to handle."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a thread, at work or idle."""
+        return self._thread is not None
+
+    def submit(self, job: Job) -> None:
+        """Have it done. RuntimeError, if no thread can be had any more."""
+        self._jobs.put(job)
+        thread = self._thread
+        if thread is None or not thread.is_alive():
+            thread = self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            thread.start()
+
+    def stop(self) -> threading.Thread | None:
+        """Have the thread end when it has done what came before; a later job starts another."""
+        thread = self._thread
+        if thread is not None:
+            self._jobs.put(None)
+        return thread
+
+    def finish(self) -> None:
+        """The same, and wait for it."""
+        thread = self.stop()
+        if thread is not None and thread.is_alive():
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=IDLE_S)
+            except Empty:
+                job = None
+            if job is not None:
+                job()
+            elif self._retire():
+                return
+
+    def _retire(self) -> bool:
+        """Whether this thread may end: what came meanwhile must not be left behind."""
+        self._thread = None
+        if self._jobs.empty():
+            return True
+        self._thread = threading.current_thread()
+        return False

@@ -19,7 +19,7 @@ __all__ = ["Mutex", "Place", "Queue", "Queues", "ThreadWaiter", "Waiter"]
 
 
 class Queue:
-    """Those who wait for one thing, in order of arrival. The first of them leads."""
+    """The waiters for one thing, in order of arrival. The first of them leads."""
 
     __slots__ = ("__weakref__", "_waiters")
 
@@ -27,7 +27,7 @@ class Queue:
         self._waiters: deque[Waiter] = deque()
 
     def __len__(self) -> int:
-        """How many stand here, the leader included."""
+        """How many waiters there are, the leader included."""
         return len(self._waiters)
 
     def __bool__(self) -> bool:
@@ -63,7 +63,7 @@ class Queue:
     def leave(self, waiter: Waiter, heir: Waiter | None = None) -> None:
         """Go, and wake whoever leads now: the next in order, or `heir`, for a leader who has one.
 
-        Whoever waits here already may be the heir. It then stands here twice, and leaves so."""
+        A waiter of this queue may be the heir. It is then in it twice, and leaves twice."""
         waiters = self._waiters
         try:
             before = waiters[0]
@@ -155,7 +155,7 @@ class Queues(Generic[Q]):
         return len(self._by_key)
 
     def get(self, key: str) -> Q | None:
-        """The queue of a key, if anybody stands in one."""
+        """The queue of a key, if it has waiters."""
         return self._by_key.get(key)
 
     def values(self) -> list[Q]:
@@ -338,7 +338,7 @@ class ThreadWaiter(Waiter):
             self._look_s = min(2 * self._look_s, LAST_LOOK_S)
 
     def sleep(self, seconds: float | None = None) -> None:
-        """The same for whoever leads, and has nobody to look after."""
+        """The same for a leader, which need not watch for the end of the one before it."""
         bell = self._bell
         if bell is None:
             self.rest()

@@ -6,6 +6,8 @@ A task is interrupted where it awaits, by being cancelled. A signal handler that
 thread of a loop may also end whatever callback is running there, one of asyncio's own included; no
 code can make up for that inside of that loop. So the promise is: what such a loop held is free for
 everybody else, and for its own next caller; and a task that was not told in time looks by itself.
+
+`SharedCall` is the same for one answer: one call makes it for all who asked before it began.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import time
 import weakref
 from asyncio import Event
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -24,7 +26,7 @@ from . import fork
 from .commit import Batch, LateError, QueuedCall
 from .queue import FIRST_LOOK_S, LAST_LOOK_S, Place, Queue, Queues, Waiter
 
-__all__ = ["Event", "Pump", "Reply", "TaskPlace", "TaskWaiter"]
+__all__ = ["Event", "Pump", "Reply", "SharedCall", "TaskPlace", "TaskWaiter"]
 
 
 class TaskWaiter(Waiter):
@@ -80,7 +82,7 @@ class TaskWaiter(Waiter):
         await self.sleep(seconds)
 
     async def sleep(self, seconds: float | None = None) -> None:
-        """The same for whoever leads, and has nobody to look after."""
+        """The same for a leader, which need not watch for the end of the one before it."""
         woken = self._woken()
         assert woken is not None
         timer = None
@@ -125,7 +127,7 @@ class TaskPlace(Place[Q]):
         return None if queue is None else cls(queues, key, queue, waiter, woken)
 
     async def enter(self) -> None:
-        """Wait for the lead. Who is stopped meanwhile has left."""
+        """Wait for the lead. A task that is cancelled meanwhile has left the queue."""
         try:
             while not self.queue.leads(self.waiter):
                 await self.waiter.rest()
@@ -157,7 +159,7 @@ class _Server(Protocol):
 
 
 class Reply(Waiter):
-    """What a task waits with for the answer to its call. It stands in no queue: others lead."""
+    """What a task awaits the answer to its call with. It is in no queue: others lead."""
 
     __slots__ = ("_call", "_future", "_look_s", "_server", "_timer", "crowd")
 
@@ -186,7 +188,7 @@ class Reply(Waiter):
         if asyncio._get_running_loop() is self.crowd:
             _deliver(replies)
         else:
-            # A loop that has closed since has nobody left to tell.
+            # The loop has closed since: there is no task left to wake.
             with contextlib.suppress(RuntimeError):
                 self.crowd.call_soon_threadsafe(_deliver, replies)
 
@@ -257,7 +259,7 @@ class Pump(Generic[C]):
 
     @property
     def pending(self) -> int:
-        """How many calls nobody has taken yet."""
+        """How many calls are in no batch yet."""
         return len(self._pending)
 
     def last(self) -> C | None:
@@ -325,3 +327,29 @@ class Pump(Generic[C]):
 
     def _fail(self, batch: Batch[C], error: BaseException | None) -> None:
         batch.fail(lambda call: self._failed(call, error))
+
+
+T = TypeVar("T")
+
+
+class SharedCall(Generic[T]):
+    """Awaits `make` once for all callers that came before it began. A caller that comes while it
+    runs waits for the next run, so no result is older than its question; and there is never more
+    than one run at a time."""
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._make = make
+        self._current: asyncio.Task[T] | None = None
+        self._next: asyncio.Task[T] | None = None
+
+    async def __call__(self) -> T:
+        if self._next is None:
+            self._next = asyncio.create_task(self._made_after(self._current))
+        # A caller that is cancelled does not end the run for the others.
+        return await asyncio.shield(self._next)
+
+    async def _made_after(self, current: asyncio.Task[T] | None) -> T:
+        if current is not None and not current.done():
+            await asyncio.wait([current])
+        self._current, self._next = self._next, None
+        return await self._make()

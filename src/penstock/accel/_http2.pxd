@@ -92,7 +92,7 @@ cdef class Room:
     cdef void release(self, int64_t amount) noexcept
 
 
-cdef class Routes:
+cdef class RouteTable:
     cdef RouteEntry* entries
     cdef Py_ssize_t count
     cdef list paths
@@ -196,7 +196,7 @@ cdef class Stream:
 
 cdef class Http2Options:
     cdef readonly object routes
-    cdef Routes known
+    cdef RouteTable known
     cdef readonly Room room
     cdef readonly int64_t concurrent_streams
     cdef readonly int64_t header_list_bytes
@@ -241,7 +241,7 @@ cdef class Http2Connection:
     cdef Buffer input
     cdef int64_t partial_ms
     cdef bint prefaced
-    cdef bint greeted
+    cdef bint begun
     cdef bint settled
     # The block of fields that is still arriving; its stream is 0 if there is none.
     cdef Buffer block

@@ -216,7 +216,7 @@ cdef class Room:
 
 
 @cython.final
-cdef class Routes:
+cdef class RouteTable:
     """Paths that are known beforehand."""
 
     def __init__(self, routes):

@@ -1,4 +1,4 @@
-# HPACK, as in service/protocol/hpack.py.
+# HPACK, as in service/http2/_hpack.py.
 #
 # A field in the decoder's table carries what is known of it: the number of its name, and whether a
 # request may have it at all. So a field that a client has sent before costs a look at its entry and

@@ -219,7 +219,7 @@ cdef bint are_fields(FieldRef* refs, int first, int count) noexcept:
     return True
 
 
-cdef bint read_head(Stream self, Routes routes) noexcept:
+cdef bint read_head(Stream self, RouteTable routes) noexcept:
     """What the fields say. False if they are malformed."""
     cdef uint32_t seen = 0
     cdef FieldRef* ref
@@ -322,7 +322,7 @@ cdef class Http2Options:
         if not DEFAULT_WINDOW <= connection_window <= MAX_WINDOW:
             raise ValueError("connection_window is from 65,535 to 2**31 - 1")
         self.routes = {} if routes is None else routes
-        self.known = Routes(self.routes)
+        self.known = RouteTable(self.routes)
         self.room = Room(64 * 2**20) if room is None else room
         self.concurrent_streams = concurrent_streams
         self.header_list_bytes = header_list_bytes
@@ -384,7 +384,7 @@ cdef class Http2Connection:
         self.final_id = LAST_STREAM
         self.credit = options.connection_window
         self.window = self.initial_window = DEFAULT_WINDOW
-        send_greeting(self)
+        send_settings(self)
 
     def __dealloc__(self):
         cdef uint32_t i
@@ -723,10 +723,10 @@ cdef int read_frame(
     kind = data[3]
     flags = data[4]
     stream_id = big_endian(data + 5) & LAST_STREAM
-    if not self.greeted:
+    if not self.begun:
         if kind != FRAME_SETTINGS or flags & FLAG_ACK:
             return protocol_error(self, "the first frame is not SETTINGS")
-        self.greeted = True
+        self.begun = True
     if self.block_stream == 0:
         if kind == FRAME_CONTINUATION:
             return protocol_error(self, "CONTINUATION of nothing")
@@ -1660,7 +1660,7 @@ cdef int write_fields(Http2Connection self, uint32_t stream_id, HeaderBlock fiel
     )
 
 
-cdef int send_greeting(Http2Connection self) except -1:
+cdef int send_settings(Http2Connection self) except -1:
     cdef Http2Options options = self.options
     cdef uint8_t settings[18]
     cdef Py_ssize_t size = 0

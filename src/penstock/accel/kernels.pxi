@@ -1,7 +1,7 @@
 # The five transitions, operation for operation as the oracles in `strategies/` do them. The tests
 # compare every field over random timelines; read the essays there for the why.
 #
-# A kernel decides from the words of a state and leaves what is to be written in the verdict. It
+# A kernel decides from the words of a state and leaves what is to be written in the outcome. It
 # never changes a state itself: a denial must leave everything as it was.
 
 cdef enum Kind:
@@ -34,7 +34,7 @@ cdef extern from *:
         int64_t i
         void* p
 
-ctypedef struct Verdict:
+ctypedef struct KernelOutcome:
     bint allowed
     int64_t limit
     int64_t remaining
@@ -92,7 +92,7 @@ cdef class Kernel:
             raise ValueError(f"no native kernel named {name!r}")
 
 
-cdef void decide(
+cdef inline void decide(
     Kernel kernel,
     bint known,
     Word a,
@@ -100,48 +100,48 @@ cdef void decide(
     int64_t expires,
     int64_t now,
     int64_t cost,
-    Verdict* verdict,
+    KernelOutcome* outcome,
 ) noexcept:
     if kernel.kind == GCRA:
-        decide_gcra(kernel, known, a, now, cost, verdict)
+        decide_gcra(kernel, known, a, now, cost, outcome)
     elif kernel.kind == TOKEN_BUCKET:
-        decide_token_bucket(kernel, known, a, b, now, cost, verdict)
+        decide_token_bucket(kernel, known, a, b, now, cost, outcome)
     elif kernel.kind == FIXED_WINDOW:
-        decide_fixed_window(kernel, known, a, b, now, cost, verdict)
+        decide_fixed_window(kernel, known, a, b, now, cost, outcome)
     elif kernel.kind == CREDITS:
-        decide_credits(kernel, known, a, b, expires, now, cost, verdict)
+        decide_credits(kernel, known, a, b, expires, now, cost, outcome)
     elif kernel.kind == SLIDING_WINDOW:
-        decide_sliding_window(kernel, <Runs*> b.p if known else NULL, now, cost, verdict)
+        decide_sliding_window(kernel, <Runs*> b.p if known else NULL, now, cost, outcome)
     else:
-        decide_sliding_window_log(kernel, <Runs*> b.p if known else NULL, now, cost, verdict)
+        decide_sliding_window_log(kernel, <Runs*> b.p if known else NULL, now, cost, outcome)
 
 
 cdef inline void decide_gcra(
-    Kernel kernel, bint known, Word a, int64_t now, int64_t cost, Verdict* verdict
+    Kernel kernel, bint known, Word a, int64_t now, int64_t cost, KernelOutcome* outcome
 ) noexcept:
     cdef double interval = kernel.d0
     cdef double tau = kernel.d1
     cdef double tat = <double> now if not known or a.d < now else a.d
     cdef double fresh = tat + interval * cost
     cdef double allow_at = fresh - tau
-    verdict.limit = kernel.i0
+    outcome.limit = kernel.i0
     if now < allow_at:
-        verdict.allowed = False
-        verdict.remaining = at_least(0, <int64_t> floor((tau - (tat - now)) / interval))
-        verdict.reset_at = <int64_t> ceil(tat)
-        verdict.retry = saturated(ceil(allow_at - now))
+        outcome.allowed = False
+        outcome.remaining = at_least(0, <int64_t> floor((tau - (tat - now)) / interval))
+        outcome.reset_at = <int64_t> ceil(tat)
+        outcome.retry = saturated(ceil(allow_at - now))
         return
-    verdict.allowed = True
-    verdict.remaining = at_least(0, <int64_t> floor((tau - (fresh - now)) / interval))
-    verdict.reset_at = <int64_t> ceil(fresh)
-    verdict.retry = 0
-    verdict.a.d = fresh
-    verdict.b.i = 0
-    verdict.ttl = at_least(1, <int64_t> ceil(fresh - now))
+    outcome.allowed = True
+    outcome.remaining = at_least(0, <int64_t> floor((tau - (fresh - now)) / interval))
+    outcome.reset_at = <int64_t> ceil(fresh)
+    outcome.retry = 0
+    outcome.a.d = fresh
+    outcome.b.i = 0
+    outcome.ttl = at_least(1, <int64_t> ceil(fresh - now))
 
 
 cdef inline void decide_token_bucket(
-    Kernel kernel, bint known, Word a, Word b, int64_t now, int64_t cost, Verdict* verdict
+    Kernel kernel, bint known, Word a, Word b, int64_t now, int64_t cost, KernelOutcome* outcome
 ) noexcept:
     cdef double capacity = kernel.d0
     cdef double rate = kernel.d1
@@ -156,25 +156,25 @@ cdef inline void decide_token_bucket(
             tokens = tokens + <double> (now - b.i) * rate
         if tokens > capacity:
             tokens = capacity
-    verdict.limit = kernel.i1
+    outcome.limit = kernel.i1
     if tokens >= cost:
         tokens -= cost
-        verdict.allowed = True
-        verdict.retry = 0
-        verdict.a.d = tokens
-        verdict.b.i = at
-        verdict.ttl = (at - now) + kernel.i0
+        outcome.allowed = True
+        outcome.retry = 0
+        outcome.a.d = tokens
+        outcome.b.i = at
+        outcome.ttl = (at - now) + kernel.i0
     else:
-        verdict.allowed = False
+        outcome.allowed = False
         wait = ceil((cost - tokens) / rate)
-        verdict.retry = saturated(wait)
-        verdict.retry = min(verdict.retry + (at - now), MAX_SAFE)
-    verdict.remaining = at_least(0, <int64_t> floor(tokens))
-    verdict.reset_at = at + <int64_t> ceil((capacity - tokens) / rate)
+        outcome.retry = saturated(wait)
+        outcome.retry = min(outcome.retry + (at - now), MAX_SAFE)
+    outcome.remaining = at_least(0, <int64_t> floor(tokens))
+    outcome.reset_at = at + <int64_t> ceil((capacity - tokens) / rate)
 
 
 cdef inline void decide_fixed_window(
-    Kernel kernel, bint known, Word a, Word b, int64_t now, int64_t cost, Verdict* verdict
+    Kernel kernel, bint known, Word a, Word b, int64_t now, int64_t cost, KernelOutcome* outcome
 ) noexcept:
     cdef int64_t limit = kernel.i0
     cdef int64_t window = kernel.i1
@@ -183,19 +183,19 @@ cdef inline void decide_fixed_window(
     if known and (a.i >= start or (not kernel.i2 and now - a.i < window)):
         start = a.i
         count = b.i
-    verdict.limit = limit
-    verdict.reset_at = start + window
+    outcome.limit = limit
+    outcome.reset_at = start + window
     if count + cost <= limit:
-        verdict.allowed = True
-        verdict.remaining = limit - count - cost
-        verdict.retry = 0
-        verdict.a.i = start
-        verdict.b.i = count + cost
-        verdict.ttl = verdict.reset_at - now
+        outcome.allowed = True
+        outcome.remaining = limit - count - cost
+        outcome.retry = 0
+        outcome.a.i = start
+        outcome.b.i = count + cost
+        outcome.ttl = outcome.reset_at - now
     else:
-        verdict.allowed = False
-        verdict.remaining = at_least(0, limit - count)
-        verdict.retry = verdict.reset_at - now
+        outcome.allowed = False
+        outcome.remaining = at_least(0, limit - count)
+        outcome.retry = outcome.reset_at - now
 
 
 cdef inline void decide_credits(
@@ -206,28 +206,28 @@ cdef inline void decide_credits(
     int64_t expires,
     int64_t now,
     int64_t cost,
-    Verdict* verdict,
+    KernelOutcome* outcome,
 ) noexcept:
     # The third word of this state, the end of the credits, is the record's own expiry.
     cdef int64_t held = a.i if known else 0
-    verdict.limit = kernel.i0
+    outcome.limit = kernel.i0
     if held < cost:
-        verdict.allowed = False
-        verdict.remaining = held
-        verdict.reset_at = now + 1
-        verdict.retry = 1
+        outcome.allowed = False
+        outcome.remaining = held
+        outcome.reset_at = now + 1
+        outcome.retry = 1
         return
-    verdict.allowed = True
-    verdict.remaining = held - cost
-    verdict.reset_at = b.i
-    verdict.retry = 0
-    verdict.a.i = held - cost
-    verdict.b.i = b.i
-    verdict.ttl = expires - now
+    outcome.allowed = True
+    outcome.remaining = held - cost
+    outcome.reset_at = b.i
+    outcome.retry = 0
+    outcome.a.i = held - cost
+    outcome.b.i = b.i
+    outcome.ttl = expires - now
 
 
-cdef inline void decide_sliding_window(
-    Kernel kernel, Runs* runs, int64_t now, int64_t cost, Verdict* verdict
+cdef void decide_sliding_window(
+    Kernel kernel, Runs* runs, int64_t now, int64_t cost, KernelOutcome* outcome
 ) noexcept:
     cdef double w = kernel.d0
     cdef int64_t limit = kernel.i0
@@ -256,30 +256,30 @@ cdef inline void decide_sliding_window(
             full -= oldest
     estimate = full + oldest * weight
     projected = estimate + cost
-    verdict.limit = limit
-    verdict.reset_at = <int64_t> ceil((tick + 1) * w + kernel.i1)
+    outcome.limit = limit
+    outcome.reset_at = <int64_t> ceil((tick + 1) * w + kernel.i1)
     if projected <= limit:
-        verdict.allowed = True
-        verdict.remaining = at_least(0, <int64_t> floor(limit - projected))
-        verdict.retry = 0
-        verdict.drop = drop
-        verdict.a.i = tick
-        verdict.ttl = verdict.reset_at
-        while <int64_t> floor(verdict.ttl / w) - kernel.i2 <= tick:
-            verdict.ttl += 1
-        verdict.ttl -= now
+        outcome.allowed = True
+        outcome.remaining = at_least(0, <int64_t> floor(limit - projected))
+        outcome.retry = 0
+        outcome.drop = drop
+        outcome.a.i = tick
+        outcome.ttl = outcome.reset_at
+        while <int64_t> floor(outcome.ttl / w) - kernel.i2 <= tick:
+            outcome.ttl += 1
+        outcome.ttl -= now
         return
     excess = projected - limit
-    verdict.allowed = False
+    outcome.allowed = False
     if oldest > 0 and excess <= oldest * weight:
-        verdict.retry = at_least(1, <int64_t> ceil(excess * w / oldest))
+        outcome.retry = at_least(1, <int64_t> ceil(excess * w / oldest))
     else:
-        verdict.retry = at_least(1, <int64_t> ceil((tick + 1) * w - now))
-    verdict.remaining = at_least(0, <int64_t> floor(limit - estimate))
+        outcome.retry = at_least(1, <int64_t> ceil((tick + 1) * w - now))
+    outcome.remaining = at_least(0, <int64_t> floor(limit - estimate))
 
 
-cdef inline void decide_sliding_window_log(
-    Kernel kernel, Runs* runs, int64_t now, int64_t cost, Verdict* verdict
+cdef void decide_sliding_window_log(
+    Kernel kernel, Runs* runs, int64_t now, int64_t cost, KernelOutcome* outcome
 ) noexcept:
     cdef int64_t limit = kernel.i0
     cdef int64_t window = kernel.i1
@@ -296,23 +296,23 @@ cdef inline void decide_sliding_window_log(
         if live < runs.length:
             oldest = runs_at(runs, live).at
             newest = at_least(now, runs_at(runs, runs.length - 1).at)
-    verdict.limit = limit
-    verdict.reset_at = oldest + window
+    outcome.limit = limit
+    outcome.reset_at = oldest + window
     if count + cost <= limit:
-        verdict.allowed = True
-        verdict.remaining = limit - count - cost
-        verdict.retry = 0
-        verdict.drop = live
-        verdict.a.i = newest
-        verdict.ttl = newest - now + window
+        outcome.allowed = True
+        outcome.remaining = limit - count - cost
+        outcome.retry = 0
+        outcome.drop = live
+        outcome.a.i = newest
+        outcome.ttl = newest - now + window
         return
-    verdict.allowed = False
-    verdict.remaining = at_least(0, limit - count)
+    outcome.allowed = False
+    outcome.remaining = at_least(0, limit - count)
     if count == 0:
-        verdict.retry = window
+        outcome.retry = window
         return
     needed = min(at_least(1, count + cost - limit), count)
     while needed > runs_at(runs, live).count:
         needed -= runs_at(runs, live).count
         live += 1
-    verdict.retry = at_least(1, runs_at(runs, live).at + window - now)
+    outcome.retry = at_least(1, runs_at(runs, live).at + window - now)

@@ -12,16 +12,16 @@ cdef enum:
     SHARE = 4
     CHANCES = 32
 
-ctypedef struct Place:
+ctypedef struct RankedPlace:
     uint32_t older
     uint32_t newer
     uint32_t bytes
 
 
-cdef inline int rank_of(Verdict* verdict) noexcept:
-    if not verdict.allowed:
+cdef inline int rank_of(KernelOutcome* outcome) noexcept:
+    if not outcome.allowed:
         return DENIED
-    return SPENT if verdict.remaining * NEARLY < verdict.limit else IDLE
+    return SPENT if outcome.remaining * NEARLY < outcome.limit else IDLE
 
 
 cdef inline uint8_t heat_of(int rank) noexcept:
@@ -33,7 +33,7 @@ cdef inline uint8_t heat_of(int rank) noexcept:
 cdef class Order:
     """The records of a table with bounds, by rank. A bound below 0 is none."""
 
-    cdef Place* places
+    cdef RankedPlace* places
     cdef uint32_t[3] oldest
     cdef uint32_t[3] newest
     cdef uint32_t[3] size
@@ -53,7 +53,9 @@ cdef class Order:
 
     cdef int reserve(self, uint64_t room) except -1:
         """Have places for that many entries."""
-        cdef Place* places = <Place*> PyMem_Realloc(self.places, room * sizeof(Place))
+        cdef RankedPlace* places = <RankedPlace*> PyMem_Realloc(
+            self.places, room * sizeof(RankedPlace)
+        )
         if places == NULL:
             raise MemoryError()
         self.places = places
@@ -72,18 +74,18 @@ cdef class Order:
     cdef inline bint is_too_large(self, int64_t size) noexcept:
         return 0 <= self.max_bytes < size
 
-    cdef void add(self, Entry* entries, uint32_t position, int rank, int64_t size) noexcept:
+    cdef void add(self, Record* entries, uint32_t position, int rank, int64_t size) noexcept:
         self.places[position].bytes = 0
         self.resize(position, size)
         self.count += 1
         self._append(entries, position, rank)
 
-    cdef void remove(self, Entry* entries, uint32_t position) noexcept:
+    cdef void remove(self, Record* entries, uint32_t position) noexcept:
         self.bytes -= self.places[position].bytes
         self.count -= 1
         self._unlink(position, entries[position].heat >> 1)
 
-    cdef inline void use(self, Entry* entries, uint32_t position, int rank) noexcept:
+    cdef inline void use(self, Record* entries, uint32_t position, int rank) noexcept:
         cdef int before = entries[position].heat >> 1
         if before == rank:
             entries[position].heat |= 1
@@ -96,7 +98,7 @@ cdef class Order:
         self.bytes += <int64_t> fits - self.places[position].bytes
         self.places[position].bytes = fits
 
-    cdef uint32_t victim(self, Entry* entries) noexcept:
+    cdef uint32_t victim(self, Record* entries) noexcept:
         """The record to let go of next. There must be one."""
         cdef int rank = self._fullest()
         cdef int chance
@@ -117,7 +119,7 @@ cdef class Order:
             return SPENT
         return DENIED
 
-    cdef void _append(self, Entry* entries, uint32_t position, int rank) noexcept:
+    cdef void _append(self, Record* entries, uint32_t position, int rank) noexcept:
         cdef uint32_t newest = self.newest[rank]
         self.places[position].older = newest
         self.places[position].newer = NIL
@@ -130,7 +132,7 @@ cdef class Order:
         entries[position].heat = heat_of(rank)
 
     cdef void _unlink(self, uint32_t position, int rank) noexcept:
-        cdef Place* place = &self.places[position]
+        cdef RankedPlace* place = &self.places[position]
         if place.older == NIL:
             self.oldest[rank] = place.newer
         else:
@@ -141,11 +143,11 @@ cdef class Order:
             self.places[place.newer].older = place.older
         self.size[rank] -= 1
 
-    cdef void relink(self, Entry* entries) noexcept:
+    cdef void relink(self, Record* entries) noexcept:
         """Have all places say where their neighbours are going to be: `next` of their entries."""
         cdef int rank
         cdef uint32_t position, newer
-        cdef Place* place
+        cdef RankedPlace* place
         for rank in range(RANKS):
             position = self.oldest[rank]
             if position == NIL:

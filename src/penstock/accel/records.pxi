@@ -121,7 +121,7 @@ cdef inline int64_t block_bytes(size_t size) noexcept:
 
 cdef uint32_t NIL = 0xFFFFFFFF
 
-ctypedef struct Entry:
+ctypedef struct Record:
     Name* name              # NULL: free, and `next` links the free ones
     int64_t expires
     Word a

@@ -31,8 +31,8 @@ cdef enum:
 cdef tuple LOOKING = ("peek", "forecast", "look", "try")
 ctypedef struct Writing:
     Sought sought
-    Entry fresh
-    Entry before
+    Record fresh
+    Record before
     int64_t expires
     int64_t expires_before
     int64_t weight
@@ -55,7 +55,7 @@ cdef inline int64_t least_size(uint32_t length) noexcept:
     return RECORD_BYTES + block_bytes(name_bytes(length))
 
 
-cdef inline int64_t state_bytes(Entry* entry) noexcept:
+cdef inline int64_t state_bytes(Record* entry) noexcept:
     """What a state takes beside its record; that of an OBJECT has to be weighed."""
     if entry.kind < SLIDING_WINDOW:
         return 0
@@ -71,7 +71,7 @@ cdef inline int known_rank(int kind, int rank, int otherwise) noexcept:
 cdef class Table:
     """States by key, in machine words."""
 
-    cdef Entry* entries
+    cdef Record* entries
     cdef uint32_t room          # entries allocated
     cdef uint32_t top           # entries ever used: those beyond are untouched memory
     cdef uint32_t free          # head of the free ones below `top`
@@ -119,7 +119,7 @@ cdef class Table:
         self.order = Order(max_keys, max_bytes)
         if self.bounded:
             self.order.reserve(LEAST_ENTRIES)
-        self.entries = <Entry*> PyMem_Malloc(LEAST_ENTRIES * sizeof(Entry))
+        self.entries = <Record*> PyMem_Malloc(LEAST_ENTRIES * sizeof(Record))
         self.index = <uint64_t*> PyMem_Malloc(2 * LEAST_ENTRIES * sizeof(uint64_t))
         if self.entries == NULL or self.index == NULL:
             raise MemoryError()
@@ -162,7 +162,7 @@ cdef class Table:
         return self._reclaim(self.seen)
 
     def renew_lock(self):
-        """For the child of a fork, in which nobody holds the lock."""
+        """For the child of a fork: the thread that held the lock is not in it."""
         self.lock = threading.RLock()
 
     def __len__(self):
@@ -278,11 +278,11 @@ cdef class Table:
         return held, state, before
 
     cdef bint _replace(
-        self, const Sought* sought, Entry* fresh, int64_t expires, int64_t weight, int rank
+        self, const Sought* sought, Record* fresh, int64_t expires, int64_t weight, int rank
     ) except -1:
         """Put a state under a key, or take the key out where there is none. False: no room."""
         cdef uint32_t position = self._find(sought)
-        cdef Entry taken = fresh[0]
+        cdef Record taken = fresh[0]
         fresh.kind = NOTHING
         if taken.kind != NOTHING:
             return self._put(sought, position, &taken, expires, weight, rank)
@@ -302,7 +302,7 @@ cdef class Table:
     ):
         """So many units of each key, all or nothing: the decisions. None for what is not plain, and
         has to go the long way: so has what there may be no room for."""
-        cdef Verdict[MOST_AT_ONCE] verdicts
+        cdef KernelOutcome[MOST_AT_ONCE] outcomes
         cdef uint32_t[MOST_AT_ONCE] positions
         cdef int64_t[MOST_AT_ONCE] instants
         cdef bint[MOST_AT_ONCE] known
@@ -311,7 +311,7 @@ cdef class Table:
         cdef Word a, b
         cdef int64_t expires
         cdef int64_t more = 0
-        cdef Entry* entry
+        cdef Record* entry
         cdef Kernel kernel
         cdef Decision decision
         self._advance(now)
@@ -337,8 +337,8 @@ cdef class Table:
             for other in range(place):
                 if is_same(&sought[place], &sought[other]):
                     return None
-            decide(kernel, known[place], a, b, expires, instants[place], units, &verdicts[place])
-            if not verdicts[place].allowed and not shadows[place]:
+            decide(kernel, known[place], a, b, expires, instants[place], units, &outcomes[place])
+            if not outcomes[place].allowed and not shadows[place]:
                 admitted = False
         if self.bounded and not self.order.has_room(count, more):
             return None
@@ -346,19 +346,19 @@ cdef class Table:
         if admitted:
             self._make_space(count)
             for place in range(count):
-                if verdicts[place].allowed:
+                if outcomes[place].allowed:
                     self._commit(
                         &sought[place],
                         positions[place],
                         (<Kernel> kernels[place]).kind,
                         known[place],
-                        instants[place] + verdicts[place].ttl,
+                        instants[place] + outcomes[place].ttl,
                         units,
-                        &verdicts[place],
+                        &outcomes[place],
                     )
         decisions = PyTuple_New(count)
         for place in range(count):
-            decision = decision_of(&verdicts[place])
+            decision = decision_of(&outcomes[place])
             Py_INCREF(decision)
             PyTuple_SET_ITEM(decisions, place, decision)
         return decisions
@@ -388,8 +388,8 @@ cdef class Table:
 
     cdef Decision check(self, Kernel kernel, str key, int64_t now, int64_t cost, transform):
         cdef Word a, b
-        cdef Verdict verdict
-        cdef Entry* entry
+        cdef KernelOutcome outcome
+        cdef Record* entry
         cdef Sought sought
         cdef bint known = False
         cdef uint32_t position
@@ -412,14 +412,14 @@ cdef class Table:
                 a = entry.a
                 b = entry.b
                 expires = entry.expires
-        decide(kernel, known, a, b, expires, now, cost, &verdict)
-        if verdict.allowed:
-            if not self._commit(&sought, position, kernel.kind, known, now + verdict.ttl, cost,
-                                &verdict):
+        decide(kernel, known, a, b, expires, now, cost, &outcome)
+        if outcome.allowed:
+            if not self._commit(&sought, position, kernel.kind, known, now + outcome.ttl, cost,
+                                &outcome):
                 return self._refuse(transform, now)
         elif self.bounded and position != NIL:
-            self._use(position, kernel.kind, rank_of(&verdict))
-        return decision_of(&verdict)
+            self._use(position, kernel.kind, rank_of(&outcome))
+        return decision_of(&outcome)
 
     cdef bint _commit(
         self,
@@ -429,38 +429,38 @@ cdef class Table:
         bint known,
         int64_t expires,
         int64_t cost,
-        Verdict* verdict,
+        KernelOutcome* outcome,
     ) except -1:
         """Write what a kernel decided, unless there is no room for it."""
-        cdef Entry* entry
-        cdef Entry fresh
+        cdef Record* entry
+        cdef Record fresh
         cdef Runs* runs
         if known and kind < SLIDING_WINDOW:
             entry = &self.entries[position]
-            entry.a = verdict.a
-            entry.b = verdict.b
+            entry.a = outcome.a
+            entry.b = outcome.b
             self._touch(position, expires)
         elif known:
-            if not self._grow_runs(position, verdict.drop):
+            if not self._grow_runs(position, outcome.drop):
                 self._let_go()
                 return False
             entry = &self.entries[position]
             runs = <Runs*> entry.b.p
-            runs_drop(runs, verdict.drop)
+            runs_drop(runs, outcome.drop)
             entry.b.p = runs = runs_reserve(runs)
-            runs_add(runs, verdict.a.i, cost)
+            runs_add(runs, outcome.a.i, cost)
             self._touch(position, expires)
         else:
             fresh.kind = kind
-            fresh.a = verdict.a
-            fresh.b = verdict.b
+            fresh.a = outcome.a
+            fresh.b = outcome.b
             if kind >= SLIDING_WINDOW:
                 runs = runs_new()
-                runs_add(runs, verdict.a.i, cost)
+                runs_add(runs, outcome.a.i, cost)
                 fresh.b.p = runs
-            return self._put(sought, position, &fresh, expires, 0, rank_of(verdict))
+            return self._put(sought, position, &fresh, expires, 0, rank_of(outcome))
         if self.bounded:
-            self._use(position, kind, rank_of(verdict))
+            self._use(position, kind, rank_of(outcome))
             self._let_go()
         return True
 
@@ -471,7 +471,7 @@ cdef class Table:
 
     cdef inline void _touch(self, uint32_t position, int64_t expires) noexcept:
         """A record was written: note it, and find it sooner if it is to go sooner."""
-        cdef Entry* entry = &self.entries[position]
+        cdef Record* entry = &self.entries[position]
         cdef bint sooner = expires < entry.expires
         self.clock += 1
         entry.version = self.clock
@@ -484,15 +484,15 @@ cdef class Table:
         self,
         const Sought* sought,
         uint32_t position,
-        Entry* fresh,
+        Record* fresh,
         int64_t expires,
         int64_t weight,
         int rank,
     ) except -1:
         """Replace a record's state or, at NIL, add a record; False if there is no room for it. An
         OBJECT weighs `weight`. What goes is released at the very end: by then the table is whole."""
-        cdef Entry gone
-        cdef Entry* entry
+        cdef Record gone
+        cdef Record* entry
         cdef Name* name = NULL
         cdef int64_t size = 0
         gone.kind = NOTHING
@@ -535,7 +535,7 @@ cdef class Table:
         cdef int64_t at, expires
         cdef int64_t weight = 0
         cdef int rank = -1
-        cdef Entry fresh
+        cdef Record fresh
         held = self._seek(key, &sought)
         while True:
             at = now
@@ -592,7 +592,7 @@ cdef class Table:
 
     cdef object _export(self, str key, uint32_t position, str wanted, Kind kind):
         """A state as Python sees it."""
-        cdef Entry* entry = &self.entries[position]
+        cdef Record* entry = &self.entries[position]
         if wanted and (
             entry.kind != kind or kind == OBJECT and <str> <PyObject*> entry.a.p != wanted
         ):
@@ -609,7 +609,7 @@ cdef class Table:
             return <object> <PyObject*> entry.b.p
         return runs_export(<Runs*> entry.b.p)
 
-    cdef int _pack(self, Entry* fresh, Kind kind, str name, state, int64_t* expires) except -1:
+    cdef int _pack(self, Record* fresh, Kind kind, str name, state, int64_t* expires) except -1:
         """What Python made, in the form that its kind has here. It may run Python code."""
         cdef Runs* runs
         fresh.kind = kind
@@ -639,7 +639,7 @@ cdef class Table:
             fresh.b.p = runs
         return 0
 
-    cdef object _clash(self, str key, Entry* entry, str wanted):
+    cdef object _clash(self, str key, Record* entry, str wanted):
         held = <str> <PyObject*> entry.a.p if entry.kind == OBJECT else KIND_NAMES[entry.kind]
         return self.wrong_kind(key, held, wanted)
 
@@ -712,7 +712,7 @@ cdef class Table:
     cdef uint32_t _insert(self, Name* name, int64_t expires) noexcept:
         """A new, empty record for a key that has none, in the space that was made for it."""
         cdef uint32_t position
-        cdef Entry* entry
+        cdef Record* entry
         if self.free != NIL:
             position = self.free
             self.free = self.entries[position].next
@@ -737,7 +737,7 @@ cdef class Table:
             room = self.room + self.room // 4
         if room >= NIL:
             raise MemoryError("too many keys for one MemoryStore")
-        cdef Entry* entries = <Entry*> PyMem_Realloc(self.entries, room * sizeof(Entry))
+        cdef Record* entries = <Record*> PyMem_Realloc(self.entries, room * sizeof(Record))
         if entries == NULL:
             raise MemoryError()
         self.entries = entries
@@ -775,7 +775,7 @@ cdef class Table:
         cdef uint32_t room = at_least(LEAST_ENTRIES, self.count + self.count // 4)
         cdef uint32_t position
         cdef uint32_t kept = 0
-        cdef Entry* entries
+        cdef Record* entries
         if self.leaving != NIL:
             return 0
         while slots < <uint64_t> room * 2:
@@ -800,7 +800,7 @@ cdef class Table:
             self._file(kept)
         self.top = self.count
         self.free = NIL
-        entries = <Entry*> PyMem_Realloc(self.entries, room * sizeof(Entry))
+        entries = <Record*> PyMem_Realloc(self.entries, room * sizeof(Record))
         if entries != NULL:
             self.entries = entries
             self.room = room
@@ -813,7 +813,7 @@ cdef class Table:
     cdef void _leave(self, uint32_t position) noexcept:
         """Take a record out of every structure. A state that is Python's is released later, by
         `_let_go`, since that may run anything."""
-        cdef Entry* entry = &self.entries[position]
+        cdef Record* entry = &self.entries[position]
         self._unlink(position)
         self._unpoint(position)
         if self.bounded:
@@ -832,7 +832,7 @@ cdef class Table:
     cdef inline void _let_go(self) noexcept:
         """Release the states of records that have left. The table must be whole."""
         cdef uint32_t position
-        cdef Entry gone
+        cdef Record gone
         if self.holding:
             return
         while self.leaving != NIL:
@@ -844,7 +844,7 @@ cdef class Table:
             self.free = position
             self._release(gone)
 
-    cdef void _release(self, Entry gone) noexcept:
+    cdef void _release(self, Record gone) noexcept:
         if gone.kind == OBJECT:
             Py_XDECREF(<PyObject*> gone.a.p)
             Py_XDECREF(<PyObject*> gone.b.p)
@@ -906,7 +906,7 @@ cdef class Table:
     # The wheel.
 
     cdef inline void _push(self, uint32_t position, uint16_t slot) noexcept:
-        cdef Entry* entry = &self.entries[position]
+        cdef Record* entry = &self.entries[position]
         entry.slot = slot
         entry.prev = NIL
         entry.next = self.heads[slot]
@@ -915,7 +915,7 @@ cdef class Table:
         self.heads[slot] = position
 
     cdef inline void _unlink(self, uint32_t position) noexcept:
-        cdef Entry* entry = &self.entries[position]
+        cdef Record* entry = &self.entries[position]
         if entry.prev == NIL:
             self.heads[entry.slot] = entry.next
         else:
@@ -981,7 +981,7 @@ cdef class Table:
         """To weigh an object may run anything, so the table is looked at anew after each."""
         cdef uint32_t position = 0
         cdef int64_t weight = 0
-        cdef Entry* entry
+        cdef Record* entry
         while position < self.top:
             entry = &self.entries[position]
             position += 1
@@ -1026,14 +1026,14 @@ cdef class Table:
         return soonest
 
 
-cdef inline Decision decision_of(Verdict* verdict):
+cdef inline Decision decision_of(KernelOutcome* outcome):
     cdef Decision decision = Decision.__new__(Decision)
     decision.made = True
-    decision.allowed = verdict.allowed
-    decision.limit = verdict.limit
-    decision.remaining = verdict.remaining
-    decision.reset_at = verdict.reset_at
-    decision.retry_after_ms = verdict.retry
+    decision.allowed = outcome.allowed
+    decision.limit = outcome.limit
+    decision.remaining = outcome.remaining
+    decision.reset_at = outcome.reset_at
+    decision.retry_after_ms = outcome.retry
     return decision
 
 

@@ -20,7 +20,7 @@ from .._rate_limit import rate_limit
 from ..core._errors import UnsupportedError
 from ..core._limiter import Limiter
 from ..core._validation import reject, require_int
-from ..service._banner import shown_store
+from ..service._logs import shown_store
 from ..stores._opening import open_store
 from ..strategies import gcra
 from ._version import describe

@@ -22,8 +22,8 @@ from ..core._errors import (
     install_line,
 )
 from ..core._register import registered
-from ..service._banner import shown_store
 from ..service._fail_modes import PING, PING_KEY, ask_store
+from ..service._logs import shown_store
 from ..stores._opening import open_store
 from ._settings import Settings, add_import, imports_of
 from ._store import add_store, call_and_close, store_url

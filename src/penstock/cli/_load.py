@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from ..core._files import read_ascii
 from ..core._validation import reject, require_cost, require_int
-from ..service._tls import read_pem
+from ..service._access import read_pem
 from ._load_driver import LoadReport, LoadTarget, Pace, put_under_load
 
 __all__ = ["SUMMARY", "configure", "run"]

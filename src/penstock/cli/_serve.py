@@ -6,7 +6,7 @@ import argparse
 
 from ..core._errors import ConfigInvalidError
 from ..service._options import LOG_FORMATS, ServeOptions
-from ..service._serving import serve
+from ..service._supervisor import serve
 from ._settings import Settings, add_import, imports_of
 from ._store import add_store, store_url
 

@@ -127,7 +127,7 @@ class ServiceSlot:
         return self._dropped or error is not None
 
     def _kept(self, failed: PenstockError) -> None:
-        """The work is done, so that nobody is left to be told but the log."""
+        """A slot could not be given back after the work was done: said in the log alone."""
         _log.warning("a slot could not be given back, and runs out by itself: %s", failed)
 
     def __repr__(self) -> str:

@@ -30,7 +30,6 @@ from ..core._verdict import Verdict
 from ..core._waiting import KeyQueues, aacquire, acquire, timeout_in_ms, waiting_clock
 from ._admission import Beats, LoopBeats, ServiceSlot
 from ._charge import LoopRenewer, Renewer, ServiceCharge
-from ._opening import open_transport
 from ._questions import (
     Attributes,
     Cost,
@@ -46,7 +45,7 @@ from ._questions import (
     readers,
     verdicts_of,
 )
-from ._transport import Answer, ServiceTransport
+from ._transport import Answer, ServiceTransport, open_transport
 
 __all__ = ["ServiceLimiter"]
 

@@ -9,7 +9,7 @@ from ..core._limiter import Limiter
 from ..core._strategy import Strategy
 from ..core._validation import reject
 from ._limiter import ServiceLimiter
-from ._opening import SERVICE_SCHEMES, grpc_target
+from ._transport import SERVICE_SCHEMES, grpc_target
 
 if TYPE_CHECKING:
     from ..leasing import LeasedLimiter

@@ -38,7 +38,7 @@ Cost = int | Mapping[str, int]
 """What a request costs every limit, or what it costs some, by their names."""
 
 _UNREACHABLE = "service"
-"""Stands for the limits of a policy whose names nobody could tell."""
+"""In the place of the names of a policy's limits, which no answer told."""
 
 
 class ServiceCall(NamedTuple):

@@ -9,7 +9,7 @@ For example::
 
 from __future__ import annotations
 
-from ._laws import Aimd, Gradient, Law
+from ._ceilings import Aimd, Gradient, Law
 from ._limiter import ConcurrencyLimiter, SlotGrant
 from ._slots import Heartbeat, Slot, SlotLease
 

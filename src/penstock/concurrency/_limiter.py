@@ -33,8 +33,7 @@ from ..stores.cas._requests import fit
 from ..stores.memory import MemoryStore
 from ..strategies import Slots, slots
 from ..strategies._slots import MAX_SLOTS
-from ._laws import Gradient, Law
-from ._pools import SlotPool, SlotPools
+from ._ceilings import Gradient, Law, SlotPool, SlotPools
 from ._slots import (
     LONGEST_NAME,
     LONGEST_POOL,
@@ -136,7 +135,7 @@ class ConcurrencyLimiter:
 
     @property
     def limit(self) -> int:
-        """The ceiling as it stands. With `per_key`, the highest that any key has."""
+        """The present ceiling. With `per_key`, the highest that any key has."""
         with self._lock:
             return self._pools.limit
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..budget import TokenBudget, token_budget
 from ..concurrency import Aimd, Gradient, Law
-from ..concurrency._laws import MAX_LIMIT
+from ..concurrency._ceilings import MAX_LIMIT
 from ..core._register import RESERVED_NAMES, find_strategy, registered
 from ..core._validation import require_prefix
 from ._model import DEFAULT_PREFIX, FAIL_MODES, ConcurrencySpec, PolicyFile, PolicySpec, TwoTierSpec

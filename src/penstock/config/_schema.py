@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..concurrency._laws import MAX_LIMIT
+from ..concurrency._ceilings import MAX_LIMIT
 from ..core._durations import UNIT_MS
 from ..core._register import registered
 from ..core._strategy import Parameter, Strategy

@@ -154,7 +154,7 @@ class Charge(Settling):
         self._asked = parts
         # By the steady clock, when its slots were taken or renewed.
         self._asked_at = asked_at
-        # Whoever takes this out settles.
+        # One pop succeeds, and its caller settles.
         self._open = [True] if self.allowed else []
 
     @property

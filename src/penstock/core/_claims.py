@@ -51,7 +51,7 @@ def claim(store: Store, lead: str, strategy: Strategy) -> Claim:
     if _taken(store, lead, wanted).meaning != wanted.meaning:
         import gc
 
-        # It may be that of a limiter that nobody has any more.
+        # It may be the claim of a limiter that is not referenced any more.
         gc.collect()
     found = _taken(store, lead, wanted)
     if found.meaning != wanted.meaning:

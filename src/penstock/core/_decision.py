@@ -22,50 +22,66 @@ _MAX_WORD = 2**63 - 1
 
 
 class Decision:
-    """The answer to one request. `bool(decision)` is `decision.allowed`.
+    """The answer to one request. `bool(decision)` is `decision.allowed`."""
 
-    `allowed` says whether it may go on, `limit` is the ceiling (burst, capacity or window quota),
-    `remaining` what is left of it, `reset_at` the instant (epoch ms) from which nothing of this is
-    remembered, and `retry_after_ms` how long to wait before the same request is worth repeating: 0
-    exactly when allowed.
-    """
+    __match_args__ = ("allowed", "limit", "remaining", "reset_at", "retry_after_ms")
+    __slots__ = ("_allowed", "_limit", "_remaining", "_reset_at", "_retry_after_ms")
 
-    __slots__ = __match_args__ = ("allowed", "limit", "remaining", "reset_at", "retry_after_ms")
-
-    allowed: bool
-    limit: int
-    remaining: int
-    reset_at: int
-    retry_after_ms: int
+    _allowed: bool
+    _limit: int
+    _remaining: int
+    _reset_at: int
+    _retry_after_ms: int
 
     def __new__(
         cls, allowed: bool, limit: int, remaining: int, reset_at: int, retry_after_ms: int
     ) -> Decision:
-        # What the compiled one can hold: of whole numbers none is too large if their union is not.
-        if (
-            not type(limit) is type(remaining) is type(reset_at) is type(retry_after_ms) is int
-            or not 0 <= limit | remaining | reset_at | retry_after_ms <= _MAX_WORD
-        ):
+        # What the compiled one can hold: whole numbers have a union, too large if one of them is.
+        try:
+            union = limit | remaining | reset_at | retry_after_ms
+        except TypeError:
+            union = -1
+        if type(union) is not int or not 0 <= union <= _MAX_WORD:
             _require_words(limit, remaining, reset_at, retry_after_ms)
-        self: Decision = _new(cls)
-        _fill_allowed(self, True if allowed else False)  # noqa: SIM210 - a call less than bool()
-        _fill_limit(self, limit)
-        _fill_remaining(self, remaining)
-        _fill_reset_at(self, reset_at)
-        _fill_retry_after_ms(self, retry_after_ms)
+        self = object.__new__(cls)
+        self._allowed = True if allowed else False  # noqa: SIM210 - a call less than bool()
+        self._limit = limit
+        self._remaining = remaining
+        self._reset_at = reset_at
+        self._retry_after_ms = retry_after_ms
         return self
 
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a Decision is frozen: cannot set {name!r}")
+    # Properties freeze the fields, and leave the constructor free to store them as they come.
+    @property
+    def allowed(self) -> bool:
+        """Whether the request may go on."""
+        return self._allowed
 
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"a Decision is frozen: cannot delete {name!r}")
+    @property
+    def limit(self) -> int:
+        """The ceiling: burst, capacity or window quota."""
+        return self._limit
+
+    @property
+    def remaining(self) -> int:
+        """What is left of the limit."""
+        return self._remaining
+
+    @property
+    def reset_at(self) -> int:
+        """The instant (epoch ms) from which nothing of this is remembered."""
+        return self._reset_at
+
+    @property
+    def retry_after_ms(self) -> int:
+        """How long to wait before the same request is worth repeating: 0 exactly when allowed."""
+        return self._retry_after_ms
 
     def _tuple(self) -> tuple[bool, int, int, int, int]:
-        return self.allowed, self.limit, self.remaining, self.reset_at, self.retry_after_ms
+        return self._allowed, self._limit, self._remaining, self._reset_at, self._retry_after_ms
 
     def __bool__(self) -> bool:
-        return self.allowed
+        return self._allowed
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not Decision:
@@ -83,13 +99,6 @@ class Decision:
 
     def __reduce__(self) -> tuple[Any, tuple[bool, int, int, int, int]]:
         return _rebuild, self._tuple()
-
-
-# Setting a field by its descriptor is how a class that forbids it fills its own.
-_new: Any = object.__new__
-_fill_allowed, _fill_limit, _fill_remaining, _fill_reset_at, _fill_retry_after_ms = (
-    vars(Decision)[name].__set__ for name in Decision.__match_args__
-)
 
 
 def _require_words(*numbers: Any) -> None:

@@ -140,7 +140,7 @@ class Limiter(OnStore):
         return await self._aapply(name, self._forecast, self._now(), cost)
 
     def reset(self, key: str) -> None:
-        """Forget what the key has spent. Who waits for it in `acquire` here asks again at once."""
+        """Forget what the key has spent. Waiters in `acquire` of this limiter ask again at once."""
         self.store.reset(self._name(key))
         self._queues.reset(key)
 

@@ -80,7 +80,7 @@ class Renewals:
 
     def due(self) -> Iterator[Batch]:
         """Charges that one call can renew, where one of them has to be, each with its slots. Those
-        that have ended are let go, and of those that were lost the holder is told."""
+        that have ended are dropped, and holders of lost ones are told so."""
         for charge in list(self._kept):
             if not charge.holds:
                 self._let_go(charge)

@@ -3,7 +3,7 @@
 A store keeps states under keys and knows nothing about rate limiting. Subclass `Store` and write
 `apply` (or `aapply`, or both): read the key's state, treating one whose time has passed on the
 caller's clock as absent; call `transform.run(state, now, cost)`; write what the outcome says;
-return its result; let nobody in between. `reset`, the batch forms and `apply_all` follow from that,
+return its result; all that as one step. `reset`, the batch forms and `apply_all` follow from that,
 and may be overridden where the backend has something better.
 
 What holds locks, connections and counts is pickled as the call that it was made by (`MadeBy`).

@@ -3,7 +3,7 @@
 Each key that somebody waits for has a queue. Only its leader asks the limiter; the others sleep
 until those before them have left, so a freed unit goes to whoever came first and nobody polls.
 
-`acquire_flow` is the procedure itself, written once: it yields `CheckStep` or `PeekStep` to get a
+`acquire_flow` is the waiting itself, written once: it yields `CheckStep` or `PeekStep` to get a
 decision, and `SleepStep` to sleep until it is woken or the time is up. `acquire` and `aacquire` are
 the shells that obey; what they check and peek at is the limiter's matter, one key or several.
 """
@@ -90,7 +90,7 @@ class Watch:
 
 
 class _KeyQueue(Queue):
-    """Who waits for one key, what the leader was last told, and whether that has become void."""
+    """The waiters for one key, the last denial of the leader, and whether that has become void."""
 
     __slots__ = ("is_void", "last_denial")
 
@@ -100,7 +100,7 @@ class _KeyQueue(Queue):
         self.is_void: bool = False
 
     def make_void(self) -> None:
-        """Whoever leads need not wait for what it was told."""
+        """The wait that the leader was told is void: it may ask at once."""
         self.is_void, self.last_denial = True, None
         leader = self.leader()
         if leader is not None:
@@ -117,7 +117,7 @@ class KeyQueues:
         """Changes with every reset of a key, so that a denial from before is known as void."""
 
     def is_free(self, key: str) -> bool:
-        """Whether nobody waits for the key."""
+        """Whether the key has no waiters."""
         return self._queues.get(key) is None
 
     def join(self, key: str, waiter: Waiter) -> _KeyQueue:

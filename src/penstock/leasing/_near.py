@@ -1,4 +1,4 @@
-"""The near tier: credits of many keys on one node, and the one procedure that refills them.
+"""The near tier: credits of many keys on one node, and the one flow that refills them.
 
 A request is served from local credits if they suffice; that is the hot path, and it does not come
 here. A miss waits in the key's queue, so at most one lease per key is in flight and those who wait

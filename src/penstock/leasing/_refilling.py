@@ -19,8 +19,7 @@ from types import FrameType
 from typing import Any
 
 from .._queueing import Place, Queue, ThreadWaiter
-from .._queueing.background import Background
-from .._queueing.fork import ForkAware, watch_forks
+from .._queueing.fork import Background, ForkAware, watch_forks
 from .._queueing.tasks import TaskPlace
 from ..accel._gates import spending
 from ..core._decision import Decision
@@ -186,7 +185,7 @@ class Refilling(ForkAware):
         loop = self._ahead.get(key)
         return loop is not None and loop.is_closed()
 
-    # A lease ahead of need waits for nobody: whoever leads brings credits, too.
+    # A lease ahead of need never queues: the leader of the queue brings credits, too.
 
     def _run_ahead(self, key: str) -> None:
         try:
@@ -244,7 +243,7 @@ class Refilling(ForkAware):
 def _ended(place: Place[Queue], lease: asyncio.Task[Decision]) -> None:
     place.leave()
     if not lease.cancelled():
-        # Whoever asked may have hung up, and nobody else would look at a failure.
+        # The caller may have been cancelled, and then no other would look at a failure.
         lease.exception()
 
 

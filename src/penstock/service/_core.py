@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from .._queueing.tasks import SharedCall
 from ..admission import Admission, AxisRequest
 from ..concurrency import ConcurrencyLimiter, Heartbeat
 from ..concurrency._limiter import SlotRequest, beating
@@ -43,7 +44,6 @@ from ._metrics import Metrics, MetricsSnapshot
 from ._registry import Entry, Policy, PolicyTable, Site, UnknownPolicyError
 from ._reloading import Reloader, in_slices
 from ._several import Attributes, Costs
-from ._shared_call import SharedCall
 
 __all__ = [
     "MAX_BATCH",

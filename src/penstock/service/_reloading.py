@@ -179,7 +179,7 @@ class Reloader:
         return asyncio.get_running_loop().time() >= self._retry_at
 
     def _report(self, error: Exception) -> None:
-        """Whatever went wrong, a fault of ours included: what nobody is told of, nobody mends."""
+        """Log whatever went wrong, a fault of ours included, and keep it as the reload's error."""
         known = isinstance(error, PenstockError)
         told = str(error) if known else f"{self._path}: {type(error).__name__}: {error}"
         self._follower.reload_failed(told)

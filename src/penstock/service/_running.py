@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..core._errors import ConfigInvalidError
 from ..core._validation import reject
+from ._access import Certificates, names_in
 from ._core import Service, build_service
 from ._fail_modes import ask_store
 from ._options import ServeOptions
 from ._ports import connections, require_free_ports
 from ._reloading import heard, on_thread
-from ._tls import Certificates, names_in
 from .http import Bounds, HttpServer, Pool
 
 if TYPE_CHECKING:

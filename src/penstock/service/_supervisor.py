@@ -1,11 +1,12 @@
-"""Several workers, which share the ports, and the process that keeps them.
+"""`serve`: from options to a running service, in this process or, with more than one worker, in
+several that a supervisor keeps.
 
-It serves nothing itself. It starts the workers, replaces one that dies or falls silent, follows the
-policy file for all of them, and keeps what they have counted. A channel leads from it to each of
-them. A worker stops when its channel is closed, by the supervisor or by its end; so a signal that
-reaches the whole process group, as Ctrl-C and service managers send it, is the same to a worker as
-one that reaches the supervisor alone, and is never taken for a second one. The second signal is the
-supervisor's to obey: it ends the workers at once.
+The supervisor serves nothing itself. It starts the workers, which share the ports, replaces one
+that dies or falls silent, follows the policy file for all of them, and keeps what they have
+counted. A channel leads from it to each of them. A worker stops when its channel is closed, by the
+supervisor or by its end; so a signal that reaches the whole process group, as Ctrl-C and service
+managers send it, is the same to a worker as one that reaches the supervisor alone, and is never
+taken for a second one. The second signal is the supervisor's to obey: it ends the workers at once.
 
 A worker tells once a second what it has counted. One that does not for SILENT_S is stopped, or
 stuck, and no use to the clients whose connections the system goes on handing to it: it is killed,
@@ -33,14 +34,20 @@ from multiprocessing.process import BaseProcess
 
 from ..config import PolicyFile
 from ..core._errors import ConfigInvalidError, PenstockError
-from ._banner import print_banner
+from ._logs import banner, print_banner, set_up_logs
 from ._options import ServeOptions
+from ._ports import require_free_ports
 from ._reloading import Reloader, heard
-from ._running import ignore_hangup, until_told
+from ._running import Running, ignore_hangup, run_loop, until_told
 from ._totals import Channel, Totals
 from ._worker import Failed, Hangup, Started, TakenUp, Totalled, Unreadable, WorkerReport, work
 
-__all__ = ["SILENT_S", "START_TRIES", "Supervisor"]
+__all__ = [
+    "SILENT_S",
+    "START_TRIES",
+    "Supervisor",
+    "serve",
+]
 
 
 SILENT_S = 5.0
@@ -257,3 +264,27 @@ async def _started(worker: _WorkerProcess) -> Started | Failed:
 async def _ended(process: BaseProcess) -> None:
     while process.is_alive():
         await asyncio.sleep(_LOOK_S / 2)
+
+
+def serve(options: ServeOptions) -> int:
+    """Serve until told to stop. Returns the exit code; raises `config_invalid` if it cannot."""
+    file = options.check()
+    options.token()
+    options.fleet_secret()
+    set_up_logs(options.log_format)
+    if options.workers == 1:
+        return run_loop(lambda: _serve_here(options, file))
+    require_free_ports(options)
+    return run_loop(Supervisor(options, file).run)
+
+
+async def _serve_here(options: ServeOptions, file: PolicyFile) -> int:
+    stop = asyncio.Event()
+    ignore_hangup()
+    running = Running(options, file)
+    await running.open()
+    print_banner(options, banner(options, running.service.policies, file.warnings))
+    await until_told(stop)
+    await running.close()
+    _log.info("stopped")
+    return 0

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from ..config import PolicyFile
 from ..config._loading import import_modules
 from ..core._errors import ConfigInvalidError, PenstockError, QueueFullError, UnsupportedError
-from ._banner import banner
-from ._logs import set_up_logs
+from ._logs import banner, set_up_logs
 from ._options import ServeOptions
 from ._reloading import in_slices
 from ._running import Running, ignore_hangup, run_loop, until_told
@@ -167,7 +166,7 @@ class _Worker:
         elif isinstance(message, Hangup):
             self._running.read_certificates()
         elif isinstance(message, Totalled):
-            # In the order in which they were asked for. Who waits no more is cancelled.
+            # In the order in which they were asked for. A caller that has left is cancelled.
             wanted = self._wanted.popleft()
             if not wanted.done():
                 wanted.set_result(message.body)
@@ -186,7 +185,7 @@ class _Worker:
         """Tell what was counted, again and again."""
         while True:
             await asyncio.sleep(REPORT_S)
-            # A supervisor that does not listen just now is told when it does.
+            # A supervisor that is busy reads it later.
             if self._channel.untaken_bytes < _MAX_UNTAKEN:
                 await self._tell()
 

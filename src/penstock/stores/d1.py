@@ -32,8 +32,14 @@ from .cas import (
 )
 from .cas._requests import require_name
 from .rest import HttpCall, RestReply, RestStore
-from .rest._client import read_url
-from .rest._cloudflare import API, TOKEN_ENV, Refused, require_id, result_of
+from .rest._client import (
+    CLOUDFLARE_API,
+    CLOUDFLARE_TOKEN_ENV,
+    CloudflareRefused,
+    read_url,
+    require_id,
+    result_of,
+)
 
 __all__ = ["D1Store"]
 
@@ -139,7 +145,7 @@ class _Statements:
         return f"EXISTS (SELECT 1 FROM {self.table} WHERE key = ? AND version = ?)", (key, version)
 
     def answer(self, request: AnyRequest, results: list[Any]) -> Any:
-        """What the flow is told: exactly one changed row is a commit."""
+        """The answer to the flow: exactly one changed row is a commit."""
         try:
             if isinstance(request, ReadAll):
                 rows = {row["key"]: Held(row["record"], row["version"]) for row in _rows(results)}
@@ -242,7 +248,7 @@ class D1Store(RestStore):
         *,
         token: str,
         table: str = "penstock",
-        base_url: str = API,
+        base_url: str = CLOUDFLARE_API,
         timeout_ms: int = 2_000,
     ) -> None:
         super().__init__(base_url, token, timeout_ms)
@@ -255,7 +261,7 @@ class D1Store(RestStore):
     @from_its_url
     def from_url(cls, url: str, **options: Any) -> D1Store:
         """`d1://account/database`, with `?token_env=`, `table=`, `base_url=`, `timeout_ms=`."""
-        settings = read_url(url, TOKEN_ENV, options, "table", "base_url")
+        settings = read_url(url, CLOUDFLARE_TOKEN_ENV, options, "table", "base_url")
         account, _, database = settings.place.partition("/")
         if not database:
             reject("a d1:// URL names the account and the database: d1://account/database")
@@ -302,7 +308,7 @@ class D1Store(RestStore):
         """One result per statement, or an exception of ours."""
         try:
             results: list[Any] = result_of(reply, f"D1 database {self.database}")
-        except Refused as no:
+        except CloudflareRefused as no:
             if "no such table" in str(no):
                 raise ConfigInvalidError(
                     f"the D1 database has no table {self._statements.table!r}; create it once "

@@ -11,8 +11,14 @@ from ..core._validation import reject
 from .cas import Drop, Held, Read, Request
 from .cas._requests import fit
 from .rest import HttpCall, RestReply, RestStore
-from .rest._client import read_url
-from .rest._cloudflare import API, TOKEN_ENV, Refused, require_id, result_of
+from .rest._client import (
+    CLOUDFLARE_API,
+    CLOUDFLARE_TOKEN_ENV,
+    CloudflareRefused,
+    read_url,
+    require_id,
+    result_of,
+)
 
 __all__ = ["WorkersKVStore"]
 
@@ -46,7 +52,7 @@ class WorkersKVStore(RestStore):
         namespace: str,
         *,
         token: str,
-        base_url: str = API,
+        base_url: str = CLOUDFLARE_API,
         timeout_ms: int = 2_000,
     ) -> None:
         super().__init__(base_url, token, timeout_ms)
@@ -58,7 +64,7 @@ class WorkersKVStore(RestStore):
     @from_its_url
     def from_url(cls, url: str, **options: Any) -> WorkersKVStore:
         """`workers-kv://account/namespace`, with `?token_env=`, `base_url=`, `timeout_ms=`."""
-        settings = read_url(url, TOKEN_ENV, options, "base_url")
+        settings = read_url(url, CLOUDFLARE_TOKEN_ENV, options, "base_url")
         account, _, namespace = settings.place.partition("/")
         if not namespace:
             reject(
@@ -97,7 +103,7 @@ class WorkersKVStore(RestStore):
                 return None
         try:
             result_of(reply, f"Workers KV namespace {self.namespace}")
-        except Refused as no:
+        except CloudflareRefused as no:
             return no.error
         return ""
 
@@ -105,7 +111,7 @@ class WorkersKVStore(RestStore):
 def _no_such_key(reply: RestReply) -> bool:
     try:
         result_of(reply, "")
-    except Refused as no:
+    except CloudflareRefused as no:
         return 10009 in no.codes
     return False
 

@@ -1,4 +1,4 @@
-"""The cases of the conformance kit, each a procedure written once for sync and async.
+"""The cases of the conformance kit, each a flow written once for sync and async.
 
 They use transforms of their own without accelerators, so that a store shows its own `apply`; the
 last case then brings every registered strategy, accelerators and all, and compares with Python.

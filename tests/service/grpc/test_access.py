@@ -10,8 +10,8 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from penstock import ConfigInvalidError
+from penstock.service._access import Certificates
 from penstock.service._options import TlsFiles
-from penstock.service._tls import Certificates
 from penstock.wire.proto import rate_limiter_pb2 as pb
 from penstock.wire.proto.rate_limiter_pb2_grpc import RateLimiterAsyncStub
 from tests.service.grpc.certificates import Pair, authority, signed

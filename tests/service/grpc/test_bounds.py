@@ -206,7 +206,7 @@ def test_connections_beyond_the_bound_are_closed() -> None:
         (3, (16_384, 4_096), (1, 1)),
     ],
 )
-def test_the_doors_share_the_files_of_the_process(
+def test_the_servers_share_the_files_of_the_process(
     files: int, wanted: tuple[int, int], shared: tuple[int, int]
 ) -> None:
     """Neither can use up what the other, and the store, need."""

@@ -32,7 +32,7 @@ limiters:
 SERVE = """
 import json, sys
 from penstock.service._options import ServeOptions
-from penstock.service._serving import serve
+from penstock.service._supervisor import serve
 if __name__ == "__main__":
     sys.exit(serve(ServeOptions(**json.loads(sys.argv[1]))))
 """

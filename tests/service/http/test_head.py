@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.service.http._answers import ProblemError
-from penstock.service.http._bounds import Bounds
-from penstock.service.http._head import CHUNKED, parse_head
+from penstock.service.http._head import CHUNKED, Bounds, parse_head
 
 BOUNDS = Bounds()
 HOST = b"Host: a\r\n"

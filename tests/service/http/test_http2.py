@@ -19,8 +19,8 @@ import pytest
 
 from penstock import gcra
 from penstock.config import PolicySpec
+from penstock.service._access import server_context
 from penstock.service._options import TlsFiles
-from penstock.service._tls import server_context
 from penstock.wire.proto import rate_limiter_pb2 as pb
 from penstock.wire.proto.rate_limiter_pb2_grpc import RateLimiterStub
 from tests.servers import require

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.service.http._answers import ProblemError
-from penstock.service.http._bounds import Bounds
-from penstock.service.http._head import parse_head
+from penstock.service.http._head import Bounds, parse_head
 from penstock.service.http._reader import Reader
 from penstock.service.http._router import Route, Routes
 

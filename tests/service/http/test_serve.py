@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from penstock import ConfigInvalidError
-from penstock.service._banner import banner, shown_store
+from penstock.service._access import names_in, server_context
+from penstock.service._logs import banner, shown_store
 from penstock.service._options import ServeOptions, TlsFiles, is_loopback
-from penstock.service._tls import names_in, server_context
 from tests.servers.process import REPO, NotReady, environment, eventually
 from tests.special import KINDS, replace
 

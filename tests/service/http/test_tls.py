@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.service._access import server_context
 from penstock.service._options import TlsFiles
-from penstock.service._tls import server_context
 from penstock.service.http import Bounds
 from penstock.service.http2 import ErrorCode
 

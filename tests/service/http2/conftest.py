@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.service.http2 import _connection, _hpack, _streams
+from penstock.service.http2 import _bounds, _connection, _frames, _hpack, _streams
 
 try:
     from penstock.accel import _http2 as compiled
@@ -18,7 +18,7 @@ INTERPRETED = SimpleNamespace(
     __name__="penstock.service.http2",
     **{
         name: getattr(module, name)
-        for module in (_streams, _hpack, _connection)
+        for module in (_streams, _hpack, _frames, _bounds, _connection)
         for name in module.__all__
     },
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from penstock.service.http2._connection import PREFACE
+from penstock.service.http2._frames import PREFACE
 from penstock.service.http2._hpack import Encoder, HeaderBlock
 from penstock.service.http2._streams import KnownPath
 

@@ -18,7 +18,6 @@ from .frames import (
     ACK,
     DATA,
     END_STREAM,
-    GOAWAY,
     HEADER_TABLE,
     HEADERS,
     INITIAL_WINDOW,
@@ -39,79 +38,7 @@ from .frames import (
     settings,
     window,
 )
-
-
-class Library:
-    """A client made of the h2 library, wired to a connection."""
-
-    def __init__(self, protocol: Any, **options: Any) -> None:
-        self.http2 = protocol.Http2Connection(protocol.Http2Options(**options), 0)
-        config = h2.config.H2Configuration(client_side=True, header_encoding=None)
-        self.client = h2.connection.H2Connection(config)
-        self.client.initiate_connection()
-        self.rng = random.Random("cuts")
-        self.events: list[Any] = []
-        self.bodies: dict[int, bytearray] = {}
-        self.heads: dict[int, list[tuple[bytes, bytes]]] = {}
-        self.trailers: dict[int, list[tuple[bytes, bytes]]] = {}
-        self.ended: set[int] = set()
-
-    def request(self, path: str = "/x", body: bytes | None = None, **fields: str) -> int:
-        stream = self.client.get_next_available_stream_id()
-        head = [
-            (":method", "GET" if body is None else "POST"),
-            *((":scheme", "http"), (":path", path), (":authority", "a")),
-            *((name.replace("_", "-"), value) for name, value in fields.items()),
-        ]
-        self.client.send_headers(stream, head, end_stream=body is None)
-        if body is not None:
-            self.send(stream, body)
-        return stream
-
-    def send(self, stream: int, body: bytes) -> None:
-        """As the server makes room."""
-        while True:
-            size = min(self.client.local_flow_control_window(stream), 16_384, len(body))
-            self.client.send_data(stream, body[:size], end_stream=size == len(body))
-            body = body[size:]
-            if not body:
-                return
-            self.pump()
-
-    def pump(self) -> None:
-        """Carry bytes both ways, cut anywhere, until nobody has anything to say."""
-        while True:
-            out = self.client.data_to_send()
-            while out:
-                cut = self.rng.randrange(1, len(out) + 1)
-                self.events += self.http2.feed(out[:cut], 0)
-                out = out[cut:]
-            while self.http2.pending:
-                self.events += self.http2.feed(b"", 0)
-            back = self.http2.take_outgoing()
-            if not back:
-                return
-            for event in self.client.receive_data(back):
-                self.hear(event)
-
-    def hear(self, event: Any) -> None:
-        if isinstance(event, h2.events.ResponseReceived):
-            self.heads[event.stream_id] = list(event.headers)
-        elif isinstance(event, h2.events.DataReceived):
-            self.bodies.setdefault(event.stream_id, bytearray()).extend(event.data)
-            length = event.flow_controlled_length
-            self.client.acknowledge_received_data(length, event.stream_id)
-        elif isinstance(event, h2.events.TrailersReceived):
-            self.trailers[event.stream_id] = list(event.headers)
-        elif isinstance(event, h2.events.StreamEnded):
-            self.ended.add(event.stream_id)
-
-    def requests(self) -> list[Any]:
-        """Those that are there by now."""
-        self.pump()
-        found = [stream for kind, stream, _ in self.events if kind == "request"]
-        self.events.clear()
-        return found
+from .library import Library
 
 
 def test_a_library_is_answered(protocol: Any) -> None:
@@ -261,19 +188,6 @@ def test_only_so_many_requests_are_let_run_on(protocol: Any) -> None:
     assert told == [17, 19, 21]
 
 
-def test_nothing_is_sent_for_a_request_that_is_over(protocol: Any) -> None:
-    """The server learns of it, and its answer goes nowhere."""
-    client = Talk(protocol)
-    ((_, stream, _),) = client.send(call(1))
-    assert client.send(reset(1)) == [("reset", stream, ErrorCode.CANCEL)]
-    client.received()
-    assert not client.http2.respond(stream, OK, b"late")
-    assert not client.http2.send_data(stream, b"late")
-    assert not client.http2.send_trailers(stream, OK)
-    assert not client.http2.reset(stream, 8)
-    assert client.http2.outgoing == 0
-
-
 def test_pings_and_settings_are_answered_inside(protocol: Any) -> None:
     """Without an event; the answer to our own ping is one."""
     client = Talk(protocol)
@@ -284,65 +198,6 @@ def test_pings_and_settings_are_answered_inside(protocol: Any) -> None:
     assert client.send(frame(PING, ACK, 0, b"abcdefgh")) == [("pong", None, b"abcdefgh")]
     with pytest.raises(ValueError, match="8 bytes"):
         client.http2.ping(b"short")
-
-
-def test_a_shutdown_serves_what_is_on_its_way(protocol: Any) -> None:
-    """First it is announced, with a ping; its answer sets the last request."""
-    client = Talk(protocol)
-    client.send(call(1))
-    client.http2.shutdown()
-    (goaway, ping) = client.received()
-    assert goaway == (GOAWAY, 0, 0, struct.pack(">II", 2**31 - 1, 0))
-    assert len(client.send(call(3))) == 1
-    client.send(frame(PING, ACK, 0, ping[3]))
-    assert client.received() == [(GOAWAY, 0, 0, struct.pack(">II", 3, 0))]
-    # What comes afterwards is the client's to send elsewhere, without a word.
-    assert client.send(call(5)) == []
-    assert client.received() == []
-    assert not client.http2.drained
-    for _, stream, _ in client.events[:2]:
-        assert client.http2.respond(stream, OK)
-    assert client.http2.drained
-
-
-def test_a_shutdown_that_nobody_answers_is_finished_by_a_second_call(protocol: Any) -> None:
-    """A third one says nothing."""
-    client = Talk(protocol)
-    client.http2.shutdown()
-    client.received()
-    client.http2.shutdown()
-    client.http2.shutdown()
-    assert client.received() == [(GOAWAY, 0, 0, struct.pack(">II", 0, 0))]
-    assert client.http2.drained
-
-
-def test_a_connection_that_is_lost_takes_its_requests_with_it(protocol: Any) -> None:
-    """Those that were handed over are reported; the room they held is given back."""
-    room = protocol.Room(10_000)
-    client = Talk(protocol, held_bytes=10, room=room)
-    client.send(call(1, b"x" * 100) + request(3) + frame(DATA, 0, 3, b"y" * 50))
-    assert room.taken == 105 + 50 - 10
-    assert [(kind, stream.id) for kind, stream, _ in client.http2.lost()] == [("reset", 1)]
-    assert room.taken == 0
-    assert client.http2.feed(call(5), 0) == []
-
-
-def test_closing_says_why(protocol: Any) -> None:
-    """And ends every request at once."""
-    client = Talk(protocol)
-    client.send(call(1))
-    events = client.http2.close(ErrorCode.ENHANCE_YOUR_CALM, b"go away")
-    assert [(kind, value) for kind, _, value in events] == [("reset", 11)]
-    assert client.goaway() == (11, b"go away")
-    assert client.http2.close() == []
-
-
-def test_the_farewell_of_a_client_is_heard(protocol: Any) -> None:
-    """Open requests are served all the same."""
-    client = Talk(protocol)
-    client.send(call(1))
-    assert client.send(frame(GOAWAY, 0, 0, struct.pack(">II", 0, 2))) == [("goaway", None, 2)]
-    assert client.http2.respond(client.events[0][1], OK)
 
 
 def test_changed_windows_hold_for_open_streams(protocol: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.service.http2 import ErrorCode
-from penstock.service.http2._connection import PREFACE
+from penstock.service.http2._frames import PREFACE
 
 from .frames import (
     CONTINUATION,

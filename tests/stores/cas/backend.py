@@ -1,4 +1,4 @@
-"""A backend in a dict, whose link fails as told: stores on it show the procedure alone."""
+"""A backend in a dict, whose connection fails as told: stores on it show compare-and-swap alone."""
 
 from __future__ import annotations
 

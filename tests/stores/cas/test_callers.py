@@ -65,7 +65,7 @@ def test_200_threads_on_one_key_share_round_trips() -> None:
     assert store.trips < 20
 
 
-def test_both_colours_stand_in_one_line() -> None:
+def test_sync_and_async_callers_wait_in_one_queue() -> None:
     """Threads and tasks on the same key of the same store, at once."""
     store = DictCasStore(delay_s=0.01)
     answers: list[bool] = []
@@ -111,7 +111,7 @@ def test_a_call_of_many_keys_takes_the_round_trips_of_one() -> None:
 
 @each_mode
 def test_an_outage_after_some_keys_says_that_those_were_charged(mode: str) -> None:
-    """The link fails at the 33rd key of 64, when 32 have been written; peeks charge nothing."""
+    """Requests fail from the 33rd key of 64 on, when 32 have been written; peeks charge nothing."""
     store = DictCasStore()
     keys = [f"k{n}" for n in range(64)]
 

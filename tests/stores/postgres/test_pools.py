@@ -85,7 +85,7 @@ async def _init_and_sweep(store: PostgresStore) -> None:
     await store.aclose()
 
 
-def test_the_colour_that_a_store_lacks_names_the_fix() -> None:
+def test_calls_that_a_store_lacks_name_the_fix() -> None:
     """An async driver cannot serve threads, a sync pool no tasks."""
     from psycopg_pool import ConnectionPool
 

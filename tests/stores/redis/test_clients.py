@@ -87,7 +87,7 @@ def test_an_asyncio_client_serves_the_async_calls(name: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["valkey", "redis8", "cluster", "sentinel"])
-def test_a_url_serves_both_colours(name: str, key: str) -> None:
+def test_a_url_serves_sync_and_async_calls(name: str, key: str) -> None:
     """What one mode spends, the other sees."""
     store = open_store(url_of(name), timeout_ms=PATIENT_MS)
     limiter = rate_limit(gcra(3, 600_000), store=store)

@@ -59,7 +59,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tls]:
     port.release()
 
 
-def test_a_url_serves_both_colours_over_tls(tls: Tls, key: str) -> None:
+def test_a_url_serves_sync_and_async_calls_over_tls(tls: Tls, key: str) -> None:
     """check, check_many, peek, and a second request on the connection that is there."""
     store = RedisStore.from_url(tls.url, timeout_ms=PATIENT_MS)
     limiter = rate_limit(gcra(9, LONG_MS), store=store)

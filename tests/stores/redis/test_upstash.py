@@ -74,7 +74,7 @@ def test_the_asyncio_client_serves_the_async_calls(bridge: RestBridge, key: str)
     run(main())
 
 
-def test_a_strategy_without_a_rider_is_refused_at_the_first_call(
+def test_a_strategy_without_an_accelerator_is_refused_at_the_first_call(
     bridge: RestBridge, key: str
 ) -> None:
     """REST has no WATCH; the message says what to do instead."""

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from ..._limited import holds_slots
-from ...adapters import _grpc_status
+from ...adapters._headers import retry_delay_ms
 from ...core._clock import Clock
 from ...core._store import Store
 from ...core._validation import reject, require_key, shown
@@ -133,7 +133,7 @@ class _ClientLimit:
 
 
 def _as_headers(trailers: Iterable[Any] | None) -> dict[str, str]:
-    wait_ms = _grpc_status.retry_delay_ms(trailers)
+    wait_ms = retry_delay_ms(trailers)
     return {} if wait_ms is None else {"retry-after-ms": str(wait_ms)}
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from ..._limited import Target, for_all, holds_slots, is_async, is_limiter, limiter_of
-from ...adapters import _grpc_status
+from ...adapters._headers import retry_trailers
 from ...core._charges import Settling
 from ...core._clock import Clock
 from ...core._errors import StoreUnavailableError
@@ -247,7 +247,7 @@ def _found(answer: Any) -> Settling | _Refusal | None:
         return answer if isinstance(answer, Settling) else None
     wait_ms = max(1, answer.retry_after_ms)
     text = f"the limit is reached; the next call is worth making in {wait_ms} ms"
-    trailers = _grpc_status.retry_trailers(text, wait_ms)
+    trailers = retry_trailers(text, wait_ms)
     return _Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, text, trailers)
 
 

@@ -67,7 +67,7 @@ class ConnectionBounds:
     stranger_buffered_bytes: int = 16 * 2**20
 
     light_bytes: int = 2_048
-    """Whoever brings no more than this brings little, and is served before those who bring more."""
+    """A connection that brings no more than this brings little, and is served before the others."""
 
     slice_units: int = 32
     """What one connection may do before the others are looked at; a stranger one request

@@ -30,8 +30,16 @@ from .._deciding import Later
 from .._metrics import GrpcReplies
 from ..connections import ConnectionBounds, Http2Client
 from ..http2 import HeaderBlock, Http2Connection, Http2Options, KnownPath, Room
-from ._errors import DeadlineError, exhausted, grpc_error
-from ._open_calls import Places, RefusedCall, StreamingCall, WaitingCall, too_late
+from ._open_calls import (
+    DeadlineError,
+    Places,
+    RefusedCall,
+    StreamingCall,
+    WaitingCall,
+    exhausted,
+    grpc_error,
+    too_late,
+)
 from ._protocol import (
     GrpcError,
     Status,

@@ -308,7 +308,7 @@ def reply(
     trailing: Sequence[tuple[str, str | bytes]] = (),
     compress: bool = False,
 ) -> bool:
-    """The whole answer to a unary call. False if nobody waits for it."""
+    """The whole answer to a unary call. False if its stream is over."""
     return send_message(
         connection, stream, message, metadata=metadata, compress=compress
     ) and send_status(connection, stream, Status.OK, trailing=trailing)

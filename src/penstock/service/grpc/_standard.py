@@ -25,8 +25,7 @@ from ...wire.proto.fleet_pb2_grpc import FLEET
 from ...wire.proto.rate_limiter_pb2_grpc import CHARGES, RATE_LIMITER
 from .._core import Service
 from ._dispatch import Method, Streaming, Unary
-from ._errors import UnknownServiceError
-from ._open_calls import SMALL_MESSAGE_BYTES, Places, StreamingCall
+from ._open_calls import SMALL_MESSAGE_BYTES, Places, StreamingCall, UnknownServiceError
 from ._protocol import Status
 
 __all__ = ["Health", "Reflection"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._bounds import Bounds
+from ._head import Bounds
 from ._pages import Pool
 from ._server import HttpServer
 

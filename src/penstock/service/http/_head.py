@@ -23,6 +23,8 @@ A page of any site can make its visitor's browser send requests here, and spend 
 machine, or the network behind it, has left. Browsers tell on whose behalf they ask, in
 `Sec-Fetch-Site` and `Origin`. A site can also let its own name point to this machine, and then asks
 on its own behalf (DNS rebinding); but the browser still names that site in `Host`.
+
+How much one request may bring, and how long it may take, are its `Bounds`.
 """
 
 from __future__ import annotations
@@ -36,13 +38,14 @@ from json.scanner import make_scanner
 from typing import Any, NoReturn, TypeAlias
 
 from ...core import native
+from ..connections import ConnectionBounds
 from ._answers import ProblemError
-from ._bounds import Bounds
 
 __all__ = [
     "CHUNKED",
     "CLIENT_LEAD",
     "ESSENTIAL",
+    "Bounds",
     "Head",
     "Hosts",
     "Reduced",
@@ -53,6 +56,35 @@ __all__ = [
     "reduced_head",
     "require_fields",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds(ConnectionBounds):
+    """Those of every connection, and those of HTTP. The defaults are what `penstock serve` runs
+    with."""
+
+    head_bytes: int = 16_384
+    """A request line and its headers; the longest key fits in a path, percent-encoded."""
+
+    head_fields: int = 64
+
+    body_bytes: int = 32_768
+    """A body with one key; the longest key fits, written in JSON's longest form."""
+
+    batch_bytes: int = 5 * 2**20
+    """A body with many keys; 1,000 of the longest fit."""
+
+    charge_bytes: int = 2**18
+    """A body with the id of a charge, which names all of its keys."""
+
+    head_s: float = 10.0
+    """From a request's first byte to the end of its headers."""
+
+    request_s: float = 30.0
+    """From a request's first byte to its last."""
+
+    idle_s: float = 75.0
+    """Between requests."""
 
 
 CHUNKED = -1

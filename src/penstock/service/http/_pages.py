@@ -10,13 +10,13 @@ from functools import partial
 from itertools import islice
 from typing import Any, ClassVar, Protocol, TypeAlias
 
+from ..._queueing.tasks import SharedCall
 from ...core._store import COUNTED, STATS
 from .._core import Service
 from .._fail_modes import Readiness
 from .._metrics import HistogramSnapshot, MetricsSnapshot, Tally
 from .._registry import SHOWN
 from .._reloading import in_slices
-from .._shared_call import SharedCall
 from ._answers import Answer, Answers, json_bytes
 from ._openapi import openapi_json
 from ._reading_page import reading_page

@@ -15,8 +15,7 @@ import re
 from collections.abc import Callable
 
 from ._answers import ProblemError
-from ._bounds import Bounds
-from ._head import CHUNKED
+from ._head import CHUNKED, Bounds
 from ._router import Route, Routes
 
 __all__ = ["ChunkReader", "Reader"]

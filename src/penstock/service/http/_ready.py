@@ -23,9 +23,8 @@ from .._inline import INLINE, MAX_POLICIES
 from .._judging import Judge
 from .._registry import Entry
 from ._answers import CLIENT, NESTED, PLAIN, Answers, Label
-from ._bounds import Bounds
 from ._charge_calls import ChargeCalls
-from ._head import CLIENT_LEAD
+from ._head import CLIENT_LEAD, Bounds
 from ._router import Routes
 
 __all__ = ["ready_checks", "whole_requests"]

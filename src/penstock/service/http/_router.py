@@ -17,9 +17,8 @@ from urllib.parse import unquote_to_bytes
 from ...core._validation import MAX_KEY_BYTES
 from .._access import BearerToken
 from ._answers import Answer, Answers, Problem, ProblemError
-from ._bounds import Bounds
 from ._calls import Calls
-from ._head import Head, Hosts, is_cross_site, parse_head, reduce_head
+from ._head import Bounds, Head, Hosts, is_cross_site, parse_head, reduce_head
 from ._pages import Pages
 
 __all__ = ["Route", "Router", "Routes"]

@@ -23,9 +23,8 @@ from .._core import Service
 from .._deciding import Later, Told
 from ..connections import UNIT_BYTES, ClientConnection, Http2Application, Http2Client, Listener
 from ._answers import SOON, Answers, Problem, ProblemError, Work, problem_of
-from ._bounds import Bounds
 from ._calls import Calls
-from ._head import Hosts
+from ._head import Bounds, Hosts
 from ._http2 import PREFACE, HttpRequests
 from ._pages import Pages, Pool
 from ._reader import Reader

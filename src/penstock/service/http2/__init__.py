@@ -2,8 +2,8 @@
 
 Nothing here opens a socket, reads a clock or knows what a request is about, and nothing of the
 package is imported: `service/http` and `service/grpc` put it between their connections and the
-service. `_connection` has frames, flow control and bounds, `_streams` the requests, `_hpack` the
-fields.
+service. `_connection` reads frames and keeps flow control and bounds, `_frames` has their format,
+`_bounds` the numbers, `_streams` the requests, `_hpack` the fields.
 
 Connections exist twice, interpreted and compiled, and do the same with the same bytes; `compiled`
 says which of them these names are. `PENSTOCK_PURE=1` chooses the interpreted ones.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ._connection import PREFACE, ErrorCode
+from ._frames import PREFACE, ErrorCode
 from ._hpack import HeaderBlock
 from ._streams import KnownPath
 
@@ -44,7 +44,8 @@ compiled: Any = _load()
 """The compiled module, or None."""
 
 if TYPE_CHECKING or compiled is None:
-    from ._connection import Http2Connection, Http2Options
+    from ._bounds import Http2Options
+    from ._connection import Http2Connection
     from ._streams import Room
 else:
     Http2Connection = compiled.Http2Connection

@@ -45,169 +45,57 @@ after which the two sides no longer agree. Where the RFC leaves the choice, the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from enum import IntEnum
-from struct import Struct
+from collections.abc import Callable
 
-from ._hpack import Decoder, Encoder, HeaderBlock, HpackError
-from ._streams import Fields, KnownPath, MalformedError, Room, Stream, are_trailers
+from ._bounds import Allowance, Http2Options
+from ._frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    DEFAULT_WINDOW,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_HEAD,
+    HEADER_TABLE_SIZE,
+    HEADERS,
+    INITIAL_WINDOW_SIZE,
+    LAST_STREAM,
+    MAX_CONCURRENT_STREAMS,
+    MAX_FRAME,
+    MAX_HEADER_LIST_SIZE,
+    MAX_WINDOW,
+    PING,
+    PREFACE,
+    PRIORITIZED,
+    PRIORITY,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTING,
+    SETTINGS,
+    WINDOW_UPDATE,
+    ErrorCode,
+    FrameWriter,
+    Http2Error,
+    StreamResetError,
+    check_dependency,
+    is_valid_setting,
+    protocol_error,
+    require_client_stream,
+    require_size,
+    unpadded,
+)
+from ._hpack import Decoder, HeaderBlock, HpackError
+from ._streams import Fields, MalformedError, Stream, are_trailers
 
-__all__ = ["PREFACE", "ErrorCode", "Event", "Http2Connection", "Http2Options"]
-
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What a client of HTTP/2 sends first. No request of HTTP/1.1 begins like this."""
+__all__ = ["Event", "Http2Connection"]
 
 Event = tuple[str, "Stream | None", "int | bytes"]
 
-_MAX_FRAME = 16_384
-_MAX_WINDOW = 2**31 - 1
-_DEFAULT_WINDOW = 65_535
-_LAST_STREAM = 2**31 - 1
 _REMEMBERED = 128
 # Requests that are let run on for a moment behind their answer, and for how long.
 _UNSTOPPED = 8
 _STOPPING_MS = 1_000
-_FRAME_HEAD = Struct(">HBBBI")
-_SETTING = Struct(">HI")
 _SHUTDOWN_PING = b"shutdown"
-
-_DATA, _HEADERS, _PRIORITY, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY = range(8)
-_WINDOW_UPDATE, _CONTINUATION = 8, 9
-_ACK = _END_STREAM = 0x01
-_END_HEADERS, _PADDED, _PRIORITIZED = 0x04, 0x08, 0x20
-
-_HEADER_TABLE_SIZE, _ENABLE_PUSH, _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE = 1, 2, 3, 4
-_MAX_FRAME_SIZE, _MAX_HEADER_LIST_SIZE = 5, 6
-
-
-class ErrorCode(IntEnum):
-    """Section 7."""
-
-    NO_ERROR = 0
-    PROTOCOL_ERROR = 1
-    INTERNAL_ERROR = 2
-    FLOW_CONTROL_ERROR = 3
-    SETTINGS_TIMEOUT = 4
-    STREAM_CLOSED = 5
-    FRAME_SIZE_ERROR = 6
-    REFUSED_STREAM = 7
-    CANCEL = 8
-    COMPRESSION_ERROR = 9
-    CONNECT_ERROR = 10
-    ENHANCE_YOUR_CALM = 11
-    INADEQUATE_SECURITY = 12
-    HTTP_1_1_REQUIRED = 13
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Http2Options:
-    """What all connections of a server have in common: the known paths, and the bounds."""
-
-    routes: Mapping[bytes, KnownPath] = field(default_factory=dict)
-
-    room: Room = field(default_factory=lambda: Room(64 * 2**20))
-    """Bodies that are not complete, beyond `held_bytes` of each connection, and answers that wait,
-    beyond `pending_bytes`."""
-
-    concurrent_streams: int = 256
-    """Requests at a time; one more is refused, and may be tried again."""
-
-    header_list_bytes: int = 16_384
-    """The fields of a request, unfolded, 32 bytes each on top of the text."""
-
-    header_fields: int = 128
-
-    header_block_bytes: int = 32_768
-    """The same as it is sent: one that is longer ends the connection."""
-
-    header_frames: int = 16
-    """Frames of one block: HEADERS and its CONTINUATIONs."""
-
-    stream_window: int = 65_535
-    connection_window: int = 2**20
-
-    body_bytes: int = 32_768
-    """The body of a request whose path is not known beforehand."""
-
-    held_bytes: int = 65_536
-    """Bodies of one connection that need no room of the shared one."""
-
-    pending_bytes: int = 2**20
-    """Answers of one connection that wait for the client's windows, and need no room of the shared
-    one."""
-
-    outgoing_bytes: int = 2**18
-    """No more is read while so much waits to be written."""
-
-    turn_requests: int = 64
-    turn_bytes: int = 16_384
-
-    control_burst: int = 1_000
-    controls_per_s: int = 100
-    controls_per_request: int = 8
-    """Frames that bring no request forward: so many at once, later so many a second, and so many
-    for each answered request and each part of an answer."""
-
-    reset_burst: int = 500
-    resets_per_s: int = 50
-    """Streams that end by a reset. Each answered request earns one more."""
-
-    settings_ms: int = 10_000
-    """For the preface to arrive, and for our settings to be acknowledged."""
-
-    head_ms: int = 10_000
-    """For a frame, and for a block of fields, from its first byte to its last."""
-
-    request_ms: int = 30_000
-    """For a request, from its head to its end. Streaming ones take as long as they like."""
-
-    write_ms: int = 10_000
-    """For a client to make room for an answer."""
-
-    def __post_init__(self) -> None:
-        if not _DEFAULT_WINDOW <= self.stream_window <= _MAX_WINDOW:
-            raise ValueError("stream_window is from 65,535, which clients begin with, to 2**31 - 1")
-        if not _DEFAULT_WINDOW <= self.connection_window <= _MAX_WINDOW:
-            raise ValueError("connection_window is from 65,535 to 2**31 - 1")
-
-
-class _ConnectionError(Exception):
-    def __init__(self, code: ErrorCode, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-        self.text = text
-
-
-class _StreamError(Exception):
-    def __init__(self, stream_id: int, code: ErrorCode) -> None:
-        super().__init__()
-        self.stream_id = stream_id
-        self.code = code
-
-
-class _Allowance:
-    """So many at once, and so many a second."""
-
-    __slots__ = ("_burst", "_level", "_per_s", "_since_ms")
-
-    def __init__(self, burst: int, per_s: int, now_ms: int) -> None:
-        self._burst = self._level = burst * 1000
-        self._per_s = per_s
-        self._since_ms = now_ms
-
-    def spend(self, now_ms: int) -> bool:
-        elapsed_ms = now_ms - self._since_ms
-        if elapsed_ms > 0:
-            # Beyond the time that fills it from empty nothing changes.
-            elapsed_ms = min(elapsed_ms, self._burst)
-            self._level = min(self._burst, self._level + elapsed_ms * self._per_s)
-            self._since_ms = now_ms
-        self._level -= 1000
-        return self._level >= 0
-
-    def earn(self, amount: int) -> None:
-        self._level = min(self._burst, self._level + amount * 1000)
 
 
 class _Block:
@@ -228,17 +116,16 @@ class Http2Connection:
 
     __slots__ = (
         "_at",
+        "_begun",
         "_block",
         "_blocked",
         "_closed_streams",
         "_controls",
         "_credit",
         "_decoder",
-        "_encoder",
         "_events",
         "_final_id",
         "_going",
-        "_greeted",
         "_held",
         "_initial_window",
         "_input",
@@ -246,7 +133,6 @@ class Http2Connection:
         "_now",
         "_opened_ms",
         "_options",
-        "_out",
         "_partial",
         "_partial_ms",
         "_pending_bytes",
@@ -260,6 +146,7 @@ class Http2Connection:
         "_unread",
         "_unstopped",
         "_window",
+        "_writer",
         "ended",
         "event_count",
         "pending",
@@ -271,14 +158,14 @@ class Http2Connection:
         self._now = self._opened_ms = now_ms
         self.quiet_since_ms: int = now_ms
         self._decoder = Decoder(options.header_list_bytes, options.header_fields)
-        self._encoder = Encoder()
-        self._controls = _Allowance(options.control_burst, options.controls_per_s, now_ms)
-        self._resets = _Allowance(options.reset_burst, options.resets_per_s, now_ms)
+        self._writer = FrameWriter()
+        self._controls = Allowance(options.control_burst, options.controls_per_s, now_ms)
+        self._resets = Allowance(options.reset_burst, options.resets_per_s, now_ms)
         # Input that is not read yet, from `_at`, and since when a frame of it is incomplete.
         self._input = b""
         self._at = 0
         self._partial_ms = -1
-        self._prefaced = self._greeted = self._settled = False
+        self._prefaced = self._begun = self._settled = False
         self._block: _Block | None = None
         self._events: list[Event] = []
         self.event_count: int = 0
@@ -290,7 +177,7 @@ class Http2Connection:
         # Those of them whose client is to be told to stop sending, and when.
         self._unstopped: dict[int, int] = {}
         self._last_id = 0
-        self._final_id = _LAST_STREAM
+        self._final_id = LAST_STREAM
         self._going = False
         self._pings = 0
         # What the client may send us, and what it has sent that was not given back.
@@ -298,13 +185,12 @@ class Http2Connection:
         self._unread = 0
         self._held = self._reserved = 0
         # What we may send to the client, and which streams wait for that.
-        self._window = self._initial_window = _DEFAULT_WINDOW
+        self._window = self._initial_window = DEFAULT_WINDOW
         self._blocked: dict[int, Stream] = {}
         self._pending_bytes = self._pending_reserved = 0
-        self._out = bytearray()
         self.pending: bool = False
         self.ended: bool = False
-        self._send_greeting()
+        self._send_settings()
 
     # --- What a server calls --------------------------------------------------------------------
 
@@ -343,7 +229,7 @@ class Http2Connection:
     @property
     def outgoing(self) -> int:
         """Bytes that are to be written."""
-        return len(self._out)
+        return len(self._writer.out)
 
     @property
     def buffered(self) -> int:
@@ -359,12 +245,10 @@ class Http2Connection:
     @property
     def drained(self) -> bool:
         """Whether, after `shutdown`, everything was answered."""
-        return self._final_id < _LAST_STREAM and not self._streams
+        return self._final_id < LAST_STREAM and not self._streams
 
     def take_outgoing(self) -> bytes:
-        out = bytes(self._out)
-        self._out.clear()
-        return out
+        return self._writer.take()
 
     def take_body(self, stream: Stream) -> bytes:
         """What has come of the body, and room for as much again."""
@@ -383,7 +267,7 @@ class Http2Connection:
         sent for a stream, False means that it is over and nothing was sent."""
         if stream.closed:
             return False
-        self._write_fields(stream.id, head, end)
+        self._writer.fields(stream.id, head, end)
         stream.head_sent = stream.head_sent or not interim
         if end:
             self._finish(stream)
@@ -431,24 +315,24 @@ class Http2Connection:
         if len(payload) != 8:
             raise ValueError("a ping has 8 bytes")
         self._pings += 1
-        self._write_frame(_PING, 0, 0, payload)
+        self._writer.frame(PING, 0, 0, payload)
 
     def shutdown(self) -> None:
         """Take no more requests. The first call says so; the second, or the client's answer to the
         first, names the last request that is served: those on their way meanwhile still are."""
-        if self.ended or self._final_id < _LAST_STREAM:
+        if self.ended or self._final_id < LAST_STREAM:
             return
         if self._going:
             self._name_last_stream()
         else:
             self._going = True
-            self._write_goaway(_LAST_STREAM, ErrorCode.NO_ERROR, b"")
+            self._writer.goaway(LAST_STREAM, ErrorCode.NO_ERROR, b"")
             self.ping(_SHUTDOWN_PING)
 
     def close(self, code: int = ErrorCode.NO_ERROR, text: bytes = b"") -> list[Event]:
         """End the connection at once. Returns a reset for each request that was handed over."""
         if not self.ended:
-            self._write_goaway(self._last_id, code, text)
+            self._writer.goaway(self._last_id, code, text)
             self._end(code)
         return self._take_events()
 
@@ -458,7 +342,7 @@ class Http2Connection:
         if not self.ended:
             try:
                 step()
-            except _ConnectionError as error:
+            except Http2Error as error:
                 self._fail(error.code, error.text)
         return self._take_events()
 
@@ -476,7 +360,7 @@ class Http2Connection:
             if (
                 self._at >= options.turn_bytes
                 or self.event_count >= options.turn_requests
-                or len(self._out) >= options.outgoing_bytes
+                or len(self._writer.out) >= options.outgoing_bytes
             ):
                 self.pending = self._at < len(self._input)
                 break
@@ -499,99 +383,99 @@ class Http2Connection:
         data, at = self._input, self._at
         if len(data) - at < 9:
             return False
-        high, low, kind, flags, stream_id = _FRAME_HEAD.unpack_from(data, at)
-        length, stream_id = high << 8 | low, stream_id & _LAST_STREAM
+        high, low, kind, flags, stream_id = FRAME_HEAD.unpack_from(data, at)
+        length, stream_id = high << 8 | low, stream_id & LAST_STREAM
         self._check_order(kind, flags, stream_id)
-        if length > _MAX_FRAME:
-            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "a frame above 16,384 bytes")
+        if length > MAX_FRAME:
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "a frame above 16,384 bytes")
         end = at + 9 + length
         if end > len(data):
             return False
         self._at = end
         try:
             self._read_payload(kind, flags, stream_id, data[at + 9 : end])
-        except _StreamError as error:
+        except StreamResetError as error:
             self._fail_stream(error.stream_id, error.code)
         return True
 
     def _read_preface(self) -> bool:
         found = self._input[self._at : self._at + len(PREFACE)]
         if not PREFACE.startswith(found):
-            raise _protocol_error("the connection does not begin with the preface of HTTP/2")
+            raise protocol_error("the connection does not begin with the preface of HTTP/2")
         self._prefaced = found == PREFACE
         self._at += len(found) if self._prefaced else 0
         return self._prefaced
 
     def _check_order(self, kind: int, flags: int, stream_id: int) -> None:
-        if not self._greeted:
-            if kind != _SETTINGS or flags & _ACK:
-                raise _protocol_error("the first frame is not SETTINGS")
-            self._greeted = True
+        if not self._begun:
+            if kind != SETTINGS or flags & ACK:
+                raise protocol_error("the first frame is not SETTINGS")
+            self._begun = True
         if self._block is None:
-            if kind == _CONTINUATION:
-                raise _protocol_error("CONTINUATION of nothing")
-        elif kind != _CONTINUATION or stream_id != self._block.stream_id:
-            raise _protocol_error("a block of fields is interrupted by another frame")
+            if kind == CONTINUATION:
+                raise protocol_error("CONTINUATION of nothing")
+        elif kind != CONTINUATION or stream_id != self._block.stream_id:
+            raise protocol_error("a block of fields is interrupted by another frame")
 
     def _read_payload(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        if kind == _DATA:
+        if kind == DATA:
             self._read_data(flags, stream_id, payload)
-        elif kind == _HEADERS:
+        elif kind == HEADERS:
             self._read_headers(flags, stream_id, payload)
-        elif kind == _CONTINUATION:
+        elif kind == CONTINUATION:
             self._read_continuation(flags, payload)
-        elif kind == _WINDOW_UPDATE:
+        elif kind == WINDOW_UPDATE:
             self._read_window_update(stream_id, payload)
-        elif kind == _RST_STREAM:
+        elif kind == RST_STREAM:
             self._read_rst_stream(stream_id, payload)
-        elif kind == _PRIORITY:
+        elif kind == PRIORITY:
             self._read_priority(stream_id, payload)
-        elif kind == _PUSH_PROMISE:
-            raise _protocol_error("PUSH_PROMISE from a client")
-        elif kind > _CONTINUATION:
+        elif kind == PUSH_PROMISE:
+            raise protocol_error("PUSH_PROMISE from a client")
+        elif kind > CONTINUATION:
             self._spend("too many frames of unknown types")
         else:
             self._read_control(kind, flags, stream_id, payload)
 
     def _read_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
-            raise _protocol_error("a frame of the connection has a stream")
-        if kind == _SETTINGS:
+            raise protocol_error("a frame of the connection has a stream")
+        if kind == SETTINGS:
             self._read_settings(flags, payload)
-        elif kind == _PING:
+        elif kind == PING:
             self._read_ping(flags, payload)
         else:
             self._read_goaway(payload)
 
     def _read_data(self, flags: int, stream_id: int, payload: bytes) -> None:
         self._require_opened(stream_id)
-        size, body = len(payload), _unpadded(flags, payload)
+        size, body = len(payload), unpadded(flags, payload)
         if size > self._credit:
-            raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "more data than there is room for")
+            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more data than there is room for")
         self._credit -= size
         self._unread += size
         if self._unread * 2 >= self._options.connection_window:
-            self._write_window_update(0, self._unread)
+            self._writer.window_update(0, self._unread)
             self._credit += self._unread
             self._unread = 0
         stream = self._streams.get(stream_id)
         if stream is None:
             if self._closed_streams.get(stream_id):
-                if flags & _END_STREAM:
+                if flags & END_STREAM:
                     self._unstopped.pop(stream_id, None)
                 return
-            raise _StreamError(stream_id, ErrorCode.STREAM_CLOSED)
+            raise StreamResetError(stream_id, ErrorCode.STREAM_CLOSED)
         if stream.ended:
-            raise _StreamError(stream_id, ErrorCode.STREAM_CLOSED)
+            raise StreamResetError(stream_id, ErrorCode.STREAM_CLOSED)
         if size > stream.credit:
-            raise _StreamError(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
-        stream.ended = bool(flags & _END_STREAM)
+            raise StreamResetError(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
+        stream.ended = bool(flags & END_STREAM)
         if not body and not stream.ended:
             self._spend("too many empty frames")
         stream.credit -= size
         stream.received += len(body)
         if not stream.has_declared_length():
-            raise _StreamError(stream_id, ErrorCode.PROTOCOL_ERROR)
+            raise StreamResetError(stream_id, ErrorCode.PROTOCOL_ERROR)
         self._add_body(stream, body, size - len(body))
         if stream.ended:
             self._complete(stream)
@@ -603,7 +487,7 @@ class Http2Connection:
             return
         if stream.streaming:
             if not self._hold(stream, len(body)):
-                raise _StreamError(stream.id, ErrorCode.ENHANCE_YOUR_CALM)
+                raise StreamResetError(stream.id, ErrorCode.ENHANCE_YOUR_CALM)
             stream.collected += body
             stream.unread += padding
             if body:
@@ -617,15 +501,15 @@ class Http2Connection:
             stream.unread += len(body) + padding
 
     def _read_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
-        _require_client_stream(stream_id)
-        data = _unpadded(flags, payload)
-        if flags & _PRIORITIZED:
+        require_client_stream(stream_id)
+        data = unpadded(flags, payload)
+        if flags & PRIORITIZED:
             if len(data) < 5:
-                raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "HEADERS without its priority")
-            _check_dependency(stream_id, data)
+                raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "HEADERS without its priority")
+            check_dependency(stream_id, data)
             data = data[5:]
-        end_stream = bool(flags & _END_STREAM)
-        if flags & _END_HEADERS:
+        end_stream = bool(flags & END_STREAM)
+        if flags & END_HEADERS:
             self._read_fields(stream_id, end_stream, data)
         else:
             self._block = _Block(stream_id, end_stream, data, self._now)
@@ -637,8 +521,8 @@ class Http2Connection:
         block.frames += 1
         bounds = self._options
         if block.frames > bounds.header_frames or len(block.data) > bounds.header_block_bytes:
-            raise _ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, "a block of fields is too long")
-        if flags & _END_HEADERS:
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "a block of fields is too long")
+        if flags & END_HEADERS:
             self._block = None
             self._read_fields(block.stream_id, block.end_stream, bytes(block.data))
 
@@ -646,7 +530,7 @@ class Http2Connection:
         try:
             fields = self._decoder.decode(data)
         except HpackError as error:
-            raise _ConnectionError(ErrorCode.COMPRESSION_ERROR, str(error)) from None
+            raise Http2Error(ErrorCode.COMPRESSION_ERROR, str(error)) from None
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._read_trailers(stream, fields, end_stream)
@@ -654,19 +538,19 @@ class Http2Connection:
             self._open(stream_id, fields, end_stream)
         elif not self._closed_streams.get(stream_id):
             if stream_id in self._closed_streams:
-                raise _ConnectionError(ErrorCode.STREAM_CLOSED, "fields for a closed stream")
-            raise _protocol_error("the number of a new stream is not above the last one")
+                raise Http2Error(ErrorCode.STREAM_CLOSED, "fields for a closed stream")
+            raise protocol_error("the number of a new stream is not above the last one")
         elif end_stream:
             self._unstopped.pop(stream_id, None)
 
     def _read_trailers(self, stream: Stream, fields: Fields, end_stream: bool) -> None:
         if stream.ended:
-            raise _StreamError(stream.id, ErrorCode.STREAM_CLOSED)
+            raise StreamResetError(stream.id, ErrorCode.STREAM_CLOSED)
         if self._decoder.truncated:
-            raise _StreamError(stream.id, ErrorCode.ENHANCE_YOUR_CALM)
+            raise StreamResetError(stream.id, ErrorCode.ENHANCE_YOUR_CALM)
         stream.ended = end_stream
         if not end_stream or not are_trailers(fields) or not stream.has_declared_length():
-            raise _StreamError(stream.id, ErrorCode.PROTOCOL_ERROR)
+            raise StreamResetError(stream.id, ErrorCode.PROTOCOL_ERROR)
         self._complete(stream)
 
     def _open(self, stream_id: int, fields: Fields, end_stream: bool) -> None:
@@ -677,7 +561,7 @@ class Http2Connection:
         options = self._options
         if len(self._streams) >= options.concurrent_streams:
             self._remember(stream_id, True)
-            self._write_rst_stream(stream_id, ErrorCode.REFUSED_STREAM)
+            self._writer.rst_stream(stream_id, ErrorCode.REFUSED_STREAM)
             self._spend("too many requests at a time")
             return
         stream = self._new_stream(stream_id)
@@ -685,10 +569,10 @@ class Http2Connection:
             stream.read_head(fields, options.routes)
         except MalformedError:
             if not self._decoder.truncated:
-                raise _StreamError(stream_id, ErrorCode.PROTOCOL_ERROR) from None
+                raise StreamResetError(stream_id, ErrorCode.PROTOCOL_ERROR) from None
             stream = self._new_stream(stream_id)
         if end_stream and stream.declared > 0:
-            raise _StreamError(stream_id, ErrorCode.PROTOCOL_ERROR)
+            raise StreamResetError(stream_id, ErrorCode.PROTOCOL_ERROR)
         stream.ended = end_stream
         self._streams[stream_id] = stream
         if self._decoder.truncated:
@@ -725,7 +609,7 @@ class Http2Connection:
 
     def _read_rst_stream(self, stream_id: int, payload: bytes) -> None:
         self._require_opened(stream_id)
-        _require_size(payload, 4)
+        require_size(payload, 4)
         stream = self._streams.get(stream_id)
         if stream is None:
             self._unstopped.pop(stream_id, None)
@@ -739,48 +623,48 @@ class Http2Connection:
     def _read_priority(self, stream_id: int, payload: bytes) -> None:
         """Checked and ignored, as section 5.3 allows."""
         if not stream_id:
-            raise _protocol_error("a frame of a stream has none")
-        _require_size(payload, 5)
-        _check_dependency(stream_id, payload)
+            raise protocol_error("a frame of a stream has none")
+        require_size(payload, 5)
+        check_dependency(stream_id, payload)
         self._spend("too many priorities")
 
     def _read_settings(self, flags: int, payload: bytes) -> None:
-        if flags & _ACK:
-            _require_size(payload, 0)
+        if flags & ACK:
+            require_size(payload, 0)
             if self._settled:
                 self._spend("too many settings")
             self._settled = True
             return
         if len(payload) % 6:
-            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "half a setting")
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "half a setting")
         self._spend("too many settings")
         initial_window = self._initial_window
-        for number, value in _SETTING.iter_unpack(payload):
-            if number == _INITIAL_WINDOW_SIZE:
-                if value > _MAX_WINDOW:
-                    raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2**31 - 1")
+        for number, value in SETTING.iter_unpack(payload):
+            if number == INITIAL_WINDOW_SIZE:
+                if value > MAX_WINDOW:
+                    raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2**31 - 1")
                 initial_window = value
-            elif number == _HEADER_TABLE_SIZE:
-                self._encoder.resize(value)
-            elif not _is_valid_setting(number, value):
-                raise _protocol_error("a setting out of its range")
-        self._write_frame(_SETTINGS, _ACK, 0, b"")
+            elif number == HEADER_TABLE_SIZE:
+                self._writer.encoder.resize(value)
+            elif not is_valid_setting(number, value):
+                raise protocol_error("a setting out of its range")
+        self._writer.frame(SETTINGS, ACK, 0, b"")
         self._resize_windows(initial_window)
 
     def _resize_windows(self, initial_window: int) -> None:
         if initial_window == self._initial_window:
             return
-        if any(stream.window + initial_window > _MAX_WINDOW for stream in self._streams.values()):
-            raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2**31 - 1")
+        if any(stream.window + initial_window > MAX_WINDOW for stream in self._streams.values()):
+            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2**31 - 1")
         self._initial_window = initial_window
         self._send_blocked()
 
     def _read_ping(self, flags: int, payload: bytes) -> None:
-        _require_size(payload, 8)
-        if not flags & _ACK:
+        require_size(payload, 8)
+        if not flags & ACK:
             # Clients of gRPC know this text, and ping less often from then on.
             self._spend("too_many_pings")
-            self._write_frame(_PING, _ACK, 0, payload)
+            self._writer.frame(PING, ACK, 0, payload)
         elif not self._pings:
             self._spend("too_many_pings")
         else:
@@ -792,16 +676,16 @@ class Http2Connection:
 
     def _read_goaway(self, payload: bytes) -> None:
         if len(payload) < 8:
-            raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY without its numbers")
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY without its numbers")
         self._spend("too many farewells")
         self._emit("goaway", None, int.from_bytes(payload[4:8], "big"))
 
     def _read_window_update(self, stream_id: int, payload: bytes) -> None:
         if stream_id:
             self._require_opened(stream_id)
-        _require_size(payload, 4)
+        require_size(payload, 4)
         self._spend("too many small windows")
-        amount = int.from_bytes(payload, "big") & _MAX_WINDOW
+        amount = int.from_bytes(payload, "big") & MAX_WINDOW
         if not stream_id:
             self._widen_connection(amount)
         elif stream := self._streams.get(stream_id):
@@ -809,35 +693,35 @@ class Http2Connection:
 
     def _widen_connection(self, amount: int) -> None:
         if not amount:
-            raise _protocol_error("WINDOW_UPDATE by nothing")
-        if self._window + amount > _MAX_WINDOW:
-            raise _ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2**31 - 1")
+            raise protocol_error("WINDOW_UPDATE by nothing")
+        if self._window + amount > MAX_WINDOW:
+            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2**31 - 1")
         self._window += amount
         self._send_blocked()
 
     def _widen_stream(self, stream: Stream, amount: int) -> None:
         if not amount:
-            raise _StreamError(stream.id, ErrorCode.PROTOCOL_ERROR)
-        if self._initial_window + stream.window + amount > _MAX_WINDOW:
-            raise _StreamError(stream.id, ErrorCode.FLOW_CONTROL_ERROR)
+            raise StreamResetError(stream.id, ErrorCode.PROTOCOL_ERROR)
+        if self._initial_window + stream.window + amount > MAX_WINDOW:
+            raise StreamResetError(stream.id, ErrorCode.FLOW_CONTROL_ERROR)
         stream.window += amount
         if stream.id in self._blocked:
             self._send_pending(stream)
 
     def _require_opened(self, stream_id: int) -> None:
-        _require_client_stream(stream_id)
+        require_client_stream(stream_id)
         if stream_id > self._last_id:
-            raise _protocol_error("a frame for a stream that was not opened")
+            raise protocol_error("a frame for a stream that was not opened")
 
     # --- Bounds ---------------------------------------------------------------------------------
 
     def _spend(self, text: str) -> None:
         if not self._controls.spend(self._now):
-            raise _ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, text)
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, text)
 
     def _count_reset(self) -> None:
         if not self._resets.spend(self._now):
-            raise _ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, "too many streams were reset")
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "too many streams were reset")
 
     def _hold(self, stream: Stream, amount: int) -> bool:
         """Count bytes of a body; those beyond the connection's own share need room."""
@@ -880,20 +764,20 @@ class Http2Connection:
             return
         if stream.unread * 2 < self._options.stream_window:
             return
-        self._write_window_update(stream.id, stream.unread)
+        self._writer.window_update(stream.id, stream.unread)
         stream.credit += stream.unread
         stream.unread = 0
 
     def _end_overdue(self) -> None:
         now, options = self._now, self._options
         if not self._settled and now - self._opened_ms > options.settings_ms:
-            raise _ConnectionError(ErrorCode.SETTINGS_TIMEOUT, "settings were not acknowledged")
+            raise Http2Error(ErrorCode.SETTINGS_TIMEOUT, "settings were not acknowledged")
         since_ms = self._block.since_ms if self._block is not None else self._partial_ms
         if since_ms >= 0 and not self.pending and now - since_ms > options.head_ms:
-            raise _ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, "a frame did not arrive in time")
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "a frame did not arrive in time")
         for stream_id in [each for each, due_ms in self._unstopped.items() if due_ms <= now]:
             del self._unstopped[stream_id]
-            self._write_rst_stream(stream_id, ErrorCode.NO_ERROR)
+            self._writer.rst_stream(stream_id, ErrorCode.NO_ERROR)
         for stream in self.streams:
             if stream.id in self._blocked:
                 if now - stream.blocked_ms > options.write_ms:
@@ -921,17 +805,17 @@ class Http2Connection:
         if stream.fault == "body_too_large" and len(self._unstopped) < _UNSTOPPED:
             self._unstopped[stream.id] = self._now + _STOPPING_MS
         else:
-            self._write_rst_stream(stream.id, ErrorCode.NO_ERROR)
+            self._writer.rst_stream(stream.id, ErrorCode.NO_ERROR)
 
     def _reset(self, stream: Stream, code: int) -> None:
-        self._write_rst_stream(stream.id, code)
+        self._writer.rst_stream(stream.id, code)
         self._forget(stream, True)
 
     def _fail_stream(self, stream_id: int, code: ErrorCode) -> None:
         """A mistake of the client's that concerns one stream."""
         stream = self._streams.get(stream_id)
         if stream is None:
-            self._write_rst_stream(stream_id, code)
+            self._writer.rst_stream(stream_id, code)
             self._remember(stream_id, True)
         else:
             if stream.handed_over:
@@ -955,7 +839,7 @@ class Http2Connection:
             del self._closed_streams[next(iter(self._closed_streams))]
 
     def _fail(self, code: ErrorCode, text: str) -> None:
-        self._write_goaway(self._last_id, code, text.encode())
+        self._writer.goaway(self._last_id, code, text.encode())
         self._end(code)
         self._emit("closed", None, code)
 
@@ -972,7 +856,7 @@ class Http2Connection:
 
     def _name_last_stream(self) -> None:
         self._final_id = self._last_id
-        self._write_goaway(self._last_id, ErrorCode.NO_ERROR, b"")
+        self._writer.goaway(self._last_id, ErrorCode.NO_ERROR, b"")
 
     # --- Sending --------------------------------------------------------------------------------
 
@@ -1001,12 +885,12 @@ class Http2Connection:
         pending = stream.pending
         left = len(pending)
         # A stream's window is negative after settings have made it smaller than what was sent.
-        size = max(0, min(left, _MAX_FRAME, self._window, self._initial_window + stream.window))
+        size = max(0, min(left, MAX_FRAME, self._window, self._initial_window + stream.window))
         if left and not size:
             return False
         end = stream.pending_end and size == left
         if left or end:
-            self._write_frame(_DATA, _END_STREAM if end else 0, stream.id, bytes(pending[:size]))
+            self._writer.frame(DATA, END_STREAM if end else 0, stream.id, bytes(pending[:size]))
             del pending[:size]
             stream.window -= size
             self._window -= size
@@ -1014,75 +898,18 @@ class Http2Connection:
         if end:
             self._finish(stream)
         elif size == left and stream.pending_trailers is not None:
-            self._write_fields(stream.id, stream.pending_trailers, True)
+            self._writer.fields(stream.id, stream.pending_trailers, True)
             self._finish(stream)
         return True
 
-    def _send_greeting(self) -> None:
+    def _send_settings(self) -> None:
         options = self._options
         settings = [
-            (_MAX_CONCURRENT_STREAMS, options.concurrent_streams),
-            (_MAX_HEADER_LIST_SIZE, options.header_list_bytes),
+            (MAX_CONCURRENT_STREAMS, options.concurrent_streams),
+            (MAX_HEADER_LIST_SIZE, options.header_list_bytes),
         ]
-        if options.stream_window != _DEFAULT_WINDOW:
-            settings.append((_INITIAL_WINDOW_SIZE, options.stream_window))
-        self._write_frame(_SETTINGS, 0, 0, b"".join(_SETTING.pack(*pair) for pair in settings))
-        if options.connection_window > _DEFAULT_WINDOW:
-            self._write_window_update(0, options.connection_window - _DEFAULT_WINDOW)
-
-    def _write_fields(self, stream_id: int, block: HeaderBlock, end: bool) -> None:
-        data = self._encoder.encode(block)
-        kind, flags = _HEADERS, _END_STREAM if end else 0
-        while len(data) > _MAX_FRAME:
-            self._write_frame(kind, flags, stream_id, data[:_MAX_FRAME])
-            data = data[_MAX_FRAME:]
-            kind, flags = _CONTINUATION, 0
-        self._write_frame(kind, flags | _END_HEADERS, stream_id, data)
-
-    def _write_window_update(self, stream_id: int, amount: int) -> None:
-        self._write_frame(_WINDOW_UPDATE, 0, stream_id, amount.to_bytes(4, "big"))
-
-    def _write_rst_stream(self, stream_id: int, code: int) -> None:
-        self._write_frame(_RST_STREAM, 0, stream_id, code.to_bytes(4, "big"))
-
-    def _write_goaway(self, last_id: int, code: int, text: bytes) -> None:
-        numbers = last_id.to_bytes(4, "big") + code.to_bytes(4, "big")
-        self._write_frame(_GOAWAY, 0, 0, numbers + text)
-
-    def _write_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        size = len(payload)
-        self._out += _FRAME_HEAD.pack(size >> 8, size & 0xFF, kind, flags, stream_id)
-        self._out += payload
-
-
-def _protocol_error(text: str) -> _ConnectionError:
-    return _ConnectionError(ErrorCode.PROTOCOL_ERROR, text)
-
-
-def _require_client_stream(stream_id: int) -> None:
-    if not stream_id & 1:
-        raise _protocol_error("a frame of a stream has one that no client opens")
-
-
-def _require_size(payload: bytes, size: int) -> None:
-    if len(payload) != size:
-        raise _ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "a frame is not of the size of its type")
-
-
-def _unpadded(flags: int, payload: bytes) -> bytes:
-    if not flags & _PADDED:
-        return payload
-    if not payload or payload[0] >= len(payload):
-        raise _protocol_error("the padding is longer than its frame")
-    return payload[1 : len(payload) - payload[0]]
-
-
-def _check_dependency(stream_id: int, priority: bytes) -> None:
-    if int.from_bytes(priority[:4], "big") & _LAST_STREAM == stream_id:
-        raise _protocol_error("a stream that depends on itself")
-
-
-def _is_valid_setting(number: int, value: int) -> bool:
-    if number == _ENABLE_PUSH:
-        return value <= 1
-    return number != _MAX_FRAME_SIZE or _MAX_FRAME <= value < 2**24
+        if options.stream_window != DEFAULT_WINDOW:
+            settings.append((INITIAL_WINDOW_SIZE, options.stream_window))
+        self._writer.settings(*settings)
+        if options.connection_window > DEFAULT_WINDOW:
+            self._writer.window_update(0, options.connection_window - DEFAULT_WINDOW)

@@ -172,7 +172,7 @@ class _Caller:
             self._go(lead.entry)
 
     def _go(self, entry: _Entry) -> None:
-        """Leave the queue of a key. Whoever came last inherits a lead."""
+        """Leave the queue of a key. The last to come inherits a lead."""
         queue = entry.queue
         if queue is not None and not entry.has_gone:
             last = queue.last() if queue.leads(entry.waiter) else None
@@ -207,7 +207,7 @@ class _Caller:
         return max(0.0, self._deadline - time.monotonic())
 
     def _nap_s(self, pauses: Sequence[RetryPause]) -> float:
-        """How long to wait before the requests are sent; raises if nobody is left to hear."""
+        """How long to wait before the requests are sent; raises if all callers have left."""
         seconds = max((pause.ms for pause in pauses), default=0.0) / 1000
         if seconds >= self._left_s():
             raise ConnectionFailedError("no time left to ask", may_have_run=False)
@@ -309,7 +309,7 @@ class AsyncCaller(_Caller):
             self._woken.set()
 
     def _stop(self, leads: list[_Lead], error: BaseException | None) -> None:
-        """The end of leads that were interrupted. Nobody but their caller can be told why."""
+        """The end of leads that were interrupted. Their caller alone is told why."""
         for lead in leads:
             call = lead.entry.call
             if not call.done and not call.is_answered():

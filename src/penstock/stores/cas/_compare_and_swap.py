@@ -89,7 +89,7 @@ class _Attempt:
     def __init__(self, calls: Sequence[Call], found: Found, is_remembered: bool = False) -> None:
         self.id = secrets.token_urlsafe(9)
         self.expected = found
-        # Who gives up from here on is in doubt, if it writes; who has given up is left out.
+        # Callers that give up from here on are in doubt, if they write; earlier ones are left out.
         for call in calls:
             call.in_flight = True
         self._calls = calls = [call for call in _waiting(calls) if not call.has_left]
@@ -259,7 +259,7 @@ def settle(
 
 
 def _waiting(calls: Sequence[Call]) -> list[Call]:
-    """Those that nobody else has answered: a leader may have been passed over meanwhile."""
+    """The calls without an answer: a leader may have been passed over meanwhile."""
     return [call for call in calls if not call.done]
 
 

@@ -146,7 +146,7 @@ class PerLoop:
             task = self._made[loop] = loop.create_task(self._start())
         if task.done():
             return task.result()
-        # Whoever gives up waiting does not take the client from the others.
+        # A caller that is cancelled does not take the client from the others.
         return await asyncio.shield(task)
 
     async def aclose(self) -> None:

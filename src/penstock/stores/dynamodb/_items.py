@@ -107,7 +107,7 @@ def _part(table: str, write: Swap | Drop | Check) -> dict[str, Any]:
 
 
 def answer(request: AnyRequest, reply: dict[str, Any]) -> Any:
-    """What the flow is told when the operation went through."""
+    """The answer to the flow when the operation went through."""
     if isinstance(request, ReadAll):
         found = (response.get("Item") for response in reply["Responses"])
         pairs = zip(found, request.keys, strict=True)

@@ -321,7 +321,7 @@ def _refuse(
 def _refuse_looks(
     table: Any, steps: Sequence[Step], held: dict[str, Any], results: list[Any]
 ) -> None:
-    """Those who only look are told what a check would be."""
+    """A look at a key that has no room is answered as a check of it would be: refused."""
     for place, (key, transform, cost, _) in enumerate(steps):
         state, at, *_ = held[key]
         if state is not None or transform.role not in READING or not table.is_shut(key):

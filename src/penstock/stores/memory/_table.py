@@ -122,13 +122,16 @@ class Table:
                 if new is None:
                     self._drop(key)
                     return result
-                require_ttl(transform, outcome.ttl_ms)
+                ttl_ms = outcome.ttl_ms
+                # The common case inline; anything else goes the long way round.
+                if type(ttl_ms) is not int or not 0 <= ttl_ms <= MAX_SAFE:
+                    require_ttl(transform, ttl_ms)
                 # Named, so that they live until the new state is in its place.
                 _evicted = None if order is None else self._resize(record, size)
                 if order is not None and _evicted is None:
                     return self._refuse(transform, now)
                 record.state = new
-                expires = now + outcome.ttl_ms
+                expires = now + ttl_ms
                 # The wheel finds a record that lives longer by itself, but not the reverse.
                 if expires < record.expires or record.kind is not transform.kind:
                     self._refile(key, record, transform.kind, expires)
@@ -199,7 +202,7 @@ class Table:
     def _refuse(self, transform: Transform[R], now: int) -> R:
         return transform.refuse(now, self._wheel.next_due() - self._wheel.now)
 
-    # Several keys at once; `_several.py` says in which order.
+    # Several keys at once; `_apply_all` of the store says in which order.
 
     require_ttl = staticmethod(require_ttl)
 
@@ -269,7 +272,7 @@ class Table:
             return self._reclaim(self._seen)
 
     def renew_lock(self) -> None:
-        """For the child of a fork, in which nobody holds the lock."""
+        """For the child of a fork: the thread that held the lock is not in it."""
         self._lock = threading.RLock()
 
     def __len__(self) -> int:

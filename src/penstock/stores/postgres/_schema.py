@@ -248,7 +248,7 @@ class Schema:
         elif mark != _MARK.format(VERSION):
             raise not_ours(self.table, mark)
         for signature, sql in self._functions.items():
-            [[function]] = yield Query(_PROCEDURE, (signature,))
+            [[function]] = yield Query(_SIGNATURE, (signature,))
             if function is None:
                 yield Query(Statement(sql))
         yield Query(Statement("COMMIT"))
@@ -294,7 +294,7 @@ _INSPECT = Statement(
     ("text", "text"),
 )
 _NAMESPACE = Statement("SELECT to_regnamespace($1)::text", ("text",), ("text",))
-_PROCEDURE = Statement("SELECT to_regprocedure($1)::text", ("text",), ("text",))
+_SIGNATURE = Statement("SELECT to_regprocedure($1)::text", ("text",), ("text",))
 
 
 def _require_name(what: str, name: Any) -> str:

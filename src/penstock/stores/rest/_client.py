@@ -7,6 +7,9 @@ same.
 This is the only file that imports httpx. Every fault of it, and every HTTP status that is not a
 success, becomes one of ours. The texts name the address and what the server said, never what was
 sent: headers hold the token.
+
+Last comes what Cloudflare's REST API adds: its address, its names, and the envelope around every
+reply.
 """
 
 from __future__ import annotations
@@ -27,9 +30,13 @@ from ...core._errors import ConfigInvalidError, require_module
 from ...core._validation import reject
 from .._sheet import ConnectionFailedError
 from ..cas._drivers import PerLoop, Workers
+from ..cas._requests import require_name
 
 __all__ = [
+    "CLOUDFLARE_API",
+    "CLOUDFLARE_TOKEN_ENV",
     "ApiToken",
+    "CloudflareRefused",
     "HttpCall",
     "RestClient",
     "RestReply",
@@ -38,6 +45,8 @@ __all__ = [
     "read_url",
     "refused",
     "require_base_url",
+    "require_id",
+    "result_of",
     "translated",
 ]
 
@@ -294,3 +303,37 @@ def _left_s(deadline: float) -> float:
     if left_s <= 0:
         raise ConnectionFailedError("no time left to ask", may_have_run=False)
     return left_s
+
+
+CLOUDFLARE_API = "https://api.cloudflare.com/client/v4"
+CLOUDFLARE_TOKEN_ENV = "CLOUDFLARE_API_TOKEN"
+
+_ID = r"[A-Za-z0-9_-]{1,64}"
+
+
+def require_id(what: str, text: object) -> str:
+    """An account, database or namespace id: it becomes part of a path."""
+    return require_name(what, text, _ID)
+
+
+class CloudflareRefused(Exception):  # noqa: N818 - an answer that a store may read
+    """Cloudflare said no. `codes` are its error codes, `error` is what to raise."""
+
+    def __init__(self, codes: list[int], said: str, error: Exception) -> None:
+        super().__init__(said)
+        self.codes = codes
+        self.error = error
+
+
+def result_of(reply: RestReply, where: str) -> Any:
+    """The result inside the envelope, or CloudflareRefused."""
+    envelope = reply.json()
+    if not isinstance(envelope, dict):
+        raise CloudflareRefused([], "", refused(reply.status, "not the API's JSON", where))
+    if reply.status < 300 and envelope.get("success"):
+        return envelope.get("result")
+    errors = [error for error in envelope.get("errors") or [] if isinstance(error, dict)]
+    said = "; ".join(f"{error.get('code')} {error.get('message')}" for error in errors)
+    status = reply.status if reply.status >= 300 else 500
+    codes = [error.get("code", 0) for error in errors]
+    raise CloudflareRefused(codes, said, refused(status, said, where))

@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from ..._queueing import Batch, GroupCommit, LateError, ThreadWaiter, Waiter
-from ..._queueing.background import Background
-from ..._queueing.fork import ForkAware, watch_forks
+from ..._queueing.fork import Background, ForkAware, watch_forks
 from ...core._clock import SystemClock
 from ...core._errors import PenstockError
 from ...core._steps import Step, looked_at
@@ -298,7 +297,7 @@ class SqliteStore(Store, ForkAware):
                 call.in_flight = False
 
     def _serve_tasks(self) -> None:
-        """The worker's round. Who waits too long is withdrawn by the timer of its own loop."""
+        """One round of the worker. A call that waits too long is withdrawn by its loop's timer."""
         while self._commit.pending or self._commit.unfinished is not None:
             deadline = self._deadline()
             with contextlib.suppress(LateError, LockedError):
@@ -339,7 +338,7 @@ class SqliteStore(Store, ForkAware):
 
 
 class _Forker(ThreadWaiter):
-    """Whoever forks leads until the fork is over, which is when its frame goes on."""
+    """The lead of a thread that forks, held until its frame goes on behind the fork."""
 
     __slots__ = ("_at",)
 
@@ -359,7 +358,7 @@ class _Parent(Waiter):
         return True
 
     def wake(self) -> None:
-        """Nobody is there."""
+        """There is no waiter to wake."""
 
 
 def _only_reads(call: Call) -> bool:

@@ -414,7 +414,7 @@ def test_a_state_that_is_too_large_is_refused() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_is_lost_the_count_is_kept(seed: int) -> None:
-    """Two processes on links that lose a third of everything: what was answered is what was
+    """Two processes on connections that lose a third of everything: what was answered is what was
     counted, and only those in doubt may be counted too."""
     rng = random.Random(seed)
     records = Records()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.service._shared_call import SharedCall
+from penstock._queueing.tasks import SharedCall
 
 
 class Made:
