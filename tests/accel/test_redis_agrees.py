@@ -1,19 +1,23 @@
-"""The compiled first exchange of a check on Redis, beside what it stands for."""
+"""The compiled first exchange of a call on Redis, beside what it stands for."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import Decision
+from penstock import Decision, gcra, slots
 from penstock.core import native
+from penstock.core._steps import Step
+from penstock.core._transform import checking, taking
 from penstock.stores._sheet import ConnectionFailedError
 from penstock.stores.redis._flows import decision_of
 from penstock.stores.redis._multiplexed import pair_replies
+from penstock.stores.redis._plans import plan_of
 from penstock.stores.redis._requests import Address, Exchange, Refusal
 from penstock.stores.redis._sync_connections import new_reader, pack
 
@@ -60,15 +64,15 @@ class Told:
 
 
 class By:
-    """What a compiled check reports to."""
+    """What a compiled exchange reports to."""
 
     def __init__(self) -> None:
         self.denied_ones: list[Decision] = []
         self.went_on: list[Any] = []
         self.failures: list[Exception] = []
 
-    def denied(self, decision: Decision, _transform: Any, _cost: int) -> None:
-        self.denied_ones.append(decision)
+    def denied(self, _steps: Any, decisions: Sequence[Decision]) -> None:
+        self.denied_ones += [decision for decision in decisions if not decision]
 
     def go_on(self, _first: Any, heard: Any, _told: Any) -> None:
         self.went_on.append(heard)
@@ -77,29 +81,60 @@ class By:
         self.failures.append(error)
 
 
-def first_exchange(told: Any, by: By, *, calls: bool = False) -> Any:
-    return native.FirstExchange(HERE, "k", None, 0, 1, 1.0, told, calls, by)
+CHECK = checking(gcra(5, 1_000))
+STEPS = {
+    "check": [Step("k", CHECK, 1)],
+    "three checks": [Step(key, CHECK, 1, key == "b") for key in "abc"],
+    "slot": [Step("s", taking(slots(3), "id"), 1)],
+}
 
 
-FIVE = st.lists(
-    st.integers(0, 10**17) | st.integers(0, 2) | st.integers(-5, 2**63 - 1), min_size=5, max_size=5
+def first_exchange(told: Any, by: By, kind: str = "check", *, calls: bool = False) -> Any:
+    steps = STEPS[kind]
+    plan = None if kind == "check" else plan_of(steps)
+    return native.FirstExchange(HERE, steps, plan, 0, 1.0, told, calls, by)
+
+
+def answer_to(kind: str, reply: Any) -> Any:
+    """By what the flow goes by; the reply itself, where that is no answer."""
+    steps, count = STEPS[kind], {"check": 5, "three checks": 16, "slot": 6}[kind]
+    if not isinstance(reply, list) or [type(number) for number in reply] != [int] * count:
+        return reply
+    return decision_of(reply) if kind == "check" else plan_of(steps).answers(steps, reply, {})
+
+
+COUNTS = st.sampled_from([5, 16, 6]) | st.integers(0, 40)
+NUMBERS_OF_REPLIES = COUNTS.flatmap(
+    lambda count: st.lists(
+        st.integers(0, 10**17) | st.integers(0, 2) | st.integers(-5, 2**63 - 1),
+        min_size=count,
+        max_size=count,
+    )
 )
 REPLIES = (
-    FIVE.map(lambda numbers: b"*5\r\n" + b"".join(b":%d\r\n" % number for number in numbers))
+    NUMBERS_OF_REPLIES.map(
+        lambda numbers: b"*%d\r\n" % len(numbers) + b"".join(b":%d\r\n" % each for each in numbers)
+    )
     | st.just(b"-NOSCRIPT No matching script.\r\n")
     | st.sampled_from(
-        [b"+OK\r\n", b"*-1\r\n", b"*2\r\n$1\r\na\r\n:1\r\n", b"*5\r\n" + b"+a\r\n" * 5]
+        [
+            b"+OK\r\n",
+            b"*-1\r\n",
+            b"*2\r\n$1\r\na\r\n:1\r\n",
+            b"*5\r\n" + b"+a\r\n" * 5,
+            b"*200\r\n" + b":1\r\n" * 200,
+        ]
     )
 )
 
 
 @settings(max_examples=150)
 @given(
-    replies=st.lists(st.tuples(REPLIES, st.booleans()), min_size=1, max_size=12),
+    replies=st.lists(st.tuples(REPLIES, st.sampled_from(["", *STEPS])), min_size=1, max_size=12),
     data=st.data(),
 )
 def test_it_pairs_replies_as_the_interpreted_one_does(
-    replies: list[tuple[bytes, bool]], data: st.DataObject
+    replies: list[tuple[bytes, str]], data: st.DataObject
 ) -> None:
     """Checks and other requests in one queue, and bytes that arrive in any pieces."""
     stream = b"".join(reply for reply, _ in replies)
@@ -110,38 +145,33 @@ def test_it_pairs_replies_as_the_interpreted_one_does(
     by = By()
     asked, compiled, interpreted = deque[Any](), [], []
     plain = deque[Any]()
-    for _, is_check in replies:
+    for _, kind in replies:
         one, other = Told(), Told()
         compiled.append(one)
         interpreted.append(other)
-        asked.append(first_exchange(one, by) if is_check else exchange_for(one))
+        asked.append(first_exchange(one, by, kind) if kind else exchange_for(one))
         plain.append(exchange_for(other))
     for queue, pair in ((asked, native.pair_replies), (plain, pair_replies)):
         reader = new_reader()
         for piece in pieces:
             pair(queue, reader, piece)
         assert not queue
-    for (_, is_check), one, other in zip(replies, compiled, interpreted, strict=True):
+    answers = []
+    for (_, kind), one, other in zip(replies, compiled, interpreted, strict=True):
         (heard,), ((reply,),) = one.heard, other.heard
-        if is_check and is_five_numbers(reply):
-            assert heard == decision_of(reply)
-        else:
-            # An error is only ever itself.
-            assert repr(heard) == repr(reply if is_check else [reply])
+        expected = answer_to(kind, reply) if kind else [reply]
+        # An error is only ever itself.
+        assert repr(heard) == repr(expected)
+        if kind in ("check", "three checks") and expected is not reply:
+            answers += [expected] if kind == "check" else expected
     assert not by.failures
-    assert by.denied_ones == [
-        told.heard[0] for told in compiled if type(told.heard[0]) is Decision and not told.heard[0]
-    ]
+    assert by.denied_ones == [decision for decision in answers if not decision]
 
 
 def exchange_for(told: Told) -> Exchange:
     exchange = Exchange(HERE, ((b"PING",),))
     exchange.wait(told, 1.0)
     return exchange
-
-
-def is_five_numbers(reply: Any) -> bool:
-    return isinstance(reply, list) and [type(number) for number in reply] == [int] * 5
 
 
 def test_what_is_no_decision_goes_on_where_a_function_is_told() -> None:

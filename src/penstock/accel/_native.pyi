@@ -152,20 +152,19 @@ class CheckCommand:
 
 class FirstExchange:
     where: Any
-    key: str
-    transform: Any
+    steps: Any
+    plan: Any
     now: int
-    cost: int
     deadline: float
     told: Any
+    is_answered: bool
     answer: FirstExchange
     def __init__(
         self,
         where: Any,
-        key: str,
-        transform: Any,
+        steps: Any,
+        plan: Any,
         now: int,
-        cost: int,
         deadline: float,
         told: Any,
         calls: bool,

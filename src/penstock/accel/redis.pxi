@@ -1,7 +1,7 @@
-# The first exchange of a check on Redis: one EVALSHA out, five integers in.
+# The first exchange of a call on Redis: one EVALSHA out, integers in.
 #
-# `stores/redis/_flows.py` says how a check is asked, and `stores/redis/_multiplexed.py` how replies
-# are paired with requests. Nearly every check is answered by its first exchange, which is what is
+# `stores/redis/_flows.py` says how a call is asked, and `stores/redis/_multiplexed.py` how replies
+# are paired with requests. Nearly every call is answered by its first exchange, which is what is
 # here, without a flow; one that is answered otherwise goes on as a flow.
 
 cdef bytes in_resp(bytes text):
@@ -50,36 +50,42 @@ cdef class CheckCommand:
         return packed
 
 
+# More numbers in a reply are read by the reader.
+DEF MOST_NUMBERS = 160
+
+
 @cython.final
 @cython.freelist(64)
 cdef class FirstExchange:
-    """A check that waits in the queue of a connection, as an `Exchange` does.
+    """A call that waits in the queue of a connection, as an `Exchange` does.
 
-    `told` is a future, or a function where `calls`. The future is given the decision, or whatever
-    was heard instead of one: a refusal, or how the connection failed. The function is told the
-    decision; anything else is handed to `by.go_on`, with this and the function. A denial is shown
-    to `by.denied` before.
+    It asks for `steps`: a check by itself, for which there is no `plan`, or what a plan sends as one
+    script. `told` is a future, or a function where `calls`. The future is given the answer where it
+    `is_answered`, else whatever was heard instead of one: a refusal, or how the connection failed.
+    The function is told the answer; anything else is handed to `by.go_on`, with this and the
+    function. Denials are shown to `by.denied` before.
     """
 
     cdef readonly object where
-    cdef readonly object key
-    cdef readonly object transform
+    cdef readonly object steps
+    cdef readonly object plan
     cdef readonly object now
-    cdef readonly object cost
     cdef readonly double deadline
     cdef readonly object told
+    cdef readonly bint is_answered
     cdef bint calls
+    cdef bint only_checks
     cdef object by
 
-    def __init__(self, where, key, transform, now, cost, double deadline, told, bint calls, by):
+    def __init__(self, where, steps, plan, now, double deadline, told, bint calls, by):
         self.where = where
-        self.key = key
-        self.transform = transform
+        self.steps = steps
+        self.plan = plan
         self.now = now
-        self.cost = cost
         self.deadline = deadline
         self.told = told
         self.calls = calls
+        self.only_checks = plan is not None and plan.only_checks
         self.by = by
 
     @property
@@ -102,27 +108,64 @@ cdef class FirstExchange:
 
     cdef int hear(self, reply) except -1:
         """A reply as hiredis reads it."""
-        cdef Decision decision
+        cdef int64_t[MOST_NUMBERS] numbers
+        cdef int count = 0
         if self.is_done():
             return 0
-        if type(reply) is list and len(<list> reply) == 5:
+        if type(reply) is list and len(<list> reply) <= MOST_NUMBERS:
             for number in <list> reply:
                 if not PyLong_CheckExact(number):
                     break
+                numbers[count] = number
+                count += 1
             else:
-                allowed, limit, remaining, reset_at, retry_after_ms = reply
-                reply = Decision(allowed == 1, limit, remaining, reset_at, retry_after_ms)
+                return self.hear_numbers(numbers, count)
         return self.tell(reply)
+
+    cdef int hear_numbers(self, const int64_t* numbers, int count) except -1:
+        try:
+            answer = self.answer_to(numbers, count)
+            self.is_answered = answer is not None
+        except Exception:
+            # It is told where the rest of the call reads the reply once more.
+            answer = None
+        if answer is None:
+            answer = [numbers[place] for place in range(count)]
+        return self.tell(answer)
+
+    cdef object answer_to(self, const int64_t* numbers, int count):
+        """None if these are not the numbers that were asked for."""
+        cdef Decision decision
+        cdef bint all_allowed = True
+        cdef int place
+        if self.plan is None:
+            if count != 5:
+                return None
+            decision = decision_from(numbers)
+            if not decision.allowed:
+                self.by.denied(self.steps, (decision,))
+            return decision
+        if not self.only_checks:
+            return self.plan.answers(self.steps, [numbers[place] for place in range(count)], {})
+        # The instant comes first.
+        if count != 1 + 5 * len(self.steps):
+            return None
+        decisions = []
+        for place in range(1, count, 5):
+            decision = decision_from(numbers + place)
+            all_allowed = all_allowed and decision.allowed
+            decisions.append(decision)
+        if not all_allowed:
+            self.by.denied(self.steps, decisions)
+        return decisions
 
     cdef int tell(self, heard) except -1:
         cdef object told = self.told
         self.told = None
         try:
-            if type(heard) is Decision and not (<Decision> heard).allowed:
-                self.by.denied(heard, self.transform, self.cost)
             if not self.calls:
                 told.set_result(heard)
-            elif type(heard) is Decision:
+            elif self.is_answered:
                 told(heard, None)
             else:
                 self.by.go_on(self, heard, told)
@@ -132,12 +175,23 @@ cdef class FirstExchange:
         return 0
 
 
-cdef inline bint read_number(const char** at, const char* end, int64_t* number) noexcept:
-    """A whole number, as a reply has it; False if it is anything else, or not all there."""
+cdef inline Decision decision_from(const int64_t* numbers):
+    cdef Decision decision = Decision.__new__(Decision)
+    decision.made = True
+    decision.allowed = numbers[0] == 1
+    decision.limit = numbers[1]
+    decision.remaining = numbers[2]
+    decision.reset_at = numbers[3]
+    decision.retry_after_ms = numbers[4]
+    return decision
+
+
+cdef inline bint read_number(const char** at, const char* end, char mark, int64_t* number) noexcept:
+    """A whole number behind its mark; False if it is anything else, or not all there."""
     cdef const char* here = at[0]
     cdef int64_t value = 0
     cdef int digits = 0
-    if here == end or here[0] != c":":
+    if here == end or here[0] != mark:
         return False
     here += 1
     while here < end and c"0" <= here[0] <= c"9":
@@ -153,27 +207,19 @@ cdef inline bint read_number(const char** at, const char* end, int64_t* number) 
     return True
 
 
-cdef Decision read_decision(const char** at, const char* end):
-    """The five numbers of a check; None if that is not what comes next, or not all there."""
+cdef int read_numbers(const char** at, const char* end, int64_t* numbers) noexcept:
+    """A list of whole numbers, and how many they are; -1 if that is not what comes next, or not all
+    there."""
     cdef const char* here = at[0]
-    cdef int64_t[5] numbers
-    cdef Decision decision
+    cdef int64_t count
     cdef int place
-    if end - here < 4 or memcmp(here, b"*5\r\n", 4):
-        return None
-    here += 4
-    for place in range(5):
-        if not read_number(&here, end, &numbers[place]):
-            return None
+    if not read_number(&here, end, c"*", &count) or count > MOST_NUMBERS:
+        return -1
+    for place in range(<int> count):
+        if not read_number(&here, end, c":", &numbers[place]):
+            return -1
     at[0] = here
-    decision = Decision.__new__(Decision)
-    decision.made = True
-    decision.allowed = numbers[0] == 1
-    decision.limit = numbers[1]
-    decision.remaining = numbers[2]
-    decision.reset_at = numbers[3]
-    decision.retry_after_ms = numbers[4]
-    return decision
+    return <int> count
 
 
 def pair_replies(waiting, reader, bytes data not None):
@@ -182,19 +228,20 @@ def pair_replies(waiting, reader, bytes data not None):
     cdef const char* start = data
     cdef const char* end = start + len(data)
     cdef const char* at = start
-    cdef Decision decision
+    cdef int64_t[MOST_NUMBERS] numbers
     cdef FirstExchange first
+    cdef int count
     if not reader.has_data():
         while at < end and waiting:
             head = waiting[0]
             if type(head) is not FirstExchange:
                 break
-            decision = read_decision(&at, end)
-            if decision is None:
+            count = read_numbers(&at, end, numbers)
+            if count < 0:
                 break
             first = <FirstExchange> head
             if not first.is_done():
-                first.tell(decision)
+                first.hear_numbers(numbers, count)
             # Who is told may ask again, and that may have ended the connection.
             if waiting:
                 waiting.popleft()

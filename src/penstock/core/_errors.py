@@ -113,7 +113,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
         "pyyaml>=6",
         *(("uvloop>=0.18",) if _HAS_UVLOOP else ()),
     ),
-    "fastapi": ("fastapi>=0.115",),
+    "fastapi": ("fastapi>=0.115.3",),
     "flask": ("flask>=3",),
     "quart": ("quart>=0.20",),
     "django": ("django>=4.2",),

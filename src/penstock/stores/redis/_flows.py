@@ -42,7 +42,7 @@ from ...core._transform import READING, Grant, Transform, bargain
 from ...core._validation import reject
 from .. import record
 from .._sheet import Call, ConnectionFailedError, Sheet
-from ._plans import decision_of, plan_of
+from ._plans import Plan, decision_of, plan_of
 from ._requests import (
     TIME,
     Command,
@@ -262,17 +262,34 @@ class RedisFlows:
         (result,) = yield from apply_steps(self._router, plan_of(steps), steps, now)
         return result
 
+    def plan_of_one_script(
+        self, steps: Sequence[Step], keys: Sequence[str], now: int
+    ) -> Plan | None:
+        """The plan of steps that one script decides, whatever the server's clock shows; None of
+        others."""
+        if not steps or not self._router.topology.is_one_group(keys):
+            return None
+        plan = plan_of(steps)
+        if plan.here or plan.has_looks or (plan.by_periods and not now):
+            return None
+        return plan
+
     def rest_of(self, first: Any, heard: Any) -> RedisFlow:
-        """The rest of a check whose first exchange was answered by something else than a
-        decision."""
-        key, transform, cost = first.key, first.transform, first.cost
-        lua: LuaAccelerator = transform.lua
-        replies = [heard]
+        """The rest of a call whose first exchange was answered by something else than what was
+        asked for."""
+        steps, plan, now = first.steps, first.plan, first.now
+        keys = [step[0] for step in steps]
+        _, transform, cost, _ = steps[0]
+        reply = heard
         if isinstance(heard, (ConnectionFailedError, Refusal)):
-            commands = (_checking(key, lua, first.now, cost),)
-            command_set = CommandSet(key, names_of((key,)), commands, lua.check, consuming=True)
-            replies = yield from self._router.send(command_set, first.where, heard)
-        return _decided(replies[0], transform, cost)
+            if plan is None:
+                script = transform.lua.check
+                command = _checking(keys[0], transform.lua, now, cost)
+            else:
+                script, command = plan.script, plan.command(steps, keys, now, {})
+            command_set = CommandSet(keys[0], names_of(keys), (command,), script, consuming=True)
+            (reply,) = yield from self._router.send(command_set, first.where, heard)
+        return _decided(reply, transform, cost) if plan is None else plan.answers(steps, reply, {})
 
     def _check(
         self, key: str, transform: Transform[Any], lua: LuaAccelerator, now: int, cost: int

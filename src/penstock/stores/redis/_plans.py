@@ -69,6 +69,8 @@ class Plan:
         self.has_looks = any(not units for _, _, _, _, units in parts)
         # The places of the steps that are decided here.
         self.here = [place for place, part in enumerate(parts) if part[0] is None]
+        # Whether each of them is answered by a decision.
+        self.only_checks = False
 
     def command(
         self, steps: Sequence[Step], keys: Sequence[str], now: int, swaps: Mapping[int, RecordSwap]
@@ -127,7 +129,7 @@ class _MixedPlan(Plan):
         super().__init__(parts, script)
         self._numbers = [numbers[kind] for kind in kinds]
         self._roles = [role for _, _, role, _, _ in parts]
-        self._only_checks = not self.here and set(self._roles) == {"check"}
+        self.only_checks = not self.here and set(self._roles) == {"check"}
         # The places of the steps that are sent.
         self._sent = sent
         self._head = (b"EVALSHA", self.script.sha1_bytes, b"%d" % len(sent))
@@ -138,7 +140,7 @@ class _MixedPlan(Plan):
         # The same for checks of one unit each, which are always the same.
         self._of_one_unit = b""
         of_one_unit = all(units == 1 for _, _, _, _, units in parts)
-        if self._only_checks and of_one_unit and self._template is not None:
+        if self.only_checks and of_one_unit and self._template is not None:
             self._of_one_unit = (self._template % ((1,) * len(sent))).encode()
 
     def command(
@@ -174,7 +176,7 @@ class _MixedPlan(Plan):
         self, steps: Sequence[Step], reply: list[Any], decided: Mapping[int, Any]
     ) -> list[Any]:
         now = reply[0]
-        if self._only_checks:
+        if self.only_checks:
             decisions = []
             for start in range(1, len(reply), _FIELDS):
                 allowed, limit, remaining, at, wait = reply[start : start + _FIELDS]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..._queueing.fork import ForkAware, watch_forks
 from ...core import native
-from ...core._clock import FOREIGN_CLOCKS
-from ...core._decision import Decision
 from ...core._errors import UnsupportedError
 from ...core._steps import Step
 from ...core._store import Store, Told, from_its_url
@@ -25,10 +22,9 @@ from ._factory import (
 from ._flows import RedisFlows
 from ._requests import RedisFlow
 from ._routing import RedisRouter
-from ._topology import Topology
 
 if TYPE_CHECKING:
-    from ._async_connections import AsyncConnections
+    from ._first_exchanges import FirstExchanges
 
 __all__ = ["RedisStore"]
 
@@ -106,9 +102,11 @@ class RedisStore(Store, ForkAware):
     def _begin(self, router: RedisRouter) -> None:
         self._router = router
         self._flows = RedisFlows(router, use_server_time=self.reads_own_clock)
-        self._checks: CompiledChecks | None = None
+        self._first: FirstExchanges | None = None
         if native is not None and self.begin is not None:
-            self._checks = CompiledChecks(self._async, self._flows, router.topology)
+            from ._first_exchanges import FirstExchanges
+
+            self._first = FirstExchanges(self._async, self._flows, router.topology)
         watch_forks(self)
 
     def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
@@ -116,13 +114,17 @@ class RedisStore(Store, ForkAware):
         return result
 
     async def aapply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
-        checks, result = self._checks, None
-        first = None if checks is None else checks.begin(key, transform, now, cost)
-        if first is None:
-            result = await self._async.run(self._flows.apply(key, transform, now, cost))
-        elif type(result := await first.told) is not Decision:
-            result = await self._async.run(self._flows.rest_of(first, result), first.deadline)
-        return result  # type: ignore[return-value]
+        begun: Any = self._first and self._first.begin_check(key, transform, now, cost)
+        if begun is None:
+            result: R = await self._async.run(self._flows.apply(key, transform, now, cost))
+            return result
+        result = await begun.told
+        return result if begun.is_answered else await self._rest(begun, result)
+
+    def _rest(self, begun: Any, heard: Any) -> Awaitable[Any]:
+        """What comes of a call after all, of which something else was heard than an answer."""
+        rest: Awaitable[Any] = self._async.run(self._flows.rest_of(begun, heard), begun.deadline)
+        return rest
 
     def apply_many(
         self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
@@ -148,16 +150,20 @@ class RedisStore(Store, ForkAware):
         if _is_one_check(steps):
             key, transform, cost, _ = steps[0]
             return [await self.aapply(key, transform, now, cost)]
-        results: list[Any] = await self._async.run(self._flows.apply_all(steps, now))
-        return results
+        begun: Any = self._first and self._first.begin_steps(steps, now)
+        if begun is None:
+            results: list[Any] = await self._async.run(self._flows.apply_all(steps, now))
+            return results
+        results = await begun.told
+        return results if begun.is_answered else await self._rest(begun, results)
 
     def _begin_steps(self, steps: Sequence[Step], now: int, told: Told) -> None:
+        first = self._first
         if len(steps) == 1:
             key, transform, cost, _ = steps[0]
-            checks = self._checks
-            if checks is None or checks.begin(key, transform, now, cost, told) is None:
+            if first is None or first.begin_check(key, transform, now, cost, told) is None:
                 self._async.begin(self._flows.apply(key, transform, now, cost), told)
-        else:
+        elif first is None or first.begin_steps(steps, now, told) is None:
             self._async.begin(self._flows.apply_all(steps, now), told)
 
     def is_atomic(self, lead: str) -> bool:
@@ -183,63 +189,6 @@ class RedisStore(Store, ForkAware):
         """A child must not speak on its parent's sockets."""
         self._sync.after_fork()
         self._async.after_fork()
-
-
-class CompiledChecks:
-    """Checks whose first exchange is made in compiled code, and nearly always the only one."""
-
-    def __init__(
-        self, connections: AsyncConnections, flows: RedisFlows, topology: Topology
-    ) -> None:
-        self._connections = connections
-        self._flows = flows
-        self._topology = topology
-        self._timeout_s = connections.timeout_s
-
-    def begin(
-        self,
-        key: str,
-        transform: Transform[Any],
-        now: int,
-        cost: int,
-        told: Told | None = None,
-    ) -> Any:
-        """Send a check, on a connection that is there; None for any other step, or if none is.
-        Without `told`, which is told the decision, `told` of what is returned is a future: of the
-        decision, or of what `RedisFlows.rest_of` has to be told."""
-        lua = transform.lua
-        if lua is None or transform.role != "check" or (command := lua.command()) is None:
-            return None
-        connection = self._connections.ready(self._topology.locate(key))
-        if connection is None:
-            return None
-        loop, now = connection.loop, self._flows.instant(now)
-        first = native.FirstExchange(
-            connection.address,
-            key,
-            transform,
-            now,
-            cost,
-            loop.time() + self._timeout_s,
-            told or loop.create_future(),
-            told is not None,
-            self,
-        )
-        connection.send(first, command.pack(key, now, cost))
-        return first
-
-    # What compiled code calls.
-
-    denied = staticmethod(FOREIGN_CLOCKS.look_at)
-
-    def go_on(self, first: Any, heard: Any, told: Told) -> None:
-        """Something else was heard than a decision."""
-        flow = self._flows.rest_of(first, heard)
-        self._connections.go_on(flow, told, first.deadline)
-
-    def failed(self, error: Exception) -> None:
-        context = {"message": "a call could not be answered", "exception": error}
-        asyncio.get_running_loop().call_exception_handler(context)
 
 
 def _is_one_check(steps: Sequence[Step]) -> bool:
