@@ -59,7 +59,7 @@ def test_every_public_name_has_a_type_that_all_checkers_agree_on(tmp_path: Path)
         for finding in symbol["diagnostics"]
         if finding["severity"] == "error" and not _is_of_a_framework(symbol["name"], finding)
     ]
-    assert unclear == []
+    assert not unclear, "\n".join(unclear)
 
 
 def _is_of_a_framework(name: str, finding: dict[str, str]) -> bool:

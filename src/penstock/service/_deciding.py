@@ -79,7 +79,7 @@ class Then(Later[R]):
         self._asked = asked
         self._make = make
         self._rest = rest
-        self.can_begin = asked.can_begin
+        self.can_begin: bool = asked.can_begin
 
     async def __call__(self) -> R:
         return self._make(await self._asked(), *self._rest)
@@ -123,7 +123,7 @@ class StoreCheck(Later[R]):
     def __init__(self, by: Checker[R], *request: Any) -> None:
         self._by = by
         self._request = request
-        self.can_begin = by.can_begin
+        self.can_begin: bool = by.can_begin
 
     async def __call__(self) -> R:
         try:
@@ -201,7 +201,7 @@ class _AwaitedLimiter(Checker[Decision]):
         self._tally = tally
         self._begin = limiter.store.begin if limiter.decides_in_store else None
         self._now = limiter.clock.now
-        self.can_begin = self._begin is not None
+        self.can_begin: bool = self._begin is not None
 
     def decide(self, key: str, cost: int = 1) -> Asked:
         return StoreCheck(self, key, cost)

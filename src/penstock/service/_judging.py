@@ -40,7 +40,7 @@ class Judge(Checker[Judgement]):
         self._guard = guard
         self.tally: Tally = tally
         self.tallies: Sequence[Tally] = tallies
-        self.can_begin = limits.can_begin
+        self.can_begin: bool = limits.can_begin
 
     def judge(self, attributes: Attributes, cost: int = 1, costs: Costs | None = None) -> Judged:
         """Decide a request: at once where the store answers at once."""
@@ -148,7 +148,7 @@ class KeyedChecks(Checker[Sequence[Decision]]):
         self._limits = limits
         self._guard = guard
         self._count = len(limits.limits)
-        self.can_begin = limits.store.begin is not None
+        self.can_begin: bool = limits.store.begin is not None
 
     def check(self, keys: Sequence[str | None], cost: int) -> Later[Sequence[Decision]]:
         return StoreCheck(self, keys, cost)
