@@ -4,26 +4,31 @@ local function raw(key) return fieldsOf(key, 's', 'c') end
 -- Decide.
 local function read(key)
   local stored = raw(key)
+  local state
   if stored[1] then
     local start = number(stored[1], WHOLE, MAX_STORED_MS)
-    return {start = start, served = number(stored[2], WHOLE, MAX_SAFE)}
+    local served = number(stored[2], WHOLE, MAX_SAFE)
+    state = {start = start, served = served}
   end
+  return state
 end
 
 local function windowAt(p, stored, now)
-  local start = math.floor(now / p.windowMs) * p.windowMs
-  if stored and stored.start >= start then return stored.start, stored.served end
-  return start, 0
+  local start, served = math.floor(now / p.windowMs) * p.windowMs, 0
+  if stored and stored.start >= start then start, served = stored.start, stored.served end
+  return start, served
 end
 
 local function check(p, stored, now, cost)
   local budget = p.budget
   local start, served = windowAt(p, stored, now)
   local resetAt = start + p.windowMs
-  if served >= budget then return 0, budget, 0, resetAt, resetAt - now end
-  served = math.min(served + cost, MAX_SAFE)
-  local state = {start = start, served = served}
-  return 1, budget, math.max(0, budget - served), resetAt, 0, state, resetAt - now
+  local allowed, retry, state, ttl = 0, resetAt - now, nil, nil
+  if served < budget then
+    served = math.min(served + cost, MAX_SAFE)
+    allowed, retry, state, ttl = 1, 0, {start = start, served = served}, resetAt - now
+  end
+  return allowed, budget, math.max(0, budget - served), resetAt, retry, state, ttl
 end
 
 local function write(key, p, state, px)

@@ -146,8 +146,8 @@ def client(request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
 
 
 def test_lua_computes_the_same_interval_for_every_limit(client: redis.Redis) -> None:
-    """By the very line of the script, in the server's doubles."""
-    line = re.search(r"local function intervalOf.*\n", Gcra.lua_sources[0].check.source)
+    """By the very line of the file, in the server's doubles."""
+    line = re.search(r"local function intervalOf.*\n", Gcra.lua_sources[0].text)
     assert line is not None
     for period_ms in PERIODS.values():
         texts = client.eval(

@@ -3,40 +3,7 @@
 -- ARGV  none
 -- reply field, "<tick>:<count>", field, "<tick>:<count>", ...
 -- state hash: field tick % (buckets + 1), value "<tick>:<count>", each %.0f
-
-local FOREIGN = 'WRONGTYPE not the state of a slidingWindow'
-local MARGIN_MS, MAX_MARGIN_MS, MAX_SAFE, MAX_SPAN_MS, MAX_INSTANT_MS, MAX_STORED_MS = 60000, 86400000, 9007199254740991, 4398046511104, 70368744177664, 140737488355328
-
--- What every strategy's file may use, beside what Lua and Redis have. Those are called by their own
--- names: a function that uses a local of the script costs a server more than four look-ups.
-
--- Raised as text, which servers before Redis 7 can report too.
-local function foreign() error(FOREIGN, 0) end
-
--- A number from the text of a state: of this form, and no larger than `most`.
-local function number(text, form, most)
-  local value = string.find(text, form) and text + 0
-  if not value or value > most then foreign() end
-  return value
+local function raw(key)
+  return redis.call('HGETALL', key)
 end
-
--- The two fields that a hash consists of, or false twice where there is no hash.
-local function fieldsOf(key, first, second)
-  local stored = redis.call('HMGET', key, first, second)
-  if not (stored[1] and stored[2]) and redis.call('HLEN', key) > 0 then foreign() end
-  return stored
-end
-
-local WHOLE, REAL, SIGNED = '^%d+$', '^%d+%.?%d*e?-?%d*$', '^-?%d+%.?%d*e?-?%d*$'
-
--- The sliding window: a hash used as a ring.
---
--- Tick t lives in field t % (buckets + 1) as "<t>:<count>". The window spans buckets + 1 ticks, so
--- the field of the current tick is either its own or holds one that has left the window, and is
--- simply overwritten. What is stale elsewhere in the ring is told by its tick and skipped.
---
--- The ring is read whole. It has at most buckets + 1 fields and often far fewer, and naming them all
--- in one command would overflow Lua's stack for rings of some thousands.
-local function raw(key) return redis.call('HGETALL', key) end
-
 return raw(KEYS[1])

@@ -16,15 +16,19 @@ A strategy has one Lua file, which lies beside its Python file and holds these t
     -- Only for refund, book.     optional: no other operation needs what stands below it, to the
                                   next line of this kind or the end of the file
 
-All of them may use what `scripts/prelude.lua` defines. `p` holds the parameters by their names on
-the wire. Where a ttl is returned there is something to write, and a state of nil deletes the key.
+All of them may use what `scripts/prelude.lua` defines, and the constants of this package by name. `p`
+holds the parameters by their names on the wire. Where a ttl is returned there is something to write, and a state of nil deletes the key.
 From the one file come three scripts: `check` decides for one key and writes, `read` returns the
 raw state and never writes, `many` decides for all of its KEYS in order, at one instant. Another one
 for each of its operations, `alone`, does that to one key. And `all` decides several steps as one,
 each of some strategy and some operation: there is one script for each set of these, with nothing in
 it that they do not need. The files in `scripts/` are what the scripts share.
 
-A script starts with its arguments, and with the constants of this package. A `now` of 0 means the
+A server makes the functions of a script anew each time that it runs. So a script has nearly none:
+they are put in place of their calls (`_lua_inlining.py`), where they return once, at their end, and a
+call has a line of its own.
+
+A script starts with the constants that it names, and with its arguments. A `now` of 0 means the
 server's clock, any other value is the instant to use. Lua has one kind of number, the double, so
 the arithmetic of the oracle carries over as it stands; what must not happen is a detour through
 text. `..` and `tostring` keep 14 digits, so numbers become text by `%.17g` (doubles) or `%.0f`
@@ -47,7 +51,7 @@ not prolong a key either.
 What a key holds may be somebody else's. To take it for a new key would admit what was counted in
 it, and overwrite what it is; so a state is read with care. Another type is WRONGTYPE by itself; a
 hash without our fields, or text that is no number of the right size and form, is made the same
-kind of error by `foreign`.
+kind of error, FOREIGN.
 
 A check or a read touches KEYS[1] and no other key. There is no `#!lua` line: servers before Redis
 7 refuse it, and those after do not need it to run a read on a replica.
@@ -70,6 +74,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from ._errors import ConfigInvalidError
+from ._lua_inlining import inlined, names_in
 from ._validation import MAX_INSTANT_MS, MAX_SAFE, MAX_SPAN_MS, MAX_STORED_MS
 
 __all__ = [
@@ -106,6 +111,7 @@ but for what a server adds."""
 REPLY = ("allowed", "limit", "remaining", "resetAt", "retryAfterMs")
 """The five integers that a check replies with."""
 
+# What a script may name; the last three are forms of numbers, for the prelude's `number`.
 _CONSTANTS = {
     "MARGIN_MS": MARGIN_MS,
     "MAX_MARGIN_MS": MAX_MARGIN_MS,
@@ -113,6 +119,9 @@ _CONSTANTS = {
     "MAX_SPAN_MS": MAX_SPAN_MS,
     "MAX_INSTANT_MS": MAX_INSTANT_MS,
     "MAX_STORED_MS": MAX_STORED_MS,
+    "WHOLE": "^%d+$",
+    "REAL": r"^%d+%.?%d*e?-?%d*$",
+    "SIGNED": r"^-?%d+%.?%d*e?-?%d*$",
 }
 # Operations whose argument is a number; that of the others is the id of a slot.
 _NUMBERED = frozenset({"refund", "book", "pause"})
@@ -132,11 +141,12 @@ _ALL_HEAD = """\
 """
 # What a record is decided by, that the caller has decided on.
 _RECORD = """\
-    read, write, operation = readRecord, writeRecord, swap
     p, FOREIGN = steps[at + 2], 'WRONGTYPE not a record'
     argument, recordAt, at = recordAt, recordAt + 2, at + 3
 """
 _STEP = "  -- One branch for each kind of step.\n"
+_WRITE = "    -- One branch for each kind of state.\n"
+_ANSWER = "allowed, limit, remaining, resetAt, retryAfterMs, state, ttl"
 _SHARED = os.path.join(os.path.dirname(__file__), "scripts")
 
 
@@ -213,21 +223,18 @@ class LuaSource:
     @cached_property
     def check(self) -> LuaScript:
         """Decides for one key and writes."""
-        parts = (self._facts(), self._arguments(), _shared("prelude"), _shared("clock"))
-        return self._script("check", *parts, self._text_for({"check"}), _shared("check"))
+        return self._script("check", self._text_for({"check"}), _shared("check"))
 
     @cached_property
     def many(self) -> LuaScript:
         """Decides for all of its keys, in order, at one instant."""
-        parts = (self._facts(), self._arguments(), _shared("prelude"), _shared("clock"))
-        return self._script("many", *parts, self._text_for({"check"}), _shared("many"))
+        return self._script("many", self._text_for({"check"}), _shared("many"))
 
     @cached_property
     def read(self) -> LuaScript:
         """Returns what a key holds, and never writes."""
         reading, _, _ = self.text.partition(_DECIDE)
-        parts = (self._facts(), _shared("prelude"), reading)
-        return self._script("read", *parts, _shared("read"))
+        return self._script("read", reading, _shared("read"))
 
     @cached_property
     def alone(self) -> Mapping[tuple[str, bool], LuaScript]:
@@ -250,28 +257,31 @@ class LuaSource:
             )
         if operation == "pause":
             argument += "cost = argument\n"
-        return self._script(
-            f"{operation}.alone",
-            self._facts(),
-            self._arguments(),
-            argument,
-            _shared("prelude"),
-            _shared("clock"),
-            self._text_for({operation}),
-            f"local operation, isShadow = {operation}, {_literal(shadow)}\n",
-            _shared("alone"),
-        )
+        template = _shared("alone").replace("operation(", f"{operation}(")
+        argument += f"local isShadow = {_literal(shadow)}\n"
+        return self._script(f"{operation}.alone", argument, self._text_for({operation}), template)
 
-    def functions(self, operations: Collection[str], number: int) -> str:
+    def functions(self, operations: Collection[str], number: int) -> tuple[str, str]:
         """For the script `all`: what these operations need of the file, under names with a number
-        that tells it from those of other files."""
-        made = {"read": "read", "write": "write"}
-        for operation in sorted(operations):
-            is_here = operation in self.operations
-            made[operation] = operation if is_here else f"{_LOOKING[operation]}(check)"
-        names = ", ".join([f"{name}{number}" for name in made])
-        text = self._text_for({each if each in self.operations else "check" for each in operations})
-        return f"local {names}\ndo\n{text}{names} = {', '.join(made.values())}\nend\n"
+        that tells it from those of other files. What has to be kept apart from other files comes
+        first, the rest can be inlined with them."""
+        own = [each for each in sorted(operations) if each in self.operations]
+        looks = [each for each in sorted(operations) if each not in self.operations]
+        roots = ["read", "write", *own]
+        if looks and "check" not in roots:
+            roots.append("check")
+        text = inlined(f"{_shared('prelude')}\n{self._text_for(roots[2:])}", roots)
+        apart = ""
+        if _defines_only(roots, text):
+            for name in roots:
+                text = text.replace(f"local function {name}(", f"local function {name}{number}(")
+        else:
+            names = ", ".join([f"{name}{number}" for name in roots])
+            apart = f"local {names}\ndo\n{text}{names} = {', '.join(roots)}\nend\n"
+            text = ""
+        for each in looks:
+            text += f"local {each}{number} = {_LOOKING[each]}(check{number})\n"
+        return apart, text
 
     def step(self, operation: str, number: int) -> str:
         """For the script `all`: what a step of this operation is decided by, with the functions of
@@ -281,11 +291,7 @@ class LuaSource:
         fields = {name: f"steps[at + {place}]" for place, name in enumerate(given, first)}
         fields.update({name: _literal(value) for name, value in self._constants.items()})
         built = ", ".join(f"{name} = {value}" for name, value in fields.items())
-        functions = ", ".join(f"{name}{number}" for name in ("read", "write", operation))
-        text = (
-            f"    read, write, operation = {functions}\n"
-            f"    p, FOREIGN = {{{built}}}, '{self._foreign()}'\n"
-        )
+        text = f"    p, FOREIGN = {{{built}}}, '{self._foreign()}'\n"
         if operation != "check":
             text += "    argument = steps[at + 2]\n"
         if operation == "pause":
@@ -336,13 +342,13 @@ class LuaSource:
             f"-- {name}\n-- KEYS  {keys}\n-- ARGV  {arguments}\n"
             f"-- reply {reply}\n-- state {self.state}\n"
         )
-        return LuaScript(name, "\n".join((head, *parts)))
+        if role != "read":
+            parts = (self._arguments(), _shared("clock"), *parts)
+        text = inlined("\n".join((_shared("prelude"), *parts)))
+        return LuaScript(name, head + _constants_of(text, FOREIGN=self._foreign()) + text)
 
     def _places(self) -> str:
         return ", ".join(f"{place} {name}" for place, name in enumerate(self.argv, 1))
-
-    def _facts(self) -> str:
-        return f"local FOREIGN = '{self._foreign()}'\n{_constants()}"
 
     def _foreign(self) -> str:
         return f"WRONGTYPE not the state of a {self.strategy}"
@@ -359,9 +365,13 @@ class LuaSource:
         return f"<LuaSource {self.name}>"
 
 
-def _constants() -> str:
-    values = ", ".join(map(str, _CONSTANTS.values()))
-    return f"local {', '.join(_CONSTANTS)} = {values}\n"
+def _constants_of(text: str, **others: str) -> str:
+    """The constants that a text names."""
+    named = {*names_in(text)}
+    values = {name: value for name, value in {**_CONSTANTS, **others}.items() if name in named}
+    if not values:
+        return ""
+    return f"local {', '.join(values)} = {', '.join(map(_literal, values.values()))}\n"
 
 
 class StepKind(NamedTuple):
@@ -389,42 +399,60 @@ def script_of_all(kinds: frozenset[StepKind]) -> tuple[LuaScript, Mapping[StepKi
         by_file.setdefault(kind.source.file if kind.source else "", []).append(kind)
     files = {file: number for number, file in enumerate(by_file, 1)}
     functions = [_functions(several, files[file]) for file, several in by_file.items()]
-    if any(kind.operation in _LOOKING for kind in kinds):
-        functions.insert(0, _shared("look"))
-    before, _, after = _shared("all").partition(_STEP)
-    parts = (
-        _ALL_HEAD,
-        "".join([f"--   {number} {kind.name}\n" for kind, number in numbers.items()]),
-        f"local now, FOREIGN = ARGV[1] + 0, nil\n{_constants()}",
-        _shared("prelude"),
-        _shared("clock"),
-        *functions,
-        before + _branches(numbers, files) + after,
-    )
-    return LuaScript("all", "\n".join(parts)), numbers
+    apart = "".join([text for text, _ in functions])
+    together = "".join([text for _, text in functions])
+    told = "".join([f"--   {number} {kind.name}\n" for kind, number in numbers.items()])
+    steps = _shared("all").replace(_STEP, _steps(numbers, files)).replace(_WRITE, _writes(files))
+    parts = ("local now = ARGV[1] + 0", _shared("clock"), _shared("look"), together, steps)
+    joined = "\n".join(parts)
+    text = f"local FOREIGN\n{apart}{inlined(joined)}"
+    return LuaScript("all", f"{_ALL_HEAD}{told}{_constants_of(text)}{text}"), numbers
 
 
 def _name(kind: StepKind) -> str:
     return kind.name
 
 
-def _functions(kinds: Sequence[StepKind], number: int) -> str:
-    """What kinds of step of one file are done by."""
+def _functions(kinds: Sequence[StepKind], number: int) -> tuple[str, str]:
+    """What kinds of step of one file are done by, as `LuaSource.functions` has it."""
     source = kinds[0].source
     if source is None:
-        return _shared("record")
+        return "", _shared("record").replace("Record(", f"{number}(")
     return source.functions({kind.operation for kind in kinds}, number)
 
 
-def _branches(numbers: Mapping[StepKind, int], files: Mapping[str, int]) -> str:
+def _defines_only(roots: Collection[str], text: str) -> bool:
+    """Whether a text has nothing but these functions, of which none calls another."""
+    lines = text.splitlines()
+    begun = [line for line in lines if line.startswith("local ")]
+    return len(begun) == len(roots) and all(text.count(f"{name}(") == 1 for name in roots)
+
+
+def _steps(numbers: Mapping[StepKind, int], files: Mapping[str, int]) -> str:
     """What each kind of step is decided by."""
-    branches = [
-        f"if kind == {number} then\n"
-        f"{source.step(operation, files[source.file]) if source else _RECORD}"
-        f"    isShadow = {_literal(shadow)}\n"
-        for (source, operation, shadow), number in numbers.items()
-    ]
+    branches = []
+    for (source, operation, shadow), number in numbers.items():
+        file = files[source.file if source else ""]
+        branches.append(
+            f"if kind == {number} then\n"
+            f"{source.step(operation, file) if source else _RECORD}"
+            f"    file, isShadow = {file}, {_literal(shadow)}\n"
+            "    if not home then\n"
+            f"      stored = read{file}(key, p, now)\n"
+            f"    elseif files[home] ~= {file} then\n"
+            "      error(FOREIGN, 0)\n"
+            "    end\n"
+            f"    {_ANSWER} = {operation}{file}(p, stored, now, cost, argument)\n"
+        )
     return f"  {'  else'.join(branches)}  end\n"
+
+
+def _writes(files: Mapping[str, int]) -> str:
+    """What writes each kind of state."""
+    branches = [
+        f"if file == {file} then\n      write{file}(key, p, state, px)\n" for file in files.values()
+    ]
+    return f"    {'    else'.join(branches)}    end\n"
 
 
 def beside(module_file: str) -> str:

@@ -9,46 +9,50 @@
 local function raw(key)
   local stored = redis.call('HMGET', key, 's', 'e', 'c')
   local complete = stored[1] and stored[2] and stored[3]
-  if not complete and redis.call('HLEN', key) > 0 then foreign() end
+  if not complete and redis.call('HLEN', key) > 0 then error(FOREIGN, 0) end
   return stored
 end
 
 -- Decide.
 local function read(key)
   local stored = raw(key)
+  local state
   if stored[1] then
     local start = number(stored[1], WHOLE, MAX_STORED_MS)
     local finish = number(stored[2], WHOLE, MAX_STORED_MS)
-    if start >= finish then foreign() end
-    return {start = start, finish = finish, count = number(stored[3], WHOLE, MAX_SAFE)}
+    local count = number(stored[3], WHOLE, MAX_SAFE)
+    if start >= finish then error(FOREIGN, 0) end
+    state = {start = start, finish = finish, count = count}
   end
+  return state
 end
 
 local function periodAt(p, stored, now)
   if now < p.before or now >= p.after then
     error(string.format('OTHERPERIOD the clock that decides shows %.0f', now), 0)
   end
-  local start, finish = p.start, p.finish
+  local start, finish, count = p.start, p.finish, 0
   if now < start then
     start, finish = p.before, p.start
   elseif now >= finish then
     start, finish = p.finish, p.after
   end
   if stored and stored.start >= start and now < stored.finish then
-    return stored.start, stored.finish, stored.count
+    start, finish, count = stored.start, stored.finish, stored.count
   end
-  return start, finish, 0
+  return start, finish, count
 end
 
 local function check(p, stored, now, cost)
   local limit = p.limit
   local start, finish, count = periodAt(p, stored, now)
-  if count + cost > limit then
-    return 0, limit, math.max(0, limit - count), finish, finish - now
+  local allowed, retry, state, ttl = 0, finish - now, nil, nil
+  if count + cost <= limit then
+    count = count + cost
+    allowed, retry, ttl = 1, 0, finish - now
+    state = {start = start, finish = finish, count = count}
   end
-  count = count + cost
-  local state = {start = start, finish = finish, count = count}
-  return 1, limit, limit - count, finish, 0, state, finish - now
+  return allowed, limit, math.max(0, limit - count), finish, retry, state, ttl
 end
 
 local function write(key, p, state, px)

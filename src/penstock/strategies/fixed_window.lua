@@ -13,31 +13,35 @@ local function raw(key) return fieldsOf(key, 's', 'c') end
 -- Decide.
 local function read(key)
   local stored = raw(key)
+  local state
   if stored[1] then
     local start = number(stored[1], WHOLE, MAX_STORED_MS)
-    return {start = start, count = number(stored[2], WHOLE, MAX_SAFE)}
+    local count = number(stored[2], WHOLE, MAX_SAFE)
+    state = {start = start, count = count}
   end
+  return state
 end
 
 local function windowAt(p, stored, now)
-  local start = math.floor(now / p.windowMs) * p.windowMs
+  local start, count = math.floor(now / p.windowMs) * p.windowMs, 0
   if p.anchor == 'first' then
     start = now
     if stored and now - stored.start < p.windowMs then start = stored.start end
   end
-  if stored and stored.start >= start then return stored.start, stored.count end
-  return start, 0
+  if stored and stored.start >= start then start, count = stored.start, stored.count end
+  return start, count
 end
 
 local function check(p, stored, now, cost)
   local limit, windowMs = p.limit, p.windowMs
   local start, count = windowAt(p, stored, now)
   local resetAt = start + windowMs
-  if count + cost > limit then
-    return 0, limit, math.max(0, limit - count), resetAt, resetAt - now
+  local allowed, retry, state, ttl = 0, resetAt - now, nil, nil
+  if count + cost <= limit then
+    count = count + cost
+    allowed, retry, state, ttl = 1, 0, {start = start, count = count}, resetAt - now
   end
-  count = count + cost
-  return 1, limit, limit - count, resetAt, 0, {start = start, count = count}, resetAt - now
+  return allowed, limit, math.max(0, limit - count), resetAt, retry, state, ttl
 end
 
 local function write(key, p, state, px)

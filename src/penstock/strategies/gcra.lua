@@ -6,9 +6,12 @@ local function raw(key) return redis.call('GET', key) end
 
 -- Decide.
 local function read(key)
-  local text = raw(key)
-  -- The TAT has a fraction, and no exponent: with 17 digits there is none below 1e17.
-  return text and number(text, '^%d+%.?%d*$', MAX_STORED_MS)
+  local tat = raw(key)
+  if tat then
+    -- It has a fraction, and no exponent: with 17 digits there is none below 1e17.
+    tat = number(tat, '^%d+%.?%d*$', MAX_STORED_MS)
+  end
+  return tat
 end
 
 local function intervalOf(p) return math.floor(p.periodMs * 2048 / p.limit) / 2048 end
@@ -19,12 +22,14 @@ local function check(p, stored, now, cost)
   local tat = stored and stored > now and stored or now
   local new = tat + interval * cost
   local allowAt = new - tau
+  local allowed, retry, ttl = 1, 0, nil
   if now < allowAt then
-    local remaining = math.max(0, math.floor((tau - (tat - now)) / interval))
-    return 0, p.burst, remaining, math.ceil(tat), math.min(math.ceil(allowAt - now), MAX_SAFE)
+    allowed, retry, new = 0, math.min(math.ceil(allowAt - now), MAX_SAFE), tat
+  else
+    ttl = math.max(1, math.ceil(new - now))
   end
   local remaining = math.max(0, math.floor((tau - (new - now)) / interval))
-  return 1, p.burst, remaining, math.ceil(new), 0, new, math.max(1, math.ceil(new - now))
+  return allowed, p.burst, remaining, math.ceil(new), retry, new, ttl
 end
 
 local function write(key, p, tat, px)

@@ -10,13 +10,13 @@ local function raw(key) return redis.call('HGETALL', key) end
 
 -- Decide.
 local function read(key, p)
-  local last, ring = math.floor(MAX_INSTANT_MS / (p.windowMs / p.buckets)), raw(key)
-  local counts, newest = {}, nil
+  local ring = raw(key)
+  local last, counts, newest = math.floor(MAX_INSTANT_MS / (p.windowMs / p.buckets)), {}, nil
   for i = 2, #ring, 2 do
     local tick, count = string.match(ring[i], '^(%d+):(%d+)$')
-    if not (tick and string.find(ring[i - 1], WHOLE)) then foreign() end
+    if not (tick and string.find(ring[i - 1], WHOLE)) then error(FOREIGN, 0) end
     tick, count = tonumber(tick), tonumber(count)
-    if tick > last or count > MAX_SAFE then foreign() end
+    if tick > last or count > MAX_SAFE then error(FOREIGN, 0) end
     counts[tick] = count
     if not newest or tick > newest then newest = tick end
   end
@@ -33,8 +33,12 @@ end
 
 local function tickAt(p, stored, now)
   local tick = math.floor(now / (p.windowMs / p.buckets))
-  if not stored then return tick, {} end
-  return stored.newest > tick and stored.newest or tick, stored.counts
+  local counts
+  if stored then
+    counts = stored.counts
+    if stored.newest > tick then tick = stored.newest end
+  end
+  return tick, counts or {}
 end
 
 -- What counts at `now`, whose tick is `tick`; and the oldest tick, with its weight in that.
@@ -58,19 +62,20 @@ local function check(p, stored, now, cost)
   local projected = estimate + cost
   local resetAt = math.ceil((tick + 1) * w + p.windowMs)
 
-  if projected > limit then
+  local allowed, left, retry, state, ttl = 1, limit - projected, 0, nil, nil
+  if projected <= limit then
+    state = add(stored, counts, tick, cost)
+    ttl = math.max(1, resetAt - now)
+  else
     local excess = projected - limit
-    local retry
     if oldest > 0 and excess <= oldest * weight then
       retry = math.ceil(excess * w / oldest)
     else
       retry = math.ceil((tick + 1) * w - now)
     end
-    return 0, limit, math.max(0, math.floor(limit - estimate)), resetAt, math.max(1, retry)
+    allowed, left, retry = 0, limit - estimate, math.max(1, retry)
   end
-
-  local state, ttl = add(stored, counts, tick, cost), math.max(1, resetAt - now)
-  return 1, limit, math.floor(limit - projected), resetAt, 0, state, ttl
+  return allowed, limit, math.max(0, math.floor(left)), resetAt, retry, state, ttl
 end
 
 local function write(key, p, state, px)

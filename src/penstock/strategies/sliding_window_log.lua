@@ -20,7 +20,7 @@ end
 local function stampAt(key, rank)
   -- A score is a number, so that its form need not be looked at.
   local stamp = redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] + 0
-  if stamp < 0 or stamp > MAX_STORED_MS or stamp % 1 ~= 0 then foreign() end
+  if stamp < 0 or stamp > MAX_STORED_MS or stamp % 1 ~= 0 then error(FOREIGN, 0) end
   return stamp
 end
 
@@ -33,7 +33,9 @@ local function read(key, p, now)
     if oldest <= edge then
       gone = redis.call('ZCOUNT', key, '-inf', edge)
       count, oldest = count - gone, nil
-      if count > 0 then oldest = stampAt(key, gone) end
+      if count > 0 then
+        oldest = stampAt(key, gone)
+      end
     end
   end
   return {
@@ -44,18 +46,22 @@ end
 
 -- The stamp of the k-th unit that counts.
 local function stampOf(log, k)
-  local rank = log.gone + k
-  if not log.changes then return stampAt(log.key, rank - 1) end
-  local stamps = {}
-  for stamp in pairs(log.changes) do stamps[#stamps + 1] = stamp end
+  local rank, found, stamps = log.gone + k, nil, {}
+  for stamp in pairs(log.changes or {}) do stamps[#stamps + 1] = stamp end
   table.sort(stamps)
   for place = 1, #stamps do
     local stamp = stamps[place]
     if rank <= redis.call('ZCOUNT', log.key, '-inf', string.format('(%.0f', stamp)) then break end
     rank = rank - log.changes[stamp]
-    if rank <= redis.call('ZCOUNT', log.key, '-inf', stamp) then return stamp end
+    if rank <= redis.call('ZCOUNT', log.key, '-inf', stamp) then
+      found = stamp
+      break
+    end
   end
-  return stampAt(log.key, rank - 1)
+  if not found then
+    found = stampAt(log.key, rank - 1)
+  end
+  return found
 end
 
 local function change(log, stamp, units)
@@ -73,7 +79,8 @@ local function add(p, log, now, units)
   if not log.newest then
     log.newest, log.free = now, now
     if log.count > 0 and redis.call('ZCOUNT', log.key, now, '+inf') > 0 then
-      log.newest, log.free = math.max(now, stampOf(log, log.count)), false
+      local newest = stampOf(log, log.count)
+      log.newest, log.free = math.max(now, newest), false
     end
   end
   log.oldest = log.oldest or log.newest
@@ -84,17 +91,20 @@ end
 local function check(p, log, now, cost)
   local limit, windowMs, count = p.limit, p.windowMs, log.count
   local resetAt = math.ceil((log.oldest or now) + windowMs)
+  local allowed, retry, state, ttl = 1, windowMs, nil, nil
 
   if count + cost > limit then
-    local retry = windowMs
     if count > 0 then
       local k = math.min(math.max(count + cost - limit, 1), count)
-      retry = math.max(1, math.ceil(stampOf(log, k) + windowMs - now))
+      local stamp = stampOf(log, k)
+      retry = math.max(1, math.ceil(stamp + windowMs - now))
     end
-    return 0, limit, math.max(0, limit - count), resetAt, retry
+    allowed = 0
+  else
+    retry, count = 0, count + cost
+    state, ttl = add(p, log, now, cost)
   end
-
-  return 1, limit, limit - count - cost, resetAt, 0, add(p, log, now, cost)
+  return allowed, limit, math.max(0, limit - count), resetAt, retry, state, ttl
 end
 
 -- Units of a call nearly always bear one stamp, of which the first name is made once.
@@ -102,7 +112,6 @@ local named, name = nil, nil
 
 -- In chunks, because the arguments of one command must fit Lua's stack.
 local function write(key, p, log, px)
-  if log.count == 0 then return redis.call('DEL', key) end
   if log.gone > 0 then redis.call('ZREMRANGEBYSCORE', key, '-inf', log.edge) end
   for stamp, units in pairs(log.changes) do
     while units < 0 do

@@ -8,32 +8,38 @@ local function raw(key) return fieldsOf(key, 't', 'l') end
 -- Decide.
 local function read(key)
   local stored = raw(key)
+  local state
   if stored[1] then
     local tokens = number(stored[1], SIGNED, MAX_SAFE)
-    if tokens < -MAX_SAFE then foreign() end
-    return {tokens = tokens, last = number(stored[2], WHOLE, MAX_STORED_MS)}
+    if tokens < -MAX_SAFE then error(FOREIGN, 0) end
+    local last = number(stored[2], WHOLE, MAX_STORED_MS)
+    state = {tokens = tokens, last = last}
   end
+  return state
 end
 
 local function level(p, stored, now)
-  if not stored then return p.capacity, now end
-  local tokens, at = stored.tokens, stored.last
-  if now > at then tokens, at = tokens + (now - at) * (p.refillPerSec / 1000), now end
-  return tokens < p.capacity and tokens or p.capacity, at
+  local tokens, at = p.capacity, now
+  if stored then
+    tokens, at = stored.tokens, stored.last
+    if now > at then tokens, at = tokens + (now - at) * (p.refillPerSec / 1000), now end
+    if tokens > p.capacity then tokens = p.capacity end
+  end
+  return tokens, at
 end
 
 local function check(p, stored, now, cost)
   local capacity, rate = p.capacity, p.refillPerSec / 1000
   local tokens, at = level(p, stored, now)
+  local allowed, retry, state, ttl = 0, 0, nil, nil
   if tokens < cost then
-    local resetAt = at + math.ceil((capacity - tokens) / rate)
-    local retry = math.min((at - now) + math.ceil((cost - tokens) / rate), MAX_SAFE)
-    return 0, capacity, math.max(0, math.floor(tokens)), resetAt, retry
+    retry = math.min((at - now) + math.ceil((cost - tokens) / rate), MAX_SAFE)
+  else
+    allowed, tokens = 1, tokens - cost
+    state, ttl = {tokens = tokens, last = at}, (at - now) + math.max(1, math.ceil(capacity / rate))
   end
-  tokens = tokens - cost
   local resetAt = at + math.ceil((capacity - tokens) / rate)
-  local ttl = (at - now) + math.max(1, math.ceil(capacity / rate))
-  return 1, capacity, math.floor(tokens), resetAt, 0, {tokens = tokens, last = at}, ttl
+  return allowed, capacity, math.max(0, math.floor(tokens)), resetAt, retry, state, ttl
 end
 
 local function write(key, p, state, px)

@@ -5,27 +5,23 @@
 -- of a key. So there are few of them; and a table that grows is made anew each time, so they have
 -- room for three steps.
 
--- Where a key is named first; and by that place its state, false if there is none, what writes it,
--- and if it is to be written the parameters that it was decided by last and the ttl.
-local places, states, writes = {}, {nil, nil, nil}, {nil, nil, nil}
+-- Where a key is named first; and by that place its state, false if there is none, the number of what
+-- it is a state of, and if it is to be written the parameters that it was decided by last and the ttl.
+local places, states, files = {}, {nil, nil, nil}, {nil, nil, nil}
 local parameters, ttls = {nil, nil, nil}, {nil, nil, nil}
 local reply = {now, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil}
 -- Where the next step begins, the next record, and the next answer.
 local steps, at, recordAt, answerAt, admitted = cjson.decode(ARGV[2]), 1, 3, 2, true
 for place = 1, #KEYS do
   local key, kind, cost = KEYS[place], steps[at], steps[at + 1]
-  local read, write, operation, p, argument, isShadow
+  local home, p, argument, file, isShadow = places[key], nil, nil, nil, nil
+  local stored = home and states[home]
+  local allowed, limit, remaining, resetAt, retryAfterMs, state, ttl
   -- One branch for each kind of step.
-  local home = places[key]
-  if not home then
-    home, places[key] = place, place
-    states[place], writes[place] = read(key, p, now) or false, write
-  elseif writes[home] ~= write then
-    foreign()
-  end
-  local allowed, limit, remaining, resetAt, retryAfterMs, state, ttl =
-    operation(p, states[home], now, cost, argument)
   if not allowed then return {now} end
+  if not home then
+    home, places[key], states[place], files[place] = place, place, stored or false, file
+  end
   if ttl then states[home], parameters[home], ttls[home] = state or false, p, ttl end
   if allowed ~= 1 and not isShadow then admitted = false end
   reply[answerAt], reply[answerAt + 1], reply[answerAt + 2] = allowed, limit, remaining
@@ -34,7 +30,9 @@ end
 for place = 1, admitted and #KEYS or 0 do
   local key, state, ttl = KEYS[place], states[place], ttls[place]
   if ttl and state then
-    writes[place](key, parameters[place], state, keepMs(ttl))
+    local file, p = files[place], parameters[place]
+    local px = keepMs(ttl)
+    -- One branch for each kind of state.
   elseif ttl then
     redis.call('DEL', key)
   end

@@ -1,5 +1,8 @@
 local key = KEYS[1]
-local allowed, limit, remaining, resetAt, retryAfterMs, state, ttl =
-  check(p, read(key, p, now), now, cost)
-if allowed == 1 then write(key, p, state, keepMs(ttl)) end
+local stored = read(key, p, now)
+local allowed, limit, remaining, resetAt, retryAfterMs, state, ttl = check(p, stored, now, cost)
+if allowed == 1 then
+  local px = keepMs(ttl)
+  write(key, p, state, px)
+end
 return {allowed, limit, remaining, resetAt, retryAfterMs}

@@ -4,7 +4,10 @@ local runs, run = {}, -2
 for place = 1, #KEYS do
   local key = KEYS[place]
   local state = states[key]
-  if state == nil then state = read(key, p, now) or false end
+  if state == nil then
+    local stored = read(key, p, now)
+    state = stored or false
+  end
   local allowed, limit, remaining, resetAt, retryAfterMs, after, ttl = check(p, state, now, cost)
   if allowed == 1 then
     if not ttls[key] then admitted[count + 1], count = key, count + 1 end
@@ -20,6 +23,7 @@ for place = 1, #KEYS do
 end
 for place = 1, count do
   local key = admitted[place]
-  write(key, p, states[key], keepMs(ttls[key]))
+  local px = keepMs(ttls[key])
+  write(key, p, states[key], px)
 end
 return runs

@@ -3,10 +3,14 @@
 -- from `recordAt` on. What has changed has no answer.
 local function readRecord(key) return redis.call('GET', key) end
 
-local function swap(keepFor, record, _, admits, recordAt)
-  if (record or '') ~= ARGV[recordAt] then return nil end
-  if keepFor == 0 then return admits, 0, 0, 0, 0 end
-  return admits, 0, 0, 0, 0, keepFor > 0 and ARGV[recordAt + 1], 0
+local function swapRecord(keepFor, record, now, admits, recordAt)
+  local answer, text, ttl = admits, nil, nil
+  if (record or '') ~= ARGV[recordAt] then
+    answer = nil
+  elseif keepFor ~= 0 then
+    text, ttl = keepFor > 0 and ARGV[recordAt + 1], 0
+  end
+  return answer, 0, 0, 0, 0, text, ttl
 end
 
-local function writeRecord(key, keepFor, record) redis.call('SET', key, record, 'PX', keepFor) end
+local function writeRecord(key, keepFor, record, px) redis.call('SET', key, record, 'PX', keepFor) end
