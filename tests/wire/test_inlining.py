@@ -232,7 +232,7 @@ def test_a_slot_is_taken_renewed_and_given_back_without_functions() -> None:
     """By scripts for each of these alone."""
     (source,) = slots(1).lua_sources
     for operation in ("take", "renew", "release"):
-        assert "function" not in source.alone[operation, False].source
+        assert "function" not in source.alone(operation, shadow=False).source
 
 
 def _built_in() -> list[type[Strategy]]:

@@ -29,10 +29,7 @@ class LuaAccelerator:
         "_before",
         "_command",
         "_usual",
-        "check",
         "decode",
-        "many",
-        "read",
         "source",
     )
 
@@ -43,15 +40,29 @@ class LuaAccelerator:
         self, source: LuaSource, before: tuple[bytes, ...], after: tuple[bytes, ...]
     ) -> None:
         self.source: LuaSource = source
-        self.check: LuaScript = source.check
-        self.many: LuaScript = source.many
-        self.read: LuaScript = source.read
         self.decode: Callable[[Any], Any] = source.decode
         self._before = before
         self._after = after
         # One unit by the server's clock: what nearly every check asks for.
         self._usual = (b"0", *before, b"1", *after)
         self._command: Any = None
+
+    # Put together when a server is asked: those who never do need none.
+
+    @property
+    def check(self) -> LuaScript:
+        """Decides for one key and writes."""
+        return self.source.check
+
+    @property
+    def many(self) -> LuaScript:
+        """Decides for all of its keys, in order, at one instant."""
+        return self.source.many
+
+    @property
+    def read(self) -> LuaScript:
+        """Returns what a key holds, and never writes."""
+        return self.source.read
 
     def argv(self, now: int, cost: int) -> tuple[bytes, ...]:
         """The arguments of `check` and `many`, as bytes: drivers pack those without converting,

@@ -16,8 +16,10 @@ A strategy has one Lua file, which lies beside its Python file and holds these t
     -- Only for refund, book.     optional: no other operation needs what stands below it, to the
                                   next line of this kind or the end of the file
 
-All of them may use what `scripts/prelude.lua` defines, and the constants of this package by name. `p`
-holds the parameters by their names on the wire. Where a ttl is returned there is something to write, and a state of nil deletes the key.
+All of them may use what `scripts/prelude.lua` defines, and the constants of this package by name.
+`p` holds the parameters by their names on the wire. Where a ttl is returned there is something to
+write, and a state of nil deletes the key.
+
 From the one file come three scripts: `check` decides for one key and writes, `read` returns the
 raw state and never writes, `many` decides for all of its KEYS in order, at one instant. Another one
 for each of its operations, `alone`, does that to one key. And `all` decides several steps as one,
@@ -25,8 +27,7 @@ each of some strategy and some operation: there is one script for each set of th
 it that they do not need. The files in `scripts/` are what the scripts share.
 
 A server makes the functions of a script anew each time that it runs. So a script has nearly none:
-they are put in place of their calls (`_lua_inlining.py`), where they return once, at their end, and a
-call has a line of its own.
+functions that return once, at their end, are put in place of their calls (`_lua_inlining.py`).
 
 A script starts with the constants that it names, and with its arguments. A `now` of 0 means the
 server's clock, any other value is the instant to use. Lua has one kind of number, the double, so
@@ -212,6 +213,7 @@ class LuaSource:
         self.decode = decode
         self.operations: tuple[str, ...] = ("check", *beyond_check)
         self._constants = dict(constants or {})
+        self._alone: dict[tuple[str, bool], LuaScript] = {}
         if argv[:NOW_ARGV] != ("now",) or "cost" not in argv:
             raise ConfigInvalidError(f"argv of {name} must begin with 'now' and hold 'cost'")
         self.by_periods: bool = not set(PERIODS).isdisjoint(argv)
@@ -236,14 +238,12 @@ class LuaSource:
         reading, _, _ = self.text.partition(_DECIDE)
         return self._script("read", reading, _shared("read"))
 
-    @cached_property
-    def alone(self) -> Mapping[tuple[str, bool], LuaScript]:
-        """Each operation on one key, as a shadow or not: a shadow keeps what a denial leaves."""
-        return {
-            (operation, shadow): self._made_alone(operation, shadow)
-            for operation in self.operations
-            for shadow in (False, True)
-        }
+    def alone(self, operation: str, *, shadow: bool) -> LuaScript:
+        """Does an operation to one key, as a shadow or not: a shadow keeps what a denial leaves."""
+        script = self._alone.get((operation, shadow))
+        if script is None:
+            script = self._alone[operation, shadow] = self._made_alone(operation, shadow)
+        return script
 
     def _made_alone(self, operation: str, shadow: bool) -> LuaScript:
         place = len(self.argv) + 1

@@ -25,12 +25,15 @@ that it has from the script around it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
 from itertools import takewhile
 from typing import NamedTuple
 
 __all__ = ["inlined", "names_in"]
 
+_WORD = re.compile(r"\w+")
 _BEGIN, _END = "local function ", "end"
 # How a line ends that goes on in the next one, and how one begins that goes on from the last.
 _UNFINISHED = (*"=({[,.+-*/%^<>", " and", " or", " not")
@@ -208,6 +211,8 @@ def _goes_on(line: str, following: str) -> bool:
 
 
 def _without_comment(line: str) -> str:
+    if "--" not in line:
+        return line.rstrip()
     quote = ""
     for place, each in enumerate(line):
         if quote:
@@ -236,6 +241,7 @@ def _function_of(name: str, parameters: str, body: list[str], known: Collection[
     return _Function(name, parameters, tuple(body), None, declared, outer)
 
 
+@lru_cache(maxsize=4096)
 def _call_on(line: str) -> _Call | None:
     """The call that a line consists of; None if it is anything else."""
     code = line.lstrip()
@@ -274,7 +280,8 @@ def _bindings(function: _Function, call: _Call) -> str:
     return f"{', '.join([name for name, _ in pairs])} = {', '.join([value for _, value in pairs])}"
 
 
-def _declared_by(line: str) -> list[str]:
+@lru_cache(maxsize=4096)
+def _declared_by(line: str) -> tuple[str, ...]:
     """The names that a line declares: `local a, b = ...`, `for a, b in ...`, `for a = ...`."""
     code = line.strip()
     for keyword in ("local function ", "local ", "for "):
@@ -283,9 +290,10 @@ def _declared_by(line: str) -> list[str]:
             names, _, _ = names.partition(" in ")
             names, _, _ = names.partition("(")
             return names_in(names)
-    return []
+    return ()
 
 
-def names_in(code: str) -> list[str]:
+@lru_cache(maxsize=4096)
+def names_in(code: str) -> tuple[str, ...]:
     """The words of a piece of code."""
-    return "".join([each if each.isalnum() or each == "_" else " " for each in code]).split()
+    return tuple(_WORD.findall(code))

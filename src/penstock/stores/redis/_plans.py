@@ -91,7 +91,7 @@ class _OnePlan(Plan):
 
     def __init__(self, parts: Sequence[_Part], place: int, lua: LuaAccelerator) -> None:
         _, _, self._role, shadow, _ = parts[place]
-        super().__init__(parts, lua.source.alone[self._role, shadow])
+        super().__init__(parts, lua.source.alone(self._role, shadow=shadow))
         self._place = place
         self._lua = lua
         self._read = _reader_of(self._role)
