@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import translate
+from functools import partial
 from typing import Any, TypedDict
 
 from .._limits import Limit
@@ -44,6 +45,7 @@ __all__ = [
     "as_rules",
     "is_plain",
     "optional",
+    "path_of",
     "slug",
     "value_of",
 ]
@@ -207,6 +209,18 @@ def slug(text: str) -> str:
     from hashlib import sha256
 
     return f"{plain[:47]}-{sha256(plain.encode()).hexdigest()[:16]}"
+
+
+def path_of(function: Any) -> str:
+    """The path in Python of a view or a handler, which its limits are named after."""
+    while True:
+        inner = function.func if isinstance(function, partial) else None
+        inner = inner or getattr(function, "__wrapped__", None)
+        if inner is None:
+            break
+        function = inner
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 class AppLimits:
