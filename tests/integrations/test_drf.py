@@ -11,12 +11,15 @@ from tests.integrations import django_project as project
 
 from django.test import Client, override_settings  # isort: skip
 from django.urls import path  # isort: skip
+from rest_framework.decorators import api_view  # isort: skip
 from rest_framework.exceptions import NotFound  # isort: skip
 from rest_framework.response import Response  # isort: skip
 from rest_framework.test import APIRequestFactory  # isort: skip
 from rest_framework.views import APIView  # isort: skip
+from rest_framework.viewsets import ViewSet  # isort: skip
 
 from penstock import ConfigInvalidError, slots
+from penstock.integrations.django import rate_limited
 from penstock.integrations.drf import AnonThrottle, LimitThrottle, ScopedThrottle, UserThrottle
 from tests.integrations.serving import left, members
 from tests.servers import Valkey, require
@@ -60,11 +63,39 @@ class Unscoped(Base):
         return Response({})
 
 
+@api_view(["GET"])
+@rate_limited("1/day")
+def below(request: Any) -> Response:
+    return Response({"left": request.rate_limit.remaining})
+
+
+@rate_limited("1/day")
+@api_view(["GET"])
+def above(request: Any) -> Response:
+    return Response({"left": request.rate_limit.remaining})
+
+
+@rate_limited("1/day")
+@api_view(["GET"])
+def another(request: Any) -> Response:
+    return Response({})
+
+
+class Shelf(ViewSet):
+    @rate_limited("1/day")
+    def list(self, request: Any) -> Response:
+        return Response([])
+
+
 urlpatterns = [
     path("both/", Both.as_view()),
     path("uploads/", Uploads.as_view()),
     path("own/", Own.as_view()),
     path("unscoped/", Unscoped.as_view()),
+    path("below/", below),
+    path("above/", above),
+    path("another/", another),
+    path("shelf/", Shelf.as_view({"get": "list"})),
 ]
 
 
@@ -94,6 +125,24 @@ def test_all_throttles_of_a_view_are_one_decision() -> None:
     answer = ask("/both/", "alice")
     assert answer.status_code == 200
     assert left(answer["RateLimit"], "user") == 0
+
+
+@pytest.mark.parametrize("path", ["below", "above", "shelf"])
+@pytest.mark.parametrize("place", ["middleware", "alone"])
+def test_decorated_views_of_the_framework_are_limited(path: str, place: str) -> None:
+    """Above `api_view` or below, and in a set of views; with the limits of the settings, which are
+    told, too, and which get back what the view denies."""
+    more = ["penstock.integrations.django.LimitMiddleware"] if place == "middleware" else []
+    name = {"shelf": "Shelf.list"}.get(path, path)
+    with override_settings(PENSTOCK={"LIMITS": ["9/day"]}, MIDDLEWARE=[*ALONE, *more]):
+        answers = [ask(f"/{path}/") for _ in range(3)]
+        other = ask("/another/")
+    assert [answer.status_code for answer in answers] == [200, 429, 429]
+    assert int(answers[2]["Retry-After"]) > 1
+    assert left(answers[0]["RateLimit"], f"{__name__}.{name}") == 0
+    assert other.status_code == 200
+    if more:
+        assert left(other["RateLimit"], "app") == 7
 
 
 def test_headers_are_on_every_answer_of_the_view() -> None:
