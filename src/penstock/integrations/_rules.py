@@ -12,7 +12,6 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from fnmatch import translate
 from functools import partial
 from typing import Any, TypedDict
@@ -23,7 +22,7 @@ from ..core._errors import StoreUnavailableError
 from ..core._flow import Flow
 from ..core._store import Store
 from ..core._strategy import Strategy
-from ..core._validation import reject, require_choice, require_int, shown
+from ..core._validation import reject, require_choice, require_int, require_options, shown
 from ..stores._opening import open_for_limiter
 from ._who import (
     AddressKey,
@@ -291,12 +290,7 @@ class AppLimits:
 
 def app_limits(reader: RequestReader, options: Mapping[str, Any]) -> AppLimits:
     """The limits of an app with these options; an unknown one is told what was meant."""
-    known = WebOptions.__annotations__
-    for name in options:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            reject(f"there is no option {shown(name)}; {hint}")
+    require_options(options, list(WebOptions.__annotations__))
     return AppLimits(reader, **options)
 
 
