@@ -8,9 +8,7 @@ mistakes are told, once, where they are made; `_deciding` asks, and `_ruling` is
 from __future__ import annotations
 
 import inspect
-import logging
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import translate
 from functools import partial
@@ -24,6 +22,7 @@ from ..core._store import Store
 from ..core._strategy import Strategy
 from ..core._validation import reject, require_choice, require_int, require_options, shown
 from ..stores._opening import open_for_limiter
+from ._ruling import OutageLog
 from ._who import (
     AddressKey,
     HeaderKey,
@@ -51,11 +50,7 @@ __all__ = [
 
 FAIL_MODES = ("open", "closed", "error")
 
-_LOG_EVERY_S = 10.0
-
 _NO_ASYNC = "functions for keys, costs and exemptions must be sync here, where requests are"
-
-_log = logging.getLogger("penstock.integrations")
 
 Exempt = str | Callable[[Any], Any] | Sequence[str | Callable[[Any], Any]] | None
 """Paths, in which `*` stands for anything, or functions of a request, or several of either."""
@@ -265,17 +260,14 @@ class AppLimits:
         self.on_denied = on_denied
         home, self._owns_store = open_for_limiter(store, clock)
         self.store: Store = home
-        self._quiet_until = 0.0
+        self._outages = OutageLog()
 
     def outage(self, error: StoreUnavailableError) -> None:
         """Log that the store is away, every ten seconds at most; raise it if that is the mode."""
         if self.fail == "error":
             raise error
-        now = time.monotonic()
-        if now >= self._quiet_until:
-            self._quiet_until = now + _LOG_EVERY_S
-            passes = "requests pass unlimited" if self.fail == "open" else "requests are refused"
-            _log.warning("rate limits: %s (%s)", error, passes)
+        passes = "requests pass unlimited" if self.fail == "open" else "requests are refused"
+        self._outages.warn("rate limits: %s (%s)", error, passes)
 
     def close(self) -> None:
         """Close the store, if it was opened here."""
