@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.integrations import django_project as project
 
+from django.core.management import CommandError, call_command  # isort: skip
 from django.test import Client, override_settings  # isort: skip
 from django.urls import path  # isort: skip
 from rest_framework.decorators import api_view  # isort: skip
@@ -18,7 +20,8 @@ from rest_framework.test import APIRequestFactory  # isort: skip
 from rest_framework.views import APIView  # isort: skip
 from rest_framework.viewsets import ViewSet  # isort: skip
 
-from penstock import ConfigInvalidError, slots
+from penstock import ConfigInvalidError, rate_limit, slots
+from penstock.integrations import Rule
 from penstock.integrations.django import rate_limited
 from penstock.integrations.drf import AnonThrottle, LimitThrottle, ScopedThrottle, UserThrottle
 from tests.integrations.serving import left, members
@@ -143,6 +146,28 @@ def test_decorated_views_of_the_framework_are_limited(path: str, place: str) -> 
     assert other.status_code == 200
     if more:
         assert left(other["RateLimit"], "app") == 7
+
+
+def test_the_command_knows_the_throttles_by_their_scopes() -> None:
+    """And what is decorated beside them."""
+
+    def run(*words: str) -> str:
+        out = io.StringIO()
+        call_command("penstock", *words, stdout=out)
+        return out.getvalue()
+
+    ask("/both/", "alice")
+    listed = run("list")
+    for line in ("user: 2 a day", "fast: 1 a day", f"{__name__}.above: 1 a day"):
+        assert line in listed
+    assert "has 1 of 2 left" in run("show", "user", "user alice")
+    run("reset", "user", "user alice")
+    assert "has 2 of 2 left" in run("show", "user", "user alice")
+    with (
+        override_settings(PENSTOCK={"LIMITS": [Rule(rate_limit("1/day"), name="made")]}),
+        pytest.raises(CommandError, match="'made' is a limiter that the project has made"),
+    ):
+        run("show", "made", "alice")
 
 
 def test_headers_are_on_every_answer_of_the_view() -> None:

@@ -175,7 +175,7 @@ setting_changed.connect(_forget)
 
 def view_name(view: Any) -> str:
     """What limits of a view are named after."""
-    made_of = getattr(view, "view_class", None) or getattr(view, "cls", None)
+    made_of = _class_of(view)
     if made_of is None:
         return path_of(view)
     path = path_of(made_of)
@@ -288,21 +288,33 @@ def settle(request: Any, response: Any) -> list[Ruling]:
 
 def declared_rules() -> Iterator[tuple[str, Rule]]:
     """All limits of the project by name: of the settings, and of the views that URLs lead to."""
-    seen = dict(limits_of_project().rules)
-    yield from seen.items()
+    seen: set[str] = set()
+    for name, rule in _all_declared():
+        if name not in seen:
+            seen.add(name)
+            yield name, rule
+
+
+def _all_declared() -> Iterator[tuple[str, Rule]]:
+    rules = limits_of_project().rules
+    yield from rules.items()
     for view in _views(get_resolver().url_patterns):
-        for limited in (view, *_methods(view)):
-            named: dict[str, Rule] = dict(limits_of_project().rules)
+        made_of = _class_of(view)
+        for limited in (view, *_methods(made_of)):
+            named: dict[str, Rule] = dict(rules)
             add_rules(named, getattr(limited, RULES, ()), view_name(limited))
-            for name, rule in named.items():
-                if name not in seen:
-                    seen[name] = rule
-                    yield name, rule
+            yield from named.items()
+        # Of Django REST framework.
+        for throttle in getattr(made_of, "throttle_classes", ()):
+            yield from throttle.declared(made_of) if hasattr(throttle, "declared") else ()
 
 
-def _methods(view: Any) -> Iterator[Any]:
+def _class_of(view: Any) -> Any:
+    return getattr(view, "view_class", None) or getattr(view, "cls", None)
+
+
+def _methods(made_of: Any) -> Iterator[Any]:
     """The limited methods of a class of views."""
-    made_of = getattr(view, "view_class", None) or getattr(view, "cls", None)
     for name in dir(made_of) if made_of is not None else ():
         method = getattr(made_of, name, None)
         if name != "dispatch" and hasattr(method, RULES):
