@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -278,6 +280,23 @@ def test_methods_of_a_class_of_views_have_limits_of_their_own() -> None:
     assert members(answer.headers["RateLimit"]) == ["items.post", "app"]
     assert left(answer.headers["RateLimit"], "app") == 2
     assert client.post("/items").status_code == 429
+
+
+def test_a_view_that_is_decorated_for_each_request_is_not_kept() -> None:
+    """As libraries do that wrap the methods of a class when they are called; it counts as one."""
+    app, limits = made()
+    limit = limits.limit(TWO)
+    kept: list[weakref.ref[Any]] = []
+
+    @app.route("/late")
+    def late() -> Any:
+        view = limit(lambda: "late")
+        kept.append(weakref.ref(view))
+        return view()
+
+    assert codes(app, "/late", "/late", "/late") == [200, 200, 429]
+    gc.collect()
+    assert [each() for each in kept] == [None] * 3
 
 
 def test_exempt_views_and_blueprints_and_paths_are_left_alone() -> None:

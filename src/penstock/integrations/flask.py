@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from ..core._errors import require_module
 from ..core._validation import reject, shown
@@ -78,7 +79,8 @@ class RateLimits:
             limits, app = (app, *limits), None
         self._limits = limits
         self._options = options
-        self._views: dict[Any, list[Rule]] = {}
+        # Some libraries decorate the methods of a class anew for each request.
+        self._views: WeakKeyDictionary[Any, list[Rule]] = WeakKeyDictionary()
         self._blueprints: dict[Any, list[Rule]] = {}
         self._exempt: set[Any] = set()
         as_rules(limits)
