@@ -72,16 +72,16 @@ def test_a_url_says_where_limits_are_counted(service: RunningService) -> None:
 
 def test_every_kind_of_url_opens_a_limiter(service: RunningService, tmp_path: Path) -> None:
     """Stores in this process, in a file and on a server, and both transports of a service: the same
-    calls, the same answers."""
+    options, the same calls, the same answers."""
     urls = [
         "memory://",
         f"sqlite:///{tmp_path}/limits.db",
         f"{url_of('valkey')}?timeout_ms={PATIENT_MS}",
         *[service.url(transport) for transport in TRANSPORTS],
     ]
+    options: Any = {"token": TOKEN, "timeout_ms": 10_000, "prefix": "opened", "fail": "error"}
     for url in urls:
-        token = {"token": TOKEN} if url.startswith(TRANSPORTS) else {}
-        with open_limiter(url, "2/day", policy="one", **token) as limiter:
+        with open_limiter(url, "2/day", policy="one", **options) as limiter:
             name = new_key()
             told = [limiter.check(name) for _ in range(3)]
             assert [(each.allowed, each.limit, each.remaining) for each in told] == [
@@ -119,6 +119,8 @@ def test_what_is_missing_is_told() -> None:
         open_limiter("http://localhost:8080", "1/second")
     with pytest.raises(ConfigInvalidError, match="rate"):
         open_limiter("memory://", policy="api")
+    with pytest.raises(ConfigInvalidError, match="a store that is away raises"):
+        open_limiter("memory://", "1/second", policy="api", fail="open")
     with pytest.raises(ConfigInvalidError, match="scheme"):
         open_limiter("ftp://localhost", "1/second")
     with pytest.raises(ConfigInvalidError, match="string"):

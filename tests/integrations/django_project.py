@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -40,6 +41,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpResponse, JsonResponse, StreamingHttpResponse  # noqa: F401
 from django.test import RequestFactory  # noqa: F401
 from django.urls import path
+from django.utils.decorators import method_decorator
 from django.views import View
 
 from penstock.integrations.django import by_user, rate_limited
@@ -148,6 +150,30 @@ class AsyncProfile(View):
         return HttpResponse("later")
 
 
+class Orders(View):
+    @rate_limited("2/day")
+    def get(self, request: Any) -> HttpResponse:
+        return HttpResponse("orders")
+
+    @rate_limited("1/day")
+    def post(self, request: Any) -> HttpResponse:
+        return HttpResponse("thanks")
+
+
+class AsyncOrders(View):
+    @method_decorator(rate_limited("1/day"))
+    async def get(self, request: Any) -> HttpResponse:
+        return HttpResponse("orders")
+
+    @rate_limited("1/day")
+    async def post(self, request: Any) -> HttpResponse:
+        return HttpResponse("thanks")
+
+
+def greeting(word: str, request: Any) -> HttpResponse:
+    return HttpResponse(word)
+
+
 class Account(View):
     @staticmethod
     def get(request: Any) -> HttpResponse:
@@ -180,4 +206,7 @@ urlpatterns = [
     path("async-class/", AsyncProfile.as_view()),
     path("account/", rate_limited("1/day")(Account.as_view())),
     path("login/", login),
+    path("orders/", Orders.as_view()),
+    path("async-orders/", AsyncOrders.as_view()),
+    path("hello/", rate_limited("1/day")(partial(greeting, "hello"))),
 ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import pytest
 from aiohttp import ClientSession, WSServerHandshakeError, web
@@ -162,6 +163,75 @@ def test_a_handler_is_decided_once_whatever_apps_are_around_it() -> None:
         assert [left(others.headers["ratelimit"], name) for name in ("inner", "outer")] == [2, 2]
 
     asyncio.run(ask())
+
+
+class Orders(web.View):
+    @rate_limited(TWO, slots(1, ttl_ms=3_600_000))
+    async def get(self) -> web.Response:
+        return web.Response(text="orders")
+
+    @rate_limited(ONE, charge_when=lambda response: response.status == 402)
+    async def post(self) -> web.Response:
+        raise web.HTTPPaymentRequired
+
+
+def unmarked(handler: Any) -> Any:
+    """A decorator that does not tell what it wraps."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return cast("web.StreamResponse", await handler(request))
+
+    return handle
+
+
+async def greeting(word: str, request: web.Request) -> web.Response:
+    return web.Response(text=word)
+
+
+def test_limits_that_the_middleware_cannot_see_are_decided_where_they_are() -> None:
+    """Of a method of a class of views, or below a decorator; what they deny is charged nowhere."""
+
+    async def ask() -> None:
+        app = web.Application()
+        setup(app, FIVE)
+        app.router.add_view("/orders", Orders)
+        app.router.add_get("/hidden", unmarked(rate_limited(ONE, name="hidden")(home)))
+        app.router.add_get("/hello", rate_limited(ONE)(partial(greeting, "hello")))
+        async with client_of(app) as client:
+            assert await client.codes("/orders", "/orders", "/orders") == [200, 200, 429]
+            posted = [await client.session.post("/orders") for _ in range(2)]
+            assert [answer.status for answer in posted] == [402, 429]
+            told = posted[0].headers["ratelimit"]
+            assert members(told) == [f"{__name__}.Orders.post", "app"]
+            assert left(told, "app") == 2
+            assert await client.codes("/hidden", "/hidden") == [200, 429]
+            answer = await client.get("/hello")
+            assert f"{__name__}.greeting" in members(answer.headers["ratelimit"])
+
+    asyncio.run(ask())
+
+
+def test_a_limited_handler_of_an_app_that_is_not_limited_is_told() -> None:
+    """It would not be limited at all."""
+    errors: list[Exception] = []
+
+    @web.middleware
+    async def noting(request: web.Request, handler: Any) -> web.StreamResponse:
+        try:
+            return cast("web.StreamResponse", await handler(request))
+        except Exception as error:
+            errors.append(error)
+            raise
+
+    async def ask() -> None:
+        app = web.Application(middlewares=[noting])
+        app.router.add_get("/search", search)
+        async with client_of(app) as client:
+            assert await client.codes("/search") == [500]
+
+    asyncio.run(ask())
+    assert isinstance(errors[0], ConfigInvalidError)
+    assert "call setup(app)" in str(errors[0])
 
 
 def test_routes_outcomes_slots_and_async_keys() -> None:

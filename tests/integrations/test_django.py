@@ -178,6 +178,34 @@ def test_classes_of_async_views_are_limited(middleware: Any) -> None:
             assert left(Client().get("/async-class/")["RateLimit"], "async-class") == 0
 
 
+@pytest.mark.parametrize("middleware", [None, WITHOUT], ids=["middleware", "alone"])
+@pytest.mark.parametrize("path", ["/orders/", "/async-orders/"])
+def test_methods_of_a_class_of_views_have_limits_of_their_own(middleware: Any, path: str) -> None:
+    """With `method_decorator` or without; each counts apart, and what it denies is charged
+    nowhere."""
+    allowed = 2 if path == "/orders/" else 1
+    with (
+        override_settings(MIDDLEWARE=middleware or project.settings.MIDDLEWARE),
+        limits(FIVE),
+    ):
+        client = Client()
+        asked = [client.get(path).status_code for _ in range(allowed + 1)]
+        posted = [client.post(path) for _ in range(2)]
+    assert asked == [200] * allowed + [429]
+    assert [answer.status_code for answer in posted] == [200, 429]
+    name = f"{project.__name__}.{'Orders' if allowed == 2 else 'AsyncOrders'}.post"
+    assert left(posted[0]["RateLimit"], name) == 0
+    if middleware is None:
+        assert left(posted[0]["RateLimit"], "app") == 4 - allowed
+
+
+def test_a_view_with_arguments_of_its_own_counts_under_its_name() -> None:
+    """One that was partly given its arguments."""
+    answers = [Client().get("/hello/") for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert members(answers[0]["RateLimit"]) == [f"{project.__name__}.greeting"]
+
+
 def test_async_keys_and_outcomes_work_in_both_worlds() -> None:
     """Failed logins count, by a key that is awaited."""
     bad, good = "/login/?bad", "/login/"
@@ -326,6 +354,7 @@ def test_the_command_lists_shows_and_resets() -> None:
             listed = run("list")
             assert "app: 2 a day" in listed
             assert "search: 2 a day" in listed
+            assert f"{project.__name__}.Orders.post: 1 a day" in listed
             assert "has 0 of 2 left" in run("show", "app", "127.0.0.1")
             run("reset", "app", "127.0.0.1")
             assert "has 2 of 2 left" in run("show", "app", "127.0.0.1")

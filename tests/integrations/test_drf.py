@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,14 +10,19 @@ import pytest
 
 from tests.integrations import django_project as project
 
+from django.core.management import CommandError, call_command  # isort: skip
 from django.test import Client, override_settings  # isort: skip
 from django.urls import path  # isort: skip
+from rest_framework.decorators import api_view  # isort: skip
 from rest_framework.exceptions import NotFound  # isort: skip
 from rest_framework.response import Response  # isort: skip
 from rest_framework.test import APIRequestFactory  # isort: skip
 from rest_framework.views import APIView  # isort: skip
+from rest_framework.viewsets import ViewSet  # isort: skip
 
-from penstock import ConfigInvalidError, slots
+from penstock import ConfigInvalidError, rate_limit, slots
+from penstock.integrations import Rule
+from penstock.integrations.django import rate_limited
 from penstock.integrations.drf import AnonThrottle, LimitThrottle, ScopedThrottle, UserThrottle
 from tests.integrations.serving import left, members
 from tests.servers import Valkey, require
@@ -60,11 +66,39 @@ class Unscoped(Base):
         return Response({})
 
 
+@api_view(["GET"])
+@rate_limited("1/day")
+def below(request: Any) -> Response:
+    return Response({"left": request.rate_limit.remaining})
+
+
+@rate_limited("1/day")
+@api_view(["GET"])
+def above(request: Any) -> Response:
+    return Response({"left": request.rate_limit.remaining})
+
+
+@rate_limited("1/day")
+@api_view(["GET"])
+def another(request: Any) -> Response:
+    return Response({})
+
+
+class Shelf(ViewSet):
+    @rate_limited("1/day")
+    def list(self, request: Any) -> Response:
+        return Response([])
+
+
 urlpatterns = [
     path("both/", Both.as_view()),
     path("uploads/", Uploads.as_view()),
     path("own/", Own.as_view()),
     path("unscoped/", Unscoped.as_view()),
+    path("below/", below),
+    path("above/", above),
+    path("another/", another),
+    path("shelf/", Shelf.as_view({"get": "list"})),
 ]
 
 
@@ -94,6 +128,46 @@ def test_all_throttles_of_a_view_are_one_decision() -> None:
     answer = ask("/both/", "alice")
     assert answer.status_code == 200
     assert left(answer["RateLimit"], "user") == 0
+
+
+@pytest.mark.parametrize("path", ["below", "above", "shelf"])
+@pytest.mark.parametrize("place", ["middleware", "alone"])
+def test_decorated_views_of_the_framework_are_limited(path: str, place: str) -> None:
+    """Above `api_view` or below, and in a set of views; with the limits of the settings, which are
+    told, too, and which get back what the view denies."""
+    more = ["penstock.integrations.django.LimitMiddleware"] if place == "middleware" else []
+    name = {"shelf": "Shelf.list"}.get(path, path)
+    with override_settings(PENSTOCK={"LIMITS": ["9/day"]}, MIDDLEWARE=[*ALONE, *more]):
+        answers = [ask(f"/{path}/") for _ in range(3)]
+        other = ask("/another/")
+    assert [answer.status_code for answer in answers] == [200, 429, 429]
+    assert int(answers[2]["Retry-After"]) > 1
+    assert left(answers[0]["RateLimit"], f"{__name__}.{name}") == 0
+    assert other.status_code == 200
+    if more:
+        assert left(other["RateLimit"], "app") == 7
+
+
+def test_the_command_knows_the_throttles_by_their_scopes() -> None:
+    """And what is decorated beside them."""
+
+    def run(*words: str) -> str:
+        out = io.StringIO()
+        call_command("penstock", *words, stdout=out)
+        return out.getvalue()
+
+    ask("/both/", "alice")
+    listed = run("list")
+    for line in ("user: 2 a day", "fast: 1 a day", f"{__name__}.above: 1 a day"):
+        assert line in listed
+    assert "has 1 of 2 left" in run("show", "user", "user alice")
+    run("reset", "user", "user alice")
+    assert "has 2 of 2 left" in run("show", "user", "user alice")
+    with (
+        override_settings(PENSTOCK={"LIMITS": [Rule(rate_limit("1/day"), name="made")]}),
+        pytest.raises(CommandError, match="'made' is a limiter that the project has made"),
+    ):
+        run("show", "made", "alice")
 
 
 def test_headers_are_on_every_answer_of_the_view() -> None:

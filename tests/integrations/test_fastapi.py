@@ -225,19 +225,26 @@ def test_async_keys_costs_and_the_outcome_are_per_limit() -> None:
 
 
 def test_an_app_may_answer_refusals_itself() -> None:
-    """By `on_denied`, or by a handler of the exception."""
+    """By `on_denied`."""
     with client_of(
         limited(ONE, on_denied=lambda request, verdict: PlainTextResponse(verdict.binding, 429))
     ) as client:
         client.get("/model")
         assert client.get("/model").text == "app"
-    app = limited(ONE)
 
-    @app.exception_handler(TooManyRequests)
-    async def handle(request: Request, error: TooManyRequests) -> JSONResponse:
-        assert error.verdict is not None
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_handler_of_the_exception_stays_whenever_it_was_given(place: str) -> None:
+    """To the app when it is made, which is before `install`, or later."""
+
+    async def handle(request: Request, error: Any) -> JSONResponse:
         return JSONResponse({"wait": error.verdict.retry_after_ms}, 429)
 
+    app = FastAPI(exception_handlers={TooManyRequests: handle} if place == "before" else None)
+    install(app)
+    if place == "after":
+        app.add_exception_handler(TooManyRequests, handle)
+    app.add_api_route("/model", lambda: 1, dependencies=[Depends(RateLimit(ONE))])
     with client_of(app) as client:
         client.get("/model")
         answer = client.get("/model")
@@ -439,3 +446,7 @@ def test_mistakes_are_told_at_construction() -> None:
         install(FastAPI(), stores="redis://localhost")  # type: ignore[call-arg]
     with pytest.raises(ConfigInvalidError, match="install takes a FastAPI app"):
         install(APIRouter())  # type: ignore[arg-type]
+    app = FastAPI()
+    install(app)
+    with pytest.raises(ConfigInvalidError, match="was called for this app already"):
+        install(app, store="memory://")

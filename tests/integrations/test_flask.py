@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ import httpx
 import pytest
 from flask import Blueprint, Flask, Response, abort, g, jsonify, request
 from flask.views import MethodView
+from werkzeug.exceptions import HTTPException
 from werkzeug.serving import make_server
 
 from penstock import ConfigInvalidError, Limit, slots
@@ -256,6 +259,46 @@ def test_classes_of_views_and_async_views_are_limited() -> None:
     assert codes(app, "/later", "/later") == [200, 429]
 
 
+def test_methods_of_a_class_of_views_have_limits_of_their_own() -> None:
+    """Each counts apart; what one of them denies is charged nowhere."""
+    app, limits = made(FIVE)
+
+    class Items(MethodView):
+        @limits.limit(TWO)
+        def get(self) -> str:
+            return "got"
+
+        @limits.limit(ONE)
+        def post(self) -> str:
+            return "put"
+
+    app.add_url_rule("/items", view_func=Items.as_view("items"))
+    client = app.test_client()
+    assert [client.get("/items").status_code for _ in range(3)] == [200, 200, 429]
+    answer = client.post("/items")
+    assert answer.status_code == 200
+    assert members(answer.headers["RateLimit"]) == ["items.post", "app"]
+    assert left(answer.headers["RateLimit"], "app") == 2
+    assert client.post("/items").status_code == 429
+
+
+def test_a_view_that_is_decorated_for_each_request_is_not_kept() -> None:
+    """As libraries do that wrap the methods of a class when they are called; it counts as one."""
+    app, limits = made()
+    limit = limits.limit(TWO)
+    kept: list[weakref.ref[Any]] = []
+
+    @app.route("/late")
+    def late() -> Any:
+        view = limit(lambda: "late")
+        kept.append(weakref.ref(view))
+        return view()
+
+    assert codes(app, "/late", "/late", "/late") == [200, 200, 429]
+    gc.collect()
+    assert [each() for each in kept] == [None] * 3
+
+
 def test_exempt_views_and_blueprints_and_paths_are_left_alone() -> None:
     """With the app's limit used up."""
     app, limits = made(ONE, exempt="/users/*")
@@ -351,6 +394,30 @@ def test_an_app_may_answer_refusals_itself_and_read_the_verdict() -> None:
 
     app, _ = made(ONE, on_denied=later)
     assert [app.test_client().get("/").text for _ in range(2)] == ["home", "later"]
+
+
+def test_a_refusal_is_answered_by_the_apps_own_handler_of_errors() -> None:
+    """By one for 429, and by one for all errors of HTTP; the headers are there all the same."""
+    app, _ = made(ONE)
+
+    @app.errorhandler(429)
+    def slow_down(error: HTTPException) -> tuple[str, int]:
+        return f"slow down: {g.rate_limit.binding}", 429
+
+    assert codes(app, "/") == [200]
+    answer = app.test_client().get("/")
+    assert (answer.status_code, answer.text) == (429, "slow down: app")
+    assert int(answer.headers["Retry-After"]) > 1
+
+    app, _ = made(ONE, on_denied=lambda request, verdict: ("mine", 429))
+    app.register_error_handler(HTTPException, lambda error: (error.description, error.code))
+    codes(app, "/")
+    assert app.test_client().get("/").text == "mine"
+
+    app, _ = made(ONE)
+    app.register_error_handler(HTTPException, lambda error: (error.description, error.code))
+    codes(app, "/")
+    assert app.test_client().get("/").text.startswith("Try again in ")
 
 
 def test_a_spoofed_x_forwarded_for_changes_nothing() -> None:

@@ -195,6 +195,36 @@ def test_a_store_that_is_away_is_answered_by_the_fail_mode(
     assert error.code().name == code
 
 
+def test_an_outage_is_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    """And not for every call."""
+    limit = LimitInterceptor("1/minute", store=Away())
+    with serving(limit) as port, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        for _ in range(3):
+            assert call(channel, "unary_unary")
+    assert [record.getMessage() for record in caplog.records] == [
+        "calls cannot be decided, and are answered by 'open': gone"
+    ]
+
+
+@both_servers
+def test_a_key_may_be_a_number_or_nothing_which_stands_for_the_address(server: str) -> None:
+    """As in a web app."""
+
+    def key(told: GrpcCall) -> Any:
+        user = told.metadata.get("user", "")
+        return int(user) if user else ""
+
+    make, serve = SERVERS[server]
+    limiter = rate_limit("1/minute")
+    with (
+        serve(make(limiter, key=key)) as port,
+        grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        assert call(channel, "unary_unary", (("user", "7"),))
+        assert call(channel, "unary_unary")
+    assert [limiter.peek(each).remaining for each in ("7", "127.0.0.1")] == [0, 0]
+
+
 def test_servers_share_a_limit_through_a_store() -> None:
     options = {"store": f"{url_of('valkey')}?timeout_ms={PATIENT_MS}", "prefix": new_key()}
     limits = [LimitInterceptor("2/minute", **options), LimitInterceptor("2/minute", **options)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -162,6 +163,35 @@ def test_a_call_that_its_client_gives_up_ends_as_cancelled(server: str) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
     assert seen == [grpc.StatusCode.CANCELLED, grpc.StatusCode.OK]
+
+
+def test_a_stream_that_is_given_up_has_ended_before_its_slot_is_free() -> None:
+    """Wherever the handler of an aio server is in its work."""
+    happened: list[str] = []
+    settled = threading.Event()
+
+    async def endless(request: Any, context: Any) -> Any:
+        try:
+            while True:
+                yield b"x" * 100_000
+        finally:
+            happened.append("ended")
+
+    def charge_when(code: grpc.StatusCode) -> bool:
+        happened.append("settled")
+        settled.set()
+        return True
+
+    interceptor = AioLimitInterceptor({"flight": slots(1)}, charge_when=charge_when)
+    with (
+        aio_serving(interceptor, {"unary_stream": endless}) as port,
+        grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        answers = channel.unary_stream(f"/{SERVICE}/unary_stream")(b"x", timeout=30)
+        next(answers)
+        answers.cancel()
+        assert settled.wait(30)
+    assert happened == ["ended", "settled"]
 
 
 @both_servers

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from litestar import Controller, Litestar, MediaType, Request, Router, get
+from litestar import Controller, Litestar, MediaType, Request, Router, get, post
 from litestar import websocket as websocket_route
 from litestar.connection import WebSocket
 from litestar.exceptions import PermissionDeniedException
@@ -17,6 +18,7 @@ from websockets.sync.client import connect
 
 from penstock import ConfigInvalidError, Limit, slots
 from penstock.integrations import Rule, by_header
+from penstock.integrations.asgi import RateLimitMiddleware
 from penstock.integrations.litestar import RateLimitPlugin
 from tests.integrations.serving import FIVE, ONE, TWO, client_of, left, members
 from tests.servers import Valkey, require
@@ -167,6 +169,62 @@ def test_an_app_may_answer_refusals_itself() -> None:
     assert answers[1].status_code == 429
     assert "slow down" in answers[1].text
     assert "retry-after" in answers[1].headers
+
+
+@pytest.mark.parametrize("place", ["plugin", "around"])
+def test_an_answer_from_the_cache_has_headers_of_its_own(place: str) -> None:
+    """Litestar keeps the messages of an answer, headers included."""
+
+    @get("/kept", cache=True, media_type=MediaType.TEXT)
+    async def kept() -> str:
+        return "kept"
+
+    if place == "plugin":
+        app: Any = Litestar([kept], plugins=[RateLimitPlugin(FIVE)])
+    else:
+        app = RateLimitMiddleware(Litestar([kept]), FIVE)
+    with client_of(app) as client:
+        answers = [client.get("/kept") for _ in range(3)]
+    assert [left(answer.headers["ratelimit"], "app") for answer in answers] == [4, 3, 2]
+
+
+def test_a_key_may_be_read_from_the_body() -> None:
+    """And the handler reads it again."""
+
+    async def tenant(request: Any) -> str:
+        return str((await request.json())["tenant"])
+
+    @post("/orders", opt={"rate_limit": Rule(ONE, key=tenant)}, status_code=200)
+    async def order(request: Request[Any, Any, Any]) -> Any:
+        return await request.json()
+
+    with client_of(Litestar([order], plugins=[RateLimitPlugin()])) as client:
+        answers = [client.post("/orders", json={"tenant": name}) for name in ("a", "a", "b")]
+    assert [answer.status_code for answer in answers] == [200, 429, 200]
+    assert answers[2].json() == {"tenant": "b"}
+
+
+def test_a_mistake_in_an_opt_is_told_when_the_app_starts() -> None:
+    """And not to the first client."""
+
+    @get("/", opt={"rate_limit": "often"})
+    async def wrong() -> None: ...
+
+    app = Litestar([wrong], plugins=[RateLimitPlugin()])
+
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope: Any = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}}
+    with pytest.raises(Exception, match=r".*"):
+        asyncio.run(app(scope, receive, send))  # type: ignore[arg-type]
+    assert sent[0]["type"] == "lifespan.startup.failed"
+    assert "not 'often'" in sent[0]["message"]
 
 
 def test_a_websocket_is_refused_with_429() -> None:

@@ -319,6 +319,8 @@ def test_processes_wait_in_one_order_and_keep_the_limit_together() -> None:
     [
         (lambda: Outgoing("10 a second"), "rate"),
         (lambda: Outgoing(None), "nothing to limit"),
+        (lambda: Outgoing("1/second", timout=1), "no option 'timout'; did you mean 'timeout'"),
+        (lambda: Outgoing("1/second", verify=False), "no option 'verify'; there are routes, key"),
         (lambda: Outgoing("1/second", timeout=-1), "timeout"),
         (lambda: Outgoing("1/second", key="host"), "key must be a function"),  # type: ignore
         (lambda: Outgoing("1/second", honour=1), "honour must be"),  # type: ignore

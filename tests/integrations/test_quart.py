@@ -8,7 +8,10 @@ import time
 from typing import Any
 
 import pytest
-from quart import Blueprint, Quart, Response, abort, g
+from quart import Blueprint, Quart, Response, abort, g, websocket
+from quart.views import MethodView
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from penstock import ConfigInvalidError, Limit, slots
 from penstock.integrations import Rule
@@ -109,6 +112,62 @@ def test_async_keys_outcomes_and_refusals() -> None:
         for spoofed, status in (("1.1.1.1", 200), ("1.1.1.2", 429)):
             lines = [("x-forwarded-for", spoofed), ("x-forwarded-for", "198.51.100.7")]
             assert client.get("/", headers=lines).status_code == status
+
+
+def test_methods_of_a_class_of_views_have_limits_of_their_own() -> None:
+    """As in Flask."""
+    app, limits = made(FIVE)
+
+    class Items(MethodView):
+        @limits.limit(TWO)
+        async def get(self) -> str:
+            return "got"
+
+        @limits.limit(ONE)
+        async def post(self) -> str:
+            return "put"
+
+    app.add_url_rule("/items", view_func=Items.as_view("items"))
+    with client_of(app) as client:
+        assert [client.get("/items").status_code for _ in range(3)] == [200, 200, 429]
+        assert [client.post("/items").status_code for _ in range(2)] == [200, 429]
+
+
+def test_a_websocket_is_limited_when_it_connects() -> None:
+    """By the limits of the app and its own; refused with 429, by the app's own handler, too."""
+    app, limits = made(FIVE)
+
+    @app.websocket("/echo")
+    @limits.limit(TWO)
+    async def echo() -> None:
+        await websocket.accept()
+        await websocket.send(await websocket.receive())
+
+    with client_of(app) as client:
+        url = f"{str(client.base_url).replace('http', 'ws', 1)}/echo"
+        for remaining in (1, 0):
+            with connect(url) as socket:
+                socket.send("hello")
+                assert socket.recv() == "hello"
+            told = socket.response.headers["RateLimit"]
+            assert left(told, "echo") == remaining
+        with pytest.raises(InvalidStatus) as refused:
+            connect(url)
+        answer = refused.value.response
+        assert answer.status_code == 429
+        assert members(answer.headers["RateLimit"]) == ["echo", "app"]
+        assert int(answer.headers["Retry-After"]) > 1
+        assert left(client.get("/").headers["RateLimit"], "app") == 2
+
+    @app.errorhandler(429)
+    async def slow_down(error: Any) -> tuple[str, int]:
+        return "slow down", 429
+
+    with client_of(app) as client:
+        with pytest.raises(InvalidStatus) as refused:
+            connect(url)
+        assert refused.value.response.body == b"slow down"
+        assert [client.get("/search").text for _ in range(3)][2] == "slow down"
 
 
 def test_it_works_in_the_test_client() -> None:

@@ -23,6 +23,7 @@ from penstock import (
     ManualClock,
     StoreUnavailableError,
     fixed_window,
+    gcra,
     rate_limit,
 )
 from penstock.client import ServiceLimiter
@@ -255,6 +256,62 @@ def test_workers_end_when_they_are_told_to(
 ) -> None:
     """Run last: the limit keeps nobody from shutting down."""
     assert workers(queue).stop() == [0, 0]
+
+
+def test_an_actor_may_have_a_broker_and_a_name_of_its_own(server: Valkey) -> None:
+    """Which need not be the global one. What it calls like a function is not put back."""
+    import dramatiq
+    from dramatiq.brokers.redis import RedisBroker
+    from dramatiq.middleware import CurrentMessage
+
+    from penstock.integrations.dramatiq import limited_actor
+
+    broker = RedisBroker(url=server.url, namespace="own-broker")
+    if not any(isinstance(each, CurrentMessage) for each in broker.middleware):
+        broker.add_middleware(CurrentMessage())
+    started: list[str] = []
+
+    def inner(tenant: str) -> None:
+        started.append(f"inner {tenant}")
+
+    def outer(tenant: str) -> None:
+        started.append(f"outer {tenant}")
+        called(tenant)
+
+    limit = limited_actor(gcra(2, 1_000, burst=1), key="{tenant}", store=server.patient_url)
+    called = dramatiq.actor(limit(inner), broker=broker, actor_name="called")
+    calling = dramatiq.actor(limit(outer), broker=broker, actor_name="calling")
+    worker = dramatiq.Worker(broker, worker_threads=2, worker_timeout=100)
+    worker.start()
+    try:
+        for tenant in ("a", "a", "b"):
+            calling.send(tenant)
+        broker.join("default", timeout=60_000)
+        worker.join()
+    finally:
+        worker.stop()
+        broker.close()
+    assert sorted(started) == sorted(["outer a", "inner a"] * 2 + ["outer b", "inner b"])
+
+
+def test_a_job_of_arq_may_be_called_with_any_context(server: Valkey) -> None:
+    """As tests of a program do."""
+    require("arq")
+    program = (
+        "import asyncio; from penstock.integrations.arq import limited_job\n"
+        "@limited_job('5/second', store='memory://')\n"
+        "async def job(ctx, word): return word\n"
+        "print(asyncio.run(job(None, 'one')), asyncio.run(job({}, 'two')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=surroundings("arq", server),
+        check=False,
+    )
+    assert done.stdout.split() == ["one", "two"], done.stderr
 
 
 def test_a_task_called_like_a_function_waits_where_it_is() -> None:

@@ -34,11 +34,14 @@ def open_limiter(
     `options` go to the one that is made: `open_limiter("redis://localhost", "100/minute",
     prefix="api")`, `open_limiter("https://limits.internal", policy="api", token=...)`,
     `open_limiter("grpc://limits.internal:50051", policy="api", batch=100, secret=...)`. Where both
-    `rate` and `policy` are given, the URL alone decides which is used.
+    `rate` and `policy` are given, the URL alone decides which is used. So it does with the `prefix`
+    of a store, and with what a service is reached by: `token`, `secret`, `tls`, `timeout_ms` and
+    `heartbeat_ms`.
     """
     if not isinstance(url, str):
         reject(f"a limiter's URL must be a string, not a {type(url).__name__}")
-    if url.partition("://")[0].lower() in SERVICE_SCHEMES:
+    options = _used(url, options)
+    if _is_service(url):
         if policy is None:
             reject("a service is asked by a policy: open_limiter('http://...', policy='api')")
         if batch is None:
@@ -52,6 +55,25 @@ def open_limiter(
             "penstock.leasing.two_tier"
         )
     return rate_limit(rate, store=url, **options)
+
+
+# Options that say how to get at the one or the other, and nothing about what is decided.
+_OF_STORES = ("prefix",)
+_OF_SERVICES = ("token", "secret", "tls", "timeout_ms", "heartbeat_ms")
+
+
+def _is_service(url: str) -> bool:
+    return url.partition("://")[0].lower() in SERVICE_SCHEMES
+
+
+def _used(url: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options without those of the kind that the URL has not chosen."""
+    is_service = _is_service(url)
+    unused = _OF_STORES if is_service else _OF_SERVICES
+    left = {name: value for name, value in options.items() if name not in unused}
+    if not is_service and left.pop("fail", "error") != "error":
+        reject("a store that is away raises, so fail is for the URL of a service; leave it out")
+    return left
 
 
 def _leased(url: str, policy: str, batch: int, *, tls: Any = None, **options: Any) -> LeasedLimiter:

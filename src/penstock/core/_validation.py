@@ -43,6 +43,7 @@ __all__ = [
     "require_int",
     "require_key",
     "require_keys",
+    "require_options",
     "require_prefix",
     "require_rate",
     "require_span_ms",
@@ -123,6 +124,17 @@ def require_choice(name: str, value: Any, choices: Sequence[Choice]) -> Choice:
         if isinstance(value, str) and value == choice:
             return choice
     reject(f"{name} must be {' or '.join(map(repr, choices))}, not {shown(value)}")
+
+
+def require_options(given: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse an option that is not known, and say which one was meant."""
+    from difflib import get_close_matches
+
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            reject(f"there is no option {shown(name)}; {hint}")
 
 
 def zone_of(name: str, value: Any) -> tzinfo:

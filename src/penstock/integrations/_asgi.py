@@ -169,6 +169,8 @@ class Stamped:
         rulings = self._rulings
         if message["type"] == "http.response.start":
             if rulings:
+                # Whoever sends it may keep it, to send it again.
+                message = {**message}
                 given = stamp(message, rulings)
                 if is_any_open(rulings):
                     self.answered = answered(message["status"], given)

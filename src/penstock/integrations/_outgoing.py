@@ -20,10 +20,8 @@ from .._limits import Limit
 from ..core._clock import Clock
 from ..core._store import Store
 from ..core._strategy import Strategy
-from ..core._validation import reject, require_key, require_prefix, shown
-from ..core._waiting import timeout_in_ms
-from ..stores._opening import open_for_limiter
-from ._pacing import PacedCharge, Pacer, as_limits
+from ..core._validation import reject, require_key, require_options, shown
+from ._pacing import EnteredCall, PacedCalls, Pacer
 
 __all__ = ["Outgoing", "OutgoingOptions", "OutgoingRequest", "Rate"]
 
@@ -46,13 +44,6 @@ class OutgoingRequest(NamedTuple):
         parts = urlsplit(url)
         host = (parts.netloc.rpartition("@")[2]).lower()
         return cls(method.upper(), host, parts.path or "/", {} if headers is None else headers)
-
-
-class _Entered(NamedTuple):
-    """A request that was let go, and who is to hear of its answer."""
-
-    pacer: Pacer
-    charge: PacedCharge
 
 
 class OutgoingOptions(TypedDict, total=False):
@@ -96,89 +87,58 @@ class Outgoing:
         *,
         routes: Mapping[str, Rate] | None = None,
         key: Callable[[OutgoingRequest], str] | None = None,
-        timeout: float | None = None,
-        honour: bool = True,
-        max_pause_ms: int = 3_600_000,
-        store: Store | str | None = None,
         prefix: str = "outgoing",
-        clock: Clock | None = None,
-        max_waiters: int | None = None,
+        **options: Any,
     ) -> None:
-        self._timeout_ms = timeout_in_ms(timeout)
+        require_options(options, list(OutgoingOptions.__annotations__))
         if key is not None and not callable(key):
             reject(f"key must be a function of an OutgoingRequest, not {shown(key)}")
-        if not isinstance(honour, bool):
-            reject(f"honour must be True or False, not {shown(honour)}")
         if limit is None and not routes:
             reject("there is nothing to limit: give a limit for every host, or routes")
         self._key = key
-        self._honour = honour
         places = {_pattern(place): (place, rate) for place, rate in _items(routes)}
-        require_prefix(prefix)
-        self._store, self._owns_store = open_for_limiter(store, clock)
-
-        def pacer(rate: Rate, place: str) -> Pacer:
-            limits = as_limits(rate)
-            made = Pacer(
-                limits,
-                dict.fromkeys(limits, "requests"),
-                store=self._store,
-                clock=clock,
-                prefix=":".join(filter(None, (prefix, place))),
-                max_waiters=max_waiters,
-                max_pause_ms=max_pause_ms,
-            )
-            _refuse_slots(made)
-            return made
-
+        self._calls = PacedCalls(prefix=prefix, **options)
         try:
             self._routes = [
-                (fits, place, pacer(rate, place)) for fits, (place, rate) in places.items()
+                (fits, place, self._pacer(rate, place)) for fits, (place, rate) in places.items()
             ]
-            self._hosts = None if limit is None else pacer(limit, "")
+            self._hosts = None if limit is None else self._pacer(limit, "")
         except BaseException:
             self.close()
             raise
 
-    def enter(self, method: str, url: str, headers: Mapping[str, str] | None) -> _Entered | None:
+    def _pacer(self, rate: Rate, place: str) -> Pacer:
+        made = self._calls.pacer(rate, place)
+        _refuse_slots(made)
+        return made
+
+    def enter(self, method: str, url: str, headers: Mapping[str, str] | None) -> EnteredCall | None:
         """Wait until the request may go; None: it is subject to nothing."""
-        found = self._place(OutgoingRequest.of(method, url, headers))
-        if found is None:
-            return None
-        pacer, key = found
-        return _Entered(pacer, pacer.enter(key, {}, self._timeout_ms))
+        return self._calls.enter(self._place(OutgoingRequest.of(method, url, headers)))
 
     async def aenter(
         self, method: str, url: str, headers: Mapping[str, str] | None
-    ) -> _Entered | None:
+    ) -> EnteredCall | None:
         """The awaitable twin of `enter`."""
-        found = self._place(OutgoingRequest.of(method, url, headers))
-        if found is None:
-            return None
-        pacer, key = found
-        return _Entered(pacer, await pacer.aenter(key, {}, self._timeout_ms))
+        return await self._calls.aenter(self._place(OutgoingRequest.of(method, url, headers)))
 
-    def observe(self, entered: _Entered | None, status: int, headers: Mapping[str, Any]) -> None:
+    def observe(self, entered: EnteredCall | None, status: int, headers: Mapping[str, Any]) -> None:
         """Take the answer into account."""
-        if entered is not None and self._honour:
-            entered.pacer.observe(entered.charge, status, headers)
+        self._calls.observe(entered, status, headers)
 
     async def aobserve(
-        self, entered: _Entered | None, status: int, headers: Mapping[str, Any]
+        self, entered: EnteredCall | None, status: int, headers: Mapping[str, Any]
     ) -> None:
         """The awaitable twin of `observe`."""
-        if entered is not None and self._honour:
-            await entered.pacer.aobserve(entered.charge, status, headers)
+        await self._calls.aobserve(entered, status, headers)
 
     def close(self) -> None:
         """Close the store that was opened here."""
-        if self._owns_store:
-            self._store.close()
+        self._calls.close()
 
     async def aclose(self) -> None:
         """The awaitable twin of `close`."""
-        if self._owns_store:
-            await self._store.aclose()
+        await self._calls.aclose()
 
     def _place(self, request: OutgoingRequest) -> tuple[Pacer, str] | None:
         further = None

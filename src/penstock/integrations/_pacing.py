@@ -20,7 +20,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._limits import Limit, Limits
 from .._queueing import ThreadWaiter
@@ -30,13 +30,16 @@ from ..core._clock import Clock
 from ..core._errors import StoreUnavailableError
 from ..core._store import Store
 from ..core._strategy import Strategy
-from ..core._validation import MAX_SPAN_MS, reject, require_int
-from ..core._waiting import KeyQueues, Watch, aacquire, acquire, waiting_clock
+from ..core._validation import MAX_SPAN_MS, reject, require_int, require_prefix, shown
+from ..core._waiting import KeyQueues, Watch, aacquire, acquire, timeout_in_ms, waiting_clock
+from ..stores._opening import open_for_limiter
 from ..strategies import gcra
 from ._answers import advice_of
 
 __all__ = [
     "PAUSED",
+    "EnteredCall",
+    "PacedCalls",
     "PacedCharge",
     "Pacer",
     "as_limits",
@@ -295,6 +298,84 @@ class Pacer:
             for name in verdict.limits
         }
         return costs if any(costs.values()) else {}
+
+
+class EnteredCall(NamedTuple):
+    """A call that was let go, and who is to hear of its answer."""
+
+    pacer: Pacer
+    charge: PacedCharge
+
+
+class PacedCalls:
+    """What holds for all calls of a client, whichever limits they are subject to: how long they
+    wait, whether answers are obeyed, and where the limits are kept."""
+
+    def __init__(
+        self,
+        *,
+        prefix: str,
+        timeout: float | None = None,
+        honour: bool = True,
+        max_pause_ms: int = 3_600_000,
+        store: Store | str | None = None,
+        clock: Clock | None = None,
+        max_waiters: int | None = None,
+    ) -> None:
+        self._timeout_ms = timeout_in_ms(timeout)
+        if not isinstance(honour, bool):
+            reject(f"honour must be True or False, not {shown(honour)}")
+        self.honour: bool = honour
+        """Whether what answers say of limits is obeyed."""
+        self._prefix = require_prefix(prefix)
+        self._bounds: Any = {"max_pause_ms": max_pause_ms, "max_waiters": max_waiters}
+        self._clock = clock
+        self._store, self._owns_store = open_for_limiter(store, clock)
+
+    def pacer(self, rate: Any, place: str) -> Pacer:
+        """The limits of some of the calls, which count under the name of their place."""
+        limits = as_limits(rate)
+        prefix = ":".join(filter(None, (self._prefix, place)))
+        units = dict.fromkeys(limits, "requests")
+        return Pacer(
+            limits, units, store=self._store, clock=self._clock, prefix=prefix, **self._bounds
+        )
+
+    def enter(self, found: tuple[Pacer, str] | None) -> EnteredCall | None:
+        """Wait until a call may go, by its limits and its key; None: it is subject to nothing."""
+        if found is None:
+            return None
+        pacer, key = found
+        return EnteredCall(pacer, pacer.enter(key, {}, self._timeout_ms))
+
+    async def aenter(self, found: tuple[Pacer, str] | None) -> EnteredCall | None:
+        """The awaitable twin of `enter`."""
+        if found is None:
+            return None
+        pacer, key = found
+        return EnteredCall(pacer, await pacer.aenter(key, {}, self._timeout_ms))
+
+    def observe(self, entered: EnteredCall | None, status: int, headers: Mapping[str, Any]) -> None:
+        """Take the answer to a call into account."""
+        if entered is not None and self.honour:
+            entered.pacer.observe(entered.charge, status, headers)
+
+    async def aobserve(
+        self, entered: EnteredCall | None, status: int, headers: Mapping[str, Any]
+    ) -> None:
+        """The awaitable twin of `observe`."""
+        if entered is not None and self.honour:
+            await entered.pacer.aobserve(entered.charge, status, headers)
+
+    def close(self) -> None:
+        """Close the store that was opened here."""
+        if self._owns_store:
+            self._store.close()
+
+    async def aclose(self) -> None:
+        """The awaitable twin of `close`."""
+        if self._owns_store:
+            await self._store.aclose()
 
 
 def _naps(charge: Charge) -> list[int]:

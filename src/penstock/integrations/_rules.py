@@ -8,12 +8,10 @@ mistakes are told, once, where they are made; `_deciding` asks, and `_ruling` is
 from __future__ import annotations
 
 import inspect
-import logging
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from fnmatch import translate
+from functools import partial
 from typing import Any, TypedDict
 
 from .._limits import Limit
@@ -22,8 +20,9 @@ from ..core._errors import StoreUnavailableError
 from ..core._flow import Flow
 from ..core._store import Store
 from ..core._strategy import Strategy
-from ..core._validation import reject, require_choice, require_int, shown
+from ..core._validation import reject, require_choice, require_int, require_options, shown
 from ..stores._opening import open_for_limiter
+from ._ruling import OutageLog
 from ._who import (
     AddressKey,
     HeaderKey,
@@ -44,17 +43,14 @@ __all__ = [
     "as_rules",
     "is_plain",
     "optional",
+    "path_of",
     "slug",
     "value_of",
 ]
 
 FAIL_MODES = ("open", "closed", "error")
 
-_LOG_EVERY_S = 10.0
-
 _NO_ASYNC = "functions for keys, costs and exemptions must be sync here, where requests are"
-
-_log = logging.getLogger("penstock.integrations")
 
 Exempt = str | Callable[[Any], Any] | Sequence[str | Callable[[Any], Any]] | None
 """Paths, in which `*` stands for anything, or functions of a request, or several of either."""
@@ -209,6 +205,18 @@ def slug(text: str) -> str:
     return f"{plain[:47]}-{sha256(plain.encode()).hexdigest()[:16]}"
 
 
+def path_of(function: Any) -> str:
+    """The path in Python of a view or a handler, which its limits are named after."""
+    while True:
+        inner = function.func if isinstance(function, partial) else None
+        inner = inner or getattr(function, "__wrapped__", None)
+        if inner is None:
+            break
+        function = inner
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
 class AppLimits:
     """What holds for all limits of one app; see `WebOptions`."""
 
@@ -252,17 +260,14 @@ class AppLimits:
         self.on_denied = on_denied
         home, self._owns_store = open_for_limiter(store, clock)
         self.store: Store = home
-        self._quiet_until = 0.0
+        self._outages = OutageLog()
 
     def outage(self, error: StoreUnavailableError) -> None:
         """Log that the store is away, every ten seconds at most; raise it if that is the mode."""
         if self.fail == "error":
             raise error
-        now = time.monotonic()
-        if now >= self._quiet_until:
-            self._quiet_until = now + _LOG_EVERY_S
-            passes = "requests pass unlimited" if self.fail == "open" else "requests are refused"
-            _log.warning("rate limits: %s (%s)", error, passes)
+        passes = "requests pass unlimited" if self.fail == "open" else "requests are refused"
+        self._outages.warn("rate limits: %s (%s)", error, passes)
 
     def close(self) -> None:
         """Close the store, if it was opened here."""
@@ -277,12 +282,7 @@ class AppLimits:
 
 def app_limits(reader: RequestReader, options: Mapping[str, Any]) -> AppLimits:
     """The limits of an app with these options; an unknown one is told what was meant."""
-    known = WebOptions.__annotations__
-    for name in options:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            reject(f"there is no option {shown(name)}; {hint}")
+    require_options(options, list(WebOptions.__annotations__))
     return AppLimits(reader, **options)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ __all__ = [
     "Answered",
     "Line",
     "OpenCharge",
+    "OutageLog",
     "Ruling",
     "Spent",
     "Telling",
@@ -39,6 +41,7 @@ PROBLEM_JSON = "application/problem+json"
 
 _PROBLEMS = "https://iana.org/assignments/http-problem-types#"
 _RETRY_S = 1
+_LOG_EVERY_S = 10.0
 # The attribute of a response with what was put on it.
 _PUT_ON = "_penstock_told"
 
@@ -67,6 +70,20 @@ class OpenCharge(NamedTuple):
 Spent = tuple[Any, Mapping[str, Any], Any, int]
 """What a check was asked for, enough to give back what it spent: the limits, keys and costs, and
 when. A plain tuple, since every request makes one and hardly any looks into it."""
+
+
+class OutageLog:
+    """Tells the log that a store is away, every ten seconds at most: each request finds it out."""
+
+    def __init__(self) -> None:
+        self._quiet_until = 0.0
+
+    def warn(self, text: str, *args: Any) -> None:
+        """Log it, unless that was done just now."""
+        now = time.monotonic()
+        if now >= self._quiet_until:
+            self._quiet_until = now + _LOG_EVERY_S
+            _log.warning(text, *args)
 
 
 class Telling:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from .._limited import (
     Arguments,
@@ -43,11 +43,26 @@ from ..core._validation import reject, require_prefix
 from ..core._waiting import timeout_in_ms
 from ._pacing import asleep, sleep
 
-__all__ = ["PutBack", "TaskLimit"]
+__all__ = ["PutBack", "QueuedTask", "TaskLimit", "TaskOptions"]
 
 _AWAY_MS = 5_000
 
 _log = logging.getLogger("penstock.integrations")
+
+
+class TaskOptions(TypedDict, total=False):
+    """What may be said about the limit of a task.
+
+    `key` and `cost` are those of `limited`; without a key all runs of the task share the limit.
+    `store` is one that the workers share, and `prefix` stands before its keys, by default the name
+    of the function. A task books at most `max_wait` seconds ahead; beyond that it asks again.
+    """
+
+    key: Key | None
+    cost: Cost
+    max_wait: float
+    store: Store | str | None
+    prefix: str | None
 
 
 class PutBack(NamedTuple):
@@ -58,20 +73,29 @@ class PutBack(NamedTuple):
     starts_at: int | None
 
 
+class QueuedTask(NamedTuple):
+    """A task that a worker runs: the instant that it has booked, if it has, and what puts it back
+    and makes the error by which its queue knows. For arq that is awaited."""
+
+    starts_at: int | None
+    put_back: Callable[[PutBack], Any]
+
+
 class TaskLimit:
-    """The limit of one task. `early_ms` is how late the queue may be with what it is given back."""
+    """The limit of one task, by `TaskOptions`. `early_ms` is how late the queue may be with what it
+    is given back."""
 
     def __init__(
         self,
         function: Callable[..., Any],
         limit: Target,
         *,
-        key: Key | None,
-        cost: Cost,
-        max_wait: float,
-        store: Store | str | None,
-        prefix: str | None,
         early_ms: int,
+        max_wait: float,
+        key: Key | None = None,
+        cost: Cost = 1,
+        store: Store | str | None = None,
+        prefix: str | None = None,
     ) -> None:
         import inspect
 
@@ -94,6 +118,39 @@ class TaskLimit:
     def require_sync(self) -> None:
         """Refuse a key or a cost that would have to be awaited."""
         self._question.require_sync()
+
+    def run(
+        self, function: Callable[..., Any], args: Any, named: Any, queued: QueuedTask | None
+    ) -> Any:
+        """Run a task when its limit admits it, or put it back. One that is not `queued` is called
+        like a function, and waits."""
+        if queued is None:
+            held = self.wait(args, named)
+        else:
+            found = self.begin(args, named, queued.starts_at)
+            if isinstance(found, PutBack):
+                raise queued.put_back(found)
+            held = found
+        try:
+            return function(*args, **named)
+        finally:
+            self.leave(held)
+
+    async def arun(
+        self, function: Callable[..., Any], args: Any, named: Any, queued: QueuedTask | None
+    ) -> Any:
+        """The awaitable twin of `run`."""
+        if queued is None:
+            held = await self.await_(args, named)
+        else:
+            found = await self.abegin(args, named, queued.starts_at)
+            if isinstance(found, PutBack):
+                raise await queued.put_back(found)
+            held = found
+        try:
+            return await function(*args, **named)
+        finally:
+            await self.aleave(held)
 
     def enter(self, args: Any, named: Any, starts_at: int | None) -> Settling | PutBack | None:
         """Wait for a task that may run soon: the charge to end it with, if it holds something. For

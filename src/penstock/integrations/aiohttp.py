@@ -7,14 +7,15 @@ put on when a response is about to be sent, so they are on streams, exceptions a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core._errors import require_module
 from ..core._validation import reject, shown
 from ._asgi import settle_all
 from ._deciding import RuleSet
-from ._rules import AppLimits, Rule, WebOptions, add_rules, app_limits, as_rules
+from ._rules import AppLimits, Rule, WebOptions, add_rules, app_limits, as_rules, path_of
 from ._ruling import PROBLEM_JSON, Ruling, agive_back, headers_of
 from ._who import NO_ROUTE
 
@@ -39,7 +40,8 @@ RATE_LIMIT: Any = _request_key("rate_limit", object)
 
 _RULES = "penstock_rules"
 _RULINGS: Any = _request_key("penstock_rulings", list)
-_DECIDED: Any = _request_key("penstock_decided", bool)
+_DECIDED: Any = _request_key("penstock_decided", set)
+_INSTALLED: Any = _request_key("penstock_installed", object)
 
 _Handler = TypeVar("_Handler")
 
@@ -83,8 +85,9 @@ def setup(app: web.Application, *limits: Any, **options: Unpack[WebOptions]) -> 
 
 
 def rate_limited(*limits: Any, **options: Any) -> Callable[[_Handler], _Handler]:
-    """A decorator for handlers and classes of views, in an app that `setup` has limited. It takes
-    what a `Rule` takes; several limits, and those of the app, are one decision."""
+    """A decorator for handlers, classes of views and methods of those, in an app that `setup` has
+    limited. It takes what a `Rule` takes; several limits, and those of the app, are one
+    decision."""
     rules = [limit if isinstance(limit, Rule) else Rule(limit, **options) for limit in limits]
     if not rules:
         reject("a limit must be given, such as @rate_limited('100/minute')")
@@ -94,10 +97,33 @@ def rate_limited(*limits: Any, **options: Any) -> Callable[[_Handler], _Handler]
             reject(f"rate_limited decorates a handler, not {shown(handler)}")
         if inspect.ismethod(handler):
             reject(f"rate_limited goes above the definition of {handler.__qualname__}")
-        setattr(handler, _RULES, [*rules, *getattr(handler, _RULES, ())])
-        return handler
+        declared = [*rules, *getattr(handler, _RULES, ())]
+        limited: Any = handler if isinstance(handler, type) else _limited(handler, declared)
+        setattr(limited, _RULES, declared)
+        return limited  # type: ignore[no-any-return]
 
     return decorate
+
+
+def _limited(handler: Any, declared: list[Rule]) -> Any:
+    """The handler, behind its limits and those of decorators below. The middleware decides them, if
+    it can see them; those of a method, or below a decorator that hides them, are decided here."""
+
+    @wraps(handler)
+    async def limited(*args: Any, **named: Any) -> Any:
+        # A handler is given the request, a method of a class of views finds it in its object.
+        request = args[-1] if isinstance(args[-1], web.BaseRequest) else args[0].request
+        decided = request.get(_DECIDED)
+        if decided is None:
+            reject("this app's handlers are limited, but the app is not: call setup(app)")
+        missing = tuple([rule for rule in declared if rule not in decided])
+        if missing:
+            refusal = await request[_INSTALLED].decide(request, missing, path_of(handler), {})
+            if refusal is not None:
+                return refusal
+        return await handler(*args, **named)
+
+    return limited
 
 
 class _AiohttpLimits:
@@ -106,22 +132,20 @@ class _AiohttpLimits:
     def __init__(self, rules: dict[str, Rule], limits: AppLimits) -> None:
         self._rules = rules
         self._limits = limits
-        self._rule_sets: dict[tuple[str, tuple[Rule, ...]], RuleSet | None] = {}
+        self._rule_sets: dict[Any, RuleSet | None] = {}
 
     @web.middleware
     async def middleware(self, request: Any, handler: Any) -> Any:
-        earlier = request.get(_RULINGS, ())
-        # An app around this one has decided what the handler declares.
-        rules = self._rules_for(None if _DECIDED in request else request.match_info.handler)
-        request[_DECIDED] = True
-        ruling = None if rules is None else await rules.adecide(request)
-        if ruling is None:
-            return await handler(request)
-        request[_RULINGS] = [*earlier, ruling]
-        request[RATE_LIMIT] = ruling.verdict
-        if not ruling.allowed:
-            await agive_back(earlier)
-            return await self._refusal(request, ruling)
+        if _INSTALLED not in request:
+            request[_INSTALLED], request[_DECIDED], request[_RULINGS] = self, set(), []
+        decided, rulings = request[_DECIDED], request[_RULINGS]
+        before = len(rulings)
+        served = request.match_info.handler
+        # An app around this one may have decided what the handler declares.
+        own = tuple([rule for rule in getattr(served, _RULES, ()) if rule not in decided])
+        refusal = await self.decide(request, own, path_of(served) if own else "", self._rules)
+        if refusal is not None:
+            return refusal
         answered: Any = None
         try:
             answered = await handler(request)
@@ -132,17 +156,36 @@ class _AiohttpLimits:
             answered = web.Response(status=500)
             raise
         finally:
-            await settle_all([ruling], answered)
+            await settle_all(rulings[before:], answered)
         return answered
 
-    def _rules_for(self, handler: Any) -> RuleSet | None:
-        own = tuple(getattr(handler, _RULES, ()))
-        after = f"{handler.__module__}.{handler.__qualname__}" if own else ""
-        if (after, own) not in self._rule_sets:
-            named = dict(self._rules)
+    async def decide(
+        self, request: Any, own: tuple[Rule, ...], after: str, others: Mapping[str, Rule]
+    ) -> Any:
+        """Decide the limits of a handler with others, and return what to answer instead of it, or
+        None."""
+        rules = self._rule_set(own, after, others)
+        request[_DECIDED].update(own)
+        ruling = None if rules is None else await rules.adecide(request)
+        if ruling is None:
+            return None
+        earlier = list(request[_RULINGS])
+        request[_RULINGS].append(ruling)
+        request[RATE_LIMIT] = ruling.verdict
+        if ruling.allowed:
+            return None
+        await agive_back(earlier)
+        return await self._refusal(request, ruling)
+
+    def _rule_set(
+        self, own: tuple[Rule, ...], after: str, others: Mapping[str, Rule]
+    ) -> RuleSet | None:
+        wanted = after, own, bool(others)
+        if wanted not in self._rule_sets:
+            named = dict(others)
             add_rules(named, own, after)
-            self._rule_sets[after, own] = RuleSet(self._limits, named) if named else None
-        return self._rule_sets[after, own]
+            self._rule_sets[wanted] = RuleSet(self._limits, named) if named else None
+        return self._rule_sets[wanted]
 
     async def _refusal(self, request: Any, ruling: Ruling) -> Any:
         on_denied = self._limits.on_denied

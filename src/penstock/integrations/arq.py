@@ -10,15 +10,20 @@ as many tries as it had.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Mapping as _Mapping
+from functools import partial as _partial
 from functools import wraps as _wraps
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import _limited
 from ..core import _errors, _validation
-from ..core._store import Store as _Store
 from . import _tasks
+from ._tasks import TaskOptions
 
-__all__ = ["limited_job"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["TaskOptions", "limited_job"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -26,26 +31,18 @@ _BOOKED = "penstock:booked:"
 
 # A worker looks every half second what has become due.
 _EARLY_MS = 500
+_MAX_WAIT_S = 43_200
 
 # How much longer than until its instant a booking is kept for a job that comes late.
 _KEPT_MS = 86_400_000
 
 
-def limited_job(
-    limit: _limited.Target,
-    *,
-    key: _limited.Key | None = None,
-    cost: _limited.Cost = 1,
-    max_wait: float = 43_200,
-    store: _Store | str | None = None,
-    prefix: str | None = None,
-) -> Callable[[_F], _F]:
+def limited_job(limit: _limited.Target, **options: Unpack[TaskOptions]) -> Callable[[_F], _F]:
     """A decorator for a coroutine function that arq runs.
 
-    `limit`, `key` and `cost` are those of `limited`, and may use `ctx`; without a key all runs of
-    the job share the limit. `store` is one that the workers share. A job books at most `max_wait`
-    seconds ahead; beyond that it asks again. It is put back by arq's own `Retry`, so leave the
-    worker's `retry_jobs` on, as it is by default.
+    `limit` is that of `limited`; the options are those of `TaskOptions`, where `key` and `cost` may
+    use `ctx`, and `max_wait` is half a day by default. A job is put back by arq's own `Retry`, so
+    leave the worker's `retry_jobs` on, as it is by default.
 
     A job that is called like a function, with a `ctx` that is not a worker's, waits where it is.
     """
@@ -55,34 +52,19 @@ def limited_job(
     def decorate(function: _F) -> _F:
         if not _limited.is_async(function):
             _validation.reject(f"arq runs async functions, and {function!r} is none")
-        task_limit = _tasks.TaskLimit(
-            function,
-            limit,
-            key=key,
-            cost=cost,
-            max_wait=max_wait,
-            store=store,
-            prefix=prefix,
-            early_ms=_EARLY_MS,
-        )
+        settings: Any = {"max_wait": _MAX_WAIT_S, **options}
+        task_limit = _tasks.TaskLimit(function, limit, early_ms=_EARLY_MS, **settings)
 
         @_wraps(function)
         async def run(ctx: Any, *args: Any, **named: Any) -> Any:
-            whole = (ctx, *args)
-            if "job_id" in ctx and "redis" in ctx:
-                redis, name = ctx["redis"], _BOOKED + ctx["job_id"]
-                booked = await redis.getdel(name)
-                found: Any = await task_limit.abegin(whole, named, booked and int(booked))
-                if isinstance(found, _tasks.PutBack):
-                    retries = constants.retry_key_prefix + ctx["job_id"]
-                    await _put_back(redis, name, retries, found)
-                    raise worker.Retry(defer=found.delay_ms / 1000)
-            else:
-                found = await task_limit.await_(whole, named)
-            try:
-                return await function(*whole, **named)
-            finally:
-                await task_limit.aleave(found)
+            queued = None
+            if isinstance(ctx, _Mapping) and "job_id" in ctx and "redis" in ctx:
+                redis, job = ctx["redis"], ctx["job_id"]
+                booked = await redis.getdel(_BOOKED + job)
+                retries = constants.retry_key_prefix + job
+                put_back = _partial(_put_back, worker, redis, _BOOKED + job, retries)
+                queued = _tasks.QueuedTask(booked and int(booked), put_back)
+            return await task_limit.arun(function, (ctx, *args), named, queued)
 
         decorated: Any = run
         return decorated  # type: ignore[no-any-return]
@@ -90,10 +72,14 @@ def limited_job(
     return decorate
 
 
-async def _put_back(redis: Any, name: str, retries: str, found: _tasks.PutBack) -> None:
-    """arq counts every run as a try, so this one is taken off."""
+async def _put_back(
+    worker: Any, redis: Any, name: str, retries: str, found: _tasks.PutBack
+) -> Exception:
+    """What arq puts a job back for. It counts every run as a try, so this one is taken off."""
     async with redis.pipeline(transaction=True) as pipe:
         pipe.decr(retries)
         if found.starts_at is not None:
             pipe.set(name, found.starts_at, px=found.delay_ms + _KEPT_MS)
         await pipe.execute()
+    error: Exception = worker.Retry(defer=found.delay_ms / 1000)
+    return error

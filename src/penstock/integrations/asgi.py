@@ -223,6 +223,10 @@ class RateLimitMiddleware:
         return sent
 
 
+# A WebSocket is accepted, or refused by an answer.
+_BEGINNINGS = ("websocket.accept", "websocket.http.response.start")
+
+
 class _Watched:
     """The two ends of a WebSocket: headers when it is accepted, limits on what arrives."""
 
@@ -246,7 +250,7 @@ class _Watched:
     async def send(self, message: Message) -> None:
         if self._closed:
             return
-        if message["type"] == "websocket.accept" and self._told:
+        if message["type"] in _BEGINNINGS and self._told:
             stamp(message, self._told)
         await self._send(message)
 

@@ -11,16 +11,21 @@ there by default, and `CurrentMessage`.
 
 from __future__ import annotations
 
+import sys as _sys
 from collections.abc import Callable
+from functools import partial as _partial
 from functools import wraps as _wraps
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import _limited
 from ..core import _errors, _validation
-from ..core._store import Store as _Store
 from . import _tasks
+from ._tasks import TaskOptions
 
-__all__ = ["limited_actor"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["TaskOptions", "limited_actor"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -28,23 +33,15 @@ _OPTION = "penstock_booked"
 
 # An idle worker looks about once a second what has become due, a busy one more often.
 _EARLY_MS = 500
+_MAX_WAIT_S = 86_400
 
 
-def limited_actor(
-    limit: _limited.Target,
-    *,
-    key: _limited.Key | None = None,
-    cost: _limited.Cost = 1,
-    max_wait: float = 86_400,
-    store: _Store | str | None = None,
-    prefix: str | None = None,
-) -> Callable[[_F], _F]:
+def limited_actor(limit: _limited.Target, **options: Unpack[TaskOptions]) -> Callable[[_F], _F]:
     """A decorator for the function of an actor, right below `@dramatiq.actor`. An async function
     is run by Dramatiq's `AsyncIO` middleware, as it would be without.
 
-    `limit`, `key` and `cost` are those of `limited`; without a key all messages of the actor share
-    the limit. `store` is one that the workers share. A message books at most `max_wait` seconds
-    ahead, which Dramatiq allows up to seven days; beyond that it asks again.
+    `limit` is that of `limited`; the options are those of `TaskOptions`. `max_wait` is a day by
+    default; Dramatiq allows up to seven.
 
     An actor that is called like a function waits where it is.
     """
@@ -53,16 +50,8 @@ def limited_actor(
     def decorate(function: _F) -> _F:
         if isinstance(function, dramatiq.Actor):
             _validation.reject("limited_actor goes below @dramatiq.actor, right above the function")
-        task_limit = _tasks.TaskLimit(
-            function,
-            limit,
-            key=key,
-            cost=cost,
-            max_wait=max_wait,
-            store=store,
-            prefix=prefix,
-            early_ms=_EARLY_MS,
-        )
+        settings: Any = {"max_wait": _MAX_WAIT_S, **options}
+        task_limit = _tasks.TaskLimit(function, limit, early_ms=_EARLY_MS, **settings)
         task_limit.require_sync()
         call: Any = function
         if _limited.is_async(function):
@@ -72,18 +61,8 @@ def limited_actor(
 
         @_wraps(function)
         def run(*args: Any, **named: Any) -> Any:
-            message = _message_of(dramatiq, run)
-            found: Any
-            if message is None:
-                found = task_limit.wait(args, named)
-            else:
-                found = task_limit.begin(args, named, message.options.pop(_OPTION, None))
-                if isinstance(found, _tasks.PutBack):
-                    raise _put_back(dramatiq, message, found)
-            try:
-                return call(*args, **named)
-            finally:
-                task_limit.leave(found)
+            caller = _sys._getframe(1).f_locals.get("self")
+            return task_limit.run(call, args, named, _queued(dramatiq, caller, run))
 
         decorated: Any = run
         return decorated  # type: ignore[no-any-return]
@@ -91,15 +70,20 @@ def limited_actor(
     return decorate
 
 
-def _message_of(dramatiq: Any, run: Any) -> Any:
+def _queued(dramatiq: Any, caller: Any, run: Any) -> _tasks.QueuedTask | None:
     """The message that this is run for, if a worker runs it: an actor may also be called like a
-    function, by another actor, too."""
+    function, by another actor, too. A message only has the name of its actor, and the broker to ask
+    for it need not be the global one; but it is the actor that calls its function."""
+    if not isinstance(caller, dramatiq.Actor) or caller.fn is not run:
+        return None
     current = dramatiq.middleware.CurrentMessage
     message = current.get_current_message()
     if message is not None:
-        actor = dramatiq.get_broker().get_actor(message.actor_name)
-        return message if actor.fn is run else None
-    if not any(isinstance(each, current) for each in dramatiq.get_broker().middleware):
+        if message.actor_name != caller.actor_name:
+            return None
+        put_back = _partial(_put_back, dramatiq, message)
+        return _tasks.QueuedTask(message.options.pop(_OPTION, None), put_back)
+    if not any(isinstance(each, current) for each in caller.broker.middleware):
         raise _errors.ConfigInvalidError(
             "limited_actor needs to know the message at hand: add the middleware with "
             "broker.add_middleware(dramatiq.middleware.CurrentMessage())"

@@ -11,7 +11,8 @@ Headers are on every response of the view, errors included, without a middleware
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from ..core._errors import require_module
@@ -77,6 +78,16 @@ class LimitThrottle:
     def wait(self) -> float | None:
         """In how many seconds to try again: called by the framework."""
         return self._wait
+
+    @classmethod
+    def declared(cls, view: Any) -> Iterator[tuple[str, Rule]]:
+        """Its limit for a class of views, by name, for who lists those of a project. A scope that
+        depends on the request is not known before there is one."""
+        throttle = cls()
+        with suppress(AttributeError):
+            name, rate = throttle.get_scope(view), throttle._rate(view)
+            if name is not None and rate is not None:
+                yield name, throttle._rule(name, rate)
 
     def _ruling(self, request: Any, view: Any) -> Ruling | None:
         decided: dict[Any, Ruling | None] | None = getattr(request, _DECIDED, None)

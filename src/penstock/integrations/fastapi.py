@@ -138,6 +138,8 @@ def install(app: FastAPI, **options: "Unpack[WebOptions]") -> None:
     if app.middleware_stack is not None:
         reject("install must be called before the app serves its first request")
     build = app.build_middleware_stack
+    if isinstance(getattr(build, "__self__", None), _Installed):
+        reject("install was called for this app already; call it once, with all options")
     # Around all of the app's middleware, and so around that which answers errors nobody handled.
     installed = _Installed(app, build, **options)
     app.build_middleware_stack = installed.built  # type: ignore[method-assign]
@@ -145,9 +147,9 @@ def install(app: FastAPI, **options: "Unpack[WebOptions]") -> None:
 
 
 def _prepare(app: FastAPI, installed: "_Installed") -> None:
-    """Have refusals answered in this app, and documented."""
+    """Have refusals answered in this app, and documented. A handler of its own stays."""
     refuse: Any = installed.refuse
-    app.add_exception_handler(TooManyRequests, refuse)
+    app.exception_handlers.setdefault(TooManyRequests, refuse)
     document = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -11,9 +11,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from ..core._errors import require_module
 from ..core._validation import reject, shown
+from ._asgi import retry_s
 from ._deciding import RuleSet
 from ._rules import AppLimits, Rule, WebOptions, add_rules, app_limits, as_rules
 from ._ruling import PROBLEM_JSON, Ruling, give_back, put_on
@@ -22,6 +24,11 @@ from ._who import NO_ROUTE
 require_module(__name__, "flask")
 
 from flask import Blueprint, Flask, Response, current_app, g, request  # noqa: E402
+from werkzeug.exceptions import (  # noqa: E402
+    HTTPException,
+    ServiceUnavailable,
+    TooManyRequests,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -61,7 +68,8 @@ class RateLimits:
 
     `limits` are rates such as `"100/minute"`, strategies or `Rule`s; they count for the whole app.
     The options are those of `WebOptions`; `on_denied` is a function of request and verdict, sync or
-    async, that returns what a view may return. The `Verdict` is `g.rate_limit`.
+    async, that returns what a view may return. Without it a handler of the app's for errors of 429
+    is asked. The `Verdict` is `g.rate_limit`.
     """
 
     def __init__(
@@ -71,7 +79,8 @@ class RateLimits:
             limits, app = (app, *limits), None
         self._limits = limits
         self._options = options
-        self._views: dict[Any, list[Rule]] = {}
+        # Some libraries decorate the methods of a class anew for each request.
+        self._views: WeakKeyDictionary[Any, list[Rule]] = WeakKeyDictionary()
         self._blueprints: dict[Any, list[Rule]] = {}
         self._exempt: set[Any] = set()
         as_rules(limits)
@@ -174,7 +183,7 @@ class _ViewLimits:
         self._blueprints: Mapping[str, Any] = app.blueprints
         self._lock = threading.Lock()
         self._rule_sets: dict[str | None, RuleSet | None] = {}
-        self._hidden: dict[str, RuleSet] = {}
+        self._hidden: dict[tuple[str, tuple[Rule, ...]], RuleSet] = {}
 
     def before(self) -> Any:
         """Decide about the current request: what to answer instead of the view, or None."""
@@ -216,14 +225,22 @@ class _ViewLimits:
         """That of its first place: a blueprint may have several, and be in others."""
         return next(name for name, each in self._blueprints.items() if each is blueprint)
 
-    def hidden(self, endpoint: str, rules: list[Rule]) -> RuleSet:
+    def hidden(self, endpoint: str, view: Any, rules: list[Rule]) -> RuleSet:
         """Of a view whose limits were not found by its endpoint."""
+        wanted = endpoint, tuple(rules)
         with self._lock:
-            if endpoint not in self._hidden:
+            if wanted not in self._hidden:
                 named: dict[str, Rule] = {}
-                add_rules(named, rules, endpoint)
-                self._hidden[endpoint] = RuleSet(self.limits, named)
-            return self._hidden[endpoint]
+                add_rules(named, rules, self._hidden_name(endpoint, view))
+                self._hidden[wanted] = RuleSet(self.limits, named)
+            return self._hidden[wanted]
+
+    def _hidden_name(self, endpoint: str, view: Any) -> str:
+        """That of its endpoint; the methods of a class of views share one, and count apart."""
+        name = getattr(view, "__name__", "")
+        served = _unwrapped(self._views.get(endpoint))
+        is_method = any(isinstance(each, type) and hasattr(each, name) for each in served)
+        return f"{endpoint}.{name}" if is_method else endpoint
 
 
 def _limited(view: Callable[..., Any], rules: list[Rule]) -> Callable[..., Any]:
@@ -236,7 +253,8 @@ def _limited(view: Callable[..., Any], rules: list[Rule]) -> Callable[..., Any]:
         missing = _asked_of(g).missing(rules)
         if missing:
             asked: Any = request._get_current_object()  # type: ignore[attr-defined]
-            refusal = _decide(_limits(), _limits().hidden(str(asked.endpoint), missing), asked)
+            limits = _limits()
+            refusal = _decide(limits, limits.hidden(str(asked.endpoint), view, missing), asked)
             if refusal is not None:
                 return refusal
         return current_app.ensure_sync(view)(*args, **named)
@@ -291,7 +309,17 @@ def _decide(limits: _ViewLimits, rules: RuleSet | None, asked: Any) -> Any:
     handler = limits.limits.on_denied
     if handler is not None:
         return current_app.ensure_sync(handler)(asked, ruling.verdict)
+    error = _as_error(ruling)
+    answer = current_app.handle_http_exception(error)
+    if answer is not error:
+        return answer
     return Response(ruling.problem(), ruling.status, content_type=PROBLEM_JSON)
+
+
+def _as_error(ruling: Ruling) -> HTTPException:
+    """A refusal as the app's own handlers of errors know it."""
+    kind = ServiceUnavailable if ruling.verdict is None else TooManyRequests
+    return kind(f"Try again in {retry_s(ruling)} s.")
 
 
 def _after(response: Response) -> Response:

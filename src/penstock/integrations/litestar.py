@@ -67,8 +67,15 @@ class RateLimitPlugin(InitPlugin):
         """Called by Litestar."""
         app_config.middleware.insert(0, self._middleware)
         app_config.before_send.append(_stamp)
+        app_config.on_startup.append(self._prepare)
         app_config.on_shutdown.append(self._limits.aclose)
         return app_config
+
+    def _prepare(self, app: Any) -> None:
+        """Mistakes in an `opt` are told when the server starts."""
+        for route in app.routes:
+            for handler in getattr(route, "route_handlers", None) or [route.route_handler]:
+                self._rules_for(handler)
 
     def _middleware(self, app: Any) -> Any:
         async def limited(scope: Any, receive: Any, send: Any) -> None:
@@ -82,7 +89,7 @@ class RateLimitPlugin(InitPlugin):
     async def _serve(self, app: Any, scope: Any, receive: Any, send: Any) -> None:
         rules = self._rules_for(scope["route_handler"])
         is_http = scope["type"] == "http"
-        request: Any = Request(scope) if is_http else WebSocket(scope, receive, send)
+        request: Any = (Request if is_http else WebSocket)(scope, receive, send)
         ruling = None if rules is None else await rules.adecide(request)
         if ruling is None:
             await app(scope, receive, send)
@@ -93,9 +100,14 @@ class RateLimitPlugin(InitPlugin):
             await agive_back(rulings)
             await self._refuse(ruling, request, receive, send)
             return
+
+        def send_copy(message: Any) -> Any:
+            # Litestar's cache keeps the messages that it has sent, and headers are put on them.
+            return send({**message})
+
         told: Any = None
         try:
-            await app(scope, receive, send)
+            await app(scope, receive, send_copy)
             told = scope.get(_ANSWERED)
         except Exception as error:
             told = scope.get(_ANSWERED) or Answered(getattr(error, "status_code", 500), {})

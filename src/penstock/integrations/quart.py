@@ -22,9 +22,24 @@ from .asgi import RateLimitMiddleware
 
 require_module(__name__, "quart")
 
-from quart import Quart, Response, current_app, g, request  # noqa: E402
+from quart import (  # noqa: E402
+    Quart,
+    Response,
+    current_app,
+    g,
+    has_websocket_context,
+    request,
+    websocket,
+)
 
-from .flask import _KEY, RateLimits, _asked_of, _ViewLimits, _WerkzeugReader  # noqa: E402
+from .flask import (  # noqa: E402
+    _KEY,
+    RateLimits,
+    _as_error,
+    _asked_of,
+    _ViewLimits,
+    _WerkzeugReader,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -65,6 +80,7 @@ class AsyncRateLimits(RateLimits):
         app.asgi_app = served
         app.extensions[_KEY] = _ViewLimits(self, served.limits, app)
         app.before_request(_before)
+        app.before_websocket(_before)
 
     @property
     def verdict(self) -> Any:
@@ -77,8 +93,9 @@ class AsyncRateLimits(RateLimits):
         async def limited(*args: Any, **named: Any) -> Any:
             missing = _asked_of(g).missing(rules)
             if missing:
-                hidden = _limits().hidden(str(request.endpoint), missing)
-                refusal = await _decide(_limits(), hidden)
+                limits, asked = _limits(), _asked()
+                hidden = limits.hidden(str(asked.endpoint), view, missing)
+                refusal = await _decide(limits, hidden, asked)
                 if refusal is not None:
                     return refusal
             return await current_app.ensure_async(view)(*args, **named)
@@ -93,28 +110,37 @@ def _limits() -> _ViewLimits:
     return found
 
 
+def _asked() -> Any:
+    """The request at hand, or the WebSocket that is to be accepted."""
+    return websocket if has_websocket_context() else request
+
+
 async def _before() -> Any:
-    limits = _limits()
-    return await _decide(limits, limits.rules_for(request.endpoint))
+    limits, asked = _limits(), _asked()
+    return await _decide(limits, limits.rules_for(asked.endpoint), asked)
 
 
-async def _decide(limits: _ViewLimits, rules: RuleSet | None) -> Any:
+async def _decide(limits: _ViewLimits, rules: RuleSet | None, asked: Any) -> Any:
     """Decide, and return what to answer instead of the view, or None."""
     if rules is None:
         return None
     _asked_of(g).rule_sets.append(rules)
-    ruling = await rules.adecide(request)
+    ruling = await rules.adecide(asked)
     if ruling is None:
         return None
     g.rate_limit = ruling.verdict
-    scope: Any = request.scope
+    scope: Any = asked.scope
     rulings, _ = rulings_of(scope)
     note(scope, ruling)
     if ruling.allowed:
         return None
     await agive_back(rulings)
     handler = limits.limits.on_denied
-    if handler is None:
-        return Response(ruling.problem(), ruling.status, content_type=PROBLEM_JSON)
-    answer = handler(request, ruling.verdict)
-    return await answer if inspect.isawaitable(answer) else answer
+    if handler is not None:
+        answer = handler(asked, ruling.verdict)
+        return await answer if inspect.isawaitable(answer) else answer
+    error = _as_error(ruling)
+    answer = await current_app.handle_http_exception(error)
+    if answer is not error:
+        return answer
+    return Response(ruling.problem(), ruling.status, content_type=PROBLEM_JSON)

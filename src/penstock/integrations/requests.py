@@ -64,11 +64,15 @@ class LimitedAdapter(requests.adapters.HTTPAdapter):
 
 
 def limit_session(
-    session: requests.Session, limit: _outgoing.Rate | None, **options: Unpack[OutgoingOptions]
+    session: requests.Session,
+    limit: _outgoing.Rate | None,
+    *,
+    adapter: dict[str, Any] | None = None,
+    **options: Unpack[OutgoingOptions],
 ) -> LimitedAdapter:
-    """Mount one adapter for everything that a session sends. `options` are those of
+    """Mount one adapter for everything that a session sends. The options are those of
     `LimitedAdapter`."""
-    adapter = LimitedAdapter(limit, **options)
+    mounted = LimitedAdapter(limit, adapter=adapter, **options)
     for scheme in ("http://", "https://"):
-        session.mount(scheme, adapter)
-    return adapter
+        session.mount(scheme, mounted)
+    return mounted

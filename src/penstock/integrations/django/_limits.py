@@ -18,7 +18,7 @@ from ...core._errors import require_module
 from ...core._validation import reject, shown
 from .._asgi import settle_all
 from .._deciding import RuleSet
-from .._rules import AppLimits, Rule, add_rules, app_limits, as_rules
+from .._rules import AppLimits, Rule, add_rules, app_limits, as_rules, path_of
 from .._ruling import PROBLEM_JSON, Ruling, agive_back, give_back, put_on
 from .._who import NO_ROUTE
 
@@ -175,8 +175,13 @@ setting_changed.connect(_forget)
 
 def view_name(view: Any) -> str:
     """What limits of a view are named after."""
-    named = getattr(view, "view_class", None) or getattr(view, "cls", None) or view
-    return f"{named.__module__}.{getattr(named, '__qualname__', type(named).__name__)}"
+    made_of = _class_of(view)
+    if made_of is None:
+        return path_of(view)
+    path = path_of(made_of)
+    # The classes that Django REST framework makes of functions have the names of these.
+    is_renamed = path.rpartition(".")[2] != made_of.__name__
+    return f"{made_of.__module__}.{made_of.__name__}" if is_renamed else path
 
 
 def decide(request: Any, rules: RuleSet | None) -> Any:
@@ -208,7 +213,7 @@ def _is_allowed(request: Any, rules: RuleSet, ruling: Ruling | None) -> bool:
     was_decided(request).update(rules.rules.values())
     if ruling is None:
         return True
-    request.rate_limit = ruling.verdict
+    _plain(request).rate_limit = ruling.verdict
     rulings_of_request(request).append(ruling)
     return ruling.allowed
 
@@ -221,15 +226,21 @@ def refusal(request: Any, ruling: Any) -> Any:
     return HttpResponse(ruling.problem(), status=ruling.status, content_type=PROBLEM_JSON)
 
 
+def _plain(request: Any) -> Any:
+    """Django's own request, which that of Django REST framework is around: what is noted down about
+    it is found by the middleware, too."""
+    return getattr(request, "_request", request)
+
+
 def was_decided(request: Any) -> set[Rule]:
     """The rules that were decided for this request."""
-    found: set[Rule] = request.__dict__.setdefault(_DECIDED, set())
+    found: set[Rule] = _plain(request).__dict__.setdefault(_DECIDED, set())
     return found
 
 
 def rulings_of_request(request: Any) -> list[Ruling]:
     """What was decided about this request so far."""
-    found: list[Ruling] = request.__dict__.setdefault(_RULINGS, [])
+    found: list[Ruling] = _plain(request).__dict__.setdefault(_RULINGS, [])
     return found
 
 
@@ -277,15 +288,37 @@ def settle(request: Any, response: Any) -> list[Ruling]:
 
 def declared_rules() -> Iterator[tuple[str, Rule]]:
     """All limits of the project by name: of the settings, and of the views that URLs lead to."""
-    seen = dict(limits_of_project().rules)
-    yield from seen.items()
+    seen: set[str] = set()
+    for name, rule in _all_declared():
+        if name not in seen:
+            seen.add(name)
+            yield name, rule
+
+
+def _all_declared() -> Iterator[tuple[str, Rule]]:
+    rules = limits_of_project().rules
+    yield from rules.items()
     for view in _views(get_resolver().url_patterns):
-        named: dict[str, Rule] = dict(limits_of_project().rules)
-        add_rules(named, getattr(view, RULES, ()), view_name(view))
-        for name, rule in named.items():
-            if name not in seen:
-                seen[name] = rule
-                yield name, rule
+        made_of = _class_of(view)
+        for limited in (view, *_methods(made_of)):
+            named: dict[str, Rule] = dict(rules)
+            add_rules(named, getattr(limited, RULES, ()), view_name(limited))
+            yield from named.items()
+        # Of Django REST framework.
+        for throttle in getattr(made_of, "throttle_classes", ()):
+            yield from throttle.declared(made_of) if hasattr(throttle, "declared") else ()
+
+
+def _class_of(view: Any) -> Any:
+    return getattr(view, "view_class", None) or getattr(view, "cls", None)
+
+
+def _methods(made_of: Any) -> Iterator[Any]:
+    """The limited methods of a class of views."""
+    for name in dir(made_of) if made_of is not None else ():
+        method = getattr(made_of, name, None)
+        if name != "dispatch" and hasattr(method, RULES):
+            yield method
 
 
 def _views(patterns: Iterable[Any]) -> Iterator[Any]:

@@ -7,6 +7,7 @@ from functools import partial, wraps
 from typing import Any, TypeVar
 
 from ...core._validation import reject, shown
+from .._deciding import RuleSet
 from .._rules import Rule
 from ._limits import (
     RULES,
@@ -99,8 +100,9 @@ class LimitMiddleware:
 
 
 def rate_limited(*limits: Any, **options: Any) -> Callable[[View], View]:
-    """A decorator for views, sync and async, and for classes of views. It takes what a `Rule`
-    takes; several limits, in one decorator or in more, are one decision with those of the settings.
+    """A decorator for views, sync and async, for classes of views and methods of those. It takes
+    what a `Rule` takes; several limits, in one decorator or in more, are one decision with those of
+    the settings.
 
         @rate_limited("5/minute", key=by_user, methods=["POST"])
         def comment(request): ...
@@ -108,61 +110,77 @@ def rate_limited(*limits: Any, **options: Any) -> Callable[[View], View]:
     rules = [limit if isinstance(limit, Rule) else Rule(limit, **options) for limit in limits]
     if not rules:
         reject("a limit must be given, such as @rate_limited('100/minute')")
+    return partial(_limited, rules)
 
-    def decorate(view: Any, is_async: bool = False) -> Any:
-        if isinstance(view, type):
-            # What dispatches for async handlers is no coroutine function itself.
-            is_async = getattr(view, "view_is_async", False)
-            return method_decorator(partial(decorate, is_async=is_async), name="dispatch")(view)
-        if not callable(view):
-            reject(f"rate_limited decorates a view, not {shown(view)}")
-        is_async = is_async or iscoroutinefunction(view)
-        limited = _async_view(view) if is_async else _sync_view(view)
-        setattr(limited, RULES, [*rules, *getattr(view, RULES, ())])
-        return limited
 
-    def open_rules(request: Any, view: Any) -> Any:
-        """Of this decorator and those below, what no middleware has decided."""
-        declared = [*rules, *getattr(view, RULES, ())]
-        missing = [rule for rule in declared if rule not in was_decided(request)]
-        if not missing:
-            return None
-        return limits_of_project().rules_for(view_name(view), missing, alone=True)
+def _limited(rules: list[Rule], view: Any, is_async: bool = False) -> Any:
+    """A view, or a class of views, behind its limits and those of decorators below."""
+    if isinstance(view, type):
+        # What dispatches for async handlers is no coroutine function itself.
+        is_async = getattr(view, "view_is_async", False)
+        limit = partial(_limited, rules, is_async=is_async)
+        return method_decorator(limit, name="dispatch")(view)
+    if not callable(view):
+        reject(f"rate_limited decorates a view, not {shown(view)}")
+    declared = [*rules, *getattr(view, RULES, ())]
+    is_async = is_async or iscoroutinefunction(view)
+    limited = _async_view(view, declared) if is_async else _sync_view(view, declared)
+    setattr(limited, RULES, declared)
+    return limited
 
-    def _sync_view(view: Any) -> Any:
-        @wraps(view)
-        def limited(request: Any, *args: Any, **named: Any) -> Any:
-            left = open_rules(request, view)
-            if left is None:
-                return view(request, *args, **named)
-            try:
-                response = decide(request, left) or view(request, *args, **named)
-            except BaseException as error:
-                settle_failed(request, error)
-                raise
-            stamp(request, response)
-            for ruling in settle(request, response):
-                ruling.settle(response)
-            return response
 
-        return limited
+def _sync_view(view: Any, declared: list[Rule]) -> Any:
+    @wraps(view)
+    def limited(*args: Any, **named: Any) -> Any:
+        request = _request_in(args, named)
+        left = _undecided(request, view, declared)
+        if left is None:
+            return view(*args, **named)
+        try:
+            response = decide(request, left) or view(*args, **named)
+        except BaseException as error:
+            settle_failed(request, error)
+            raise
+        stamp(request, response)
+        for ruling in settle(request, response):
+            ruling.settle(response)
+        return response
 
-    def _async_view(view: Any) -> Any:
-        @wraps(view)
-        async def limited(request: Any, *args: Any, **named: Any) -> Any:
-            left = open_rules(request, view)
-            if left is None:
-                return await view(request, *args, **named)
-            try:
-                response = await adecide(request, left) or await view(request, *args, **named)
-            except BaseException as error:
-                await asettle_failed(request, error)
-                raise
-            stamp(request, response)
-            for ruling in settle(request, response):
-                await ruling.asettle(response)
-            return response
+    return limited
 
-        return limited
 
-    return decorate
+def _async_view(view: Any, declared: list[Rule]) -> Any:
+    @wraps(view)
+    async def limited(*args: Any, **named: Any) -> Any:
+        request = _request_in(args, named)
+        left = _undecided(request, view, declared)
+        if left is None:
+            return await view(*args, **named)
+        try:
+            response = await adecide(request, left) or await view(*args, **named)
+        except BaseException as error:
+            await asettle_failed(request, error)
+            raise
+        stamp(request, response)
+        for ruling in settle(request, response):
+            await ruling.asettle(response)
+        return response
+
+    return limited
+
+
+def _request_in(args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """The request among the arguments of a view. A method has it after its object."""
+    given = (*args[:2], named.get("request"))
+    found = next((each for each in given if hasattr(each, "META")), None)
+    if found is None:
+        reject("rate_limited decorates views, and this was called without a request")
+    return found
+
+
+def _undecided(request: Any, view: Any, declared: list[Rule]) -> RuleSet | None:
+    """The limits that neither the middleware nor another decorator has decided."""
+    missing = [rule for rule in declared if rule not in was_decided(request)]
+    if not missing:
+        return None
+    return limits_of_project().rules_for(view_name(view), missing, alone=True)

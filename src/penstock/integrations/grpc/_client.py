@@ -13,9 +13,7 @@ from ...adapters._headers import retry_delay_ms
 from ...core._clock import Clock
 from ...core._store import Store
 from ...core._validation import reject, require_key, shown
-from ...core._waiting import timeout_in_ms
-from ...stores._opening import open_for_limiter
-from .._pacing import Pacer, as_limits
+from .._pacing import EnteredCall, PacedCalls, Pacer
 from ._calls import GrpcCall, MethodLimits
 
 __all__ = ["LimitClientInterceptor", "aio_client_interceptors"]
@@ -40,75 +38,59 @@ class _ClientLimit:
     ) -> None:
         if key is not None and not callable(key):
             reject(f"key must be a function of a GrpcCall, not {shown(key)}")
-        if not isinstance(honour, bool):
-            reject(f"honour must be True or False, not {shown(honour)}")
         self._key = key
-        self._timeout_ms = timeout_in_ms(timeout)
-        self._honour = honour
-        self._store, self._owns_store = open_for_limiter(store, clock)
+        self._calls = PacedCalls(
+            timeout=timeout,
+            honour=honour,
+            max_pause_ms=max_pause_ms,
+            store=store,
+            prefix=prefix,
+            clock=clock,
+            max_waiters=max_waiters,
+        )
         self._tasks: set[Any] = set()
-
-        def make(rate: Any, pattern: str) -> Pacer:
-            limits = as_limits(rate)
-            made = Pacer(
-                limits,
-                dict.fromkeys(limits, "requests"),
-                store=self._store,
-                clock=clock,
-                prefix=":".join(filter(None, (prefix, pattern))),
-                max_waiters=max_waiters,
-                max_pause_ms=max_pause_ms,
-            )
-            if holds_slots(made.limits):
-                reject("slots are for servers: a client limits rates")
-            return made
-
         try:
-            self._methods = MethodLimits(limit, methods, make)
+            self._methods = MethodLimits(limit, methods, self._pacer)
         except BaseException:
             self.close()
             raise
 
-    def _enter(self, details: Any) -> Any:
-        found = self._found(details)
-        if found is None:
-            return None
-        pacer, key = found
-        return pacer, pacer.enter(key, {}, self._timeout_ms)
+    def _pacer(self, rate: Any, pattern: str) -> Pacer:
+        made = self._calls.pacer(rate, pattern)
+        if holds_slots(made.limits):
+            reject("slots are for servers: a client limits rates")
+        return made
 
-    async def _aenter(self, details: Any) -> Any:
-        found = self._found(details)
-        if found is None:
-            return None
-        pacer, key = found
-        return pacer, await pacer.aenter(key, {}, self._timeout_ms)
+    def _enter(self, details: Any) -> EnteredCall | None:
+        return self._calls.enter(self._found(details))
 
-    def _watch(self, entered: Any, call: Any) -> Any:
+    async def _aenter(self, details: Any) -> EnteredCall | None:
+        return await self._calls.aenter(self._found(details))
+
+    def _watch(self, entered: EnteredCall | None, call: Any) -> Any:
         """Obey the answer when it is there."""
-        if entered is not None and self._honour:
+        if entered is not None and self._calls.honour:
             call.add_done_callback(lambda done: self._observe(entered, done))
         return call
 
-    def _awatch(self, entered: Any, call: Any) -> Any:
+    def _awatch(self, entered: EnteredCall | None, call: Any) -> Any:
         """The twin of `watch` for aio."""
-        if entered is not None and self._honour:
+        if entered is not None and self._calls.honour:
             call.add_done_callback(lambda done: self._start(self._aobserve(entered, done)))
         return call
 
     def close(self) -> None:
         """Close the store that was opened here."""
-        if self._owns_store:
-            self._store.close()
+        self._calls.close()
 
     async def aclose(self) -> None:
         """Wait for what is under way, and close the store that was opened here."""
         await asyncio.gather(*self._tasks)
-        if self._owns_store:
-            await self._store.aclose()
+        await self._calls.aclose()
 
-    def _found(self, details: Any) -> Any:
+    def _found(self, details: Any) -> tuple[Pacer, str] | None:
         method = details.method.decode() if isinstance(details.method, bytes) else details.method
-        pacer = self._methods.of(method)
+        pacer: Pacer | None = self._methods.of(method)
         if pacer is None:
             return None
         if self._key is None:
@@ -116,15 +98,13 @@ class _ClientLimit:
         metadata = {item[0]: item[1] for item in details.metadata or ()}
         return pacer, require_key(self._key(GrpcCall(method, "", metadata)))
 
-    def _observe(self, entered: Any, call: Any) -> None:
+    def _observe(self, entered: EnteredCall, call: Any) -> None:
         if call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            pacer, charge = entered
-            pacer.observe(charge, 429, _as_headers(call.trailing_metadata()))
+            self._calls.observe(entered, 429, _as_headers(call.trailing_metadata()))
 
-    async def _aobserve(self, entered: Any, call: Any) -> None:
+    async def _aobserve(self, entered: EnteredCall, call: Any) -> None:
         if await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            pacer, charge = entered
-            await pacer.aobserve(charge, 429, _as_headers(await call.trailing_metadata()))
+            await self._calls.aobserve(entered, 429, _as_headers(await call.trailing_metadata()))
 
     def _start(self, coroutine: Any) -> None:
         task = asyncio.ensure_future(coroutine)

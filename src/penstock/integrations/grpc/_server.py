@@ -7,6 +7,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import aclosing
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from ...core._renewing import ahold, hold
 from ...core._store import Store
 from ...core._validation import reject, require_choice, require_int, shown
 from ...stores._opening import open_for_limiter
-from .._ruling import says_yes
+from .._ruling import OutageLog, says_yes
 from .._who import AddressKey, HeaderKey, reading, require_secret, stored_by
 from ._calls import READER, GrpcCall, MethodLimits, by_peer
 
@@ -98,6 +99,7 @@ class _ServerLimit:
         self._cost = cost if callable(cost) else require_int("cost", cost, 1)
         self._charge_when = charge_when
         self._fail = require_choice("fail", fail, ("open", "closed", "error"))
+        self._outages = OutageLog()
         self._store, self._owns_store = open_for_limiter(store, clock)
 
         def make(rate: Any, pattern: str) -> _MethodLimiter:
@@ -126,7 +128,7 @@ class _ServerLimit:
 
     def _failed(self, error: StoreUnavailableError) -> _Refusal | None:
         """How a call is refused that could not be decided; None: it goes on."""
-        _log.warning("a call could not be decided, and is answered by %r: %s", self._fail, error)
+        self._outages.warn("calls cannot be decided, and are answered by %r: %s", self._fail, error)
         if self._fail == "open":
             return None
         code = grpc.StatusCode.UNAVAILABLE
@@ -187,7 +189,7 @@ class _ServerLimit:
     def _ask(self, limiter: _MethodLimiter, method: str, context: Any) -> Any:
         """The charge to hold while the call lasts, if there is one, or a refusal."""
         call = self._call(method, context)
-        keys = limiter.keys(self._key(call), self._stored)
+        keys = limiter.keys(_known(self._key(call), call), self._stored)
         if keys is None:
             return None
         cost = self._cost(call) if callable(self._cost) else self._cost
@@ -230,6 +232,13 @@ class _ServerLimit:
         """The awaitable twin of `close`."""
         if self._owns_store:
             await self._store.aclose()
+
+
+def _known(key: Any, call: GrpcCall) -> Any:
+    """A key as functions may return it: a number, too, and an empty one for the address."""
+    if type(key) is int:
+        return str(key)
+    return by_peer(call) if key == "" else key
 
 
 _NOT_SETTLED = "what a call held could not be given back: %s"
@@ -305,7 +314,8 @@ class LimitInterceptor(_ServerLimit, grpc.ServerInterceptor):  # type: ignore[ty
     `Limits` or `ServiceLimiter`. `methods` maps methods, such as `"/shop.Orders/Place"` or
     `"/grpc.health.v1.Health/*"`, to limits of their own, or to None, which exempts them; the first
     that fits counts. `key` is a function of the `GrpcCall`, which returns a key, or for several
-    limits a mapping of such, or None, which lets the call pass; or what `by_address`, `by_header`
+    limits a mapping of such, or None, which lets the call pass, or an empty text, which stands for
+    the address; or what `by_address`, `by_header`
     and `by_api_key` of `penstock.integrations` make, which read the metadata. By default it is the
     address of the peer. `hash_keys` is a secret: keys are stored as HMACs under it. `cost` is what
     a call costs, a number or a function of the `GrpcCall`, where 0 only looks. With `charge_when`,
@@ -346,8 +356,12 @@ class AioLimitInterceptor(_ServerLimit, grpc.aio.ServerInterceptor):  # type: ig
         if inspect.isasyncgenfunction(inner):
 
             async def stream(request: Any, context: Any) -> Any:
-                async with _AioCall(self, await self._admit(limiter, method, context), context):
-                    async for response in inner(request, context):
+                async with (
+                    _AioCall(self, await self._admit(limiter, method, context), context),
+                    # It ends before what it holds is given back.
+                    aclosing(inner(request, context)) as responses,
+                ):
+                    async for response in responses:
                         yield response
 
             return stream
@@ -363,7 +377,7 @@ class AioLimitInterceptor(_ServerLimit, grpc.aio.ServerInterceptor):  # type: ig
     async def _admit(self, limiter: _MethodLimiter, method: str, context: Any) -> Any:
         """The charge to hold while the call lasts, if there is one."""
         call = self._call(method, context)
-        keys = limiter.keys(await _awaited(self._key(call)), self._stored)
+        keys = limiter.keys(_known(await _awaited(self._key(call)), call), self._stored)
         if keys is None:
             return None
         cost = await _awaited(self._cost(call)) if callable(self._cost) else self._cost

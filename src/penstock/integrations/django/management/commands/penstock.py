@@ -33,12 +33,16 @@ class Command(BaseCommand):  # type: ignore[misc]
         rules = dict(declared_rules())
         if options["action"] == "list":
             for name, rule in rules.items():
-                self.stdout.write(f"{name}: {rule.limit and rule.limit.strategy.in_words()}")
+                limit = rule.limit
+                told = repr(rule.ready) if limit is None else limit.strategy.in_words()
+                self.stdout.write(f"{name}: {told}")
             return
         name, key = options["limit"], options["key"]
-        limit = rules[name].limit if name in rules else None
-        if limit is None:
+        if name not in rules:
             raise CommandError(f"there is no limit {name!r}; there are {', '.join(rules)}")
+        limit = rules[name].limit
+        if limit is None:
+            raise CommandError(f"{name!r} is a limiter that the project has made: ask that one")
         app = limits_of_project().limits
         limits = Limits({name: limit}, store=app.store, clock=app.clock, prefix=app.prefix)
         keys = {name: stored_by(app.secret)(key)}
