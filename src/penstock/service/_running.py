@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ..config import PolicyFile
     from .grpc import GrpcServer
 
-__all__ = ["Running", "ignore_hangup", "run_loop", "until_told"]
+__all__ = ["Running", "fill_standard_streams", "ignore_hangup", "run_loop", "until_told"]
 
 _log = logging.getLogger("penstock.serve")
 
@@ -164,6 +165,15 @@ def _leave_alone() -> None:
     every request waiting: at twenty thousand policies, for half a second."""
     gc.collect(1)
     gc.freeze()
+
+
+def fill_standard_streams() -> None:
+    """Have standard streams that are closed lead nowhere, in workers too. A socket would get their
+    numbers else, and uvloop ends the process when one of those is closed."""
+    # Each time the lowest number that is free.
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 def ignore_hangup() -> None:

@@ -38,7 +38,7 @@ from ._logs import banner, print_banner, set_up_logs
 from ._options import ServeOptions
 from ._ports import require_free_ports
 from ._reloading import Reloader, heard
-from ._running import Running, ignore_hangup, run_loop, until_told
+from ._running import Running, fill_standard_streams, ignore_hangup, run_loop, until_told
 from ._totals import Channel, Totals
 from ._worker import Failed, Hangup, Started, TakenUp, Totalled, Unreadable, WorkerReport, work
 
@@ -268,6 +268,7 @@ async def _ended(process: BaseProcess) -> None:
 
 def serve(options: ServeOptions) -> int:
     """Serve until told to stop. Returns the exit code; raises `config_invalid` if it cannot."""
+    fill_standard_streams()
     file = options.check()
     options.token()
     options.fleet_secret()

@@ -15,7 +15,9 @@ from penstock.core._transform import Transform
 from penstock.service._ports import shares
 from penstock.service.grpc import open_grpc
 from penstock.service.http._pages import exposition
+from penstock.stores.redis import RedisStore
 from penstock.wire.proto import rate_limiter_pb2 as pb
+from tests.servers import Valkey, require
 from tests.service.grpc.frames import Deaf
 from tests.service.grpc.servers import CALL, Visit, code_of, run, status, visiting
 from tests.service.worlds import FragileStore
@@ -295,6 +297,36 @@ def test_who_no_longer_waits_for_the_store_frees_it(how: str) -> None:
             assert store.decided == []
 
     run(scenario())
+
+
+def test_a_call_keeps_its_place_for_as_long_as_the_store_is_asked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also when its deadline has passed: what is asked of a server that hangs is bounded, whatever
+    the deadlines. And a drain lets the server answer, so that no outage is told where there was
+    none."""
+    require("valkey")
+
+    async def scenario(valkey: Valkey) -> None:
+        store = RedisStore.from_url(valkey.url, timeout_ms=20_000)
+        async with visiting(store=store, server={"max_concurrent": 4}) as visit:
+            assert (await visit.check()).remaining == 2
+            valkey.pause()
+            late = [code_of(visit.check(key=str(n), timeout=1)) for n in range(4)]
+            assert set(await asyncio.gather(*late)) == {LATE}
+            assert await code_of(visit.check(timeout=5)) is EXHAUSTED
+            drain = asyncio.ensure_future(visit.server.drain(20))
+            await visit.channel.close()
+            await until(lambda: not visit.server.open_connections)
+            await asyncio.sleep(0.05)
+            assert not drain.done()
+            valkey.resume()
+            await drain
+            assert visit.service.snapshot().policies["api"]["allowed"] == 5
+
+    with Valkey() as valkey:
+        run(scenario(valkey))
+    assert not caplog.records
 
 
 def test_a_drain_answers_what_was_admitted_and_takes_no_more() -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Iterator
+import socket
+import struct
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from penstock.config import parse_policies
+from penstock.service import build_service
+from penstock.service.http import HttpServer
 from penstock.stores.redis import RedisStore
 from tests.servers import Valkey, require
 
-from .serving import Client, InProcessServer
+from .serving import Client, InProcessServer, post_bytes
 
 POLICIES = parse_policies(
     """
@@ -133,3 +138,41 @@ limiters:
     assert "reserve" in replies[0].body.decode()
     left = [limit["remaining"] for limit in peeked["limits"].values()]
     assert left == [10, 2]
+
+
+def test_a_stop_waits_for_what_the_store_was_asked_by_clients_that_have_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """To close the store on it would be told as an outage, and there was none."""
+    require("valkey")
+
+    async def scenario(valkey: Valkey) -> None:
+        store = RedisStore.from_url(valkey.url, timeout_ms=20_000)
+        service = build_service(store=store)
+        server = HttpServer(service)
+        port = await server.start("127.0.0.1", 0)
+        await store.areset("connected")
+        valkey.pause()
+        line = socket.create_connection(("127.0.0.1", port))
+        # It is reset when it is closed.
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        line.sendall(post_bytes("/check", BODIES["/check"] % b"k"))
+        await until(lambda: server.in_flight == 1)
+        line.close()
+        await until(lambda: not server.open_connections)
+        stop = asyncio.ensure_future(server.stop())
+        await until(lambda: server.is_stopping)
+        await asyncio.sleep(0.05)
+        assert not stop.done()
+        valkey.resume()
+        await stop
+        await service.aclose()
+
+    with Valkey() as valkey:
+        asyncio.run(asyncio.wait_for(scenario(valkey), 30))
+    assert not caplog.records
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)

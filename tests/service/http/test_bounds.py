@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import select
 import socket
 import threading
 import time
@@ -279,6 +280,17 @@ def test_a_client_that_has_said_all_gets_all_its_answers(behind: bytes) -> None:
         received = read_all(line)
         left = [int(part.split(b",")[0]) for part in received.split(b'"remaining":')[1:]]
         assert left == [999_999, 999_998, 999_997]
+
+
+def test_what_is_sent_behind_the_last_request_does_not_destroy_its_reply() -> None:
+    """A connection that is closed on bytes that nobody reads is reset, and a reset may overtake the
+    reply."""
+    with InProcessServer() as server, line_to(server.port) as line:
+        line.sendall(post_bytes("/check", BODY, close=True) + ASK[:10])
+        select.select([line], [], [], 10)
+        line.sendall(ASK[10:])
+        line.sendall(ASK)
+        assert read_all(line).startswith(b"HTTP/1.1 200")
 
 
 def test_long_bodies_share_a_bounded_room() -> None:

@@ -395,3 +395,23 @@ def test_a_stores_password_is_not_shown() -> None:
 def test_loopback_is_told_from_the_network(host: str, own: bool) -> None:
     """An address that stands for all of them is the network."""
     assert is_loopback(host) is own
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
+def test_without_standard_streams_it_serves_and_stops_as_usual() -> None:
+    """Whoever starts it may have closed them. The next files that are opened would take their
+    numbers, and the event loop ends the process when one of those is closed."""
+    with WithoutStreams() as server:
+        process = server.process()
+        clients = [Client(server.port) for _ in range(3)]
+        assert [client.get("/check/alice").status for client in clients] == [200] * 3
+        for client in clients:
+            client.close()
+        process.terminate()
+        assert process.wait(20) == 0
+        server.stop()
+
+
+class WithoutStreams(Penstock):
+    def command(self) -> list[str]:
+        return ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *super().command()]

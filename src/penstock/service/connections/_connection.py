@@ -133,7 +133,11 @@ class ClientConnection(asyncio.Protocol):
             return
         self.since = self._listener.now
         transport.write(reply if self._tls is None else self._tls.encrypt(reply))
-        if self._state & _OVER:
+        if not self._state & _OVER:
+            return
+        if self._is_sending_on():
+            self._linger()
+        else:
             self.close()
 
     def finish(self) -> None:
@@ -197,26 +201,13 @@ class ClientConnection(asyncio.Protocol):
         self._transport.set_protocol(self)
 
     def part(self, reply: bytes) -> None:
-        """Send the last word. What the client is still sending is read and thrown away for a
-        moment: to close on unread bytes could destroy the reply on its way."""
+        """Send the last word to a client that may be sending on."""
         if self._state & _PARTED or self._transport.is_closing():
             return
         self._state |= _OVER
         self.since = self._listener.now
         self._transport.write(reply if self._tls is None else self._tls.encrypt(reply))
-        self._say_goodbye()
-        self._state |= _PARTED
-        self._let_go()
-        self._settle()
-        if self._transport.is_closing():
-            return
-        try:
-            self._transport.write_eof()
-        except OSError:
-            # The client has gone in between.
-            self.abort()
-        else:
-            self._resume()
+        self._linger()
 
     def close(self) -> None:
         """End it when all that was sent is taken."""
@@ -248,8 +239,9 @@ class ClientConnection(asyncio.Protocol):
         if self._state & (_STALLED | _OVER):
             self.abort()
         elif self._state & (_WAITING | _QUEUED) or self._inbox.unread:
-            self.finish()
+            # It may not linger: it is in no group any more, and nobody would end that.
             self.send(self.overloaded("too many clients here have not shown who they are"))
+            self.close()
         else:
             self.close()
 
@@ -330,6 +322,29 @@ class ClientConnection(asyncio.Protocol):
         self._go_on()
 
     # The inside.
+
+    def _is_sending_on(self) -> bool:
+        """Whether the client has brought more than was answered, and may go on."""
+        if self._state & _HEARD_ALL:
+            return False
+        return bool(self._inbox.unread or self._encrypted or self._state & _PAUSED)
+
+    def _linger(self) -> None:
+        """The last word was sent. What the client is still sending is read and thrown away for a
+        moment: to close on unread bytes could destroy the reply on its way."""
+        self._say_goodbye()
+        self._state |= _PARTED
+        self._let_go()
+        self._settle()
+        if self._transport.is_closing():
+            return
+        try:
+            self._transport.write_eof()
+        except OSError:
+            # The client has gone in between.
+            self.abort()
+        else:
+            self._resume()
 
     def _go_on(self) -> None:
         """Serve what is there, now or when it is this connection's turn."""

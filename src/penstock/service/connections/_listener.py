@@ -94,10 +94,11 @@ class Listener(ABC):
         return bound
 
     async def stop(self) -> None:
-        """Answer what is being asked, within the deadline, and close."""
+        """Answer what is being asked, within the deadline, and close. What the store was asked by
+        clients that have gone is waited for too: to close the store on it would be an outage."""
         self.close_listening()
         deadline = self.loop.time() + self.bounds.drain_s
-        while self.open_connections and self.loop.time() < deadline:
+        while (self.open_connections or self.in_flight) and self.loop.time() < deadline:
             await asyncio.sleep(0.02)
         await self.cut()
 

@@ -3,7 +3,9 @@
 A caller who may not call is refused before its message is read, and so is everyone while there is
 no place left. A call whose deadline has passed by the time its turn comes is refused before it can
 spend anything: under load that is when nobody waits for the answer any more. One that is cancelled,
-or whose deadline passes while it waits for the store, cancels its task, and with it the wait.
+or whose deadline passes while it waits for the store, cancels its task, and with it the wait. Where
+the store tells by a call there is no task: what was sent to the store cannot be taken back, and the
+call keeps its place until the store has told.
 
 Once the server is being closed, HTTP/2 says which calls are the last. Those are answered like any
 other: they were sent before their client could know, and libraries do not repeat refused calls.
@@ -221,8 +223,8 @@ class GrpcCalls:
 
     @property
     def at_work(self) -> int:
-        """Calls that are waited for, over all connections of all servers that these are served
-        on."""
+        """Calls that something is at work for, over all connections of all servers that these are
+        served on."""
         return len(self._waiting)
 
     async def stop(self) -> None:
@@ -356,10 +358,12 @@ class GrpcCalls:
             loop = asyncio.get_running_loop()
             waiting.timer = loop.call_later(timeout_ms / 1000, waiting.expire)
 
-        def told(result: Any, error: BaseException | None) -> None:
+        def over() -> None:
             self._waiting.discard(waiting)
-            waiting.stop_timer()
             method.places.taken -= 1
+
+        def told(result: Any, error: BaseException | None) -> None:
+            waiting.stop_timer()
             stream.context = None
             if stream.closed:
                 return
@@ -369,7 +373,7 @@ class GrpcCalls:
             else:
                 self._refuse(client, stream, _ended_with(error, waiting.is_late))
 
-        waiting.work(work, told)
+        waiting.work(work, told, over)
 
 
 _FAULTS = {

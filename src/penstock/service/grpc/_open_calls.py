@@ -117,8 +117,9 @@ TAKING_S = 10.0
 
 
 class Places:
-    """`taken` is how many calls are at work. `answering` are those whose reply is made and not yet
-    taken, each since when, the oldest first."""
+    """`taken` is how many calls are at work, or have ended and a store is at work for them still.
+    `answering` are those whose reply is made and not yet taken, each since when, the oldest
+    first."""
 
     def __init__(self, limit: int = MAX_CONCURRENT, taking_s: float = TAKING_S) -> None:
         self.limit = limit
@@ -142,31 +143,33 @@ class Places:
 
 class WaitingCall:
     """A call that is waited for, and the timer of its deadline. A task works at it, or else the
-    store tells; then nobody listens any more once it is cancelled."""
+    store tells; then nobody listens any more once it is cancelled, and the store is asked on."""
 
-    __slots__ = ("_told", "is_late", "task", "timer")
+    __slots__ = ("_over", "_told", "is_late", "task", "timer")
 
     def __init__(self) -> None:
         self.task: asyncio.Task[Any] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.is_late = False
         self._told: Told | None = None
+        self._over: Callable[[], None]
 
-    def work(self, work: Later[Any] | Coroutine[Any, Any, Any], told: Told) -> None:
-        """Begin; `told` is called once, later."""
-        self._told = told
+    def work(
+        self,
+        work: Later[Any] | Coroutine[Any, Any, Any],
+        told: Told,
+        over: Callable[[], None],
+    ) -> None:
+        """Begin; `told` is called once, later. So is `over`, when nothing is at work for the call
+        any more: before `told`, unless it was cancelled."""
+        self._told, self._over = told, over
         if isinstance(work, Later):
             if work.can_begin:
-                work.begin(self.tell)
+                work.begin(self._heard)
                 return
             work = work()
         self.task = asyncio.get_running_loop().create_task(work)
         self.task.add_done_callback(self._done)
-
-    def tell(self, result: Any, error: BaseException | None) -> None:
-        if self._told is not None:
-            told, self._told = self._told, None
-            told(result, error)
 
     def expire(self) -> None:
         self.is_late = True
@@ -174,7 +177,7 @@ class WaitingCall:
 
     def cancel(self) -> None:
         if self.task is None:
-            self.tell(None, asyncio.CancelledError())
+            self._tell(None, asyncio.CancelledError())
         else:
             self.task.cancel()
 
@@ -184,7 +187,16 @@ class WaitingCall:
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        self.tell(None if error else task.result(), error)
+        self._heard(None if error else task.result(), error)
+
+    def _heard(self, result: Any, error: BaseException | None) -> None:
+        self._over()
+        self._tell(result, error)
+
+    def _tell(self, result: Any, error: BaseException | None) -> None:
+        if self._told is not None:
+            told, self._told = self._told, None
+            told(result, error)
 
 
 class RefusedCall:
