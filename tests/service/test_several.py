@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -314,6 +315,22 @@ def test_cancelling_gives_everything_back(nodes: tuple[Service, Service, Any]) -
         run(one.peek_all("api", {"user": "u", "plan": "pro"})).verdict.limits["user"].remaining
         == 10
     )
+
+
+@pytest.mark.parametrize("used", [None, {"user": 0}, {"user": 0, "all": 0}])
+def test_what_a_shadow_did_not_take_does_not_come_back(
+    nodes: tuple[Service, Service, Any], used: dict[str, int] | None
+) -> None:
+    """Whoever settles the charge, and whatever of it is named."""
+    one, other, run = nodes
+    for user in "abc":
+        run(one.reserve("tight", attributes={"user": user}))
+    charge = run(one.reserve("tight", attributes={"user": "d"}))
+    assert charge.answer.verdict.shadowed == ("all",)
+    settle = other.cancel if used is None else partial(other.settle, actual=used)
+    assert run(settle(charge.charge_id))
+    left = run(one.peek_all("tight", {"user": "d"})).verdict.limits
+    assert (left["user"].remaining, left["all"].remaining) == (3, 0)
 
 
 def test_a_policy_of_one_limit_reserves_too(nodes: tuple[Service, Service, Any]) -> None:

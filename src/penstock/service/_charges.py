@@ -12,8 +12,8 @@ how often; an id that was made up has no record; and one that was altered has an
 the window begins tells when it was charged, by the clock that decided it. After a day a charge is
 forgotten, and what it reserved stays spent.
 
-What of it was booked ahead, and by how long, is known only when the store has answered: it stands
-at the end of the id, outside the digest.
+What of it was booked ahead, by how long, and what a shadow did not take are known only when the
+store has answered: that stands at the end of the id, outside the digest.
 
 `Charging` is the part of the service that makes and settles them, by name and key.
 """
@@ -65,6 +65,9 @@ _LOOK = peeking(_RECORD)
 
 _MAX_ID = 1 << 17
 
+_UNCHARGED = "x"
+"""In the place of a delay."""
+
 
 class ChargedUnits(NamedTuple):
     """What was charged to one limit; `limit` is empty where the policy has only one."""
@@ -75,13 +78,14 @@ class ChargedUnits(NamedTuple):
 
 
 class ChargeTerms(NamedTuple):
-    """What an id says. `nonce` tells charges of the same terms apart."""
+    """What an id says. `nonce` tells charges of the same terms apart; a delay is None for what a
+    shadow would have denied, and so was not charged."""
 
     policy: str
     plan: str | None
     held: tuple[ChargedUnits, ...]
     nonce: str
-    delays_ms: tuple[int, ...] = ()
+    delays_ms: tuple[int | None, ...] = ()
 
     @classmethod
     def new(cls, policy: str, plan: str | None, held: Sequence[ChargedUnits]) -> ChargeTerms:
@@ -107,8 +111,8 @@ class ChargeTerms(NamedTuple):
 
 def charge_id(terms: ChargeTerms) -> str:
     """The id that its holder is given."""
-    delays = "-".join(map(str, terms.delays_ms))
-    return f"{terms.body}.{delays}" if any(terms.delays_ms) else terms.body
+    delays = "-".join([_UNCHARGED if each is None else str(each) for each in terms.delays_ms])
+    return f"{terms.body}.{delays}" if delays.strip("0-") else terms.body
 
 
 def read_charge_id(text: object) -> ChargeTerms:
@@ -124,13 +128,17 @@ def read_charge_id(text: object) -> ChargeTerms:
             plan,
             tuple(ChargedUnits(*each) for each in held),
             nonce,
-            tuple(map(int, delays.split("-"))) if delays else (0,) * len(held),
+            tuple(map(_delay, delays.split("-"))) if delays else (0,) * len(held),
         )
     except (ValueError, TypeError, RecursionError, binascii.Error):
         reject("this is no charge id: it is the text that reserve answered with")
     if terms.body != body or not _is_sound(terms):
         reject("this is no charge id: it is the text that reserve answered with")
     return terms
+
+
+def _delay(told: str) -> int | None:
+    return None if told == _UNCHARGED else int(told)
 
 
 def _is_sound(terms: ChargeTerms) -> bool:
@@ -141,8 +149,13 @@ def _is_sound(terms: ChargeTerms) -> bool:
         and all(type(each.units) is int and each.units >= 0 for each in terms.held)
         and all(each.key is None or isinstance(each.key, str) for each in terms.held)
         and len(terms.delays_ms) == len(terms.held)
-        and all(0 <= delay <= MAX_SPAN_MS for delay in terms.delays_ms)
+        and all(map(_is_delay, terms.delays_ms, terms.held))
     )
+
+
+def _is_delay(delay: int | None, held: ChargedUnits) -> bool:
+    # The only limit of a policy is no shadow.
+    return bool(held.limit) if delay is None else 0 <= delay <= MAX_SPAN_MS
 
 
 class Charges:
@@ -170,7 +183,7 @@ class Charges:
         )
         if not charge.allowed:
             return charge, ""
-        return charge, charge_id(terms._replace(delays_ms=charge.delays_ms))
+        return charge, charge_id(terms._replace(delays_ms=_delays_of(charge)))
 
     async def settle(
         self, terms: ChargeTerms, parts: Sequence[Part], actual: int | Mapping[str, int] | None
@@ -202,14 +215,24 @@ class Charges:
         if record.remaining == _RECORD.limit:
             reject("there is no such charge: it was never made, or more than a day ago")
         at = record.reset_at - KEPT_MS
-        admitted = Decision(True, 1, 0, at, 0)
-        names = tuple(part.name for part in parts)
-        answer = Verdict(names, (admitted,) * len(parts), (False,) * len(parts))
-        charge_of = answer if names != ("",) else admitted
-        return Charge(self._store, self._now, parts, charge_of, at, terms.delays_ms, terms.slot_id)
+        charged = [delay is not None for delay in terms.delays_ms]
+        told = tuple([Decision(each, 1, 0, at, 0 if each else 1) for each in charged])
+        names = tuple([part.name for part in parts])
+        shadows = tuple([not each for each in charged])
+        answer = told[0] if names == ("",) else Verdict(names, told, shadows)
+        delays = tuple([delay or 0 for delay in terms.delays_ms])
+        return Charge(self._store, self._now, parts, answer, at, delays, terms.slot_id)
 
     def _record(self, terms: ChargeTerms) -> str:
         return joined(self._prefix, terms.policy, "charge", terms.digest)
+
+
+def _delays_of(charge: Charge) -> tuple[int | None, ...]:
+    """By how much each part was booked ahead; None for what a shadow did not take."""
+    if charge.verdict is None:
+        return charge.delays_ms
+    pairs = zip(charge.delays_ms, charge.verdict.decisions, strict=True)
+    return tuple([delay if decision.allowed else None for delay, decision in pairs])
 
 
 class Reservation(NamedTuple):
