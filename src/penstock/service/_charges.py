@@ -1,8 +1,9 @@
 """Charges that any worker of any node can settle.
 
 A charge in a process is an object; here its holder has an id, and whoever is asked next may never
-have seen it. So the id says what was charged: the policy, the plan, and of each limit the key and
-the units. And the store holds a record of it, written in the same step as the charge:
+have seen it. So the id says what was charged: the policy, the plan, and of each limit the key, the
+units and the form of its counts. And the store holds a record of it, written in the same step as
+the charge:
 
     <the file's prefix>:<policy>:charge:<digest of the id>
 
@@ -70,11 +71,13 @@ _UNCHARGED = "x"
 
 
 class ChargedUnits(NamedTuple):
-    """What was charged to one limit; `limit` is empty where the policy has only one."""
+    """What was charged to one limit; `limit` is empty where the policy has only one, and `form` is
+    that of its counts."""
 
     limit: str
     key: str | None
     units: int
+    form: str
 
 
 class ChargeTerms(NamedTuple):
@@ -142,9 +145,9 @@ def _delay(told: str) -> int | None:
 
 
 def _is_sound(terms: ChargeTerms) -> bool:
-    texts = (terms.policy, terms.nonce, *(each.limit for each in terms.held))
+    told = [text for each in terms.held for text in (each.limit, each.form)]
     return (
-        all(isinstance(text, str) for text in texts)
+        all(isinstance(text, str) for text in (terms.policy, terms.nonce, *told))
         and (terms.plan is None or isinstance(terms.plan, str))
         and all(type(each.units) is int and each.units >= 0 for each in terms.held)
         and all(each.key is None or isinstance(each.key, str) for each in terms.held)
@@ -303,7 +306,8 @@ class Charging:
         if isinstance(limiter, TwoTierLimiter):
             raise entry.lacks("reserve")
         parts, wait, answer = limiter._terms(key, require_cost(cost), max_wait_ms)
-        terms = ChargeTerms.new(entry.spec.name, None, [ChargedUnits("", key, cost)])
+        held = ChargedUnits("", key, cost, entry.form(""))
+        terms = ChargeTerms.new(entry.spec.name, None, [held])
         try:
             charge, charge_id = await self._charges(entry).reserve(terms, parts, wait, answer)
         except Exception as error:
@@ -319,7 +323,11 @@ class Charging:
         if request.limits is None:
             return Reservation.unwritten(judge.counted(request, NOTHING), self.clock.now())
         parts, wait, answer = request.limits._terms(request.keys, request.cost, max_wait_ms)
-        held = [ChargedUnits(part.name, request.keys.get(part.name), part.cost) for part in parts]
+        keys = request.keys
+        held = [
+            ChargedUnits(part.name, keys.get(part.name), part.cost, entry.form(part.name))
+            for part in parts
+        ]
         terms = ChargeTerms.new(entry.spec.name, plan, held)
         try:
             charge, charge_id = await self._charges(entry).reserve(terms, parts, wait, answer)
@@ -356,7 +364,12 @@ class Charging:
             return False
         terms = read_charge_id(charge_id)
         entry = self._table[terms.policy]
-        return await self._charges(entry).settle(*_matched(entry, terms), actual)
+        terms, parts = _matched(entry, terms)
+        if isinstance(actual, Mapping):
+            # Whoever settles need not know that a limit has changed since.
+            gone = {held.limit for held in terms.held} - {part.name for part in parts}
+            actual = {name: units for name, units in actual.items() if name not in gone}
+        return await self._charges(entry).settle(terms, parts, actual)
 
     def _charges(self, entry: Entry) -> Charges:
         return Charges(self.store, self.clock.now, entry.prefix)
@@ -403,14 +416,15 @@ class Charging:
 
 
 def _matched(entry: Entry, terms: ChargeTerms) -> tuple[ChargeTerms, list[Part]]:
-    """The terms of a charge, as far as its limits are there, and what they come to."""
+    """The terms of a charge, as far as its limits are there and count as they did, and what they
+    come to."""
     pairs = [
-        (held, delay, parts[0])
-        for held, delay in zip(terms.held, terms.delays_ms, strict=True)
-        if (parts := entry.parts([held], terms.plan))
+        (delay, part)
+        for (name, key, units, form), delay in zip(terms.held, terms.delays_ms, strict=True)
+        if form == entry.form(name) and (part := entry.part(name, key, units, terms.plan))
     ]
-    delays = tuple(delay for _, delay, _ in pairs)
-    return terms._replace(delays_ms=delays), [part for _, _, part in pairs]
+    delays = tuple([delay for delay, _ in pairs])
+    return terms._replace(delays_ms=delays), [part for _, part in pairs]
 
 
 def _with_key(key: str | None, attributes: Attributes | None) -> Attributes:
