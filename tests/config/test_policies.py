@@ -160,7 +160,10 @@ REFUSALS = {
     "bad anchor": (f"{WINDOW}    window: 1m\n    anchor: frist", "did you mean first?"),
     "policy not a mapping": ("version: 1\nlimiters: {api: 3}", "limiters.api: must be a mapping"),
     "policy's name": ("version: 1\nlimiters: {a b: {}}", "limiters.a b: a policy's name is text"),
-    "number for a name": ("version: 1\nlimiters: {3: {}}", "limiters.3: a policy's name is text"),
+    "number for a name": (
+        "version: 1\nlimiters: {3: {}}",
+        "limiters.3: a policy's name is text; put it in quotes",
+    ),
     "a name in use": ("version: 1\nlimiters: {inline: {}}", "that the service uses itself"),
     "prefix": ("version: 1\ndefaults: {prefix: 3}\nlimiters: {a: 1}", "a: must be a mapping"),
     "no min limit": (f"{SLOTS}      maxLimit: 3", "api.concurrency.minLimit: is missing"),
@@ -178,6 +181,25 @@ REFUSALS = {
         "version: 1\nlimiters: {a: {strategy: tokenBucket, capacity: 1, refillPerSec: .inf}}",
         "line 2: limiters.a: refill_per_sec must be a finite number",
     ),
+    "a number that some read as octal": (
+        f"{API.replace('3', '010')}    period: 1m",
+        "line 5: limiters.api.limit: some readers of YAML take 010 for another number; write it "
+        "without",
+    ),
+    "a number in base sixty": (
+        f"{API}    periodMs: 1:30",
+        "line 6: limiters.api.periodMs: some readers of YAML take 1:30 for a number and some for "
+        "text; put",
+    ),
+    "a key with a zero in front": (
+        "version: 1\nlimiters: {007: {}}",
+        "line 2: limiters: some readers of YAML take 007 for another number; write it without",
+    ),
+    "no for a name": (
+        "version: 1\nlimiters: {no: {}}",
+        "limiters.False: a policy's name is text; put it in quotes",
+    ),
+    "a date for a duration": (f"{API}    period: 2024-01-01", "such as '1m', not 2024-01-01;"),
     "code": ("!!python/object:os.system {}", "a policy file is plain data"),
     "alias of itself": ("a: &a [*a]", "nested too deeply"),
     "list as a key": ("? [a]\n: 1", "has a key that is not text"),

@@ -113,7 +113,7 @@ ONE = "limits: {user: {by: user, strategy: gcra, limit: 1, period: 1s}}\n"
         (ONE + "plans: {pro: {user: {period: 2s}}}", "user.period: cannot differ by plan or key"),
         (ONE + "plans: {pro: {user: 7}}", "pro.user: must be figures such as {limit: 100}"),
         (ONE + "plans: {7: {user: {limit: 2}}}", "plans.7: a plan is named by text"),
-        (ONE + "overrides: {user: {7: {limit: 2}}}", "user.7: a key is text; put 7 in quotes"),
+        (ONE + "overrides: {user: {7: {limit: 2}}}", "user.7: a key is text; put it in quotes"),
         (ONE + "overrides: {user: {}}", "overrides.user: must map keys to figures"),
         (
             "limits: {all: {strategy: gcra, limit: 1, period: 1s}}\n"

@@ -24,6 +24,7 @@ from penstock import (
     rate_limit,
     sliding_window,
     sliding_window_log,
+    slots,
     token_bucket,
     unlimited,
 )
@@ -177,6 +178,26 @@ def test_several_limits_settle_together(clock: ManualClock, store: Store) -> Non
     assert limits.peek(keys).limits["requests"].remaining == 8
     assert limits.reserve(keys, {"tokens": 350}).cancel()
     assert limits.peek(keys).limits["tokens"].remaining == 350
+
+
+def test_what_was_estimated_at_nothing_is_charged_by_what_was_used(
+    clock: ManualClock, store: Store
+) -> None:
+    """Where it is named: a number alone is for the limits that were charged. Slots that were not
+    asked for are not given back."""
+    limits = Limits(
+        {"user": fixed_window(10, 60_000), "tokens": fixed_window(100, 60_000), "flight": slots(2)},
+        store=store,
+        clock=clock,
+    )
+    keys = dict.fromkeys(limits.limits, "k")
+    holder = limits.reserve(keys, {"tokens": 0})
+    charge = limits.reserve(keys, {"tokens": 0, "flight": 0})
+    assert charge.settle({"tokens": 70, "flight": 0})
+    assert limits.reserve(keys, {"tokens": 0, "flight": 0}).settle(3)
+    left = limits.peek(keys).limits
+    assert [decision.remaining for decision in left.values()] == [5, 30, 1]
+    assert holder.settle({})
 
 
 def test_a_charge_that_shadows_alone_would_deny_need_not_wait(clock: ManualClock) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -316,6 +317,22 @@ def test_cancelling_gives_everything_back(nodes: tuple[Service, Service, Any]) -
     )
 
 
+@pytest.mark.parametrize("used", [None, {"user": 0}, {"user": 0, "all": 0}])
+def test_what_a_shadow_did_not_take_does_not_come_back(
+    nodes: tuple[Service, Service, Any], used: dict[str, int] | None
+) -> None:
+    """Whoever settles the charge, and whatever of it is named."""
+    one, other, run = nodes
+    for user in "abc":
+        run(one.reserve("tight", attributes={"user": user}))
+    charge = run(one.reserve("tight", attributes={"user": "d"}))
+    assert charge.answer.verdict.shadowed == ("all",)
+    settle = other.cancel if used is None else partial(other.settle, actual=used)
+    assert run(settle(charge.charge_id))
+    left = run(one.peek_all("tight", {"user": "d"})).verdict.limits
+    assert (left["user"].remaining, left["all"].remaining) == (3, 0)
+
+
 def test_a_policy_of_one_limit_reserves_too(nodes: tuple[Service, Service, Any]) -> None:
     one, other, run = nodes
     charge = run(one.reserve("one", key="k", cost=2))
@@ -440,6 +457,44 @@ def test_what_cannot_be_paused_or_reset_is_told(service: Service) -> None:
         assert "slots" in await fails(
             service.pause("key", NOW, attributes={"key": "k"}, limits=["flight"])
         )
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("told", "now"), [("cost: tokens, ", ""), ("{by: user, cost", "{by: tenant, cost")]
+)
+def test_counts_by_another_attribute_or_of_other_units_start_afresh(told: str, now: str) -> None:
+    """Those of a tenant are not those of the user of the same name, and tokens are no requests."""
+    service = serving()
+    judged(service, user="u", tokens=900)
+    service.apply(parse_policies(FILE.replace(told, now), "p.yaml"))
+    verdict = judged(service, user="u", tenant="u", **({"tokens": 1} if now else {}))
+    assert verdict.limits["tokens"].remaining == 999
+    assert verdict.limits["user"].remaining == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "now"),
+    [("1000, window: 1m", "1000, window: 1h"), ("{by: user, cost", "{by: tenant, cost")],
+)
+@pytest.mark.parametrize("actual", [None, {"tokens": 0, "user": 0}])
+def test_a_charge_is_not_given_back_where_others_have_been_counted_since(
+    told: str, now: str, actual: dict[str, int] | None
+) -> None:
+    """After a reload that lets counts start afresh: what it took of them is gone, and its other
+    limits are settled."""
+    service = serving()
+
+    async def main() -> None:
+        charge = await service.reserve("api", attributes={"user": "u", "tokens": 900})
+        service.apply(parse_policies(FILE.replace(told, now), "p.yaml"))
+        attributes = {"user": "u", "tenant": "u", "tokens": 600}
+        judged(service, **attributes)
+        settle = service.cancel if actual is None else partial(service.settle, actual=actual)
+        assert await settle(charge.charge_id)
+        left = (await service.peek_all("api", attributes)).verdict.limits
+        assert (left["tokens"].remaining, left["user"].remaining) == (400, 2)
 
     asyncio.run(main())
 

@@ -1,8 +1,8 @@
 """What a new policy file does to the counts of an old one.
 
-A count is found again under the prefix, the policy's name, the limit's name where there are
-several, and the form of its states. So it is lost with each of these, and kept through all others:
-figures, plans, shadows, fail modes.
+A count is found again under the prefix, the policy's name, the form of its states, and where there
+are several limits the limit's name and the attributes that tell its keys and units. So it is lost
+with each of these, and kept through all others: figures, plans, shadows, fail modes.
 """
 
 from __future__ import annotations

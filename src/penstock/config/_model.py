@@ -93,6 +93,12 @@ class LimitSpec(NamedTuple):
     optional: bool = False
     when: tuple[Condition, ...] = ()
 
+    @property
+    def form(self) -> str:
+        """As `form_of` its strategy, for limits whose counts also mean the same: those of a user
+        are not those of a tenant, nor are tokens requests."""
+        return _digest(f"{self.strategy.state_form} by={self.by} cost={self.cost}")
+
 
 Figures = Mapping[str, Strategy | None]
 """The name of a limit, or a key of it, to what replaces its strategy; None lifts the limit."""
@@ -187,7 +193,11 @@ class PolicySpec:
 
 def form_of(strategy: Strategy) -> str:
     """A short text, the same exactly for strategies that can go on with each other's counts."""
-    return hashlib.sha256(strategy.state_form.encode()).hexdigest()[:12]
+    return _digest(strategy.state_form)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True)

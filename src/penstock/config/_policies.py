@@ -243,7 +243,9 @@ def _prefix(top: Fields) -> str:
 
 def _require_name(tree: Tree, name: Any) -> None:
     path = ("limiters", str(name))
-    if not isinstance(name, str) or not POLICY_NAME.fullmatch(name):
+    if not isinstance(name, str):
+        raise tree.error(path, "a policy's name is text; put it in quotes")
+    if not POLICY_NAME.fullmatch(name):
         raise tree.error(
             path,
             "a policy's name is text of at most 64 letters, digits, '.', '_' and '-', and "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, NoReturn, TypeVar
@@ -200,5 +201,6 @@ def shown(value: Any) -> str:
         return "a list"
     if isinstance(value, int) and value.bit_length() > 200:
         return "a number of more than 60 digits"
-    text = repr(value)
+    # YAML has dates, and what looks like one is one.
+    text = value.isoformat() if isinstance(value, date) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

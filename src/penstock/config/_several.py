@@ -257,7 +257,7 @@ def _example(cls: type[Strategy]) -> str:
 
 def _key(tree: Tree, path: Path, key: Any) -> str:
     if not isinstance(key, str):
-        raise tree.error(path, f"a key is text; put {shown(key)} in quotes")
+        raise tree.error(path, "a key is text; put it in quotes")
     return guarded(Fields(tree, path, {}, ()), lambda _fields: require_key(key))
 
 
@@ -269,7 +269,8 @@ def _attribute(fields: Fields, name: str) -> str:
 
 def _require_name(tree: Tree, path: Path, name: Any, what: str) -> None:
     if not isinstance(name, str) or not _is_name(name):
-        raise tree.error(path, f"{what} {_NAMED}, not {shown(name)}")
+        quotes = "" if isinstance(name, str) else "; put it in quotes"
+        raise tree.error(path, f"{what} {_NAMED}, not {shown(name)}{quotes}")
 
 
 @lru_cache(maxsize=1024)

@@ -1,7 +1,8 @@
 """From the text of a file to plain values, and the line on which each of them stands.
 
-Both formats refuse what they would otherwise settle silently: a key that is given twice. YAML is
-read by the safe loader, so a file holds data and nothing else.
+What would otherwise be settled silently is refused: a key that is given twice, and a number that
+versions of YAML read differently. YAML is read by the safe loader, so a file holds data and nothing
+else.
 """
 
 from __future__ import annotations
@@ -336,12 +337,14 @@ class _YamlReader:
                 return text
             if text in self._plain:
                 return self._plain[text]
+        inner = path if name is None else (*path, name)
         try:
             value = self._constructed(event)
         except Exception:  # the library fails in many ways on text that its tag does not fit
-            inner = path if name is None else (*path, name)
             raise self._error(event, inner, _misfit(self._tag_of(event), text)) from None
         if tag is None:
+            if type(value) in (int, float) and (problem := _ambiguous(text)):
+                raise self._error(event, inner, problem)
             self._plain[text] = value
         return value
 
@@ -390,6 +393,17 @@ def _merged(
 def _misfit(tag: str, text: str) -> str:
     tag = tag.replace("tag:yaml.org,2002:", "!!")
     return f"has the tag {tag[:60]}, which does not fit {text[:60]!r}; leave the tag out"
+
+
+def _ambiguous(text: str) -> str:
+    """What is wrong with a number that YAML 1.1 and 1.2 read differently."""
+    readers = f"some readers of YAML take {text[:60]} for"
+    if ":" in text:
+        return f"{readers} a number and some for text; put it in quotes, or write the number out"
+    digits = text.lstrip("+-")
+    if digits[0] == "0" and digits[1:2] in tuple("0123456789_"):
+        return f"{readers} another number; write it without the 0, or in quotes if it is text"
+    return ""
 
 
 def _error(source: str, line: int | None, path: str, problem: str) -> PolicyFileError:

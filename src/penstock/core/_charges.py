@@ -234,14 +234,20 @@ class Charge(Settling):
 
     @property
     def _parts(self) -> list[tuple[Part, int]]:
-        """What was taken, and at what instant: a shadow that would have denied was not charged."""
+        """What was taken, and at what instant."""
+        return [(part, at) for part, at in self._admitting if part.cost]
+
+    @property
+    def _admitting(self) -> list[tuple[Part, int]]:
+        """The same with what was only looked at: a shadow that would have denied was not charged,
+        and is not."""
         if not self.allowed:
             return []
         told = (self.decision,) if self.verdict is None else self.verdict.decisions
         return [
             (part, self.charged_at + delay)
             for part, delay, decision in zip(self._asked, self.delays_ms, told, strict=True)
-            if decision.allowed and part.cost
+            if decision.allowed
         ]
 
     @property
@@ -250,8 +256,9 @@ class Charge(Settling):
         return {part.name: part.cost for part, _ in self._parts}
 
     def settle(self, actual: int | Mapping[str, int]) -> bool:
-        """Replace what was reserved by what was used: for every limit, or by name, where those left
-        out stay as they are. True if this call did it, False if it was settled before."""
+        """Replace what was reserved by what was used: for every limit that was charged, or by name,
+        where those left out stay as they are. True if this call did it, False if it was settled
+        before."""
         steps = self.settlement(actual)
         if not self._take():
             return False
@@ -306,10 +313,11 @@ class Charge(Settling):
             )
         used = self._used(actual)
         steps = []
-        for part, at in self._parts:
+        for part, at in self._admitting:
             more = used.get(part.name, part.cost) - part.cost
             if part.strategy.is_held:
-                steps.append(self._refund(part, at, 1))
+                if part.cost:
+                    steps.append(self._refund(part, at, 1))
             elif more > 0:
                 steps.append(Step(part.key, charging(part.strategy), more))
             elif more < 0:

@@ -4,7 +4,7 @@ A `Step` is a transform with its key and cost; `decide_all` is the rule by which
 become one decision: everything is written if every step that is no shadow allowed it, else nothing
 is. Stores that can write several keys at once run it between their reads and writes, and
 accelerators repeat it; `in_order` is for those that cannot: it charges one key after the other and
-gives back what it charged when a later one denies.
+takes that back when a later one denies.
 """
 
 from __future__ import annotations
@@ -93,35 +93,85 @@ def decide_all(
 
 def in_order(steps: Sequence[Step], now: int) -> Generator[Step, Any, list[Any]]:
     """For stores that cannot write several keys at once: yields the steps to apply and is sent
-    their results. Those that may deny come before the shadows; when one of them does, or fails,
-    what was charged before it is given back, and the others are only tried. So nobody is admitted
-    too often, and somebody may be denied for a moment what is given back then."""
+    their results. Those that may deny come before the shadows, but for a shadow whose key is named
+    again by one of them; when one denies, or fails, what was charged before it is taken back, and
+    the others are only tried. So nobody is admitted too often, and somebody may be denied for a
+    moment what is given back then."""
     results: list[Any] = [None] * len(steps)
-    charged: list[Step] = []
+    charged: list[_Charged] = []
     admitted = True
-    places = sorted(range(len(steps)), key=lambda place: steps[place].shadow)
     try:
-        for place in places:
+        for place in _denying_first(steps):
             step = steps[place]
             transform = step.transform
             if not admitted and transform.role not in READING:
                 step = step._replace(transform=trying(transform))
-            results[place] = yield step
+            taken = _Charged(step, now) if admitted and transform.reverse is not None else None
+            results[place] = yield step if taken is None else taken.step
             if not transform.admits(results[place]):
                 if not step.shadow and admitted:
                     admitted = False
-                    yield from _give_back(charged, now)
-            elif admitted and transform.reverse is not None:
-                charged.append(step)
+                    yield from _take_back(charged)
+            elif taken is not None:
+                charged.append(taken)
     except Exception:
         with suppress(PenstockError):
-            yield from _give_back(charged, now)
+            yield from _take_back(charged)
         raise
     return results
 
 
-def _give_back(charged: list[Step], now: int) -> Generator[Step, Any, None]:
+def _denying_first(steps: Sequence[Step]) -> list[int]:
+    """The places of the steps, shadows last; those of one key stay in their order."""
+    last = {step.key: place for place, step in enumerate(steps) if not step.shadow}
+    return sorted(range(len(steps)), key=lambda place: place > last.get(steps[place].key, -1))
+
+
+def _take_back(charged: list[_Charged]) -> Generator[Step, Any, None]:
     while charged:
-        step = charged.pop()
-        assert step.transform.reverse is not None
-        yield Step(step.key, step.transform.reverse(now), step.cost)
+        yield charged.pop().reversed()
+
+
+class _Charged:
+    """A step that may have to be taken back; `step` is what to apply.
+
+    It notes the state that it found and the one that it left. Where nobody has written since, the
+    former is put back: a refund goes by the instant of a charge, and that is not the window in
+    which it was counted when the clock has gone back. Else the units are refunded: where others
+    have written, where an accelerator decided, which notes nothing, and where no state was found,
+    since one that had expired would count again if the clock goes back.
+    """
+
+    def __init__(self, step: Step, now: int) -> None:
+        self._transform = step.transform
+        self._at = now
+        self._found: Any = None
+        self._left: Outcome[Any] | None = None
+        self.step = step._replace(transform=_running(step.transform, self._run))
+
+    def _run(self, state: Any, now: int, cost: int) -> Outcome[Any]:
+        outcome = self._transform.run(state, now, cost)
+        self._at, self._found, self._left = now, state, outcome
+        return outcome
+
+    def reversed(self) -> Step:
+        """The step that takes it back."""
+        assert self._transform.reverse is not None
+        refund = self._transform.reverse(self._at)
+        found, left = self._found, self._left
+
+        def run(state: Any, now: int, cost: int) -> Outcome[int]:
+            if left is not None and found is not None and state == left.state:
+                return Outcome(found, cost, left.ttl_ms, True)
+            return refund.run(state, now, cost)
+
+        return Step(self.step.key, _running(refund, run), self.step.cost)
+
+
+def _running(transform: Transform[Any], run: Callable[..., Outcome[Any]]) -> Transform[Any]:
+    """The same transform, with this for its function."""
+    from copy import copy  # of which `import penstock` has no need
+
+    changed = copy(transform)
+    changed.run = run
+    return changed

@@ -1,8 +1,9 @@
 """Charges that any worker of any node can settle.
 
 A charge in a process is an object; here its holder has an id, and whoever is asked next may never
-have seen it. So the id says what was charged: the policy, the plan, and of each limit the key and
-the units. And the store holds a record of it, written in the same step as the charge:
+have seen it. So the id says what was charged: the policy, the plan, and of each limit the key, the
+units and the form of its counts. And the store holds a record of it, written in the same step as
+the charge:
 
     <the file's prefix>:<policy>:charge:<digest of the id>
 
@@ -12,8 +13,8 @@ how often; an id that was made up has no record; and one that was altered has an
 the window begins tells when it was charged, by the clock that decided it. After a day a charge is
 forgotten, and what it reserved stays spent.
 
-What of it was booked ahead, and by how long, is known only when the store has answered: it stands
-at the end of the id, outside the digest.
+What of it was booked ahead, by how long, and what a shadow did not take are known only when the
+store has answered: that stands at the end of the id, outside the digest.
 
 `Charging` is the part of the service that makes and settles them, by name and key.
 """
@@ -65,23 +66,29 @@ _LOOK = peeking(_RECORD)
 
 _MAX_ID = 1 << 17
 
+_UNCHARGED = "x"
+"""In the place of a delay."""
+
 
 class ChargedUnits(NamedTuple):
-    """What was charged to one limit; `limit` is empty where the policy has only one."""
+    """What was charged to one limit; `limit` is empty where the policy has only one, and `form` is
+    that of its counts."""
 
     limit: str
     key: str | None
     units: int
+    form: str
 
 
 class ChargeTerms(NamedTuple):
-    """What an id says. `nonce` tells charges of the same terms apart."""
+    """What an id says. `nonce` tells charges of the same terms apart; a delay is None for what a
+    shadow would have denied, and so was not charged."""
 
     policy: str
     plan: str | None
     held: tuple[ChargedUnits, ...]
     nonce: str
-    delays_ms: tuple[int, ...] = ()
+    delays_ms: tuple[int | None, ...] = ()
 
     @classmethod
     def new(cls, policy: str, plan: str | None, held: Sequence[ChargedUnits]) -> ChargeTerms:
@@ -107,8 +114,8 @@ class ChargeTerms(NamedTuple):
 
 def charge_id(terms: ChargeTerms) -> str:
     """The id that its holder is given."""
-    delays = "-".join(map(str, terms.delays_ms))
-    return f"{terms.body}.{delays}" if any(terms.delays_ms) else terms.body
+    delays = "-".join([_UNCHARGED if each is None else str(each) for each in terms.delays_ms])
+    return f"{terms.body}.{delays}" if delays.strip("0-") else terms.body
 
 
 def read_charge_id(text: object) -> ChargeTerms:
@@ -124,7 +131,7 @@ def read_charge_id(text: object) -> ChargeTerms:
             plan,
             tuple(ChargedUnits(*each) for each in held),
             nonce,
-            tuple(map(int, delays.split("-"))) if delays else (0,) * len(held),
+            tuple(map(_delay, delays.split("-"))) if delays else (0,) * len(held),
         )
     except (ValueError, TypeError, RecursionError, binascii.Error):
         reject("this is no charge id: it is the text that reserve answered with")
@@ -133,16 +140,25 @@ def read_charge_id(text: object) -> ChargeTerms:
     return terms
 
 
+def _delay(told: str) -> int | None:
+    return None if told == _UNCHARGED else int(told)
+
+
 def _is_sound(terms: ChargeTerms) -> bool:
-    texts = (terms.policy, terms.nonce, *(each.limit for each in terms.held))
+    told = [text for each in terms.held for text in (each.limit, each.form)]
     return (
-        all(isinstance(text, str) for text in texts)
+        all(isinstance(text, str) for text in (terms.policy, terms.nonce, *told))
         and (terms.plan is None or isinstance(terms.plan, str))
         and all(type(each.units) is int and each.units >= 0 for each in terms.held)
         and all(each.key is None or isinstance(each.key, str) for each in terms.held)
         and len(terms.delays_ms) == len(terms.held)
-        and all(0 <= delay <= MAX_SPAN_MS for delay in terms.delays_ms)
+        and all(map(_is_delay, terms.delays_ms, terms.held))
     )
+
+
+def _is_delay(delay: int | None, held: ChargedUnits) -> bool:
+    # The only limit of a policy is no shadow.
+    return bool(held.limit) if delay is None else 0 <= delay <= MAX_SPAN_MS
 
 
 class Charges:
@@ -170,7 +186,7 @@ class Charges:
         )
         if not charge.allowed:
             return charge, ""
-        return charge, charge_id(terms._replace(delays_ms=charge.delays_ms))
+        return charge, charge_id(terms._replace(delays_ms=_delays_of(charge)))
 
     async def settle(
         self, terms: ChargeTerms, parts: Sequence[Part], actual: int | Mapping[str, int] | None
@@ -202,14 +218,24 @@ class Charges:
         if record.remaining == _RECORD.limit:
             reject("there is no such charge: it was never made, or more than a day ago")
         at = record.reset_at - KEPT_MS
-        admitted = Decision(True, 1, 0, at, 0)
-        names = tuple(part.name for part in parts)
-        answer = Verdict(names, (admitted,) * len(parts), (False,) * len(parts))
-        charge_of = answer if names != ("",) else admitted
-        return Charge(self._store, self._now, parts, charge_of, at, terms.delays_ms, terms.slot_id)
+        charged = [delay is not None for delay in terms.delays_ms]
+        told = tuple([Decision(each, 1, 0, at, 0 if each else 1) for each in charged])
+        names = tuple([part.name for part in parts])
+        shadows = tuple([not each for each in charged])
+        answer = told[0] if names == ("",) else Verdict(names, told, shadows)
+        delays = tuple([delay or 0 for delay in terms.delays_ms])
+        return Charge(self._store, self._now, parts, answer, at, delays, terms.slot_id)
 
     def _record(self, terms: ChargeTerms) -> str:
         return joined(self._prefix, terms.policy, "charge", terms.digest)
+
+
+def _delays_of(charge: Charge) -> tuple[int | None, ...]:
+    """By how much each part was booked ahead; None for what a shadow did not take."""
+    if charge.verdict is None:
+        return charge.delays_ms
+    pairs = zip(charge.delays_ms, charge.verdict.decisions, strict=True)
+    return tuple([delay if decision.allowed else None for delay, decision in pairs])
 
 
 class Reservation(NamedTuple):
@@ -280,7 +306,8 @@ class Charging:
         if isinstance(limiter, TwoTierLimiter):
             raise entry.lacks("reserve")
         parts, wait, answer = limiter._terms(key, require_cost(cost), max_wait_ms)
-        terms = ChargeTerms.new(entry.spec.name, None, [ChargedUnits("", key, cost)])
+        held = ChargedUnits("", key, cost, entry.form(""))
+        terms = ChargeTerms.new(entry.spec.name, None, [held])
         try:
             charge, charge_id = await self._charges(entry).reserve(terms, parts, wait, answer)
         except Exception as error:
@@ -296,7 +323,11 @@ class Charging:
         if request.limits is None:
             return Reservation.unwritten(judge.counted(request, NOTHING), self.clock.now())
         parts, wait, answer = request.limits._terms(request.keys, request.cost, max_wait_ms)
-        held = [ChargedUnits(part.name, request.keys.get(part.name), part.cost) for part in parts]
+        keys = request.keys
+        held = [
+            ChargedUnits(part.name, keys.get(part.name), part.cost, entry.form(part.name))
+            for part in parts
+        ]
         terms = ChargeTerms.new(entry.spec.name, plan, held)
         try:
             charge, charge_id = await self._charges(entry).reserve(terms, parts, wait, answer)
@@ -333,7 +364,12 @@ class Charging:
             return False
         terms = read_charge_id(charge_id)
         entry = self._table[terms.policy]
-        return await self._charges(entry).settle(*_matched(entry, terms), actual)
+        terms, parts = _matched(entry, terms)
+        if isinstance(actual, Mapping):
+            # Whoever settles need not know that a limit has changed since.
+            gone = {held.limit for held in terms.held} - {part.name for part in parts}
+            actual = {name: units for name, units in actual.items() if name not in gone}
+        return await self._charges(entry).settle(terms, parts, actual)
 
     def _charges(self, entry: Entry) -> Charges:
         return Charges(self.store, self.clock.now, entry.prefix)
@@ -380,14 +416,15 @@ class Charging:
 
 
 def _matched(entry: Entry, terms: ChargeTerms) -> tuple[ChargeTerms, list[Part]]:
-    """The terms of a charge, as far as its limits are there, and what they come to."""
+    """The terms of a charge, as far as its limits are there and count as they did, and what they
+    come to."""
     pairs = [
-        (held, delay, parts[0])
-        for held, delay in zip(terms.held, terms.delays_ms, strict=True)
-        if (parts := entry.parts([held], terms.plan))
+        (delay, part)
+        for (name, key, units, form), delay in zip(terms.held, terms.delays_ms, strict=True)
+        if form == entry.form(name) and (part := entry.part(name, key, units, terms.plan))
     ]
-    delays = tuple(delay for _, delay, _ in pairs)
-    return terms._replace(delays_ms=delays), [part for _, _, part in pairs]
+    delays = tuple([delay for delay, _ in pairs])
+    return terms._replace(delays_ms=delays), [part for _, part in pairs]
 
 
 def _with_key(key: str | None, attributes: Attributes | None) -> Attributes:

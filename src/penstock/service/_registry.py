@@ -15,7 +15,7 @@ reads the same file; only what makes states unreadable, such as another window, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
@@ -124,19 +124,24 @@ class Entry:
             raise self.lacks(operation)
         return self.judge
 
-    def parts(self, terms: Sequence[tuple[str, str | None, int]], plan: str | None) -> list[Part]:
-        """What of a charge concerns limits that are there: of each its name, which is empty for
-        the only one, the key and the units."""
-        return [part for name, key, units in terms if (part := self._part(name, key, units, plan))]
+    def form(self, name: str) -> str:
+        """Under which the counts of a limit are kept, whose name is empty for the only one; "" if
+        it is not there."""
+        if self.judge is not None:
+            return self.judge.limits.forms.get(name, "")
+        if name or self.decide is None or self.spec.strategy is None:
+            return ""
+        return form_of(self.spec.strategy)
 
-    def _part(self, name: str, key: str | None, units: int, plan: str | None) -> Part | None:
+    def part(self, name: str, key: str | None, units: int, plan: str | None) -> Part | None:
+        """What of a charge concerns a limit; None if that is not there, or lifted."""
+        form = self.form(name)
+        strategy = self.spec.strategy
         if self.judge is not None:
             strategy = self.judge.limits.strategy_of(name, plan, key)
-        else:
-            strategy = self.spec.strategy if not name and self.decide is not None else None
-        if strategy is None:
+        if not form or strategy is None:
             return None
-        place = joined(self.prefix, self.spec.name, name, form_of(strategy), key or "")
+        place = joined(self.prefix, self.spec.name, name, form, key or "")
         return Part(name, place, strategy, units)
 
     def rate(self, operation: str) -> Limiter:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from .._limits import Limit, Limits
-from ..config._model import LimitSpec, SeveralSpec, form_of
+from ..config._model import LimitSpec, SeveralSpec
 from ..core._clock import Clock
 from ..core._decision import Decision
 from ..core._limiter import refuse_check
@@ -38,10 +38,22 @@ _MAX_COMBINATIONS = 1_024
 
 
 class PolicyLimits(Limits):
-    """`Limits` that count under the form of their states, so that figures may change."""
+    """`Limits` that count under the forms of their counts, by name, so that figures may change."""
+
+    def __init__(
+        self,
+        limits: Mapping[str, Limit],
+        forms: Mapping[str, str],
+        *,
+        store: Store,
+        clock: Clock | None,
+        prefix: str,
+    ) -> None:
+        self._forms = forms
+        super().__init__(limits, store=store, clock=clock, prefix=prefix)
 
     def _lead_of(self, lead: str, name: str, limit: Limit) -> str:
-        return f"{lead}{name}:{form_of(limit.strategy)}"
+        return f"{lead}{name}:{self._forms[name]}"
 
     @property
     def gate(self) -> Any:
@@ -113,6 +125,8 @@ class SeveralLimits:
         self._names = [limit.name for limit in spec.limits]
         self._has_costs = any(limit.cost is not None for limit in spec.limits)
         self._held = [limit.name for limit in spec.limits if limit.strategy.is_held]
+        self.forms: dict[str, str] = {limit.name: limit.form for limit in spec.limits}
+        """Under which the counts of each limit are kept."""
         self._made: dict[tuple[Strategy | None, ...], PolicyLimits | None] = {}
         # What is wrong with a prefix or a store is found when the policy is made.
         self._usual = self._limits_of(tuple(limit.strategy for limit in spec.limits))
@@ -362,7 +376,7 @@ class SeveralLimits:
         made = None
         if declared:
             made = PolicyLimits(
-                declared, store=self._store, clock=self._clock, prefix=self._prefix
+                declared, self.forms, store=self._store, clock=self._clock, prefix=self._prefix
             ).shared()
         self._made[chosen] = made
         return made

@@ -202,6 +202,18 @@ def test_in_a_cluster_the_same_step_twice_is_not_admitted_for_passing_once() -> 
         assert [decision.remaining for decision in left] == [3, 50]
 
 
+def test_in_a_cluster_slots_of_shadows_alone_are_charged_last() -> None:
+    """What is denied elsewhere need not be taken back from them, which a clock that went back makes
+    impossible."""
+    with closing(open_empty("cluster")) as store:
+        shadow = Step("{a}", checking(fixed_window(5, 1_000)), shadow=True)
+        never = Step("{b}", checking(fixed_window(1, 1_000)), 2)
+        store.apply_all([shadow], START + 1_000)
+        answers = store.apply_all([shadow, never], START)
+        assert [decision.allowed for decision in answers] == [True, False]
+        assert store.apply_all([shadow._replace(cost=0)], START)[0].remaining == 4
+
+
 def test_in_a_cluster_nothing_is_given_back_or_paused_after_a_denial() -> None:
     """A charge is settled once because the first step of a settlement denies the second one."""
     with closing(open_empty("cluster")) as store:

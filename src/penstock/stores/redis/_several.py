@@ -5,8 +5,8 @@ strategies. A strategy without Lua is decided here first, on the record that its
 write goes into the same script, which does nothing at all if the record has changed since; that
 takes a second round trip, and another one for each time that somebody was faster.
 
-Keys in several slots of a cluster are one script per slot. They run one after the other; when one
-denies, or fails, what those before it charged is given back.
+Keys in several slots of a cluster are one script per slot. They run one after the other, those of
+shadows alone last; when one denies, or fails, what those before it charged is given back.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _slot_by_slot(
     charged: list[tuple[Step, int]] = []
     admitted, at = True, now
     try:
-        for group in groups:
+        for group in sorted(groups, key=lambda group: all(steps[place].shadow for place in group)):
             if not admitted:
                 yield from _try_group(router, steps, group, now, at, results)
                 continue
