@@ -220,8 +220,12 @@ def test_a_flag_of_serve_beats_its_variable() -> None:
     ("flags", "environ", "told"),
     [
         ([], {"workers": "0"}, "(--workers is PENSTOCK_WORKERS here)"),
-        ([], {"token": "short"}, "the variable PENSTOCK_TOKEN must hold one token of at least 16"),
-        ([], {"token": "é" * 20}, "the variable PENSTOCK_TOKEN must hold one token"),
+        (
+            [],
+            {"token": "short"},
+            "the variable PENSTOCK_TOKEN must contain one token of at least 16",
+        ),
+        ([], {"token": "é" * 20}, "the variable PENSTOCK_TOKEN must contain one token"),
         (["--tls-key", "k"], {"tls_cert": "c", "tls_ca": ""}, "PENSTOCK_TLS_CA is set to nothing"),
         ([], {"stor": "redis://host"}, "did you mean PENSTOCK_STORE?"),
         (

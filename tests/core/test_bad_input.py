@@ -198,7 +198,9 @@ def test_a_clock_beside_a_store_that_has_its_own_is_refused() -> None:
     class Server(Recording):
         reads_own_clock = True
 
-    assert_refused(lambda: rate_limit("5/s", store=Server(), clock=ManualClock(NOW)), "of its server")
+    assert_refused(
+        lambda: rate_limit("5/s", store=Server(), clock=ManualClock(NOW)), "of its server"
+    )
     rate_limit("5/s", store=Server())
 
 
@@ -226,7 +228,9 @@ def test_a_nonsense_timeout_is_refused(timeout: Any) -> None:
     if timeout is None:
         assert limiter.acquire("k", timeout=timeout).allowed
         return
-    assert_refused(lambda: limiter.acquire("k", timeout=timeout), "^timeout must be None or a number")
+    assert_refused(
+        lambda: limiter.acquire("k", timeout=timeout), "^timeout must be None or a number"
+    )
     assert limiter.peek("k").remaining == 5
 
 

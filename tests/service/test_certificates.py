@@ -215,7 +215,7 @@ def test_bad_files_change_nothing_and_are_reported(world: World, broken: str) ->
             (world.folder / "shown.pem").unlink()
         else:
             shutil.copy(world.servers["new"].key, world.folder / "shown.key")
-        server.reload("the certificates before are shown on: ")
+        server.reload("the previous certificates are still used: ")
         assert str(world.folder / "shown.pem") in server.log_path.read_text()
         assert world.asks_http(server.port, trusts="old")
         assert world.asks_grpc(server.grpc_port, trusts="old")

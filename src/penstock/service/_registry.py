@@ -1,16 +1,15 @@
-"""Named policies, built and ready to be asked.
+"""The table of named policies, which are built on first use.
 
-A table belongs to one policy file; a reload makes another and the service swaps the two in one
-assignment. What answers for a policy is made when it is first asked for: a file may have tens of
-thousands, of which most are asked for seldom, and no request should wait until all are made. That
-cannot fail, since a file is found good, down to the last of its policies, before it gets here.
-Counts are kept in the store under
+A table belongs to one policy file; a reload makes a new table, which replaces the old one in one
+assignment. A policy is built when it is first used, because a file may have tens of thousands, most
+of which are rarely used, and no request should wait until all are built. Building cannot fail: the
+whole file was validated before. Counts are in the store under
 
     <the file's prefix>:<name>:<form of the states>:<key>
 
-and with the name of the limit after that of the policy, where it has several. So a policy goes on
-where it was after a reload, with other figures too, in this process and in every other one that
-reads the same file; only what makes states unreadable, such as another window, starts afresh.
+with the name of the limit after that of the policy if the policy has several. So counts continue
+after a reload, in this process and in all others that read the same file, also with other figures.
+Only a change that makes states unusable, such as another window, starts counts afresh.
 """
 
 from __future__ import annotations
@@ -55,13 +54,13 @@ __all__ = [
 
 
 SHOWN = 1_000
-"""Policies of a file of at most so many are in the metrics from the start, those of a longer one
-from their first request on."""
+"""Files with at most this many policies have all of them in the metrics from the start; those of
+longer files appear with their first request."""
 
-# Comparing a name with so many takes about a millisecond.
+# Comparing a name with this many takes about a millisecond.
 _GUESSED = 100
 
-# So many policies at work are some ten thousand objects.
+# This many built policies are some ten thousand objects.
 _GROWTH = 256
 
 
@@ -71,10 +70,10 @@ class UnknownPolicyError(ConfigInvalidError):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy as a server shows it. `limit` is what it admits at once, `quota` what it grants per
-    `window_ms`, which is None for strategies without a window, `terms` what it allows, in words.
-    `strategy` is what decides its rate, if it has one, and `axes` what decides on each axis that is
-    kept in a store: "rate" and "cost". `several` are its limits, where it has more than one."""
+    """The description of a policy, for servers. `limit` is what it admits at once, `quota` what it
+    grants per `window_ms` (None without a window), and `terms` the same in English. `strategy` is
+    that of its rate, if it has one, and `axes` has the strategy of each of "rate" and "cost" that
+    it limits. `several` holds its limits if it has more than one."""
 
     name: str
     kind: str
@@ -99,7 +98,7 @@ _OPERATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A policy at work: what answers for each of its axes, and who answers in an outage."""
+    """A built policy: its limiters for each axis, its fail mode and its metrics."""
 
     spec: PolicySpec
     policy: Policy
@@ -114,19 +113,19 @@ class Entry:
     prefix: str = ""
 
     def limits(self, operation: str) -> Judge:
-        """The limits that are asked by attributes."""
+        """The judge of a policy with several limits."""
         if self.judge is None:
             if self.limiter is not None and self.control is None:
                 reject(
-                    f"policy {self.policy.name!r} is one limit, which is asked by a key, at one "
-                    "cost; leave attributes and costs out, or give it `limits` in the policy file"
+                    f"policy {self.policy.name!r} has a single limit: pass a key and a cost, and "
+                    "neither attributes nor costs, or give it `limits` in the policy file"
                 )
             raise self.lacks(operation)
         return self.judge
 
     def parts(self, terms: Sequence[tuple[str, str | None, int]], plan: str | None) -> list[Part]:
-        """What of a charge concerns limits that are there: of each its name, which is empty for
-        the only one, the key and the units."""
+        """The parts of a charge, without limits that the policy no longer has. `terms` has the
+        name of each limit (empty for a single one), its key and its units."""
         return [part for name, key, units in terms if (part := self._part(name, key, units, plan))]
 
     def _part(self, name: str, key: str | None, units: int, plan: str | None) -> Part | None:
@@ -158,30 +157,30 @@ class Entry:
         found = self.lessors.get(axis)
         if found is None:
             raise UnsupportedError(
-                f"policy {self.policy.name!r} hands out no {axis}; add `federated: {{batch: 100}}` "
-                "to a policy with a windowed strategy or a token budget"
+                f"policy {self.policy.name!r} has no credits of {axis!r} to lease; use a policy "
+                "that has a window or a token budget, with `federated: {batch: 100}`"
             )
         return found
 
     @property
     def keeps_state(self) -> bool:
-        """Whether some of what it knows is in this process alone."""
+        """Whether some of its state is in this process only."""
         spec = self.spec
         return not (spec.two_tier is None and spec.concurrency is None and spec.max_keys is None)
 
     def lacks(self, operation: str) -> UnsupportedError:
         kind = self.policy.kind
         return UnsupportedError(
-            f"policy {self.policy.name!r} has no {operation}: it is of the kind {kind!r}, "
-            f"which has {_OPERATIONS[kind]}"
+            f"policy {self.policy.name!r} does not support {operation}: it is of the kind "
+            f"{kind!r}, which supports {_OPERATIONS[kind]}"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What all policies of a service stand on: the store, that of the slots, which is the same one
-    unless it is in this process, and the limiters of slots that are at work. `grown` is called now
-    and then, when much has been made that stays."""
+    """What all policies of a service share: the store; the store of the slots, which is the same
+    unless it is in this process; the clock; the metrics; and the limiters of slots in use. `grown`
+    is called from time to time after many long-lived objects were made."""
 
     store: Store
     slots: Store
@@ -194,8 +193,8 @@ class Site:
 
 
 class PolicyTable:
-    """The policies of one file, by name. `before` is the table that this one will replace; what
-    that keeps in this process is taken over by running through `taking_over`."""
+    """The policies of one file, by name. `before` is the table that this one will replace;
+    iterating over `taking_over` transfers what it keeps in this process."""
 
     def __init__(self, file: PolicyFile, site: Site, before: PolicyTable | None = None) -> None:
         self.file = file
@@ -207,7 +206,7 @@ class PolicyTable:
         if len(file.policies) <= SHOWN:
             for name in file.policies:
                 site.metrics.tally(name)
-        # What is wrong with a prefix or a store is wrong for all: one stands for the others.
+        # Build one, so that an invalid prefix or store, which concerns all, is an error here.
         for name in islice(file.policies, 1):
             self[name]
 
@@ -232,8 +231,8 @@ class PolicyTable:
         return entry
 
     def taking_over(self) -> Iterator[None]:
-        """Take over from the table before, and make what has to be there before it is asked for;
-        in small steps, between which requests may be answered by the table before."""
+        """Take over from the old table, and build policies with slots; in small steps, between
+        which the old table may serve requests."""
         if len(self.file.policies) <= SHOWN:
             for name in names_with(self.file.policies, "concurrency"):
                 yield
@@ -248,8 +247,8 @@ class PolicyTable:
         self._build = _Builder(self.file.prefix, self._site, {})
 
     def _take_over(self, name: str, before: PolicyTable) -> None:
-        """A policy that is defined as before is the same one; what any other keeps in this
-        process is looked for while it is there to be found."""
+        """Keep a policy whose definition has not changed. Build another one now if it has state in
+        this process that can be taken over."""
         if name not in self.file.policies or name in self.entries:
             return
         entry = before.entries[name]
@@ -259,19 +258,18 @@ class PolicyTable:
             self[name]
 
     def letting_go(self) -> Iterator[None]:
-        """Forget what is not needed any more, in small steps: to free a million objects at once
-        takes a while too."""
+        """Drop the policies in small steps, since freeing a million objects at once takes long."""
         while self.entries:
             self.entries.popitem()
             yield
 
     def slots(self) -> dict[str, dict[str, int]]:
-        """How the slots of each policy that has some stand."""
+        """The ceiling and use of the slots of each policy that has some."""
         held: dict[str, dict[str, int]] = {}
         for name, entry in self.entries.items():
             if entry.control is not None:
                 slots = entry.control.concurrency
-                # Looking at them may turn out some to be lost.
+                # First, since reading this may find expired leases.
                 in_flight = slots.in_flight
                 held[name] = {
                     "limit": slots.limit,
@@ -281,7 +279,7 @@ class PolicyTable:
         return held
 
     def own_stores(self) -> Iterator[tuple[str, Store]]:
-        """Tables in this process that one policy has to itself, by kind."""
+        """The stores in this process that belong to a single policy, by kind."""
         for entry in self.entries.values():
             if entry.budget is not None and entry.budget.store is not self._site.store:
                 yield "budgets", entry.budget.store
@@ -289,14 +287,14 @@ class PolicyTable:
                 yield "credits", entry.limiter.near_store
 
     async def aclose(self) -> None:
-        """End what limiters have under way."""
+        """Wait for leases in flight."""
         for entry in self.entries.values():
             if isinstance(entry.limiter, TwoTierLimiter):
                 await entry.limiter.aclose()
 
 
 class _Served(Mapping[str, Policy]):
-    """The policies of a table as the servers show them."""
+    """The descriptions of the policies of a table."""
 
     __slots__ = ("_table",)
 
@@ -304,7 +302,7 @@ class _Served(Mapping[str, Policy]):
         self._table = table
 
     def get(self, name: str, default: Any = None) -> Any:
-        # Asked for with every reply, of a policy that has just been at work.
+        # Called for every reply, for a policy that has just been used.
         entry = self._table.entries.get(name)
         return super().get(name, default) if entry is None else entry.policy
 
@@ -330,15 +328,16 @@ def _defined_alike(name: str, one: PolicyFile, other: PolicyFile) -> bool:
 
 
 def unknown_policy(name: object, known: Collection[str]) -> UnknownPolicyError:
-    """With the name that was probably meant, unless there are too many to look through."""
+    """The error, with the most similar name unless there are too many to compare."""
     near = get_close_matches(str(name)[:80], known, n=1) if len(known) <= _GUESSED else []
-    hint = f"did you mean {near[0]!r}?" if near else "name one that the policy file has"
+    hint = f"did you mean {near[0]!r}?" if near else "use one of the policy file"
     return UnknownPolicyError(f"there is no policy {str(name)[:80]!r}; {hint}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Builder:
-    """Entries from specs. What is kept in this process and means the same is taken over."""
+    """Builds entries from specs. State in this process is taken over from `before` if its
+    definition has not changed."""
 
     prefix: str
     site: Site
@@ -406,7 +405,7 @@ class _Builder:
         prefix = joined(self.prefix, spec.name, form_of(spec.strategy))
         old = self.before.get(spec.name)
         if old is not None and old.limiter is not None and _spends_alike(old.spec, spec):
-            # The same counts in the store, and credits from there that are still good.
+            # The counts in the store are the same, so its credits are still valid.
             return old.limiter
         return two_tier(
             spec.strategy,
@@ -445,7 +444,7 @@ class _Builder:
             max_keys=slots.max_keys,
             clock=None if store.reads_own_clock else self.site.clock,
             store=store,
-            # Whatever the law and its bounds are: those who hold slots hold them of this policy.
+            # Without the law and its bounds: slots stay held if these change.
             prefix=joined(self.prefix, spec.name, "slots"),
             name=spec.name,
         )
@@ -454,7 +453,7 @@ class _Builder:
 
 
 class _Slots(ConcurrencyLimiter):
-    """Slots whose losses are counted with the policy, which may outlive them."""
+    """Slots whose expired leases are counted in the metrics of the policy."""
 
     def __init__(self, tally: Tally, law: Law, **options: Any) -> None:
         super().__init__(law, **options)
@@ -467,7 +466,7 @@ class _Slots(ConcurrencyLimiter):
 def _lessors(
     spec: PolicySpec, limiter: Limiter | None, budget: Limiter | None, guard: Guard
 ) -> dict[str, Lessor]:
-    """Who hands out what, by axis."""
+    """The lessor of each axis."""
     if spec.federated is None:
         return {}
     axes = {"rate": limiter, "token_budget": budget}

@@ -231,7 +231,7 @@ def test_pause_and_reset_need_a_token() -> None:
         ("/v1/reserve", {"policy": "one"}, "key must be a string"),
         ("/v1/settle", {"charge_id": "x"}, "actual must be an integer"),
         ("/v1/settle", {"charge_id": "x", "actual": -1}, "actual must be"),
-        ("/v1/settle", {"charge_id": "x", "actual": 1}, "no charge id"),
+        ("/v1/settle", {"charge_id": "x", "actual": 1}, "not a charge id"),
         ("/v1/pause", {"policy": "one", "key": "k"}, "until_ms is missing"),
         ("/v1/reset", {"policy": "api", "limits": [1]}, "limits must be a list of strings"),
     ],
