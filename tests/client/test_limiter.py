@@ -251,7 +251,7 @@ def test_many_requests_get_a_verdict_each(ask: Callable[..., Asked], key: str) -
     ("cost", "told"),
     [
         ({"colour": 1}, "there is no limit 'colour' in policy 'api'; there are user, tenant"),
-        ({"tenant": 1}, "whose key, the attribute 'tenant', is missing; send it, or leave out"),
+        ({"tenant": 1}, "but its key, the attribute 'tenant', is missing; send it, or leave out"),
         ({"user": -1}, "the cost of 'user' must be"),
         ({"user": 1.5}, "the cost of 'user' must be"),
         ({"user": 2**53}, "the cost of 'user' must be"),

@@ -154,14 +154,14 @@ REFUSALS = {
     "no kind": ("version: 1\nlimiters: {api: {limit: 3}}", "limiters.api.strategy: is missing"),
     "two kinds": (
         f"{API}    period: 1m\n    tokenBudget: {{budget: 1, window: 1m}}",
-        "line 7: limiters.api.tokenBudget: stands beside a strategy, which makes two kinds",
+        "line 7: limiters.api.tokenBudget: cannot be used with a strategy in one policy",
     ),
     "bad fail mode": (f"{API}    period: 1m\n    fail: shut", "must be one of open, closed, error"),
     "bad anchor": (f"{WINDOW}    window: 1m\n    anchor: frist", "did you mean first?"),
     "policy not a mapping": ("version: 1\nlimiters: {api: 3}", "limiters.api: must be a mapping"),
     "policy's name": ("version: 1\nlimiters: {a b: {}}", "limiters.a b: a policy's name is text"),
     "number for a name": ("version: 1\nlimiters: {3: {}}", "limiters.3: a policy's name is text"),
-    "a name in use": ("version: 1\nlimiters: {inline: {}}", "that the service uses itself"),
+    "a name in use": ("version: 1\nlimiters: {inline: {}}", "reserved by the service"),
     "prefix": ("version: 1\ndefaults: {prefix: 3}\nlimiters: {a: 1}", "a: must be a mapping"),
     "no min limit": (f"{SLOTS}      maxLimit: 3", "api.concurrency.minLimit: is missing"),
     "bounds": (

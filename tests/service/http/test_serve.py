@@ -48,7 +48,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
             "--open lets anyone in, which contradicts --token-file",
         ),
         (["--open", *(w for f in ("cert", "key", "ca") for w in (f"--tls-{f}", "f"))], "--tls-ca"),
-        (["--allowed-hosts", "limits.example.com:8080"], "no port"),
+        (["--allowed-hosts", "limits.example.com:8080"], "without a port"),
         (["--allowed-hosts", "a,,b"], "--allowed-hosts ''"),
         (["--no-http", "--no-grpc"], "leave nothing to serve"),
         (["--http-port", "0", "--grpc-port", "0"], "leave nothing to serve"),
