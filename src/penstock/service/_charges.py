@@ -40,8 +40,9 @@ from ..core._verdict import Verdict
 from ..leasing import TwoTierLimiter
 from ..strategies import fixed_window
 from ._deciding import joined
+from ._entries import Entry
 from ._judging import NOTHING, Judge, Judgement
-from ._registry import Entry, PolicyTable
+from ._registry import PolicyTable
 from ._several import Attributes, Costs, Request
 
 __all__ = [

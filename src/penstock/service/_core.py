@@ -36,12 +36,13 @@ from ..stores._opening import open_store
 from ..stores.memory import MemoryStore
 from ._charges import Charging, Reservation
 from ._deciding import Asked
+from ._entries import Entry, Policy, Site
 from ._fail_modes import Guard, Readiness, readiness, trouble_of
 from ._fleet import CreditLease
 from ._inline import DEFAULT_STRATEGY, INLINE, Inline, InlinePolicies
 from ._judging import Judged, Judgement
 from ._metrics import Metrics, MetricsSnapshot
-from ._registry import Entry, Policy, PolicyTable, Site, UnknownPolicyError
+from ._registry import PolicyTable, UnknownPolicyError
 from ._reloading import Reloader, in_slices
 from ._several import Attributes, Costs
 

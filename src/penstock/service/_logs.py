@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 
 from ..config._words import described
 from ._access import is_for, names_in
+from ._entries import Policy
 from ._options import ServeOptions
-from ._registry import Policy
 
 __all__ = [
     "RepeatFilter",

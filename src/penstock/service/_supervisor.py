@@ -33,13 +33,23 @@ from multiprocessing.process import BaseProcess
 
 from ..config import PolicyFile
 from ..core._errors import ConfigInvalidError, PenstockError
+from ._channel import (
+    Channel,
+    Failed,
+    Hangup,
+    Started,
+    TakenUp,
+    Totalled,
+    Unreadable,
+    WorkerReport,
+)
 from ._logs import banner, print_banner, set_up_logs
 from ._options import ServeOptions
 from ._ports import require_free_ports
 from ._reloading import Reloader, heard
 from ._running import Running, ignore_hangup, run_loop, until_told
-from ._totals import Channel, Totals
-from ._worker import Failed, Hangup, Started, TakenUp, Totalled, Unreadable, WorkerReport, work
+from ._totals import Totals
+from ._worker import work
 
 __all__ = [
     "SILENT_S",
