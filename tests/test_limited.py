@@ -412,22 +412,25 @@ async def acounting() -> AsyncIterator[int]:
     ("make", "said"),
     [
         (lambda: limited("ten a second"), "rate"),
-        (lambda: limited(5), "penstock.Strategy"),  # type: ignore[arg-type]
-        (lambda: limited("1/second", timeout=-1), "timeout must be None or seconds"),
+        (lambda: limited(5), "strategy must be a rate"),  # type: ignore[arg-type]
+        (lambda: limited("1/second", timeout=-1), "timeout must be None or a number of seconds"),
         (lambda: limited("1/second", cost=0), "cost must be"),
         (lambda: limited("1/second", key=7), "key must be a format"),  # type: ignore[arg-type]
         (lambda: limited("1/second", key=""), "must not be empty"),
-        (lambda: limited("1/second", key="{user"), "is no format of arguments"),
+        (lambda: limited("1/second", key="{user"), "is not a valid format string"),
         (lambda: limited("1/second", key="{}"), "a field without a name"),
         (lambda: limited("1/second", store="redsi://x"), "redis"),
-        (lambda: limited(rate_limit("1/second"), prefix="x"), "has its own prefix"),
+        (
+            lambda: limited(rate_limit("1/second"), prefix="x"),
+            "prefix cannot be changed on an existing limiter",
+        ),
         (lambda: limited("1/second", key="{usr}")(lambda user: None), "its parameters: user"),
-        (lambda: limited("1/second", key="{1}")(lambda user: None), "does not take"),
+        (lambda: limited("1/second", key="{1}")(lambda user: None), "is no parameter of"),
         (lambda: limited("1/second")(counting), "is a generator"),
         (lambda: limited("1/second")(acounting), "is a generator"),
         (lambda: limited("1/second")(int), "decorates functions"),
         (lambda: limited("1/second")(staticmethod(len)), "below @staticmethod"),  # type: ignore
-        (lambda: limited("1/second", key=asyncio.sleep)(lambda x: x), "cannot be awaited"),
+        (lambda: limited("1/second", key=asyncio.sleep)(lambda x: x), "cannot be async functions"),
         (lambda: limited("1/second", key={"a": "b"})(lambda: 1), "only one limit"),
         (lambda: limited({"a": "1/second"}, key={"b": "x"})(lambda: 1), "key names 'b'"),
         (lambda: limited("1/second").__enter__(), "a block has no arguments"),

@@ -1,9 +1,9 @@
-"""Keys and costs of a call, from its arguments.
+"""The key and the cost of a call of a function, computed from its arguments.
 
-A key is a format of the arguments, such as `"{user}"`, or a function of them; a cost is a number or
-a function. What a key is made of is settled when a function is decorated: a format is parsed and
-its fields are looked up among the function's parameters there, so that a misspelt one is an error
-at import and not at the first call.
+A key is a format string of the arguments, such as `"{user}"`, or a function of them; a cost is a
+number or a function. Format strings are parsed, and their fields looked up among the function's
+parameters, when the function is decorated: a misspelt name is an error at import, not at the first
+call.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ __all__ = [
 ]
 
 KeyPart = str | Callable[..., Any]
-"""A format of the arguments, such as `"{user}"`, or a function of them."""
+"""A format string of the arguments, such as `"{user}"`, or a function of them."""
 
 Key = KeyPart | Mapping[str, KeyPart]
-"""For all limits, or by the name of the limit."""
+"""One key for all limits, or a key for each by the name of the limit."""
 
 Cost = int | Mapping[str, int] | Callable[..., Any]
 
 _EVERYBODY = "all"
-"""The key where none is given: one limit for all calls."""
+"""The key when none is given: all calls share one limit."""
 
 _format = Formatter()
 
 
 class Arguments:
-    """The parameters of a function, by which formats are checked and calls are read."""
+    """The parameters of a function: checks format strings, and reads the arguments of calls."""
 
     def __init__(self, signature: Signature, name: str) -> None:
         self.name: str = name
@@ -54,7 +54,7 @@ class Arguments:
         self._takes_any_name = any(kind == kind.VAR_KEYWORD for kind in kinds)
 
     def require(self, field: str) -> None:
-        """Refuse a field of a format that no call could fill."""
+        """Reject a field of a format string that no argument could fill."""
         head = field.replace("[", ".").partition(".")[0]
         there = self._signature.parameters
         if head in there or self._takes_any_name:
@@ -62,7 +62,9 @@ class Arguments:
         if head.isdigit() and int(head) < len(there):
             return
         names = ", ".join(there) or "none"
-        reject(f"key names {{{field}}}, which {self.name} does not take; its parameters: {names}")
+        reject(
+            f"key names {{{field}}}, which is no parameter of {self.name}; its parameters: {names}"
+        )
 
     def read(
         self, args: tuple[Any, ...], named: dict[str, Any]
@@ -78,7 +80,7 @@ class Arguments:
 
 
 class KeyText:
-    """A key as it was asked for: plain text, a format, or a function."""
+    """A declared key: plain text, a format string, or a function."""
 
     def __init__(self, part: KeyPart, arguments: Arguments) -> None:
         self._part = part
@@ -96,7 +98,7 @@ class KeyText:
         return callable(self._part) and is_async(self._part)
 
     def of(self, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """The key of a call, or what has to be awaited for it."""
+        """The key of a call, or an awaitable of it."""
         if self.plain is not None:
             return self.plain
         if callable(self._part):
@@ -105,7 +107,7 @@ class KeyText:
 
 
 class Question:
-    """What a limiter is asked for one call of a function: its keys and its cost."""
+    """Computes, for one call of a function, the keys and the cost to ask a limiter for."""
 
     def __init__(self, limiter: Any, arguments: Arguments, key: Key | None, cost: Cost) -> None:
         asked = _EVERYBODY if key is None else key
@@ -115,7 +117,7 @@ class Question:
         if isinstance(asked, Mapping):
             if self._names is None and not hasattr(limiter, "policy"):
                 reject(f"key is a mapping, and there is only one limit: give it one key, not {key}")
-            # Of a policy, which is asked by attributes, only the service knows the limits.
+            # The limits of a service's policy are known to the service only.
             for name in asked:
                 if self._names is not None and name not in self._names:
                     reject(f"key names {shown(name)}; the limits with a key are {self._names}")
@@ -126,13 +128,13 @@ class Question:
             self._parts = {}
 
     def require_sync(self) -> None:
-        """Refuse what a plain function cannot await."""
+        """Reject an async key or cost of a function that is not async."""
         parts = [*self._parts.values(), *([] if self._all is None else [self._all])]
         if any(part.is_async for part in parts) or (callable(self._cost) and is_async(self._cost)):
-            reject(f"{self._name} is no async function, so its key and cost cannot be awaited")
+            reject(f"{self._name} is not async, so its key and cost cannot be async functions")
 
     def of(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-        """The keys, as the limiter takes them, and the cost."""
+        """The keys, in the form that the limiter takes, and the cost."""
         cost = self._cost(*args, **named) if callable(self._cost) else self._cost
         if self._all is not None:
             return self._spread(self._all.of(args, named)), cost
@@ -154,24 +156,24 @@ class Question:
 
 
 def fields_of(text: str) -> list[str]:
-    """The fields of a format."""
+    """The names of the fields in a format string."""
     try:
         found = [field for _, field, _, _ in _format.parse(text) if field is not None]
     except ValueError as error:
-        reject(f"key {text!r} is no format of arguments, such as '{{user}}': {error}")
+        reject(f"key {text!r} is not a valid format string, such as '{{user}}': {error}")
     if "" in found:
         reject(f"key {text!r} has a field without a name: write '{{user}}', or '{{0}}'")
     return found
 
 
 def for_all(limiter: Any, key: str) -> Any:
-    """One key for all limits of a limiter, as it takes them."""
+    """The same key for all limits of a limiter, in the form that it takes."""
     names = _keyed_names(limiter)
     return key if names is None else dict.fromkeys(names, key)
 
 
 def is_async(function: Any) -> bool:
-    """Whether a call of it has to be awaited."""
+    """Whether calling it returns an awaitable."""
     import inspect
 
     called = getattr(function, "__call__", None)  # noqa: B004 - an object may be async, too
@@ -189,7 +191,7 @@ async def _settled(value: Any) -> Any:
 
 
 def checked_cost(cost: Any) -> Cost:
-    """A cost as somebody declared it."""
+    """Validate a declared cost."""
     if isinstance(cost, Mapping):
         for name, units in cost.items():
             require_int(f"the cost of {name!r}", units, 0)
@@ -198,15 +200,15 @@ def checked_cost(cost: Any) -> Cost:
 
 
 def checked_key(key: Any) -> Key | None:
-    """A key as somebody declared it."""
+    """Validate a declared key."""
     parts = key.values() if isinstance(key, Mapping) else [] if key is None else [key]
     for part in parts:
         if isinstance(part, str):
             fields_of(require_key(part))
         elif not callable(part):
             reject(
-                "key must be a format of the arguments, such as '{user}', a function of them, or a "
-                f"mapping of such by limit, not {shown(part)}"
+                "key must be a format string such as '{user}', a function of the arguments, or a "
+                f"mapping of limit names to these, not {shown(part)}"
             )
     found: Key | None = key
     return found

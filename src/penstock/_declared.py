@@ -1,8 +1,7 @@
-"""The limits that were declared, and what a call asks of them.
+"""The declared limits of a `Limits`: turns a call into steps, and results into a verdict.
 
-A call names a key for each limit, and may say a cost for each. Here that becomes steps for the
-store, and its answers a verdict, or one forecast. What is wrong with the names or the costs is said
-here, too.
+A call gives a key for each limit, and may give a cost for each. Both are validated here and become
+the steps that the store applies; the decisions that it returns become a verdict or a forecast.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from .strategies import strategy_of_rate
 
 __all__ = ["Cost", "Declaration", "DeclaredLimit", "Limit", "combined", "declared"]
 
-# No colon: it parts the name from the key.
+# No colon, because a colon separates the name from the key.
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
 
 Cost = int | Mapping[str, int]
-"""Of every limit, or by name; a name that is left out costs 1, and 0 only looks."""
+"""One cost for every limit, or by name; a name left out costs 1, and 0 only looks."""
 
 
 # The interpreter keeps one object for this integer, and True is another.
@@ -47,12 +46,12 @@ _new_step: Callable[[tuple[Any, ...]], Step] = partial(tuple.__new__, Step)
 
 
 class Limit:
-    """One of several limits, where a bare strategy does not say enough.
+    """One of several limits, with options that a bare strategy does not have.
 
     `strategy` may be a rate such as `"100/minute"`. A `shadow` never denies a request: it counts
-    what it would have admitted, and the verdict tells when it would have denied. An `optional`
-    limit is left out of a call that has no key for it, where others make that an error. A
-    `keyless` one is for everybody and takes no key.
+    what it would have admitted, and the verdict lists it when it would have denied. An `optional`
+    limit is skipped by a call that has no key for it; for other limits that is an error. A
+    `keyless` limit is shared by all callers and takes no key.
     """
 
     __slots__ = ("keyless", "optional", "shadow", "strategy")
@@ -69,7 +68,7 @@ class Limit:
         if not isinstance(chosen, Strategy):
             reject(
                 "a limit must be a rate such as '100/minute', a strategy such as "
-                f"fixed_window(100, 60_000), or a Limit of one, not {shown(strategy)}"
+                f"fixed_window(100, 60_000), or a Limit(...) of either, not {shown(strategy)}"
             )
         for name, value in (("shadow", shadow), ("optional", optional), ("keyless", keyless)):
             if not isinstance(value, bool):
@@ -89,7 +88,7 @@ class Limit:
 
 
 class DeclaredLimit:
-    """A limit with its name, the lead of its keys and its transforms."""
+    """A limit with its name, the text that its keys begin with, and its transforms."""
 
     __slots__ = ("check", "forecast", "lead", "limit", "look", "name", "shadow", "step")
 
@@ -101,11 +100,11 @@ class DeclaredLimit:
         self.check: Transform[Decision] = checking(limit.strategy)
         self.look: Transform[Decision] = looking(limit.strategy)
         self.forecast: Transform[Forecast] = forecasting(limit.strategy)
-        # A check of one unit, where that is the same in every call.
+        # Without a key, a check of one unit is the same step in every call.
         self.step = Step(self.lead, self.check, 1, limit.shadow) if limit.keyless else None
 
     def key(self, key: Any) -> str:
-        """A key as the store knows it; what is wrong with one is said with the limit it is for."""
+        """The key in the store. An error about a bad key names the limit it was given for."""
         try:
             return self.lead + require_key(key)
         except ConfigInvalidError as error:
@@ -122,12 +121,12 @@ class Declaration:
         self._keyed = sum(not part.limit.keyless for part in parts)
         self._shadows = tuple([part.limit.shadow for part in parts])
         self.holds: bool = any(part.limit.strategy.is_held for part in parts)
-        """Whether there are slots among them."""
+        """Whether one of them is a limit of slots."""
 
     def steps(self, keys: Mapping[str, str], cost: Cost) -> tuple[list[DeclaredLimit], list[Step]]:
-        """The limits that a call asks, and what it asks the store of each."""
+        """The limits that take part in a call, and the step of each."""
         if cost is _ONE and type(keys) is dict and len(keys) == self._keyed:
-            # The common case, in which nothing is left out and each costs one unit.
+            # The common case: every limit takes part, each at a cost of one.
             try:
                 return self.parts, [
                     part.step
@@ -137,7 +136,7 @@ class Declaration:
                     for part in self.parts
                 ]
             except (KeyError, ConfigInvalidError):
-                pass  # which is said below
+                pass  # the general path below raises the error that names the limit
         parts = self._asked(keys)
         costs = self._costs(parts, cost)
         steps = []
@@ -148,7 +147,7 @@ class Declaration:
         return parts, steps
 
     def keyed_steps(self, keys: Sequence[str | None], cost: int) -> list[Step]:
-        """What is asked of all limits, by a plain key for each, None where it takes none."""
+        """The steps of all limits, from a validated key for each, None for a keyless limit."""
         return [
             _new_step((part.lead + (key or ""), part.check, cost, part.shadow))
             for part, key in zip(self.parts, keys, strict=True)
@@ -175,7 +174,7 @@ class Declaration:
         if part is None:
             reject(f"there is no limit {shown(name)}; there are {', '.join(self._names)}")
         if part.limit.keyless:
-            reject(f"the limit {name!r} is for everybody and takes no key; leave it out")
+            reject(f"the limit {name!r} is keyless, so it takes no key; leave it out")
 
     def _example(self) -> str:
         named = [f"{part.name!r}: 'alice'" for part in self.parts if not part.limit.keyless]
@@ -193,7 +192,7 @@ class Declaration:
         return [cost.get(part.name, 1) for part in parts]
 
     def verdict(self, parts: list[DeclaredLimit], results: Sequence[Decision]) -> Verdict:
-        """What the limits that were asked come to."""
+        """The verdict of the limits that took part."""
         if len(parts) == len(self.parts):
             return Verdict(self._names, tuple(results), self._shadows)
         names = tuple([part.name for part in parts])
@@ -202,7 +201,7 @@ class Declaration:
     def forecasts(
         self, keys: Mapping[str, str], cost: Cost
     ) -> list[tuple[str, Transform[Forecast], int]]:
-        """Key, transform and cost for each limit but the shadows."""
+        """Key, transform and cost of each limit that is not a shadow."""
         parts, steps = self.steps(keys, cost)
         costs = self._costs(parts, cost)
         if 0 in costs:
@@ -213,7 +212,7 @@ class Declaration:
     def charges(
         self, keys: Mapping[str, str], cost: Cost
     ) -> tuple[list[DeclaredLimit], list[Part]]:
-        """The limits that a call asks, and what it charges to each."""
+        """The limits that take part in a call, and what it charges to each."""
         parts, steps = self.steps(keys, cost)
         costs = self._costs(parts, cost)
         return parts, [
@@ -224,39 +223,42 @@ class Declaration:
     def spent(
         self, keys: Mapping[str, str], cost: Cost, verdict: Verdict, asked_at: int
     ) -> list[Part]:
-        """What a check of these keys and costs has charged, which answered `verdict`."""
+        """What a check of these keys and costs, which returned `verdict`, has charged."""
         if not isinstance(verdict, Verdict):
-            reject(f"verdict must be what check answered, not {shown(verdict)}")
+            reject(f"verdict must be the Verdict that check() returned, not {shown(verdict)}")
         require_int("asked_at", asked_at, 0, MAX_INSTANT_MS)
         parts, charged = self.charges(keys, cost)
         asked = [part.name for part in parts]
         if asked != list(verdict.limits):
             reject(
-                f"the verdict is that of other limits, {', '.join(verdict.limits) or 'none'}, than "
-                f"those of these keys, {', '.join(asked) or 'none'}"
+                f"the verdict is about the limits {', '.join(verdict.limits) or 'none'}, but these "
+                f"keys are for the limits {', '.join(asked) or 'none'}; pass the keys of that check"
             )
         return charged
 
     def require_wait(self, max_wait_ms: int) -> int:
-        """How far ahead a call may book; refused where nothing can be booked."""
+        """Validate how far ahead a call may book; an error if no limit supports booking."""
         wait = require_wait(max_wait_ms)
         if wait and not any(part.limit.strategy.books_ahead for part in self.parts):
             raise UnsupportedError(
-                "none of these limits has a pace, so nothing can be booked ahead; make one of them "
-                "gcra(...), or reserve without max_wait_ms"
+                "none of these limits can be booked ahead; make one of them gcra(...) or "
+                "token_bucket(...), or call reserve without max_wait_ms"
             )
         return wait
 
     def pauses(self, keys: Mapping[str, str | None], until_ms: int) -> list[Step]:
-        """What the store is asked in order to pause the keys that are named."""
+        """The steps that pause the given keys."""
         named = zip(keys, self.named(keys), strict=True)
         parts = [Part(name, key, self._by_name[name].limit.strategy, 1) for name, key in named]
         return pauses(parts, require_until(until_ms))
 
     def named(self, keys: Mapping[str, str | None]) -> list[str]:
-        """The keys that are named, as the store knows them."""
+        """The given keys, as they are in the store."""
         if not isinstance(keys, Mapping) or not keys:
-            reject(f"keys must name something, as in {self._example()}, not {shown(keys)}")
+            reject(
+                f"keys must be a mapping with at least one limit, such as {self._example()}, not "
+                f"{shown(keys)}"
+            )
         names = []
         for name, key in keys.items():
             part = self._by_name.get(name)
@@ -268,8 +270,8 @@ class Declaration:
         return names
 
     def admissible_queue(self, keys: Mapping[str, str], cost: Cost) -> str:
-        """Refuse what no wait could ever admit. Returns what the callers for these keys queue
-        under."""
+        """Reject a cost that could never be admitted. Returns the name of the queue in which
+        callers with these keys wait."""
         parts, steps = self.steps(keys, cost)
         for part, step in zip(parts, steps, strict=True):
             strategy = part.limit.strategy
@@ -282,7 +284,7 @@ class Declaration:
 
 
 def declared(limits: Any) -> dict[str, Limit]:
-    """The limits that somebody declared, by name."""
+    """Validate a declaration of limits. Returns them by name."""
     if not isinstance(limits, Mapping) or not limits:
         reject(
             "limits must be a mapping of names to limits, such as {'user': '100/minute'}, not "
@@ -300,7 +302,7 @@ def declared(limits: Any) -> dict[str, Limit]:
 
 
 def combined(forecasts: list[Forecast], now: int) -> Forecast:
-    """What fits into all of them: as much as into the tightest."""
+    """The forecast for all of them together: that of the tightest."""
     if not forecasts:
         return Forecast(MAX_SAFE, now, now)
     fits = min(forecast.spendable_now for forecast in forecasts)

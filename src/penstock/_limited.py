@@ -1,10 +1,10 @@
-"""`limited`: any function, or any block of code, behind a limit.
+"""`limited`: puts any function, or any block of code, behind a limit.
 
-As a decorator it waits before each call of the function, sync or async, in turn with the others
-that wait for the same key; with a timeout it raises instead. As a context manager it does the same
-for a block. What is held, such as slots, is renewed and held until the call or the block ends,
-however it ends; what was spent stays spent. Keys and costs may depend on the arguments
-(`_arguments.py`).
+As a decorator it waits before each call of the function, sync or async, in the order in which the
+callers for the same key came; with a timeout it raises when the wait would be longer. As a context
+manager it does the same for a block. Slots are renewed and held until the call or the block ends,
+with or without an exception; a rate that was spent stays spent. Keys and costs may depend on the
+arguments (`_arguments.py`).
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class PolicyLimiter(Protocol):
-    """What asks a policy of a service: `penstock.client.ServiceLimiter`."""
+    """A limiter that asks a service: `penstock.client.ServiceLimiter`."""
 
     policy: str
 
     def take(self, key: Any, cost: int = 1) -> Any:
-        """Charge it, and hold it if there are slots among the limits."""
+        """Charge the cost; hold the slots, if the policy has any."""
 
 
 Target = str | Strategy | Limiter | Limits | PolicyLimiter | Mapping[str, Strategy | str | Limit]
-"""What may be asked for by whoever limits something: a rate, a strategy, several, or a limiter."""
+"""Everything that can be given as a limit: a rate, a strategy, several by name, or a limiter."""
 
 
 def limited(
@@ -86,26 +86,27 @@ def limited(
         @limited("10/second", key="{user}")
         def send(user: str, text: str) -> None: ...
 
-    `limit` is a rate, a strategy, a mapping of several as for `Limits`, or a `Limiter`, `Limits` or
-    `ServiceLimiter` of your own. `key` is a format of the function's arguments, or a function of
-    them that returns the key; for several limits, a mapping of such by name, or one for all of
-    them; for a policy of a service, which is asked by attributes, these by name. Without one, all
-    calls share the limit. `cost` is a number or a function of the arguments.
+    `limit` is a rate, a strategy, a mapping of names to these as for `Limits`, or an existing
+    `Limiter`, `Limits` or `ServiceLimiter`. `key` is a format string of the function's arguments,
+    or a function of them that returns the key. For several limits it is one key for all of them,
+    or a mapping of limit names to keys; for a policy of a service that has attributes, a mapping
+    of attribute names to values. Without a `key`, all calls share the limit. `cost` is a number or
+    a function of the arguments.
 
-    A call waits for as long as it takes, or, with a `timeout` in seconds, raises
-    `rate_limit_exceeded` as soon as it is plain that it would be longer; `timeout=0` never waits.
+    A call waits as long as it has to. With a `timeout` in seconds it raises `rate_limit_exceeded`
+    as soon as it is known that the wait would be longer; `timeout=0` never waits.
 
-    `store`, `clock` and `max_waiters` are those of `rate_limit`. Each function counts for itself,
-    under its own name, unless a `prefix` or a limiter is shared on purpose. A block has no name:
-    `with limited("10/second", key="partner")` needs a key that is plain text, or one from
-    `limit.on("alice")`.
+    `store`, `clock` and `max_waiters` are as for `rate_limit`. Each function has its own counts,
+    under its own name, unless it is given a `prefix` or an existing limiter. A block has no
+    arguments: `with limited("10/second", key="partner")` needs a plain key, and
+    `with limit.on("alice")` names one on the spot.
     """
     return Limited(limit, key, cost, timeout, store, prefix, clock, max_waiters)
 
 
 class Limited:
-    """What `limited` returns. Decorates functions, guards blocks, and closes the store that it
-    opened from a URL."""
+    """A limit as a decorator and context manager. Made by `limited`. If `store` was a URL, `close`
+    closes the store."""
 
     def __init__(
         self,
@@ -131,14 +132,14 @@ class Limited:
         if is_limiter(limit):
             _refuse_extra(store=store, prefix=prefix, clock=clock, max_waiters=max_waiters)
         else:
-            # Made once and thrown away: a bad rate or prefix is an error here.
+            # Made and thrown away, so that a bad rate or prefix is an error here.
             limiter_of(limit, None, prefix or "", None, max_waiters).close()
             self._store, self._owns_store = open_for_limiter(store, clock)
         self._block: Any = None
         self._open_charges: ContextVar[tuple[Settling | None, ...]] = ContextVar("charges")
 
     def __call__(self, function: F) -> F:
-        """The function, behind the limit."""
+        """Decorate a function, sync or async."""
         import inspect
 
         require_function(function)
@@ -180,11 +181,11 @@ class Limited:
         return decorated
 
     def on(self, key: str | Mapping[str, str], cost: int | Mapping[str, int] = 1) -> Block:
-        """The limit for a block, by a key that is known there: `with limit.on("alice"): ...`."""
+        """A context manager for one block with this key: `with limit.on("alice"): ...`."""
         return Block(self._block_limiter(), key, cost, self._timeout)
 
     def __enter__(self) -> None:
-        """Wait until a block may begin."""
+        """Wait until the block is admitted."""
         block = self._plain_block()
         self._push(_kept(block.acquire()))
 
@@ -239,8 +240,8 @@ class Limited:
             self._cost
         ):
             reject(
-                "a block has no arguments and no name: give limited(..., key='partner') a key that "
-                "is plain text, or use `with limit.on(key)`"
+                "a block has no arguments to compute a key or a cost from: use a plain key, as in "
+                "limited(..., key='partner'), or `with limit.on(key, cost)`"
             )
         keys: Any = self._key
         if isinstance(self._key, str):
@@ -257,7 +258,7 @@ class Limited:
 
 
 class Block:
-    """One entry into a limit, as a context manager. Made by `Limited.on`."""
+    """A context manager for one block. Made by `Limited.on`."""
 
     def __init__(
         self,
@@ -273,7 +274,7 @@ class Block:
         self._charge: Settling | None = None
 
     def acquire(self) -> Any:
-        """Wait for it: the decision or verdict, or the charge that holds slots."""
+        """Wait until admitted. Returns the decision or verdict, or the charge that holds slots."""
         return self._limiter.acquire(self._keys, self._cost, self._timeout)
 
     async def aacquire(self) -> Any:
@@ -310,8 +311,7 @@ class Block:
 
 
 def _kept(answer: Any) -> Settling | None:
-    """The charge that holds slots, which are renewed by a thread for as long as it does; None if
-    nothing is held."""
+    """Have a thread renew the slots of the charge. Returns the charge, None if nothing is held."""
     if not isinstance(answer, Settling):
         return None
     hold(answer)
@@ -319,7 +319,7 @@ def _kept(answer: Any) -> Settling | None:
 
 
 def _akept(answer: Any) -> Settling | None:
-    """The same by a task."""
+    """As `_kept`, with a task of the event loop."""
     if not isinstance(answer, Settling):
         return None
     ahold(answer)
@@ -327,13 +327,13 @@ def _akept(answer: Any) -> Settling | None:
 
 
 def is_limiter(limit: Any) -> bool:
-    """Whether it is a limiter already: one of this process, or one that asks a service."""
+    """Whether it is an existing limiter, of this process or of a service."""
     return isinstance(limit, (Limiter, Limits)) or hasattr(limit, "atake")
 
 
 def holds_slots(limiter: Any) -> bool:
-    """Whether what it admits is held until it is given back. Of a service's policy that is found
-    out by asking."""
+    """Whether it admits by slots, which have to be given back. For a service's policy the answer
+    is False: its replies tell."""
     if isinstance(limiter, Limits):
         return any(limit.strategy.is_held for limit in limiter.limits.values())
     return isinstance(limiter, Limiter) and limiter.strategy.is_held
@@ -346,7 +346,7 @@ def limiter_of(
     clock: Clock | None = None,
     max_waiters: int | None = None,
 ) -> Limiter | Limits:
-    """The limiter for a rate, a strategy, or several by name."""
+    """Make a limiter from a rate, a strategy, or a mapping of names to these."""
     if isinstance(limit, Mapping):
         return Limits(limit, store=store, prefix=prefix, clock=clock, max_waiters=max_waiters)
     made: Limiter = rate_limit(
@@ -358,19 +358,22 @@ def limiter_of(
 def _refuse_extra(**options: Any) -> None:
     for name, value in options.items():
         if value is not None:
-            reject(f"a limiter has its own {name}: leave {name} out, or give a rate instead")
+            reject(
+                f"{name} cannot be changed on an existing limiter: leave {name} out, or give a "
+                "rate or strategy instead of the limiter"
+            )
 
 
 def require_function(function: Any) -> None:
-    """Refuse what a call of does not begin the work, or what is not called at all."""
+    """Reject what is not a function, and generators, whose work does not begin with the call."""
     import inspect
 
     if isinstance(function, (staticmethod, classmethod, property)):
-        reject(f"limited goes below @{type(function).__name__}, right above the function")
+        reject(f"write @limited(...) below @{type(function).__name__}, next to the function")
     if inspect.isclass(function) or not callable(function):
         reject(f"limited decorates functions, not {shown(function)}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         reject(
-            f"{function.__qualname__} is a generator, which begins when it is read and not when it "
-            "is called: put `with limit:` inside of it, or limit the function that reads it"
+            f"{function.__qualname__} is a generator, whose body runs when it is iterated and not "
+            "when it is called: use `with limit:` inside it, or limit the function that iterates it"
         )

@@ -1,12 +1,12 @@
 """`Limits`: several limits, one decision.
 
-A request names a key for each limit. It is admitted if all of them admit it, and a denied request
-is charged nowhere: the store runs all steps as one (`Store.apply_all`), or, where it cannot write
-several keys at once, gives back what it charged. `atomic` says which of the two.
+A request has a key for each limit. It is admitted if all of them admit it, and a denied request is
+charged to none: the store applies all steps as one (`Store.apply_all`), or, if it cannot write
+several keys at once, refunds what it charged. `atomic` says which of the two.
 
-Everything that can be settled at construction is: the lead of each limit's keys, its transforms,
-the order of its steps. A call puts the keys behind the leads (`_declared.py`) and hands the steps
-to the store.
+The constructor prepares what is the same in every call: the text that each limit's keys begin with
+(its lead), its transforms and the order of the steps. A call adds the keys (`_declared.py`) and
+hands the steps to the store.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Limits(OnStore):
     """Checks requests against several limits at once, all or nothing. Safe to share between
     threads.
 
-    `limits` maps names to strategies, rates or `Limit`s; their order is that of the steps. `store`,
-    `clock`, `prefix` and `max_waiters` are as for `rate_limit`. `require_atomic` refuses a store
-    that can only charge in order and give back.
+    `limits` maps names to strategies, rates or `Limit` objects, which are asked in that order.
+    `store`, `clock`, `prefix` and `max_waiters` are as for `rate_limit`. `require_atomic` rejects a
+    store that cannot charge several keys in one step, and would have to refund.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class Limits(OnStore):
             self.store: Store = home
             self.prefix: str = prefix
             self.atomic: bool = home.is_atomic(lead)
-            """Whether nobody gets in between; else what was charged is given back."""
+            """Whether all limits are charged in one step of the store; if not, a limit that denies
+            has the charges before it refunded."""
             if require_atomic and not self.atomic:
                 _refuse_store(home, prefix)
             parts = [
@@ -93,16 +94,17 @@ class Limits(OnStore):
 
     @property
     def limits(self) -> Mapping[str, Limit]:
-        """What was declared, by name, in order."""
+        """The declared limits by name, in order."""
         return {part.name: part.limit for part in self._declared.parts}
 
     @property
     def answers_at_once(self) -> bool:
-        """Whether no call but `acquire` ever waits, so that an event loop may call `check`."""
+        """Whether calls other than `acquire` never block, so that `check` may be called in an
+        event loop."""
         return self.store.answers_at_once
 
     def check(self, keys: Mapping[str, str], cost: Cost = 1) -> Verdict:
-        """Decide a request and, if all limits admit it, spend its cost on each of them."""
+        """Decide a request and, if all limits admit it, charge its cost to each of them."""
         if self._holds:
             refuse_check("check")
         parts, steps = self._declared.steps(keys, cost)
@@ -146,8 +148,7 @@ class Limits(OnStore):
         )
 
     def reset(self, keys: Mapping[str, str | None]) -> None:
-        """Forget what the keys that are named have spent, and no others. A keyless limit is named
-        with None."""
+        """Forget what has been spent under the given keys. The key of a keyless limit is None."""
         for key in self._declared.named(keys):
             self.store.reset(key)
         self._queues.reset_all()
@@ -159,12 +160,12 @@ class Limits(OnStore):
         self._queues.reset_all()
 
     def reserve(self, keys: Mapping[str, str], cost: Cost = 1, *, max_wait_ms: int = 0) -> Charge:
-        """Spend the cost as `check` does, and hold it as a `Charge` that can be settled when the
-        true cost is known, or cancelled. A denial is a charge that is not `allowed`.
+        """Spend the cost as `check` does, and return a `Charge` that can be settled when the true
+        cost is known, or cancelled. A denial is a charge that is not `allowed`.
 
-        With a `max_wait_ms` the limits that have a pace may be booked ahead; the others must admit
-        now. `charge.starts_at` is the latest of what was booked. That takes a limit with a pace,
-        such as gcra.
+        With a `max_wait_ms`, `gcra` and `token_bucket` may book units that they will have within
+        that time; the other limits must admit now. `charge.starts_at` is the latest instant that
+        was booked. At least one limit has to support booking.
         """
         charged, wait, answer = self._terms(keys, cost, max_wait_ms)
         return reserved(self.store, self._now, charged, wait, answer)
@@ -179,9 +180,9 @@ class Limits(OnStore):
     def charge_for(
         self, keys: Mapping[str, str], cost: Cost, verdict: Verdict, asked_at: int
     ) -> Charge:
-        """A `Charge` for what a `check` of these keys and costs has spent, which answered `verdict`
-        and was asked at the instant `asked_at` of `clock`: to give it back after all. For whoever
-        asks much more often than that; else `reserve`."""
+        """A `Charge` for what an earlier `check` of these keys and costs has spent, so that it can
+        be refunded. `verdict` is what the check returned, `asked_at` the instant of `clock` before
+        it. For callers that refund rarely; those that often do use `reserve`."""
         charged = self._declared.spent(keys, cost, verdict, asked_at)
         return spent(self.store, self._now, charged, verdict, asked_at)
 
@@ -195,7 +196,8 @@ class Limits(OnStore):
     def _terms(
         self, keys: Mapping[str, str], cost: Cost, max_wait_ms: int
     ) -> tuple[list[Part], int, Callable[[Sequence[Decision]], Verdict]]:
-        """What `reserve` asks for: the parts, how long ahead, and what to make of the answers."""
+        """What `reserve` needs: the parts, how far ahead, and how to make a verdict of the
+        decisions."""
         parts, charged = self._declared.charges(keys, cost)
         return (
             charged,
@@ -204,8 +206,8 @@ class Limits(OnStore):
         )
 
     def pause(self, keys: Mapping[str, str | None], until_ms: int) -> None:
-        """Let none of the keys that are named admit anything before the instant `until_ms`, on
-        every node that shares the store. A keyless limit is named with None; `reset` lifts it."""
+        """Admit nothing under the given keys before the instant `until_ms`, on every node that
+        shares the store. The key of a keyless limit is None. `reset` lifts a pause."""
         self.store.apply_all(self._declared.pauses(keys, until_ms), self._now())
 
     async def apause(self, keys: Mapping[str, str | None], until_ms: int) -> None:
@@ -215,13 +217,13 @@ class Limits(OnStore):
     def acquire(
         self, keys: Mapping[str, str], cost: Cost = 1, timeout: float | None = None
     ) -> Verdict | Charge:
-        """Wait until all limits admit the request, in turn with the others that wait for the same
-        keys. Nothing is charged meanwhile. With slots among the limits, the answer is the `Charge`
-        that holds them; for a slot, those of other processes that share the store wait in turn,
-        too.
+        """Wait until all limits admit the request. Callers with the same keys are served in the
+        order in which they came, and nothing is charged while they wait. If there are slots among
+        the limits, returns the `Charge` that holds them; the queue for a slot is shared by all
+        processes that share the store.
 
-        Past `timeout` seconds, or as soon as it is plain that it would be past them, raises
-        `rate_limit_exceeded` with the decision of the limit that binds.
+        Raises `rate_limit_exceeded`, with the decision of the binding limit, after `timeout`
+        seconds or as soon as it is known that the wait would be longer.
         """
         if self._holds:
             return self._acquire_held(keys, cost, timeout)
@@ -284,13 +286,13 @@ class Limits(OnStore):
         return f"<Limits {{{declared}}} on {self.store!r}, prefix={self.prefix!r}>"
 
     def _lead_of(self, lead: str, name: str, limit: Limit) -> str:
-        """What the keys of a limit begin with, but for the colon before the key."""
+        """What the keys of a limit begin with, without the colon before the key."""
         return lead + name
 
 
 def _refuse_store(store: Store, prefix: str) -> None:
     reject(
-        f"{store!r} cannot decide all keys under the prefix {prefix!r} in one step; leave "
-        "require_atomic out and what is charged is given back when a later limit denies, use "
-        "another store, or in a Redis Cluster a prefix with a hash tag, such as '{api}'"
+        f"{store!r} cannot decide all keys under the prefix {prefix!r} in one step; use another "
+        "store, on a Redis Cluster a prefix with a hash tag such as '{api}', or leave "
+        "require_atomic out: then charges are refunded when a later limit denies"
     )

@@ -1,4 +1,4 @@
-"""`rate_limit`: where a strategy, a store and a clock become a limiter."""
+"""`rate_limit`: makes a limiter of a strategy, a store and a clock."""
 
 from __future__ import annotations
 
@@ -54,11 +54,12 @@ def rate_limit(
     admits 109 in the worst minute, and `sliding_window_log(100, 60_000)` never more than 100. Units
     go from ms to weeks: `"5/30s"`, `"1000/week"`.
 
-    Without a `store` it keeps its own MemoryStore, and closes it. A URL such as
-    `"redis://localhost:6379"` is opened as by `open_store`, and what was opened is closed with the
-    limiter, by `close`, `aclose`, `with` or `async with`. A store that was passed in is left to its
-    owner. Limiters on one store count apart by their `prefix`, and under the same one they must
-    mean the same. `max_waiters` bounds how many callers may wait in `acquire` for one key.
+    Without a `store` the limiter has a MemoryStore of its own. A URL such as
+    `"redis://localhost:6379"` is opened as by `open_store`. Either is closed with the limiter, by
+    `close`, `aclose`, `with` or `async with`; a store object that is passed in is left open.
+    Limiters that share a store keep separate counts by their `prefix`; those with the same prefix
+    share their counts and must have the same strategy. `max_waiters` bounds how many callers may
+    wait in `acquire` for one key.
     """
     chosen = strategy_of_rate(strategy) if isinstance(strategy, str) else strategy
     home, owns_store = open_for_limiter(store, clock)

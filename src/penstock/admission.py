@@ -1,4 +1,4 @@
-"""One question for all limits, a slot, the budget, the rate: may this request begin?
+"""Admission control: a slot, a rate and a token budget as one decision on a request.
 
 For example::
 
@@ -12,16 +12,16 @@ For example::
         finally:
             admission.release(admitted.lease_id)
 
-What is kept in the store of the slots is asked in one step, all or nothing. What is kept elsewhere
-(credits on this node, a budget with a table of its own) is asked after that, and the slot is given
-back, as if it had never been taken, when it denies.
+Axes (slots, rate, cost) whose state is in the store of the slots are decided in one step, all or
+nothing. Axes elsewhere (leased credits of this node, a budget in another store) are asked after
+that; when one of them denies, the slot is given back as if it had never been taken.
 
-The budget is asked whether the cost, which is an estimate there, fits into what is left of it, and
-what the request turns out to use is debited afterwards, by `debit`. So asking it spends nothing,
-and it is asked before the rate: a denial, by whichever axis, leaves nothing charged on any.
+For the budget, the cost of a request is an estimate that has to fit into what is left; the true
+usage is debited afterwards, by `debit`. Asking the budget spends nothing, so it is asked before the
+rate: a denial by any axis leaves nothing charged on the others.
 
-The steps are a flow, written once for sync and async: it yields a `SlotRequest` or an `AxisRequest`
-and is sent the answer; in the place of either, a decision.
+The steps are a flow, written once for sync and async. It yields a `SlotRequest` or an `AxisRequest`
+and is sent the answer; a fail mode may send a decision instead.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ __all__ = ["AXES", "Admission", "AdmissionControl", "AxisRequest", "combine"]
 
 
 AXES = ("concurrency", "rate", "cost")
-"""What can deny."""
+"""The axes of an admission, any of which can deny it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The answer to `admit`; `bool(admission)` is whether the request may begin.
+    """The result of `admit`; `bool(admission)` is whether the request may begin.
 
-    `decision` combines those of the axes that were asked, which are in `axes`. `lease_id` is what
-    to release, "" when denied, and `lease_expires_at` the instant at which the slot is reclaimed
-    without a heartbeat. `binding_axis` is the axis that denied, "" when allowed.
+    `axes` holds the decision of each axis that was asked, and `decision` combines them. `lease_id`
+    is the id to release, "" when denied; without a heartbeat the slot is reclaimed at the instant
+    `lease_expires_at`. `binding_axis` is the axis that denied, "" when allowed.
     """
 
     decision: Decision
@@ -65,7 +65,7 @@ class Admission:
     axes: Mapping[str, Decision] = field(default_factory=dict, compare=False)
 
     def tightest(self) -> tuple[str, Decision]:
-        """The axis that denied or, where none did, the one with the least left."""
+        """The axis that denied or, if none did, the one with the least remaining."""
         axis = self.binding_axis or min(self.axes, key=lambda name: self.axes[name].remaining)
         return axis, self.axes[axis]
 
@@ -75,8 +75,8 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class AxisRequest:
-    """A question to one axis: ask `limiter` for `amount` of `key`. What `spends` nothing only asks
-    whether it fits. `axis` is one of `AXES`."""
+    """A request of the flow: ask `limiter` for `amount` of `key`. If `spends` is False, only ask
+    whether it would fit. `axis` is one of `AXES`."""
 
     axis: str
     limiter: Limiter
@@ -85,7 +85,7 @@ class AxisRequest:
     spends: bool = True
 
     def now(self) -> Decision:
-        """Ask by a plain call."""
+        """Ask with a sync call."""
         limiter = self.limiter
         if self.spends:
             return limiter.check(self.key, self.amount)
@@ -108,8 +108,8 @@ class AxisRequest:
 
 
 class _Axis(NamedTuple):
-    """An axis beside the slots, which spends the cost of a request or only looks whether it
-    fits."""
+    """An axis other than the slots. It spends the cost of a request, or only looks whether the
+    cost fits."""
 
     name: str
     limiter: Limiter
@@ -123,7 +123,8 @@ class _Axis(NamedTuple):
 
 
 class AdmissionControl:
-    """Slots, a rate and a budget behind one question. `rate` and `budget` may be left out."""
+    """Decides by slots, a rate and a token budget together. `rate` and `budget` may be left
+    out."""
 
     def __init__(
         self,
@@ -142,12 +143,12 @@ class AdmissionControl:
         together = 0
         while together < len(axes) and axes[together].joins(concurrency):
             together += 1
-        # In their order, so that the rate, which spends, comes last.
+        # The order is kept, so that the rate, which spends, comes last.
         self._together, self._apart = axes[:together], axes[together:]
 
     def admit(self, key: str, cost: int = 1) -> Admission:
-        """Take a slot and spend the cost, or say which axis denied. To the budget the cost is an
-        estimate, which has to fit, and is not counted before `debit` says what was used."""
+        """Take a slot and spend the cost, or report which axis denied. For the budget the cost is
+        an estimate that has to fit; what was used is counted by `debit`."""
         return drive(self.flow(key, cost), lambda request: request.now())
 
     async def aadmit(self, key: str, cost: int = 1) -> Admission:
@@ -155,7 +156,7 @@ class AdmissionControl:
         return await adrive(self.flow(key, cost), lambda request: request.later())
 
     def release(self, lease_id: str, dropped: bool = False) -> bool:
-        """Give the slot back; see `ConcurrencyLimiter.release`."""
+        """Give the slot back. See `ConcurrencyLimiter.release`."""
         return self.concurrency.release(lease_id, dropped)
 
     async def arelease(self, lease_id: str, dropped: bool = False) -> bool:
@@ -171,7 +172,7 @@ class AdmissionControl:
         return await self.concurrency.aheartbeat(lease_ids)
 
     def debit(self, key: str, tokens: int) -> Decision:
-        """Count tokens that an admitted request turned out to use."""
+        """Count the tokens that an admitted request used."""
         return self._budget().check(key, tokens)
 
     async def adebit(self, key: str, tokens: int) -> Decision:
@@ -179,9 +180,9 @@ class AdmissionControl:
         return await self._budget().acheck(key, tokens)
 
     def flow(self, key: str, cost: int) -> Flow[SlotRequest | AxisRequest, Admission]:
-        """The steps. Whatever ends them early, an exception included, gives the slot back; a
-        caller who is cancelled loses it when its lease runs out, if it cannot be given back at
-        once."""
+        """The steps of an admission. If they end early, by an exception too, the slot is given
+        back. After a cancellation nothing can be awaited, so unless the store answers at once the
+        slot comes back when its lease expires."""
         require_key(key)
         require_cost(cost)
         attempt = self.concurrency.attempt(key)
@@ -196,7 +197,7 @@ class AdmissionControl:
             yield from self._withdraw(lease)
             raise
         except BaseException:
-            # Nothing can be awaited any more.
+            # A cancelled task cannot await the store.
             if self.concurrency.store.answers_at_once:
                 self.concurrency.withdraw(lease.id)
             raise
@@ -207,15 +208,15 @@ class AdmissionControl:
     def _first(
         self, attempt: SlotAttempt, key: str, cost: int
     ) -> Flow[SlotRequest | AxisRequest, tuple[dict[str, Decision], SlotLease | None]]:
-        """The slot, and what is kept in its store: all of it or nothing."""
+        """The slot and the axes in its store, all or nothing."""
         slots = self.concurrency
         names = ("concurrency", *(axis.name for axis in self._together))
         beside = [axis.limiter.step(key, cost, spends=axis.spends) for axis in self._together]
         request = slots.request([attempt.step, *beside])
         results = yield request
         if isinstance(results, Decision):
-            # One answer for all of it, in the place of a store that is away. Whether it has taken
-            # the slot is not known, so the caller is told by which id to give it back.
+            # The store is away, and the fail mode has decided for all axes. The store may have
+            # taken the slot nevertheless, so the caller gets the id to give it back.
             lease = SlotLease(attempt.id, request.at, request.at + attempt.ttl_ms)
             return dict.fromkeys(names, results), lease if results.allowed else None
         axes: dict[str, Decision] = dict(zip(names, results, strict=False))
@@ -236,25 +237,25 @@ class AdmissionControl:
         return Admission(combine(*axes.values()), lease.id, lease.expires_at, axes=axes)
 
     def _withdraw(self, lease: SlotLease) -> Flow[SlotRequest | AxisRequest, None]:
-        # One that cannot be given back now comes back by itself.
+        # A slot that cannot be given back now expires with its lease.
         with suppress(PenstockError):
             yield from self.concurrency.giving_back(lease.id, End.WITHDRAWN)
 
     def _budget(self) -> Limiter:
         if self.budget is None:
             raise UnsupportedError(
-                "this admission control has no budget to debit; make it with budget=..."
+                "this AdmissionControl has no budget to debit; pass budget=... to its constructor"
             )
         return self.budget
 
 
 def _time_of(clock: Clock) -> object:
-    """The same for clocks that show the same."""
+    """The same object for clocks that show the same time: all system clocks do."""
     return SystemClock if type(clock) is SystemClock else clock
 
 
 def _denied(axes: Mapping[str, Decision]) -> Admission:
-    """By the first that denied; what would have come after it is not told."""
+    """A denial by the first axis that denied; decisions of later axes are left out."""
     told: dict[str, Decision] = {}
     for axis, decision in axes.items():
         told[axis] = decision

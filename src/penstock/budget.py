@@ -1,25 +1,22 @@
-"""Token budgets: limits on what is known to have been used only afterwards.
+"""Token budgets: limits on usage that is known only afterwards.
 
-A language model's answer costs as many tokens as it turns out to have. By then it has been served,
-so a limit that refuses what does not fit has nothing left to refuse. A budget turns the question
-round: a debit is admitted while less than the budget has been served, and is then counted in full.
-So at most one debit of a window, the one that crosses, goes over the budget, and by less than its
-own size; after it the budget is spent until the window rolls::
+How many tokens a language model's answer takes is known once it has been generated, when it is too
+late to deny it. So a debit is admitted as long as less than the budget has been used in the window,
+and is then counted in full. At most one debit per window, the crossing one, exceeds the budget, by
+less than its own size; after it, debits are denied until the next window::
 
     budget = rate_limit(token_budget(100_000, 60_000), store=store)
     if budget.peek("alice"):
         answer = ask_the_model()
         budget.check("alice", answer.tokens)
 
-A request that begins has an estimate at best. Admission asks whether that fits into what is left,
-and spends nothing (`look`): what fits is let in, and what it turns out to use is debited when it is
-known.
+When a request begins there is only an estimate. Admission asks whether the estimate fits into what
+is left, and spends nothing (`look`); the true usage is debited when it is known.
 
-Windows are slices of the calendar, the same for every key. As with a fixed window, a stored window
-later than the computed one means that the clock went back, and stands.
+Windows are aligned to the epoch, the same for every key. As with a fixed window, a stored window
+that is later than the computed one means that the clock went back; the stored one is kept.
 
-The Lua file beside this one is the same transition, so that a fleet on one Redis debits in one
-step.
+`budget.lua` is the same transition for Redis, so that a fleet debits in one step.
 """
 
 from __future__ import annotations
@@ -102,7 +99,7 @@ class TokenBudget(Strategy):
         return self.look(state, now, 1)
 
     def look(self, state: State | None, now: int, cost: int) -> Decision:
-        """Whether an estimate of `cost` fits into what is left. A debit need not."""
+        """Whether an estimate of `cost` fits into what is left. A debit need not fit."""
         start, served = self._window(state, now)
         reset_at = start + self.window_ms
         remaining = max(0, self.limit - served)

@@ -147,8 +147,8 @@ def test_a_mistake_is_one_line_and_nothing_is_touched(
     ("policy", "says"),
     [
         ("apu", "did you mean 'api'?"),
-        ("slots", "has slots, which are given back: ask the service"),
-        ("several", "is asked by attributes: ask the service"),
+        ("slots", "has slots, which have to be given back: ask the service"),
+        ("several", "needs attributes: ask the service"),
     ],
 )
 def test_a_policy_that_cannot_be_asked_here_is_named(

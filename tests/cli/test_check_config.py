@@ -74,13 +74,13 @@ limiters:
                 "read as fixed_window(window_ms=3600000, anchor='epoch')"
             ],
         ),
-        ("plain:", "other:", ["lost: plain: the policy is gone"]),
+        ("plain:", "other:", ["lost: plain: the policy is removed"]),
         (
             "version: 1\n",
             "version: 1\ndefaults: {prefix: shop}\n",
             ["lost: all counts: the prefix was 'penstock' and is 'shop'"],
         ),
-        ("      user:", "      person:", ["lost: api.user: is gone"]),
+        ("      user:", "      person:", ["lost: api.user: is removed"]),
         (
             "by: user, cost",
             "by: tenant, cost",
@@ -108,12 +108,12 @@ limiters:
         (
             "{tokenBudget: {budget: 1000, window: 1h}}",
             "{strategy: gcra, limit: 1, period: 1h}",
-            ["lost: model.tokenBudget: is gone"],
+            ["lost: model.tokenBudget: is removed"],
         ),
         (
             "maxLimit: 9",
             "maxLimit: 10",
-            ["lost: jobs.concurrency: slots begin afresh, beside those in flight"],
+            ["lost: jobs.concurrency: starts afresh; slots in flight are not counted"],
         ),
     ],
 )

@@ -68,18 +68,22 @@ def test_of_the_ways_to_give_one_setting_a_flag_beats_all_variables() -> None:
         (
             ["--store", "a://", "--store-file", "b"],
             {},
-            "--store and --store-file both say the same",
+            "--store and --store-file exclude each other",
         ),
-        ([], {"store": "a://", "store_file": "b"}, "PENSTOCK_STORE and PENSTOCK_STORE_FILE both"),
-        ([], {"token": TOKEN, "token_file": "t"}, "PENSTOCK_TOKEN_FILE and PENSTOCK_TOKEN both"),
-        ([], {"token": ""}, "PENSTOCK_TOKEN is set to nothing"),
-        ([], {"store": "  "}, "PENSTOCK_STORE is set to nothing"),
+        (
+            [],
+            {"store": "a://", "store_file": "b"},
+            "PENSTOCK_STORE and PENSTOCK_STORE_FILE exclude",
+        ),
+        ([], {"token": TOKEN, "token_file": "t"}, "PENSTOCK_TOKEN_FILE and PENSTOCK_TOKEN exclude"),
+        ([], {"token": ""}, "PENSTOCK_TOKEN is empty"),
+        ([], {"store": "  "}, "PENSTOCK_STORE is empty"),
         ([], {"workers": "many"}, "PENSTOCK_WORKERS must be a whole number, not 'many'"),
         ([], {"workers": "tcp://10.0.0.1:80"}, "enableServiceLinks: false"),
         ([], {"fail": "ajar"}, "PENSTOCK_FAIL must be open or closed, not 'ajar'"),
-        ([], {"stroe": "a://"}, "PENSTOCK_STROE is not known here; did you mean PENSTOCK_STORE?"),
+        ([], {"stroe": "a://"}, "PENSTOCK_STROE is not a setting; did you mean PENSTOCK_STORE?"),
         ([], {"tokens": TOKEN}, "did you mean PENSTOCK_TOKEN?"),
-        ([], {"quiet": "1"}, "PENSTOCK_QUIET has no effect; say --quiet on the command line"),
+        ([], {"quiet": "1"}, "PENSTOCK_QUIET has no effect; use --quiet on the command line"),
     ],
 )
 def test_what_is_ambiguous_or_misspelt_is_refused(
@@ -110,7 +114,7 @@ def test_a_stores_url_may_lie_in_a_file(tmp_path: Path) -> None:
     assert store_url(resolved("--store-file", str(file))) == "redis://:secret@host"
     for text in ("", "redis://:secret@host and more"):
         file.write_text(text)
-        with pytest.raises(ConfigInvalidError, match="must hold one URL") as refused:
+        with pytest.raises(ConfigInvalidError, match="must contain one URL") as refused:
             store_url(resolved("--store-file", str(file)))
         assert "secret" not in str(refused.value)
     for path in (tmp_path / "none", tmp_path, Path("/dev/zero")):
@@ -220,14 +224,18 @@ def test_a_flag_of_serve_beats_its_variable() -> None:
     ("flags", "environ", "told"),
     [
         ([], {"workers": "0"}, "(--workers is PENSTOCK_WORKERS here)"),
-        ([], {"token": "short"}, "the variable PENSTOCK_TOKEN must hold one token of at least 16"),
-        ([], {"token": "é" * 20}, "the variable PENSTOCK_TOKEN must hold one token"),
-        (["--tls-key", "k"], {"tls_cert": "c", "tls_ca": ""}, "PENSTOCK_TLS_CA is set to nothing"),
+        (
+            [],
+            {"token": "short"},
+            "the variable PENSTOCK_TOKEN must contain one token of at least 16",
+        ),
+        ([], {"token": "é" * 20}, "the variable PENSTOCK_TOKEN must contain one token"),
+        (["--tls-key", "k"], {"tls_cert": "c", "tls_ca": ""}, "PENSTOCK_TLS_CA is empty"),
         ([], {"stor": "redis://host"}, "did you mean PENSTOCK_STORE?"),
         (
             ["--store", "deno-kv+https://records.example.com"],
             {"token": TOKEN},
-            "PENSTOCK_TOKEN would be the token of the service and that of its store",
+            "PENSTOCK_TOKEN would be the token of both the service and its store",
         ),
         (
             ["--store", "d1://a/b?token_env=PENSTOCK_TOKEN"],
@@ -249,7 +257,7 @@ def test_a_fleet_secret_may_be_a_variable() -> None:
         said = server.banner()
     assert "fleet secret from PENSTOCK_FLEET_SECRET" in said
     assert SECRET not in said
-    assert "the variable PENSTOCK_FLEET_SECRET must hold" in refused(fleet_secret="short")
+    assert "the variable PENSTOCK_FLEET_SECRET must contain" in refused(fleet_secret="short")
 
 
 def test_other_commands_find_the_store_of_the_service(
@@ -269,5 +277,5 @@ def test_other_commands_find_the_store_of_the_service(
     assert run("check", "alice", "--rate", "1/hour", "--store-file", file)[0] == 3
     assert run("store", "sweep", "--store-file", file)[0] == 0
     code, _, told = run("store", "sweep", url, "--store-file", file)
-    assert (code, "both say the same" in told) == (2, True)
-    assert "say which store" in run("store", "init")[2]
+    assert (code, "exclude each other" in told) == (2, True)
+    assert "a store is needed" in run("store", "init")[2]

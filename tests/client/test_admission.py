@@ -48,7 +48,7 @@ def test_a_slot_is_held_in_the_block_and_given_back_after_it(
             raise RuntimeError("the slot comes back all the same")
         with limiter.admit("k") as slot:
             pass
-        with pytest.raises(ConfigInvalidError, match="one block"), slot:
+        with pytest.raises(ConfigInvalidError, match="only once"), slot:
             pytest.fail("a slot is used once")
 
 

@@ -251,11 +251,11 @@ def test_many_requests_get_a_verdict_each(ask: Callable[..., Asked], key: str) -
     ("cost", "told"),
     [
         ({"colour": 1}, "there is no limit 'colour' in policy 'api'; there are user, tenant"),
-        ({"tenant": 1}, "whose key, the attribute 'tenant', is missing; send it, or leave out"),
+        ({"tenant": 1}, "but its key, the attribute 'tenant', is missing; send it, or leave out"),
         ({"user": -1}, "the cost of 'user' must be"),
         ({"user": 1.5}, "the cost of 'user' must be"),
         ({"user": 2**53}, "the cost of 'user' must be"),
-        ({1: 1}, "by the names of limits"),
+        ({1: 1}, "has the names of limits"),
     ],
 )
 def test_costs_that_cannot_be_right_charge_nothing(
@@ -267,7 +267,7 @@ def test_costs_that_cannot_be_right_charge_nothing(
             call(user, cost)
     with pytest.raises(ConfigInvalidError, match=told):
         several.check_many([user], cost)
-    with pytest.raises(ConfigInvalidError, match="is one limit, which is asked by a key"):
+    with pytest.raises(ConfigInvalidError, match="has a single limit: pass a key"):
         ask("one").check(key, {"user": 1})
     assert several.peek(user).limits["user"].remaining == 3
 
@@ -414,8 +414,8 @@ def test_waiters_of_one_key_are_served_in_order(service: RunningService, key: st
 @pytest.mark.parametrize(
     ("url", "options", "text"),
     [
-        ("redis://localhost", {}, "another scheme"),
-        ("localhost:8080", {}, "another scheme"),
+        ("redis://localhost", {}, "its scheme is none of"),
+        ("localhost:8080", {}, "its scheme is none of"),
         ("http://", {}, "no host"),
         ("http://host:port", {}, "no valid host"),
         ("http://user:secret@host", {}, "token="),

@@ -106,7 +106,7 @@ def test_a_slot_cannot_be_entered_twice_at_once() -> None:
     """It would lose one of the two."""
     limiter = limiter_of(10)
     slot = limiter.slot()
-    with slot, pytest.raises(RuntimeError, match="already open"), slot:
+    with slot, pytest.raises(RuntimeError, match="this Slot is in use"), slot:
         pass
     with slot:
         assert limiter.in_flight == 1

@@ -154,7 +154,7 @@ REFUSALS = {
     "no kind": ("version: 1\nlimiters: {api: {limit: 3}}", "limiters.api.strategy: is missing"),
     "two kinds": (
         f"{API}    period: 1m\n    tokenBudget: {{budget: 1, window: 1m}}",
-        "line 7: limiters.api.tokenBudget: stands beside a strategy, which makes two kinds",
+        "line 7: limiters.api.tokenBudget: cannot be used with a strategy in one policy",
     ),
     "bad fail mode": (f"{API}    period: 1m\n    fail: shut", "must be one of open, closed, error"),
     "bad anchor": (f"{WINDOW}    window: 1m\n    anchor: frist", "did you mean first?"),
@@ -164,7 +164,7 @@ REFUSALS = {
         "version: 1\nlimiters: {3: {}}",
         "limiters.3: a policy's name is text; put it in quotes",
     ),
-    "a name in use": ("version: 1\nlimiters: {inline: {}}", "that the service uses itself"),
+    "a name in use": ("version: 1\nlimiters: {inline: {}}", "reserved by the service"),
     "prefix": ("version: 1\ndefaults: {prefix: 3}\nlimiters: {a: 1}", "a: must be a mapping"),
     "no min limit": (f"{SLOTS}      maxLimit: 3", "api.concurrency.minLimit: is missing"),
     "bounds": (

@@ -98,17 +98,26 @@ ONE = "limits: {user: {by: user, strategy: gcra, limit: 1, period: 1s}}\n"
         (ONE.replace("by: user", "by: 3"), "user.by: an attribute is text"),
         (ONE.replace("by: user", "shadow: true"), "all shadows"),
         (ONE.replace("by: user", "shadow: 1"), "user.shadow: must be true or false"),
-        (ONE.replace("by: user", "optional: true"), "user.optional: is for a limit with `by`"),
-        (ONE.replace("by: user", "by: user, cost: user"), "user.cost: 'user' is text elsewhere"),
+        (ONE.replace("by: user", "optional: true"), "user.optional: needs `by` or `cost`"),
+        (
+            ONE.replace("by: user", "by: user, cost: user"),
+            "user.cost: the attribute 'user' is used as text elsewhere",
+        ),
         (ONE.replace("by: user", "when: POST"), "user.when: must be a mapping"),
         (ONE.replace("by: user", "when: {a: 1}"), "when.a: must be text, a list of texts"),
         (ONE.replace("by: user", "when: {a: {exist: true}}"), "did you mean exists"),
-        ("limits: {s: {strategy: slots, limit: 1, cost: n}}", "s.cost: cannot be told for slots"),
-        (ONE + "strategy: gcra", "api.strategy: stands beside `limits`"),
-        (ONE + "concurrency: {}", "api.concurrency: stands beside `limits`"),
-        ("strategy: gcra\nlimit: 1\nperiod: 1s\nplans: {a: {}}", "stands beside `limits`"),
+        ("limits: {s: {strategy: slots, limit: 1, cost: n}}", "s.cost: cannot be used with slots"),
+        (ONE + "strategy: gcra", "api.strategy: cannot be used with `limits`"),
+        (ONE + "concurrency: {}", "api.concurrency: cannot be used with `limits`"),
+        (
+            "strategy: gcra\nlimit: 1\nperiod: 1s\nplans: {a: {}}",
+            "needs `limits` in the same policy",
+        ),
         (ONE + "plans: {by: plan}", "api.plans: has no plan"),
-        (ONE + "plans: {pro: {usr: {limit: 2}}}", "pro.usr: is no limit here; there are user"),
+        (
+            ONE + "plans: {pro: {usr: {limit: 2}}}",
+            "pro.usr: is not a limit of this policy; its limits are user",
+        ),
         (ONE + "plans: {pro: {user: {limit: 0}}}", "pro.user.limit: must be a whole number"),
         (ONE + "plans: {pro: {user: {period: 2s}}}", "user.period: cannot differ by plan or key"),
         (ONE + "plans: {pro: {user: 7}}", "pro.user: must be figures such as {limit: 100}"),
@@ -118,7 +127,7 @@ ONE = "limits: {user: {by: user, strategy: gcra, limit: 1, period: 1s}}\n"
         (
             "limits: {all: {strategy: gcra, limit: 1, period: 1s}}\n"
             "overrides: {all: {a: {limit: 2}}}",
-            "overrides.all: is for everybody",
+            "overrides.all: has no `by`",
         ),
     ],
 )
@@ -139,7 +148,7 @@ def test_there_are_at_most_sixteen() -> None:
     """Each is a key of the store in every request."""
     each = {f"l{n}": "{strategy: gcra, limit: 1, period: 1s}" for n in range(17)}
     body = "limits:\n" + "\n".join(f"  {name}: {limit}" for name, limit in each.items())
-    assert "are at most 16, not 17" in refusal(body)
+    assert "must be at most 16, not 17" in refusal(body)
 
 
 @pytest.mark.parametrize(

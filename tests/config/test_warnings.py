@@ -75,8 +75,8 @@ HOURLY = "by: user, strategy: fixedWindow, limit: %d, window: 1h"
         (
             "strategy: gcra\nlimit: 10\nperiod: 1s\nburst: 100",
             "line 7: limiters.api.burst: ",
-            "100 at once take 10 seconds to come back, longer than the 1 second that 10 are for; "
-            "write at most burst: 10, or, where it is meant so, tokenBucket with capacity: 100 and "
+            "100 at once take 10 seconds to refill, longer than the 1 second for 10; "
+            "write at most burst: 10, or, if that is intended, tokenBucket with capacity: 100 and "
             "refillPerSec: 10",
         ),
         (
@@ -87,7 +87,7 @@ HOURLY = "by: user, strategy: fixedWindow, limit: %d, window: 1h"
         (
             "strategy: fixedWindow\nlimit: 50\nwindow: 1m\ntwoTier: {}",
             "limiters.api.twoTier.batch: ",
-            "a batch of 100 is more than the limit of 50 ever has",
+            "a batch of 100 is more than the limit of 50: the first node",
         ),
         (
             limits(user=USER) + "plans: {free: {user: {limit: 100}}}",
@@ -103,7 +103,7 @@ HOURLY = "by: user, strategy: fixedWindow, limit: %d, window: 1h"
             limits(user=f"{USER}, when: {{plan: free}}")
             + "plans: {free: {}, pro: {user: {limit: 7}}}",
             "plans.pro.user: ",
-            "is never used: user is not asked under this plan",
+            "is never used: user does not apply to this plan",
         ),
         (
             limits(user=f"{USER}, when: {{plan: {{exists: false}}}}")
@@ -115,13 +115,13 @@ HOURLY = "by: user, strategy: fixedWindow, limit: %d, window: 1h"
             limits(user=f"{USER}, when: {{user: [ann, bob]}}")
             + "overrides: {user: {joe: {limit: 7}}}",
             "overrides.user.joe: ",
-            "is never used: user is not asked for this user",
+            "is never used: user does not apply to this user",
         ),
         (
             limits(user=f"{USER}, when: {{plan: [pro, gold]}}")
             + "plans: {pro: {user: {limit: 7}}}",
             "limits.user.when.plan: ",
-            "'gold' is no plan here; there are pro",
+            "'gold' is not a plan of this policy; it has pro",
         ),
         (
             limits(user=f"{USER}, optional: true, when: {{user: {{exists: false}}}}"),

@@ -63,7 +63,7 @@ def test_a_strategy_says_what_it_grants(strategy: Strategy, said: str) -> None:
         (
             "strategy: fixedWindow\nlimit: 5000\nwindow: 1m\ntwoTier: {batch: 100}\n"
             "federated: {batch: 1000}",
-            "5,000 a minute per key, leased by 100, handed out to clients by at most 1,000",
+            "5,000 a minute per key, leased by 100, leased to clients by at most 1,000",
         ),
         (
             "strategy: gcra\nlimit: 50\nperiod: 1s\ntwoTier: {mode: cached-deny}",

@@ -184,7 +184,7 @@ def test_nothing_reaches_a_custom_store() -> None:
 def test_options_of_a_limiter_are_checked_when_it_is_made() -> None:
     """Store, clock, prefix and max_waiters: the mistake shows where it was made."""
     assert_refused(lambda: rate_limit("5/s", store={}), "store must be a penstock.Store")  # type: ignore[arg-type]
-    assert_refused(lambda: rate_limit("5/s", clock=5), "clock must be something with a now")  # type: ignore[arg-type]
+    assert_refused(lambda: rate_limit("5/s", clock=5), "clock must be an object with a now")  # type: ignore[arg-type]
     assert_refused(lambda: rate_limit("5/s", prefix=5), "prefix must be a string")  # type: ignore[arg-type]
     assert_refused(lambda: rate_limit("5/s", prefix="x" * 4_097), "prefix must be at most")
     assert_refused(lambda: rate_limit("5/s", prefix="\ud800"), "lone surrogate")
@@ -198,7 +198,9 @@ def test_a_clock_beside_a_store_that_has_its_own_is_refused() -> None:
     class Server(Recording):
         reads_own_clock = True
 
-    assert_refused(lambda: rate_limit("5/s", store=Server(), clock=ManualClock(NOW)), "server's")
+    assert_refused(
+        lambda: rate_limit("5/s", store=Server(), clock=ManualClock(NOW)), "of its server"
+    )
     rate_limit("5/s", store=Server())
 
 
@@ -226,7 +228,9 @@ def test_a_nonsense_timeout_is_refused(timeout: Any) -> None:
     if timeout is None:
         assert limiter.acquire("k", timeout=timeout).allowed
         return
-    assert_refused(lambda: limiter.acquire("k", timeout=timeout), "^timeout must be None or secon")
+    assert_refused(
+        lambda: limiter.acquire("k", timeout=timeout), "^timeout must be None or a number"
+    )
     assert limiter.peek("k").remaining == 5
 
 

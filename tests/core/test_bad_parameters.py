@@ -131,7 +131,7 @@ def test_a_nonsense_rate_is_refused(text: str) -> None:
 @pytest.mark.parametrize("thing", [None, 5, b"5/s", ["5/s"], object(), gcra])
 def test_what_is_neither_a_rate_nor_a_strategy_is_refused(thing: Any) -> None:
     """The factory itself instead of what it makes, for one."""
-    assert_refused(lambda: rate_limit(thing), "strategy must be a penstock.Strategy")
+    assert_refused(lambda: rate_limit(thing), "strategy must be a rate such as")
     assert_refused(lambda: parse_rate(thing), "such as '100/minute'")
     assert_refused(lambda: parse_duration_ms(thing), "such as '500ms'")
 
@@ -196,7 +196,7 @@ def test_a_timedelta_does_where_a_period_is_meant() -> None:
         (timedelta(seconds=-1), "from 1 to"),
         (timedelta(microseconds=1_500), "whole milliseconds"),
         (timedelta(days=60_000), "from 1 to"),
-        ("1m", "durations in words are for rate_limit"),
+        ("1m", "durations as text are for rate_limit"),
     ],
 )
 def test_a_timedelta_that_is_no_period_is_refused(span: Any, problem: str) -> None:

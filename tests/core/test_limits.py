@@ -187,8 +187,12 @@ def test_a_charge_is_made_only_of_the_verdict_on_its_limits(clock: ManualClock) 
     limits = Limits({"user": "5/second", "group": Limit("9/second", optional=True)}, clock=clock)
     both = limits.check({"user": "a", "group": "b"})
     for verdict, asked_at, said in [
-        (both, clock.now(), "the verdict is that of other limits, user, group, than .*, user"),
-        (both.decision, clock.now(), "verdict must be what check answered"),
+        (
+            both,
+            clock.now(),
+            "the verdict is about the limits user, group, but these keys are for the limits user",
+        ),
+        (both.decision, clock.now(), "verdict must be the Verdict that check"),
         (limits.check({"user": "a"}), "now", "asked_at must be an integer"),
     ]:
         with pytest.raises(ConfigInvalidError, match=said):

@@ -222,8 +222,8 @@ class Picklable(Bare):
         (MemoryStore, "MemoryStore cannot be pickled.*open_store"),
         (lambda: SqliteStore("/tmp/somewhere.db"), "SqliteStore cannot be pickled.*open_store"),
         (Bare, "Bare cannot be pickled"),
-        (lambda: Limiter(gcra(5, 1_000), Bare()), "rate_limit and two_tier"),
-        (lambda: ManualClock(5), "a copy would stand still"),
+        (lambda: Limiter(gcra(5, 1_000), Bare()), "rate_limit, Limits or two_tier"),
+        (lambda: ManualClock(5), "the copy would not move"),
         (ConcurrencyLimiter, "its ceiling is learned in this process"),
         (
             lambda: rate_limit("5/minute", store=open_store("memory://"), clock=ManualClock(5)),

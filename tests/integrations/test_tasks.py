@@ -455,7 +455,7 @@ def make_celery(**options: Any) -> Any:
         (lambda: make_celery()(body), "share a limit only through a store"),
         (lambda: make_celery(store="memory://", max_wait=0)(body), "max_wait"),
         (lambda: make_celery(store="memory://", key="{user}")(body), "its parameters: ctx, tenant"),
-        (lambda: make_celery(store="memory://", key=key_of)(body), "cannot be awaited"),
+        (lambda: make_celery(store="memory://", key=key_of)(body), "cannot be async functions"),
         (lambda: make_celery(store="memory://")(7), "decorates functions"),
     ],
 )

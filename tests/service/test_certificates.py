@@ -142,7 +142,7 @@ def test_new_connections_are_shown_the_new_certificate(world: World, workers: in
 
         world.install("new")
         assert world.asks_http(server.port, trusts="old")
-        server.reload("showing the certificates of", times=workers)
+        server.reload("using the certificates of", times=workers)
         for _ in range(4):
             assert world.asks_http(server.port, trusts="new")
             assert world.asks_grpc(server.grpc_port, trusts="new")
@@ -162,7 +162,7 @@ def test_the_authority_of_clients_is_replaced_as_well(world: World) -> None:
         assert not world.asks_grpc(server.grpc_port, "old", "new")
 
         world.install("new")
-        server.reload("showing the certificates of")
+        server.reload("using the certificates of")
         assert world.asks_http(server.port, "new", "new")
         assert world.asks_grpc(server.grpc_port, "new", "new")
         assert not world.asks_http(server.port, "new", "old")
@@ -197,7 +197,7 @@ def test_a_session_does_not_outlive_the_authority_it_began_under(
         assert reused
         assert answer.startswith(b"HTTP/1.1 200")
         world.install("new")
-        server.reload("showing the certificates of")
+        server.reload("using the certificates of")
         try:
             _, _, answer = ask(session)
         except OSError:
@@ -215,14 +215,14 @@ def test_bad_files_change_nothing_and_are_reported(world: World, broken: str) ->
             (world.folder / "shown.pem").unlink()
         else:
             shutil.copy(world.servers["new"].key, world.folder / "shown.key")
-        server.reload("the certificates before are shown on: ")
+        server.reload("the previous certificates are still used: ")
         assert str(world.folder / "shown.pem") in server.log_path.read_text()
         assert world.asks_http(server.port, trusts="old")
         assert world.asks_grpc(server.grpc_port, trusts="old")
         assert "Traceback" not in server.log_path.read_text()
 
         world.install("new")
-        server.reload("showing the certificates of")
+        server.reload("using the certificates of")
         assert world.asks_http(server.port, trusts="new")
         assert world.asks_grpc(server.grpc_port, trusts="new")
 
@@ -235,7 +235,7 @@ def test_a_hangup_reads_policies_and_certificates(world: World, tmp_path: Path) 
     with Guarded(*world.flags(asks=False), "--config", str(file)) as server:
         file.write_text(text % 7)
         world.install("new")
-        server.reload("showing the certificates of")
+        server.reload("using the certificates of")
         eventually(
             lambda: server.said("serving 1 policies"), within=20, what="the policies, read again"
         )

@@ -155,7 +155,7 @@ def test_a_policy_has_the_operations_of_its_kind_and_no_others(policy: str, call
     if call in HAS[policy]:
         asyncio.run(main())
     else:
-        with pytest.raises(UnsupportedError, match=f"policy '{policy}' has no {call}"):
+        with pytest.raises(UnsupportedError, match=f"policy '{policy}' does not support {call}"):
             asyncio.run(main())
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
+from penstock.service._channel import Counted
 from penstock.service._metrics import MAX_GONE, Tally
-from penstock.service._totals import Counted, Totals, added, counters_of
+from penstock.service._totals import Totals, added, counters_of
 
 ONE = """\
 # HELP a_total As.

@@ -311,10 +311,22 @@ def _lua(**options: Any) -> Any:
         (lambda: Parameter("Size", "count"), "must be in snake_case, not 'Size'"),
         (lambda: Parameter(5, "count"), "must be in snake_case, not 5"),  # type: ignore[arg-type]
         (lambda: Parameter("size", "number"), "the kind of size must be 'count' or"),
-        (lambda: Parameter("window", "span"), "window: spans have names that end in _ms"),
-        (lambda: Parameter("size_ms", "count"), "size_ms: spans have names that end in _ms"),
-        (lambda: Parameter("mode", "choice"), "mode: choices are for the kind 'choice'"),
-        (lambda: Parameter("size", "count", choices=("a",)), "size: choices are for the kind"),
+        (
+            lambda: Parameter("window", "span"),
+            "window: the name of a span, and of nothing else, must end in _ms",
+        ),
+        (
+            lambda: Parameter("size_ms", "count"),
+            "size_ms: the name of a span, and of nothing else, must end in _ms",
+        ),
+        (
+            lambda: Parameter("mode", "choice"),
+            "mode: the kind 'choice', and no other, needs choices",
+        ),
+        (
+            lambda: Parameter("size", "count", choices=("a",)),
+            "size: the kind 'choice', and no other, needs choices",
+        ),
         (lambda: Parameter("size", "count", default=0), "size must be an integer from 1 to"),
         (
             lambda: Parameter("mode", "choice", choices=("a", "b"), default="c"),
@@ -322,8 +334,8 @@ def _lua(**options: Any) -> Any:
         ),
         (
             lambda: _made_by(lambda self, limit: None),
-            "the constructor of FineOne must take what its parameters declare, by name, and need "
-            "no more than those without a default: limit, window_ms",
+            "the constructor of FineOne must take its declared parameters by name (limit, "
+            "window_ms), and require none that is not declared or has a default",
         ),
         (
             lambda: _made_by(lambda self, limit, window_ms, more: None),

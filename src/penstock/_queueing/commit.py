@@ -1,17 +1,17 @@
-"""Group commit: whoever leads serves all who wait.
+"""Group commit: the leader serves all waiters.
 
 A store with one connection lets one thread at a time use it. While that one works, calls queue up,
-and the next leader takes all of them into one batch: so the cost of a transaction is shared exactly
-when it is contended, and a lone caller pays for an empty queue and no more. A caller leaves at its
+and the next leader takes all of them into one batch. So the cost of a transaction is shared when
+there is contention, and a lone caller pays only for an empty queue. A caller leaves at its
 deadline, served or not.
 
-The lead is handed on, never dropped for whoever is quickest: a thread that comes back at once would
+The lead is handed on in order. If it went to the quickest, a thread that comes back at once would
 win every time, and serve itself alone while the others wake up.
 
-**Who gives up says the truth.** Before a write is sent, its calls are marked `in_flight`; the reply
-takes the mark away. A leader marks first and then leaves out those who `has_left`; a caller that
-gives up says that it leaves and then looks at the mark. So one of the two sees the other, whatever
-the moment: no call is written whose caller was told that it was not.
+**A caller that gives up is told the truth.** Before a write is sent, its calls are marked
+`in_flight`; the reply removes the mark. A leader marks first and then leaves out callers that
+`has_left`; a caller that gives up first says that it leaves and then reads the mark. So one of the
+two sees the other, whatever the timing: no call is written whose caller was told that it was not.
 """
 
 from __future__ import annotations

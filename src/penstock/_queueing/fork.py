@@ -1,15 +1,15 @@
-"""Threads of our own, and forks, which leave them behind.
+"""Background threads, and what a forked child has to drop.
 
-A child of `fork` has the memory of its parent and only the thread that forked. It must not speak
-on its parent's connections, spend its parent's credits, or wait for threads that it does not have.
-Waiters know by their `generation` that they were left behind; owners of anything else say so here.
+A child of `fork` has the memory of its parent, but only the thread that forked. It must not use its
+parent's connections, spend its parent's credits, or wait for threads that it does not have. Waiters
+recognize by their `generation` that they belong to the parent; everything else is registered here.
 
-`Background` is a thread for what must not be done by the caller: block an event loop, or take long.
-It starts with the first job and ends when there has been none for a while, so that an owner who is
-dropped without a close does not keep it for ever. There is no lock in it, which an interrupt could
-leave held. That a thread is about to end is noted before it looks for work a last time, and work is
-put there before anybody looks whether a thread is needed; so one of the two sees the other. At
-worst there are two threads for a moment.
+`Background` is a thread for work that the caller must not do itself, because it would block an
+event loop or take long. It starts with the first job and ends when there has been none for a while,
+so that an owner that is dropped without a close does not keep it alive. It has no lock, which an
+interrupt could leave held. A thread that is about to end says so before it looks for work a last
+time, and work is added before it is checked whether a thread is needed; so one of the two sees the
+other. At worst there are two threads for a moment.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""First come, first served: a queue, queues by key, and a mutex made of one.
+"""First come, first served: a queue, queues by key, and a mutex made of a queue.
 
-Who is in a queue is a `Waiter`: a way to wake it, and a way to know whether it is still there.
+A caller in a queue is a `Waiter`: it can be woken, and asked whether it is still there.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Tasks of an event loop in the same queues as threads, and batches that a loop serves itself.
 
-Loaded by those who await something: asyncio is no small import.
+Imported only by async callers, because importing asyncio takes time.
 
-A task is interrupted where it awaits, by being cancelled. A signal handler that raises in the
-thread of a loop may also end whatever callback is running there, one of asyncio's own included; no
-code can make up for that inside of that loop. So the promise is: what such a loop held is free for
-everybody else, and for its own next caller; and a task that was not told in time looks by itself.
+A task is interrupted where it awaits, by cancellation. But a signal handler that raises in the
+thread of a loop may end any callback that is running, one of asyncio's own included, and no code in
+that loop can repair that. So the guarantee is: what such a loop held is free for everybody else and
+for its own next caller, and a task that was not woken in time looks by itself.
 
-`SharedCall` is the same for one answer: one call makes it for all who asked before it began.
+`SharedCall` shares one result: one call serves all callers that asked before it began.
 """
 
 from __future__ import annotations

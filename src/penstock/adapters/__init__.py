@@ -1,4 +1,4 @@
-"""Penstock inside other frameworks, and what they share."""
+"""Decisions and verdicts as rate-limit headers."""
 
 from __future__ import annotations
 

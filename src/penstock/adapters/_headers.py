@@ -1,20 +1,20 @@
-"""Decisions in the words of protocols: as HTTP headers, and as the trailers of a gRPC call. Pure:
-names and numbers in, text out; neither gRPC nor protobuf is needed.
+"""Decisions as HTTP headers and as gRPC trailers. Pure functions that need neither gRPC nor
+protobuf.
 
-`RateLimit` and `RateLimit-Policy` are structured fields, after the IETF draft. The second tells
-what the policy grants, `"name";q=100;w=60`: a quota of 100 in a window of 60 s, or without `w`
-where the strategy has none. The first tells where it stands, `"name";r=9;t=6`: 9 remain, and in 6 s
+`RateLimit` and `RateLimit-Policy` are structured fields of the IETF draft. `RateLimit-Policy` is
+what the policy grants, `"name";q=100;w=60`: a quota of 100 per window of 60 s, without `w` if the
+strategy has no window. `RateLimit` is the current state, `"name";r=9;t=6`: 9 remain, and in 6 s
 there will be more. `t` is not the time until everything is back. On a denial it equals
-`Retry-After`, and where nothing is missing it is 0. Seconds are whole and rounded up, so that a
-client that waits as told never comes too early.
+`Retry-After`, and it is 0 if nothing has been spent. Seconds are rounded up, so that a client that
+waits that long never comes too early.
 
-Several limits are one member each of both lists, the one that binds first. Shadows are left out:
-they are nobody's business but the operator's.
+With several limits, both headers are lists with one member per limit, the binding one first.
+Shadows are left out: they concern the operator, not the client.
 
-Over gRPC a refusal says when to come back twice: as `grpc-retry-pushback-ms`, which a client
-library with a retry policy obeys by itself, and as a `google.rpc.RetryInfo` in the details of the
-status, for programs that look. The few fields are written and read here: their protos are not worth
-a dependency.
+Over gRPC a denial says when to retry in two ways: as `grpc-retry-pushback-ms`, which client
+libraries with a retry policy follow by themselves, and as a `google.rpc.RetryInfo` in the details
+of the status, for programs. These few fields are encoded here, so that no package of protos is
+needed.
 
 google.rpc.Status: code = 1, message = 2, details = 3, each an Any: type_url = 1, value = 2.
 RetryInfo: retry_delay = 1, a Duration: seconds = 1, nanos = 2.
@@ -63,11 +63,12 @@ def decision_headers(
     peeked: bool = False,
     legacy: bool = False,
 ) -> dict[str, str]:
-    """All headers for one decision, made at `now` by the limit of this name.
+    """All headers for one decision of the limit `name`, made at `now`.
 
-    `strategy` is what decided: `limiter.strategy`, or None for slots of a `ConcurrencyLimiter`.
-    `peeked` says that the decision came from `peek`. `legacy` adds the older `X-RateLimit-*`, whose
-    reset is the instant at which everything is back, in epoch seconds.
+    `strategy` is that of the limit: `limiter.strategy`, or None for slots of a
+    `ConcurrencyLimiter`.
+    `peeked` says that the decision is one of `peek`. `legacy` adds the older `X-RateLimit-*`
+    headers, whose reset is the instant at which everything is back, in epoch seconds.
 
         decision = limiter.check(user)
         headers = decision_headers("api", limiter.strategy, decision, limiter.clock.now())
@@ -78,8 +79,8 @@ def decision_headers(
 
 
 class LimitHeaders:
-    """`decision_headers` for whoever makes many: what is the same for all decisions of a limit is
-    put into words once. `policy` is the value of `RateLimit-Policy`."""
+    """`decision_headers` for many decisions of one limit: what they have in common is formatted
+    once. `policy` is the value of `RateLimit-Policy`."""
 
     __slots__ = ("_lead", "_strategy", "policy")
 
@@ -105,7 +106,7 @@ class LimitHeaders:
         return headers
 
     def member(self, decision: Decision, now: int, peeked: bool = False) -> str:
-        """What `RateLimit` says of one decision, made at `now`."""
+        """The member of `RateLimit` for one decision, made at `now`."""
         remaining = decision.remaining if decision.remaining <= _MAX_INTEGER else _MAX_INTEGER
         seconds = seconds_until_more(self._strategy, decision, now, peeked)
         return f"{self._lead};r={remaining};t={seconds}"
@@ -114,10 +115,10 @@ class LimitHeaders:
 def verdict_headers(
     limits: Limits, verdict: Verdict, now: int, *, peeked: bool = False, legacy: bool = False
 ) -> dict[str, str]:
-    """All headers for the verdict that `limits` gave at `now`, the limit that binds first.
+    """All headers for the verdict of `limits` at `now`, with the binding limit first.
 
-    `peeked` says that the verdict came from `peek`. `legacy` adds the older `X-RateLimit-*`, which
-    tell of that limit alone.
+    `peeked` says that the verdict is one of `peek`. `legacy` adds the older `X-RateLimit-*`
+    headers, for the binding limit only.
 
         verdict = limits.check({"user": user})
         headers = verdict_headers(limits, verdict, limits.clock.now())
@@ -126,9 +127,9 @@ def verdict_headers(
 
 
 class VerdictHeaders:
-    """`verdict_headers` for whoever makes many. `limits` maps names to what has a `strategy`, and
-    is a `shadow` or not; the `strategy` is None where only a service knows it. Limits that only
-    show up in a verdict are those of a policy of a service, which knows more of them."""
+    """`verdict_headers` for many verdicts. `limits` maps names to objects with a `strategy` and a
+    `shadow`; the `strategy` is None if only a service knows it. A verdict of a service's policy may
+    contain limits that are not in `limits`."""
 
     __slots__ = ("_made", "only")
 
@@ -142,12 +143,12 @@ class VerdictHeaders:
                 )
         alone = len(limits) == len(self._made) == 1
         self.only: LimitHeaders | None = next(iter(self._made.values())) if alone else None
-        """Where there is one limit and it is no shadow: its own."""
+        """The headers of the only limit, if there is just one and it is not a shadow."""
 
     def of(
         self, verdict: Verdict, now: int, *, peeked: bool = False, legacy: bool = False
     ) -> dict[str, str]:
-        """The headers for one verdict, given at `now`; none if it is of shadows alone."""
+        """The headers for one verdict at `now`; none if all limits are shadows."""
         if self.only is not None:
             return self.only.of(verdict.decisions[0], now, peeked=peeked, legacy=legacy)
         told = dict(verdict.enforced)
@@ -180,8 +181,8 @@ def seconds_until_more(
 ) -> int:
     """Whole seconds until more than `decision.remaining` is available: the `t` of `RateLimit`.
 
-    For a `sliding_window`, whose decisions do not tell when its counts came, it is the latest that
-    this can be; for slots, when the one that was taken is reclaimed unless it is renewed.
+    For a `sliding_window`, whose decisions do not say when its units were counted, it is an upper
+    bound; for slots, the time until the lease expires unless it is renewed.
     """
     if not decision.allowed:
         return retry_after_s(decision)
@@ -200,13 +201,13 @@ def retry_after_s(decision: Decision) -> int:
 
 
 def policy_field(name: str, quota: int, window_ms: int | None) -> str:
-    """The value of `RateLimit-Policy`. A policy without a window goes without `w`."""
+    """The value of `RateLimit-Policy`, without `w` if there is no window."""
     told = f"{field_name(name)};q={min(quota, _MAX_INTEGER)}"
     return told if window_ms is None else f"{told};w={max(1, -(-window_ms // 1000))}"
 
 
 def field_name(name: str) -> str:
-    """A policy's name as a structured field's string. What ASCII lacks is percent-encoded."""
+    """A policy's name as a string of a structured field. Other than ASCII is percent-encoded."""
     text = quote(name, safe=_PRINTABLE, errors="replace")
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
@@ -220,7 +221,7 @@ _VARINT, _BYTES = 0, 2
 
 
 def retry_trailers(text: str, delay_ms: int) -> tuple[tuple[str, str | bytes], ...]:
-    """The trailers of a RESOURCE_EXHAUSTED that tell a caller to wait."""
+    """The trailers of a RESOURCE_EXHAUSTED, with when to retry."""
     seconds, ms = divmod(delay_ms, 1000)
     delay = _number(1, seconds) + _number(2, ms * 1_000_000)
     info = _field(1, _RETRY_INFO.encode()) + _field(2, _field(1, delay))
@@ -229,8 +230,7 @@ def retry_trailers(text: str, delay_ms: int) -> tuple[tuple[str, str | bytes], .
 
 
 def retry_delay_ms(trailers: Iterable[Any] | None) -> int | None:
-    """How long the trailers of a refused call tell to wait; None if they do not, or cannot be
-    read."""
+    """The wait in the trailers of a denied call; None if there is none, or it cannot be read."""
     told = {str(key).lower(): value for key, value in trailers or ()}
     text = str(told.get(_PUSHBACK, ""))
     if text.isascii() and text.isdigit():
@@ -272,7 +272,7 @@ def _varint(value: int) -> bytes:
 
 
 def _fields(message: Any) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a message; IndexError or ValueError if it is none."""
+    """The fields of a message. Raises IndexError or ValueError if it cannot be parsed."""
     if not isinstance(message, bytes):
         raise ValueError("not a message")
     at = 0

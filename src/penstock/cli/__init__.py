@@ -1,10 +1,10 @@
-"""The command line: `penstock COMMAND ...`, one command per file or folder.
+"""The command line: `penstock COMMAND ...`, one command per module.
 
 A command is a module with a `SUMMARY`, a `configure(parser)` and a `run(args)` that returns the
-exit code. It is imported when it is asked for, so that one does not need the extras of another.
+exit code. It is imported when it is used, so that one does not need the extras of another.
 
-Exit codes: 0 done, 1 a fault of the world (a store that is away), 2 a mistake of the caller, in
-one line on standard error; `check` adds 3 for a denial. A traceback is a bug.
+Exit codes: 0 for success, 1 for an operational failure (a store that is away), 2 for a mistake of
+the caller, with one line on standard error; `check` adds 3 for a denial. A traceback is a bug.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ COMMANDS = {
     "store": "._store",
     "version": "._version",
 }
-"""Command to module."""
+"""The module of each command."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what was wrong in one line."""
+    """Reports errors in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
@@ -64,7 +64,7 @@ def _complain(error: Exception, code: int) -> int:
 
 
 def _parser(words: list[str]) -> argparse.ArgumentParser:
-    """With the arguments of the one command that was asked for, or of none."""
+    """A parser with the arguments of the given command only."""
     parser = _Parser(prog="penstock", description="Exact rate limiting.")
     parser.add_argument("--version", action="version", version=describe())
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)

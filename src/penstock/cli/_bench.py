@@ -1,7 +1,7 @@
-"""`penstock bench`: how fast checks are here, in process or on a store.
+"""`penstock bench`: measures checks on this machine, in process or on a store.
 
-In process, time is told as a multiple of a `dict.get` in the same round, because the machine does
-to both whatever it does. On a store, many threads and many tasks check by turns.
+In process, times are also given as multiples of a `dict.get` in the same round, which cancels out
+the load of the machine. On a store, checks are made by many threads, then by many tasks.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ examples:
   penstock bench                                        in process, against dict.get
   penstock bench --store redis://localhost:6379         a store, from threads and from tasks
 
-The keys that a store is asked for start with `penstock-bench:` and expire by themselves. Ends with
-0 when it has measured, 1 when the store is away, 2 when it was asked for something impossible.
+Keys in the store start with `penstock-bench:` and expire by themselves.
+
+Exit codes: 0 measured, 1 the store is away, 2 invalid arguments.
 """
 
 _CALLS = 20_000
 _HOT_KEY = "user:00000000042"
 _PREFIX = "penstock-bench"
-# More than any path can ask for.
+# A limit that is never reached.
 _PLENTY = gcra(10_000, 1_000, burst=100_000_000)
 
 
@@ -52,10 +53,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--store", metavar="URL", help="a store to measure instead of this process")
-    add("--rounds", type=int, metavar="N", default=9, help="rounds, of which medians (%(default)s)")
+    add("--rounds", type=int, metavar="N", default=9, help="number of rounds (%(default)s)")
     add("--callers", type=int, metavar="N", default=16, help="threads or tasks (%(default)s)")
-    add("--seconds", type=float, metavar="S", default=0.5, help="of a store's round (%(default)s)")
-    add("--keys", type=int, metavar="N", default=1_000, help="on a store (%(default)s)")
+    add(
+        "--seconds", type=float, metavar="S", default=0.5, help="per round on a store (%(default)s)"
+    )
+    add("--keys", type=int, metavar="N", default=1_000, help="keys on a store (%(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -192,7 +195,7 @@ async def _tasks_once(limiter: Limiter, keys: list[str], callers: int, seconds: 
             await limiter.acheck(keys[number % len(keys)])
             number += callers
             done += 1
-            # A store in this process answers without waiting; the others want their turn as well.
+            # A store in this process never suspends the task, so let the others run.
             await asyncio.sleep(0)
         return done
 
@@ -210,6 +213,6 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _progress(text: str) -> None:
-    """On a terminal, one line that is written over and in the end wiped out."""
+    """On a terminal, show progress in one line that is overwritten."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`penstock check`: one decision, for a shell and its scripts."""
+"""`penstock check`: one decision, for shell scripts."""
 
 from __future__ import annotations
 
@@ -36,17 +36,16 @@ examples:
   penstock check alice --policy api --config penstock.yaml --store redis://localhost:6379
   penstock check backup --rate 1/hour --store sqlite:///limits.db && ./backup.sh
 
-A policy's counts are those of a service that serves the same file on the same store. With --rate
-the key is the one that `rate_limit("100/minute", store=..., prefix=...)` uses.
+With --policy, counts are shared with a service that serves the same file on the same store. With
+--rate, they are shared with `rate_limit("100/minute", store=..., prefix=...)`.
 
-Ends with 0 when the request is allowed, {DENIED} when it is denied, 1 when the store is away, 2
-when something was asked that makes no sense.
+Exit codes: 0 allowed, {DENIED} denied, 1 the store is away, 2 invalid arguments.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """What is asked, and the prefix under which it is counted."""
+    """The strategy to check, and the prefix of its counts."""
 
     strategy: Strategy
     prefix: str
@@ -58,28 +57,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     settings = Settings(parser)
-    add("key", metavar="KEY", help="who asks: a client, a tenant, a job")
+    add("key", metavar="KEY", help="the key to check: a client, a tenant, a job")
     limits = parser.add_mutually_exclusive_group(required=True)
     limits.add_argument("--rate", metavar="RATE", help="the limit, such as 100/minute or 5/30s")
     limits.add_argument("--policy", metavar="NAME", help="a policy of the file in --config")
     add("--config", metavar="FILE", help="the policy file")
     add_import(settings)
-    add_store(settings, help="where counts live, such as redis://HOST:6379 or sqlite:///limits.db")
-    add("--cost", type=int, metavar="N", default=1, help="what the request counts (%(default)s)")
-    add("--prefix", metavar="TEXT", default="", help="in front of the key, with --rate")
-    add("--peek", action="store_true", help="look, and spend nothing")
-    add("--json", action="store_true", help="answer with the five fields of a decision")
+    add_store(settings, help="the store, such as redis://HOST:6379 or sqlite:///limits.db")
+    add("--cost", type=int, metavar="N", default=1, help="the cost of the request (%(default)s)")
+    add("--prefix", metavar="TEXT", default="", help="the prefix of the key, with --rate")
+    add("--peek", action="store_true", help="only look, and spend nothing")
+    add("--json", action="store_true", help="print the decision as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Decide, say so, and end with a code that says it too."""
+    """Decide and print the decision. The exit code says whether it was allowed."""
     args.settings.resolve(args)
     counted = _by_rate(args) if args.rate is not None else _by_policy(args)
     url = store_url(args)
     if url is None:
-        reject("say where counts live: --store URL, --store-file FILE or PENSTOCK_STORE")
+        reject("a store is needed: give --store URL, --store-file FILE or PENSTOCK_STORE")
     if url.partition("://")[0].lower() == "memory":
-        reject("memory:// forgets when this command ends; use sqlite:///limits.db or redis://HOST")
+        reject(
+            "memory:// is forgotten when this command ends; use sqlite:///limits.db or redis://HOST"
+        )
     store = open_store(url)
     limiter = limiter_on(store, counted.strategy, SystemClock(), counted.prefix)
     decision = _decide(limiter, store, args)
@@ -89,15 +90,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _by_rate(args: argparse.Namespace) -> _Counted:
     if args.config is not None:
-        reject("--config is for --policy; with --rate there is no file to read")
+        reject("--config goes with --policy, not with --rate; leave it out")
     return _Counted(strategy_of_rate(args.rate), args.prefix)
 
 
 def _by_policy(args: argparse.Namespace) -> _Counted:
     if args.config is None:
-        reject("--policy names a policy of a file: give the file with --config")
+        reject("--policy needs the policy file: give it with --config")
     if args.prefix:
-        reject("--prefix is for --rate; a policy file has its own")
+        reject("--prefix goes with --rate; a policy file has its own prefix")
     import_modules(imports_of(args))
     file = load_policy_file(args.config)
     spec = file.policies.get(args.policy)
@@ -105,7 +106,7 @@ def _by_policy(args: argparse.Namespace) -> _Counted:
         raise unknown_policy(args.policy, file.policies)
     strategy = {"limiter": spec.strategy, "budget": spec.budget}.get(spec.kind)
     if strategy is None:
-        why = "is asked by attributes" if spec.several else "has slots, which are given back"
+        why = "needs attributes" if spec.several else "has slots, which have to be given back"
         raise UnsupportedError(
             f"policy {spec.name!r} is of the kind {spec.kind!r}, which {why}: ask the service"
         )
@@ -114,7 +115,7 @@ def _by_policy(args: argparse.Namespace) -> _Counted:
 
 def _decide(limiter: Limiter, store: Store, args: argparse.Namespace) -> Decision:
     if args.peek and args.cost != 1:
-        raise ConfigInvalidError("a peek is about a cost of 1; leave out --cost")
+        raise ConfigInvalidError("--peek is always about a cost of 1; leave out --cost")
     if args.peek:
         return call_and_close(
             store, lambda: limiter.peek(args.key), lambda: limiter.apeek(args.key)

@@ -1,5 +1,5 @@
-"""`penstock check-config`: whether a policy file would be served, what it means, and what is surely
-a mistake in it."""
+"""`penstock check-config`: validates a policy file, describes its policies, and warns of likely
+mistakes."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from ._settings import Settings, add_import, imports_of
 __all__ = ["SUMMARY", "configure", "run"]
 
 
-SUMMARY = "validate a policy file, and read it out"
+SUMMARY = "validate a policy file and describe its policies"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = (
-        "Ends with 0 when the file is good, else with 2 and what would be right; with --strict, "
-        "with 1 when there are warnings or lost counts."
+        "Exit codes: 0 the file is valid, 2 it is not; with --strict, 1 if there are warnings or "
+        "counts that will be lost."
     )
     parser.add_argument("file", metavar="FILE", nargs="?", help="a policy file, YAML or JSON")
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="end with 1 when there are warnings, or counts that will be lost",
+        help="exit with 1 if there are warnings, or counts that will be lost",
     )
     parser.add_argument(
         "--against",
         metavar="OLD",
-        help="the policy file that is served now: tells which of its counts will be lost",
+        help="the policy file that is served now: report which of its counts will be lost",
     )
     parser.add_argument(
         "--schema",
         action="store_true",
-        help="print the JSON Schema of policy files, for editors, and read none",
+        help="print the JSON Schema of policy files, for editors, and read no file",
     )
     add_import(Settings(parser))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Say what the file's policies are; a bad one raises `config_invalid`."""
+    """Describe the policies of the file. Raises `config_invalid` if it is not valid."""
     args.settings.resolve(args)
     import_modules(imports_of(args))
     if (args.file is None) != args.schema:
@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(old: str, file: PolicyFile) -> bool:
-    """Say what becomes of the counts under the policies of `old`; whether some will be lost."""
+    """Print what happens to the counts of the policies in `old`. Returns whether some will be
+    lost."""
     lost, changed = changes_between(load_policy_file(old), file)
     print(f"against {old}: {'counts will be lost' if lost else 'all counts are kept'}")
     for title, lines in (("lost", lost), ("kept, with other figures", changed)):

@@ -1,4 +1,4 @@
-"""`penstock doctor`: what is installed, what is on, and whether store and policies are well."""
+"""`penstock doctor`: reports what is installed, and checks the store and the policy file."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ from ._version import describe
 __all__ = ["SUMMARY", "configure", "run"]
 
 
-SUMMARY = "say what is installed, whether the store answers and the policies are good"
+SUMMARY = "report what is installed, and check the store and the policy file"
 
 _EPILOG = """\
 examples:
   penstock doctor
   penstock doctor --store redis://localhost:6379 --config penstock.yaml
 
-A service's own settings, such as PENSTOCK_STORE, are looked at too. The store is asked something
-that writes nothing. Ends with 0 when all is well, 1 when the store does not answer, 2 when the
-store's URL, the policy file or an imported module is wrong.
+The variables of a service, such as PENSTOCK_STORE, are used too. Nothing is written to the store.
+
+Exit codes: 0 all is well, 1 the store does not answer, 2 the store's URL, the policy file or an
+imported module is invalid.
 """
 
 
@@ -50,13 +51,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     settings = Settings(parser)
-    add_store(settings, help="a store to reach")
-    settings.add("--config", metavar="FILE", help="a policy file to read")
+    add_store(settings, help="the store to check")
+    settings.add("--config", metavar="FILE", help="the policy file to check")
     add_import(settings)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look at everything, whatever is wrong on the way; the gravest finding is the code."""
+    """Check everything, also after a failure. The exit code is that of the worst one."""
     print(f"{describe()} on {platform.system()} {platform.machine()}")
     print(f"  {_path()}")
     for line in _extras():
@@ -108,7 +109,7 @@ def _report(what: str, look: Callable[[], str]) -> int:
 
 
 def _reach(url: str) -> str:
-    """Ask twice: the first answer tells how long connecting takes, the second a round trip."""
+    """Ask twice: the first answer includes connecting, the second is one round trip."""
     store, clock = open_store(url), SystemClock()
 
     def ask() -> list[float]:

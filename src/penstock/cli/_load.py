@@ -25,12 +25,11 @@ examples:
   penstock load http://127.0.0.1:8080 --policy api --keys 1  one hot key of a policy
   penstock load https://limits.internal --ca ca.pem --token-file token
 
-Without --policy, requests bring a limit along that is never reached, so that what is measured is
-the service. Latency is counted from when a request was sent or, if it had to wait for a
-connection that the service kept busy, from when it was due. Ctrl-C ends early, with the table.
+Without --policy, requests contain a limit that is never reached. Latency is counted from when a
+request was sent or, if it had to wait for a connection that the service kept busy, from when it was
+due. Ctrl-C ends early, with the table.
 
-Ends with 0 when every request was answered with a decision, 1 when some were not, 2 when it was
-asked for something impossible.
+Exit codes: 0 every request got a decision, 1 some did not, 2 invalid arguments.
 """
 
 
@@ -39,22 +38,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("url", metavar="URL", help="where the service is, such as http://127.0.0.1:8080")
-    add("--seconds", type=float, metavar="S", default=10.0, help="for how long (%(default)s)")
-    add("--connections", type=int, metavar="N", default=32, help="at once (%(default)s)")
-    add("--rate", type=float, metavar="R", help="requests a second; without it, as many as go")
-    add("--policy", metavar="NAME", help="ask a policy of the service")
-    add("--keys", type=int, metavar="N", default=1_000, help="how many clients (%(default)s)")
-    add("--cost", type=int, metavar="N", default=1, help="of each request (%(default)s)")
-    add("--token-file", metavar="FILE", help="the bearer token that the service asks for")
-    add("--ca", metavar="FILE", help="the authority of the service's certificate, in PEM form")
-    add("--cert", metavar="FILE", help="a certificate to show to the service, with its --key")
-    add("--key", metavar="FILE", help="its key")
+    add("url", metavar="URL", help="the address of the service, such as http://127.0.0.1:8080")
+    add("--seconds", type=float, metavar="S", default=10.0, help="duration (%(default)s)")
+    add("--connections", type=int, metavar="N", default=32, help="connections (%(default)s)")
+    add("--rate", type=float, metavar="R", help="requests a second (as many as possible)")
+    add("--policy", metavar="NAME", help="check this policy of the service")
+    add("--keys", type=int, metavar="N", default=1_000, help="number of keys (%(default)s)")
+    add("--cost", type=int, metavar="N", default=1, help="cost of each request (%(default)s)")
+    add("--token-file", metavar="FILE", help="the file with the token of the service")
+    add("--ca", metavar="FILE", help="the CA of the service's certificate, in PEM format")
+    add("--cert", metavar="FILE", help="a client certificate, in PEM format; needs --key")
+    add("--key", metavar="FILE", help="the key of the client certificate")
     add("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load it, and say how it went."""
+    """Put the service under load and print the result."""
     target = _target_of(args)
     pace = Pace(args.seconds, args.connections, args.rate)
     report = put_under_load(target, pace, _Display(target))
@@ -66,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Display:
-    """How it goes, while it goes: one line that is written over, or a line a second in a log."""
+    """Shows progress: in one line that is overwritten on a terminal, else in a line a second."""
 
     def __init__(self, target: LoadTarget) -> None:
         self._live = sys.stderr.isatty()
@@ -85,12 +84,12 @@ class _Display:
         print(f"{lead}{text}", end=end, file=sys.stderr, flush=True)
 
 
-# Never reached, so that every answer is a decision that admits.
+# Never reached, so that every request is allowed.
 _AMPLE = {"limit": 1_000_000_000, "window_ms": 60_000}
 
 
 def _target_of(args: argparse.Namespace) -> LoadTarget:
-    """Refuses what makes no sense, before anything is sent."""
+    """Validate the arguments before anything is sent."""
     require_int("--keys", args.keys, high=1_000_000)
     require_int("--connections", args.connections, high=10_000)
     require_cost(args.cost)
@@ -101,7 +100,7 @@ def _target_of(args: argparse.Namespace) -> LoadTarget:
     parts = _address(args.url)
     secure = parts.scheme == "https"
     if not secure and (args.ca or args.cert or args.key):
-        reject("--ca, --cert and --key are for an https:// URL")
+        reject("--ca, --cert and --key need an https:// URL")
     tls = _tls(args) if secure else None
     port = parts.port or (443 if secure else 80)
     head = _head(parts.netloc, args.token_file)
@@ -123,13 +122,13 @@ def _address(url: str) -> SplitResult:
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
         reject(f"give the service as http://HOST:PORT or https://HOST:PORT, not {url!r}")
     if parts.path.strip("/") or parts.query or parts.username is not None:
-        reject(f"give scheme, host and port and no more, not {url!r}; requests go to /check")
+        reject(f"give only scheme, host and port, not {url!r}; requests go to /check")
     return parts
 
 
 def _tls(args: argparse.Namespace) -> ssl.SSLContext:
     if (args.cert is None) != (args.key is None):
-        reject("--cert and --key belong together: give both or neither")
+        reject("--cert and --key must be given together")
     for path in (args.ca, args.cert, args.key):
         if path is not None:
             read_pem(path)
@@ -139,7 +138,7 @@ def _tls(args: argparse.Namespace) -> ssl.SSLContext:
             context.load_cert_chain(args.cert, args.key, password="")
     except (OSError, ValueError) as error:
         listed = ", ".join(name for name in (args.ca, args.cert, args.key) if name)
-        reject(f"no usable certificate in PEM form in {listed}: {error}")
+        reject(f"no usable certificate in PEM format in {listed}: {error}")
     return context
 
 

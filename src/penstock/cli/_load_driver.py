@@ -1,12 +1,12 @@
-"""The load of `penstock load`: connections, when to ask on them, and what came back.
+"""The load generator of `penstock load`: connections, pacing, and the report.
 
-A `Client` sends a request, reads the whole answer, is free again. It is asked as soon as it is
-free, or at a fixed pace. A request that is due while every connection waits for an answer has begun
-to wait already: it is timed from then on, so that a service which stalls is charged for all who had
-to wait.
+A `Client` is one connection with one request at a time. Requests are sent as soon as a client is
+free, or at a fixed rate. If a request is due while all clients are waiting for answers, its latency
+is counted from when it was due: so the report includes the time that requests wait for a service
+that stalls (no coordinated omission).
 
-Latencies are counted in buckets that grow by one percent each. Buckets keep the memory the same
-however long it runs; a quantile is right to within half of one.
+Latencies are counted in buckets that grow by one percent each, so memory does not grow with time,
+and a quantile is accurate to half a percent.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ __all__ = ["Client", "LoadReport", "LoadTarget", "Pace", "put_under_load"]
 _LONGEST_HEAD = 65_536
 
 Answered = Callable[["Client", int, str], None]
-"""Called with the status and, where it is not a decision, what the answer says; 0 for an answer
-that did not come."""
+"""Called with the status, 0 if there was no answer, and the problem if it was not a decision."""
 
 
 class Client(asyncio.Protocol):
@@ -49,7 +48,7 @@ class Client(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def ask(self, request: bytes, since: float) -> None:
-        """Send a request whose waiting began at `since`."""
+        """Send a request, whose latency counts from `since`."""
         assert self._transport is not None
         self._busy = True
         self.since = since
@@ -92,7 +91,7 @@ class Client(asyncio.Protocol):
             self._transport.close()
 
     def abandon(self) -> None:
-        """Cut the connection, whatever is under way."""
+        """Close the connection without waiting for an answer."""
         self._busy = False
         if self._transport is not None:
             self._transport.abort()
@@ -112,7 +111,7 @@ def _length_of(head: bytes) -> int | None:
 
 
 def _said(status: int, body: bytes) -> str:
-    """A refusal in its own words, if it has some."""
+    """The status with the `detail` of the problem, if it has one."""
     try:
         detail = json.loads(body)["detail"]
     except (ValueError, KeyError, TypeError):
@@ -124,13 +123,13 @@ _CONNECT_S = 5.0
 _LAST_ANSWERS_S = 5.0
 _AGAIN_S = 0.05
 _CLOSE_S = 1.0
-# How close to its time a sleep of the loop comes.
+# The precision of a sleep.
 _GRAIN_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """An address, and the requests to send there by turns."""
+    """An address, and the requests to send there in turn."""
 
     url: str
     host: str
@@ -141,7 +140,7 @@ class LoadTarget:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """For how long, over how many connections, and how often; None is as often as it goes."""
+    """The duration, the connections, and the requests a second; None for as many as possible."""
 
     seconds: float
     connections: int
@@ -149,7 +148,7 @@ class Pace:
 
 
 class Display(Protocol):
-    """Who is told how it goes, and how often."""
+    """Shows progress every `every_s` seconds."""
 
     every_s: float
 
@@ -159,7 +158,7 @@ class Display(Protocol):
 
 
 def put_under_load(target: LoadTarget, pace: Pace, display: Display) -> LoadReport:
-    """Run to the end or to an interrupt; returns what came back."""
+    """Run to the end or until interrupted. Returns the report."""
     load = _Load(target, pace, display)
     try:
         import uvloop
@@ -218,7 +217,7 @@ class _Load:
         except (OSError, asyncio.TimeoutError) as error:
             reason = str(error) or f"no answer in {_CONNECT_S:g} s"
             raise ConnectionError(f"cannot connect to {self._target.url}: {reason}") from error
-        # One that was turned away meanwhile, for its certificate perhaps, is being made again.
+        # One that the service has already closed, perhaps for its certificate, is reconnected.
         self._free.extend(client for client in made if client.is_open)
 
     async def _connect(self) -> Client:
@@ -312,7 +311,7 @@ _SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
 
 class LoadReport:
-    """Filled in while it runs."""
+    """The results, filled in during the run."""
 
     def __init__(self) -> None:
         self.seconds: float = 0.0
@@ -332,7 +331,7 @@ class LoadReport:
         return self.answered / self.seconds if self.seconds else 0.0
 
     def decided(self, allowed: bool, latency_s: float) -> None:
-        """One request was answered with a decision."""
+        """Count a request that got a decision."""
         if allowed:
             self.allowed += 1
         else:
@@ -341,7 +340,7 @@ class LoadReport:
         self._longest_s = max(self._longest_s, latency_s)
 
     def failed(self, why: str) -> None:
-        """One request was not."""
+        """Count a request that got none."""
         self.troubles[why] += 1
 
     def quantile_s(self, share: float) -> float:
@@ -354,7 +353,7 @@ class LoadReport:
         return self._longest_s
 
     def line(self) -> str:
-        """One line, for while it runs."""
+        """One line, for progress."""
         p50, p99 = _shown(self.quantile_s(0.5)), _shown(self.quantile_s(0.99))
         return (
             f"{self.seconds:5.1f} s {self.rate:9,.0f}/s  allowed {self.allowed:,}  denied "
@@ -362,7 +361,7 @@ class LoadReport:
         )
 
     def table(self, title: str) -> str:
-        """All of it, for a reader."""
+        """The whole report as text."""
         latencies = {name: self.quantile_s(share) for name, share in _SHARES.items()}
         latencies["max"] = self._longest_s
         rows = [
@@ -380,7 +379,7 @@ class LoadReport:
         return "\n".join(rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, for a program."""
+        """The whole report as data."""
         return {
             "seconds": round(self.seconds, 3),
             "answered": self.answered,

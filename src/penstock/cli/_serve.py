@@ -23,13 +23,14 @@ examples:
   penstock serve --config penstock.yaml --import shop.limits
   PENSTOCK_STORE=redis://:secret@HOST:6379 penstock serve --config penstock.yaml
 
-Each flag that takes a value may come from the environment instead: PENSTOCK_HTTP_PORT stands for
---http-port. Secrets need not stand on the command line: PENSTOCK_STORE or --store-file,
-PENSTOCK_TOKEN or --token-file, PENSTOCK_FLEET_SECRET or --fleet-secret-file.
+Each flag that takes a value can be given as an environment variable instead: PENSTOCK_HTTP_PORT for
+--http-port. Keep secrets off the command line: use PENSTOCK_STORE or --store-file, PENSTOCK_TOKEN
+or --token-file, PENSTOCK_FLEET_SECRET or --fleet-secret-file.
 
-Ends with 0 when it was told to stop, 2 when it was told something impossible, 1 when the world is
-at fault. SIGTERM stops it once what is being asked is answered, a second one at once; SIGHUP reads
-the policies and the certificates again, as a change of the file does the policies.
+SIGTERM stops the service after it has answered open requests, a second SIGTERM at once. SIGHUP
+reloads the policy file and the certificates; a policy file that changes is reloaded by itself.
+
+Exit codes: 0 stopped by a signal, 1 an operational failure, 2 invalid options or policies.
 """
 
 
@@ -44,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_store(
         settings,
         default=preset.store,
-        help="where counts live, such as redis://HOST:6379 (%(default)s)",
+        help="the store of the counts, such as redis://HOST:6379 (%(default)s)",
     )
     add_import(settings)
     add("--host", default=preset.host, help="the address to listen on (%(default)s)")
@@ -53,73 +54,73 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="PORT",
         default=preset.http_port,
-        help="of the HTTP server; 0 leaves it out (%(default)s)",
+        help="the port of the HTTP server; 0 turns it off (%(default)s)",
     )
     add(
         "--grpc-port",
         type=int,
         metavar="PORT",
         default=preset.grpc_port,
-        help="of the gRPC server; 0 leaves it out (%(default)s)",
+        help="the port of the gRPC server; 0 turns it off (%(default)s)",
     )
-    add("--no-http", action="store_true", help="without the HTTP server")
-    add("--no-grpc", action="store_true", help="without the gRPC server")
+    add("--no-http", action="store_true", help="turn the HTTP server off")
+    add("--no-grpc", action="store_true", help="turn the gRPC server off")
     add(
         "--fail",
         choices=("open", "closed"),
         default=preset.fail,
-        help="what to answer while the store is away, unless a policy says (%(default)s)",
+        help="the fail mode of policies that have none, for when the store is away (%(default)s)",
     )
     add(
         "--workers",
         type=int,
         metavar="N",
         default=preset.workers,
-        help="processes; more than one needs a shared store (%(default)s)",
+        help="number of processes; several need a shared store (%(default)s)",
     )
     _configure_safety(settings)
     add(
         "--log-format",
         choices=LOG_FORMATS,
         default=preset.log_format,
-        help="how to log, on standard error (%(default)s)",
+        help="the format of the log on standard error (%(default)s)",
     )
     add("--legacy-headers", action="store_true", help="always send X-RateLimit-* as well")
 
 
 def _configure_safety(settings: Settings) -> None:
     add = settings.add
-    add("--tls-cert", metavar="FILE", help="serve with TLS: the certificate chain, in PEM form")
-    add("--tls-key", metavar="FILE", help="its key")
-    add("--tls-ca", metavar="FILE", help="ask clients for certificates signed by this authority")
-    add("--token-file", metavar="FILE", help="ask clients for the bearer token in this file")
+    add("--tls-cert", metavar="FILE", help="serve with TLS: the certificate chain, in PEM format")
+    add("--tls-key", metavar="FILE", help="the key of the certificate")
+    add("--tls-ca", metavar="FILE", help="require client certificates signed by this authority")
+    add("--token-file", metavar="FILE", help="require the bearer token in this file")
     add(
         "--fleet-secret-file",
         metavar="FILE",
-        help="hand out budget to remote clients that present the secret in this file",
+        help="lease credits to clients that present the secret in this file",
     )
     settings.exclude("token_file", variables=("token",))
     settings.exclude("fleet_secret_file", variables=("fleet_secret",))
-    add("--no-inline", action="store_true", help="refuse limits that requests bring along")
+    add("--no-inline", action="store_true", help="reject requests that contain their own limit")
     add(
         "--open",
         action="store_true",
-        help="let anyone ask who can connect, also from beyond this machine",
+        help="allow access to anyone who can connect, from the network too",
     )
     add(
         "--allowed-hosts",
         metavar="NAMES",
         type=lambda names: tuple(name.strip() for name in names.split(",")),
         default=(),
-        help="answer over HTTP under these names only, separated by commas; on this machine and "
-        "without a token, its own names are the default",
+        help="answer HTTP requests for these host names only, separated by commas; the default on "
+        "a loopback address without a token is its own names",
     )
     add(
         "--drain",
         type=float,
         metavar="SECONDS",
         default=ServeOptions().drain_s,
-        help="how long to go on answering when told to stop, 0 to 3600 (%(default)s)",
+        help="how long to keep answering after a signal to stop, 0 to 3600 (%(default)s)",
     )
 
 
@@ -162,7 +163,7 @@ def _options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
 
 
 def _sources(args: argparse.Namespace, settings: Settings) -> dict[str, str]:
-    """For the banner: what came from the environment or from a file, and from which."""
+    """For the banner: which settings came from which variable or file."""
     sources = dict(settings.sources)
     for dest in ("store_file", "token_file", "fleet_secret_file"):
         if getattr(args, dest) is not None:

@@ -1,11 +1,10 @@
-"""Where a setting of a command comes from: a flag, else the environment, else the default.
+"""The settings of a command: from a flag, else from the environment, else the default.
 
-Every flag that takes a value has a variable: `PENSTOCK_HTTP_PORT` for `--http-port`. A secret need
-not stand on a command line, where all users of a machine can read it: it may be in a variable, or
-in a file that a flag or a variable names. The ways to give one setting exclude each other; a flag
-beats the environment, and two ways on the same level are refused. So is a variable that is set to
-nothing, since it is as likely a mistake as a wish for the default, and one whose name is nearly
-right.
+Every flag that takes a value has a variable: `PENSTOCK_HTTP_PORT` for `--http-port`. Secrets should
+not be on the command line, which all users of a machine can read: they may be in a variable, or in
+a file that a flag or variable names. A flag takes precedence over the environment; two ways to give
+a setting on the same level are an error. So is an empty variable, which may be a mistake, and one
+whose name is misspelt.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ __all__ = ["PREFIX", "Settings", "add_import", "imports_of"]
 
 PREFIX = "PENSTOCK_"
 
-# Variables that are no settings of a command; Kubernetes sets PORT for a service of this name.
+# Variables that are not settings of a command; Kubernetes sets PORT for a service of this name.
 _OTHERS = frozenset({"KV_PATH", "NO_NATIVE", "PORT", "PURE"})
 _NEAR = 0.75
 _KINDS = {int: "a whole number", float: "a number"}
@@ -46,9 +45,9 @@ class _Setting:
         return PREFIX + self.dest.upper()
 
     def read(self, text: str) -> Any:
-        """What the variable says."""
+        """The value of the variable."""
         if not text.strip():
-            reject(f"{self.variable} is set to nothing; give it a value, or unset it")
+            reject(f"{self.variable} is empty; give it a value, or unset it")
         if self.choices is not None and text not in self.choices:
             reject(f"{self.variable} must be {' or '.join(self.choices)}, not {shown(text)}")
         try:
@@ -61,7 +60,7 @@ class _Setting:
 def _of_kubernetes(text: str) -> str:
     if not text.startswith("tcp://"):
         return ""
-    return "; Kubernetes sets it so for a service of that name: say enableServiceLinks: false"
+    return "; Kubernetes sets it for a service of that name: use enableServiceLinks: false"
 
 
 class Settings:
@@ -75,7 +74,7 @@ class Settings:
         parser.set_defaults(settings=self)
 
     def add(self, *names: str, **options: Any) -> None:
-        """As `add_argument`. What takes a value may come from the environment, too."""
+        """As `add_argument`. A flag that takes a value gets a variable as well."""
         action = self._parser.add_argument(*names, **options)
         if action.nargs == 0:
             self._switches[PREFIX + action.dest.upper()] = names[-1]
@@ -83,29 +82,29 @@ class Settings:
         choices = None if action.choices is None else tuple(action.choices)
         kind = action.type if callable(action.type) else None
         self._groups.append([_Setting(action.dest, names[-1], kind, choices, action.default)])
-        # None tells that the flag was not given; the help is to show the default all the same.
+        # None says that the flag was not given; the help still shows the default.
         action.help = (action.help or "").replace("%(default)s", str(action.default))
         action.default = None
 
     def exclude(self, *dests: str, variables: tuple[str, ...] = ()) -> None:
-        """Only one of these may be given; `variables` are further ways, without a flag."""
+        """Allow only one of these. `variables` are further ones that have no flag."""
         group = [each for group in self._groups for each in group if each.dest in dests]
         self._groups = [each for each in self._groups if each[0].dest not in dests]
         self._groups.append([*group, *map(_Setting, variables)])
 
     @property
     def variables(self) -> list[str]:
-        """All variables that are looked at."""
+        """All variables that are read."""
         return [each.variable for group in self._groups for each in group]
 
     def resolve(self, args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> None:
-        """Put the values into `args`."""
+        """Set the values in `args`."""
         for group in self._groups:
             given = [each for each in group if getattr(args, each.dest, None) is not None]
             found = given or [each for each in group if each.variable in environ]
             if len(found) > 1:
                 ways = [(each.flag if given else each.variable) for each in found]
-                reject(f"{' and '.join(map(str, ways))} both say the same; keep one of them")
+                reject(f"{' and '.join(map(str, ways))} exclude each other; keep one of them")
             for each in group:
                 if each in given:
                     continue
@@ -118,11 +117,11 @@ class Settings:
 
     @property
     def sources(self) -> Mapping[str, str]:
-        """Setting to variable, for all that came from the environment."""
+        """The variable of each setting that came from the environment."""
         return self._sources
 
     def explained(self, error: ConfigInvalidError) -> ConfigInvalidError:
-        """The same, with the variables that stood for flags which it names."""
+        """The error, with the variable of each flag in its message that came from one."""
         flags = {each.dest: each.flag for group in self._groups for each in group}
         stood = [
             f"{flags[dest]} is {variable} here"
@@ -132,17 +131,17 @@ class Settings:
         return ConfigInvalidError(f"{error} ({', '.join(stood)})") if stood else error
 
     def refuse_near_misses(self, environ: Mapping[str, str] = os.environ) -> None:
-        """For a command that has all settings: a variable that is misspelt would be ignored, and so
-        would one that stands for a switch."""
+        """Reject variables that would be ignored: misspelt ones, and those of switches. For a
+        command that has all settings."""
         known = {variable.removeprefix(PREFIX) for variable in self.variables}
         for name in environ:
             if name in self._switches:
-                reject(f"{name} has no effect; say {self._switches[name]} on the command line")
+                reject(f"{name} has no effect; use {self._switches[name]} on the command line")
             tail = name.removeprefix(PREFIX)
             if name.startswith(PREFIX) and tail not in known | _OTHERS:
                 near = get_close_matches(tail, known, n=1, cutoff=_NEAR)
                 if near:
-                    reject(f"{name} is not known here; did you mean {PREFIX}{near[0]}?")
+                    reject(f"{name} is not a setting; did you mean {PREFIX}{near[0]}?")
 
 
 def add_import(settings: Settings) -> None:

@@ -1,7 +1,5 @@
-"""The store of a command: where it is, and how to call it from a shell.
-
-`penstock store` sets one up, and gives back the space of what it has forgotten.
-"""
+"""The store of a command: its URL, and sync calls to it. And `penstock store`, which sets up a
+store, or deletes what has expired."""
 
 from __future__ import annotations
 
@@ -30,9 +28,9 @@ examples:
   penstock store init sqlite:////var/lib/limits.db
   penstock store sweep postgresql://user@host/database
 
-`init` creates the table or the file if it is missing, and refuses one that it does not
-understand; it may be repeated. `sweep` deletes what has long expired: for cron, never needed for
-a right decision. Quote a URL that has a `&`, and keep passwords off the command line: put the URL
+`init` creates the table or the file if it is missing, and may be repeated; it rejects one of an
+unknown format. `sweep` deletes what expired long ago, to free space: run it from cron. Decisions
+never depend on it. Quote a URL that has a `&`, and keep passwords off the command line: put the URL
 into PENSTOCK_STORE or a --store-file, or leave the password out of it and set PGPASSWORD.
 """
 
@@ -53,11 +51,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it, and say what was done."""
+    """Set up or sweep the store, and print what was done."""
     store = open_store(_url(args))
     name = type(store).__name__
     if getattr(store, args.what, None) is None:
-        why = "needs no set-up" if args.what == "init" else "gives space back by itself"
+        why = "needs no set-up" if args.what == "init" else "frees space by itself"
         print(f"nothing to do: {name} {why}")
         return 0
     result = call_and_close(store, getattr(store, args.what), getattr(store, f"a{args.what}"))
@@ -67,13 +65,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _url(args: argparse.Namespace) -> str:
     if args.url is not None and args.store_file is not None:
-        reject("URL and --store-file both say the same; keep one of them")
+        reject("URL and --store-file exclude each other; keep one of them")
     if args.url is not None:
         return str(args.url)
     args.settings.resolve(args)
     url = store_url(args)
     if url is None:
-        reject("say which store: a URL, --store-file FILE or PENSTOCK_STORE")
+        reject("a store is needed: give a URL, --store-file FILE or PENSTOCK_STORE")
     return url
 
 
@@ -85,7 +83,7 @@ def add_store(settings: Settings, **options: Any) -> None:
 
 
 def store_url(args: argparse.Namespace) -> str | None:
-    """The URL of the store, from whichever place was named; None if none was."""
+    """The URL of the store, from the flag, the file or the environment; None if not given."""
     if args.store_file is None:
         return None if args.store is None else str(args.store)
     try:
@@ -95,12 +93,12 @@ def store_url(args: argparse.Namespace) -> str | None:
     except UnicodeDecodeError:
         reject(f"the store file {args.store_file!r} is not a text in UTF-8")
     if len(url.split()) != 1:
-        reject(f"the store file {args.store_file!r} must hold one URL, such as redis://HOST:6379")
+        reject(f"the store file {args.store_file!r} must contain one URL, as redis://HOST:6379")
     return url
 
 
 def call_and_close(store: Store, call: Callable[[], R], acall: Callable[[], Awaitable[R]]) -> R:
-    """`call()`, or `await acall()` on a store that has only that; then close the store."""
+    """Use `call()`, or `await acall()` on a store that is async only; then close the store."""
     try:
         return call()
     except UnsupportedError:

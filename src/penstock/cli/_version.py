@@ -1,4 +1,4 @@
-"""`penstock version`: what is installed, and which path it takes."""
+"""`penstock version`: the version, and whether the native path is on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
 
 def describe() -> str:
     """The line, for bug reports."""
-    # The root is loaded, as we are part of it; nothing inside may import it.
+    # Not imported, because modules of the package must not import its root.
     version = sys.modules[__name__.partition(".")[0]].__version__
     path = "interpreted" if native is None else "native"
     return f"penstock {version}, {path} path, Python {platform.python_version()}"

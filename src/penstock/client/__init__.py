@@ -1,6 +1,7 @@
-"""How a program asks a service, over HTTP or gRPC, with the calls of a limiter.
+"""The client of a Penstock service, over HTTP or gRPC, with the calls of a limiter.
 
-`ServiceLimiter` asks for every request; `LeasedLimiter` takes units ahead, and spends them here.
+`ServiceLimiter` asks the service on every call; `LeasedLimiter` leases credits in batches and
+spends them in this process.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["LeasedLimiter", "ServiceCharge", "ServiceLimiter", "ServiceSlot", "o
 
 
 def __getattr__(name: str) -> Any:
-    """What needs gRPC is loaded by those who use it."""
+    """`LeasedLimiter` needs gRPC, so it is imported on first use."""
     if name != "LeasedLimiter":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from ..leasing import LeasedLimiter

@@ -1,12 +1,11 @@
-"""A place in flight behind a service, kept while a block runs.
+"""A slot of a service's admission control, held while a block runs.
 
-The service reclaims a slot whose holder is silent. `Beats` knows which slots of a limiter are held
-and when the service has to hear of them next; a thread says so for all of them in one call, and a
-task for those of its event loop. Both end when nothing is held.
+The service reclaims a slot without heartbeats. `Beats` sends them from a thread, for all slots of a
+limiter in one call, and `LoopBeats` from a task of an event loop. Both end when nothing is held.
 
-Of the slot's time the client only knows an instant by the service's clock. Where the two clocks
-disagree, a third of what seems to be left may be wrong, so it is bounded: by a tenth of a second
-from below, and by ten seconds, or what the caller says, from above.
+A heartbeat is due after a third of the time that a slot has left. The service tells its deadline as
+an instant of its own clock, which may differ from the clock here; so the interval is bounded, from
+below by a tenth of a second, from above by ten seconds or `heartbeat_ms`.
 """
 
 from __future__ import annotations
@@ -33,28 +32,29 @@ _PER_TERM = 3
 _SHORTEST_S = 0.1
 _LONGEST_S = 10.0
 _AT_ONCE = 1_000
-"""Ids in one heartbeat, as the service takes them."""
+"""The most ids that the service takes in one heartbeat."""
 
 _log = logging.getLogger("penstock")
 
 
 class ServiceSlot:
-    """A place in flight, from `ServiceLimiter.admit`: a context manager, sync or async.
+    """A slot of a policy with `concurrency`, as a context manager, sync and async. Made by
+    `ServiceLimiter.admit`.
 
-    Entering asks the service, and raises `rate_limit_exceeded` if it denies. While the block runs
-    the slot is renewed in the background. Leaving gives it back; left by an exception, it counts as
-    dropped, which says that what is behind the service is overloaded.
+    Entering the block asks the service, and raises `rate_limit_exceeded` if it denies. During the
+    block the slot is renewed in the background. Leaving the block gives it back; if the block
+    raised, the request counts as dropped, a sign of overload that lowers the ceiling.
     """
 
     def __init__(self, limiter: ServiceLimiter, key: str, cost: int) -> None:
         self.decision: Decision | None = None
-        """What the service said; None before the block."""
+        """The decision of the service; None before the block."""
         self.id: str = ""
-        """The lease; empty where nothing is held, as after an outage that was let through."""
+        """The lease id; empty if no slot is held, as when the fail mode admitted the request."""
         self.binding_axis: str = ""
         """The axis that denied: concurrency, rate or cost."""
         self.is_lost: bool = False
-        """Whether the service gave the slot to somebody else."""
+        """Whether the service has reclaimed the slot, so that another holder may have it."""
         self._limiter = limiter
         self._key = key
         self._expires_at = 0
@@ -106,7 +106,7 @@ class ServiceSlot:
 
     def _require_new(self) -> None:
         if self.decision is not None:
-            reject("a slot is for one block; ask for another one with admit(...)")
+            reject("a ServiceSlot can be entered only once; call admit(...) for another one")
 
     def _told(self, answer: Answer) -> None:
         self.id = answer["lease_id"]
@@ -118,8 +118,7 @@ class ServiceSlot:
         if not decision.allowed:
             axis = f" by its {self.binding_axis}" if self.binding_axis else ""
             raise RateLimitExceededError(
-                f"{self._key!r} was not admitted{axis}; the next attempt is worth making in "
-                f"{decision.retry_after_ms} ms",
+                f"{self._key!r} was not admitted{axis}; retry after {decision.retry_after_ms} ms",
                 decision,
             )
 
@@ -127,8 +126,8 @@ class ServiceSlot:
         return self._dropped or error is not None
 
     def _kept(self, failed: PenstockError) -> None:
-        """A slot could not be given back after the work was done: said in the log alone."""
-        _log.warning("a slot could not be given back, and runs out by itself: %s", failed)
+        """A slot could not be given back. The work is done, so that is only logged."""
+        _log.warning("a slot could not be given back, and will expire by itself: %s", failed)
 
     def __repr__(self) -> str:
         state = "new" if self.decision is None else "lost" if self.is_lost else self.id or "none"
@@ -136,7 +135,7 @@ class ServiceSlot:
 
 
 class _Held:
-    """The slots that are held, and when the service has to hear of them."""
+    """The slots that are held, and when the next heartbeat is due."""
 
     def __init__(self, limiter: ServiceLimiter, longest_s: float | None) -> None:
         self._limiter = limiter
@@ -157,11 +156,11 @@ class _Held:
         return max(0.0, self._due - time.monotonic()) if self._slots else None
 
     def due(self) -> list[list[str]]:
-        """What the next heartbeats name; none before they are due."""
+        """The ids of each heartbeat that is due now."""
         if not self._slots or time.monotonic() < self._due:
             return []
         every = list(self._slots)
-        # Until the answers say; of several, the first to be due counts.
+        # The answers set it again, each to its own deadline if that is earlier.
         self._due = inf
         return [every[start : start + _AT_ONCE] for start in range(0, len(every), _AT_ONCE)]
 
@@ -181,7 +180,7 @@ class _Held:
 
 
 class Beats(ForkAware):
-    """The heartbeats of a limiter's slots, by a thread while there are any."""
+    """Sends the heartbeats of a limiter's slots from a thread, while there are any."""
 
     def __init__(self, limiter: ServiceLimiter, longest_s: float | None) -> None:
         self._limiter = limiter
@@ -190,7 +189,7 @@ class Beats(ForkAware):
         watch_forks(self)
 
     def _forget(self) -> None:
-        """Hold nothing: at first, and in the child of a fork, whose parent keeps its slots."""
+        """Start without slots; also in the child of a fork, whose parent keeps the slots."""
         self._held = _Held(self._limiter, self._longest_s)
         self._thread = DueThread(self._held, self._beat, "penstock-heartbeat")
 
@@ -219,7 +218,7 @@ class Beats(ForkAware):
 
 
 class LoopBeats:
-    """The same by a task of an event loop."""
+    """As `Beats`, from a task of an event loop."""
 
     def __init__(self, limiter: ServiceLimiter, longest_s: float | None) -> None:
         self._limiter = limiter

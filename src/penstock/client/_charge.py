@@ -1,8 +1,8 @@
-"""`ServiceCharge`: units, and slots, that were reserved at a service.
+"""`ServiceCharge`: units and slots that were reserved at a service.
 
-Slots are reclaimed by the service unless they are renewed. `Renewer` does so for all charges of a
-limiter that are kept, by a thread, and `LoopRenewer` by a task of an event loop; both end when
-nothing is kept. The service tells for how long slots are held, in which they are renewed thrice.
+The service reclaims slots that are not renewed. `Renewer` renews the charges of a limiter from a
+thread, and `LoopRenewer` from a task of an event loop, three times per ttl. Both end when there is
+nothing left to renew.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ _log = logging.getLogger("penstock")
 class ServiceCharge(Settling):
     """Units that were reserved at a service. `bool(charge)` is `charge.allowed`.
 
-    As a `Charge`: settle it when the true cost is known, or cancel it. As a context manager it is
-    cancelled by an exception, and otherwise settled as it was reserved. A charge settles once, and
-    the service knows whether it did: a settlement that got no answer leaves the charge open, and
-    may be repeated. `id` is empty where nothing is held, after a denial or where the service could
-    not be asked.
+    Used like a `Charge`: settle it when the true cost is known, or cancel it. As a context manager
+    it is cancelled if the block raises, and otherwise settled as reserved. The service settles a
+    charge only once, so a settlement without an answer leaves it open and may be repeated. `id` is
+    empty if nothing was reserved: after a denial, or if the service could not be reached.
     """
 
     def __init__(
@@ -54,19 +53,19 @@ class ServiceCharge(Settling):
         ttl_ms: int = 0,
     ) -> None:
         self.id: str = charge_id
-        """By which the service knows it; any program with this text may settle it."""
+        """Identifies it to the service. Any program that has this id may settle the charge."""
         self.verdict: Verdict | None = answer if isinstance(answer, Verdict) else None
-        """What each limit said, where there are several."""
+        """The decision of each limit, if there are several."""
         self.decision: Decision = answer.decision if isinstance(answer, Verdict) else answer
-        """What the limit said, or the one that binds."""
+        """The decision of the limit, or of the binding one."""
         self.allowed: bool = answer.allowed
-        """Whether the units were taken."""
+        """Whether the units were reserved."""
         self.charged_at: int = charged_at
         """When it was decided (epoch ms), by the clock of the service."""
         self.starts_at: int = starts_at
-        """From when on, by the same clock, the units are the caller's."""
+        """From when on the units may be used (epoch ms), by the clock of the service."""
         self.is_lost: bool = False
-        """Whether the service gave slots of it to somebody else, as far as is known here."""
+        """Whether a renewal has found that the service reclaimed its slots."""
         self._limiter = limiter
         self._ttl_ms = ttl_ms
         self._is_open = bool(charge_id)
@@ -74,18 +73,19 @@ class ServiceCharge(Settling):
 
     @property
     def is_open(self) -> bool:
-        """Whether it was neither settled nor cancelled yet, as far as is known here."""
+        """Whether it was neither settled nor cancelled in this process."""
         return self._is_open
 
     @property
     def ttl_ms(self) -> int | None:
-        """For how long slots are held without being renewed, also where none was free; None if it
-        asks for none."""
+        """How long its slots last without being renewed, set also after a denial; None if it is
+        not a charge of slots."""
         return self._ttl_ms or None
 
     def settle(self, actual: int | Mapping[str, int]) -> bool:
-        """Replace what was reserved by what was used: for every limit, or by name, where those left
-        out stay as they are. True if this call did it."""
+        """Replace the reserved cost by the actual one: a number for every limit, or a mapping by
+        name, in which limits that are left out keep what was reserved. True if this call settled
+        it."""
         question = self._settlement(actual)
         return self._is_open and self._closed(self._limiter._ask(question))
 
@@ -95,7 +95,7 @@ class ServiceCharge(Settling):
         return self._is_open and self._closed(await self._limiter._aask(question))
 
     def cancel(self) -> bool:
-        """Give everything back. True if this call did it; a charge that was denied has nothing."""
+        """Refund everything. True if this call cancelled it."""
         return self._is_open and self._closed(self._limiter._ask(self._named("cancel")))
 
     async def acancel(self) -> bool:
@@ -113,22 +113,22 @@ class ServiceCharge(Settling):
     def keep_renewed(
         self, on_lost: Callable[[ServiceCharge], object] | None = None
     ) -> ServiceCharge:
-        """Renew its slots in the background until it is settled or lost, by a thread that does so
-        for all charges of this limiter that are kept. `on_lost` is called, in that thread, when
-        the service says that they are somebody else's. Returns the charge itself."""
+        """Renew its slots in the background until it is settled or lost, from one thread for all
+        charges of this limiter. `on_lost` is called in that thread if the service has reclaimed
+        them. Returns the charge itself."""
         self._keep(self._limiter._renewer, on_lost)
         return self
 
     def akeep_renewed(
         self, on_lost: Callable[[ServiceCharge], object] | None = None
     ) -> ServiceCharge:
-        """The same by a task of the running event loop."""
+        """As `keep_renewed`, from a task of the running event loop."""
         self._keep(self._limiter._loop_renewer(), on_lost)
         return self
 
     def _keep(self, renewer: Renewer | LoopRenewer, on_lost: Any) -> None:
         if self._renewer is not None:
-            reject("this charge is kept renewed already")
+            reject("this charge is already kept renewed; call keep_renewed only once")
         if not self._is_open:
             return
         if self.ttl_ms is None:
@@ -137,7 +137,7 @@ class ServiceCharge(Settling):
         renewer.keep(self, on_lost)
 
     def _term_s(self) -> float:
-        """After which to renew it."""
+        """The interval of its renewals."""
         longest_s = self._limiter._heartbeat_s or _LONGEST_S
         return max(_SHORTEST_S, min(self._ttl_ms / 1000 / _PER_TERM, longest_s))
 
@@ -147,7 +147,7 @@ class ServiceCharge(Settling):
     def _settlement(self, actual: int | Mapping[str, int]) -> ServiceCall:
         if not self.allowed:
             reject(
-                "this charge was denied, so there is nothing to settle; look at charge.allowed "
+                "this charge was denied, so there is nothing to settle; check charge.allowed "
                 "before the work begins"
             )
         if isinstance(actual, Mapping):
@@ -168,7 +168,7 @@ class ServiceCharge(Settling):
 
 
 class _Due:
-    """The charges that are kept, with who is to be told, and when each is to be renewed."""
+    """The charges to renew: when each is due, and its `on_lost` callback."""
 
     def __init__(self) -> None:
         self._kept: dict[ServiceCharge, tuple[Any, float]] = {}
@@ -180,12 +180,12 @@ class _Due:
         self._kept.pop(charge, None)
 
     def wait_s(self) -> float | None:
-        """How long until something is due; None if nothing is kept."""
+        """How long until the next is due; None if there are none."""
         dues = [due for _, due in self._kept.values()]
         return max(0.0, min(dues) - time.monotonic()) if dues else None
 
     def due(self) -> list[ServiceCharge]:
-        """Those that are due, each put off until its renewal was answered."""
+        """The charges that are due now; each is scheduled again."""
         at = time.monotonic()
         found = [charge for charge, (_, due) in self._kept.items() if due <= at]
         for charge in found:
@@ -193,12 +193,12 @@ class _Due:
         return found
 
     def failed(self, charge: ServiceCharge) -> None:
-        """No answer came: soon again."""
+        """The service did not answer: try again soon."""
         if charge in self._kept:
             self._kept[charge] = self._kept[charge][0], time.monotonic() + _SHORTEST_S
 
     def lost(self, charge: ServiceCharge) -> Any:
-        """Let it go; who is to be told of it, unless it was settled meanwhile."""
+        """Stop renewing it. Returns its callback, None if it was settled in the meantime."""
         on_lost, _ = self._kept.pop(charge, (None, 0.0))
         if not charge.is_open:
             return None
@@ -207,14 +207,14 @@ class _Due:
 
 
 class Renewer(ForkAware):
-    """Renews the charges of a limiter, by a thread while there are any."""
+    """Renews the charges of a limiter from a thread, while there are any."""
 
     def __init__(self) -> None:
         self._forget()
         watch_forks(self)
 
     def _forget(self) -> None:
-        """Keep nothing: at first, and in the child of a fork, whose parent keeps its charges."""
+        """Start without charges; also in the child of a fork, whose parent keeps the charges."""
         self._due = _Due()
         self._thread = DueThread(self._due, self._renew, "penstock-renewer")
 
@@ -244,7 +244,7 @@ class Renewer(ForkAware):
 
 
 class LoopRenewer:
-    """The same by a task of an event loop."""
+    """As `Renewer`, from a task of an event loop."""
 
     def __init__(self) -> None:
         self._due = _Due()

@@ -1,4 +1,4 @@
-"""The gRPC server of a service: the same calls as over HTTP, as messages."""
+"""The gRPC transport: converts the calls and fields of HTTP to messages and back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ _DOUBT = "; it may have been charged"
 
 
 class GrpcTransport:
-    """`target` is host and port; `credentials` are gRPC's, for TLS."""
+    """Calls a service over gRPC. `target` is host and port; `credentials` are those of grpcio, for
+    TLS."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ def _message(name: str, fields: Mapping[str, Any]) -> Any:
     if isinstance(actual, Mapping):
         del told["actual"]
         told["by_limit"] = _by_limit(actual)
-        # Without this, nothing by limit would mean an actual cost of 0.
+        # Otherwise limits that are left out would be settled at an actual cost of 0.
         told["as_reserved"] = True
     return _MESSAGES[name](**told)
 
@@ -127,7 +128,7 @@ def _attribute(name: str, value: str | int) -> pb.Attribute:
 
 
 def _told(message: Any) -> dict[str, Any]:
-    """The fields of a message, as the HTTP server would tell them."""
+    """The fields of a message, as in an answer over HTTP."""
     told = {field.name: _value(field, getattr(message, field.name)) for field in _fields(message)}
     if "limits" in told:
         limits = told["limits"]

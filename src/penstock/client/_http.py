@@ -1,9 +1,9 @@
-"""The HTTP server of a service, asked by the standard library, or awaited by httpx.
+"""The HTTP transport: sync calls by the standard library's http.client, async ones by httpx.
 
-Connections are kept. One that the server closed meanwhile is noticed before it is used, and one
-that was idle for long is not used again, because the server may be about to close it. What fails
-before the whole request was sent is sent again, once, on a new connection: the service cannot have
-obeyed. After that only calls that spend nothing are repeated.
+Connections are kept open. Before one is used again it is checked that the server has not closed it,
+and one that was idle for long is dropped, because the server may be about to close it. A request
+that failed before it was sent completely is sent again, once, on a new connection: the service
+cannot have acted on it. After that, only calls that spend nothing are repeated.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ _Faults = (OSError, HTTPException)
 
 
 class _UnsentError(Exception):
-    """The request did not leave as a whole, so it cannot have been obeyed."""
+    """The request was not sent completely, so the service cannot have acted on it."""
 
 
 class HttpTransport(ForkAware):
-    """`base_path` is what stands before /v1, where a proxy has the service below a path."""
+    """Calls a service over HTTP. `base_path` is the path before /v1, if the service is behind a
+    proxy that serves it under a path."""
 
     def __init__(
         self,
@@ -107,14 +108,14 @@ class HttpTransport(ForkAware):
             self._idle.pop()[0].close()
 
     async def aclose(self) -> None:
-        """Close what threads used, and what the running loop did."""
+        """Close the connections of sync calls and of the running event loop."""
         self.close()
         client = self._clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
             await client.aclose()
 
     def _kept(self) -> HTTPConnection | None:
-        """A connection that is open as far as anybody can tell."""
+        """An idle connection that the server has not closed, if there is one."""
         while True:
             try:
                 connection, used_at = self._idle.pop()
@@ -154,7 +155,7 @@ class HttpTransport(ForkAware):
             keep = not reply.will_close and len(self._idle) < _MAX_IDLE
             return reply.status, content
         finally:
-            # Also after an interrupt, when a reply may still be on its way.
+            # After an interrupt too: a late reply must not be read as that of the next request.
             if keep:
                 self._idle.append((connection, time.monotonic()))
             else:
@@ -168,7 +169,10 @@ class HttpTransport(ForkAware):
         if status != 200:
             raise refusal(self.where, status, told if isinstance(told, dict) else {})
         if not isinstance(told, dict):
-            reject(f"{self.where} answered without JSON: is it the address of a Penstock service?")
+            reject(
+                f"{self.where} answered with something other than a JSON object; is it the address "
+                "of a Penstock service?"
+            )
         return told
 
     def _client(self) -> Any:
@@ -187,13 +191,13 @@ class HttpTransport(ForkAware):
         return client
 
     def _after_fork_in_child(self) -> None:
-        """Leave the connections to the parent: what is closed here are copies."""
+        """Close the child's copies of the sockets; the parent's connections stay open."""
         self.close()
         self._clients = WeakKeyDictionary()
 
 
 def _has_ended(sock: socket.socket | None) -> bool:
-    """Whether the server closed it: nothing else can be there to be read between requests."""
+    """Whether the server closed it: between requests there is nothing else to be read."""
     if sock is None:
         return True
     try:

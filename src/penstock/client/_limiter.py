@@ -1,8 +1,7 @@
-"""`ServiceLimiter`: a policy of a service, asked like a limiter of this process.
+"""`ServiceLimiter`: a policy of a service, with the calls of a limiter.
 
-A call becomes a `ServiceCall`: what the service is asked, what becomes of its answer, and what
-stands for an answer while there is none. `_ask` and `_aask` are the only two that do anything with
-it, so the sync and the async calls cannot differ.
+Each call is described by a `ServiceCall`: the request, how to read the answer, and what to return
+if there is none. `_ask` and `_aask` carry it out, so the sync and the async calls cannot differ.
 """
 
 from __future__ import annotations
@@ -54,24 +53,25 @@ _RETRY_MS = 1_000
 
 
 class ServiceLimiter(Closing):
-    """Asks a policy of a service. Safe to share between threads, and between event loops.
+    """A limiter that asks a policy of a service. Safe to share between threads and event loops.
 
-    `url` is where the service listens: `"http://host:8080"`, `"https://..."`,
-    `"grpc://host:50051"` or `"grpcs://..."`. `token` is the service's. A call takes `timeout_ms` at
-    most; when no answer came, `fail` says what stands for one: `"open"` allows, `"closed"` denies
-    for a second, `"error"` raises `store_unavailable`. `tls` is an `ssl.SSLContext` for https and
-    gRPC's channel credentials for grpcs, where the system's certificates do not do. `max_waiters`
-    bounds how many callers may wait in `acquire` for one key. Slots that are kept are renewed
-    every `heartbeat_ms` at least, by default three times in their term and every ten seconds.
+    `url` is the address of the service: `"http://host:8080"`, `"https://..."`,
+    `"grpc://host:50051"` or `"grpcs://..."`. `token` is the service's access token. A call takes at
+    most `timeout_ms`; without an answer, `fail` decides: `"open"` allows, `"closed"` denies and
+    says to retry after a second, `"error"` raises `store_unavailable`. `tls` replaces the system's
+    certificates: an `ssl.SSLContext` for https, channel credentials of grpcio for grpcs.
+    `max_waiters` bounds how many callers may wait in `acquire` for one key. Slots are renewed at
+    least every `heartbeat_ms`; by default three times per ttl, and at least every ten seconds.
 
-    A policy with one limit is asked by a key and answers with a `Decision`; one with several is
-    asked by a mapping of attributes and answers with a `Verdict`. What such a request costs is a
-    number for all of them, or a mapping of numbers by limit: `{"tokens": 700}`. A limit that the
-    mapping leaves out costs what an attribute says, if the policy names one, and else 1.
+    A policy with one limit takes a key and returns a `Decision`; a policy with several limits takes
+    a mapping of attributes and returns a `Verdict`. Its cost is one number for all limits, or a
+    mapping by limit, such as `{"tokens": 700}`. A limit that the mapping leaves out takes its cost
+    from the attribute that the policy names for it, if any, and otherwise costs 1.
     """
 
     answers_at_once: bool = False
-    """Whether an event loop may call `check`: every call waits for the service."""
+    """Always False: every call waits for the service, so an event loop must use the async
+    calls."""
 
     def __init__(
         self,
@@ -87,17 +87,17 @@ class ServiceLimiter(Closing):
         clock: Clock | None = None,
     ) -> None:
         self.policy: str = _require_policy(policy)
-        """The policy that is asked."""
+        """The name of the policy."""
         self.fail: FailMode = require_choice("fail", fail, get_args(FailMode))
-        """What stands for an answer that did not come."""
+        """The fail mode: what is returned when the service does not answer."""
         if max_waiters is not None:
             require_int("max_waiters", max_waiters, low=0)
         self.clock: Clock = SystemClock() if clock is None else require_clock(clock)
-        """By which waiting is timed; the service decides by its own."""
+        """The clock that times waiting; decisions use the clock of the service."""
         timeout_ms = require_int("timeout_ms", timeout_ms, high=3_600_000)
         opened = open_transport(url, token, timeout_ms, tls)
         self.url: str = opened[0]
-        """Where the service is."""
+        """The address of the service."""
         self._transport: ServiceTransport = opened[1]
         self._queues = KeyQueues(max_waiters)
         self._waiting_clock = waiting_clock(self.clock)
@@ -147,8 +147,8 @@ class ServiceLimiter(Closing):
     def check_many(
         self, keys: Iterable[str] | Iterable[Attributes], cost: Cost = 1
     ) -> list[Decision] | list[Verdict]:
-        """As one `check` per key, in order, all at the same instant; at most 1,000 keys. Or as one
-        per request, where they are attributes."""
+        """As one `check` per key, or per mapping of attributes, in order, all at the same instant;
+        at most 1,000 of them."""
         answers: list[Decision] | list[Verdict] = self._ask(self._checking_many(keys, cost))
         return answers
 
@@ -201,11 +201,11 @@ class ServiceLimiter(Closing):
     def reserve(
         self, key: str | Attributes, cost: Cost = 1, *, max_wait_ms: int = 0
     ) -> ServiceCharge:
-        """Spend `cost` as `check` does, and hold it as a `ServiceCharge` that can be settled when
-        the true cost is known, or cancelled. A denial is a charge that is not `allowed`.
+        """Spend `cost` as `check` does, and return a `ServiceCharge` that can be settled when the
+        true cost is known, or cancelled. A denial is a charge that is not `allowed`.
 
-        With a `max_wait_ms`, limits that have a pace may be booked ahead: `charge.starts_at` is
-        when.
+        With a `max_wait_ms`, `gcra` and `token_bucket` may book units that they will have within
+        that time: `charge.starts_at` is when.
         """
         charge: ServiceCharge = self._ask(self._reserving(key, cost, max_wait_ms))
         return charge
@@ -227,8 +227,8 @@ class ServiceLimiter(Closing):
     def take(self, key: str, cost: Mapping[str, int]) -> Verdict | ServiceCharge: ...
 
     def take(self, key: str | Attributes, cost: Cost = 1) -> Decision | Verdict | ServiceCharge:
-        """As `check`; of a policy with slots among its limits, which the first call finds out, as
-        `reserve`: the answer is the charge that holds them."""
+        """As `check`, or, if the policy has slots among its limits, as `reserve`: then the result
+        is the charge that holds them. The first call finds out which."""
         if not self._holds:
             try:
                 return self.check(key, cost)
@@ -259,8 +259,9 @@ class ServiceLimiter(Closing):
     def pause(
         self, key: str | Attributes, until_ms: int, *, limits: Iterable[str] | None = None
     ) -> None:
-        """Admit nothing for this key before the instant `until_ms`. Of several limits, those that
-        the attributes have keys for, or those that are named. Needs the token."""
+        """Admit nothing for this key before the instant `until_ms`. With several limits, `limits`
+        names those to pause; by default, all that the attributes have keys for. Needs the
+        token."""
         self._ask(self._operating("pause", key, limits, until_ms=require_until(until_ms)))
 
     async def apause(
@@ -270,8 +271,8 @@ class ServiceLimiter(Closing):
         await self._aask(self._operating("pause", key, limits, until_ms=require_until(until_ms)))
 
     def reset(self, key: str | Attributes, *, limits: Iterable[str] | None = None) -> None:
-        """Forget what the key has spent, and lift a pause. Who waits for it in `acquire` here asks
-        again at once. Needs the token."""
+        """Forget what the key has spent, and lift a pause. Callers of this limiter that wait in
+        `acquire` ask again at once. Needs the token."""
         self._ask(self._operating("reset", key, limits))
         self._queues.reset_all()
 
@@ -298,12 +299,12 @@ class ServiceLimiter(Closing):
     def acquire(
         self, key: str | Attributes, cost: Cost = 1, timeout: float | None = None
     ) -> Decision | Verdict | ServiceCharge:
-        """Wait until the request is admitted, in turn with the others of this process that wait for
-        the same key through this limiter; other processes are not waited for. With slots among the
-        limits of the policy, the answer is the charge that holds them.
+        """Wait until the request is admitted. Callers of this limiter with the same key are served
+        in the order in which they came; other processes are not in that queue. If the policy has
+        slots among its limits, returns the charge that holds them.
 
-        Past `timeout` seconds, or as soon as it is plain that it would be past them, raises
-        `rate_limit_exceeded` with the decision.
+        Raises `rate_limit_exceeded`, with the decision, after `timeout` seconds or as soon as it is
+        known that the wait would be longer.
         """
         peeking = self._peeking(key)
         answer: Decision | Verdict | ServiceCharge = acquire(
@@ -351,8 +352,8 @@ class ServiceLimiter(Closing):
         return answer
 
     def debit(self, key: str, tokens: int = 1) -> Decision:
-        """Count tokens that were used, for a policy with `tokenBudget`. While something is left of
-        the window's budget they are counted in full, also those that go beyond it."""
+        """Count tokens that were used, for a policy with `tokenBudget`. As long as some of the
+        budget is left they are counted in full, even if they exceed it."""
         decision: Decision = self._ask(self._debiting(key, tokens))
         return decision
 
@@ -362,8 +363,8 @@ class ServiceLimiter(Closing):
         return decision
 
     def admit(self, key: str, cost: int = 1) -> ServiceSlot:
-        """A place in flight, for a policy with `concurrency`, as a block: `with
-        limiter.admit(key):` or `async with`. Nothing is asked before the block is entered."""
+        """A slot of a policy with `concurrency`, as a context manager: `with limiter.admit(key):`
+        or `async with`. The service is asked when the block is entered."""
         return ServiceSlot(self, key, cost)
 
     def close(self) -> None:
@@ -371,7 +372,7 @@ class ServiceLimiter(Closing):
         self._transport.close()
 
     async def aclose(self) -> None:
-        """Close those, and the ones of the running event loop."""
+        """Close the connections of sync calls and of the running event loop."""
         await self._transport.aclose()
 
     def __repr__(self) -> str:
@@ -398,14 +399,17 @@ class ServiceLimiter(Closing):
         return self._read(question, answer)
 
     def _refused(self, question: ServiceCall) -> None:
-        """What has no check holds what it admits; from then on it is reserved."""
+        """A policy that does not support `check` has slots: from now on `take` reserves."""
         self._holds = self._holds or question.call == "check"
 
     def _read(self, question: ServiceCall, answer: Answer) -> Any:
         try:
             return question.read(answer)
         except (KeyError, TypeError, AttributeError) as error:
-            reject(f"{self.url} answered {shown(answer)}: is it a Penstock service? ({error!r})")
+            reject(
+                f"{self.url} answered {shown(answer)}, which is not an answer to "
+                f"{question.call!r}; is it a Penstock service of a compatible version? ({error!r})"
+            )
 
     def _failed(self, question: ServiceCall, error: StoreUnavailableError) -> Any:
         if question.failed is None or self.fail == "error":
@@ -515,27 +519,29 @@ def _require_policy(policy: Any) -> str:
 
 
 def _cost(cost: Cost) -> dict[str, Any]:
-    """A cost of all limits, or costs by limit, as fields."""
+    """The fields of a request for a cost, or for costs by limit."""
     if not isinstance(cost, Mapping):
         return {"cost": require_cost(cost)}
     for name, units in cost.items():
         if not isinstance(name, str):
             reject(
-                f"costs are by the names of limits, such as {{'tokens': 700}}, not {shown(name)}"
+                "a mapping of costs has the names of limits as its keys, such as {'tokens': 700}, "
+                f"not {shown(name)}"
             )
         require_int(f"the cost of {name!r}", units, 0)
     return {"costs": dict(cost)} if cost else {"cost": 1}
 
 
 def _queue_name(key: str | Attributes) -> str:
-    """Equal for those who wait for the same."""
+    """The name of the queue in which callers with this key wait."""
     if isinstance(key, str):
         return key
     return ", ".join(f"{name}={value!r}" for name, value in sorted(key.items()))
 
 
 def _admissible(answer: Any, cost: Cost) -> Any:
-    """Refuse what no wait could ever admit. Of several limits only the service knows the costs."""
+    """Reject a cost that could never be admitted. With several limits only the service knows the
+    costs, so nothing is checked."""
     if isinstance(cost, Mapping) or not isinstance(answer, Decision):
         return answer
     if not answer.allowed and 0 < answer.limit < cost:

@@ -1,4 +1,4 @@
-"""`open_limiter`: a limiter from a URL, so that where limits are counted can be configured."""
+"""`open_limiter`: a limiter from a URL, so that a setting can say where limits are counted."""
 
 from __future__ import annotations
 
@@ -25,33 +25,32 @@ def open_limiter(
     batch: int | None = None,
     **options: Any,
 ) -> Limiter | ServiceLimiter | LeasedLimiter:
-    """A `ServiceLimiter` for `policy` if the URL is that of a service, and else a `Limiter` of
-    `rate` on the store behind it, which it closes.
+    """A `ServiceLimiter` for `policy` if the URL is that of a service, otherwise a `Limiter` for
+    `rate` on the store at that URL. Closing the limiter closes the store.
 
-    With a `batch`, and a service that is asked over gRPC, a `LeasedLimiter`: it takes so many units
-    of a `federated` policy at once, and spends them in this process.
+    With a `batch` and a `grpc://` URL, it is a `LeasedLimiter`, which leases that many credits of a
+    `federated` policy at once and spends them in this process.
 
-    `options` go to the one that is made: `open_limiter("redis://localhost", "100/minute",
+    `options` are those of the limiter: `open_limiter("redis://localhost", "100/minute",
     prefix="api")`, `open_limiter("https://limits.internal", policy="api", token=...)`,
-    `open_limiter("grpc://limits.internal:50051", policy="api", batch=100, secret=...)`. Where both
-    `rate` and `policy` are given, the URL alone decides which is used. So it does with the `prefix`
-    of a store, and with what a service is reached by: `token`, `secret`, `tls`, `timeout_ms` and
-    `heartbeat_ms`.
+    `open_limiter("grpc://limits.internal:50051", policy="api", batch=100, secret=...)`. If both
+    `rate` and `policy` are given, the URL decides which is used. The same holds for the `prefix` of
+    a store and the options of a service: `token`, `secret`, `tls`, `timeout_ms`, `heartbeat_ms`.
     """
     if not isinstance(url, str):
         reject(f"a limiter's URL must be a string, not a {type(url).__name__}")
     options = _used(url, options)
     if _is_service(url):
         if policy is None:
-            reject("a service is asked by a policy: open_limiter('http://...', policy='api')")
+            reject("the URL of a service needs a policy: open_limiter('http://...', policy='api')")
         if batch is None:
             return ServiceLimiter(url, policy, **options)
         return _leased(url, policy, batch, **options)
     if rate is None:
-        reject("a store counts by a rate: open_limiter('redis://...', '100/minute')")
+        reject("the URL of a store needs a rate: open_limiter('redis://...', '100/minute')")
     if batch is not None:
         reject(
-            "a batch is taken from a service, over grpc://; to take batches from a store, see "
+            "batch needs a grpc:// URL of a service; to lease batches from a store, use "
             "penstock.leasing.two_tier"
         )
     return rate_limit(rate, store=url, **options)

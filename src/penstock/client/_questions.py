@@ -1,7 +1,7 @@
-"""What a service is asked, and what becomes of its answers.
+"""The calls to a service: their fields, and how their answers are read.
 
-A `ServiceCall` has everything that a call needs: its fields, what its answer means, and what stands
-for an answer while there is none. The sync and the async shell of the limiter only carry it.
+A `ServiceCall` describes a call completely: its fields, how to read the answer, and what to return
+if there is none. `ServiceLimiter` carries it out, sync or async.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = [
 ]
 
 Attributes = Mapping[str, str | int]
-"""What a request says of itself: text for keys, plans and conditions, whole numbers for costs."""
+"""The attributes of a request: text for keys, plans and conditions, whole numbers for costs."""
 
 Cost = int | Mapping[str, int]
-"""What a request costs every limit, or what it costs some, by their names."""
+"""One cost for every limit, or costs by the name of the limit."""
 
 _UNREACHABLE = "service"
-"""In the place of the names of a policy's limits, which no answer told."""
+"""Stands for the names of a policy's limits, which are unknown without an answer."""
 
 
 class ServiceCall(NamedTuple):
@@ -46,7 +46,7 @@ class ServiceCall(NamedTuple):
     fields: dict[str, Any]
     read: Callable[[Answer], Any]
     failed: Callable[[Decision], Any] | None = None
-    """What the fail mode's decision becomes; None for calls that an outage always ends."""
+    """Makes the result from the decision of the fail mode; None if an outage always raises."""
 
 
 def attributes_of(given: Attributes) -> dict[str, str | int]:
@@ -54,7 +54,7 @@ def attributes_of(given: Attributes) -> dict[str, str | int]:
     for name, value in given.items():
         if not isinstance(name, str) or (type(value) is not int and not isinstance(value, str)):
             reject(
-                "attributes are names with text or whole numbers, such as {'user': 'alice', "
+                "attributes must map names to text or whole numbers, such as {'user': 'alice', "
                 f"'tokens': 700}}, not {shown(name)}: {shown(value)}"
             )
         told[name] = value
@@ -64,7 +64,8 @@ def attributes_of(given: Attributes) -> dict[str, str | int]:
 def readers(
     key: str | Attributes, cost: Cost
 ) -> tuple[Callable[[Answer], Any], Callable[[Decision], Any]]:
-    """What becomes of an answer, and of the fail mode's decision: of several limits a verdict."""
+    """How to read an answer, and the fail mode's decision: as a verdict if there are several
+    limits, else as a decision."""
     several = isinstance(key, Mapping) or (isinstance(cost, Mapping) and len(cost) > 0)
     return (_verdict, failed_verdict) if several else (decision_of, itself)
 

@@ -1,12 +1,12 @@
-"""What carries a call to a service: its name and fields there, the fields of the answer back.
+"""Transports: send a call, its name and fields, to a service and return the fields of the answer.
 
-Both transports speak the names of the HTTP server (docs/http.md), so that what asks does not know
-which one it has. A transport raises `store_unavailable` where there was no answer, and says whether
-the call may have been obeyed; the service's own refusals are raised with its words.
+Both transports use the names of the HTTP API (docs/http.md), so that callers need not know which
+one they have. Without an answer, a transport raises `store_unavailable` and says whether the call
+may have taken effect; an error of the service is raised with its message.
 
-No call that spends is sent twice: a connection that died may have died after the service decided.
+A call that spends is never sent twice: a connection may break after the service has decided.
 
-`open_transport` leads from a URL to the one that speaks with it.
+`open_transport` opens the transport of a URL.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ __all__ = [
 Answer = Mapping[str, Any]
 
 SPENDING = frozenset({"admit", "check", "check-many", "debit", "reserve"})
-"""Calls that must not be repeated when their answer was lost; all others may be."""
+"""Calls that must not be repeated if their answer was lost; all others may be."""
 
 _BUSY = (408, 425, 429)
 
 
 class ServiceTransport(Protocol):
-    """Sync and async; `call` is the last part of a path below /v1."""
+    """Calls a service, sync and async. The name of a call is the last part of its path in the HTTP
+    API, such as "check" for /v1/check."""
 
     def call(self, name: str, fields: Mapping[str, Any]) -> Answer: ...
 
@@ -58,7 +59,7 @@ class ServiceTransport(Protocol):
 
 
 def no_answer(where: str, name: str, error: object, *, sent: bool) -> StoreUnavailableError:
-    """The error for a call whose answer did not come."""
+    """The error for a call without an answer."""
     told = str(error) or type(error).__name__
     doubt = ""
     if name in SPENDING:
@@ -67,7 +68,7 @@ def no_answer(where: str, name: str, error: object, *, sent: bool) -> StoreUnava
 
 
 def refusal(where: str, status: int, problem: Answer) -> PenstockError:
-    """The error for an HTTP status that is no success, in the words of the service."""
+    """The error for an HTTP status other than 200, with the service's message."""
     detail = str(problem.get("detail") or "no details")[:1_000]
     text = f"the service at {where} answered {status}: {detail}"
     if status == 501:
@@ -88,13 +89,13 @@ SERVICE_SCHEMES = ("http", "https", "grpc", "grpcs")
 def open_transport(
     url: str, token: str | None, timeout_ms: int, tls: Any
 ) -> tuple[str, ServiceTransport]:
-    """The URL as it may be shown, and its transport. Nothing is connected before the first call."""
+    """The URL for display, and its transport, which connects with the first call."""
     scheme, host, port, path = _parts(url)
     shown_as = (
         f"{scheme}://{f'[{host}]' if ':' in host else host}{'' if port is None else f':{port}'}"
     )
     if scheme in ("http", "grpc") and tls is not None:
-        reject(f"tls is for {scheme}s:// URLs, and {scheme}:// has none")
+        reject(f"tls needs a {scheme}s:// URL; leave it out for {scheme}://")
     _require_token(token)
     if scheme.startswith("grpc"):
         return shown_as, _grpc_transport(scheme, shown_as, token, timeout_ms, tls)
@@ -109,12 +110,12 @@ def open_transport(
 
 
 def grpc_target(url: str, tls: Any) -> tuple[str, Any]:
-    """Host and port, and gRPC's credentials, of a URL that must be one of gRPC."""
+    """Host and port, and grpcio's credentials, of a URL that must be grpc:// or grpcs://."""
     scheme, host, port, _ = _parts(url)
     if not scheme.startswith("grpc"):
-        reject("units are leased over gRPC: give a URL such as 'grpc://localhost:50051'")
+        reject("credits are leased over gRPC: use a URL such as 'grpc://localhost:50051'")
     if scheme == "grpc" and tls is not None:
-        reject("tls is for grpcs:// URLs, and grpc:// has none")
+        reject("tls needs a grpcs:// URL; leave it out for grpc://")
     return f"{f'[{host}]' if ':' in host else host}:{port}", _grpc_credentials(scheme, tls)
 
 
@@ -143,8 +144,8 @@ def _grpc_transport(
 
 
 def _parts(url: Any) -> tuple[str, str, int | None, str]:
-    """Scheme, host, port and path. What is wrong is not repeated: there may be a password in it."""
-    example = "a service's URL is such as 'http://localhost:8080' or 'grpc://localhost:50051'"
+    """Scheme, host, port and path. Errors do not show the URL: it may contain a password."""
+    example = "url must be like 'http://localhost:8080' or 'grpc://localhost:50051'"
     if not isinstance(url, str):
         reject(f"{example}, not a {type(url).__name__}")
     try:
@@ -153,11 +154,14 @@ def _parts(url: Any) -> tuple[str, str, int | None, str]:
     except ValueError:
         reject(f"{example}; this one has no valid host and port")
     if parts.scheme not in SERVICE_SCHEMES or not host:
-        reject(f"{example}; this one has no host, or another scheme than {SERVICE_SCHEMES}")
+        schemes = ", ".join(SERVICE_SCHEMES)
+        reject(f"{example}; this one has no host, or its scheme is none of {schemes}")
     if parts.username is not None or parts.query or parts.fragment:
-        reject("a service's URL is scheme, host, port and path; pass the token as token=...")
+        reject(
+            f"{example}, without a user, query or fragment; pass the service's token as token=..."
+        )
     if parts.scheme.startswith("grpc") and (parts.path not in ("", "/") or port is None):
-        reject("a gRPC URL is a host and a port, such as 'grpc://localhost:50051'")
+        reject("a grpc:// URL needs a host and a port and no path: 'grpc://localhost:50051'")
     return parts.scheme, host, port, parts.path
 
 
@@ -165,5 +169,5 @@ def _require_token(token: Any) -> None:
     if token is None:
         return
     if not isinstance(token, str) or not token or not token.isascii() or not token.isprintable():
-        # Without the value: it is not to be seen.
+        # The value is a secret, so it is not shown.
         reject("token must be a text of printable ASCII characters, or None")

@@ -1,4 +1,4 @@
-"""Limits on what is in flight, with a ceiling that follows the latency.
+"""Concurrency limits: slots in flight, under a ceiling that is inferred from latency.
 
 For example::
 

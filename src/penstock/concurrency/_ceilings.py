@@ -1,33 +1,32 @@
-"""How a ceiling follows the latency, by one of two laws, each a pure function of the limit and a
-sample; and what one process knows of the pools that it takes slots from.
+"""Ceilings inferred from latency by one of two laws, and the pools of slots under them.
 
-The gradient law compares a request's round trip with that of an idle system:
+A law is a pure function of the limit and a sample. The gradient law compares the round trip of a
+request with that of an idle system:
 
     gradient = clamp(tolerance * rtt_noload / rtt, 0.5, 1)
     limit'   = limit * gradient + sqrt(limit)
 
-and moves a fraction, `smoothing`, of the way from limit to limit'. While round trips stay within
-`tolerance` of the idle one the limit grows by the room for a short queue, sqrt(limit); as they
-stretch it shrinks in proportion, by half at most. rtt_noload is the least of the last `samples`
-round trips, so it is found anew when the backend changes for good. It also means that a backend
-without one quiet moment in so many requests forgets what idle was, and the limit creeps up: choose
-`samples` to span a lull, and `max_limit` as what must never be exceeded.
+and moves the limit by the fraction `smoothing` of the way to limit'. While round trips stay within
+`tolerance` of the idle one, the limit grows by sqrt(limit), the room for a short queue; as they get
+longer, it shrinks in proportion, at most by half. rtt_noload is the minimum of the last `samples`
+round trips, so it adapts when the backend changes for good. But if there is no quiet moment among
+so many requests, the idle round trip is forgotten and the limit creeps up: choose `samples` large
+enough to include one, and `max_limit` as what must never be exceeded.
 
-The AIMD law, of TCP's fame, adds `increase` after a round trip within `timeout_ms` and multiplies
-by `backoff` after a longer one. It needs a notion of "too long", and nothing else.
+The AIMD law, known from TCP, adds `increase` after a round trip within `timeout_ms`, and multiplies
+by `backoff` after a longer one.
 
-In both a drop (a request that timed out, a holder that died) contracts the limit by `backoff`, and
-the limit grows only while it is pressed: when less than half of it is in use, a short round trip
-says nothing about whether more would do. It stays between `min_limit` and `max_limit`; equal values
-pin it.
+With both laws, a dropped request (one that timed out, or whose holder died) multiplies the limit by
+`backoff`. The limit grows only while at least half of it is in use: otherwise a short round trip
+does not show that more would be possible. It stays between `min_limit` and `max_limit`; equal
+values fix it.
 
-Time is in whole milliseconds, and a round trip counts as one at least: shorter ones are not told
-apart. `tolerance` is 2 by default so that the step from 1 to 2 ms is not taken for a queue.
+Round trips are whole milliseconds, at least 1. `tolerance` is 2 by default, so that the step from 1
+to 2 ms is not taken for a queue.
 
-Who holds slots is known to the store. `SlotPools` has the ceilings, which are learned from what
-comes back to this process; how many slots were held when a pool was last looked at; and from when
-on it is worth looking again, because somebody may not have given a slot back. At most `max_keys`
-pools are remembered. Those that are in use are not forgotten.
+The store knows who holds slots. `SlotPools` keeps what is known in this process: the ceilings, how
+many slots of each pool were held when it was last read, and when to read it again, because a lease
+may have expired by then. At most `max_keys` pools are kept; those in use are never dropped.
 """
 
 from __future__ import annotations
@@ -57,7 +56,8 @@ _START = 20
 
 
 class Law(Protocol):
-    """What moves a ceiling. Limits are real numbers here; slots are counted by their floor."""
+    """How a ceiling moves with samples. Limits are real numbers here; the number of slots is their
+    floor."""
 
     @property
     def min_limit(self) -> int:
@@ -76,26 +76,26 @@ class Law(Protocol):
 
     @property
     def samples(self) -> int:
-        """Of how many round trips the shortest is taken for that of an idle system."""
+        """The number of round trips of which the shortest counts as that of an idle system."""
         ...
 
     def sampled(self, limit: float, rtt_ms: int, rtt_noload_ms: int, pressed: bool) -> float:
-        """The limit after a request that took `rtt_ms`."""
+        """The limit after a request that took `rtt_ms`. `pressed` says that at least half of the
+        limit was in use."""
         ...
 
     def dropped(self, limit: float) -> float:
-        """The limit after a request that was lost."""
+        """The limit after a dropped request."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """The gradient law: the ceiling follows how much longer than idle requests take.
+    """The gradient law: the ceiling shrinks as requests take longer than in an idle system.
 
-    It stays between `min_limit` and `max_limit` and starts at `initial_limit`. A round trip may be
-    `tolerance` times the shortest of the last `samples` before the ceiling shrinks; `smoothing` is
-    the share of the way that one sample moves it, and `backoff` what a dropped request multiplies
-    it by.
+    It stays between `min_limit` and `max_limit` and starts at `initial_limit`. It shrinks when a
+    round trip is more than `tolerance` times the shortest of the last `samples`. `smoothing` is the
+    fraction of the way that one sample moves it; a dropped request multiplies it by `backoff`.
     """
 
     min_limit: int = 1
@@ -150,7 +150,7 @@ class Aimd:
 
     @property
     def samples(self) -> int:
-        """1: this law does not ask what idle was."""
+        """1: this law does not use the round trip of an idle system."""
         return 1
 
     def sampled(self, limit: float, rtt_ms: int, _rtt_noload_ms: int, pressed: bool) -> float:
@@ -165,9 +165,9 @@ class Aimd:
 
 
 class SlidingMinimum:
-    """The least of the last `size` values, in amortized constant time.
+    """The minimum of the last `size` values, in amortized constant time.
 
-    Kept are only values that may still become the least: each one larger than those before it.
+    Keeps only values that may still become the minimum: an ascending sequence.
     """
 
     __slots__ = ("_rising", "_seen", "_size")
@@ -178,7 +178,7 @@ class SlidingMinimum:
         self._rising: deque[tuple[int, int]] = deque()
 
     def add(self, value: int) -> int:
-        """Take a value in; returns the least."""
+        """Add a value. Returns the minimum."""
         while self._rising and self._rising[-1][1] >= value:
             self._rising.pop()
         self._rising.append((self._seen, value))
@@ -189,7 +189,7 @@ class SlidingMinimum:
 
 
 class Ceiling:
-    """A limit under a law: the only state that the laws have."""
+    """The limit of a pool, moved by a law. Laws themselves have no state."""
 
     __slots__ = ("_exact", "_law", "_noload", "limit")
 
@@ -203,14 +203,14 @@ class Ceiling:
         self.limit: int = int(self._exact)
 
     def sample(self, rtt_ms: int, in_flight: int) -> None:
-        """A request came back after `rtt_ms`, one of `in_flight`."""
+        """Record a request that took `rtt_ms`, with `in_flight` requests in flight."""
         rtt_ms = max(1, rtt_ms)
         noload = self._noload.add(rtt_ms)
         self._exact = self._law.sampled(self._exact, rtt_ms, noload, 2 * in_flight >= self.limit)
         self.limit = int(self._exact)
 
     def drop(self) -> None:
-        """A request was lost."""
+        """Record a dropped request."""
         self._exact = self._law.dropped(self._exact)
         self.limit = int(self._exact)
 
@@ -234,12 +234,12 @@ def _require_number(name: str, value: Any, low: float, high: float) -> None:
         reject(f"{name} must be a number from {low} to {high}, not {value!r}")
 
 
-# Deadlines beyond those that are needed, before they are dropped.
+# How many stale deadlines may pile up before they are removed.
 _SPARE = 64
 
 
 class SlotPool:
-    """Slots under one ceiling."""
+    """What this process knows of the slots under one ceiling."""
 
     __slots__ = ("ceiling", "due", "in_flight", "name", "rtt_ms")
 
@@ -248,7 +248,7 @@ class SlotPool:
         self.ceiling: Ceiling = Ceiling(law)
         self.in_flight: int = 0
         self.rtt_ms: int | None = None
-        # From when on somebody may have been lost; None if nobody is known to hold a slot.
+        # When the first lease may expire; None if no slot is known to be held.
         self.due: int | None = None
 
 
@@ -260,26 +260,26 @@ class SlotPools:
         self._max_keys = max_keys
         self._busy: dict[str, SlotPool] = {}
         self._idle: OrderedDict[str, SlotPool] = OrderedDict()
-        # When to look at which pool; some of them stale.
+        # A heap of (when, pool) to read pools again; some entries are stale.
         self._due: list[tuple[int, str]] = []
 
     @property
     def limit(self) -> int:
-        """The highest ceiling; that of a new pool, if there is none."""
+        """The highest ceiling of all pools; that of a new pool if there are none."""
         pools = (*self._busy.values(), *self._idle.values())
         return max((pool.ceiling.limit for pool in pools), default=Ceiling(self._law).limit)
 
     @property
     def in_flight(self) -> int:
-        """How many slots were held when they were last looked at."""
+        """How many slots were held when the pools were last read."""
         return sum(pool.in_flight for pool in self._busy.values())
 
     def busy(self) -> list[str]:
-        """The names of those that are in use."""
+        """The names of the pools in use."""
         return list(self._busy)
 
     def get(self, name: str) -> SlotPool | None:
-        """A pool, made on first use; None if no more can be remembered, because all are in use."""
+        """A pool, made on first use; None if `max_keys` other pools are in use."""
         pool = self._busy.get(name) or self._idle.get(name)
         if pool is None:
             if len(self._busy) >= self._max_keys:
@@ -290,7 +290,7 @@ class SlotPools:
         return pool
 
     def saw(self, pool: SlotPool, in_flight: int) -> None:
-        """So many slots of it are held."""
+        """Record how many slots of the pool are held."""
         pool.in_flight = in_flight
         if in_flight:
             self._idle.pop(pool.name, None)
@@ -300,7 +300,7 @@ class SlotPools:
             self._idle[pool.name] = pool
 
     def expect(self, pool: SlotPool, deadline: int) -> None:
-        """Somebody may be lost from then on."""
+        """Read the pool again at `deadline`, when a lease may have expired."""
         if pool.due is not None and pool.due <= deadline:
             return
         pool.due = deadline
@@ -311,11 +311,11 @@ class SlotPools:
             heapify(self._due)
 
     def is_due(self, now: int) -> bool:
-        """Whether somebody may have been lost."""
+        """Whether a lease may have expired."""
         return bool(self._due) and self._due[0][0] <= now
 
     def overdue(self, now: int, again_at: int) -> list[str]:
-        """Those to look at, and to look at again if that fails."""
+        """The pools to read now. They are due again at `again_at`, in case that fails."""
         names = set()
         while self.is_due(now):
             _, name = heappop(self._due)

@@ -1,15 +1,15 @@
-"""ConcurrencyLimiter: so many slots and no more, the number following the latency.
+"""`ConcurrencyLimiter`: a limited number of slots, under a ceiling inferred from latency.
 
-The slots are those of the strategy `slots`, in a store: in this process by default, or in one that
-others share, and then they share the pool. The ceiling is inferred here, from what comes back
-here, and bounds the whole pool: a slot is taken if fewer are held, by whomever.
+The slots are those of the strategy `slots`, in a store of this process by default. Processes that
+share a store share the pool of slots. Each infers its ceiling from its own requests, and applies it
+to the whole pool: it takes a slot if fewer than its ceiling are held, by all processes together.
 
-It never queues. A request that finds no slot is told so at once, with a guess of when to come
-back: a queue in front of a ceiling that is inferred from latency would hide what it is inferred
-from. A slot whose holder died is there for the next request from its deadline on; that it was lost
-is learned by sweeping, by one of those who share the pool.
+Requests do not queue. Without a free slot a request is denied at once, with an estimate of when to
+retry: a queue in front of the ceiling would hide the latency that the ceiling is inferred from. The
+slot of a holder that died is free from its deadline on. It is counted as lost by a sweep, of one of
+the processes that share the pool.
 
-What is asked of the store is a flow of `SlotRequest`s, written once for sync and async callers.
+The calls to the store are flows of `SlotRequest`, written once for sync and async callers.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ _slots_of = lru_cache(maxsize=1024)(slots)
 
 @dataclass(frozen=True, slots=True)
 class SlotGrant:
-    """The answer to a request for a slot: a `lease` exactly when the `decision` allows it."""
+    """The result of asking for a slot: a `lease` exactly if the `decision` is allowed."""
 
     decision: Decision
     lease: SlotLease | None
 
 
 class SlotRequest(NamedTuple):
-    """Steps for a store, at an instant; answered with their results."""
+    """A request of a flow: apply steps to a store at an instant. The answer is their results."""
 
     store: Store
     steps: Sequence[Step]
     at: int
 
     def now(self) -> list[Any]:
-        """By a plain call."""
+        """Ask with a sync call."""
         return self.store.apply_all(self.steps, self.at)
 
     async def later(self) -> list[Any]:
@@ -80,8 +80,7 @@ class SlotRequest(NamedTuple):
 
 
 class SlotAttempt(NamedTuple):
-    """A slot that is about to be asked for: the `step` to take it, in which pool, under which id
-    and for how long."""
+    """A slot to ask for: its pool, its id, the `step` that takes it, and its ttl."""
 
     pool: str
     id: str
@@ -90,12 +89,13 @@ class SlotAttempt(NamedTuple):
 
 
 class ConcurrencyLimiter:
-    """Hands out slots under leases. Safe to share between threads and tasks.
+    """Grants slots under leases. Safe to share between threads and tasks.
 
-    All keys share one pool of slots, or with `per_key` each has its own, of which `max_keys` are
-    remembered. A lease ends by `release`, or `lease_ttl_ms` after it was granted or last renewed by
-    a heartbeat. Limiters with the same `prefix` on a `store` share their pools, also those of other
-    processes and with another law. `name` is part of each lease id, for those who have several.
+    All keys share one pool of slots; with `per_key` each key has a pool of its own, at most
+    `max_keys` of them. A lease ends by `release`, or `lease_ttl_ms` after it was granted or last
+    renewed by a heartbeat. Limiters with the same `prefix` on a `store` share their pools, across
+    processes, even with different laws. `name` is part of each lease id, to tell the leases of
+    several limiters apart.
     """
 
     def __init__(
@@ -122,27 +122,26 @@ class ConcurrencyLimiter:
             reject(f"name must be text of at most {LONGEST_NAME} bytes")
         self.name = name
         self._now = clock_reader(self.clock)
-        # That of the store, less that of this process.
+        # The store's clock minus the clock of this process.
         self._ahead_ms = 0
-        # For all that does not depend on the ceiling.
+        # For the operations that do not depend on the ceiling.
         self._slots: Slots = slots(MAX_SLOTS, self.lease_ttl_ms)
         self._lock = threading.RLock()
         self._pools = SlotPools(self.law, self.max_keys)
         self._reclaimed = 0
         if not per_key and (pool := self._pools.get("")) is not None:
-            # Others may hold slots already.
+            # Other processes may already hold slots: read the pool soon.
             self._pools.expect(pool, 0)
 
     @property
     def limit(self) -> int:
-        """The present ceiling. With `per_key`, the highest that any key has."""
+        """The current ceiling. With `per_key`, the highest of all keys."""
         with self._lock:
             return self._pools.limit
 
     @property
     def in_flight(self) -> int:
-        """How many slots are taken, over all keys; of a pool that others share, when it was last
-        looked at."""
+        """How many slots are held, over all keys; in a shared store, when it was last read."""
         if self.store.answers_at_once:
             with self._lock:
                 busy = self._pools.busy()
@@ -152,8 +151,7 @@ class ConcurrencyLimiter:
 
     @property
     def reclaimed(self) -> int:
-        """How many slots were taken back so far, from holders whose lease had run out, and learned
-        of here."""
+        """How many slots with an expired lease this limiter has counted so far."""
         if self.store.answers_at_once:
             self.sweep()
         return self._reclaimed
@@ -170,20 +168,20 @@ class ConcurrencyLimiter:
         """As `admit`, but without a deadline: for holders within this process."""
         if not self.store.answers_at_once:
             raise UnsupportedError(
-                "a slot that others share must have a deadline, in case this process dies; use "
-                "admit() and heartbeat(), or slots(...) in Limits"
+                "slots in a shared store need a deadline, in case this process dies; use admit() "
+                "and heartbeat(), or slots(...) in Limits"
             )
         return drive(self._admission(key, MAX_SPAN_MS), SlotRequest.now)
 
     def slot(self, key: str = "") -> Slot:
-        """A context manager, for `with` and `async with`, that holds a slot while it is open; of a
-        pool within this process."""
+        """A context manager, sync and async, that holds a slot during the block. Only for a pool in
+        this process."""
         return Slot(self, key)
 
     def release(self, lease_id: str, dropped: bool = False) -> bool:
-        """Give the slot of a lease back. `dropped` says that the request was lost, to a timeout
-        or an overload, and contracts the ceiling; else the time it took is a sample. Idempotent:
-        False if there was nothing to give back."""
+        """Give the slot of a lease back. `dropped` says that the request failed by a timeout or an
+        overload, and lowers the ceiling; otherwise its duration is a sample. Idempotent: returns
+        False if the slot was not held any more."""
         how = End.DROPPED if dropped else End.RELEASED
         return drive(self.giving_back(lease_id, how), SlotRequest.now)
 
@@ -193,7 +191,7 @@ class ConcurrencyLimiter:
         return await adrive(self.giving_back(lease_id, how), SlotRequest.later)
 
     def withdraw(self, lease_id: str) -> bool:
-        """Give the slot back as if it had never been taken: nothing is learned from it."""
+        """Give the slot back without a sample for the ceiling."""
         return drive(self.giving_back(lease_id, End.WITHDRAWN), SlotRequest.now)
 
     async def awithdraw(self, lease_id: str) -> bool:
@@ -209,18 +207,18 @@ class ConcurrencyLimiter:
         return await adrive(self._beat(lease_ids), SlotRequest.later)
 
     def sweep(self) -> int:
-        """Learn of the leases that have run out; returns how many."""
+        """Count the leases that have expired, and lower the ceilings accordingly. Returns how
+        many."""
         return drive(self._sweeping(self._overdue()), SlotRequest.now)
 
     async def asweep(self) -> int:
         """The awaitable twin of `sweep`."""
         return await adrive(self._sweeping(self._overdue()), SlotRequest.later)
 
-    # The parts of an admission, for those who ask for more than a slot in one call.
+    # The parts of an admission, for callers that ask the store for more than a slot in one call.
 
     def attempt(self, key: str = "", ttl_ms: int | None = None) -> SlotAttempt | SlotGrant:
-        """How to take a slot; a denial, if no more pools can be remembered because all are in
-        use."""
+        """How to take a slot; a denial if `max_keys` other pools are in use."""
         name = fit(require_key(key), LONGEST_POOL) if self.per_key else ""
         if self.store.answers_at_once and self.is_due:
             self.sweep()
@@ -237,7 +235,8 @@ class ConcurrencyLimiter:
         return SlotAttempt(name, lease_id, step, ttl_ms)
 
     def request(self, steps: Sequence[Step]) -> SlotRequest:
-        """These steps, and the instant at which they are decided if that is the store's matter."""
+        """A request of these steps, and of the instant of the decision if the store uses its own
+        clock."""
         if self.store.reads_own_clock:
             steps = [*steps, Step(steps[0].key, telling(self._slots))]
         return SlotRequest(self.store, steps, self._now())
@@ -253,14 +252,14 @@ class ConcurrencyLimiter:
     def granted(
         self, attempt: SlotAttempt, decision: Decision, at: int, *, taken: bool = True
     ) -> SlotGrant:
-        """What came of it. Not `taken` is one that was free, but asked for in vain: something else
+        """The result of an attempt. Not `taken` means that a slot was free, but another limit
         denied the request."""
         with self._lock:
             pool = self._pools.get(attempt.pool)
             if pool is not None:
                 held = decision.limit - decision.remaining
                 if not decision.allowed:
-                    # There may be more, from before the ceiling came down.
+                    # More may be held, from before the ceiling was lowered.
                     self._pools.saw(pool, max(pool.in_flight, held))
                     self._pools.expect(pool, decision.reset_at)
                 else:
@@ -287,12 +286,12 @@ class ConcurrencyLimiter:
         return bool(results[1])
 
     def slot_of(self, lease_id: str) -> tuple[str, Slots, str] | None:
-        """What a lease of this limiter holds, for `PoolRenewals`; None if it is not one."""
+        """The slot of a lease, for `PoolRenewals`; None if the lease is not of this limiter."""
         lease = self._lease(lease_id)
         return None if lease is None else (self._key_of(lease.pool), self._slots, lease_id)
 
     def renewed(self, lease_id: str, decision: Decision) -> bool:
-        """Take down what the store answered to one of these."""
+        """Record the store's answer to the renewal of a lease. Returns whether it is held."""
         lease = self._lease(lease_id)
         if not decision.allowed or lease is None:
             return False
@@ -305,14 +304,14 @@ class ConcurrencyLimiter:
 
     @property
     def is_due(self) -> bool:
-        """Whether somebody may have been lost."""
+        """Whether a lease may have expired since the last sweep."""
         with self._lock:
             return self._pools.is_due(self._store_now())
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedError(
             "a ConcurrencyLimiter cannot be pickled or copied: its ceiling is learned in this "
-            "process; make one in the other, on a store that both share, or ask a service for slots"
+            "process; make one in the other process on a shared store, or ask a service for slots"
         )
 
     def __repr__(self) -> str:
@@ -331,7 +330,7 @@ class ConcurrencyLimiter:
         return (yield from beating(wanted, lambda lease_id: self))
 
     def _overdue(self) -> list[str]:
-        """The pools to look at."""
+        """The pools to sweep."""
         now = self._store_now()
         with self._lock:
             return self._pools.overdue(now, now + self.lease_ttl_ms)
@@ -364,7 +363,7 @@ class ConcurrencyLimiter:
         return lost
 
     def lost(self, count: int) -> None:
-        """Called with how many slots turned out to be lost. For subclasses."""
+        """Called with the number of expired leases that a sweep found. For subclasses."""
 
     def _learn(
         self, pool: SlotPool, lease: LeaseId, in_flight: int, held: int, at: int, how: End
@@ -379,8 +378,8 @@ class ConcurrencyLimiter:
         pool.ceiling.sample(pool.rtt_ms, in_flight)
 
     def _denial(self, decision: Decision, pool: SlotPool | None) -> Decision:
-        """When a slot may be free: after as long as the last request took, or when the next lease
-        runs out, whichever comes first."""
+        """A denial that estimates when a slot will be free: after the duration of the last request,
+        or when the next lease expires, whichever is earlier."""
         guess = self.lease_ttl_ms if pool is None or pool.rtt_ms is None else pool.rtt_ms
         retry = max(1, min(guess, decision.retry_after_ms))
         reset_at = decision.reset_at - decision.retry_after_ms + retry
@@ -393,7 +392,7 @@ class ConcurrencyLimiter:
         return f"{self.prefix}:{pool}" if self.per_key else self.prefix
 
     def _lease(self, lease_id: str) -> LeaseId | None:
-        """What a lease id says, if it can be one of this limiter."""
+        """The parts of a lease id; None if it is not of this limiter."""
         lease = LeaseId.of(lease_id)
         if lease is None or lease.name != self.name or bool(lease.pool) != self.per_key:
             return None

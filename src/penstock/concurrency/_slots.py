@@ -1,14 +1,13 @@
-"""What holds a slot: leases with their ids, and blocks of code.
+"""Leases of slots: their ids, and the context manager that holds one.
 
-A lease id is the id of its slot in the store, and names the limiter and the pool that the slot is
-of, so that any process which shares the store can renew it or give it back. It also says when the
-slot was taken. None of this can be made up: the id as a whole is what the store knows, and part of
-it is random.
+A lease id is the id of the slot in the store. It contains the limiter, the pool and the instant at
+which the slot was taken, so that any process that shares the store can renew it or give it back. It
+cannot be forged: the store knows the id as a whole, and part of it is random.
 
-As a context manager, sync and async, a slot is held by a block. How the block ends decides what is
-learned: left normally, the time it took is a sample; left by a timeout, the request counts as
-dropped and the ceiling contracts; left by any other exception it says nothing about the load, and
-nothing is learned. `drop()` makes any of them count as dropped.
+As a context manager, sync and async, a slot is held during a block. If the block ends normally, its
+duration is a sample for the ceiling; if it ends by a timeout, the request counts as dropped and
+lowers the ceiling; any other exception says nothing about the load, and is no sample. `drop()`
+makes the request count as dropped in any case.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ if TYPE_CHECKING:
 __all__ = ["LONGEST_ID", "LONGEST_POOL", "End", "Heartbeat", "LeaseId", "Slot", "SlotLease"]
 
 LONGEST_POOL = 128
-"""The name of a pool in bytes; what stands for a longer key has just as many."""
+"""The longest name of a pool, in bytes. A longer key is shortened to this by a digest."""
 
 LONGEST_NAME = 64
-"""The name of a limiter in bytes."""
+"""The longest name of a limiter, in bytes."""
 
 LONGEST_ID = 320
-"""A lease id in characters."""
+"""The longest lease id, in characters."""
 
 _ID = re.compile(r"s[0-9a-f]{24}\.([0-9a-f]{1,12})\.([A-Za-z0-9_-]*)\.([A-Za-z0-9_-]*)")
 
 
 class End(Enum):
-    """How a slot came back, if not by itself."""
+    """How a slot was given back."""
 
     RELEASED = "released"
     DROPPED = "dropped"
@@ -53,21 +52,21 @@ class End(Enum):
 
 
 class LeaseId(NamedTuple):
-    """What a lease id says: of which limiter and which of its pools the slot is, and when it was
-    taken."""
+    """The parts of a lease id: the name of the limiter, the pool, and when the slot was taken."""
 
     name: str
     pool: str
     granted_at: int
 
     def new(self) -> str:
-        """An id that cannot be guessed: whoever knows it can give the slot back."""
+        """A new id with these parts. It cannot be guessed: whoever knows it can give the slot
+        back."""
         parts = f"s{os.urandom(12).hex()}", f"{self.granted_at:x}", *map(_coded, self[:2])
         return ".".join(parts)
 
     @classmethod
     def of(cls, lease_id: str) -> LeaseId | None:
-        """None if it is no lease id."""
+        """The parts of an id; None if it is not a lease id."""
         found = _ID.fullmatch(lease_id)
         if found is None:
             return None
@@ -87,8 +86,8 @@ def _decoded(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SlotLease:
-    """A slot that was taken at `granted_at` and is known by `id`. It runs out at `expires_at`,
-    unless a heartbeat renews it."""
+    """The lease of a slot: taken at `granted_at`, and expires at `expires_at` unless a heartbeat
+    renews it. `id` is what to release."""
 
     id: str
     granted_at: int
@@ -97,8 +96,8 @@ class SlotLease:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The answer to a heartbeat: `live_ids` are held on, `reclaimed_ids` are gone, and
-    `next_deadline` is the instant by which the next heartbeat has to arrive; 0 if no lease is
+    """The result of a heartbeat: `live_ids` were renewed, `reclaimed_ids` have expired, and
+    `next_deadline` is the instant by which the next heartbeat has to arrive, 0 if no lease is
     live."""
 
     live_ids: list[str]
@@ -106,12 +105,12 @@ class Heartbeat:
     next_deadline: int
 
 
-# Three names for one thing from Python 3.11 on, three things before.
+# One class with three names from Python 3.11 on, three classes before.
 _TIMEOUTS = (TimeoutError, asyncio.TimeoutError, concurrent.futures.TimeoutError)
 
 
 class Slot:
-    """A slot held while the block runs. Raises `rate_limit_exceeded` on entry when none is free."""
+    """Holds a slot during a block. Raises `rate_limit_exceeded` on entry if none is free."""
 
     __slots__ = ("_dropped", "_key", "_lease", "_limiter")
 
@@ -122,7 +121,7 @@ class Slot:
         self._dropped = False
 
     def drop(self) -> None:
-        """Count this request as lost, however the block ends."""
+        """Count this request as dropped, however the block ends."""
         self._dropped = True
 
     def __enter__(self) -> Slot:
@@ -151,12 +150,12 @@ class Slot:
 
     def _enter(self) -> Decision:
         if self._lease is not None:
-            raise RuntimeError("this slot is already open; ask the limiter for another")
+            raise RuntimeError("this Slot is in use; call limiter.slot() for another one")
         grant = self._limiter.hold(self._key)
         if grant.lease is None:
             raise RateLimitExceededError(
                 f"no slot is free: {grant.decision.limit} may be in flight; "
-                f"try again in {grant.decision.retry_after_ms} ms, or shed the request",
+                f"retry after {grant.decision.retry_after_ms} ms, or shed the request",
                 grant.decision,
             )
         self._lease, self._dropped = grant.lease, False

@@ -1,4 +1,4 @@
-"""Policy files: parse, validate, build."""
+"""Policy files: parsing, validation, and what the policies mean."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a new policy file does to the counts of an old one.
+"""Which counts are lost when one policy file is replaced by another.
 
-A count is found again under the prefix, the policy's name, the form of its states, and where there
-are several limits the limit's name and the attributes that tell its keys and units. So it is lost
-with each of these, and kept through all others: figures, plans, shadows, fail modes.
+The key of a count contains the prefix, the name of the policy, the form of its states, and, where
+there are several limits, the name of the limit and the attributes that are its key and cost. A
+change of any of these loses the count. All other changes keep it: figures, plans, shadows, fail modes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ __all__ = ["Changes", "changes_between"]
 
 
 class Changes(NamedTuple):
-    """A line for each: counts that are `lost`, and figures that are `changed` with counts kept."""
+    """One line for each count that is `lost`, and for each limit that is `changed` and keeps its
+    count."""
 
     lost: list[str]
     changed: list[str]
 
 
 class _Count(NamedTuple):
-    """What is counted under one name."""
+    """A limit that has counts of its own."""
 
     strategy: Strategy
     words: str
@@ -33,7 +34,7 @@ class _Count(NamedTuple):
 
 
 def changes_between(old: PolicyFile, new: PolicyFile) -> Changes:
-    """From `old` to `new`, in the order of the old one."""
+    """The changes from `old` to `new`, in the order of `old`."""
     if old.prefix != new.prefix:
         told = f"all counts: the prefix was {old.prefix!r} and is {new.prefix!r}"
         return Changes([told], [*_changed(old.policies, new.policies)])
@@ -47,7 +48,7 @@ def changes_between(old: PolicyFile, new: PolicyFile) -> Changes:
 
 def _lost(name: str, old: PolicySpec, new: PolicySpec | None) -> Iterator[str]:
     if new is None:
-        yield f"{name}: the policy is gone"
+        yield f"{name}: the policy is removed"
         return
     if (old.several is None) != (new.several is None):
         yield f"{name}: was of the kind {old.kind} and is of the kind {new.kind}"
@@ -57,16 +58,16 @@ def _lost(name: str, old: PolicySpec, new: PolicySpec | None) -> Iterator[str]:
         after = counts.get(label)
         place = _place(name, label)
         if after is None:
-            yield f"{place}: is gone"
+            yield f"{place}: is removed"
         elif after.strategy.state_form != before.strategy.state_form:
             was, now = before.strategy.state_form, after.strategy.state_form
             yield f"{place}: counts of {was} cannot be read as {now}"
         elif (key := _keyed(before)) != _keyed(after):
             yield f"{place}: was counted {key} and is counted {_keyed(after)}"
     if old.budget is not None and old.max_keys != new.max_keys and new.budget is not None:
-        yield f"{name}.tokenBudget: in memory it begins afresh, in another table"
+        yield f"{name}.tokenBudget: starts afresh if it is kept in memory, in a new table"
     if old.concurrency is not None and old.concurrency != new.concurrency:
-        yield f"{name}.concurrency: slots begin afresh, beside those in flight"
+        yield f"{name}.concurrency: starts afresh; slots in flight are not counted"
 
 
 def _changed(old: Mapping[str, PolicySpec], new: Mapping[str, PolicySpec]) -> Iterator[str]:
@@ -91,7 +92,8 @@ def _loses(before: _Count, after: _Count) -> bool:
 
 
 def _keyed(count: _Count) -> str:
-    """By what its keys and its units are told: under another attribute they mean something else."""
+    """What its keys and units are: with another attribute the same counts would mean something
+    else."""
     if count.limit is None:
         return "per key"
     who = "for all together" if count.limit.by is None else f"per {count.limit.by}"
@@ -99,7 +101,8 @@ def _keyed(count: _Count) -> str:
 
 
 def _counts(spec: PolicySpec) -> dict[str, _Count]:
-    """By the name below the policy; the axes of a policy of one limit have those of the file."""
+    """The counts of a policy, by the name of the limit, or by the field of the file for a policy
+    with a single limit."""
     several = spec.several
     if several is not None:
         return {
@@ -118,7 +121,7 @@ def _counts(spec: PolicySpec) -> dict[str, _Count]:
 
 
 def _words_of(several: SeveralSpec, limit: LimitSpec) -> str:
-    """Without its name, and with whether it denies."""
+    """The description of a limit without its name, and whether it is a shadow."""
     said = limit_in_words(several, limit).partition(": ")[2]
     return f"a shadow of {said}" if limit.shadow else said
 

@@ -1,19 +1,15 @@
-"""`load_policy_file`: from a path to policies.
+"""Loading policy files: `load_policy_file`, parsing in another process, and users' strategies.
 
-Parsing a long policy file in a process of its own.
+Parsing a long file takes a second or two. On a thread of a serving process that would stop all
+requests, because the compiled YAML parser holds the interpreter lock. So `parse_apart` parses long
+files in another process.
 
-The parser of a long file keeps the interpreter busy for a second or two. On another thread of the
-same process that would still stop everything else for as long, since the compiled part of it never
-lets go of the interpreter. A short file is not worth a process.
+The other process imports the strategies that are registered in this one by the names of their
+classes. If it cannot find them, the file is parsed in this process.
 
-The other process finds the strategies that are registered here by their names. Where it cannot, the
-file is parsed here after all.
-
-Strategies of a user's own, known in every process that reads policies.
-
-A command imports the modules that it is told to, which call `penstock.register`. Its workers import
-them again. A process that only parses is given the classes by name, since what registered them may
-be a program that has done more than to import a module.
+`import_modules` imports the modules of `--import`, which call `penstock.register`; each worker does
+so too. A process that only parses gets the names of the classes instead, because a program may also
+have registered them in some other way.
 """
 
 from __future__ import annotations
@@ -60,12 +56,12 @@ ClassName = tuple[str, str]
 
 
 def import_modules(names: Iterable[str]) -> None:
-    """Import them, those in the working folder too; raises `config_invalid` at the first that
-    cannot be had."""
+    """Import modules, also from the working directory. Raises `config_invalid` if one cannot be
+    imported."""
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
             reject(f"--import {name!r} is not the name of a module, such as shop.limits")
-        # As `python -m` finds them, which a command that was installed does not.
+        # `python -m` has the working directory on its path; an installed command does not.
         if (here := os.getcwd()) not in sys.path:
             sys.path.insert(0, here)
         try:
@@ -83,7 +79,7 @@ def import_modules(names: Iterable[str]) -> None:
 
 
 def _place(trace: TracebackType | None) -> str:
-    """Where in the user's code it was raised, if it was."""
+    """Where in the user's code an error was raised, if it was."""
     frames = [
         frame
         for frame in traceback.extract_tb(trace)
@@ -93,8 +89,8 @@ def _place(trace: TracebackType | None) -> str:
 
 
 def registered_names() -> list[ClassName] | None:
-    """By what names another process finds the registered classes again; None if it would not find
-    all of them."""
+    """The names by which another process can import the registered classes; None if it cannot
+    import all of them."""
     names = [(cls.__module__, cls.__qualname__) for cls in registered()]
     for cls, (module, qualname) in zip(registered(), names, strict=True):
         loaded = None if module == "__main__" else sys.modules.get(module)
@@ -104,7 +100,8 @@ def registered_names() -> list[ClassName] | None:
 
 
 def register_named(names: Iterable[ClassName]) -> None:
-    """Register what another process has registered; raises whatever keeps it from being found."""
+    """Register the classes that another process has registered. Raises if one cannot be
+    imported."""
     for module, qualname in names:
         register(_member(import_module(module), qualname))
 
@@ -116,7 +113,7 @@ def _member(module: Any, qualname: str) -> Any:
 
 
 MAX_BYTES = 16 << 20
-"""Of a policy file: 20,000 policies, each of several limits and plans, are half of it."""
+"""The largest policy file: twice as large as 20,000 policies with several limits and plans."""
 
 
 def load_policy_file(path: str | Path) -> PolicyFile:
@@ -128,7 +125,7 @@ def load_policy_file(path: str | Path) -> PolicyFile:
 
 
 def read_policy_file(path: str | Path) -> bytes:
-    """The bytes of a policy file; raises `config_invalid` if they cannot be had."""
+    """The bytes of a policy file. Raises `config_invalid` if it cannot be read."""
     try:
         return read_regular(path, MAX_BYTES)
     except OSError as error:
@@ -147,8 +144,8 @@ def parse_policy_file(raw: bytes, source: str) -> PolicyFile:
 
 
 def parse_policies(text: str, source: str = "penstock.yaml", digest: str = "") -> PolicyFile:
-    """The policies of a text; `source` says in messages where it is from, and by its ending
-    whether it is JSON."""
+    """The policies of a text. `source` is its name in messages; a name that ends in .json means
+    that it is JSON, any other that it is YAML."""
     read = read_json if source.lower().endswith(".json") else read_yaml
     with _uncollected() if len(text) > _LONG else nullcontext():
         return policies_of(read(text, source), digest)
@@ -159,8 +156,8 @@ _LONG = 1 << 18
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without looking for garbage: of a million objects that are made none is, and to look at all
-    of them again and again takes a sixth of the time."""
+    """Turn the garbage collector off: none of a million new objects is garbage, and looking at them
+    again and again takes a sixth of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -170,13 +167,14 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-# The time that so many bytes take, some ten milliseconds, nobody notices.
+# Parsing this much takes some ten milliseconds, which is not worth a process.
 _SHORT_BYTES = 1 << 13
 _PARSE_S = 120.0
 
 
 def parse_apart(raw: bytes, source: str) -> PolicyFile:
-    """As `parse_policy_file`. Waits for it, so a thread of its own should."""
+    """As `parse_policy_file`, in another process if the file is long. Blocks: call it on a
+    thread."""
     names = registered_names()
     if len(raw) <= _SHORT_BYTES or not sys.executable or names is None:
         return parse_policy_file(raw, source)
@@ -186,7 +184,7 @@ def parse_apart(raw: bytes, source: str) -> PolicyFile:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        # What is sent to the whole process group, such as Ctrl-C, is not meant for it.
+        # Signals to the process group, such as Ctrl-C, must not reach it.
         start_new_session=True,
     ) as process:
         try:
@@ -206,13 +204,13 @@ def parse_apart(raw: bytes, source: str) -> PolicyFile:
 
 
 def main() -> None:
-    """The other process: bytes in, a PolicyFile or what is wrong with it out, pickled; None if it
-    does not find the strategies."""
-    # It makes a million objects and ends; looking for garbage among them would take half the time.
+    """The main function of the other process: reads the bytes of a file, and writes a pickled
+    PolicyFile, an error, or None if it cannot import the strategies."""
+    # The process ends soon, and garbage collection would take half of its time.
     gc.disable()
     raw = sys.stdin.buffer.read()
     with os.fdopen(os.dup(1), "wb") as out:
-        # What a user's module prints is not part of the answer.
+        # What a user's module prints must not become part of the answer.
         os.dup2(2, 1)
         pickle.dump(_answer(raw, *sys.argv[1:]), out, pickle.HIGHEST_PROTOCOL)
 

@@ -1,9 +1,8 @@
-"""What a policy file means, once it has been read and found valid.
+"""The content of a valid policy file.
 
-Counts are kept under the name of a limit and the form of its states, which is what makes states
-unreadable to each other: the strategy, its window, its buckets. So a limit that is raised or
-lowered goes on with the counts it has, wherever and whenever it was read, and one with another
-window starts afresh.
+Counts are kept under the name of a limit and the form of its states: the strategy, its window, its
+buckets, everything without which a state cannot be read. So a limit that is raised or lowered keeps
+its counts, and one with another window starts afresh.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ DEFAULT_PREFIX = "penstock"
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencySpec:
-    """The slots of a policy: the `law` of their ceiling, after how long a silent holder loses its
-    own (`lease_ttl_ms`), and whether each key has slots of its own (`per_key`, for at most
-    `max_keys`)."""
+    """The slots of a policy: the `law` of their ceiling, how long a lease lasts without a heartbeat
+    (`lease_ttl_ms`), and whether each key has a pool of its own (`per_key`, for at most `max_keys`
+    keys)."""
 
     law: Law = field(default_factory=Gradient)
     lease_ttl_ms: int = LEASE_TTL_MS
@@ -54,8 +53,7 @@ class ConcurrencySpec:
 
 @dataclass(frozen=True)
 class TwoTierSpec:
-    """How a strategy is spent on this node: `mode`, `batch`, `low_water`, `window_coupled` and
-    `return_idle_after_ms` are those of `two_tier`."""
+    """How a node spends a strategy: the fields are the parameters of `two_tier`."""
 
     mode: Literal["strict", "cached-deny", "leased"] = "leased"
     batch: int = 100
@@ -66,8 +64,8 @@ class TwoTierSpec:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A limit is asked only where this holds: that the `attribute` has one of the `values`, or,
-    without any, that it is there (`exists`) or is not."""
+    """A condition of a limit: the `attribute` has one of the `values` or, without values, is
+    present (`exists`) or absent."""
 
     attribute: str
     values: tuple[str, ...] = ()
@@ -81,9 +79,9 @@ class Condition:
 
 
 class LimitSpec(NamedTuple):
-    """One of several limits: the attribute `by` whose value is its key, or None for everybody; the
-    attribute that tells its `cost`, or None for that of the request; whether it is a `shadow`, and
-    `optional` where its attributes are missing; and `when` it is asked at all."""
+    """One of several limits. `by` is the attribute whose value is its key, None for a keyless
+    limit; `cost` the attribute that holds its cost, None for the cost of the request. `optional`
+    says that it is skipped if one of these is missing, and `when` are its conditions."""
 
     name: str
     strategy: Strategy
@@ -101,14 +99,15 @@ class LimitSpec(NamedTuple):
 
 
 Figures = Mapping[str, Strategy | None]
-"""The name of a limit, or a key of it, to what replaces its strategy; None lifts the limit."""
+"""Maps the name of a limit, or a key, to the strategy that replaces its own; None lifts the
+limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeveralSpec:
-    """Several limits that decide together. `plans` hold the figures for each value of the attribute
-    `plan_by`, by the name of the limit, and `overrides` those of single keys of a limit, which go
-    before a plan."""
+    """Several limits that decide together. `plans` has the figures for each value of the attribute
+    `plan_by`, by the name of the limit. `overrides` has those for single keys of a limit, which
+    take precedence over a plan."""
 
     limits: tuple[LimitSpec, ...]
     plan_by: str = "plan"
@@ -116,7 +115,7 @@ class SeveralSpec:
     overrides: Mapping[str, Figures] = field(default_factory=dict)
 
     def attributes(self) -> dict[str, str]:
-        """What a request may tell: each attribute, to what it is for."""
+        """The attributes of a request, each with a description of its use."""
         told: dict[str, str] = {}
         for limit in self.limits:
             if limit.by is not None:
@@ -133,12 +132,12 @@ class SeveralSpec:
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """One policy, by `name`: a `strategy`, a `budget`, slots (`concurrency`) with either or both
-    beside them, or `several` limits.
+    """One policy: a `strategy`, a `budget`, slots (`concurrency`) with or without these two, or
+    `several` limits.
 
-    `max_keys` bounds the keys of a budget that is kept in this process. `fail` says what to answer
-    while the store is away, and None leaves that to the service. `two_tier` says how the strategy
-    is spent on each node. `federated` is the most that is handed out to a remote client at once.
+    `max_keys` bounds the keys of a budget that is kept in this process. `fail` is the fail mode;
+    None means that of the service. `two_tier` says how a node spends the strategy. `federated` is
+    the most credits that a client may lease at once.
     """
 
     name: str
@@ -153,8 +152,8 @@ class PolicySpec:
 
     @property
     def kind(self) -> str:
-        """ "limiter", "budget", "admission" (slots alone), "unified" (slots and more) or "limits"
-        (several that decide together)."""
+        """ "limiter", "budget", "admission" (slots only), "unified" (slots with a strategy or a
+        budget) or "limits" (several)."""
         if self.several is not None:
             return "limits"
         if self.concurrency is None:
@@ -164,7 +163,7 @@ class PolicySpec:
 
     @property
     def limit(self) -> int:
-        """The ceiling to show: that of the first axis, or limit, which has a fixed one."""
+        """The ceiling to display: that of the first limit or axis with a fixed one."""
         if self.several is not None:
             return self.several.limits[0].strategy.limit
         if self.strategy is not None:
@@ -176,8 +175,8 @@ class PolicySpec:
 
     @property
     def quota(self) -> int:
-        """What is granted per `window_ms`. Where a strategy admits more or less than that at once,
-        that is its `limit`."""
+        """The units granted per `window_ms`, which may differ from `limit`, what is admitted at
+        once."""
         if self.several is not None:
             return self.several.limits[0].strategy.rate[0]
         return self.limit if self.strategy is None else self.strategy.rate[0]
@@ -192,7 +191,7 @@ class PolicySpec:
 
 
 def form_of(strategy: Strategy) -> str:
-    """A short text, the same exactly for strategies that can go on with each other's counts."""
+    """A short digest that is equal exactly for strategies that can use each other's counts."""
     return _digest(strategy.state_form)
 
 
@@ -202,9 +201,9 @@ def _digest(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PolicyFile:
-    """All `policies` of a service, by name. `prefix` stands before every key in the store, `source`
-    is where they were read, for messages, and `digest` tells one text of it from another.
-    `warnings` say what is surely a mistake in it, and where, although it can be served."""
+    """All `policies` of a service, by name. Every key in the store begins with `prefix`. `source`
+    is the name of the file, for messages, and `digest` identifies its content. `warnings` describe
+    likely mistakes in a valid file, with their places."""
 
     policies: Mapping[str, PolicySpec]
     prefix: str = DEFAULT_PREFIX

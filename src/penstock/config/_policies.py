@@ -8,9 +8,10 @@
 | `concurrency`, and `strategy` or `tokenBudget` or both beside it | unified |
 | `limits` | limits: see `_several.py` |
 
-A strategy and a budget without slots between them are two policies, and refused as one.
+A strategy and a budget without slots are two policies, and rejected as one.
 
-`twoTier` and `federated`: how a policy's budget travels.
+A policy may also have `twoTier`, how each node spends its strategy, and `federated`, how many
+credits a client may lease.
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ TWO_TIER = (
 
 
 def read_two_tier(policy: Fields) -> TwoTierSpec:
-    """How the strategy beside it is spent on each node."""
+    """`twoTier`: how each node spends the strategy."""
     if not policy.has("strategy"):
-        policy.fail("two_tier", "belongs beside a strategy, whose counts it shares out")
+        policy.fail("two_tier", "needs a strategy in the same policy")
     fields = policy.below("two_tier", TWO_TIER)
     options: dict[str, Any] = {}
     if fields.has("mode"):
@@ -85,15 +86,17 @@ def read_two_tier(policy: Fields) -> TwoTierSpec:
 
 
 def read_federated(policy: Fields) -> int:
-    """The most that a remote client is handed out at once."""
+    """`federated`: the most credits that a client may lease at once."""
     if policy.has("concurrency"):
-        policy.fail("federated", "cannot hand out slots, which are held and not spent")
+        policy.fail(
+            "federated", "cannot be used with concurrency: slots cannot be leased in batches"
+        )
     strategy = find_strategy(policy.raw("strategy")) if policy.has("strategy") else None
     if strategy is not None and strategy.window_kind is None:
         *some, last = (cls.wire_name for cls in registered() if cls.window_kind is not None)
         policy.fail(
             "federated",
-            "needs a strategy with a window, at whose end what was handed out is void: "
+            "needs a strategy with a window, at whose end leased credits become void: "
             f"{', '.join(some)} or {last}",
         )
     return policy.below("federated", ("batch",)).integer("batch", 1_000)
@@ -103,7 +106,7 @@ RESERVED = ("inline",)
 """Names that the service uses itself."""
 
 MAX_WARNINGS = 1_000
-"""After so many of them nobody reads on."""
+"""How many warnings of a file are kept."""
 
 POLICY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 MAX_KEYS = 2**31 - 1
@@ -123,12 +126,12 @@ def policies_of(tree: Tree, digest: str = "") -> PolicyFile:
 
 
 class Policies(Mapping[str, PolicySpec]):
-    """The policies of a file that was found good, each kept as the text of its definition and
-    built whenever it is asked for.
+    """The policies of a valid file. Each is kept as the text of its definition, and built whenever
+    it is looked up.
 
-    A file may have tens of thousands of them. As texts they are cheap to hold, to compare and to
-    hand to another process; all of them built are a million objects, at which the interpreter's
-    garbage collector would stop for most of a second to look, with every request waiting.
+    A file may have tens of thousands. As texts they are cheap to keep, to compare and to send to
+    another process. Built, they would be a million objects, and the garbage collector would stop
+    all requests for most of a second to look at them.
     """
 
     __slots__ = ("_texts",)
@@ -138,13 +141,13 @@ class Policies(Mapping[str, PolicySpec]):
 
     @classmethod
     def of(cls, tree: Tree, named: dict[Any, Any], warnings: list[str]) -> Policies:
-        """Those of a file; raises at the first that is wrong, and adds to the `warnings`."""
+        """The policies of a file. Raises at the first error, and appends to `warnings`."""
         texts: dict[str, str] = {}
         good: dict[str, list[Warned]] = {}
         for name, held in named.items():
             _require_name(tree, name)
             text = _text_of(held)
-            # Long files repeat themselves.
+            # In a long file, many policies have the same definition.
             if text not in good:
                 good[text] = warnings_of(_policy(tree, name, held))
             for path, told in good[text] if len(warnings) < MAX_WARNINGS else ():
@@ -176,13 +179,13 @@ class Policies(Mapping[str, PolicySpec]):
         return Policies, (self._texts,)
 
     def same(self, name: str, other: Policies) -> bool:
-        """Whether both define a policy in the same words."""
+        """Whether both have the same definition of a policy."""
         return self._texts.get(name) == other._texts.get(name)
 
     def having(self, field: str) -> list[str]:
-        """The names of those with a field such as `concurrency`."""
+        """The names of the policies with a field such as `concurrency`."""
         spellings = (field, camel(field))
-        # Few have it, and of a text that does not mention it nothing else has to be known.
+        # Few have it, so only texts that mention it are parsed.
         mentioned = [
             (name, text)
             for name, text in self._texts.items()
@@ -193,7 +196,7 @@ class Policies(Mapping[str, PolicySpec]):
         ]
 
     def has_fail_mode(self, mode: str, default: str) -> bool:
-        """Whether one of them fails so. `default` is for those that say nothing."""
+        """Whether one of them has this fail mode. `default` is that of policies without one."""
         for text in set(self._texts.values()):
             if mode != default and f'"{mode}"' not in text:
                 continue
@@ -208,7 +211,7 @@ _encode = json.JSONEncoder(check_circular=False).encode
 
 
 def _text_of(held: Any) -> str:
-    """A definition as text; "" for what is no plain data and so no definition of a policy."""
+    """A definition as text; "" if it is not plain data, and so not a valid policy."""
     try:
         return _encode(held)
     except (TypeError, ValueError, RecursionError):
@@ -226,7 +229,7 @@ def names_with(policies: Mapping[str, PolicySpec], field: str) -> list[str]:
 
 
 def has_fail_mode(policies: Mapping[str, PolicySpec], mode: str, default: str) -> bool:
-    """Whether a policy answers by this fail mode while its store is away."""
+    """Whether a policy has this fail mode."""
     if isinstance(policies, Policies):
         return policies.has_fail_mode(mode, default)
     return any((spec.fail or default) == mode for spec in policies.values())
@@ -252,7 +255,7 @@ def _require_name(tree: Tree, name: Any) -> None:
             "starts with a letter or digit",
         )
     if name in RESERVED:
-        raise tree.error(path, "is a name that the service uses itself; choose another")
+        raise tree.error(path, "is a name reserved by the service; choose another")
 
 
 def _policy(tree: Tree, name: str, held: Any) -> PolicySpec:
@@ -262,13 +265,13 @@ def _policy(tree: Tree, name: str, held: Any) -> PolicySpec:
         return _several(name, fields)
     for word in ("plans", "overrides"):
         if fields.has(word):
-            fields.fail(word, "stands beside `limits`, whose figures it replaces")
+            fields.fail(word, "needs `limits` in the same policy, whose figures it replaces")
     has_budget, has_slots = fields.has("token_budget"), fields.has("concurrency")
     if fields.has("strategy") and has_budget and not has_slots:
         fields.fail(
             "token_budget",
-            "stands beside a strategy, which makes two kinds of one policy; make two policies of "
-            "them, or add concurrency for one that admits by all of them",
+            "cannot be used with a strategy in one policy without concurrency; make two policies "
+            "of them, or add concurrency",
         )
     if not (fields.has("strategy") or has_budget or has_slots):
         names = ", ".join(cls.wire_name for cls in registered())
@@ -291,16 +294,16 @@ def _several(name: str, fields: Fields) -> PolicySpec:
         if fields.has(word):
             fields.fail(
                 word,
-                "stands beside `limits`, which makes two kinds of one policy; keep one of them",
+                "cannot be used with `limits` in one policy; keep one of them",
             )
     fail = fields.choice("fail", FAIL_MODES) if fields.has("fail") else None
     return PolicySpec(name, fail=fail, several=read_several(fields))
 
 
 def _known(tree: Tree, path: Path, held: Any) -> tuple[str, ...]:
-    """What a policy may have: a strategy's parameters belong to that strategy only."""
+    """The fields that a policy may have, among them the parameters of its strategy."""
     if not isinstance(held, dict) or "strategy" not in held:
-        # Parameters without a strategy: better to ask for it than to call them unknown.
+        # Parameters without a strategy: the error is the missing strategy, not unknown fields.
         other = {"tokenBudget", "token_budget", "limits"}
         astray = isinstance(held, dict) and not held.keys() & other
         if not astray or "concurrency" in held:

@@ -1,7 +1,7 @@
-"""Reading one mapping of a policy file, strictly: every key is known, every value of its type.
+"""Strict reading of one mapping of a policy file: every key is known, every value has its type.
 
-Names are in snake_case here. A file may spell them so or in camelCase, and messages answer in the
-spelling that the file uses.
+Names are in snake_case here. A file may use snake_case or camelCase, and messages use the spelling
+of the file.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 from ..core._durations import parse_duration_ms
 from ..core._errors import ConfigInvalidError
+from ..core._strategy import camel_case
 from ..core._validation import MAX_SAFE, MAX_SPAN_MS
 from ._tree import Path, Tree
 
@@ -32,33 +33,28 @@ def snake(name: str) -> str:
     return _HUMP.sub(lambda match: "_" + match[1].lower(), name)
 
 
-@lru_cache(maxsize=256)
-def camel(name: str) -> str:
-    """`window_ms` is `windowMs`."""
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)
-
+camel = lru_cache(maxsize=256)(camel_case)
 
 _duration_ms = lru_cache(maxsize=256)(parse_duration_ms)
 
 
 @lru_cache(maxsize=256)
 def _spellings(known: tuple[str, ...]) -> dict[str, str]:
-    """What a file may write, to the name that it stands for."""
+    """The names by each spelling that a file may use."""
     return {spelled: name for name in known for spelled in (name, camel(name))}
 
 
 @lru_cache(maxsize=1024)
 def _names(known: tuple[str, ...], keys: tuple[Any, ...]) -> tuple[str, ...] | None:
-    """What the keys of a mapping stand for; None if one of them is not known, or given twice. Files
-    repeat themselves, so that a long one has few combinations of keys."""
+    """The names of the keys of a mapping; None if one is unknown, or given twice. Cached, because
+    even a long file has few combinations of keys."""
     spellings = _spellings(known)
     names = [spellings[key] for key in keys if key in spellings]
     return tuple(names) if len(set(names)) == len(keys) else None
 
 
 class Fields:
-    """The entries of one mapping, taken out one by one."""
+    """The fields of one mapping, read one by one."""
 
     __slots__ = ("_known", "_raw", "_values", "path", "tree")
 
@@ -77,12 +73,12 @@ class Fields:
 
     @property
     def _given(self) -> dict[str, str]:
-        """By the names of what was given: as the file writes them."""
+        """The spelling in the file, by the name of each given field."""
         spellings = _spellings(self._known)
         return {spellings[key]: key for key in reversed(self._raw) if key in spellings}
 
     def _refuse_one(self) -> NoReturn:
-        """The first key that is not known, or says again what another one said."""
+        """Raise the error of the first key that is unknown or given twice."""
         spellings, seen = _spellings(self._known), dict[str, Any]()
         for key in self._raw:
             name, path = spellings.get(key), (*self.path, str(key))
@@ -92,10 +88,10 @@ class Fields:
                 told = f"is given twice, as {seen[name]} too; keep one of them"
                 raise self.tree.error(path, told)
             seen[name] = key
-        raise AssertionError(self._raw)  # one of them is wrong
+        raise AssertionError(self._raw)  # only called if one of them is wrong
 
     def _spelling(self, name: str) -> str:
-        """As the file would write it, to judge by what it has written."""
+        """A name in the spelling that the other keys of the mapping use."""
         in_snake_case = any("_" in str(key) for key in self._raw)
         return snake(name) if in_snake_case else camel(name)
 
@@ -116,7 +112,7 @@ class Fields:
         return name in self._values
 
     def given(self) -> Mapping[str, Any]:
-        """What was given, by name."""
+        """The given values, by name."""
         return self._values
 
     def fail(self, name: str, problem: str) -> NoReturn:

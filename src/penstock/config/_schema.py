@@ -1,8 +1,9 @@
-"""The JSON Schema of a policy file, for editors that complete and check while somebody types.
+"""The JSON Schema of policy files, for editors that complete and check them.
 
-It is made from what the reader reads by: the declared parameters of the registered strategies and
-the names that may stand beside them. It accepts every good file. What one place of a file says
-about another (a plan's figures about its limit's strategy) only the reader can refuse.
+It is made from the same declarations that the reader uses: the parameters of the registered
+strategies and the other fields of policies. It accepts every valid file. Errors that depend on
+another place of the file (figures of a plan that do not fit the strategy of the limit) are found by
+the reader only.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def _count(low: int = 1, high: int = MAX_SAFE) -> Schema:
     return {"type": "integer", "minimum": low, "maximum": high}
 
 
-# What the fields are that belong to no strategy, by their names in snake_case.
+# The schemas of the fields that belong to no strategy, by their names in snake_case.
 _KINDS: dict[str, Schema] = {
     "fail": {
         "enum": list(FAIL_MODES),
@@ -131,7 +132,7 @@ def schema_text() -> str:
 
 
 class _SchemaField:
-    """One thing that a mapping may say, under any one of its names."""
+    """One field of a mapping, which may have several spellings."""
 
     def __init__(self, schemas: Mapping[str, Schema], required: bool = False) -> None:
         both = {spelled: schema for name, schema in schemas.items() for spelled in _both(name)}
@@ -139,7 +140,7 @@ class _SchemaField:
         self.required = required
 
     def rule(self) -> Schema | None:
-        """That it is given once, or at most once."""
+        """The rule that it is given exactly once, or at most once."""
         names = list(self.properties)
         if self.required:
             one = [{"required": [name]} for name in names]
@@ -170,7 +171,7 @@ def _mapping(fields: Iterable[_SchemaField], **more: Any) -> Schema:
 
 
 def _own_fields(names: Iterable[str], required: Iterable[str] = ()) -> Iterable[_SchemaField]:
-    """Those of `_KINDS`; a name that ends in `_ms` is another way to say the one before it."""
+    """Fields of `_KINDS`. A name that ends in `_ms` is another spelling of the name without it."""
     names = tuple(names)
     for name in names:
         exact = f"{name}_ms"
@@ -335,7 +336,7 @@ def _when() -> Schema:
 
 
 def _figures() -> Schema:
-    """Any figures of any strategy: whose they are is written elsewhere."""
+    """The figures of any strategy: which one it is depends on the limit."""
     free: dict[str, list[Schema]] = {}
     for cls in (*registered(), *HELD):
         for parameter in cls.parameters:

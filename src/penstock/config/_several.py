@@ -10,8 +10,8 @@
     overrides:
       user: {alice: {limit: 500}}
 
-A plan and an override may change figures, and not what counts are kept by: one count has to be read
-by all of them.
+A plan or an override may change only figures that are not part of the form of the states, because
+all of them use the same counts.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ __all__ = ["HELD", "LIMIT_FIELDS", "LIMIT_NAME", "MAX_LIMITS", "UNLIMITED", "rea
 
 
 LIMIT_FIELDS = ("strategy", "by", "cost", "shadow", "optional", "when")
-"""What stands beside the parameters of a strategy in a limit."""
+"""The fields of a limit besides the parameters of its strategy."""
 
 MAX_LIMITS = 16
 """How many limits one policy may have: each is a key of the store in every request."""
 
 HELD: tuple[type[Strategy], ...] = (Slots,)
-"""What only a limit among several can be: a request holds one until it is settled."""
+"""Strategies for `limits` only: a request holds a slot until it is settled."""
 
 UNLIMITED = "unlimited"
-"""In place of figures: this plan, or this key, is not limited by that."""
+"""In place of figures: the limit does not apply to this plan or key."""
 
 LIMIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _NAMED = "is text of at most 64 letters, digits, '.', '_' and '-'"
 
 
 class _Read(NamedTuple):
-    """A limit with the values that the file gives it, which figures replace one by one."""
+    """A limit with its values in the file, single ones of which plans and overrides replace."""
 
     spec: LimitSpec
     cls: type[Strategy]
@@ -72,7 +72,7 @@ def read_several(policy: Fields) -> SeveralSpec:
     if all(limit.shadow for limit in limits):
         policy.fail(
             "limits",
-            "are all shadows, which deny nothing; one of them has to be a limit",
+            "are all shadows, so nothing would ever be denied; remove `shadow` from one of them",
         )
     plan_by, plans = _plans(policy, found) if policy.has("plans") else ("plan", {})
     overrides = _overrides(policy, found) if policy.has("overrides") else {}
@@ -88,7 +88,7 @@ def _limits(policy: Fields) -> Iterator[_Read]:
         example = f"{{user: {{by: user, {example_of(registered()[0])[1:]}}}"
         policy.fail("limits", f"must be a mapping of names to limits, such as {example}")
     if len(held) > MAX_LIMITS:
-        policy.fail("limits", f"are at most {MAX_LIMITS}, not {len(held)}")
+        policy.fail("limits", f"must be at most {MAX_LIMITS}, not {len(held)}")
     for name, limit in held.items():
         _require_name(tree, (*path, str(name)), name, "the name of a limit")
         yield _limit(tree, (*path, name), name, limit)
@@ -114,11 +114,9 @@ def _limit(tree: Tree, path: Path, name: str, held: Any) -> _Read:
         **flags,
     )
     if spec.optional and spec.by is None and spec.cost is None:
-        fields.fail(
-            "optional", "is for a limit with `by` or `cost`, whose attribute may be missing"
-        )
+        fields.fail("optional", "needs `by` or `cost`: it is about their attributes being missing")
     if spec.cost is not None and spec.strategy.is_held:
-        fields.fail("cost", "cannot be told for slots: a request holds one of them")
+        fields.fail("cost", "cannot be used with slots: a request always holds one")
     return _Read(spec, cls, values)
 
 
@@ -173,7 +171,7 @@ def _plans(policy: Fields, limits: Mapping[str, _Read]) -> tuple[str, dict[str, 
 
 
 def _figures(tree: Tree, path: Path, limits: Mapping[str, _Read], held: Any) -> Figures:
-    """What one plan says about the limits that it names."""
+    """The figures of one plan, by limit."""
     if not isinstance(held, dict):
         raise tree.error(
             path, f"must name limits, as in {{user: {{limit: 1000}}}}, not {shown(held)}"
@@ -191,7 +189,7 @@ def _overrides(policy: Fields, limits: Mapping[str, _Read]) -> dict[str, Figures
         read = _named(tree, path, limits, name)
         below = (*path, name)
         if read.spec.by is None:
-            raise tree.error(below, "is for everybody, so it has no keys to override; leave it out")
+            raise tree.error(below, "has no `by`, so it has no keys to override; leave it out")
         if not isinstance(keys, dict) or not keys:
             raise tree.error(below, f"must map keys to figures, not {shown(keys)}")
         overrides[name] = {
@@ -211,7 +209,9 @@ def _mapping(policy: Fields, field: str, example: str) -> tuple[Tree, Path, Mapp
 def _named(tree: Tree, path: Path, limits: Mapping[str, _Read], name: Any) -> _Read:
     found = limits.get(name) if isinstance(name, str) else None
     if found is None:
-        raise tree.error((*path, str(name)), f"is no limit here; there are {', '.join(limits)}")
+        raise tree.error(
+            (*path, str(name)), f"is not a limit of this policy; its limits are {', '.join(limits)}"
+        )
     return found
 
 
@@ -226,8 +226,8 @@ def _replaced(tree: Tree, path: Path, read: _Read, figures: Any) -> Strategy | N
     for name in shaping & figures.keys():
         raise tree.error(
             (*path, name),
-            "cannot differ by plan or key: all of them read the same counts, which are kept "
-            "by it; make two limits of it, with `when`",
+            "cannot differ by plan or key, because all of them share their counts; make two "
+            "limits instead, with `when`",
         )
     fields = Fields(tree, path, figures, free)
     values = given_values(fields, read.cls, all_of_them=False)
@@ -236,7 +236,8 @@ def _replaced(tree: Tree, path: Path, read: _Read, figures: Any) -> Strategy | N
 
 @lru_cache(maxsize=256)
 def _figure_names(cls: type[Strategy]) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Under what names a file gives what may differ by plan or key, and what may not."""
+    """The spellings of the parameters that may differ by plan or key, and of those that may
+    not."""
     free: list[str] = []
     shaping: list[str] = []
     for parameter in cls.parameters:
@@ -279,7 +280,7 @@ def _is_name(text: str) -> bool:
 
 
 def _require_apart(policy: Fields, several: SeveralSpec) -> None:
-    """An attribute is either text or a number."""
+    """Reject an attribute that is used both as text and as a cost."""
     costs = [limit for limit in several.limits if limit.cost is not None]
     if not costs:
         return
@@ -292,5 +293,6 @@ def _require_apart(policy: Fields, several: SeveralSpec) -> None:
         if limit.cost in texts:
             raise policy.tree.error(
                 (*policy.path, policy.spelled("limits"), limit.name, "cost"),
-                f"{limit.cost!r} is text elsewhere in this policy, and a cost is a number",
+                f"the attribute {limit.cost!r} is used as text elsewhere in this policy, but a "
+                "cost is a number",
             )

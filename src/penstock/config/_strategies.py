@@ -1,4 +1,4 @@
-"""Strategies in a policy file: their names, and their parameters as they are declared."""
+"""Reading strategies from a policy file, by their declared names and parameters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def _span_word(parameter: Parameter) -> str:
-    """`window` for `window_ms`: under which a file may say it in words."""
+    """`window` for `window_ms`: the name for a duration as text."""
     return parameter.name.removesuffix("_ms")
 
 
@@ -41,12 +41,12 @@ def spellings(parameter: Parameter) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def parameter_names(cls: type[Strategy]) -> tuple[str, ...]:
-    """Everything that may stand beside a strategy of this class."""
+    """All spellings of the parameters of a strategy."""
     return tuple(name for parameter in cls.parameters for name in spellings(parameter))
 
 
 def example_of(cls: type[Strategy]) -> str:
-    """The shortest definition with that strategy."""
+    """The shortest definition of a policy with that strategy."""
     required = (each for each in cls.parameters if each.is_required)
     given = (f"{camel(spellings(each)[0])}: {each.example}" for each in required)
     return f"{{strategy: {', '.join((cls.wire_name, *given))}}}"
@@ -55,8 +55,7 @@ def example_of(cls: type[Strategy]) -> str:
 def class_of(
     tree: Tree, path: Path, held: Mapping[str, Any], also: Sequence[type[Strategy]] = ()
 ) -> type[Strategy]:
-    """The class that `strategy` names, of those that are registered or in `also`; refuses a name
-    that is none."""
+    """The class that `strategy` names, among those registered and in `also`."""
     chosen = held["strategy"]
     cls = find_strategy(chosen) if isinstance(chosen, str) else None
     if cls is not None:
@@ -73,7 +72,7 @@ def class_of(
 def given_values(
     fields: Fields, cls: type[Strategy], *, all_of_them: bool = True
 ) -> dict[str, Any]:
-    """The parameters that a file gives, by name. `all_of_them` asks for those that are required."""
+    """The given parameters, by name. With `all_of_them`, a missing required one is an error."""
     readers, required = _readers(cls)
     values = {}
     for spelling in fields.given():
@@ -83,7 +82,7 @@ def given_values(
     if all_of_them:
         for name in required:
             if name not in values:
-                readers[name][1](fields)  # which says that it is missing
+                readers[name][1](fields)  # raises the error that it is missing
     return values
 
 
@@ -92,8 +91,7 @@ _Readers = dict[str, tuple[str, Callable[[Fields], Any]]]
 
 @lru_cache(maxsize=256)
 def _readers(cls: type[Strategy]) -> tuple[_Readers, list[str]]:
-    """How each parameter is read, by what a file may call it, and the names of those that it has
-    to give."""
+    """How each parameter is read, by its spellings, and the names of the required ones."""
     readers = {
         spelling: (each.name, _reader(each))
         for each in cls.parameters
@@ -110,7 +108,7 @@ def strategy_of(fields: Fields) -> Strategy:
 
 
 def made(fields: Fields, cls: type[Strategy], values: Mapping[str, Any]) -> Strategy:
-    """A strategy of these values, which came from `fields`."""
+    """Make a strategy of these values; errors are reported at the place of `fields`."""
     try:
         return cls(**values)
     except ConfigInvalidError as error:
@@ -138,7 +136,7 @@ def _zone(fields: Fields, name: str, example: str) -> str:
 
 
 def guarded(fields: Fields, make: Callable[[Fields], T]) -> T:
-    """Run `make`; what it refuses as a whole is told with its place in the file."""
+    """Run `make`, and add the place in the file to its errors."""
     try:
         return make(fields)
     except PolicyFileError:

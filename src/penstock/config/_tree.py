@@ -1,8 +1,8 @@
-"""From the text of a file to plain values, and the line on which each of them stands.
+"""Parsing YAML and JSON into plain values, with the line of each value.
 
-What would otherwise be settled silently is refused: a key that is given twice, and a number that
-versions of YAML read differently. YAML is read by the safe loader, so a file holds data and nothing
-else.
+A key that is given twice is an error in both formats, instead of silently replacing the first; so
+is a number that versions of YAML read differently. YAML is read by the safe loader, so a file can
+contain only data.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _UNREAD: Any = object()
 
 
 class PolicyFileError(ConfigInvalidError):
-    """Something in a policy file is wrong; the text says where."""
+    """A policy file is invalid; the message says where and what would be right."""
 
 
 Places = dict[str, "tuple[int, Places | None]"]
-"""By key: the line on which it stands, and the places within what it holds. What stands on the line
-of what it is in, all of it, has no place of its own: a long file would be mostly those."""
+"""By key: its line, and the places within its value. A value that is completely on the line of its
+parent has no entry, to save memory with long files."""
 
 
 @dataclass(slots=True)
 class Tree:
-    """A file's content: its `value`, and where each part of that stands, as far as it is known."""
+    """The content of a file: its `value`, and the line of each part, as far as known."""
 
     source: str
     value: Any = None
@@ -46,15 +46,15 @@ class Tree:
     places: Places | None = None
 
     def error(self, path: Path, problem: str) -> PolicyFileError:
-        """The refusal of what stands at `path`: where it is and what would be right."""
+        """The error about the value at `path`, with its place in the file."""
         return PolicyFileError(self.place(path, problem))
 
     def place(self, path: Path, text: str) -> str:
-        """A text about what stands at `path`, with where that is."""
+        """A message about the value at `path`, with its place in the file."""
         return _placed(self.source, self._line(path), ".".join(path), text)
 
     def _line(self, path: Path) -> int | None:
-        """That of the nearest thing around `path` that is there."""
+        """The line of the value at `path`, or of the nearest one around it."""
         line, places = self.line, self.places
         for key in path:
             if places is None or key not in places:
@@ -64,7 +64,7 @@ class Tree:
 
 
 class _Twice(dict[str, Any]):
-    """A JSON object that gives `key` twice. Where it stands is known once all is read."""
+    """A JSON object that has `key` twice. Its place is known only after parsing."""
 
     key = ""
 
@@ -129,7 +129,7 @@ def read_yaml(text: str, source: str) -> Tree:
 
 
 def _read_yaml(yaml: Any, text: str, source: str) -> Tree:
-    """By the library's compiled reader where there is one, which takes a sixth of the time."""
+    """Use the compiled parser if there is one, which takes a sixth of the time."""
     fast = getattr(yaml, "CSafeLoader", None)
     if fast is not None:
         try:
@@ -137,13 +137,12 @@ def _read_yaml(yaml: Any, text: str, source: str) -> Tree:
         except yaml.YAMLError:
             if len(text) > _MAX_SLOW:
                 raise
-    # The other reader has the last word on a short text, and says better what is wrong with it.
+    # For a short text, the interpreted parser gives a better error message.
     return _YamlReader(yaml, yaml.SafeLoader(text), source).read()
 
 
 class _Anchored(NamedTuple):
-    """What an anchor stands for: a value, the places of all that is in it, and how many values it
-    is made of. None where it is being read."""
+    """The value of an anchor, the places in it, and the number of values that it consists of."""
 
     value: Any
     places: Places | None
@@ -151,8 +150,8 @@ class _Anchored(NamedTuple):
 
 
 class _YamlReader:
-    """Values from the events of YAML's parser, as they come: a long file has a million of them, and
-    the nodes that the library would make of them take longer than all the rest."""
+    """Makes values directly from the events of the YAML parser. A long file has a million events,
+    and the nodes that the library would make of them take longer than everything else."""
 
     def __init__(self, yaml: Any, loader: Any, source: str) -> None:
         self._yaml = yaml
@@ -161,9 +160,9 @@ class _YamlReader:
         self._scalar_event, self._mapping_end = yaml.ScalarEvent, yaml.MappingEndEvent
         self._tree = Tree(source)
         self._anchors: dict[str, _Anchored | None] = {}
-        # What a text begins with that may be something else than text.
+        # First characters of scalars that may be something other than text.
         self._special = frozenset(loader.yaml_implicit_resolvers)
-        # Files repeat themselves: what was read once is not read again.
+        # Scalars by their text: in long files the same ones occur again and again.
         self._plain: dict[str, Any] = {}
         self._count = 0
 
@@ -195,7 +194,7 @@ class _YamlReader:
             )
 
     def _value(self, event: Any, path: Path, line: int) -> tuple[Any, Places | None]:
-        """A value, and the places in it, where they are not all `line`, on which it stands."""
+        """A value that is on `line`, and the places in it that are on other lines."""
         kind = type(event)
         if kind is self._yaml.AliasEvent:
             return self._alias(event, path)
@@ -215,7 +214,7 @@ class _YamlReader:
         else:
             value, places = self._sequence(path, line)
         if anchor is not None:
-            # Wherever it is used, it stands here.
+            # Aliases report the lines of the anchor.
             places = _every_place(value, places, line)
             self._anchors[anchor] = _Anchored(value, places, self._count - before + 1)
         return value, places or None
@@ -240,7 +239,7 @@ class _YamlReader:
         read, plain, end, scalar = self._next, self._plain, self._mapping_end, self._scalar_event
         while type(event := read()) is not end:
             own_line = event.start_mark.line + 1
-            # Nearly all keys, and most values, are words that were met before.
+            # Nearly all keys, and most values, are known from before.
             if type(event) is scalar and event.anchor is None:
                 key = plain.get(event.value, _UNREAD) if event.tag is None else _UNREAD
                 if key is _UNREAD or not event.implicit[0]:
@@ -266,7 +265,7 @@ class _YamlReader:
         return _merged(merged, made, _every_place(made, places, line))
 
     def _merge(self, path: Path, line: int) -> list[_Anchored]:
-        """What `<<` brings, the least important first."""
+        """The mappings that `<<` merges, in ascending order of precedence."""
         event = self._next()
         value, places = self._value(event, path, line)
         if isinstance(value, dict):
@@ -296,18 +295,16 @@ class _YamlReader:
             )
         read = self._anchors[event.anchor]
         if read is None:
-            # It stands for what it is part of, which has no end.
+            # An alias inside its own anchor would be infinite.
             raise self._error(event, path, "is nested too deeply")
         self._add(read.size, event, path)
         return read.value, read.places
 
     def _add(self, count: int, event: Any, path: Path) -> None:
-        """An alias may stand for more than any file needs."""
+        """Count values, and reject a file that expands to too many by its aliases."""
         self._count += count
         if self._count > _MAX_VALUES:
-            problem = (
-                f"there are more than {_MAX_VALUES:,} values, with those that aliases stand for"
-            )
+            problem = f"the file has more than {_MAX_VALUES:,} values, with its aliases expanded"
             raise self._error(event, path, problem)
 
     def _begin(self, anchor: str, event: Any) -> None:
@@ -321,7 +318,7 @@ class _YamlReader:
         self._anchors[anchor] = None
 
     def _unusual_key(self, event: Any, path: Path, line: int) -> Any:
-        """One that is more than a text, or stands for something."""
+        """A key with an anchor or tag, or an alias."""
         if type(event) not in (self._yaml.ScalarEvent, self._yaml.AliasEvent):
             raise self._error(event, path, "has a key that is not text")
         key = self._value(event, path, line)[0]
@@ -330,7 +327,8 @@ class _YamlReader:
         return key
 
     def _scalar(self, event: Any, path: Path, name: str | None = None) -> Any:
-        """A value, or the key of one; `name` is its own where `path` leads around it."""
+        """A scalar, as a value or a key. `path` is that of the mapping, and `name` the key of the
+        value in it."""
         tag, text = event.tag, event.value
         if tag is None:
             if not event.implicit[0]:
@@ -357,7 +355,7 @@ class _YamlReader:
                 return text
             node = self._yaml.ScalarNode(self._tag_of(event), text)
             return self._loader.construct_object(node, deep=True)
-        except ValueError:  # such as the date 2024-99-99, which is text to anybody but YAML
+        except ValueError:  # such as the date 2024-99-99, which is plain text then
             return text
 
     def _tag_of(self, event: Any) -> str:
@@ -370,7 +368,7 @@ class _YamlReader:
 
 
 def _every_place(value: Any, places: Places | None, line: int) -> Places:
-    """The places in a value that stands on `line`, also of what is on that line itself."""
+    """The places of all parts of a value that is on `line`."""
     keys: Iterable[Any] = value if isinstance(value, dict) else ()
     if isinstance(value, list):
         keys = range(len(value))
@@ -381,7 +379,7 @@ def _every_place(value: Any, places: Places | None, line: int) -> Places:
 def _merged(
     found: list[_Anchored], made: dict[Any, Any], places: Places
 ) -> tuple[dict[Any, Any], Places]:
-    """A mapping with what it merges in before its own keys, which so have the last word."""
+    """A mapping with what it merges; its own keys take precedence."""
     all_made: dict[Any, Any] = {}
     all_places: Places = {}
     for value, below, _ in found:
@@ -411,7 +409,7 @@ def _error(source: str, line: int | None, path: str, problem: str) -> PolicyFile
 
 
 def _placed(source: str, line: int | None, path: str, text: str) -> str:
-    # A path may hold any text that a file can; a message is one line of it.
+    # A path may contain any text of the file; a message has to be one line.
     path = path if path.isprintable() else ascii(path)
     where = source if line is None else f"{source}, line {line}"
     return f"{where}: {path}: {text}" if path else f"{where}: {text}"

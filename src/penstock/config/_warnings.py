@@ -1,8 +1,8 @@
-"""What is surely a mistake in a policy file, although it could be served.
+"""Warnings about likely mistakes in a valid policy file.
 
-A warning is told only where it can be proved: that no request is ever denied by a limit, that
-figures are those that hold anyway, that nobody is ever asked by them. What strategies can be proved
-about each other they know themselves: `Strategy.is_looser_than`.
+A warning is given only if it can be proved: that a limit never denies a request, that figures
+change nothing, that they are never used. Strategies prove what they can about each other:
+`Strategy.is_looser_than`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["Warned", "can_never_bind", "warnings_of"]
 
 
 class Warned(NamedTuple):
-    """A warning, and the place below the policy that it is about."""
+    """A warning, and its place below the policy."""
 
     path: Path
     text: str
 
 
 def warnings_of(spec: PolicySpec) -> list[Warned]:
-    """In the order of the file, as far as it has one."""
+    """The warnings about a policy, mostly in the order of the file."""
     if spec.several is not None:
         return [*_of_several(spec.several)]
     return [*_of_one(spec)]
@@ -42,13 +42,13 @@ def _of_one(spec: PolicySpec) -> Iterator[Warned]:
     if tiers is not None and tiers.mode == "leased" and tiers.batch > strategy.limit:
         yield Warned(
             ("twoTier", "batch"),
-            f"a batch of {tiers.batch:,} is more than the limit of {strategy.limit:,} ever has, so "
-            "the first node that asks takes all of it; make it a fraction of the limit",
+            f"a batch of {tiers.batch:,} is more than the limit of {strategy.limit:,}: the first "
+            "node takes all of it; make it a fraction of the limit",
         )
 
 
 def _is_bursty(strategy: Strategy) -> bool:
-    """Whether more comes at once than a period brings, which so does not bound anything."""
+    """Whether the burst is larger than what a period grants."""
     units, span_ms = strategy.rate
     return span_ms is not None and strategy.limit > units
 
@@ -61,10 +61,9 @@ def _burst(path: Path, strategy: Strategy) -> Iterator[Warned]:
     per_sec = units * 1000 / span_ms
     yield Warned(
         (*path, "burst"),
-        f"{strategy.limit:,} at once take {span_in_words(refill_ms)} to come back, longer than "
-        f"the {span_in_words(span_ms)} that {units:,} are for; write at most burst: {units}, or, "
-        f"where it is meant so, tokenBucket with capacity: {strategy.limit} and refillPerSec: "
-        f"{per_sec:.6g}",
+        f"{strategy.limit:,} at once take {span_in_words(refill_ms)} to refill, longer than the "
+        f"{span_in_words(span_ms)} for {units:,}; write at most burst: {units}, or, if that is "
+        f"intended, tokenBucket with capacity: {strategy.limit} and refillPerSec: {per_sec:.6g}",
     )
 
 
@@ -83,7 +82,7 @@ def _of_several(several: SeveralSpec) -> Iterator[Warned]:
             yield from _of_figures(path, limits[name], strategy, {})
             if limits[name].when and not _may_be(limits[name], several.plan_by, plan):
                 yield Warned(
-                    path, f"is never used: {name} is not asked under this plan, see `when`"
+                    path, f"is never used: {name} does not apply to this plan, see its `when`"
                 )
     for name, keys in several.overrides.items():
         by = limits[name].by
@@ -92,7 +91,9 @@ def _of_several(several: SeveralSpec) -> Iterator[Warned]:
             path = ("overrides", name, key)
             yield from _of_figures(path, limits[name], strategy, planned)
             if by is not None and not _may_be(limits[name], by, key):
-                yield Warned(path, f"is never used: {name} is not asked for this {by}, see `when`")
+                yield Warned(
+                    path, f"is never used: {name} does not apply to this {by}, see its `when`"
+                )
 
 
 def _of_figures(
@@ -100,7 +101,7 @@ def _of_figures(
 ) -> Iterator[Warned]:
     if strategy is None:
         return
-    # One that pins the usual figures, whatever the plan, does change something.
+    # An override with the usual figures does change something if a plan has others.
     if not instead_of and strategy.values == limit.strategy.values:
         yield Warned(path, f"changes nothing: these are the figures of {limit.name}; leave it out")
     elif _is_bursty(strategy) and not _is_bursty(limit.strategy):
@@ -108,7 +109,7 @@ def _of_figures(
 
 
 def _may_be(limit: LimitSpec, attribute: str, value: str) -> bool:
-    """Whether a limit can be asked where an attribute has that value."""
+    """Whether a limit can apply if an attribute has that value."""
     return all(each.holds({attribute: value}) for each in limit.when if each.attribute == attribute)
 
 
@@ -123,7 +124,7 @@ def _never_asked(path: Path, several: SeveralSpec, limit: LimitSpec) -> Iterator
             for value in condition.values:
                 if value not in several.plans:
                     known = ", ".join(several.plans)
-                    yield Warned(below, f"{value!r} is no plan here; there are {known}")
+                    yield Warned(below, f"{value!r} is not a plan of this policy; it has {known}")
 
 
 def _never_binding(path: Path, several: SeveralSpec, at: int) -> Iterator[Warned]:
@@ -131,7 +132,7 @@ def _never_binding(path: Path, several: SeveralSpec, at: int) -> Iterator[Warned
     for where, other in enumerate(several.limits):
         if where == at or not can_never_bind(several, limit, other):
             continue
-        # Of two that say the same, the second is one too many.
+        # Of two equal limits, the warning is about the second.
         same = can_never_bind(several, other, limit._replace(shadow=False))
         if same and at < where and not limit.shadow:
             continue
@@ -147,17 +148,17 @@ _MOST_COMBINATIONS = 10_000
 
 
 def can_never_bind(several: SeveralSpec, limit: LimitSpec, other: LimitSpec) -> bool:
-    """Whether `limit` certainly admits whatever `other` does, for everybody and under every plan.
-    That a reset or a pause of one of them may change."""
+    """Whether `limit` provably admits whatever `other` admits, for every key and plan, as long as
+    neither is reset or paused."""
     if other.shadow or other.by not in (None, limit.by) or other.cost != limit.cost:
         return False
     if other.when and not _implies_all(limit.when, other.when):
         return False
-    # Charged with the same requests: those that either is not asked for are missing in one of them.
+    # Whether both are charged with the same requests.
     same_when = other.when == limit.when or set(other.when) == set(limit.when)
     alongside = other.by == limit.by and same_when
     usual = limit.strategy, other.strategy
-    # Nearly always they say enough, without the figures of plans and keys.
+    # Nearly always enough, so that the figures of plans and keys need not be compared.
     if not _is_looser(*usual, alongside=alongside, steady=limit.cost is None):
         return False
     pairs = _pairs(several, limit, other)
@@ -165,7 +166,7 @@ def can_never_bind(several: SeveralSpec, limit: LimitSpec, other: LimitSpec) -> 
         return False
     alongside = alongside and all((loose is None) == (tight is None) for loose, tight in pairs)
     asked = [(loose, tight) for loose, tight in pairs if loose is not None and tight is not None]
-    # An estimate may be settled by more than was admitted.
+    # A cost may be an estimate, and be settled at more than was admitted.
     steady = limit.cost is None and len(asked) == 1
     return all(
         _is_looser(loose, tight, alongside=alongside, steady=steady) for loose, tight in asked
@@ -185,7 +186,7 @@ def _implies_all(given: tuple[Condition, ...], wanted: tuple[Condition, ...]) ->
 
 
 def _implies(given: Condition, wanted: Condition) -> bool:
-    """Whether the first holds only where the second does."""
+    """Whether the second holds whenever the first does."""
     if given.attribute != wanted.attribute:
         return False
     if given.values and wanted.values:
@@ -197,7 +198,8 @@ _Pair = tuple[Strategy | None, Strategy | None]
 
 
 def _pairs(several: SeveralSpec, limit: LimitSpec, other: LimitSpec) -> list[_Pair] | None:
-    """All that a request may be asked by under both names; None if that are too many."""
+    """All pairs of strategies that both limits may have for a request; None if there are too
+    many."""
     plans: list[Figures] = [{}, *several.plans.values()]
     by_plan = {_named(_under(plan, limit), _under(plan, other)): plan for plan in plans}
     own, others = (several.overrides.get(each.name, {}) for each in (limit, other))
@@ -222,8 +224,8 @@ def _named(loose: Strategy | None, tight: Strategy | None) -> tuple[str, str]:
 
 @lru_cache(maxsize=256)
 def _speaks_for_itself(cls: type[Strategy]) -> bool:
-    """Whether what a class says of its decisions is about them: a `check` that replaces another
-    does not inherit what was proved of that."""
+    """Whether the proofs of a class are about its own `check`: a subclass that overrides `check`
+    does not inherit the proofs of its base."""
     return all(
         _definer(cls, word) is Strategy or issubclass(_definer(cls, word), _definer(cls, "check"))
         for word in ("is_looser_than", "most_within", "looks_back_ms")

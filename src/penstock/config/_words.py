@@ -1,11 +1,11 @@
-"""What a policy allows, in the words of someone who reads it out.
+"""Policies described in English.
 
     user: 100 a minute per user, 20 at once; pro: 1,000; user alice: unlimited
     tokens: 800 a second per user, 50,000 at once, counted in tokens
 
-Each strategy says itself what it grants, as clauses between commas of which the first is the rate:
-here it is said to whom, by what cost, and what plans and overrides make of it. However long a file
-is, a sentence about one limit stays one: what there may be thousands of is cut short.
+A strategy describes what it grants (`Strategy.in_words`) as clauses between commas, of which the
+first is the rate. Here the key, the cost, plans and overrides are added. Long lists of plans and
+overrides are cut short, so that a limit is always one sentence.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def described(name: str, kind: str, words: str, fail: str | None = None) -> list
 
 
 def in_words(spec: PolicySpec) -> str:
-    """Each of its axes, in the order in which they are asked; a line for each of several limits."""
+    """The axes of a policy, in the order in which they decide; or one line per limit, if it has
+    several."""
     if spec.several is not None:
         return "\n".join(limit_in_words(spec.several, limit) for limit in spec.several.limits)
     return ", ".join(_axes(spec))
@@ -51,7 +52,7 @@ def _axes(spec: PolicySpec) -> Iterator[str]:
     if spec.two_tier is not None:
         yield _spent(spec.two_tier)
     if spec.federated is not None:
-        yield f"handed out to clients by at most {spec.federated:,}"
+        yield f"leased to clients by at most {spec.federated:,}"
 
 
 def _slots(spec: ConcurrencySpec) -> str:
@@ -67,7 +68,8 @@ def _spent(spec: TwoTierSpec) -> str:
 
 
 def limit_in_words(several: SeveralSpec, limit: LimitSpec) -> str:
-    """One of several limits: its name, what it grants, to whom, and for whom it is different."""
+    """One of several limits: its name, what it grants per key, and for which plans and keys it
+    differs."""
     who = "for all together" if limit.by is None else f"per {limit.by}"
     parts = [_to(limit.strategy, who)]
     if limit.cost is not None:
@@ -108,7 +110,7 @@ def _instead(base: Strategy, others: Mapping[str, Strategy | None], what: str) -
 
 
 def figures_in_words(strategy: Strategy | None, base: Strategy) -> str:
-    """Other figures, said in as many words as tell them from those of `base`."""
+    """Other figures, reduced to what differs from `base`."""
     if strategy is None:
         return LIFTED
     clauses, usual = strategy.in_words().split(", "), base.in_words().split(", ")
@@ -117,13 +119,13 @@ def figures_in_words(strategy: Strategy | None, base: Strategy) -> str:
     changed = [at for at, clause in enumerate(clauses) if clause != usual[at]]
     if changed != [0]:
         return ", ".join(clauses[at] for at in changed) or ", ".join(clauses)
-    # Of 1,000 a minute in the place of 100 a minute, only the number is new.
+    # If only the number differs, as in 1,000 a minute for 100 a minute, it is enough.
     words, before = clauses[0].split(), usual[0].split()
     return words[0] if words[1:] == before[1:] else clauses[0]
 
 
 def _to(strategy: Strategy, who: str) -> str:
-    """What a strategy grants, with to whom after its rate."""
+    """What a strategy grants, with `who` after its rate."""
     rate, *rest = strategy.in_words().split(", ")
     return ", ".join([f"{rate} {who}", *rest])
 

@@ -1,18 +1,18 @@
-"""A charge: units that were taken, and can be given back or made up for, once.
+"""Charges: units that were reserved, and can be settled or cancelled once.
 
-What a request costs is often known only afterwards. So an estimate is reserved, and settled when
-the true cost is known: what was too much comes back (`Strategy.refund`), and what was too little is
-taken whatever is left (`Strategy.charge`), because it has been used. Both are one step of the
-store, for all limits of the charge together. A charge settles once: whoever comes second, from
+The true cost of a request is often known only afterwards. So an estimate is reserved, and settled
+when the true cost is known: units that were not used are refunded (`Strategy.refund`), and units
+used beyond the estimate are charged even if nothing is left (`Strategy.charge`). Either way it is
+one call to the store for all limits of the charge. A charge settles once; a second call, from
 whatever thread, changes nothing.
 
-What is held rather than spent, such as slots, is held under the id of the charge. `renew` prolongs
-it; `settle` and `cancel` give it back, whatever was used. A holder counts on its slot no longer
-than it can be sure of: from before it asked, by its own steady clock, for the slot's time less a
-margin. After that `holds` is False, before the store gives the slot to somebody else.
+Slots are held under the id of the charge. `renew` extends them; `settle` and `cancel` give them
+back. `holds` is True only while the slot is certainly this holder's: for its ttl less a margin,
+counted on the holder's monotonic clock from before the request was sent. So it turns False before
+the store can give the slot to another holder, however long the reply took.
 
-A settlement that a store did not answer is not repeated: it may have happened, and to give back
-twice would admit too much.
+A settlement without an answer from the store is not repeated: it may have been applied, and a
+second refund would admit too much.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = ["Charge", "Part", "Settling"]
 S = TypeVar("S", bound="Settling")
 
 _MARGIN = 1 / 8
-"""Of its ttl, by which a holder stops counting on a slot before the store gives it away."""
+"""The share of the ttl by which a holder stops relying on a slot before it expires."""
 
 
 class Part(NamedTuple):
-    """What a charge takes from one limit; `name` is empty where there is only one."""
+    """What a charge takes from one limit. `name` is empty for a limit on its own."""
 
     name: str
     key: str
@@ -53,8 +53,8 @@ class Part(NamedTuple):
 
 
 class Settling(DecisionFields):
-    """A charge, wherever it is kept: `decision` is the answer, and a block that ends settles it as
-    it was reserved, or cancels it if an exception ended it."""
+    """The base of charges in this process and in a service. At the end of a `with` block it is
+    settled as reserved, or cancelled if the block raised."""
 
     allowed: bool
     decision: Decision
@@ -119,14 +119,12 @@ class Settling(DecisionFields):
 class Charge(Settling):
     """Units that were reserved. `bool(charge)` is `charge.allowed`.
 
-    `decision` is the answer of the limit, or of the one that binds; `verdict` holds all of them,
-    where there are several. `starts_at` is the instant (epoch ms) from which the units are the
-    caller's: that of the call, unless they were booked ahead. A charge that was denied holds
-    nothing.
+    `decision` is that of the limit, or of the binding one; with several limits, `verdict` holds all
+    of them. `starts_at` is the instant (epoch ms) from which the units may be used: that of the
+    call, unless they were booked ahead. A denied charge holds nothing.
 
-    As a context manager it is cancelled by an exception. A block that ends without one leaves the
-    charge settled: what was reserved is spent, unless `settle` said otherwise, and slots are given
-    back.
+    As a context manager, a block that raises cancels the charge. A block that ends normally settles
+    it as reserved, unless `settle` was called, and gives its slots back.
     """
 
     def __init__(
@@ -141,30 +139,30 @@ class Charge(Settling):
         asked_at: float = 0.0,
     ) -> None:
         self.id: str = slot_id
-        """Under which slots are held."""
+        """The id under which its slots are held."""
         self.verdict: Verdict | None = answer if isinstance(answer, Verdict) else None
         self.decision: Decision = answer.decision if isinstance(answer, Verdict) else answer
         self.allowed: bool = answer.allowed
         self.charged_at: int = charged_at
         self.delays_ms: tuple[int, ...] = delays_ms
-        """By how much each part was booked ahead."""
+        """How far ahead each part was booked."""
         self.starts_at: int = charged_at + max(delays_ms) if delays_ms else charged_at
         self._store = store
         self._now = now
         self._asked = parts
-        # By the steady clock, when its slots were taken or renewed.
+        # The monotonic time before its slots were last taken or renewed.
         self._asked_at = asked_at
-        # One pop succeeds, and its caller settles.
+        # Only one caller can pop this, from whatever thread; that one settles.
         self._open = [True] if self.allowed else []
 
     @property
     def is_open(self) -> bool:
-        """Whether it was neither settled nor cancelled yet."""
+        """Whether it was allowed, and is neither settled nor cancelled."""
         return bool(self._open)
 
     @property
     def holds(self) -> bool:
-        """Whether it has slots and may count on all of them."""
+        """Whether it has slots, all of which are certainly still its own."""
         ttl_ms = self.ttl_ms
         if ttl_ms is None or not self._open:
             return False
@@ -172,13 +170,13 @@ class Charge(Settling):
 
     @property
     def ttl_ms(self) -> int | None:
-        """For how long its slots are held without being renewed; None if it has none."""
+        """How long its slots last without being renewed; None if it has none."""
         ttls = [part.strategy.ttl_ms for part, _ in self._parts if part.strategy.is_held]
         return min(ttls) if ttls else None
 
     def renew(self) -> bool:
-        """Hold its slots for another ttl. False if one of them was lost: somebody else may have
-        it."""
+        """Hold its slots for another ttl. False if one of them had expired: another holder may
+        have it."""
         asked_at = time.monotonic()
         pools = PoolRenewals(self.held())
         if not pools.steps:
@@ -196,16 +194,16 @@ class Charge(Settling):
         return self.renewed(pools.answers(told), asked_at)
 
     def keep_renewed(self, on_lost: Callable[[Charge], object] | None = None) -> Charge:
-        """Renew it in the background until it is settled or lost: a thread renews all charges of
-        this process that are kept, those on one store in one call. `on_lost` is called, in that
-        thread, when it cannot be counted on any more. Returns the charge itself."""
+        """Renew it in the background until it is settled or lost. One thread renews all such
+        charges of this process, with one call per store. `on_lost` is called in that thread when
+        `holds` has become False. Returns the charge itself."""
         from ._renewing import keep
 
         keep(self._require_held(), on_lost)
         return self
 
     def akeep_renewed(self, on_lost: Callable[[Charge], object] | None = None) -> Charge:
-        """The same by a task of the running event loop, with a store that is awaited."""
+        """As `keep_renewed`, by a task of the running event loop, with the store's async calls."""
         from ._renewing import keep_on_loop
 
         keep_on_loop(self._require_held(), on_lost)
@@ -214,33 +212,34 @@ class Charge(Settling):
     def _require_held(self) -> Charge:
         if self.ttl_ms is None or not self.is_open:
             reject(
-                "only a charge that holds slots can be kept renewed, and this one holds none; look "
-                "at charge.allowed first"
+                "only a charge that holds slots can be kept renewed, and this one holds none; "
+                "check charge.allowed first"
             )
         return self
 
     def held(self) -> list[tuple[str, Strategy, str]]:
-        """The slots to renew, for `PoolRenewals`; those of several charges may go together."""
+        """The slots to renew, as `PoolRenewals` takes them, also from several charges."""
         if not self.is_open:
             return []
         return [(p.key, p.strategy, self.id) for p, _ in self._parts if p.strategy.is_held]
 
     def renewed(self, answers: Sequence[Decision], asked_at: float) -> bool:
-        """Take down what the store answered to that, `asked_at` by the steady clock."""
+        """Record the store's answers to a renewal that was sent at the monotonic time
+        `asked_at`."""
         held = all(answer.allowed for answer in answers)
-        # One that was lost is given up at once, and not when its time would be over.
+        # A lost slot is given up at once, not at the end of its ttl.
         self._asked_at = asked_at if held else -math.inf
         return held
 
     @property
     def _parts(self) -> list[tuple[Part, int]]:
-        """What was taken, and at what instant."""
+        """What was charged, and at what instant."""
         return [(part, at) for part, at in self._admitting if part.cost]
 
     @property
     def _admitting(self) -> list[tuple[Part, int]]:
-        """The same with what was only looked at: a shadow that would have denied was not charged,
-        and is not."""
+        """The same, with parts of cost 0. Shadows that would have denied were not charged, and are
+        not charged later either."""
         if not self.allowed:
             return []
         told = (self.decision,) if self.verdict is None else self.verdict.decisions
@@ -252,13 +251,14 @@ class Charge(Settling):
 
     @property
     def cost(self) -> Mapping[str, int]:
-        """What was reserved, by the name of the limit, which is empty for a limit on its own."""
+        """What was reserved, by the name of the limit; the name is empty for a limit on its
+        own."""
         return {part.name: part.cost for part, _ in self._parts}
 
     def settle(self, actual: int | Mapping[str, int]) -> bool:
-        """Replace what was reserved by what was used: for every limit that was charged, or by name,
-        where those left out stay as they are. True if this call did it, False if it was settled
-        before."""
+        """Replace the reserved cost by the actual one: a number for every limit that was charged,
+        or a mapping by name, in which limits that are left out keep what was reserved. True if this
+        call settled it, False if it was settled or cancelled before."""
         steps = self.settlement(actual)
         if not self._take():
             return False
@@ -276,7 +276,8 @@ class Charge(Settling):
         return True
 
     def cancel(self) -> bool:
-        """Give everything back. True if this call did it; a charge that was denied has nothing."""
+        """Refund everything. True if this call cancelled it, False if it was settled, cancelled or
+        denied before."""
         if not self._take():
             return False
         self._store.apply_all(self.refunds(), self._now())
@@ -296,7 +297,7 @@ class Charge(Settling):
             return False
 
     def refunds(self) -> list[Step]:
-        """What to ask the store in order to give everything back."""
+        """The steps that refund everything."""
         return [self._refund(part, at, part.cost) for part, at in self._parts]
 
     def _refund(self, part: Part, at: int, units: int) -> Step:
@@ -305,10 +306,10 @@ class Charge(Settling):
         return Step(part.key, refunding(part.strategy, at), units)
 
     def settlement(self, actual: int | Mapping[str, int]) -> list[Step]:
-        """What to ask the store in order to replace what was reserved by what was used."""
+        """The steps that replace the reserved cost by the actual one."""
         if not self.allowed:
             reject(
-                "this charge was denied, so there is nothing to settle; look at charge.allowed "
+                "this charge was denied, so there is nothing to settle; check charge.allowed "
                 "before the work begins"
             )
         used = self._used(actual)
@@ -328,12 +329,12 @@ class Charge(Settling):
         if not isinstance(actual, Mapping):
             require_int("actual", actual, 0)
             return {part.name: actual for part, _ in self._parts}
-        # What a shadow did not take is not an error: whether it did was not the caller's choice.
+        # The caller cannot know whether a shadow was charged, so naming one is no error.
         names = list(self.cost if self.verdict is None else self.verdict.limits)
         for name, units in actual.items():
             if name not in names:
                 there = ", ".join(map(repr, names)) or "none"
-                reject(f"actual names {shown(name)}, which was not charged; there are {there}")
+                reject(f"actual names {shown(name)}, which was not charged; the limits are {there}")
             require_int(f"the actual cost of {name!r}", units, 0)
         return actual
 

@@ -1,13 +1,13 @@
-"""What a limiter has of its store: a claim to its prefix, and the store itself if it made it.
+"""How a limiter is bound to its store: a claim to its prefix, and who closes the store.
 
 Limiters on one store object under one prefix use the same keys. With the same strategy that is how
-limits are shared; with another one, or with other parameters, each would read what the other wrote
-as its own. Where the two forms of state differ that is an error of its own, but two windows of
-different limits look alike, and would silently share their counts. So a limiter claims its prefix
-when it is made, and another meaning is refused.
+they share a limit. With different strategies each would read the other's states: an error if the
+states have different forms, but two fixed windows with different limits look alike and would
+silently share their counts. So a limiter claims its prefix when it is made, and a limiter with
+another strategy under that prefix is rejected.
 
-A claim lasts as long as a limiter holds it: all that mean the same hold the same one, and the store
-only knows it weakly. Stores that are other objects over the same server cannot be seen here.
+Limiters with equal strategies hold the same claim. The store refers to it weakly, so it ends with
+the last of them. Two store objects on one server do not see each other's claims.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _mutex = Mutex()
 
 
 class Claim:
-    """Held by the limiters that share a prefix."""
+    """One strategy's claim to a prefix, held by every limiter that shares it."""
 
     __slots__ = ("__weakref__", "meaning", "strategy")
 
@@ -45,13 +45,13 @@ class Claim:
 
 
 def claim(store: Store, lead: str, strategy: Strategy) -> Claim:
-    """The claim of `strategy` to the keys of `store` that begin with `lead`, to be held on to.
-    Raises `config_invalid` if somebody else counts there."""
+    """Claim the keys of `store` that begin with `lead` for `strategy`. The claim lasts as long as
+    it is referenced. Raises `config_invalid` if a limiter with another strategy has them."""
     wanted = Claim(strategy)
     if _taken(store, lead, wanted).meaning != wanted.meaning:
         import gc
 
-        # It may be the claim of a limiter that is not referenced any more.
+        # It may belong to a limiter that is garbage already.
         gc.collect()
     found = _taken(store, lead, wanted)
     if found.meaning != wanted.meaning:
@@ -60,7 +60,7 @@ def claim(store: Store, lead: str, strategy: Strategy) -> Claim:
 
 
 def _taken(store: Store, lead: str, wanted: Claim) -> Claim:
-    """The claim that holds, which is the one wanted if there was none."""
+    """The claim in force, which is `wanted` if there was none."""
     with _mutex.hold():
         if store._claims is None:
             store._claims = WeakValueDictionary()
@@ -69,8 +69,8 @@ def _taken(store: Store, lead: str, wanted: Claim) -> Claim:
 
 
 def _meaning(strategy: Strategy) -> object:
-    """Equal for strategies that may share their counts. A strategy that declares its parameters
-    says them in its `repr`; of one that does not, what all strategies have in common has to do."""
+    """Equal for strategies that may share their counts. The `repr` of a strategy contains its
+    declared parameters; without any, the attributes that all strategies have are compared."""
     if strategy.values or type(strategy).__repr__ is not Strategy.__repr__:
         return repr(strategy)
     return type(strategy), strategy.limit, strategy.window_ms, strategy.ttl_ms
@@ -79,14 +79,14 @@ def _meaning(strategy: Strategy) -> object:
 def _refuse(store: Store, lead: str, one: Strategy, other: Strategy) -> NoReturn:
     where = f"under the prefix {lead[:-1]!r}" if lead else "without a prefix"
     reject(
-        f"{one!r} and {other!r} would count in the same keys: a limiter with the second is on this "
-        f"{type(store).__name__} {where} already; give one of them a prefix of its own, such as "
+        f"{one!r} and {other!r} would count in the same keys: this {type(store).__name__} already "
+        f"has a limiter with the second {where}; give one of them another prefix, as in "
         "rate_limit(..., prefix='login'), or close the other one first"
     )
 
 
 class Closing:
-    """Closed at the end of a `with` or `async with` block."""
+    """A context manager, sync and async, that closes at the end of the block."""
 
     def close(self) -> None:
         raise NotImplementedError
@@ -118,19 +118,19 @@ class Closing:
 
 
 class OnStore(Closing):
-    """What every limiter has of its store: it closes the one that it made, and is pickled as the
-    call that it was made by."""
+    """The base of limiters: closes the store if the limiter made it, and pickles the limiter as
+    the call that made it."""
 
     store: Store
     made_by: MadeBy | None = None
-    """Set by the functions that make limiters, if the call may be repeated elsewhere."""
+    """The call that made it, for pickling; None if it cannot be repeated elsewhere."""
 
     _owns_store: bool
     _claims: Sequence[Claim]
 
     def shared(self: L) -> L:
-        """The same limiter, beside which others may count under its prefix with other figures: for
-        those who keep states that cannot read each other apart by themselves."""
+        """Give up the claim, so that limiters with other parameters may use the same prefix. For
+        callers that keep states of different forms apart by themselves. Returns the limiter."""
         self._claims = ()
         return self
 
@@ -150,8 +150,9 @@ class OnStore(Closing):
         """A pickle holds what the limiter was made from: see `Store.__reduce__`."""
         if self.made_by is None:
             raise UnsupportedError(
-                f"this {type(self).__name__} cannot be pickled or copied: only what rate_limit and "
-                "two_tier make can; make it with one of them, or in the other process"
+                f"this {type(self).__name__} cannot be pickled or copied: only limiters made by "
+                "rate_limit, Limits or two_tier can; use one of these, or make it in the other "
+                "process"
             )
         if self._owns_store and self.store.made_by is None:
             raise UnsupportedError(

@@ -5,22 +5,19 @@ monotonic time from there, so that a step of the system time never moves it. All
 a process share that one anchor and agree with each other. This module is the only one that reads
 the system's time; the compiled path reads the same monotonic source against the same anchor.
 
-`ManualClock` stands still until told otherwise, and tells those who wait on it when it moves.
+`ManualClock` moves only when told to, and notifies its subscribers when it does.
 
-`ForeignClocks` notices clocks that are ahead of the one that decides, by what they leave in a
-shared store. Where callers bring their own clocks, a store holds instants of all of them. No
-strategy moves back in time, so a key that was charged by a clock an hour ahead is denied to the
-others until theirs have come that far. That keeps the limit, and it looks like a fault to whoever
-is told to wait an hour: so it is said and counted.
+`ForeignClocks` detects, in a shared store, states written by a clock ahead of the one that decides.
+If callers use their own clocks, a store holds instants of all of them. No strategy moves back in
+time, so a key that was charged by a clock an hour ahead is denied to the others for an hour. That
+keeps the limit, but looks like a fault to whoever has to wait: so it is logged and counted.
 
-The sign is a wait that is longer than any state can cause which the deciding clock has written
-itself by a check (`Strategy.longest_wait_ms`). It does not depend on how a store keeps its states,
-nor on whether the clock is the caller's or a server's. A clock that has been set back looks the
-same, and so does a burst that was made smaller while a key was in debt, a pause, a booking, or a
-charge beyond what was left; the text says so.
+It is detected by a wait longer than a state written by a check on the deciding clock can cause
+(`Strategy.longest_wait_ms`). So it works for every store, with the caller's clock and a server's. A
+clock that was set back looks the same, and so does a burst that was lowered while a key was in
+debt, a pause, a booking, or a charge beyond what was left; the log message says so.
 
-A process has one count for all of its stores, as all of its system clocks have one anchor. Whoever
-decides in a store's place calls `look_at` with what it answers without having written.
+There is one count per process, for all stores. A store calls `look_at` with each denial.
 """
 
 from __future__ import annotations
@@ -59,7 +56,7 @@ ANCHOR_NS = time_ns() - monotonic_ns()
 
 @runtime_checkable
 class Clock(Protocol):
-    """Anything with a `now()` in epoch milliseconds. It may go back; limits hold all the same."""
+    """Anything with a `now()` in epoch milliseconds. It may go back: limits hold nevertheless."""
 
     def now(self) -> int:
         """The present instant, in epoch milliseconds."""
@@ -67,16 +64,19 @@ class Clock(Protocol):
 
 
 def require_clock(clock: Any) -> Clock:
-    """A clock that somebody handed in, or `config_invalid`."""
+    """The clock, or `config_invalid` for anything else."""
     if not callable(getattr(clock, "now", None)):
-        reject(f"clock must be something with a now() in epoch milliseconds, not {clock!r}")
+        reject(
+            "clock must be an object with a now() method that returns epoch milliseconds, such as "
+            f"ManualClock(), not {clock!r}"
+        )
     accepted: Clock = clock
     return accepted
 
 
 class SystemClock:
-    """Steady time: monotonic, anchored to the epoch once per process, so that a step of the
-    system's time does not move it."""
+    """Monotonic time, anchored to the epoch once per process: changes of the system time do not
+    move it."""
 
     __slots__ = ()
 
@@ -97,7 +97,7 @@ class ManualClock:
         self._listeners: dict[object, Callable[[], None]] = {}
 
     def now(self) -> int:
-        """The instant at which the clock was put last."""
+        """The instant that the clock was last set to."""
         return self._now
 
     def advance(self, ms: int) -> None:
@@ -108,12 +108,12 @@ class ManualClock:
         self._tell()
 
     def set(self, ms: int) -> None:
-        """Jump to an instant, backwards if need be."""
+        """Jump to an instant, forwards or backwards."""
         self._now = require_instant(ms)
         self._tell()
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` after every move. Returns the function that ends it."""
+        """Call `listener` after every move. Returns a function that unsubscribes it."""
         token = object()
         self._listeners[token] = listener
 
@@ -128,8 +128,8 @@ class ManualClock:
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedError(
-            "a ManualClock cannot be pickled or copied: a copy would stand still while this one "
-            "is moved; make one where it is moved"
+            "a ManualClock cannot be pickled or copied: the copy would not move with this one; "
+            "make a ManualClock where it is used"
         )
 
     def __repr__(self) -> str:
@@ -137,13 +137,13 @@ class ManualClock:
 
 
 TOLERATED_MS = 2_000
-"""A caller may reach the store this much later than it read its clock, and others before it."""
+"""How much later than it read its clock a caller may reach the store, without being reported."""
 
 _SAY_EVERY_MS = 60_000
 
 
 class ForeignClocks:
-    """`met` counts how often a request was denied for the sake of an instant too far ahead."""
+    """Logs and counts denials that are caused by a clock ahead; `met` is the count."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.met: int = 0
@@ -152,7 +152,7 @@ class ForeignClocks:
         self._quiet_until = 0
 
     def look_at(self, result: Any, transform: Transform[Any], cost: int, times: int = 1) -> None:
-        """Notice if `result`, that of a check or a lease, is a denial by a foreign clock."""
+        """Log and count `result`, of a check or a lease, if a clock ahead caused the denial."""
         strategy = transform.strategy
         if strategy is None or transform.role not in ("check", "lease"):
             return

@@ -1,9 +1,8 @@
-"""The three records that travel: Decision to the caller, Forecast to the curious, Outcome between
-a strategy and a store.
+"""The result types: Decision and Forecast for the caller, Outcome from a strategy to a store.
 
-A Decision is made on every check, so the compiled path has one of its own, with the same fields,
-equality, hash, repr and pickling, kept as five machine words. A process uses one of the two
-classes, never both: the last lines of this file choose.
+A Decision is made on every check, so the compiled path has a class of its own, with the same
+fields, equality, hash, repr and pickling, kept as five machine words. A process uses only one of
+the two classes; the last lines of this file choose it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ class Decision:
     def __new__(
         cls, allowed: bool, limit: int, remaining: int, reset_at: int, retry_after_ms: int
     ) -> Decision:
-        # What the compiled one can hold: whole numbers have a union, too large if one of them is.
+        # Accepts what the compiled class can hold. One test for all: the bitwise or of integers is
+        # negative if one of them is, and too large if one of them is.
         try:
             union = limit | remaining | reset_at | retry_after_ms
         except TypeError:
@@ -51,7 +51,7 @@ class Decision:
         self._retry_after_ms = retry_after_ms
         return self
 
-    # Properties freeze the fields, and leave the constructor free to store them as they come.
+    # Properties make the fields read-only, while the constructor assigns them directly.
     @property
     def allowed(self) -> bool:
         """Whether the request may go on."""
@@ -69,12 +69,13 @@ class Decision:
 
     @property
     def reset_at(self) -> int:
-        """The instant (epoch ms) from which nothing of this is remembered."""
+        """The instant (epoch ms) from which nothing counts against the key any more, if there are
+        no further requests."""
         return self._reset_at
 
     @property
     def retry_after_ms(self) -> int:
-        """How long to wait before the same request is worth repeating: 0 exactly when allowed."""
+        """How long to wait before the same request can be admitted; 0 exactly when allowed."""
         return self._retry_after_ms
 
     def _tuple(self) -> tuple[bool, int, int, int, int]:
@@ -110,9 +111,9 @@ def _require_words(*numbers: Any) -> None:
 class Forecast:
     """What a key can still spend, and when it gets more.
 
-    `spendable_now` requests of the cost that was asked about fit at once. `next_replenish_at` is
-    the instant (epoch ms) at which one more unit becomes available, now if nothing is missing, and
-    `full_at` the one from which nothing is.
+    `spendable_now` is how many requests of the given cost would be admitted now.
+    `next_replenish_at` is the instant (epoch ms) at which one more unit becomes available, and
+    `full_at` the one at which all are; both are now if nothing has been spent.
     """
 
     __slots__ = __match_args__ = ("spendable_now", "next_replenish_at", "full_at")
@@ -155,10 +156,11 @@ class Forecast:
 
 
 class Outcome(Generic[R_co]):
-    """What a transition yields and what a store applies.
+    """What a transition of a strategy returns, and a store applies.
 
-    The store writes `state`, to be forgotten `ttl_ms` after the instant of the transition, if and
-    only if `persist`; a `state` of None with `persist` deletes the key. It returns `result`.
+    If `persist`, the store writes `state`, which expires `ttl_ms` after the instant of the
+    transition; a `state` of None deletes the key. Otherwise it writes nothing. The caller gets
+    `result`.
     """
 
     __slots__ = __match_args__ = ("state", "result", "ttl_ms", "persist")
@@ -185,7 +187,7 @@ class Outcome(Generic[R_co]):
 
 
 class Booking(NamedTuple):
-    """Units that are the caller's from `delay_ms` on, if `decision` allows it."""
+    """The result of booking: if `decision` is allowed, the units may be used after `delay_ms`."""
 
     decision: Decision
     delay_ms: int
@@ -201,4 +203,4 @@ if native is not None and not TYPE_CHECKING:
     native.set_rebuild(_rebuild)
 
 NEUTRAL = Decision(True, MAX_SAFE, MAX_SAFE, 0, 0)
-"""The answer of no limit at all. Combined with any decision, it yields that decision."""
+"""The decision of no limits. Combined with any decision, it yields that decision."""

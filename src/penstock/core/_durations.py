@@ -1,8 +1,8 @@
-"""Durations and rates in words: as people write them, and as one would say them.
+"""Durations and rates as text: parsed from what people write, and formatted for people to read.
 
-`"500ms"`, `"1m"` and `"100/minute"` are read; "5 in any 15 minutes" is said. Such texts belong to
-the edges (a config file, a command line, `rate_limit("...")`); inside, a duration is an integer in
-a name that ends with `_ms`.
+`"500ms"`, `"1m"` and `"100/minute"` are parsed; "5 in any 15 minutes" is formatted. Such texts are
+for the edges (a config file, a command line, `rate_limit("...")`); everywhere else a duration is an
+integer whose name ends with `_ms`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ UNIT_MS = {
 _UNEVEN = ("month", "months", "year", "years", "quarter", "quarters")
 _DURATION = r"\s*([0-9]{1,15})?\s*([a-z]+)\s*"
 _RATE = r"\s*([0-9]{1,16})\s*/(.+)"
-# What people write in the place of the slash.
+# What people write instead of the slash.
 _SPOKEN = r"\s*([0-9]{1,16})\s*(?:per|an?|each|every|in|-|:|\\)\s*([a-z0-9 ]+)"
 
 
@@ -66,7 +66,7 @@ def parse_rate(text: Any) -> tuple[int, int]:
 
 
 def _near(unit: str) -> str:
-    """The end of a message on a unit that nobody knows."""
+    """The end of a message about an unknown unit."""
     from difflib import get_close_matches
 
     if unit in _UNEVEN:
@@ -80,7 +80,7 @@ _WHOLE = _SHOWN[:0:-1]
 
 
 def _meant(text: str) -> str:
-    """The end of a message on a rate in another form."""
+    """The end of a message about a rate in another notation."""
     spoken = re.fullmatch(_SPOKEN, text.lower(), re.ASCII)
     if spoken is not None:
         period = re.fullmatch(_DURATION, spoken[2], re.ASCII)
@@ -98,7 +98,7 @@ def number_in_words(value: float) -> str:
 
 
 def span_in_words(span_ms: int) -> str:
-    """In the largest unit that it is a whole number of: 15 minutes, 1 hour, 1,500 ms."""
+    """In the largest unit that divides it: 15 minutes, 1 hour, 1,500 ms."""
     for unit in _WHOLE:
         count, rest = divmod(span_ms, UNIT_MS[unit])
         if count and not rest:
@@ -120,7 +120,7 @@ def pace_in_words(per_sec: float) -> str:
     """A rate in the shortest unit in which it is at least 1: 2.5 a second, 30 a minute."""
     for unit in _SHOWN[1:-1]:
         per_unit = per_sec * UNIT_MS[unit] / 1000
-        # Beyond what is shown, a product such as 0.1 * 60 has digits that nobody wrote.
+        # Rounded, because a product such as 0.1 * 60 is not exact.
         if round(per_unit, 9) >= 1 or unit == "day":
             break
     return rate_in_words(float(per_unit), UNIT_MS[unit])

@@ -1,13 +1,12 @@
 """Every exception Penstock raises, each with a stable `code`.
 
-A denial is not an error: it is a `Decision`. What is here are operational faults (a store that
-does not answer) and mistakes of the caller (a cost of zero). Programs branch on `code`, which is
-never renamed; the text is for people and says what was wrong and what would be right.
+A denial is not an error: it is a `Decision`. Errors are operational faults (a store that does not
+answer) and mistakes of the caller (a cost of zero). Programs branch on `code`, which is never
+renamed; the message is for people, and says what was wrong and what would be right.
 
-What needs packages that are not there says how to get them, in words that are found here alone
-(`missing`). They name the packages of the extra, and not the extra itself, so that they are right
-for a package that came from a clone, a wheel or a mirror as well as from an index; and the
-interpreter, so that the packages arrive where this process will look for them.
+The message about a missing package is written here alone (`missing`). Its install line names the
+packages of an extra rather than the extra, so that it is right however Penstock was installed, and
+the interpreter, so that they are installed for this one.
 """
 
 from __future__ import annotations
@@ -42,22 +41,22 @@ Reason: TypeAlias = Literal["away", "full"]
 
 
 class PenstockError(Exception):
-    """The root of all exceptions that Penstock raises. `code` is a stable text to branch on."""
+    """The base of all exceptions that Penstock raises. `code` is a stable string to branch on."""
 
     code: ClassVar[str] = "penstock_error"
 
 
 class ConfigInvalidError(PenstockError, ValueError):
-    """A parameter, key, cost or policy that could never be right."""
+    """A parameter, key, cost or policy is invalid."""
 
     code = "config_invalid"
 
 
 class StoreUnavailableError(PenstockError):
-    """The store did not answer, or not in time; whether it acted is said in the text.
+    """The store did not answer, or not in time; the message says whether it may have acted.
 
-    `reason` tells outages apart that want different hands: `"full"`, where the store answers but
-    has no room for what a check has to write, and `"away"` for everything else.
+    `reason` is `"full"` if the store answers but has no room to write, and `"away"` for everything
+    else.
     """
 
     code = "store_unavailable"
@@ -68,26 +67,26 @@ class StoreUnavailableError(PenstockError):
 
 
 def outage_reason(error: BaseException) -> Reason:
-    """What kind of outage an error is. This process may be out of memory, too."""
+    """The `reason` of an error. A MemoryError of this process counts as full."""
     if isinstance(error, StoreUnavailableError):
         return error.reason
     return "full" if isinstance(error, MemoryError) else "away"
 
 
 class UnsupportedError(PenstockError):
-    """This store, strategy or policy does not have the operation; the text names one that does."""
+    """This store, strategy or policy lacks the operation; the message names one that has it."""
 
     code = "not_implemented"
 
 
 class QueueFullError(PenstockError):
-    """More callers wait for one key than the limiter was told to hold."""
+    """`acquire` found `max_waiters` callers already waiting for the key."""
 
     code = "queue_full"
 
 
 class RateLimitExceededError(PenstockError):
-    """`acquire` could not be admitted in time. `decision` is the last answer it got."""
+    """`acquire` was not admitted within its timeout. `decision` is the last denial."""
 
     code = "rate_limit_exceeded"
 
@@ -99,7 +98,7 @@ class RateLimitExceededError(PenstockError):
         return type(self), (str(self), self.decision)
 
 
-# uvloop has no build for other interpreters and systems; without it asyncio's own loop serves.
+# uvloop is not built for other interpreters and systems; there asyncio's own loop is used.
 _HAS_UVLOOP = platform.python_implementation() == "CPython" and sys.platform in ("linux", "darwin")
 
 # As in pyproject.toml; a test compares them.
@@ -159,15 +158,15 @@ def _extra_of(module: str) -> str | None:
 
 
 def install_line(extra: str) -> str:
-    """A line for a shell that installs what the extra brings."""
+    """The shell command that installs the packages of an extra."""
     python = sys.executable or "python"
     quoted = [f'"{requirement}"' for requirement in EXTRAS[extra]]
     return " ".join([f'"{python}"' if " " in python else python, "-m pip install", *quoted])
 
 
 def missing(what: str, module: str, extra: str | None = None) -> str:
-    """The text for whoever used `what` without the extra that brings `module`: the first that does,
-    unless it is named."""
+    """The message for `what`, which needs `module`. Names `extra`, by default the first extra that
+    has the module."""
     extra, name = extra or _extra_of(module), _distribution(module)
     if extra is None:
         return f"{what} needs {name}, which is not installed"
@@ -175,7 +174,7 @@ def missing(what: str, module: str, extra: str | None = None) -> str:
 
 
 def require_module(what: str, module: str, extra: str | None = None) -> Any:
-    """The module, or `config_invalid` with the line that installs it."""
+    """Import a module, or raise `config_invalid` with the command that installs it."""
     try:
         return import_module(module)
     except ImportError as error:

@@ -1,8 +1,8 @@
-"""Reading a file that somebody named: a regular one, and no more of it than is wanted.
+"""Reading a file from a configured path: only regular files, and only up to a size.
 
-A path may lead to a FIFO or a device, whose reading waits for somebody or never ends, and a file
-may be larger than memory. So what is no regular file is not opened, what turns out to be none is
-not read, and a long file is not read to its end.
+A path may lead to a FIFO or a device, whose reading may block or never end, and a file may be
+larger than memory. So the type of a file is checked before and after it is opened, and a file that
+is too long is not read to its end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 __all__ = ["read_ascii", "read_regular"]
 
 
-# The second look, at what was opened, finds what took the file's place after the first.
+# Opening must not block: what was checked may have been replaced since.
 _FLAGS = (
     os.O_RDONLY
     | getattr(os, "O_NONBLOCK", 0)
@@ -32,16 +32,14 @@ _KINDS = {
 
 
 def read_regular(path: str | Path, max_bytes: int) -> bytes:
-    """The content of a regular file of at most `max_bytes`.
-
-    Raises OSError, whose `strerror` says why not. Waits for the disk, and for nothing else.
-    """
+    """The content of a regular file of at most `max_bytes`. Raises OSError with the reason as its
+    `strerror`."""
     _require_regular(os.stat(path), path)
     number = os.open(path, _FLAGS)
     with open(number, "rb") as file:
         found = os.fstat(number)
         _require_regular(found, path)
-        # Some systems give no size for a file whose content they make up when it is read.
+        # The size of a generated file, as in /proc, is 0.
         content = b"" if found.st_size > max_bytes else file.read(max_bytes + 1)
     if found.st_size > max_bytes or len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {max_bytes} bytes", str(path))
@@ -49,7 +47,7 @@ def read_regular(path: str | Path, max_bytes: int) -> bytes:
 
 
 def read_ascii(path: str | Path, max_bytes: int) -> str:
-    """As `read_regular`, for a text of plain characters such as a token."""
+    """As `read_regular`, for an ASCII text such as a token."""
     try:
         return read_regular(path, max_bytes).decode("ascii")
     except UnicodeDecodeError as error:

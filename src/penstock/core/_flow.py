@@ -1,10 +1,10 @@
-"""Flows: decisions about I/O, written once for sync and async callers.
+"""Flows: the logic of I/O, written once for sync and async callers.
 
-A flow is a generator: it yields a request, is sent the answer, and returns the result. It holds
-all the decisions (what to ask next, what to retry, what to give up on) and does no I/O, so it can
-be read, and tested, without a network. Two shells run it: `drive` serves each request by a plain
-call, `adrive` by an awaited one. An exception of the server side is thrown into the flow at the
-`yield`, where it may be handled like any other answer.
+A flow is a generator: it yields a request, is sent the answer, and returns the result. It makes
+all the decisions (what to ask next, what to retry, when to give up) and does no I/O itself, so it
+can be read and tested without a network. `drive` runs it with blocking calls, `adrive` with awaited
+ones. An exception of a call is thrown into the flow at the `yield`, where it may be handled like
+any other answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Flow = Generator[Req, Any, R]
 """A generator that yields requests, is sent their answers, and returns the result."""
 
 Ended = Callable[[bool], None]
-"""What is told, once, whether a flow has come to its result: for what was held on its behalf."""
+"""A callback at the end of a flow, with whether it returned a result: to release its resources."""
 
 
 def drive(flow: Flow[Req, R], serve: Callable[[Req], Any], ended: Ended | None = None) -> R:
@@ -53,8 +53,8 @@ async def adrive(
     first: Req | None = None,
     ended: Ended | None = None,
 ) -> R:
-    """Run the flow to its end, awaiting each answer. Cancelling the task closes the flow. `first`
-    is the request that a flow waits at which was begun before."""
+    """Run the flow to its end, awaiting each answer. Cancelling the task closes the flow. For a
+    flow that was started already, `first` is the request that it yielded."""
     is_well = False
     try:
         request = next(flow) if first is None else first

@@ -1,8 +1,8 @@
 """The limiter: one strategy on one store, asked by key.
 
-Everything that can be settled at construction is: the key's lead, the transforms, the clock's
-method. A call validates, reads the clock once and hands the transform to the store. The sync and
-the async calls are twins over the same store contract and make the same decisions.
+The constructor prepares what is the same in every call: the text that its keys begin with (the
+lead), the transforms, the clock's method. A call validates its arguments, reads the clock once and
+hands the transform to the store. Every sync call has an async twin that makes the same decision.
 """
 
 from __future__ import annotations
@@ -52,11 +52,13 @@ class Limiter(OnStore):
     """Checks keys against one strategy. Made by `rate_limit`; safe to share between threads."""
 
     decides_in_store: bool = True
-    """Whether every check is one step of the store, which may be asked together with others."""
+    """Whether every check is one step of the store, so that it can be combined with other steps in
+    one call."""
 
     @property
     def answers_at_once(self) -> bool:
-        """Whether no call but `acquire` ever waits, so that an event loop may call `check`."""
+        """Whether calls other than `acquire` never block, so that `check` may be called in an
+        event loop."""
         return self.store.answers_at_once
 
     def __init__(
@@ -70,7 +72,10 @@ class Limiter(OnStore):
         max_waiters: int | None = None,
     ) -> None:
         if not isinstance(strategy, Strategy):
-            reject(f"strategy must be a penstock.Strategy, such as gcra(100, 60_000): {strategy!r}")
+            reject(
+                "strategy must be a rate such as '100/minute' or a strategy such as "
+                f"gcra(100, 60_000), not {strategy!r}"
+            )
         require_store(store).require_clock(clock)
         if max_waiters is not None:
             require_int("max_waiters", max_waiters, low=0)
@@ -88,7 +93,7 @@ class Limiter(OnStore):
         self._settle_on(store)
 
     def _settle_on(self, store: Store) -> None:
-        """Keep states there from now on."""
+        """Keep states in this store from now on."""
         self._claims = (claim(store, self._lead, self.strategy),)
         self.store = store
         self._apply = store.apply
@@ -96,7 +101,7 @@ class Limiter(OnStore):
 
     def check(self, key: str, cost: int = 1) -> Decision:
         """Decide a request of `cost` and, if it is allowed, spend it."""
-        # The common case of both validations, inline; anything else goes the long way round.
+        # The common cases of both validations, inline.
         if cost is not _ONE:
             require_cost(cost)
         if type(key) is not str or not key or len(key) > MAX_KEY_BYTES or not key.isascii():
@@ -150,12 +155,12 @@ class Limiter(OnStore):
         self._queues.reset(key)
 
     def reserve(self, key: str, cost: int = 1, *, max_wait_ms: int = 0) -> Charge:
-        """Spend `cost` as `check` does, and hold it as a `Charge` that can be settled when the true
+        """Spend `cost` as `check` does, and return a `Charge` that can be settled when the true
         cost is known, or cancelled. A denial is a charge that is not `allowed`.
 
-        With a `max_wait_ms` units may be booked that are not there yet, if they will be within that
-        time: `charge.starts_at` is when. Bookings are first come, first served, for everybody who
-        shares the store. That takes a strategy with a pace, such as gcra.
+        With a `max_wait_ms`, units may be booked that become available within that time:
+        `charge.starts_at` is when. Bookings are first come, first served, among all processes that
+        share the store. Only `gcra` and `token_bucket` support booking.
         """
         parts, wait, answer = self._terms(key, cost, max_wait_ms)
         return reserved(self.store, self._now, parts, wait, answer)
@@ -168,7 +173,7 @@ class Limiter(OnStore):
     def _terms(
         self, key: str, cost: int, max_wait_ms: int
     ) -> tuple[list[Part], int, Callable[[Sequence[Decision]], Decision]]:
-        """What `reserve` asks for: the part, how long ahead, and what to make of the answer."""
+        """What `reserve` needs: the part, how far ahead, and how to pick the decision."""
         return self._parts(key, cost), self._wait(max_wait_ms), _the_one
 
     def pause(self, key: str, until_ms: int) -> None:
@@ -183,10 +188,11 @@ class Limiter(OnStore):
         await self._aapply(step.key, step.transform, self._now(), 1)
 
     def acquire(self, key: str, cost: int = 1, timeout: float | None = None) -> Decision:
-        """Wait until the request is admitted, in turn with the others that wait for this key.
+        """Wait until the request is admitted. Callers for the same key are served in the order in
+        which they came; `check` does not queue.
 
-        Past `timeout` seconds, or as soon as it is plain that it would be past them, raises
-        `rate_limit_exceeded` with the decision. Plain `check` calls do not wait for anybody.
+        Raises `rate_limit_exceeded`, with the decision, after `timeout` seconds or as soon as it is
+        known that the wait would be longer.
         """
         decision: Decision = acquire(
             self._queues,
@@ -214,8 +220,8 @@ class Limiter(OnStore):
         return f"<Limiter {self.strategy!r} on {self.store!r}, prefix={self.prefix!r}>"
 
     def step(self, key: str, cost: int = 1, *, spends: bool = True) -> Step:
-        """What `check` asks of the store, for those who ask several things at once; where it does
-        not spend, whether the cost would be admitted."""
+        """The step of a `check`, for `Store.apply_all`. Without `spends`, a step that only looks
+        whether the cost would be admitted."""
         transform = self._check if spends else looking(self.strategy)
         return Step(self._lead + plain_key(key), transform, cost)
 
@@ -224,7 +230,7 @@ class Limiter(OnStore):
 
     def _wait(self, max_wait_ms: int) -> int:
         if require_wait(max_wait_ms) and not self.strategy.books_ahead:
-            # Which says why.
+            # Raises the error that says why.
             self.strategy.book(None, 0, 1, max_wait_ms)
         return max_wait_ms
 
@@ -237,7 +243,7 @@ class Limiter(OnStore):
         return [self._lead + require_key(key) for key in require_keys(keys)]
 
     def _admissible(self, key: str, cost: int, timeout: float | None) -> int | None:
-        """Refuse what no wait could ever admit. Returns the timeout in ms."""
+        """Reject a cost that could never be admitted. Returns the timeout in ms."""
         self._name(key, cost)
         if 0 < self.strategy.limit < cost:
             reject(
@@ -248,11 +254,11 @@ class Limiter(OnStore):
 
 
 class SlotLimiter(Limiter):
-    """A Limiter of what is held, such as slots: `reserve` and `acquire` answer with the `Charge`
-    that holds it. Made by `rate_limit`."""
+    """A limiter of slots: `reserve` and `acquire` return the `Charge` that holds one. Made by
+    `rate_limit(slots(...))`."""
 
     def check(self, key: str, cost: int = 1) -> NoReturn:
-        """Refused: what it took could not be given back."""
+        """Not supported: a slot taken by a check could not be given back. Use `reserve`."""
         refuse_check("check")
 
     async def acheck(self, key: str, cost: int = 1) -> NoReturn:
@@ -270,8 +276,8 @@ class SlotLimiter(Limiter):
     def acquire(  # type: ignore[override]
         self, key: str, cost: int = 1, timeout: float | None = None
     ) -> Charge:
-        """Wait for a slot, in turn with the others that wait for this key: in the order in which
-        they came here, and of those who share the store in the order in which they began to ask."""
+        """Wait for a slot. Callers for the same key are served first come, first served, in this
+        process and among all processes that share the store."""
         timeout_ms = self._admissible(key, cost, timeout)
 
         def wait(ask: Callable[[], Charge]) -> Charge:
@@ -298,10 +304,10 @@ class SlotLimiter(Limiter):
 
 
 def refuse_check(name: str, *_arguments: Any, **_named: Any) -> NoReturn:
-    """In the place of the checks of what is held."""
+    """Raises the error of a `check` of slots."""
     raise UnsupportedError(
-        f"slots are held until they are given back, which {name}() has no way to do; use reserve() "
-        "or acquire(), which answer with the Charge that holds them"
+        f"{name}() cannot be used with slots, because a slot has to be given back; use reserve() "
+        "or acquire(), which return the Charge that holds it"
     )
 
 
@@ -310,7 +316,8 @@ def _the_one(decisions: Sequence[Decision]) -> Decision:
 
 
 def clock_reader(clock: Clock) -> Callable[[], int]:
-    """The clock's method, watched if it is not one of ours: states must never hold nonsense."""
+    """The clock's `now`. That of a user's clock is validated, so that no state ever holds an
+    invalid instant."""
     if type(clock) in (SystemClock, ManualClock):
         return clock.now
     return lambda: require_instant(clock.now())

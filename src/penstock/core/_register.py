@@ -1,8 +1,8 @@
-"""The register: strategies by name, for whoever reads or describes them.
+"""The register of strategies by name.
 
-What is registered can be named in policy files and inline requests, and stands in OpenAPI, the
-wire's manifest, the tables of the docs, the conformance kit and the fuzzers. So a class is looked
-at first: it must be possible to make one from nothing but what it declares.
+A registered strategy can be named in policy files and inline requests, and appears in OpenAPI, the
+wire's manifest, the tables of the docs, the conformance kit and the fuzzers. So a class is checked
+first: its declared parameters must be enough to construct it.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ RESERVED_NAMES = (
     "plans",
     "overrides",
 )
-"""What else stands beside the parameters of a strategy in a policy."""
+"""Fields of a policy, which no parameter of a strategy may be named like."""
 
 _registered: dict[str, type[Strategy]] = {}
 _by_wire_name: dict[str, type[Strategy]] = {}
 
 
 def register(strategy_class: S) -> S:
-    """Make a strategy known by its name, to policy files, inline requests and OpenAPI.
+    """Register a strategy class under its name, for policy files, inline requests and OpenAPI.
 
-    Returns the class, so it may stand as a decorator. To register the same class again does
-    nothing. Raises `config_invalid` if the class cannot be made from what it declares, or its name
-    is taken.
+    Returns the class, so it can be used as a decorator. Registering the same class again does
+    nothing. Raises `config_invalid` if the class cannot be constructed from its declared
+    parameters, or its name is taken.
     """
     cls: Any = strategy_class
     if not isinstance(cls, type) or not issubclass(cls, Strategy):
@@ -75,7 +75,7 @@ def register(strategy_class: S) -> S:
 
 
 def registered() -> tuple[type[Strategy], ...]:
-    """All strategies that are known by name, in the order in which they became so."""
+    """All registered strategies, in the order of registration."""
     return tuple(_registered.values())
 
 
@@ -86,7 +86,7 @@ def find_strategy(spelling: str) -> type[Strategy] | None:
 
 @contextmanager
 def temporarily_registered(*classes: type[Strategy]) -> Iterator[None]:
-    """For tests: what is registered within, these classes first, is forgotten afterwards."""
+    """For tests: registers these classes, and restores the register at the end of the block."""
     before, wire_names_before = dict(_registered), dict(_by_wire_name)
     try:
         for cls in classes:
@@ -104,10 +104,13 @@ def _require_parameters(cls: type[Strategy]) -> None:
         reject(f"parameters of {cls.name} must be a tuple of Parameter, not {shown(given)}")
     taken = set(RESERVED_NAMES)
     for parameter in cls.parameters:
-        # A span may be given under its name without the unit, too.
+        # A policy may name a span without its unit, too: `window` for `window_ms`.
         names = {parameter.name, parameter.name.removesuffix("_ms")}
         if names & taken:
-            reject(f"{cls.name} cannot have a parameter {parameter.name!r}: the name is taken")
+            reject(
+                f"{cls.name} cannot have a parameter {parameter.name!r}: the name is taken by "
+                "another parameter or a field of policies"
+            )
         taken |= names
 
 
@@ -116,8 +119,7 @@ _TAKES_ANY_NAME = 0x08
 
 
 def _require_constructor(cls: type[Strategy]) -> None:
-    """Strategies are made from their parameters by name: the constructor must take these, and need
-    no others."""
+    """The constructor must take the declared parameters by name, and require no others."""
     code = getattr(cls.__init__, "__code__", None)
     if code is None or cls.__init__ is Strategy.__init__:
         return
@@ -132,8 +134,8 @@ def _require_constructor(cls: type[Strategy]) -> None:
     if not takes_all or not needed <= required:
         names = ", ".join(parameter.name for parameter in cls.parameters) or "nothing"
         reject(
-            f"the constructor of {cls.__qualname__} must take what its parameters declare, by "
-            f"name, and need no more than those without a default: {names}"
+            f"the constructor of {cls.__qualname__} must take its declared parameters by name "
+            f"({names}), and require none that is not declared or has a default"
         )
 
 

@@ -1,13 +1,13 @@
-"""Renewing charges in the background: all that a process holds in a store, in one call.
+"""Renewing the slots of charges in the background: one call per store for all of a process.
 
-A charge that is kept is renewed three times in its ttl, until it is settled or lost. `Renewals`
-knows which are due and what came of it; a thread of this process asks the store, or, for charges
-that are awaited, a task of their event loop. Both end when nothing is left to be kept. `DueThread`
-and `DueTask` are the loops of it, for whatever has a schedule. `hold` and `release` are for those
-who do some work in between: requests, calls, tasks.
+A charge is renewed three times per ttl, until it is settled or lost. `Renewals` schedules this; a
+thread of the process makes the calls, or, for async charges, a task of their event loop. Both end
+when there is nothing left to renew. `DueThread` and `DueTask` are their loops, for any schedule.
+`hold` and `release` are for callers that hold slots during a piece of work: a request, a call, a
+task.
 
-A renewal that failed is tried again soon. It does not matter to safety whether any of this runs in
-time: a holder stops counting on its slots by its own clock (`Charge.holds`), and hears of it.
+A failed renewal is soon tried again. Safety does not depend on any of this running in time: a
+holder stops relying on its slots by its own clock (`Charge.holds`), and `on_lost` is called.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ Item = TypeVar("Item", covariant=True)
 
 _PER_TTL = 3
 _RETRIES_PER_TTL = 12
-# In one call to a store.
+# Charges per call to a store.
 _AT_ONCE = 500
 
 
 def _log() -> logging.Logger:
-    """Loaded by those who need it: `import penstock` comes by here."""
+    """Imported late, because `import penstock` loads this module."""
     import logging
 
     return logging.getLogger("penstock")
 
 
 class Renewals:
-    """The charges that are kept, with who is to be told, and when each is to be renewed."""
+    """The charges to renew: when each is due, and its `on_lost` callback."""
 
     def __init__(self) -> None:
         self._kept: dict[Charge, tuple[OnLost | None, float]] = {}
@@ -74,13 +74,13 @@ class Renewals:
         self._kept[charge] = on_lost, time.monotonic() + self._term_s(charge, _PER_TTL)
 
     def wait_s(self) -> float | None:
-        """How long until something is due; None if nothing is kept."""
+        """How long until the next is due; None if there are none."""
         dues = [due for _, due in list(self._kept.values())]
         return max(0.0, min(dues) - time.monotonic()) if dues else None
 
     def due(self) -> Iterator[Batch]:
-        """Charges that one call can renew, where one of them has to be, each with its slots. Those
-        that have ended are dropped, and holders of lost ones are told so."""
+        """Batches of charges with their slots, one per store and clock that has a charge due. Drops
+        charges that have ended, and calls `on_lost` of lost ones."""
         for charge in list(self._kept):
             if not charge.holds:
                 self._let_go(charge)
@@ -96,7 +96,7 @@ class Renewals:
                         yield batch
 
     def renewed(self, batch: Batch, answers: Sequence[Decision], asked_at: float) -> None:
-        """Take down what the store answered to each slot."""
+        """Record the store's answers, one per slot."""
         start = 0
         for charge, held in batch:
             told = answers[start : start + len(held)]
@@ -107,7 +107,7 @@ class Renewals:
                 self._let_go(charge)
 
     def failed(self, batch: Batch) -> None:
-        """The store did not answer."""
+        """Record that the store did not answer."""
         for charge, _ in batch:
             self._again(charge, time.monotonic() + self._term_s(charge, _RETRIES_PER_TTL))
 
@@ -130,40 +130,41 @@ class Renewals:
 
 
 def _clock_of(charge: Charge) -> object:
-    """Equal for charges that are decided at the same instant."""
+    """Equal for charges whose clocks show the same time."""
     return None if type(getattr(charge._now, "__self__", None)) is SystemClock else charge._now
 
 
 def _asked(batch: Batch) -> tuple[Store, PoolRenewals, int]:
-    """What to ask of which store, at what instant."""
+    """The store, the renewals and the instant of a batch."""
     one = batch[0][0]
     pools = PoolRenewals([slot for _, held in batch for slot in held])
     return one._store, pools, one._now()
 
 
 class Schedule(Protocol[Item]):
-    """What is to be done again and again, and when."""
+    """Recurring work, with the time when each item is due."""
 
     def wait_s(self) -> float | None:
-        """How long until something is due; None if there is nothing to do any more."""
+        """How long until the next item is due; None if there are none."""
 
     def due(self) -> Iterable[Item]:
-        """What is due now."""
+        """The items that are due now."""
 
 
 class DueThread(Generic[Item]):
-    """Works off a schedule in the background, and ends when there is nothing on it. The schedule
-    is read and changed under `lock`, which `work` takes for itself: it may wait for a server."""
+    """A thread that does the work of a schedule, and ends when the schedule is empty. The schedule
+    is read and changed under `lock`. `work` is called without it, since it may wait for a server,
+    and takes the lock itself where it changes the schedule."""
 
     def __init__(self, schedule: Schedule[Item], work: Callable[[Item], None], name: str) -> None:
-        # Entered again by a callback that changes the schedule.
+        # Reentrant, because a callback may change the schedule.
         self.lock = threading.RLock()
         self._schedule, self._work, self._name = schedule, work, name
         self._more = threading.Event()
         self._runs = False
 
     def changed(self) -> None:
-        """There may be something else to do, or something earlier."""
+        """Call this after adding to the schedule: starts or wakes the thread."""
         with self.lock:
             if not self._runs and self._schedule.wait_s() is not None:
                 self._runs = True
@@ -186,7 +187,7 @@ class DueThread(Generic[Item]):
 
 
 class DueTask(Generic[Item]):
-    """The same by a task of the running event loop, which needs no lock."""
+    """As `DueThread`, by a task of the running event loop, which needs no lock."""
 
     def __init__(
         self, schedule: Schedule[Item], work: Callable[[Item], Awaitable[None]], name: str
@@ -218,7 +219,7 @@ class DueTask(Generic[Item]):
 
 
 class _Thread:
-    """Renews charges of this process while there are any."""
+    """Renews the sync charges of this process while there are any."""
 
     def __init__(self) -> None:
         self.pid: int = os.getpid()
@@ -244,7 +245,7 @@ class _Thread:
 
 
 class _Task:
-    """The same for the charges of an event loop."""
+    """Renews the async charges of an event loop while there are any."""
 
     def __init__(self) -> None:
         self._renewals = Renewals()
@@ -270,7 +271,7 @@ _tasks: WeakKeyDictionary[Any, _Task] = WeakKeyDictionary()
 
 
 def keep(charge: Charge, on_lost: OnLost | None) -> None:
-    """By the thread of this process; one that was forked has its own."""
+    """Renew it by the thread of this process; a forked process starts its own."""
     global _thread
     if _thread.pid != os.getpid():
         _thread = _Thread()
@@ -278,28 +279,28 @@ def keep(charge: Charge, on_lost: OnLost | None) -> None:
 
 
 def keep_on_loop(charge: Charge, on_lost: OnLost | None) -> None:
-    """By a task of the running event loop."""
+    """Renew it by a task of the running event loop."""
     import asyncio
 
     _tasks.setdefault(asyncio.get_running_loop(), _Task()).keep(charge, on_lost)
 
 
 def hold(charge: Settling) -> None:
-    """Have its slots renewed by a thread, if it has any, until it is released. Who loses one, since
-    the store is away for too long, is told by the log."""
+    """Have a thread renew its slots, if it has any, until it is released. A slot that is lost, as
+    when the store is away for too long, is logged."""
     if charge.ttl_ms is not None:
         charge.keep_renewed(_slot_lost)
 
 
 def ahold(charge: Settling) -> None:
-    """The same by a task."""
+    """As `hold`, by a task of the event loop."""
     if charge.ttl_ms is not None:
         charge.akeep_renewed(_slot_lost)
 
 
 def release(charge: Settling) -> None:
-    """Give its slots back; what was spent stays spent. What they were held for is done, and is not
-    to fail because the store is away: then they run out by themselves."""
+    """Give its slots back; what was spent stays spent. If the store is away, logs a warning instead
+    of raising, since the work is done: the slots expire by themselves."""
     try:
         charge.settle({})
     except StoreUnavailableError as error:
@@ -314,10 +315,10 @@ async def arelease(charge: Settling) -> None:
         _log().warning(_KEPT, error)
 
 
-_KEPT = "a slot could not be given back, and runs out by itself: %s"
+_KEPT = "a slot could not be given back, and will expire by itself: %s"
 
 
 def _slot_lost(charge: Settling) -> None:
     _log().warning(
-        "a slot was lost before its work was done: somebody else may have it: %r", charge
+        "a slot expired before its work was done, and another holder may have it: %r", charge
     )

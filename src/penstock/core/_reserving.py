@@ -1,9 +1,9 @@
-"""How a charge comes about: what is asked of the store, and what is made of its answer.
+"""Making charges: the steps that are sent to the store, and the `Charge` made of its answer.
 
-`reserved` takes what the parts of a request cost, all or nothing, ahead of time if the caller can
-wait; `acquired` waits until it gets it, with a ticket for each slot that denies it; `spent` is the
-charge of a check that was answered already. Where the store decides by its own clock, a step that
-tells the time goes along: by whose clock units were charged is by whose they are given back.
+`reserved` takes the cost of all parts of a request, all or nothing, booking ahead if the caller can
+wait; `acquired` waits until it is admitted, with a ticket in the queue of each slot that denies;
+`spent` makes a charge of an earlier check. A refund has to use the clock that the units were
+charged by, so if the store uses its own clock, a step that reads it is sent along.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 
 Answer = Callable[[Sequence[Decision]], Decision | Verdict]
-"""What to make of the decisions: the one, or the verdict of several."""
+"""Makes the answer of the decisions: the only one, or the verdict of several."""
 
 
 def reserved(
@@ -49,8 +49,8 @@ def reserved(
     answer: Answer,
     waiter_id: str = "",
 ) -> Charge:
-    """Take what the parts cost, all or nothing, and hold it. A `waiter_id` asks for a slot in turn
-    with the others that wait for it, and is its id then."""
+    """Charge the cost of the parts, all or nothing. With a `waiter_id`, which becomes the id of the
+    slot, a slot is taken only when it is that waiter's turn."""
     at, asked_at, slot_id = now(), time.monotonic(), waiter_id or _new_id(parts)
     taking = _queueing if waiter_id else _taking
     results = store.apply_all(taking(store, parts, max_wait_ms, slot_id), at)
@@ -68,8 +68,8 @@ async def areserved(
     slot_id: str = "",
     also: Sequence[Step] = (),
 ) -> Charge:
-    """The awaitable twin of `reserved`. `slot_id` is under what slots are held, by default a new
-    one. `also` is done in the same step, where the parts admit it."""
+    """The awaitable twin of `reserved`. Slots are held under `slot_id`, by default a new id. The
+    steps `also` are applied together with the parts, if these are admitted."""
     at, asked_at, slot_id = now(), time.monotonic(), waiter_id or slot_id or _new_id(parts)
     taking = _queueing if waiter_id else _taking
     results = await store.aapply_all(taking(store, parts, max_wait_ms, slot_id, also), at)
@@ -83,7 +83,7 @@ def spent(
     answer: Decision | Verdict,
     asked_at: int,
 ) -> Charge:
-    """What a check, asked at `asked_at` by the clock of `now`, has spent."""
+    """The charge of a check that was asked at the instant `asked_at` of the clock `now`."""
     tells = _tells(store, parts)
     told = store.apply_all(tells, now()) if tells else []
     return _spent(store, now, parts, answer, asked_at, told)
@@ -110,14 +110,15 @@ def _spent(
     asked_at: int,
     told: Sequence[int],
 ) -> Charge:
-    # By the store's clock as early as it can have been: too early a refund takes nothing from a
-    # window that came after, too late a one might.
+    # The earliest instant of the store's clock that it can have been. With a later one, a refund
+    # might be taken from a window in which nothing was charged.
     at = told[0] - max(0, now() - asked_at) - 1 if told else asked_at
     return Charge(store, now, parts, answer, at, (0,) * len(parts))
 
 
 def _new_id(parts: Sequence[Part]) -> str:
-    """For what is held; it begins with a letter, so that nobody takes it for a number."""
+    """An id for the slots, if there are any. It begins with a letter, so that it never looks like
+    a number."""
     for part in parts:
         if part.strategy.is_held:
             return f"s{os.urandom(12).hex()}"
@@ -150,7 +151,7 @@ def _queueing(
     also: Sequence[Step] = (),
 ) -> list[Step]:
     steps = _taking(store, parts, max_wait_ms, slot_id, also)
-    # Alone, it is a shadow: a denial keeps a ticket by the same call.
+    # On its own, the step is a shadow, whose denial is written: that keeps the ticket.
     is_alone = len(parts) == 1
     for place, part in enumerate(parts):
         if part.strategy.is_held and part.cost and not part.shadow:
@@ -160,14 +161,17 @@ def _queueing(
 
 def _require_one(part: Part) -> None:
     if part.cost != 1:
-        reject(f"a charge holds one slot of {part.name or part.strategy!r}, not {part.cost}")
+        reject(
+            f"the cost of {part.name or part.strategy!r} must be 1, not {part.cost}: a charge "
+            "holds one slot"
+        )
 
 
 class _Tickets:
-    """Those of a waiter for several limits: it has one for each slot that denies it.
+    """The tickets of a waiter for several limits: one in the queue of each slot that denies it.
 
-    A denied request writes nothing, so a ticket is a call of its own. Where a slot is free for it,
-    it has none: it waits for another limit then, and nobody is to be held up here meanwhile.
+    A denied request writes nothing, so a ticket takes a call of its own. The waiter has no ticket
+    for a slot that is free: it waits for another limit, and must not hold up others here.
     """
 
     def __init__(self, parts: Sequence[Part], waiter_id: str) -> None:
@@ -177,7 +181,7 @@ class _Tickets:
         self._kept: set[str] = set()
 
     def after(self, charge: Charge) -> list[Step]:
-        """What to ask the store once it has answered; nothing where the tickets are right."""
+        """The steps that bring the tickets up to date with an answer; often none."""
         if charge.allowed or self._is_alone or charge.verdict is None:
             return []
         told = charge.verdict.limits
@@ -192,8 +196,8 @@ class _Tickets:
         return steps
 
     def leaving(self) -> list[Step]:
-        """What a waiter asks that gives up: else the others would wait for it until its tickets are
-        over. It may hold slots, where an answer was lost."""
+        """The steps of a waiter that gives up, so that others do not wait until its tickets expire.
+        They also give back slots that it got by an answer that was lost."""
         return [self._left(part) for part in self._parts]
 
     def _left(self, part: Part) -> Step:
@@ -207,8 +211,8 @@ def acquired(
     answer: Answer,
     wait: Callable[[Callable[[], Charge]], Charge],
 ) -> Charge:
-    """What `wait` gets that calls the function it is given until it admits, in turn with the
-    others that wait for the same slots."""
+    """Wait for the parts, with a place in the queue of each slot that denies. `wait(ask)` calls
+    `ask` until it is admitted."""
     waiter_id = _new_id(parts)
     tickets = _Tickets(parts, waiter_id)
 
@@ -236,7 +240,7 @@ async def aacquired(
     answer: Answer,
     wait: Callable[[Callable[[], Awaitable[Charge]]], Awaitable[Charge]],
 ) -> Charge:
-    """The awaitable twin of `acquired`. A task that was cancelled asks nothing any more."""
+    """The awaitable twin of `acquired`. A cancelled task cannot await, so its tickets expire."""
     waiter_id = _new_id(parts)
     tickets = _Tickets(parts, waiter_id)
 
@@ -256,7 +260,7 @@ async def aacquired(
 
 
 def _tells(store: Store, parts: Sequence[Part]) -> list[Step]:
-    """By whose clock it was charged is by whose it is given back."""
+    """The step that reads the store's clock, if the store decides by it."""
     if not store.reads_own_clock or not parts:
         return []
     return [Step(parts[0].key, telling(parts[0].strategy), 1)]
@@ -282,19 +286,19 @@ def _charge(
 
 
 def require_wait(max_wait_ms: Any) -> int:
-    """How far ahead a booking may lie; 0 is not at all."""
+    """Validate how far ahead a booking may be; 0 means no booking."""
     return require_int("max_wait_ms", max_wait_ms, 0, MAX_SPAN_MS)
 
 
 def require_until(until_ms: Any) -> int:
-    """The end of a pause: an instant."""
+    """Validate the end of a pause, an instant."""
     return require_int("until_ms", until_ms, 0, MAX_INSTANT_MS)
 
 
 def pauses(parts: Sequence[Part], until_ms: int) -> list[Step]:
-    """The steps that let nothing in before an instant."""
+    """The steps that admit nothing before an instant."""
     for part in parts:
         if part.strategy.is_held:
-            # Which says why, whatever the store is.
+            # Raises the error that says why, before the store is asked.
             part.strategy.pause(None, 0, until_ms)
     return [Step(part.key, pausing(part.strategy, until_ms)) for part in parts]

@@ -1,10 +1,10 @@
 """Steps: several transforms as one decision.
 
-A `Step` is a transform with its key and cost; `decide_all` is the rule by which several steps
-become one decision: everything is written if every step that is no shadow allowed it, else nothing
-is. Stores that can write several keys at once run it between their reads and writes, and
-accelerators repeat it; `in_order` is for those that cannot: it charges one key after the other and
-takes that back when a later one denies.
+A `Step` is a transform with its key and cost. `decide_all` is the rule for several steps: if every
+step that is not a shadow admits, everything is written, otherwise nothing. Stores that can write
+several keys at once run it between their reads and writes, and accelerators implement the same
+rule. `in_order` is for the other stores: it charges one key after the other, and refunds what it
+charged when a later step denies.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ __all__ = ["PoolRenewals", "Step", "decide_all", "in_order", "looked_at"]
 
 
 class Step(NamedTuple):
-    """One part of a request that several limits have to admit, for `Store.apply_all`.
+    """One part of a request on several limits, for `Store.apply_all`.
 
     `transform` is run on the state of `key` with `cost`; a cost of 0 only looks. A `shadow` never
-    denies the request; it is charged when the request is admitted and it would have admitted it
-    itself.
+    denies the request; it is charged if the request is admitted and the shadow itself admits it.
     """
 
     key: str
@@ -36,12 +35,12 @@ class Step(NamedTuple):
 
 
 class PoolRenewals:
-    """Slots to renew in one call, each as its key, its strategy and its id: `steps` has one for
-    each pool, so that its state is gone through once."""
+    """Slots to renew in one call, each given as key, strategy and id. `steps` has one step per
+    pool, so that the state of a pool is read once."""
 
     def __init__(self, wanted: Iterable[tuple[str, Strategy, str]]) -> None:
         pools: dict[tuple[str, Strategy], tuple[int, list[str]]] = {}
-        # For each slot, which step it is part of, and where.
+        # For each slot, the number of its step and its place in that.
         self._places: list[tuple[int, int]] = []
         for key, strategy, slot_id in wanted:
             number, ids = pools.setdefault((key, strategy), (len(pools), []))
@@ -52,12 +51,12 @@ class PoolRenewals:
         ]
 
     def answers(self, results: Sequence[tuple[Decision, ...]]) -> list[Decision]:
-        """Those to each slot, in order, from what the store answered to the steps."""
+        """The decision on each slot, in order, from the results of the steps."""
         return [results[number][place] for number, place in self._places]
 
 
 def looked_at(steps: Sequence[Any]) -> list[Step]:
-    """The same steps, where a cost of 0 has become a look."""
+    """The same steps, with those of cost 0 replaced by looks."""
     return [
         Step(key, transform, cost, shadow)
         if cost
@@ -69,11 +68,11 @@ def looked_at(steps: Sequence[Any]) -> list[Step]:
 def decide_all(
     steps: Sequence[Step], read: Callable[[str, Transform[Any]], Any], now_for: Callable[[str], int]
 ) -> tuple[list[Any], dict[str, tuple[Transform[Any], Outcome[Any]]]]:
-    """The results in order, and what is to be written under which key: nothing, if a step that is
-    no shadow denied. A key that is named twice is decided on what its earlier step left.
+    """Returns the results in order, and what to write, by key: nothing if a step that is not a
+    shadow denied. A second step on a key sees the state that the first one left.
 
-    `read(key, transform)` gives the state of a key, and is asked once per key; `now_for(key)` the
-    instant to decide it at.
+    `read(key, transform)` returns the state of a key, and is called once per key; `now_for(key)`
+    returns the instant at which it is decided.
     """
     states: dict[str, Any] = {}
     writes: dict[str, tuple[Transform[Any], Outcome[Any]]] = {}
@@ -93,10 +92,10 @@ def decide_all(
 
 def in_order(steps: Sequence[Step], now: int) -> Generator[Step, Any, list[Any]]:
     """For stores that cannot write several keys at once: yields the steps to apply and is sent
-    their results. Those that may deny come before the shadows, but for a shadow whose key is named
-    again by one of them; when one denies, or fails, what was charged before it is taken back, and
-    the others are only tried. So nobody is admitted too often, and somebody may be denied for a
-    moment what is given back then."""
+    their results. Shadows come last, unless their key is named again by a step that may deny. When
+    a step denies or fails, what was charged before it is taken back, and the remaining steps only
+    look. So never too much is admitted; but another caller may be denied units that are given back
+    a moment later."""
     results: list[Any] = [None] * len(steps)
     charged: list[_Charged] = []
     admitted = True

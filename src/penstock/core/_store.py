@@ -1,12 +1,13 @@
-"""What a backend is: one atomic read-modify-write, `apply`.
+"""The base class of stores: one atomic read-modify-write, `apply`.
 
 A store keeps states under keys and knows nothing about rate limiting. Subclass `Store` and write
-`apply` (or `aapply`, or both): read the key's state, treating one whose time has passed on the
-caller's clock as absent; call `transform.run(state, now, cost)`; write what the outcome says;
-return its result; all that as one step. `reset`, the batch forms and `apply_all` follow from that,
-and may be overridden where the backend has something better.
+`apply` (or `aapply`, or both), which does the following atomically: read the key's state, ignoring
+one that has expired on the caller's clock; call `transform.run(state, now, cost)`; write what the
+outcome says; return its result. `reset`, the batch calls and `apply_all` are built on that, and may
+be overridden if the backend has something faster.
 
-What holds locks, connections and counts is pickled as the call that it was made by (`MadeBy`).
+Stores and limiters hold locks and connections, so they are pickled as the call that made them
+(`MadeBy`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ __all__ = [
 
 
 class MadeBy:
-    """A call. Its text says nothing of the arguments: there may be a password among them."""
+    """A call that can be repeated in another process. Its `repr` leaves the arguments out: they may
+    contain a password."""
 
     __slots__ = ("_arguments", "_make", "_options")
 
@@ -45,7 +47,7 @@ class MadeBy:
         self._options = options
 
     def reduced(self) -> tuple[Any, ...]:
-        """For the `__reduce__` of what was made."""
+        """The value of `__reduce__` for the object that the call made."""
         return _make_again, (self._make, self._arguments, self._options)
 
     def __repr__(self) -> str:
@@ -61,45 +63,46 @@ P = ParamSpec("P")
 S = TypeVar("S", bound="Store")
 
 Told = Callable[[Any, BaseException | None], None]
-"""What is called with results, or with None and why there are none."""
+"""A callback with the results, or with None and the error."""
 
 
 STATS: dict[str, str] = {
-    "keys": "Keys that are remembered.",
-    "bytes": "About what they take.",
-    "evictions": "Keys forgotten, though they still counted, to make room.",
-    "refusals": "Requests denied for want of room.",
+    "keys": "Keys in the store.",
+    "bytes": "Approximate memory of the keys and their states.",
+    "evictions": "Keys evicted before their state expired, to make room.",
+    "refusals": "Requests denied because the store was full.",
 }
-"""What a store may tell of itself."""
+"""The statistics that a store may report."""
 
 COUNTED = frozenset({"evictions", "refusals"})
-"""What of it only ever grows."""
+"""The statistics that are counters; the others are gauges."""
 
 
 class Store:
-    """Where states live: the base class of all stores. A subclass has `apply`, `aapply` or both,
-    and everything else follows from them."""
+    """The base class of all stores. A subclass implements `apply`, `aapply` or both; everything
+    else is built on them."""
 
     reads_own_clock: bool = False
-    """True when the backend's clock decides and the `now` that callers pass is not used."""
+    """Whether decisions use the backend's clock, and ignore the `now` that callers pass."""
 
     answers_at_once: bool = False
-    """True when states are in this process and no call ever waits: what is awaited ends in one
-    step."""
+    """Whether states are in this process, so that no call ever waits, and an awaited call finishes
+    without suspending."""
 
     native_table: Any = None
-    """The compiled table of this process in which the states are, for a limiter that may decide
-    there without `apply`; None for all others."""
+    """The compiled table that holds the states, in which a limiter can decide without `apply`; None
+    for all other stores."""
 
     begin: Callable[[Sequence[Step], int, Told], None] | None = None
-    """How steps are asked by those who want to be told by a call instead of awaiting, which takes a
-    task: the result of `aapply` for one step, the results of `aapply_all` for several. Nothing is
-    told before it returns; what fails at once is raised. None for stores that are only awaited."""
+    """`begin(steps, now, told)` is `aapply` for one step, and `aapply_all` for several, with a
+    callback instead of an await, which would take a task. The callback is never called before
+    `begin` returns; an error that is known at once is raised. None if the store does not have
+    it."""
 
     made_by: MadeBy | None = None
     """How to open it again, if it was opened from a URL; see `from_its_url`."""
 
-    # Who counts under which prefix; see `core/_claims.py`.
+    # The claims of limiters to prefixes; see `core/_claims.py`.
     _claims: WeakValueDictionary[str, Any] | None = None
 
     def apply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
@@ -123,11 +126,12 @@ class Store:
         return [await self.aapply(key, transform, now, cost) for key in keys]
 
     def apply_all(self, steps: Sequence[Step], now: int) -> list[Any]:
-        """Several steps as one decision: all are written if every step that is no shadow allowed,
-        else none is. Returns their results, in order, each as its own `apply` would have answered.
-        A step of cost 0 only looks.
+        """Several steps as one decision: all are written if every step that is not a shadow admits,
+        otherwise none. Returns their results in order, each as `apply` would have returned it. A
+        step of cost 0 only looks.
 
-        This one charges in order and gives back when a later step denies (`is_atomic` is False)."""
+        This default charges in order, and refunds when a later step denies: `is_atomic` is
+        False."""
 
         def serve(step: Step) -> Any:
             return self.apply(step.key, step.transform, now, step.cost)
@@ -143,7 +147,7 @@ class Store:
         return await adrive(in_order(looked_at(steps), now), serve)
 
     def is_atomic(self, lead: str) -> bool:
-        """Whether `apply_all` lets nobody in between, for keys that begin with `lead`."""
+        """Whether `apply_all` is atomic for keys that begin with `lead`."""
         return False
 
     def reset(self, key: str) -> None:
@@ -155,39 +159,39 @@ class Store:
         await self.aapply(key, CLEAR, 0, 1)
 
     def require_clock(self, clock: Clock | None) -> None:
-        """Raise `config_invalid` if a limiter with this clock cannot use the store; None is the
-        system's."""
+        """Raise `config_invalid` if a limiter with this clock cannot use the store. None stands for
+        the system clock."""
         if clock is not None and self.reads_own_clock:
             reject(
-                f"{type(self).__name__} reads its server's clock, so the one given here would "
-                "be ignored; leave it out, or make the store with use_server_time=False"
+                f"{type(self).__name__} uses the clock of its server, so the given clock would be "
+                "ignored; leave it out, or make the store with use_server_time=False"
             )
 
     def another(self, *, clock: Clock | None, max_keys: int | None = None) -> Store:
-        """An empty store with bounds of its own, for keys that must not push out those of this
-        one; the store itself where its room is a server's matter."""
+        """An empty store with bounds of its own, for keys that must not evict those of this one. A
+        store on a server returns itself."""
         return self
 
     def stats(self) -> Mapping[str, int]:
-        """What the store tells those who watch it, under the names of `STATS`. It must not wait.
-        By default there is nothing to tell: a server has metrics of its own."""
+        """Statistics under the names of `STATS`, for monitoring. Must not block. Empty by default:
+        a server has metrics of its own."""
         return {}
 
     def close(self) -> None:
-        """Give back what the store holds. Idempotent."""
+        """Release connections and other resources. Idempotent."""
 
     async def aclose(self) -> None:
         """The awaitable twin of `close`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle holds what the store was opened from, a password in its URL included; to load
-        it is to open it again."""
+        """A pickle contains the URL and options that the store was opened with, including a
+        password; loading it opens the store again."""
         if self.made_by is None:
             name = type(self).__name__
             raise UnsupportedError(
                 f"this {name} cannot be pickled or copied: it was not opened from a URL, and its "
-                "connections, locks and counts are of this process; open it by open_store(url), "
-                "or make one in the other process"
+                "connections, locks and counts belong to this process; use open_store(url), or "
+                "make the store in the other process"
             )
         return self.made_by.reduced()
 
@@ -203,8 +207,8 @@ def require_store(store: Any) -> Store:
 
 
 def from_its_url(from_url: Callable[P, S]) -> Callable[P, S]:
-    """For the `from_url(cls, url, **options)` of a store: it remembers what it was opened from, and
-    can be pickled as that."""
+    """Decorates the `from_url(cls, url, **options)` of a store, so that the store can be pickled as
+    that call."""
 
     @wraps(from_url)
     def opened(*args: P.args, **options: P.kwargs) -> S:

@@ -1,14 +1,13 @@
-"""What an algorithm is: a pure function of (state, now, cost), declared in one place.
+"""The base class of strategies: a pure function of (state, now, cost), declared in one place.
 
 Subclass `Strategy`, write `check`, and it works on every store and behind every server. `state` is
-None for a key that is not remembered, else exactly what an earlier `Outcome` carried; treat it as
-immutable. Where it should also live outside the process, make it of JSON's types: numbers,
-strings, lists, dicts, None. The function may be run again for one request (a store that lost a
-race repeats it), so it must not do anything but compute.
+None for a new key, else exactly what an earlier `Outcome` contained; treat it as immutable. For
+stores outside the process, make it of JSON's types: numbers, strings, lists, dicts, None. The
+function must have no side effects: a store that lost a race runs it again.
 
-A class declares its `name` and its `parameters`, once. Whoever reads or describes strategies reads
-that: policy files, inline requests, OpenAPI, the wire, leases, tables in the docs, the conformance
-kit and the fuzzers. `core/_register.py` makes a class known to them by its name.
+A class declares its `name` and its `parameters` once. Policy files, inline requests, OpenAPI, the
+wire, leases, tables in the docs, the conformance kit and the fuzzers use that declaration, and find
+the class by its name in the register (`core/_register.py`).
 
 An accelerator is the same transition in another language, for stores that can run it in one step.
 It is optional and never changes a decision: `lua_sources` for Redis, `kernel` for the compiled
@@ -49,7 +48,7 @@ _REQUIRED: Any = object()
 _KINDS = ("count", "rate", "span", "choice", "zone")
 
 SNAKE_CASE = r"[a-z][a-z0-9]*(_[a-z][a-z0-9]*)*"
-"""Each part starts with a letter, so that camelCase leads back to it."""
+"""Each part starts with a letter, so that camelCase can be converted back."""
 
 
 def camel_case(name: str) -> str:
@@ -62,13 +61,14 @@ class Parameter:
     """One parameter of a strategy.
 
     `kind` is "count", a whole number from `low` to `high`; "rate", a number above 0 that may have a
-    fraction; "span", a time in ms, whose name ends in `_ms` and which policy files may say in
-    words under the name without it; "choice", one of `choices`; or "zone", a time zone by its IANA
-    name. One without a `default` is required. `example` stands in messages that ask for it.
+    fraction; "span", a time in ms, whose name ends in `_ms`; "choice", one of `choices`; or "zone",
+    a time zone by its IANA name. Policy files may also give a span as text, such as "1m", under its
+    name without `_ms`. A parameter without a `default` is required. `example` is used in error
+    messages.
 
-    `shapes_state` says that states written under another value cannot be read under this one, so
-    that a change of it begins afresh. Where nothing is said, counts and rates do not, and all other
-    kinds do.
+    `shapes_state` says that states written with one value cannot be used with another, so that
+    changing it starts the counts afresh. The default is False for counts and rates, and True for
+    all other kinds.
     """
 
     __slots__ = (
@@ -102,9 +102,9 @@ class Parameter:
             reject(f"the name of a parameter must be in snake_case, not {shown(name)}")
         require_choice(f"the kind of {name}", kind, _KINDS)
         if (kind == "span") != name.endswith("_ms"):
-            reject(f"{name}: spans have names that end in _ms, which is their unit, and only they")
+            reject(f"{name}: the name of a span, and of nothing else, must end in _ms, its unit")
         if (kind == "choice") != bool(choices):
-            reject(f"{name}: choices are for the kind 'choice', which needs some")
+            reject(f"{name}: the kind 'choice', and no other, needs choices")
         self.name: str = name
         self.wire_name: str = camel_case(name)
         self.kind: str = kind
@@ -118,7 +118,7 @@ class Parameter:
         self.shapes_state: bool = not is_figure if shapes_state is None else shapes_state
         self._checked: Callable[[Any], Any] = self._checker()
         if default is not _REQUIRED and default is not None:
-            self._checked(default)  # which `require` lets through unseen
+            self._checked(default)  # `require` does not check a default
 
     @property
     def is_required(self) -> bool:
@@ -126,11 +126,11 @@ class Parameter:
         return self.default is _REQUIRED
 
     def require(self, value: Any) -> Any:
-        """The value, or `config_invalid` with a text that says what would be right."""
+        """Validate a value: returns it, or raises `config_invalid`."""
         return value if value is self.default else self._checked(value)
 
     def _checker(self) -> Callable[[Any], Any]:
-        """Picked once: policy files with plans make strategies by the hundred thousand."""
+        """Chosen once, since policy files with plans make hundreds of thousands of strategies."""
         name, kind = self.name, self.kind
         if kind == "count":
             low, high = self.low, self.high
@@ -156,58 +156,58 @@ _EXAMPLES = {"count": 100, "rate": 10.0, "span": "1m", "zone": "Europe/Berlin"}
 
 
 class Strategy(ABC):
-    """One algorithm with its parameters: the base class of all strategies. Immutable once made.
+    """An algorithm with its parameters: the base class of all strategies. Immutable.
 
-    A subclass has a `check`, and it works on every store. `peek` has a default; `forecast` is
-    optional.
+    A subclass implements `check`, and works on every store. `peek` has a default; the other
+    operations are optional.
     """
 
     name: str = ""
-    """Names the form of the state: two strategies that cannot read each other's state differ."""
+    """Also names the form of the state: strategies with different states have different names."""
 
     wire_name: str = ""
     """The name in camelCase, as policy files and the wire spell it; follows from `name`."""
 
     parameters: tuple[Parameter, ...] = ()
-    """What it is made from, in the order of its constructor."""
+    """The declared parameters, in the order of the constructor."""
 
     values: Mapping[str, Any] = {}
-    """The parameters it was made with, by name."""
+    """The values of the parameters, by name."""
 
     limit: int = 0
     """The ceiling that decisions report."""
 
     window_ms: int | None = None
-    """The window, for strategies that have one."""
+    """The length of the window, if it has one."""
 
     window_kind: str | None = None
-    """Whether it has a window: "fixed" where all that was counted is void at its end, "sliding"
-    where each unit leaves it after a window of its own."""
+    """None without a window; "fixed" if all counts are void at its end; "sliding" if each unit
+    expires one window after it was admitted."""
 
     ttl_ms: int = 0
-    """The longest that a state written now can matter."""
+    """The longest that a state can affect decisions after it was written."""
 
     lua_sources: tuple[LuaSource, ...] = ()
-    """Its accelerator for Redis; several where one argument more would change the wire."""
+    """Its accelerator for Redis. Several if variants take different arguments on the wire."""
 
     kernel: str | None = None
     """Its accelerator on the compiled path: the kernel's name."""
 
     unit_bytes: int = 0
-    """What each admitted unit adds to a state in Redis, for strategies that remember units."""
+    """How much each admitted unit adds to a state in Redis, if units are kept one by one."""
 
     books_ahead: bool = False
-    """Whether it has a pace, so that units can be taken before they are there: see `book`."""
+    """Whether units can be taken before they are available: see `book`."""
 
     is_held: bool = False
-    """Whether what is taken is held, under an id, until it is given back: then it is asked for by
-    `reserve` and `acquire`, and `take`, `renew` and `release` stand in the place of `check`."""
+    """Whether units are held under an id until they are given back, as slots are. Then callers use
+    `reserve` and `acquire`, and `take`, `renew` and `release` replace `check`."""
 
     restricts: bool = True
-    """Whether a state only ever takes away from what a key may do, so that to forget it lets more
-    in; a full store keeps the states that take away most. False for one that grants."""
+    """Whether a state only restricts what its key may do, so that evicting it would admit more. A
+    full store evicts the least restrictive states first. False if a state grants something."""
 
-    # What the accelerators repeat, and the `check` whose state the name stands for.
+    # The methods that the accelerators implement, and the `check` that `name` was given for.
     _accelerated_check: Any = None
     _accelerated_look: Any = None
     _accelerated_more: Any = None
@@ -221,14 +221,14 @@ class Strategy(ABC):
             cls._accelerated_look = cls.look
             cls._accelerated_more = cls.more_in_ms
         if "name" not in own and cls.check is not cls._named_check:
-            # Its state may be another one than that of the class it derives from.
+            # Its state may have another form than that of its base class.
             cls.name = cls.__qualname__
         cls._named_check = cls.check
         if "wire_name" not in own:
             cls.wire_name = camel_case(cls.name)
 
     def __init__(self, **values: Any) -> None:
-        """Checks the values against the declaration, and keeps them in `values`."""
+        """Validates the values against the declaration, and keeps them in `values`."""
         taken = {}
         for parameter in self.parameters:
             name, default = parameter.name, parameter.default
@@ -243,8 +243,8 @@ class Strategy(ABC):
 
     @property
     def state_form(self) -> str:
-        """A text, the same exactly for strategies that can go on with each other's states: other
-        figures, such as a higher limit, leave it as it is."""
+        """A text that is equal exactly for strategies that can use each other's states. It does not
+        change with parameters such as the limit."""
         if not self.parameters:
             return repr(self)
         shaping = [each.name for each in self.parameters if each.shapes_state]
@@ -255,17 +255,17 @@ class Strategy(ABC):
         """Decide a request of `cost` at `now`. A denial must not persist."""
 
     def peek(self, state: Any, now: int) -> Decision:
-        """What a request of cost 1 would get, with `remaining` as it stands.
+        """The decision on a request of cost 1, with `remaining` as it stands before it.
 
-        This default adds back the unit that `check` took off; a strategy whose `remaining` is not
-        counted in such units should say better.
+        This default adds the unit that `check` subtracted; a strategy whose `remaining` does not
+        count such units should override it.
         """
         return Strategy.look(self, state, now, 1)
 
     def look(self, state: Any, now: int, cost: int) -> Decision:
-        """What a request of `cost` would get, with `remaining` as it stands, where that is asked
-        together with other limits. The Lua accelerator repeats this default, unless it has a
-        `look` too.
+        """The decision on a request of `cost`, with `remaining` as it stands before it: for steps
+        of `Store.apply_all` that do not spend. A Lua accelerator implements this default, unless
+        it has a `look` of its own.
         """
         decision = self.check(state, now, cost).result
         remaining = decision.remaining + cost if decision.allowed else decision.remaining
@@ -278,53 +278,53 @@ class Strategy(ABC):
         )
 
     def forecast(self, state: Any, now: int, cost: int) -> Forecast:
-        """What can be spent now and when there is more. Optional."""
+        """How many requests of `cost` fit now, and when there is more. Optional."""
         raise UnsupportedError(
             f"strategy {self.name!r} has no forecast; give it a forecast(state, now, cost) method"
         )
 
     def refund(self, state: Any, now: int, cost: int, charged_at: int) -> Outcome[int]:
-        """Give back up to `cost` units that were charged at `charged_at`: no more than the state
-        still holds of them, so that no key is ever richer than one that was never asked for. The
-        result is how many came back. Optional, as are the three that follow."""
+        """Give back up to `cost` units that were charged at `charged_at`, but no more than the
+        state still counts, so that a key never has more than a new one. The result is how many
+        units came back. Optional, as are `charge`, `book` and `pause`."""
         raise self._lacks("refund", "(state, now, cost, charged_at)")
 
     def charge(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
-        """Take `cost` units whatever is left: they have been used. What is missing is paid off
+        """Charge `cost` units that have been used, even if fewer are left. The debt is paid off
         before anything is admitted again."""
         raise self._lacks("charge", "(state, now, cost)")
 
     def book(self, state: Any, now: int, cost: int, max_wait_ms: int) -> Outcome[Booking]:
-        """Take `cost` units that may not be there yet, if they are within `max_wait_ms`."""
+        """Take `cost` units that become available within `max_wait_ms`."""
         raise UnsupportedError(
-            f"strategy {self.name!r} has no pace, so nothing can be booked ahead; use gcra(...), "
-            "or reserve without max_wait_ms"
+            f"strategy {self.name!r} cannot be booked ahead; use gcra(...) or token_bucket(...), "
+            "or call reserve without max_wait_ms"
         )
 
     def take(self, state: Any, now: int, slot_id: str) -> Outcome[Decision]:
-        """Hold something under an id, or go on holding it. For strategies that are held, as are the
-        five that follow."""
+        """Take a slot under an id, or renew it. Only for strategies that `is_held`, as are
+        `queue_up`, `keep_ticket`, `renew`, `release` and `reclaim`."""
         raise self._lacks("take", "(state, now, slot_id)")
 
     def queue_up(self, state: Any, now: int, slot_id: str) -> Outcome[Decision]:
-        """Hold something if it is one's turn; a denial keeps the caller's place in the queue."""
+        """Take a slot if it is this waiter's turn; a denial keeps its place in the queue."""
         raise self._lacks("queue_up", "(state, now, slot_id)")
 
     def keep_ticket(self, state: Any, now: int, slot_id: str) -> Outcome[int]:
-        """Keep one's place in the queue and take nothing; the result is how many are before it."""
+        """Keep a place in the queue without taking a slot. The result is how many are ahead."""
         raise self._lacks("keep_ticket", "(state, now, slot_id)")
 
     def renew(self, state: Any, now: int, slot_ids: Sequence[str]) -> Outcome[tuple[Decision, ...]]:
-        """Go on holding all of these, each until the `reset_at` of its decision; denied is what is
-        over."""
+        """Renew slots, each until the `reset_at` of its decision; one that has expired is
+        denied."""
         raise self._lacks("renew", "(state, now, slot_ids)")
 
     def release(self, state: Any, now: int, slot_id: str) -> Outcome[int]:
-        """Give it back; the result is 1 if it was held, else 0."""
+        """Give a slot back. The result is 1 if it was held, else 0."""
         raise self._lacks("release", "(state, now, slot_id)")
 
     def reclaim(self, state: Any, now: int) -> Outcome[int]:
-        """How many were not given back in time, since this was last asked."""
+        """Count the slots that have expired since the last call of this."""
         raise self._lacks("reclaim", "(state, now)")
 
     def pause(self, state: Any, now: int, until_ms: int) -> Outcome[None]:
@@ -337,22 +337,22 @@ class Strategy(ABC):
         )
 
     def more_in_ms(self, decision: Decision, now: int, peeked: bool = False) -> float:
-        """How long after an admission at `now` more than its `remaining` is available: as much as
+        """How long after a decision at `now` more than its `remaining` becomes available, as far as
         the decision tells, and never too short. By default, until its `reset_at`.
 
-        `peeked` says that it is a decision of `peek`, whose `reset_at` is that of a request of cost
-        1, while its `remaining` is what there is without one.
+        `peeked` says that the decision is one of `peek`: its `reset_at` is that of a request of
+        cost 1, its `remaining` that before such a request.
         """
         return decision.reset_at - now
 
     def longest_wait_ms(self, cost: int) -> int | None:
-        """The longest `retry_after_ms` that a request of `cost` can be told as long as nobody's
-        clock was ahead; None if that is not known. Optional."""
+        """The longest `retry_after_ms` of a request of `cost` if no clock was ahead; None if not
+        known. Optional."""
         return None
 
     def restore(self, kept: Any) -> Any:
-        """The state, from what a store outside the process has kept. ValueError if that cannot be
-        one of this strategy: another program, or another limiter, uses the same key."""
+        """The state, from what a store outside the process has kept. Raises ValueError if it is not
+        a state of this strategy: then another program or limiter uses the same key."""
         return kept
 
     def read_state(self, raw: Any) -> Any:
@@ -364,11 +364,12 @@ class Strategy(ABC):
 
     @property
     def rate(self) -> tuple[int, int | None]:
-        """What is granted per how many ms, or None if that is not how it is counted."""
+        """The units granted, and the ms in which they are; None for the ms if they have no
+        period."""
         return self.limit, self.window_ms
 
     def in_words(self) -> str:
-        """What it allows, as somebody would say it."""
+        """What it allows, in English, such as "100 a minute"."""
         units, span_ms = self.rate
         if span_ms is None:
             return number_in_words(units)
@@ -376,22 +377,22 @@ class Strategy(ABC):
 
     @property
     def looks_back_ms(self) -> int | None:
-        """The least number of instants in a row, in ms, such that a check is denied only if what
-        was admitted within them comes, with its own cost, to more than `limit`; None if that is
-        not how it decides, or not known."""
+        """The shortest span, in ms, such that a check is denied only if its cost and what was
+        admitted within that span exceed `limit`; None if it does not decide like that, or the span
+        is not known."""
         return None
 
     def most_within(self, span_ms: int) -> int | None:
-        """The most units of a key that checks can admit at any `span_ms` instants in a row; None if
-        that is not known."""
+        """The most units that checks of one key can admit within any `span_ms`; None if not
+        known."""
         return None
 
     def is_looser_than(self, other: Strategy, *, alongside: bool, steady: bool) -> bool:
-        """Whether it certainly admits whatever `other` admits, as long as no clock goes back. Each
-        has a state of its own, and `other` is charged with everything that this one is.
+        """Whether it provably admits whatever `other` admits, as long as no clock goes back. Each
+        has its own state, and everything charged to this one is charged to `other` too.
 
-        `alongside`: with nothing else, at the same instants. `steady`: only by checks, and by the
-        same figures all the time. Where nothing can be proved the answer is no.
+        `alongside`: both are charged with exactly the same, at the same instants. `steady`: they
+        are charged by checks only, and their parameters never change. False if nothing is proved.
         """
         alike = type(self) is type(other) and self.values == other.values
         if alongside and alike and self.parameters:
@@ -403,10 +404,10 @@ class Strategy(ABC):
 
     @classmethod
     def per(cls, limit: int, window_ms: int) -> Strategy:
-        """The form for requests that bring their limit along: `limit` per `window_ms`."""
+        """Make one from `limit` and `window_ms` alone, as inline requests give them."""
         span = cls._span_of_per()
         if span is None:
-            reject(f"{cls.name} cannot be had from a limit and a window alone; name a policy")
+            reject(f"{cls.name} needs more than a limit and a window; use a policy")
         return cls(limit=limit, **{span: window_ms})
 
     @classmethod
@@ -423,8 +424,8 @@ class Strategy(ABC):
 
     @property
     def is_accelerated(self) -> bool:
-        """Whether the accelerators say the same as `check` and `look`. A subclass that replaces one
-        of them, and brings no accelerator of its own, has none."""
+        """Whether the accelerators implement its `check` and `look`: not in a subclass that
+        overrides one of them without an accelerator of its own."""
         cls = type(self)
         repeated = cls.check is cls._accelerated_check and cls.look is cls._accelerated_look
         return repeated and vars(self).keys().isdisjoint(("check", "look"))
@@ -439,34 +440,35 @@ class Strategy(ABC):
         return accelerator_of(source, named, self.periods_at)
 
     def lua_source(self) -> LuaSource | None:
-        """Which of its sources; the first, unless a strategy has reason to choose."""
+        """Which of its Lua sources to use; by default the first."""
         return self.lua_sources[0] if self.lua_sources else None
 
     def periods_at(self, now: int) -> tuple[int, int, int, int]:
-        """For a strategy by the calendar, whose Lua is sent them: the instants of `PERIODS`."""
+        """The instants of `PERIODS` around `now`, for a calendar strategy with Lua."""
         raise UnsupportedError(
             f"strategy {self.name!r} has no periods; give it a periods_at(now) method"
         )
 
     @cached_property
     def native(self) -> tuple[Any, ...] | None:
-        """The accelerator on the compiled path: the kernel's name and its arguments."""
+        """The accelerator for the compiled path: the kernel's name and its arguments."""
         if self.kernel is None or not self.is_accelerated:
             return None
         return (self.kernel, *self.kernel_arguments())
 
     @property
     def native_more(self) -> tuple[Any, ...] | None:
-        """The same where the kernel tells `more_in_ms` too, which a subclass may replace."""
+        """As `native`, but None if a subclass overrides `more_in_ms`, which the kernel computes
+        too."""
         cls = type(self)
         return self.native if cls.more_in_ms is cls._accelerated_more else None
 
     def kernel_arguments(self) -> tuple[Any, ...]:
-        """What the kernel takes; by default the parameters, in order."""
+        """The arguments of the kernel; by default the parameters, in order."""
         return tuple(self.values.values())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the accelerators, which are worked out again where it is used."""
+        """Without the accelerators, which are derived again when needed."""
         return {name: value for name, value in vars(self).items() if name not in ("lua", "native")}
 
     def __repr__(self) -> str:

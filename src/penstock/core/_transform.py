@@ -1,13 +1,12 @@
-"""Transforms: what a store is asked to do to a key.
+"""Transforms: the operations that a store applies to a key.
 
-A `Transform` is a pure transition on its way to a store: the strategy's `check`, or another one of
-its methods with the argument that goes with it.
+A `Transform` is a pure transition: the strategy's `check`, or another of its methods together with
+its argument.
 
-A lease is a transform, too: a check of a larger cost, with one twist. When less than wanted is
-left but enough for the request that asks, what is left is taken, so that no budget is stranded at
-the end of a window. `bargain` holds that rule once; the transform runs it against the oracle inside
-an atomic `apply`, and a store with a faster `check` may run it against that, one atomic check at a
-time.
+Leasing is a transform too: a check of a larger cost, which takes less if less is left, as long as
+that is enough for the request at hand. So no units are stranded at the end of a window. `bargain`
+holds that rule; the transform runs it with the oracle inside an atomic `apply`, and a store with a
+faster `check` may run it with that, one atomic check at a time.
 """
 
 from __future__ import annotations
@@ -53,27 +52,27 @@ READING = frozenset({"peek", "forecast", "look", "try", "tell"})
 
 
 class Transform(Generic[R]):
-    """A pure transition on its way to a store, with the accelerators it may be swapped for.
+    """A pure transition for a store to apply, with its accelerators.
 
-    `run(state, now, cost)` yields an Outcome. `strategy` is whose state it reads and `kind` that
-    one's name. `lua` and `native` are its accelerators; `role` says what they have to do to stand
-    for `run`: "check", "lease" (see `Grant`), "refund", "charge", "book" and "pause", with their
-    `argument`, or one of `READING`, which never write.
-    `refuse(now, retry_after_ms)` is the answer of a store that has no room for a new key, and
-    `decision_in(result)` the decision about the key, for a store that has to choose which keys it
-    can do without; None where a result tells nothing of the kind. `admits(result)` says whether
-    it lets a request of several steps through.
+    `run(state, now, cost)` returns an Outcome. `strategy` is the one whose state it reads, `kind`
+    the name of that strategy. `lua` and `native` are its accelerators. `role` names the operation
+    that they have to perform in place of `run`: "check", "lease" (see `Grant`), "refund", "charge",
+    "book" or "pause", with their `argument`, or one of `READING`, which never write.
+
+    `refuse(now, retry_after_ms)` is the result when a store has no room for a new key.
+    `decision_in(result)` is the decision about the key, by which a full store chooses what to
+    evict; None if the result contains none. `admits(result)` is whether a request of several steps
+    may be admitted.
     """
 
     argument: int | str | tuple[str, ...] = 0
-    """What the role needs to know beside the cost."""
+    """The argument of the role, beside the cost."""
     reverse: Callable[[int], Transform[int]] | None = None
-    """`reverse(charged_at)` is the transform that gives back what it took; None for one that takes
-    nothing."""
+    """`reverse(charged_at)` is the transform that refunds this one; None if it takes nothing."""
     need: int = 1
-    """For the role "lease": the least that helps, where `cost` is what is wanted."""
+    """For the role "lease": the least that is useful, where `cost` is what is wanted."""
     kernel: Any = None
-    """What the compiled path made of `native`, once it has seen this transform."""
+    """The compiled kernel made from `native`, on first use."""
 
     def __init__(
         self,
@@ -93,8 +92,8 @@ class Transform(Generic[R]):
         self.admits: Callable[[R], bool] = _always
 
     def needs_room(self, now: int, cost: int) -> bool:
-        """Whether a check of a new key would be kept. Where there is no room for it, those who only
-        look are told what such a check would be."""
+        """Whether a check of a new key would write a state. If so, a store without room answers
+        reads of a new key with a refusal too."""
         return self.strategy is not None and self.strategy.check(None, now, cost).persist
 
     def __repr__(self) -> str:
@@ -132,7 +131,7 @@ def _denying(strategy: Strategy) -> Callable[[int, int], Decision]:
 
 
 def trying(transform: Transform[R]) -> Transform[R]:
-    """What the transform would answer, with nothing written."""
+    """The result of the transform, without writing."""
 
     def run(state: Any, now: int, cost: int) -> Outcome[R]:
         return Outcome(state, transform.run(state, now, cost).result, 0, False)
@@ -143,8 +142,8 @@ def trying(transform: Transform[R]) -> Transform[R]:
 
 
 def looking(strategy: Strategy) -> Transform[Decision]:
-    """The decision on a cost that is not spent, with what is there before it as `remaining`, in the
-    one form that every accelerator can repeat. A step of cost 0 becomes such a look at one unit."""
+    """The decision on a cost that is not spent, with `remaining` as it stands before it, in a form
+    that every accelerator implements. A step of cost 0 becomes a look at one unit."""
 
     def run(state: Any, now: int, cost: int) -> Outcome[Decision]:
         return Outcome(state, strategy.look(state, now, cost), 0, False)
@@ -156,7 +155,7 @@ def looking(strategy: Strategy) -> Transform[Decision]:
 
 @lru_cache(maxsize=1024)
 def telling(strategy: Strategy) -> Transform[int]:
-    """The instant of the decision, where it is the store's clock that decides."""
+    """Returns the instant of the decision, for stores that decide by their own clock."""
 
     def run(state: Any, now: int, _cost: int) -> Outcome[int]:
         return Outcome(state, now, 0, False)
@@ -165,7 +164,7 @@ def telling(strategy: Strategy) -> Transform[int]:
 
 
 def refunding(strategy: Strategy, charged_at: int) -> Transform[int]:
-    """The transform that gives back what was charged at an instant."""
+    """The transform that refunds what was charged at an instant."""
 
     def run(state: Any, now: int, cost: int) -> Outcome[int]:
         return strategy.refund(state, now, cost, charged_at)
@@ -176,7 +175,7 @@ def refunding(strategy: Strategy, charged_at: int) -> Transform[int]:
 
 
 def charging(strategy: Strategy) -> Transform[Decision]:
-    """The transform that takes what has been used, whatever is left."""
+    """The transform that charges what has been used, even if less is left."""
     transform = Transform(strategy, "charge", strategy.charge, _denying(strategy))
     transform.reverse = lambda charged_at: refunding(strategy, charged_at)
     if strategy.restricts:
@@ -185,7 +184,7 @@ def charging(strategy: Strategy) -> Transform[Decision]:
 
 
 def booking(strategy: Strategy, max_wait_ms: int) -> Transform[Booking]:
-    """The transform that takes units which may not be there yet."""
+    """The transform that takes units before they are available."""
 
     def run(state: Any, now: int, cost: int) -> Outcome[Booking]:
         return strategy.book(state, now, cost, max_wait_ms)
@@ -203,8 +202,8 @@ def booking(strategy: Strategy, max_wait_ms: int) -> Transform[Booking]:
 
 
 class _OnSlots(Transform[R]):
-    """What is done to the slot of an id, or to several, which are its argument: the method of the
-    strategy that bears the name of the role. One is made by every call that has a slot."""
+    """An operation on slots: calls the strategy's method that is named like the role, with the slot
+    id, or ids, as its argument. Light to make, since every call on a slot makes one."""
 
     strategy: Strategy
     argument: Any
@@ -247,24 +246,24 @@ class _Renewing(_OnSlots[tuple[Decision, ...]]):
 
 
 def taking(strategy: Strategy, slot_id: str) -> Transform[Decision]:
-    """The transform that holds a slot."""
+    """The transform that takes a slot."""
     return _Holding(strategy, "take", slot_id, bool)
 
 
 def queueing(strategy: Strategy, slot_id: str) -> Transform[Decision]:
-    """The transform that holds a slot in turn. As a shadow, a denial is written too, which keeps a
-    ticket; beside other limits, that would let them be charged."""
+    """The transform that takes a slot in turn. Its denial writes a ticket if it is sent as a
+    shadow; with other limits beside it, a shadow would have these charged."""
     return _Holding(strategy, "queue_up", slot_id, bool)
 
 
 def ticketing(strategy: Strategy, slot_id: str) -> Transform[int]:
-    """The transform that keeps a place among those who wait for a slot."""
+    """The transform that keeps a place in the queue for a slot."""
     return _OnSlots(strategy, "keep_ticket", slot_id)
 
 
 def renewing(strategy: Strategy, slot_ids: tuple[str, ...]) -> Transform[tuple[Decision, ...]]:
-    """The transform that goes on holding slots. One that was lost does not keep the others from
-    being renewed."""
+    """The transform that renews slots. A slot that has expired does not keep the others from being
+    renewed."""
     return _Renewing(strategy, "renew", slot_ids)
 
 
@@ -274,7 +273,7 @@ def releasing(strategy: Strategy, slot_id: str) -> Transform[int]:
 
 
 def reclaiming(strategy: Strategy) -> Transform[int]:
-    """The transform that counts the slots that were not given back."""
+    """The transform that counts the slots that expired without being given back."""
 
     def run(state: Any, now: int, _cost: int) -> Outcome[int]:
         return strategy.reclaim(state, now)
@@ -287,7 +286,7 @@ def _is_booked(result: Booking) -> bool:
 
 
 def pausing(strategy: Strategy, until_ms: int) -> Transform[None]:
-    """The transform that lets nothing in before an instant."""
+    """The transform that admits nothing before an instant."""
 
     def run(state: Any, now: int, _cost: int) -> Outcome[None]:
         return strategy.pause(state, now, until_ms)
@@ -327,13 +326,13 @@ CLEAR: Transform[None] = Transform(
 """Forgets a key."""
 
 
-# Others may take what was left between two attempts; after this many the bare need decides.
+# Between two attempts others may take what was left; the last attempt asks for the bare need.
 _ATTEMPTS = 8
 
 
 class Grant(NamedTuple):
-    """`capacity` units, taken at `now` on the clock that decides; 0 is a refusal. `decision` is
-    the store's answer to the last attempt."""
+    """The result of leasing: `capacity` units, 0 for a denial, taken at the instant `now` of the
+    clock that decides. `decision` is that of the last attempt."""
 
     capacity: int
     decision: Decision
@@ -341,7 +340,8 @@ class Grant(NamedTuple):
 
 
 def bargain(want: int, need: int) -> Generator[int, Decision, tuple[int, Decision]]:
-    """Yields the cost to try next and is sent the decision; returns what was taken."""
+    """Yields the cost to try next and is sent the decision. Returns the cost that was admitted, 0
+    if none, and the last decision."""
     cost = want
     for attempt in range(_ATTEMPTS):
         decision = yield cost
@@ -355,7 +355,8 @@ def bargain(want: int, need: int) -> Generator[int, Decision, tuple[int, Decisio
 
 
 def leasing(strategy: Strategy, need: int) -> Transform[Grant]:
-    """The transform behind a lease: `cost` is how much is wanted, `need` the least that helps."""
+    """The transform behind a lease: `cost` is how much is wanted, `need` the least that is
+    useful."""
 
     def run(state: Any, now: int, want: int) -> Outcome[Grant]:
         deal = bargain(max(want, need), need)

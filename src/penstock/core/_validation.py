@@ -1,16 +1,14 @@
-"""What a caller may pass, checked in one place, before any store is touched.
+"""Validation of what callers pass, in one place, before any store is touched.
 
-Each function returns the value it was given, so that it can be part of an assignment, or raises
-`config_invalid` with a text that says what would be right. What a store has kept is checked in the
-same way (`stored_...`), but for its ValueError: it is somebody else's.
+`require_...` functions return the value, so that they can be used in an assignment, or raise
+`config_invalid` with a message that says what would be right. `stored_...` functions validate what
+a store has kept in the same way, but raise ValueError, since it is not the caller's fault.
 
-This is also the only place that knows how a prefix and a key become the name under which a store
-keeps state: a limiter asks once for its lead and then concatenates. Whoever remembers keys in this
-process does so under `kept_key`: a caller may choose a key of 4,096 bytes, and what it costs to
-remember should not be the caller's choice. Beyond `LONGEST_KEPT` characters a key is known by its
-digest: BLAKE2b of 256 bits under a secret of this process, so that nobody can find two keys that
-would share their counts. Its first byte never occurs in UTF-8, so that no other key is equal to a
-digest.
+The lead of a limiter is its prefix and a colon; a store keeps a state under the lead and the key.
+In memory, a key is kept as `kept_key`, so that a caller who chooses keys of 4,096 bytes cannot make
+them expensive: a key of more than `LONGEST_KEPT` characters is replaced by its digest, 256 bits of
+BLAKE2b under a secret of this process, so that nobody can find two keys that would share their
+counts. Its first byte never occurs in UTF-8, so no other key equals a digest.
 """
 
 from __future__ import annotations
@@ -76,12 +74,11 @@ def reject(message: str) -> NoReturn:
 
 
 def shown(value: Any) -> str:
-    """What somebody passed in, short enough for a message."""
+    """The `repr` of a value, short enough for a message."""
     try:
         text = repr(value)
     except Exception:
-        # Python declines to spell out integers of thousands of digits, and objects of the user's
-        # may do anything.
+        # Python refuses to print integers of thousands of digits, and a user's __repr__ may raise.
         return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -113,8 +110,8 @@ def require_span_ms(name: str, value: Any) -> int:
         elif isinstance(value, str):
             reject(
                 f"{name} must be an integer from 1 to {MAX_SPAN_MS}, or a timedelta, not "
-                f"{shown(value)}; durations in words are for rate_limit('100/minute') and for "
-                "policy files"
+                f"{shown(value)}; durations as text are for rate_limit('100/minute') and policy "
+                "files"
             )
     return require_int(name, value, high=MAX_SPAN_MS)
 
@@ -186,14 +183,14 @@ def require_key(key: Any) -> str:
 
 
 def plain_key(key: Any) -> str:
-    """The same; what nearly every key is takes no call."""
+    """As `require_key`, faster for nearly every key."""
     if type(key) is str and key and len(key) <= MAX_KEY_BYTES and key.isascii():
         return key
     return require_key(key)
 
 
 def require_keys(keys: Any) -> list[Any]:
-    """The keys of a batch, as a list; each of them is for `require_key`."""
+    """The keys of a batch as a list, each of which `require_key` has yet to validate."""
     if isinstance(keys, (str, bytes)) or not isinstance(keys, Iterable):
         reject(f"keys must be a list of keys, not {shown(keys)}")
     return list(keys)
@@ -219,14 +216,14 @@ def _require_utf8(name: str, text: str) -> None:
 
 
 def stored_whole(value: Any, most: int) -> int:
-    """A whole number of a state that was kept elsewhere; ValueError if it cannot be one."""
+    """A whole number in a stored state; ValueError if it is not one."""
     if type(value) is not int or not 0 <= value <= most:
         raise ValueError(f"{shown(value)}, where a whole number from 0 to {most} should be")
     return value
 
 
 def stored_number(value: Any, most: int, least: int = 0) -> float:
-    """The same for a number that may have a fraction. NaN is none."""
+    """As `stored_whole`, for a number that may have a fraction; not NaN."""
     if type(value) not in (int, float) or not least <= value <= most:
         raise ValueError(f"{shown(value)}, where a number from {least} to {most} should be")
     number: float = value
@@ -234,14 +231,15 @@ def stored_number(value: Any, most: int, least: int = 0) -> float:
 
 
 def stored_pair(value: Any) -> tuple[Any, Any]:
-    """The same for a pair of anything."""
+    """As `stored_whole`, for a pair of any values."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise ValueError(f"{shown(value)}, where a pair should be")
     return value[0], value[1]
 
 
 def stored_runs(value: Any, last: int) -> tuple[tuple[int, int], ...]:
-    """The same for (instant, count) pairs: at least one, ascending, none after `last`."""
+    """As `stored_whole`, for (instant, count) pairs: at least one, ascending, none after
+    `last`."""
     if not isinstance(value, (tuple, list)) or not value:
         raise ValueError(f"{shown(value)}, where pairs should be")
     runs = tuple(map(stored_pair, value))
@@ -262,25 +260,25 @@ def require_instant(now: Any) -> int:
 
 
 LONGEST_KEPT = 128
-"""In characters, which a string knows without being looked at."""
+"""In characters, which `len` tells without encoding the key."""
 
 _LEAD = b"\xff"
 _SECRET = os.urandom(32)
 
 
 def key_lead(prefix: str) -> str:
-    """What stands before every key: `"prefix:"`, or nothing when there is no prefix."""
+    """What every key begins with: `"prefix:"`, or nothing without a prefix."""
     prefix = require_prefix(prefix)
     return f"{prefix}:" if prefix else ""
 
 
 def kept_key(key: str) -> str | bytes:
-    """What to remember a key by, in this process."""
+    """The form in which a key is kept in memory: itself, or its digest if it is long."""
     return key if len(key) <= LONGEST_KEPT else digest_of(key)
 
 
 def digest_of(key: str) -> bytes:
-    """What stands for a long key in this process."""
+    """The digest under which a long key is kept in memory."""
     from hashlib import blake2b  # most programs have no such key, and do without the module
 
     return _LEAD + blake2b(key.encode(), digest_size=32, key=_SECRET).digest()

@@ -1,14 +1,13 @@
-"""The answer of several limits to one request: a `Verdict` of all, or one `Decision` for all.
+"""The result of several limits for one request: a `Verdict`, or one combined `Decision`.
 
-A request is admitted if every limit that is no shadow admits it. The verdict keeps what each of
-them said, and works out the rest when it is asked for: most callers only want to know whether they
-may go on.
+A request is admitted if every limit that is not a shadow admits it. The verdict keeps the decision
+of each limit, and computes the rest on demand: most callers only want to know whether they may
+proceed.
 
-`combine` makes one decision of several: it is allowed if all of them are, sees the tightest limit
-and the least that remains, and must wait for the slowest to reset and to retry. Each field is a
-meet or a join of its own, so the whole is associative, commutative and idempotent, and `NEUTRAL`
-changes nothing. What holds for the parts holds for the whole: a combined decision has a
-`retry_after_ms` of 0 exactly when it is allowed.
+`combine` makes one decision of several: allowed if all are, with the lowest limit and remaining,
+and the latest reset and retry. Each field is a meet or a join of its own, so the operation is
+associative, commutative and idempotent, and `NEUTRAL` is its identity. A combined decision, too,
+has a `retry_after_ms` of 0 exactly when it is allowed.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ __all__ = ["DecisionFields", "Verdict", "combine"]
 
 
 class DecisionFields:
-    """What limits say to one request: `allowed`, which is its truth, and the `decision` of the one
-    that binds, whose fields it has."""
+    """The base of results of several limits: `bool()` is `allowed`, and the other fields are those
+    of `decision`, the decision of the binding limit."""
 
     __slots__ = ()
 
@@ -38,7 +37,7 @@ class DecisionFields:
 
     @property
     def limit(self) -> int:
-        """How much the binding limit allows."""
+        """The ceiling of the binding limit."""
         return self.decision.limit
 
     @property
@@ -48,12 +47,12 @@ class DecisionFields:
 
     @property
     def reset_at(self) -> int:
-        """From when on nothing of this is remembered by the binding limit."""
+        """The instant (epoch ms) from which nothing counts against the binding limit any more."""
         return self.decision.reset_at
 
     @property
     def retry_after_ms(self) -> int:
-        """How long to wait before the same request is worth repeating: 0 exactly when allowed."""
+        """How long to wait before the same request can be admitted; 0 exactly when allowed."""
         return 0 if self.allowed else self.decision.retry_after_ms
 
     def __bool__(self) -> bool:
@@ -61,7 +60,7 @@ class DecisionFields:
 
 
 class _Fields:
-    """Where a verdict keeps what it was made of; the compiled path has a faster one."""
+    """The fields of a verdict; the compiled path has a faster class."""
 
     __slots__ = ("_decisions", "_names", "_shadows", "allowed")
 
@@ -86,35 +85,35 @@ if native is not None and not TYPE_CHECKING:
 
 
 class Verdict(_Fields, DecisionFields):
-    """What several limits say to one request. `bool(verdict)` is `verdict.allowed`.
+    """The result of several limits for one request. `bool(verdict)` is `verdict.allowed`.
 
-    `decision` is that of the limit that binds, and `binding` its name: if the request was denied,
-    of those that denied it the one with the longest wait, else the one with the least remaining,
-    and of equals the first. A shadow only binds where there is nothing else.
+    `binding` names the limit to tell the client about, and `decision` is its decision: of the
+    limits that denied, the one with the longest wait; if none denied, the one with the least
+    remaining; among equals, the first. A shadow is binding only if all limits are shadows.
     """
 
     __slots__ = ()
 
     @property
     def decision(self) -> Decision:
-        """The decision of the limit that binds."""
+        """The decision of the binding limit."""
         place = self.binding_place
         return NEUTRAL if place is None else self._decisions[place]
 
     @property
     def binding(self) -> str:
-        """The name of the limit that binds; empty if none was asked."""
+        """The name of the binding limit; empty if no limit took part."""
         place = self.binding_place
         return "" if place is None else self._names[place]
 
     @property
     def limits(self) -> Mapping[str, Decision]:
-        """What each limit said, by its name, in order."""
+        """The decision of each limit, by its name, in order."""
         return dict(zip(self._names, self._decisions, strict=True))
 
     @property
     def enforced(self) -> Mapping[str, Decision]:
-        """The same without the shadows."""
+        """The decisions of the limits that are not shadows, by name."""
         told = zip(self._names, self._decisions, self._shadows, strict=True)
         return {name: decision for name, decision, shadow in told if not shadow}
 
@@ -125,7 +124,7 @@ class Verdict(_Fields, DecisionFields):
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """What each limit said, in order."""
+        """The decision of each limit, in order."""
         return self._decisions
 
     @property
@@ -135,7 +134,7 @@ class Verdict(_Fields, DecisionFields):
 
     @property
     def shadowed(self) -> tuple[str, ...]:
-        """The shadows that would have denied it."""
+        """The shadows that would have denied the request."""
         return self._denying(shadow=True)
 
     def _denying(self, *, shadow: bool) -> tuple[str, ...]:
@@ -144,7 +143,7 @@ class Verdict(_Fields, DecisionFields):
 
     @property
     def binding_place(self) -> int | None:
-        """The place of the limit that binds among those that were asked, if there were any."""
+        """The index of the binding limit in `decisions`; None if there are none."""
         found = None
         allowed, decisions, shadows = self.allowed, self._decisions, self._shadows
         least = longest = -1
@@ -157,7 +156,7 @@ class Verdict(_Fields, DecisionFields):
             elif not decision.allowed and decision.retry_after_ms > longest:
                 found, longest = place, decision.retry_after_ms
         if found is None and decisions:
-            # Shadows alone.
+            # All are shadows.
             return min(range(len(decisions)), key=lambda place: decisions[place].remaining)
         return found
 
@@ -194,7 +193,7 @@ def _rebuild(*fields: Any) -> Verdict:
 
 
 def combine(*decisions: Decision) -> Decision:
-    """One decision that stands for all; `NEUTRAL` for none."""
+    """One decision for all of them; `NEUTRAL` for none."""
     if len(decisions) == 1:
         return decisions[0]
     if not decisions:

@@ -1,11 +1,11 @@
-"""Waiting for admission: first come, first served, per key, for threads and tasks alike.
+"""Waiting for admission: first come, first served per key, for threads and tasks.
 
-Each key that somebody waits for has a queue. Only its leader asks the limiter; the others sleep
-until those before them have left, so a freed unit goes to whoever came first and nobody polls.
+Each key with waiters has a queue. Only the leader of the queue asks the limiter; the others sleep
+until those ahead of them have left. So units go to whoever came first, and nobody polls.
 
-`acquire_flow` is the waiting itself, written once: it yields `CheckStep` or `PeekStep` to get a
-decision, and `SleepStep` to sleep until it is woken or the time is up. `acquire` and `aacquire` are
-the shells that obey; what they check and peek at is the limiter's matter, one key or several.
+`acquire_flow` holds the logic, written once: it yields `CheckStep` or `PeekStep` to get a decision,
+and `SleepStep` to sleep until it is woken or the time is up. `acquire` and `aacquire` execute these
+steps; the limiter passes the functions that check and peek.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class CheckStep:
 
 
 class PeekStep:
-    """Peek at the key and send back how it stands."""
+    """Peek at the key and send the decision back."""
 
     __slots__ = ()
 
 
 class SleepStep:
-    """Sleep until woken, or for at most `ms` (None: however long it takes). Who `leads` has nobody
-    before it to look after."""
+    """Sleep until woken, or for at most `ms` (None: without a bound). A waiter that does not lead
+    also watches the one ahead of it."""
 
     __slots__ = ("leads", "ms")
 
@@ -59,10 +59,10 @@ class SleepStep:
         self.leads: bool = leads
 
 
-# How often to look whether a slot has come back.
+# How often to ask whether a slot is free.
 _LOOK_AGAIN_MS = 50
 
-# Platforms differ in how long a thread may sleep; whoever wakes early just sleeps again.
+# Platforms bound how long a thread may sleep. Waking early is harmless: it sleeps again.
 _LONGEST_NAP_MS = 3_600_000
 
 Step = CheckStep | PeekStep | SleepStep
@@ -70,13 +70,13 @@ Wake = Callable[[], None]
 
 
 def waiting_clock(clock: Clock) -> Clock:
-    """By which waiting is timed: the limiter's own clock if that can wake those who wait when it
-    moves, as a ManualClock does, else steady real time."""
+    """The clock that times waiting: the limiter's own if it notifies subscribers when it moves, as
+    a ManualClock does, otherwise real time."""
     return clock if hasattr(clock, "subscribe") else SystemClock()
 
 
 class Watch:
-    """Wakes somebody whenever such a clock moves, until it ends."""
+    """Calls `wake` whenever a clock with subscribers moves, until `end` is called."""
 
     def __init__(self, clock: Clock, wake: Wake) -> None:
         subscribe: Callable[[Wake], Callable[[], None]] | None
@@ -85,12 +85,13 @@ class Watch:
         self.end: Callable[[], None] = subscribe(wake) if subscribe else lambda: None
 
     def real_s(self, ms: int | None) -> float | None:
-        """How long to sleep at most: a clock that wakes us needs no end."""
+        """How long to sleep at most, in real seconds; None if the clock wakes the sleeper."""
         return None if self._wakes or ms is None else min(ms, _LONGEST_NAP_MS) / 1000
 
 
 class _KeyQueue(Queue):
-    """The waiters for one key, the last denial of the leader, and whether that has become void."""
+    """The waiters for one key, and the last denial of the leader. `is_void` says that the key was
+    reset since, so that the denial no longer counts."""
 
     __slots__ = ("is_void", "last_denial")
 
@@ -100,7 +101,7 @@ class _KeyQueue(Queue):
         self.is_void: bool = False
 
     def make_void(self) -> None:
-        """The wait that the leader was told is void: it may ask at once."""
+        """Wake the leader, so that it asks again at once."""
         self.is_void, self.last_denial = True, None
         leader = self.leader()
         if leader is not None:
@@ -114,7 +115,7 @@ class KeyQueues:
         self._max_waiters = max_waiters
         self._queues: Queues[_KeyQueue] = Queues(_KeyQueue)
         self.resets: int = 0
-        """Changes with every reset of a key, so that a denial from before is known as void."""
+        """The number of resets, by which a denial from before one is known to be void."""
 
     def is_free(self, key: str) -> bool:
         """Whether the key has no waiters."""
@@ -133,14 +134,14 @@ class KeyQueues:
         self._queues.leave(key, queue, waiter)
 
     def reset(self, key: str) -> None:
-        """The key was forgotten."""
+        """Call this after a reset of the key."""
         self.resets += 1
         queue = self._queues.get(key)
         if queue is not None:
             queue.make_void()
 
     def reset_all(self) -> None:
-        """Keys were forgotten, and which queues wait for them is not known here."""
+        """Call this after a reset of keys when it is not known which queues wait for them."""
         self.resets += 1
         for queue in self._queues.values():
             queue.make_void()
@@ -162,7 +163,7 @@ def acquire(
     check: Callable[[], Any],
     peek: Callable[[], Any],
 ) -> Any:
-    """Wait in the queue of `key` until `check` admits; what it answered then."""
+    """Wait in the queue of `key` until `check` admits. Returns its answer."""
     began_at, resets, told = clock.now(), queues.resets, None
     if queues.is_free(key):
         decision = check()
@@ -205,7 +206,7 @@ async def aacquire(
     # Here, so that `import penstock` does not load asyncio.
     from .._queueing.tasks import Event, TaskWaiter
 
-    # Held here: the waiter knows it weakly, so that a queue does not keep a task alive.
+    # Referenced here: the waiter refers to it weakly, so that a queue does not keep a task alive.
     woken = Event()
     waiter = TaskWaiter(woken)
     watch = Watch(clock, waiter.wake)
@@ -227,11 +228,11 @@ async def aacquire(
 
 
 def timeout_in_ms(timeout: Any) -> int | None:
-    """Seconds, as `acquire` takes them."""
+    """Validate a timeout in seconds, and convert it to ms."""
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
-        reject(f"timeout must be None or seconds from 0 up, not {timeout!r}")
+        reject(f"timeout must be None or a number of seconds, 0 or more, not {timeout!r}")
     return None if timeout > MAX_SPAN_MS else int(timeout * 1000)
 
 
@@ -244,10 +245,10 @@ def acquire_flow(
     timeout_ms: int | None,
     told: tuple[Decision, int] | None,
 ) -> Generator[Step, Decision | None, Decision]:
-    """Wait in the queue, ask when leading, sleep as told, until admitted or out of time.
+    """Wait in the queue; as its leader, ask and sleep by turns until admitted or out of time.
 
-    `told` is the denial that this caller got when nobody waited, with `queues.resets` from before
-    it: it need not ask again to hear the same."""
+    `told` is the denial that this caller got before it joined an empty queue, with the
+    `queues.resets` from before that, so that it need not ask twice."""
 
     def time_left() -> int | None:
         return None if timeout_ms is None else began_at + timeout_ms - clock.now()
@@ -255,7 +256,7 @@ def acquire_flow(
     def refuse(decision: Decision) -> RateLimitExceededError:
         return RateLimitExceededError(
             f"{key!r} was not admitted within {timeout_ms} ms; "
-            f"the next attempt is worth making in {decision.retry_after_ms} ms",
+            f"retry after {decision.retry_after_ms} ms",
             decision if isinstance(decision, Decision) else decision.decision,
         )
 
@@ -280,13 +281,13 @@ def acquire_flow(
                 return decision
             queue.last_denial = decision
             left = time_left()
-            # A wait that must end too late is not begun.
+            # Fail at once if the wait would be longer than the timeout.
             if left is not None and (
                 left <= 0 if is_held(decision) else decision.retry_after_ms > left
             ):
                 raise refuse(decision)
-            # A strategy that denies without a wait would have us ask without a pause. What is held
-            # may come back at any moment.
+            # At least 1 ms, in case a strategy denies without a wait. Slots may be given back at
+            # any moment, so these are asked for more often.
             wait = max(1, decision.retry_after_ms)
             ready_at = clock.now() + (wait if not is_held(decision) else min(wait, _LOOK_AGAIN_MS))
             while (pause := ready_at - clock.now()) > 0 and not queue.is_void:
@@ -296,13 +297,13 @@ def acquire_flow(
 
 
 def is_held(answer: Any) -> bool:
-    """Whether it is a charge that would hold something."""
+    """Whether it is a charge of slots."""
     return bool(getattr(answer, "id", "")) or getattr(answer, "ttl_ms", None) is not None
 
 
 def _denied(decision: Decision) -> Decision:
-    """Turns a peek into the denial of a waiter that timed out: there may be enough for one, but
-    those before it come first."""
+    """Turns a peek into the denial of a waiter that timed out: even if there is a unit left, those
+    ahead in the queue come first."""
     if not decision.allowed:
         return decision
     return Decision(False, decision.limit, decision.remaining, decision.reset_at, 1)

@@ -1,4 +1,5 @@
-"""A limit for a fleet without a round trip per request: credits taken in batches, spent locally."""
+"""Leases: a limit for a fleet without a round trip per request. Each node takes credits in batches
+from the shared store, and spends them in process."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ __all__ = ["AdaptiveBatch", "LeaseSpender", "LeasedLimiter", "TwoTierLimiter", "
 
 
 def __getattr__(name: str) -> Any:
-    """The client needs gRPC, and is loaded by those who use it."""
+    """`LeasedLimiter` needs gRPC, so it is imported on first use."""
     if name != "LeasedLimiter":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,20 +1,20 @@
-"""How many credits to take at once.
+"""The size of a batch: how many credits to lease at once.
 
-A batch that is too small pays round trips, one that is too large strands credits that other nodes
+A batch that is too small costs round trips; one that is too large strands credits that other nodes
 could have used. If a round trip costs `order_cost`, a stranded credit `strand_penalty`, and a key
 spends `demand` credits per period, the batch that balances the two is
 
     sqrt(2 * order_cost * demand / strand_penalty)
 
-the economic order quantity of any stock that is ordered and held. Demand is learned per key, as a
-moving average of its logarithm: it spans orders of magnitude, and one burst must not drown what a
-hundred quiet periods said. What counts as demand are the credits that were spent; those that went
-void unspent are what the batch is too large by. What is learned changes how often the store is
-asked and never how much may be admitted: every credit is still granted by the store.
+which is the economic order quantity of inventory management. Demand is learned per key, as a moving
+average of its logarithm, because it spans orders of magnitude and one burst must not outweigh a
+hundred quiet periods. Only credits that were spent count as demand, not those that expired. What is
+learned affects how often the store is asked, never how much is admitted: every credit is still
+granted by the store.
 
-`Demand` tells it what the keys of a node spend; a fixed batch needs none of it. Spending happens
-on the hot path, which leaves behind one number per key: the credits left. What was served since a
-lease is the difference to what was held after it, also when the rest went void.
+`Demand` measures what the keys of a node spend, for an adaptive batch. The hot path records one
+number per key, the credits left. What was spent since a lease is the difference between that and
+what was held after the lease, also if the rest has expired.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["AdaptiveBatch", "Demand"]
 
 
 class AdaptiveBatch:
-    """Learns the batch of each key from the demand it served. One limiter, one of these."""
+    """A batch size that is learned per key from its demand. Not to be shared by limiters."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class AdaptiveBatch:
         self._learned: OrderedDict[str | bytes, tuple[float, int]] = OrderedDict()
 
     def observe(self, key: str, served: int, now: int) -> None:
-        """`served` credits went to callers since the key's previous lease."""
+        """Record that `served` credits of the key were spent since its previous lease."""
         name = kept_key(key)
-        # Without a lock: one lease per key is under way, and each line is one step.
+        # No lock: there is one lease per key at a time, and each line is atomic.
         known = self._learned.pop(name, None)
         elapsed = self.period_ms if known is None else max(1, now - known[1])
         sample = math.log(max(served, 1) * self.period_ms / elapsed)
@@ -79,7 +79,7 @@ class AdaptiveBatch:
         return int(min(max(ideal, self.least), self.most))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle holds the parameters; what was learned is of this process."""
+        """A pickle contains the parameters, not what was learned."""
         return MadeBy(
             AdaptiveBatch,
             order_cost=self.order_cost,
@@ -96,7 +96,7 @@ class AdaptiveBatch:
 
 
 class Demand:
-    """The batch of each key, and what it is learned from."""
+    """The batch size of each key, and the measurements that it is learned from."""
 
     def __init__(self, batch: int | AdaptiveBatch, max_keys: int) -> None:
         self.fixed: int = batch if isinstance(batch, int) else 0
@@ -110,24 +110,25 @@ class Demand:
         self._spent: OrderedDict[str | bytes, list[int]] = OrderedDict()
 
     def after_fork(self) -> None:
-        """In the child: nothing is leased."""
+        """Start afresh in the child of a fork, which holds no leases."""
         self._begin()
 
     def batch(self, key: str) -> int:
         return self.fixed if self._adaptive is None else self._adaptive.size(key)
 
     def note(self, key: str, left: int) -> None:
-        """A local spend left so many credits."""
+        """Record how many credits a local spend has left."""
         entry = self._spent.get(kept_key(key))
         if entry is not None:
             entry[1] = left
 
     def leased(self, key: str, held: int, cost: int, now: int) -> None:
-        """A lease for a request of `cost` (0: ahead of need), after which `held` credits are."""
+        """Record a lease for a request of `cost` (0 if ahead of need), after which the node holds
+        `held` credits."""
         if self._adaptive is None:
             return
         name = kept_key(key)
-        # Without a lock: one lease per key is under way, and each line is one step.
+        # No lock: there is one lease per key at a time, and each line is atomic.
         before = self._spent.pop(name, None)
         self._spent[name] = [held, held]
         if len(self._spent) > self._max_keys:

@@ -1,20 +1,20 @@
-"""`LeasedLimiter`: a policy of a service, spent in this process.
+"""`LeasedLimiter`: leases credits of a service's policy and spends them in this process.
 
-It leases batches through the Fleet server and spends them here: refreshes run ahead of need, one at
-a time per key, and no credit outlives the window that the service named. When the server is gone,
-credits are spent as long as they are good; then the fail mode answers:
+It leases batches with the `Fleet` calls of gRPC. Leases run ahead of need, one at a time per key,
+and no credit is spent after the window that the service named. While the service is away, credits
+are spent as long as they are valid; then the fail mode decides:
 
 | fail | answer |
 |---|---|
 | open | allowed, with nothing remaining |
-| closed | denied, to be asked again in a second |
+| closed | denied, with a retry after one second |
 | error | none: `store_unavailable` is raised |
 
 A `peek` or `forecast` of a key without credits is answered the same way.
 
-The far tier is a `FleetStore`: a store as far as a two-tier limiter goes, asked over gRPC. A lease
-is `Fleet.Reserve`; `peek` and `forecast` are those of the policy. The service's clock decides, and
-says how long what it granted lasts.
+Its shared store is a `FleetStore`, which has the operations that a two-tier limiter needs: a lease
+is `Fleet.Reserve`, and `peek` and `forecast` are calls on the policy. Decisions use the service's
+clock, and the service tells how long a lease lasts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ __all__ = ["FleetStore", "LeasedLimiter", "RemotePolicy"]
 
 
 class RemotePolicy(Strategy):
-    """Stands for a strategy that only the service knows. Its limit is learned from the answers."""
+    """Stands for the strategy of the policy, which only the service knows. Its limit is learned
+    from the answers."""
 
     name = "remote_policy"
 
@@ -60,7 +61,7 @@ class RemotePolicy(Strategy):
 
 
 class FleetStore(Store):
-    """One policy behind one server, sync and async. Channels are opened at the first call."""
+    """One policy of one service as a store, sync and async. Connects with the first call."""
 
     reads_own_clock = True
 
@@ -110,7 +111,7 @@ class FleetStore(Store):
     def _call(
         self, fleet: Any, limiter: Any, key: str, transform: Transform[Any], cost: int
     ) -> tuple[Any, Any, Any]:
-        """(the call, its message, what makes a result of the answer)."""
+        """The call, its message, and the function that reads the answer."""
         policy = self._policy
         if transform.role == "lease":
             caller = fleet_pb2.Caller(domain=key)
@@ -125,7 +126,7 @@ class FleetStore(Store):
             ask = rate_limiter_pb2.ForecastRequest(policy=policy, key=key, cost=cost)
             return limiter.Forecast, ask, _forecast
         raise UnsupportedError(
-            f"a leased limiter cannot {transform.role!r} a policy of a service; ask the service"
+            f"LeasedLimiter does not support {transform.role!r}; use a ServiceLimiter"
         )
 
 
@@ -165,17 +166,19 @@ _AXES: dict[Axis, int] = {
     "token_budget": fleet_pb2.AXIS_TOKEN_BUDGET,
 }
 _RETRY_MS = 1_000
-# How many more times a request asks that needs more than the service hands out at once.
+# How often a request asks again if it needs more than the service grants at once.
 _ATTEMPTS = 8
 
 
 class LeasedLimiter(TwoTierLimiter):
-    """`check()` spends from the budget of `domain`, `check(key)` from that of another key.
+    """A limiter that leases credits of a service's `federated` policy, and spends them in process.
 
-    `target` is the gRPC server, such as "limits.internal:50051". An empty `domain` is the policy's
-    own budget. `batch` credits are leased at once, the next ones when `low_water` is reached, by
-    default a quarter of the batch. `secret` is the fleet's, `token` the server's; `credentials` are
-    gRPC's, for TLS. A call may take `timeout_ms`.
+    `check()` spends credits of `domain`, `check(key)` those of another key; the default domain is
+    the policy itself. `target` is the gRPC server, such as "limits.internal:50051". `batch` credits
+    are leased at once, and the next batch when `low_water` credits are left, by default a quarter
+    of the batch. `secret` is the fleet secret and `token` the access token of the service;
+    `credentials` are those of grpcio, for TLS. A call takes at most `timeout_ms`; without an
+    answer, the fail mode decides.
     """
 
     def __init__(
@@ -198,7 +201,10 @@ class LeasedLimiter(TwoTierLimiter):
         low = batch // 4 if low_water is None and type(batch) is int else low_water or 0
         require_batch(batch, low)
         if not isinstance(target, str) or not target:
-            reject(f"target must be where the server is, such as 'localhost:50051', not {target!r}")
+            reject(
+                "target must be the host and port of the gRPC server, such as 'localhost:50051', "
+                f"not {target!r}"
+            )
         self.policy: str = require_key(policy)
         self.domain: str = require_prefix(domain) or self.policy
         self.fail: FailMode = require_choice("fail", fail, get_args(FailMode))
@@ -235,7 +241,7 @@ class LeasedLimiter(TwoTierLimiter):
     async def acheck(self, key: str | None = None, cost: int = 1) -> Decision:
         return await super().acheck(self.domain if key is None else key, cost)
 
-    # The domain is meant by default everywhere, and the fail mode answers for all that ask.
+    # The key defaults to the domain in all calls, and the fail mode applies to all of them.
 
     def peek(self, key: str | None = None) -> Decision:
         try:
@@ -285,7 +291,7 @@ class LeasedLimiter(TwoTierLimiter):
         except StoreUnavailableError as error:
             return self._failed(error, now)
 
-    # The server does not know how much a request needs, and may grant less at once.
+    # The service does not know how much a request needs, and may grant less than that.
 
     def _fetch(self, request: LeaseRequest) -> Grant:
         return drive(self._fetching(request), super()._fetch)
@@ -304,14 +310,14 @@ class LeasedLimiter(TwoTierLimiter):
                 self._near.keep(request, grant)
                 raise
             if not more.capacity:
-                # The end that a refusal names is none of what was granted before it.
+                # The expiry in a denial does not apply to what was granted before it.
                 self._near.keep(request, grant)
                 return more
             grant = _joined(grant, more)
         return _given_up(grant, request)
 
     def _informed(self, grant: Grant) -> Grant:
-        """Learn the policy's limit, which the service may change."""
+        """Learn the policy's limit, which may change with a reload of the service."""
         limit = grant.decision.limit
         if limit != self._near.limit:
             self.strategy.limit = limit
@@ -328,20 +334,20 @@ class LeasedLimiter(TwoTierLimiter):
         return Decision(False, self._near.limit, 0, again_at, _RETRY_MS)
 
     def _failed_forecast(self, error: StoreUnavailableError, key: str, cost: int) -> Forecast:
-        """The credits that are held, and what the fail mode makes of the rest."""
+        """A forecast by the credits that are held and the fail mode."""
         decision = self._failed(error, None)
         held = self._near.held(key)
-        # The limit is not known before the first answer, but one such request is allowed.
+        # Before the first answer the limit is unknown, but at least this request is allowed.
         spendable = max(held, self._near.limit, cost) if decision.allowed else held
         return Forecast(spendable // cost, decision.reset_at, decision.reset_at)
 
 
 def _require_text(name: str, value: str | None) -> str | None:
-    """What travels as metadata: the library would only say so when it is sent."""
+    """Validate a value of gRPC metadata here; grpcio would only do so in a call."""
     if value is None:
         return None
     if not isinstance(value, str) or not value.isascii() or not value.isprintable() or not value:
-        # Without the value: it is not to be seen.
+        # The value is a secret, so it is not shown.
         reject(f"{name} must be a text of printable ASCII characters, or None")
     return value
 
@@ -351,8 +357,8 @@ def _rest(request: LeaseRequest, grant: Grant) -> LeaseRequest:
 
 
 def _joined(first: Grant, more: Grant) -> Grant:
-    """Two grants in a row. What was granted in another window than the second is void; of windows
-    that slide, the sum lasts as long as the shorter of the two."""
+    """The sum of two grants. If they are of different windows, the first is void. With sliding
+    windows, the sum lasts as long as the shorter of the two."""
     end, first_end = more.decision.reset_at, first.decision.reset_at
     if end != first_end and not overlap(first_end, end, more.now):
         return more

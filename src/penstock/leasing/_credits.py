@@ -1,23 +1,23 @@
-"""What a node may still spend of its lease, and how long that, or a denial, holds here.
+"""The credits that a node has leased, and how long credits and denials are valid on the node.
 
 `LeaseSpender` is the rule by itself, for one key, without store or clock: a grant adds credits and
-says when their window ends; a spend takes from them, or answers None, and then somebody has to go
-and get more. It never invents a denial; only the store can deny.
+says when their window ends; a spend takes from them, or returns None if a lease is needed first. It
+never denies; only the store can.
 
-`Credits` is the same rule as a strategy, for many keys; the tests hold the two together. The near
-tier of a two-tier limiter is a MemoryStore, and this is its strategy; so it has the same atomicity,
-the same expiry and the same native path as any other.
+`Credits` is the same rule as a strategy, for many keys; the tests compare the two. A node keeps its
+credits (the near tier) in a MemoryStore with this strategy, so they have the same atomicity, expiry
+and native path as any other state.
 
-How long credits last is a `Term`. Coupled to the window, they are void from its end on, so that
-what a node leased in one window can never add to the next one's limit:
+A `Term` says how long credits last. Credits that are coupled to the window are void from its end
+on, so that what a node leased in one window never adds to the limit of the next:
 
-| a strategy with | credits that are coupled last |
+| strategy | coupled credits last |
 |---|---|
-| a window, as a budget has one | to the end of the window that granted them |
-| a sliding window | for the length of a window, as long as the store counts them |
-| no window | until all of it is replenished |
+| with a fixed window, as a budget has | until the end of the window that granted them |
+| with a sliding window | for one window, as long as the store counts them |
+| without a window | until everything is replenished |
 
-Only the first row has windows that all nodes share, and so a limit that holds exactly per window.
+Only fixed windows are shared by all nodes, so only there the limit holds exactly per window.
 Credits that are not coupled carry over, and last until they are spent.
 """
 
@@ -68,13 +68,13 @@ class LeaseSpender:
         self.expires_at: int | None = None
 
     def apply_lease(self, capacity: int, expires_at: int) -> None:
-        """Add granted credits; their window ends at `expires_at`, by the store's clock."""
+        """Add granted credits, whose window ends at `expires_at` on the store's clock."""
         require_int("capacity", capacity, low=0)
         self.expires_at = require_instant(expires_at)
         self.credits += capacity
 
     def spend(self, now: int, cost: int) -> Decision | None:
-        """Spend `cost`, or None when a lease is needed first."""
+        """Spend `cost`. Returns None if a lease is needed first."""
         require_cost(cost)
         if self.window_coupled and self.expires_at is not None and now >= self.expires_at:
             self.credits = 0
@@ -92,20 +92,19 @@ State = tuple[int, int, int]
 
 
 class Credits(Strategy):
-    """`check` spends credits or denies, and a denial here only means that a lease is needed.
+    """The credits of many keys as a strategy. A denial only means that a lease is needed.
 
-    The state is (credits, reset_at, until). `reset_at` is the end of the window as the store told
-    it, for the caller to see. `until` is the same end on this node's steady clock, reckoned from
-    the moment the lease was *requested*: the store's reading came later, so `until` is not late
-    (with a margin for clocks that run apart, see `_near.py`), and a node whose clock shows another
-    time of day is not fooled. From `until` on the state is expired, which is how credits that are
-    coupled to their window are dropped.
+    The state is (credits, reset_at, until). `reset_at` is the end of the window on the store's
+    clock, for the caller. `until` is the same end on this node's monotonic clock, counted from when
+    the lease was *requested*: the store read its clock later, so `until` is never too late, and it
+    does not matter if the two clocks show different times. (`_near.py` adds a margin for clocks
+    that run at different speeds.) At `until` the state expires, which drops coupled credits.
 
-    `aligned` means that all credits of one instant belong to one window, named by its end: held
-    ones of another window than a fresh grant's are void, whatever the clocks say. Where it is not
-    known whether windows are shared or slide, `granted_at`, the instant of a fresh grant on the
-    clock that names the ends, tells: held credits are good if their window had not ended then. A
-    shared window has, when there is another.
+    `aligned` means that all credits at an instant belong to one window, identified by its end:
+    credits held from another window than that of a new grant are void. If it is not known whether
+    windows are fixed or sliding, `granted_at`, the instant of the new grant on the store's clock,
+    decides: held credits are valid if their window had not ended by then, which a fixed window has
+    if there is a new one.
     """
 
     name = "credits"
@@ -118,7 +117,7 @@ class Credits(Strategy):
         self._idle_ms = idle_ms
         self._aligned = aligned
         if idle_ms is not None:
-            # Idle credits need a second deadline, for which the native record has no room.
+            # Dropping idle credits takes a second deadline, which the native record does not have.
             self.kernel = None
 
     def kernel_arguments(self) -> tuple[Any, ...]:
@@ -139,13 +138,13 @@ class Credits(Strategy):
     def grant(
         self, state: State | None, now: int, fresh: State, granted_at: int | None = None
     ) -> Outcome[int]:
-        """Add what was leased; the result is what is held then."""
+        """Add what was leased. The result is how many credits are held then."""
         held, reset_at, until = fresh
         if until <= now:
             return Outcome(state, state[0] if state else 0, 0, False)
         if state is not None and self._adds_up(state[1], reset_at, granted_at):
             held += state[0]
-            # Of two reckonings of the end, the earlier one is safe for both leases.
+            # Of two estimates of the end, the earlier one is safe for both leases.
             until = min(until, state[2])
         return Outcome((held, reset_at, until), held, self._life(until, now), True)
 
@@ -160,12 +159,13 @@ class Credits(Strategy):
 
 
 def overlap(held_end: int, end: int, granted_at: int) -> bool:
-    """Whether credits up to `held_end` were still good when others, up to `end`, were granted."""
+    """Whether credits valid until `held_end` were still valid when those until `end` were
+    granted."""
     return granted_at < held_end <= end
 
 
 def granting(strategy: Credits, fresh: State, granted_at: int | None = None) -> Transform[int]:
-    """The transform that puts a lease into the near tier; returns the credits then held."""
+    """The transform that adds a lease to the near tier. Its result is the credits then held."""
 
     def run(state: Any, now: int, _cost: int) -> Outcome[int]:
         return strategy.grant(state, now, fresh, granted_at)
@@ -174,13 +174,13 @@ def granting(strategy: Credits, fresh: State, granted_at: int | None = None) -> 
 
 
 class Denials:
-    """The denials of one node, by key: an abusive client must not turn its flood into load on the
-    store.
+    """The denials that a node remembers, by key, so that a client that keeps asking causes no load
+    on the store.
 
-    A denial holds for its `retry_after_ms`, on this node's steady clock, reckoned from the moment
-    the store was asked, so that it never holds longer here than there. It answers requests of at
-    least the denied cost; a smaller one may still fit and has to be asked for. Bounded: the oldest
-    go first.
+    A denial is valid for its `retry_after_ms`, on this node's monotonic clock, counted from when
+    the store was asked, so that it never lasts longer here than in the store. It applies to
+    requests of at least the denied cost; a smaller one may still fit. Beyond `max_keys`, the oldest
+    are forgotten.
     """
 
     def __init__(self, max_keys: int) -> None:
@@ -189,7 +189,8 @@ class Denials:
         self._held: OrderedDict[str | bytes, tuple[int, int, Decision]] = OrderedDict()
 
     def recall(self, key: str, cost: int, now: int) -> Decision | None:
-        """The denial that still holds for such a request at `now`, its wait brought up to date."""
+        """The remembered denial of such a request at `now`, with the wait that is left; None if
+        there is none."""
         held = self._held.get(kept_key(key))
         if held is None or cost < held[1]:
             return None
@@ -200,7 +201,7 @@ class Denials:
 
     def remember(self, key: str, asked_at: int, cost: int, denial: Decision) -> None:
         name = kept_key(key)
-        # Without a lock: each line is one step, and any order of several threads' steps will do.
+        # No lock: each line is atomic, and their order among threads does not matter.
         self._held.pop(name, None)
         self._held[name] = (asked_at + denial.retry_after_ms, cost, denial)
         if len(self._held) > self._max_keys:
@@ -215,9 +216,10 @@ class Denials:
 
 
 class Term(NamedTuple):
-    """`aligned`: credits belong to a window that all nodes share, which its end names. `span_ms`:
-    they last that long instead of up to the grant's `reset_at`. `may_slide`: only the far tier
-    knows whether the window is shared, and names the end of what it grants."""
+    """How long credits last. `coupled`: they are void at the end of their window. `aligned`: all
+    nodes share the window, which is identified by its end. `span_ms`: they last that long, instead
+    of until the `reset_at` of the grant. `may_slide`: only the shared store knows whether the
+    window is fixed or sliding."""
 
     coupled: bool
     aligned: bool
@@ -237,7 +239,7 @@ REMOTE = WINDOW._replace(may_slide=True)
 
 
 def term_of(strategy: Strategy, window_coupled: bool | None) -> Term:
-    """By default, credits are coupled where the strategy has a window."""
+    """The term of a strategy's credits; coupled by default if the strategy has a window."""
     if window_coupled is not None and not isinstance(window_coupled, bool):
         reject(f"window_coupled must be True, False or None, not {window_coupled!r}")
     coupled = strategy.window_ms is not None if window_coupled is None else window_coupled
@@ -249,12 +251,12 @@ def term_of(strategy: Strategy, window_coupled: bool | None) -> Term:
 
 
 def clocks_for(store: Store, clock: Clock | None) -> tuple[Clock | None, Clock]:
-    """(for the store, for this node): which clock tells how long something holds.
+    """The clock for the store and the clock for this node.
 
-    Where the store has a clock of its own, only spans are measured here, and a steady clock
-    measures them best: one that is set back would make credits last into the next window. A clock
-    that is moved by hand, as in tests, is taken at its word. Where the caller's clock decides in
-    the store, the same one decides here, so that both see a window end at once.
+    If the store has a clock of its own, the node only measures spans, for which it uses a monotonic
+    clock: with one that is set back, credits would last into the next window. A ManualClock, as in
+    tests, is used as it is. If the store decides by the caller's clock, the node uses the same
+    clock, so that a window ends for both at the same instant.
     """
     if clock is None:
         return None, SystemClock()

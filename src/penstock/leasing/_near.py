@@ -1,14 +1,14 @@
-"""The near tier: credits of many keys on one node, and the one flow that refills them.
+"""The near tier: the credits of many keys on one node, and how they are refilled.
 
-A request is served from local credits if they suffice; that is the hot path, and it does not come
-here. A miss waits in the key's queue, so at most one lease per key is in flight and those who wait
-are served in order. Who leads looks again (`settle`): somebody before it may have leased enough,
-been denied, or failed. Then there is a `LeaseRequest` for the far tier (`ask`) and its answer to
-take in (`receive`). Nothing here waits: who sends it, on what transport, sync or async, is the
-caller's business, so the limiter over a store and the client of a lease service share this.
+A request that local credits suffice for is served on the hot path, which does not come here. A miss
+waits in the key's queue, so that at most one lease per key is in flight and waiters are served in
+order. The leader looks again (`settle`), since a caller before it may have leased enough, been
+denied, or failed. Then it sends a `LeaseRequest` (`ask`) to the shared store, the far tier, and
+records the answer (`receive`). Nothing here does I/O, so the sync and the async calls, of a limiter
+on a store and of the client of a service, share this code.
 
-What a node holds after a lease is at most the batch less 1: a miss takes a batch and spends from
-it at once, and a lease ahead of need only tops up to there. That is what the bounds rest on.
+After a lease a node holds at most one batch less 1: a miss spends from its batch at once, and a
+lease ahead of need only tops up to that. The bounds of leases depend on it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from ._credits import Credits, Denials, Term, granting
 __all__ = ["LeaseRequest", "NearTier"]
 
 
-# After a lease ahead of need has failed, none is tried for so long; a miss is not held back.
+# How long no lease is taken ahead of need after one has failed. Misses are not delayed.
 _REST_MS = 250
 
-# Two clocks may come apart by one part in so many.
+# Two clocks may drift apart by one part in this many.
 _DRIFT = 1_000
 
 
 class LeaseRequest(NamedTuple):
-    """Lease `want` units for the key; fewer will do, but not fewer than `need`. `sent_at` is when
-    that was asked for: what is granted is reckoned from there."""
+    """Lease `want` units for the key, and at least `need`. The validity of the grant is counted
+    from `sent_at`, when it was requested."""
 
     key: str
     want: int
@@ -49,7 +49,7 @@ class LeaseRequest(NamedTuple):
 
 
 class NearTier:
-    """Credits, remembered denials and queues, by key."""
+    """The credits, remembered denials and queues of a node, by key."""
 
     store: MemoryStore
 
@@ -77,44 +77,44 @@ class NearTier:
     def _begin(self) -> None:
         self.queues: Queues[Queue] = Queues(Queue)
         self._rest_until = 0
-        # Denied without a round trip only where the far tier denied before.
+        # Only what the far tier has denied is denied without a round trip.
         self.denials: Denials = Denials(self._max_keys)
 
     def after_fork(self) -> None:
-        """Hold nothing in the child: its parent spends what was leased. Whoever has a method of
-        the local limiter at hand spends from the new store, too."""
+        """Start without credits in the child of a fork: the parent spends what was leased. The
+        local limiter stays the same object, because others refer to its methods."""
         self.store = MemoryStore(self._max_keys, clock=self._clock)
         self.local._settle_on(self.store)
         self.demand.after_fork()
         self._begin()
 
     def retune(self, limit: int) -> None:
-        """Report another limit from now on. What is held is dropped."""
+        """Change the limit that decisions report. Drops the credits."""
         self.limit = limit
         self._credits = Credits(limit, self._idle_ms, self._term.aligned)
         self.store = MemoryStore(self._max_keys, clock=self._clock)
         self._check = checking(self._credits)
         self._kernel: Any = None
-        # Nobody gets more than the limit at once, and asking would only cost a second attempt.
+        # A request for more than the limit would be denied, and cost a second attempt.
         self._ceiling = limit or MAX_SAFE
         self.local: Limiter = rate_limit(self._credits, store=self.store, clock=self._clock)
         self.now: Callable[[], int] = self.local.clock.now
 
-    # `now` is the instant of a call that decides many keys; alone, a request reads the clock when
-    # it gets there, which may be long after it began to wait.
+    # `now` is the instant of a call on many keys. A call on one key reads the clock when its turn
+    # comes, which may be long after it began to wait.
 
     def spend_many(self, keys: list[str], cost: int, now: int) -> list[Decision]:
-        """A local check of each key."""
+        """Spend local credits of each key."""
         return self.store.apply_many(keys, self._check, now, cost)
 
     def recall(self, key: str, cost: int, now: int | None = None) -> Decision | None:
-        """The far tier's denial of such a request, if it still holds."""
+        """The far tier's denial of such a request, if it is still valid."""
         return self.denials.recall(key, cost, self.now() if now is None else now)
 
     def settle(
         self, key: str, cost: int, place: Place[Queue], now: int | None = None
     ) -> Decision | None:
-        """What can be said without the far tier, now that this one leads."""
+        """The decision for the leader of the queue, if it can be made without the far tier."""
         if now is None:
             now = self.now()
         decision: Decision = self.store.apply(key, self._check, now, cost)
@@ -122,21 +122,21 @@ class NearTier:
             return decision
         failure = place.failure
         if failure is not None:
-            # The lease that this caller waited for failed: asking again would only queue up more.
+            # The lease that this caller waited for failed: fail as well, rather than pile up calls.
             raise StoreUnavailableError(str(failure), reason=outage_reason(failure)) from failure
         return self.denials.recall(key, cost, now)
 
     def ask(self, key: str, cost: int, now: int | None = None) -> LeaseRequest:
-        """What to lease for a miss that leads."""
+        """The lease for a miss, asked by the leader of the queue."""
         sent_at = self.now() if now is None else now
         return LeaseRequest(key, max(self._size(key), cost), cost, sent_at)
 
     def ask_for_one(self, key: str, cost: int, now: int | None = None) -> LeaseRequest:
-        """What to lease for a request alone, which does not wait."""
+        """A lease of just the cost of a request, for a caller that is not in the queue."""
         return LeaseRequest(key, cost, cost, self.now() if now is None else now)
 
     def ask_ahead(self, key: str, low_water: int) -> LeaseRequest | None:
-        """What to lease ahead of need; nothing if the need is gone, or in vain."""
+        """A lease ahead of need; None if there are enough credits, or it would be denied."""
         held = self.held(key)
         want = self._size(key) - 1 - held
         if held > low_water or want < 1 or not self.may_prefetch(key):
@@ -146,8 +146,8 @@ class NearTier:
     def receive(
         self, request: LeaseRequest, cost: int, grant: Grant, now: int | None = None
     ) -> Decision:
-        """Take in what the far tier said; `cost` is of the request behind the lease, or 0. A grant
-        of less than the need comes with a denial."""
+        """Record the far tier's answer. `cost` is that of the request that caused the lease, 0 if
+        it was ahead of need. A grant of less than the need comes with a denial."""
         key, _, need, sent_at = request
         decision = grant.decision
         if grant.capacity < need:
@@ -155,22 +155,22 @@ class NearTier:
                 self._put(key, grant.capacity, grant, sent_at, now)
             self.denials.remember(key, sent_at, need, decision)
             return decision
-        # The request itself was admitted by the far tier, then and there; the rest is credit.
+        # The far tier has admitted the request itself; the rest is credits.
         total = self._put(key, grant.capacity - cost, grant, sent_at, now)
         if self.demand.learns:
             self.demand.leased(key, total, cost, sent_at)
         return Decision(True, self.limit, total, decision.reset_at, 0)
 
     def keep(self, request: LeaseRequest, grant: Grant) -> None:
-        """Take in a part of what is needed, whatever becomes of the rest."""
+        """Record a part of what is needed, whether or not the rest is granted."""
         self._put(request.key, grant.capacity, grant, request.sent_at, request.sent_at)
 
     def rest(self) -> None:
-        """A lease ahead of need has failed: try none for a while."""
+        """Take no leases ahead of need for a while, because one has failed."""
         self._rest_until = self.now() + _REST_MS
 
     def may_prefetch(self, key: str, now: int | None = None) -> bool:
-        """False where the far tier has nothing, or does not answer."""
+        """Whether to lease ahead of need: not if the far tier has denied or recently failed."""
         if now is None:
             now = self.now()
         return now >= self._rest_until and self.denials.recall(key, 1, now) is None
@@ -187,7 +187,7 @@ class NearTier:
         self.store.close()
 
     def _put(self, key: str, credits: int, grant: Grant, sent_at: int, now: int | None) -> int:
-        """Add credits; returns how many are held then."""
+        """Add credits. Returns how many are held then."""
         left = self._term.left_ms(grant)
         until = sent_at + left - (_margin_ms(left) if self._foreign else 0)
         fresh = (credits, grant.decision.reset_at, until)
@@ -205,9 +205,9 @@ class NearTier:
 
 
 def _margin_ms(span_ms: int) -> int:
-    """By how much a span that another clock measured may seem shorter there than here.
+    """How much longer a span may be on this clock than on another one.
 
-    Clocks that count whole milliseconds do not tick together, which makes one. And both may be
-    slewed to the right time, each by up to 500 parts in a million, in opposite directions.
+    One millisecond, because both count whole milliseconds but do not tick together; and one part in
+    a thousand, because both may be slewed by up to 500 parts per million, in opposite directions.
     """
     return 1 - (-span_ms // _DRIFT)

@@ -1,11 +1,10 @@
-"""Serving misses sync and async, and leasing ahead of need in the background.
+"""Serving misses, sync and async, and leasing ahead of need in the background.
 
-A lease outlives the caller who asked for it. A thread that waits for one cannot be interrupted;
-a task can be cancelled, so its lease is a task of its own: the credits arrive for those who come
-next, and a caller who hangs up costs no more than the request it made.
+A lease has to complete even if its caller is cancelled, so an async lease is a task of its own: the
+credits arrive for the next callers, and a cancelled caller costs no more than its own request.
 
-Ahead of need means: once a key's credits are down to the low-water mark, one lease is under way
-while the rest is being spent. Its failure is nobody's; the miss that follows will tell.
+Once a key's credits are down to the low-water mark, a lease is taken ahead of need while the rest
+is being spent. Nobody waits for it, so its failure is not raised; a later miss raises its own.
 """
 
 from __future__ import annotations
@@ -32,28 +31,28 @@ __all__ = ["Refilling"]
 
 
 class Refilling(ForkAware):
-    """A near tier and the way to its far tier, which subclasses supply."""
+    """A near tier that is refilled from a far tier; subclasses implement `_fetch` and `_afetch`."""
 
     def __init__(self, near: NearTier, low_water: int) -> None:
         self._near = near
-        # Without a low-water mark, nothing is ever down to it.
+        # -1 is never reached: no lease is taken ahead of need.
         self._low_water = low_water or -1
-        # From here down a local spend is of interest to more than its caller.
+        # A local spend that leaves at most this many credits is passed on to `_settle`.
         self._level = MAX_SAFE if near.demand.learns else self._low_water
         self._begin()
         watch_forks(self)
 
     def _begin(self) -> None:
-        """Start with nothing held and nothing under way."""
+        """Start without credits and leases in flight."""
         self._bind()
-        # What somebody has to hold on to while it runs: a loop does not.
+        # Referenced here, because an event loop refers to its tasks weakly.
         self._tasks: dict[asyncio.AbstractEventLoop, set[asyncio.Task[Any]]] = {}
-        # The keys with a lease ahead of need under way, and in which loop; None for a thread.
+        # The keys with a lease ahead of need in flight, and its event loop; None for a thread.
         self._ahead: dict[str, asyncio.AbstractEventLoop | None] = {}
         self._background = Background("penstock-lease")
 
     def _bind(self) -> None:
-        """Look up what spends local credits: compiled, where they are."""
+        """Choose how local credits are spent: in compiled code, if they are in a native table."""
         near = self._near
         self._local = near.local.check
         self._compiled = spending(near.local, self._level, self._settle)
@@ -74,7 +73,7 @@ class Refilling(ForkAware):
         """The awaitable twin of `_fetch`."""
 
     def _settle(self, key: str, cost: int, decision: Decision, now: int | None = None) -> Decision:
-        """What a local check leaves over: a miss, or a key with few credits left."""
+        """Finish a local check that missed, or that left few credits."""
         if decision.allowed:
             self._low(key, decision.remaining, now)
             return decision
@@ -90,7 +89,7 @@ class Refilling(ForkAware):
         return await self._aserve(key, cost, now)
 
     def _serve(self, key: str, cost: int, now: int | None = None) -> Decision:
-        """Serve a request for which the credits did not suffice."""
+        """Serve a miss."""
         near, key = self._near, require_key(key)
         denied = near.recall(key, cost, now)
         if denied is not None:
@@ -111,17 +110,17 @@ class Refilling(ForkAware):
             return near.receive(request, cost, grant, now)
 
     def _place(self, key: str, frame: FrameType) -> Place[Queue] | None:
-        """A place for a thread that will block until it leads; None if this thread runs an event
-        loop and tasks are in the queue. It might wait for them for ever: they may be of that very
-        loop, or of one whose thread waits for a task of this one."""
+        """A place in the queue for a thread, which blocks until it leads. None if this thread runs
+        an event loop and there are tasks in the queue, since that could deadlock: the tasks may
+        belong to that loop, or to one whose thread waits for a task of this one."""
         on_a_loop = asyncio._get_running_loop() is not None
         admit = _has_threads_only if on_a_loop else None
         return Place.of_thread(self._near.queues, key, frame, admit)
 
     def _serve_apart(self, key: str, cost: int, now: int | None) -> Decision:
-        """Serve a caller who must not wait for the tasks in the queue, because its thread runs an
-        event loop. What is leased is what the request costs: no credit is left of it to be held,
-        so the bounds stay what they are."""
+        """Serve a miss outside of the queue, in a thread that runs an event loop and must not wait
+        for the tasks in the queue. The lease is just the cost of the request: it leaves no credits,
+        so the bounds hold."""
         request = self._near.ask_for_one(key, cost, now)
         return self._near.receive(request, cost, self._fetch(request), now)
 
@@ -141,9 +140,9 @@ class Refilling(ForkAware):
                 return settled
             lease = self._spawn(self._alease(key, cost, place, now))
             place.waiter.hand_to(lease)
-            # In this order: the caller is woken before the next in the queue.
+            # Before the callback is added, so that the caller wakes before the next in the queue.
             waiting: asyncio.Future[Decision] = asyncio.shield(lease)
-            # A callback also runs for a task that is cancelled before it has begun.
+            # A callback also runs if the task is cancelled before it has started.
             lease.add_done_callback(partial(_ended, place))
         finally:
             if lease is None:
@@ -160,17 +159,17 @@ class Refilling(ForkAware):
         return self._near.receive(request, cost, grant, now)
 
     def _low(self, key: str, left: int, now: int | None) -> None:
-        """A local spend left few credits."""
+        """Lease ahead of need, after a local spend that left few credits."""
         if self._worth_a_lease(key, left, now):
             self._ahead[key] = None
             try:
                 self._background.submit(partial(self._run_ahead, key))
             except RuntimeError:
-                # No thread can be had any more, as when the interpreter is about to end.
+                # No thread can be started, as when the interpreter is shutting down.
                 self._ahead.pop(key, None)
 
     def _alow(self, key: str, left: int, now: int | None) -> None:
-        """The same in a task."""
+        """As `_low`, in a task."""
         if self._worth_a_lease(key, left, now):
             self._ahead[key] = asyncio.get_running_loop()
             task = self._spawn(self._arun_ahead(key))
@@ -185,7 +184,7 @@ class Refilling(ForkAware):
         loop = self._ahead.get(key)
         return loop is not None and loop.is_closed()
 
-    # A lease ahead of need never queues: the leader of the queue brings credits, too.
+    # A lease ahead of need never waits in the queue: if there is one, its leader leases credits.
 
     def _run_ahead(self, key: str) -> None:
         try:
@@ -224,18 +223,18 @@ class Refilling(ForkAware):
         return task
 
     def _finish(self) -> None:
-        """Wait for what threads have under way. A later call starts anew."""
+        """Wait for leases of threads. The limiter can still be used afterwards."""
         self._background.finish()
 
     async def _afinish(self) -> None:
-        """Wait for what this loop has under way, and threads."""
+        """Wait for leases of this event loop and of threads."""
         loop = asyncio.get_running_loop()
         await asyncio.gather(*self._tasks.pop(loop, ()), return_exceptions=True)
         if self._background.is_running:
             await loop.run_in_executor(None, self._finish)
 
     def _after_fork_in_child(self) -> None:
-        """A child must not spend what its parent leased: both would."""
+        """Drop the credits: the parent spends them."""
         self._near.after_fork()
         self._begin()
 
@@ -243,7 +242,7 @@ class Refilling(ForkAware):
 def _ended(place: Place[Queue], lease: asyncio.Task[Decision]) -> None:
     place.leave()
     if not lease.cancelled():
-        # The caller may have been cancelled, and then no other would look at a failure.
+        # Retrieved, in case the caller was cancelled: asyncio would log an unretrieved exception.
         lease.exception()
 
 

@@ -1,18 +1,18 @@
 """`two_tier`: one limit across a fleet, at in-process speed.
 
-Three ways to share a limit that lives in a store:
+There are three ways to share a limit in a store:
 
-- `strict`: every check goes there. Exact, one round trip each.
-- `cached-deny`: allowed traffic goes there; a denial is remembered here for as long as it holds.
-- `leased`: a batch of credits is taken in one step and spent here.
+- `strict`: every check asks the store. Exact, one round trip each.
+- `cached-deny`: checks ask the store, but a denial is remembered on the node while it is valid.
+- `leased`: a batch of credits is taken from the store in one step and spent on the node.
 
-What `leased` costs in exactness is bounded, for N nodes and batches of B. Coupled to a window, a
-node's credits are void when it ends, and the fleet admits at most the limit in every window, for
-any N. Carried over, the fleet may spend what it held from before: at most limit + N * (B - 1).
-What it costs in efficiency are credits stranded on a node that does not need them.
+The inexactness of `leased` is bounded, for N nodes and batches of B. If credits are coupled to a
+window they are void when it ends, and the fleet admits at most the limit in every window, for any
+N. If credits carry over, the fleet may also spend what it held before: at most limit + N * (B - 1).
+Credits on a node that does not need them are stranded, so the fleet may admit less than the limit.
 
-Clocks of nodes do not matter where the store has one of its own: it says, with each grant, how
-long its window still lasts. Any other store goes by the clocks of the nodes, in every mode.
+If the store has a clock of its own, the clocks of the nodes do not matter: each grant says how long
+its window lasts. Other stores use the clocks of the nodes, in every mode.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ __all__ = ["MODES", "CachedDenyLimiter", "TwoTierLimiter", "require_batch", "two
 
 
 class CachedDenyLimiter(Limiter):
-    """Asks the store unless it said no and that still holds. Made by `two_tier`."""
+    """Asks the store, unless it has denied such a request and the denial is still valid. Made by
+    `two_tier`."""
 
     def __init__(
         self, strategy: Strategy, store: Store, *, clock: Clock | None, prefix: str, max_keys: int
     ) -> None:
         for_store, here = clocks_for(store, clock)
         super().__init__(strategy, store, clock=for_store, prefix=prefix)
-        # One reading serves both sides: a store with a clock of its own does not look at it.
+        # One reading is enough for both: a store with its own clock ignores it.
         self._here = self._now if for_store is here else here.now
         self._denials = Denials(max_keys)
 
@@ -110,7 +111,7 @@ class CachedDenyLimiter(Limiter):
         asked_at: int,
         cost: int,
     ) -> None:
-        """Fill the gaps in `known` with what the store said, in order."""
+        """Fill the gaps in `known` with the decisions of the store, in order."""
         answers = iter(zip(asked, decisions, strict=True))
         for place, decision in enumerate(known):
             if decision is None:
@@ -134,7 +135,7 @@ def _all(known: list[Decision | None]) -> list[Decision]:
 Mode = Literal["strict", "cached-deny", "leased"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
-# Transforms for as many different costs are kept; more would be somebody's data, not a habit.
+# Transforms for at most this many different costs are kept.
 _KEPT = 64
 
 
@@ -151,12 +152,16 @@ def two_tier(
     prefix: str = "",
     max_keys: int = 100_000,
 ) -> Limiter:
-    """A limiter over the shared store `l2`.
+    """A limiter on the shared store `l2` that decides on the node where it can.
 
-    `window_coupled` is, by default, whether the strategy has a window. `low_water` leases ahead
-    once a key's credits are down to it, which costs a trip per `batch - 1 - low_water` requests;
-    `return_idle_after_ms` drops credits that nobody spends;
-    `max_keys` bounds what the node remembers. `clock` decides where the store has none of its own.
+    `mode` is "strict", "cached-deny" or "leased". In mode "leased", `batch` credits are taken at
+    once. With a `low_water`, the next batch is taken ahead of need when a key has that many credits
+    left, at a cost of one round trip per `batch - 1 - low_water` requests. `window_coupled` makes
+    credits void at the end of their window; by default, if the strategy has a window.
+    `return_idle_after_ms` drops credits that have not been spent for that long.
+
+    `max_keys` bounds the keys that the node remembers. `clock` is used if the store has no clock of
+    its own.
     """
     require_choice("mode", mode, MODES)
     require_int("max_keys", max_keys, high=2**31 - 1)
@@ -200,24 +205,24 @@ def two_tier(
 
 
 def require_batch(batch: int | AdaptiveBatch, low_water: int) -> None:
-    """Refuse a batch, and a low-water mark that it could never lift a key above."""
+    """Validate a batch, and a low-water mark, which must be below it."""
     require_int("low_water", low_water, low=0)
     most = batch.most if isinstance(batch, AdaptiveBatch) else require_int("batch", batch)
     if low_water and low_water >= most:
         reject(
-            f"low_water must be below the batch of {most}, not {low_water}: a lease ahead of need "
-            "brings what lies between the two"
+            f"low_water must be less than the batch of {most}, not {low_water}: a lease ahead of "
+            "need takes the difference"
         )
 
 
 class TwoTierLimiter(Refilling, Limiter):
-    """Spends leased credits here and goes to the store for more. Made by `two_tier`."""
+    """Spends leased credits on the node, and leases more from the store. Made by `two_tier`."""
 
     decides_in_store: bool = False
 
     @property
     def answers_at_once(self) -> bool:
-        """No: a task may have a lease under way, and waiting for it would block the task's loop."""
+        """Always False: a call may have to wait for a lease, which would block an event loop."""
         return False
 
     def __init__(
@@ -262,8 +267,8 @@ class TwoTierLimiter(Refilling, Limiter):
             return decision
         return await self._asettle(key, cost, decision)
 
-    # Local credits are spent at one instant; only then are leases taken for what they leave over.
-    # A key that is given twice cannot overtake itself: if it misses once, it misses again.
+    # All local credits are spent at one instant, before leases are taken for the misses. The order
+    # is right for a key that is given twice, too: if it misses the first time, it misses again.
 
     def check_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
         """As one `check` per key, in order."""
@@ -275,12 +280,12 @@ class TwoTierLimiter(Refilling, Limiter):
         ]
 
     async def acheck_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
-        """The awaitable twin of `check_many`; keys that need a lease wait for it side by side."""
+        """The awaitable twin of `check_many`; leases of several keys run concurrently."""
         return [_unless_failed(found) for found in await self.acheck_each(keys, cost)]
 
     async def acheck_each(self, keys: Iterable[str], cost: int = 1) -> list[Decision | Exception]:
-        """As `acheck_many`, with the failure of a key in the place of its decision: what others
-        spent stays decided."""
+        """As `acheck_many`, but if a key fails, its exception takes the place of its decision, and
+        the decisions on the other keys are returned."""
         named, now = _valid(keys, cost), self._near.now()
         local = self._near.spend_many(named, cost, now)
         found: list[Decision | Exception] = [*local]
@@ -294,11 +299,11 @@ class TwoTierLimiter(Refilling, Limiter):
         return found
 
     def _settles(self, decision: Decision) -> bool:
-        """Whether a local spend is all there is to do."""
+        """Whether a local decision is final."""
         return decision.allowed and decision.remaining > self._level
 
     def peek(self, key: str) -> Decision:
-        """Local credits if there are any, else how the store stands."""
+        """A peek at the local credits if there are any, else at the store."""
         held = self._near.local.peek(key)
         return held if held.allowed else super().peek(key)
 
@@ -307,7 +312,7 @@ class TwoTierLimiter(Refilling, Limiter):
         return held if held.allowed else await super().apeek(key)
 
     def forecast(self, key: str, cost: int = 1) -> Forecast:
-        """The store's forecast, with the credits held here on top."""
+        """The store's forecast plus the local credits."""
         held = self._near.local.forecast(key, cost)
         return _with_credits(super().forecast(key, cost), held)
 
@@ -317,8 +322,8 @@ class TwoTierLimiter(Refilling, Limiter):
 
     def reset(self, key: str) -> None:
         """Forget the key in the store and on this node; credits on other nodes remain."""
-        # In the queue: a lease that is under way belongs to the time before. Where this thread must
-        # not wait for it, what it brings remains, as on another node.
+        # In the queue, so that a lease in flight is reset too. If this thread must not wait for it,
+        # its credits remain, like those of another node.
         place = self._place(require_key(key), sys._getframe())
         with place or nullcontext():
             super().reset(key)
@@ -333,7 +338,7 @@ class TwoTierLimiter(Refilling, Limiter):
 
     @property
     def near_store(self) -> Store:
-        """Where this node keeps its credits."""
+        """The store in which this node keeps its credits."""
         return self._near.store
 
     def close(self) -> None:
@@ -346,8 +351,8 @@ class TwoTierLimiter(Refilling, Limiter):
         self._near.close()
         await super().aclose()
 
-    # A store that goes by the caller's clock is given the instant from which the near tier, which
-    # then goes by the same clock, reckons.
+    # A store that uses the caller's clock gets the instant of the request, from which the near tier
+    # counts as well, on the same clock.
 
     def _fetch(self, request: LeaseRequest) -> Grant:
         key, want, need, now = request
@@ -358,7 +363,7 @@ class TwoTierLimiter(Refilling, Limiter):
         return await self._aapply(self._lead + key, self._lease_of(need), now, want)
 
     def _lease_of(self, need: int) -> Transform[Grant]:
-        """The transform for a need; nearly always the same one, so it is kept."""
+        """The transform for a need. It is nearly always the same one, so it is kept."""
         transform = self._leases.get(need)
         if transform is None:
             transform = leasing(self.strategy, need)
@@ -368,7 +373,7 @@ class TwoTierLimiter(Refilling, Limiter):
 
 
 def _valid(keys: Iterable[str], cost: int) -> list[str]:
-    """Refuse a batch as a whole before any of it is charged."""
+    """Validate all keys before any of them is charged."""
     require_cost(cost)
     return [require_key(key) for key in require_keys(keys)]
 

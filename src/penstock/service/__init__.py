@@ -1,4 +1,5 @@
-"""The service: named policies behind servers. The core knows no transport; each has a package."""
+"""The service: named policies behind HTTP and gRPC servers. The core knows no transport; each
+server has a package of its own."""
 
 from __future__ import annotations
 

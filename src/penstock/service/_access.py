@@ -1,10 +1,9 @@
-"""Who may ask: those with the token, and over TLS those with a certificate. For every server.
+"""Access to the service, for every server: the bearer token, and TLS with client certificates.
 
-From certificate files to a context, or to a word on what is wrong with them; which names a
-certificate is for is read off by showing it to ourselves.
+Certificate files become an `ssl.SSLContext`, or an error that says what is wrong with them.
 
-Certificates run out, so they can be read again while the service listens. Connections that are open
-keep theirs; a file that is bad changes nothing.
+Certificates expire, so the files can be read again while the service runs. Open connections keep
+their certificate, and bad files change nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _BEARER = re.compile(r"bearer +([!-~]+)", re.IGNORECASE | re.ASCII)
 
 
 class BearerToken:
-    """The token that is good."""
+    """The access token of the service. Keeps only its digest."""
 
     def __init__(self, token: str) -> None:
         if not _TOKEN.fullmatch(token):
@@ -43,8 +42,8 @@ class BearerToken:
         self._digest = _digest(token)
 
     def accept(self, authorization: str | None) -> bool:
-        """Whether the value of an `authorization` header is good. Takes as long for any wrong
-        one."""
+        """Whether the value of an `authorization` header has the token. Compares in constant
+        time."""
         match = _BEARER.fullmatch(authorization or "")
         given = "" if match is None else match[1]
         return hmac.compare_digest(self._digest, _digest(given)) and match is not None
@@ -55,7 +54,7 @@ def _digest(token: str) -> bytes:
 
 
 def names_in(files: TlsFiles) -> list[str]:
-    """The host names and addresses of the certificate; none if they cannot be told."""
+    """The host names and addresses of the certificate; none if they cannot be read."""
     try:
         shown = _shown(files)
     except (OSError, ValueError):
@@ -68,7 +67,7 @@ def names_in(files: TlsFiles) -> list[str]:
 
 
 def is_for(names: list[str], host: str) -> bool:
-    """Whether a client that asks for `host` would find one of the names fitting."""
+    """Whether a client that connects to `host` would accept one of the names."""
     return any(_same(name, host) for name in names)
 
 
@@ -83,8 +82,8 @@ def _same(name: str, host: str) -> bool:
 
 
 def _shown(files: TlsFiles) -> dict[str, Any]:
-    """The certificate as a client sees it. The library decodes one for whoever has verified it, so
-    a client in this process trusts this certificate and nothing else, and shakes hands."""
+    """The decoded certificate. The ssl module decodes only a verified certificate of a peer, so a
+    client in this process, which trusts nothing else, performs a handshake with it."""
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     serving.load_cert_chain(files.cert, files.key, password="")
     asking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -106,8 +105,8 @@ _MAX_BYTES = 1 << 20
 
 
 class Certificates:
-    """What is shown to clients, and by which authority they are known: as the files were when they
-    were last read and found good. Servers keep the one `context`."""
+    """The certificate of the service and the authority of its clients, as of the last time that the
+    files were read and valid. Servers use `context`, which stays the same object."""
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
@@ -115,13 +114,14 @@ class Certificates:
         self.reload()
 
     def reload(self) -> None:
-        """Read the files again; `config_invalid` if they are bad, and nothing has changed then."""
+        """Read the files again. If they are invalid, raises `config_invalid` and changes
+        nothing."""
         self.context.newest = _read(self._files)
 
 
 class _NewestContext(ssl.SSLContext):
-    """Has each connection begin under the newest context. To change one context in place would let
-    clients in by sessions that they began under an authority which is not known any more."""
+    """Starts each connection with the newest context. If one context were changed in place, clients
+    could resume sessions of an authority that has been removed."""
 
     newest: ssl.SSLContext
 
@@ -130,7 +130,7 @@ class _NewestContext(ssl.SSLContext):
 
 
 def _read(files: TlsFiles) -> ssl.SSLContext:
-    """A context of files that did not change while they were read."""
+    """The context of the files, read again if they changed meanwhile."""
     context, tried = server_context(files), None
     while tried != (tried := _bytes(files)):
         context = server_context(files)
@@ -143,32 +143,35 @@ def _bytes(files: TlsFiles) -> tuple[bytes, bytes, bytes | None]:
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """TLS 1.2 or later; with a CA, no client without a certificate of it."""
+    """A context for TLS 1.2 or later. With a CA, clients need a certificate of it."""
     for path in (files.cert, files.key, files.ca):
         if path is not None:
             read_pem(path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # A client that shakes hands again and again costs much and pays little.
+    # Renegotiation would let a client cause the cost of many handshakes.
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["h2", "http/1.1"])
     try:
         # An empty password: an encrypted key is an error here, not a prompt.
         context.load_cert_chain(files.cert, files.key, password="")
     except (OSError, ValueError) as error:
-        reject(f"no certificate and key in PEM form in {files.cert} and {files.key}: {error}")
+        reject(
+            f"{files.cert} and {files.key} do not hold a certificate and its key in PEM format, "
+            f"without a password: {error}"
+        )
     if files.ca is not None:
         try:
             context.load_verify_locations(files.ca)
         except (OSError, ValueError) as error:
-            reject(f"no certificate of an authority in PEM form in {files.ca}: {error}")
+            reject(f"{files.ca} does not hold a CA certificate in PEM format: {error}")
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
 def read_pem(path: str) -> bytes:
-    """The content of a file with a certificate or a key. The library would open anything, and wait
-    for a FIFO for ever."""
+    """The content of a file with a certificate or a key. (The ssl module would also open a FIFO,
+    and wait for it forever.)"""
     try:
         return read_regular(path, _MAX_BYTES)
     except OSError as error:

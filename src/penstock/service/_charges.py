@@ -1,22 +1,21 @@
-"""Charges that any worker of any node can settle.
+"""Charges of the service, which any worker of any node can settle.
 
-A charge in a process is an object; here its holder has an id, and whoever is asked next may never
-have seen it. So the id says what was charged: the policy, the plan, and of each limit the key, the
-units and the form of its counts. And the store holds a record of it, written in the same step as
-the charge:
+A client holds the id of a charge, and may send it to a worker that has never seen the charge. So
+the id contains what was charged: the policy, the plan, and the key, the units and the form of the
+counts of each limit. And the store keeps a record of it, written in the same step as the charge:
 
     <the file's prefix>:<policy>:charge:<digest of the id>
 
-The record is a window of a day that admits two: the charge takes the first, and its settlement the
-second, in one step with what it gives back. So a charge is settled once, whoever asks, wherever and
-how often; an id that was made up has no record; and one that was altered has another digest. When
-the window begins tells when it was charged, by the clock that decided it. After a day a charge is
-forgotten, and what it reserved stays spent.
+The record is a fixed window of one day that admits two: the charge takes the first unit, and its
+settlement the second, in one step with the refund. So a charge is settled once, however often and
+wherever that is asked for. A forged id has no record, and an altered one has another digest. The
+start of the window is the instant of the charge, on the clock that decided it. After a day a charge
+is forgotten, and what it reserved stays spent.
 
-What of it was booked ahead, by how long, and what a shadow did not take are known only when the
-store has answered: that stands at the end of the id, outside the digest.
+How far ahead units were booked, and which shadows were not charged, is known only when the store
+has answered, so it is at the end of the id, outside the digest.
 
-`Charging` is the part of the service that makes and settles them, by name and key.
+`Charging` is the part of the service that reserves and settles by policy and key.
 """
 
 from __future__ import annotations
@@ -41,8 +40,9 @@ from ..core._verdict import Verdict
 from ..leasing import TwoTierLimiter
 from ..strategies import fixed_window
 from ._deciding import joined
+from ._entries import Entry
 from ._judging import NOTHING, Judge, Judgement
-from ._registry import Entry, PolicyTable
+from ._registry import PolicyTable
 from ._several import Attributes, Costs, Request
 
 __all__ = [
@@ -58,20 +58,21 @@ __all__ = [
 
 
 KEPT_MS = 24 * 60 * 60 * 1000
-"""How long a charge can be settled."""
+"""For how long a charge can be settled."""
 
 _RECORD = fixed_window(2, KEPT_MS, "first")
 _TAKE = checking(_RECORD)
 _LOOK = peeking(_RECORD)
 
 _MAX_ID = 1 << 17
+_NOT_AN_ID = "this is not a charge id; pass the charge_id that reserve returned, unchanged"
 
 _UNCHARGED = "x"
 """In the place of a delay."""
 
 
 class ChargedUnits(NamedTuple):
-    """What was charged to one limit; `limit` is empty where the policy has only one, and `form` is
+    """What was charged to one limit. `limit` is empty for a policy with a single limit; `form` is
     that of its counts."""
 
     limit: str
@@ -81,8 +82,8 @@ class ChargedUnits(NamedTuple):
 
 
 class ChargeTerms(NamedTuple):
-    """What an id says. `nonce` tells charges of the same terms apart; a delay is None for what a
-    shadow would have denied, and so was not charged."""
+    """The content of a charge id. `nonce` tells charges with the same content apart. A delay is
+    None for a shadow that would have denied, and so was not charged."""
 
     policy: str
     plan: str | None
@@ -96,13 +97,13 @@ class ChargeTerms(NamedTuple):
 
     @property
     def slot_id(self) -> str:
-        """Under which its slots are held; it begins with a letter, so that nobody takes it for a
-        number."""
+        """The id under which its slots are held. It begins with a letter, so that it never looks
+        like a number."""
         return f"s{self.nonce}"
 
     @property
     def body(self) -> str:
-        """All but the delays, as text."""
+        """Everything except the delays, as text."""
         told = [self.policy, self.plan, [list(each) for each in self.held], self.nonce]
         packed = json.dumps(told, separators=(",", ":")).encode()
         return base64.urlsafe_b64encode(packed).decode().rstrip("=")
@@ -113,15 +114,15 @@ class ChargeTerms(NamedTuple):
 
 
 def charge_id(terms: ChargeTerms) -> str:
-    """The id that its holder is given."""
+    """The id that the client gets."""
     delays = "-".join([_UNCHARGED if each is None else str(each) for each in terms.delays_ms])
     return f"{terms.body}.{delays}" if delays.strip("0-") else terms.body
 
 
 def read_charge_id(text: object) -> ChargeTerms:
-    """What an id says; raises `config_invalid` for what cannot be one."""
+    """The content of a charge id. Raises `config_invalid` if it is not one."""
     if not isinstance(text, str) or not text or len(text) > _MAX_ID or not text.isascii():
-        reject("a charge id is the text that reserve answered with")
+        reject(_NOT_AN_ID)
     body, _, delays = text.partition(".")
     try:
         packed = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
@@ -134,9 +135,9 @@ def read_charge_id(text: object) -> ChargeTerms:
             tuple(map(_delay, delays.split("-"))) if delays else (0,) * len(held),
         )
     except (ValueError, TypeError, RecursionError, binascii.Error):
-        reject("this is no charge id: it is the text that reserve answered with")
+        reject(_NOT_AN_ID)
     if terms.body != body or not _is_sound(terms):
-        reject("this is no charge id: it is the text that reserve answered with")
+        reject(_NOT_AN_ID)
     return terms
 
 
@@ -162,7 +163,7 @@ def _is_delay(delay: int | None, held: ChargedUnits) -> bool:
 
 
 class Charges:
-    """Reserves and settles in one store, under one prefix."""
+    """Reserves and settles charges in one store, under one prefix."""
 
     def __init__(self, store: Store, now: Callable[[], int], prefix: str) -> None:
         self._store = store
@@ -172,8 +173,8 @@ class Charges:
     async def reserve(
         self, terms: ChargeTerms, parts: Sequence[Part], max_wait_ms: int, answer: Answer
     ) -> tuple[Charge, str]:
-        """Take what the parts cost, all or nothing, and write it down. The id is empty where it was
-        denied."""
+        """Charge the cost of the parts, all or nothing, and write the record. The id is empty after
+        a denial."""
         record = Step(self._record(terms), _TAKE)
         charge = await areserved(
             self._store,
@@ -191,8 +192,8 @@ class Charges:
     async def settle(
         self, terms: ChargeTerms, parts: Sequence[Part], actual: int | Mapping[str, int] | None
     ) -> bool:
-        """Replace what was reserved by what was used, or give all back for None. True if this call
-        did it, False if it was settled before."""
+        """Replace the reserved cost by the actual one, or refund all of it for None. True if this
+        call settled it, False if it was settled before."""
         record = await self._store.aapply(self._record(terms), _LOOK, self._now(), 1)
         charge = self._charge(terms, parts, record)
         steps = charge.refunds() if actual is None else charge.settlement(actual)
@@ -203,7 +204,7 @@ class Charges:
         return bool(told[0].allowed)
 
     async def renew(self, terms: ChargeTerms, parts: Sequence[Part]) -> bool:
-        """Hold its slots for another ttl. False if they were lost, or given back."""
+        """Hold its slots for another ttl. False if they have expired or were given back."""
         record = await self._store.aapply(self._record(terms), _LOOK, self._now(), 1)
         pools = PoolRenewals(self._charge(terms, parts, record).held())
         if not pools.steps:
@@ -214,9 +215,9 @@ class Charges:
         return all(each.allowed for each in pools.answers(told))
 
     def _charge(self, terms: ChargeTerms, parts: Sequence[Part], record: Decision) -> Charge:
-        """The charge as it was when it was made. A limit that is gone since then costs nothing."""
+        """The charge as it was made, without limits that the policy no longer has."""
         if record.remaining == _RECORD.limit:
-            reject("there is no such charge: it was never made, or more than a day ago")
+            reject("there is no such charge: it was never made, or was made more than a day ago")
         at = record.reset_at - KEPT_MS
         charged = [delay is not None for delay in terms.delays_ms]
         told = tuple([Decision(each, 1, 0, at, 0 if each else 1) for each in charged])
@@ -239,10 +240,9 @@ def _delays_of(charge: Charge) -> tuple[int | None, ...]:
 
 
 class Reservation(NamedTuple):
-    """What `reserve` answers: the decision, or the verdict of several limits; the id of the charge,
-    which is empty where nothing is held; when it was decided, and from when on it is the caller's;
-    and for how long slots are held unless they are renewed, also where none was free: 0 where none
-    was asked for."""
+    """The result of `reserve`: the decision, or the judgement of several limits; the id of the
+    charge, empty if nothing was reserved; when it was decided, and from when on the units may be
+    used; and how long slots last without being renewed, 0 if the charge has none."""
 
     answer: Decision | Judgement
     charge_id: str
@@ -254,14 +254,14 @@ class Reservation(NamedTuple):
     def of(
         cls, answer: Decision | Judgement, charge: Charge, charge_id: str, parts: Sequence[Part]
     ) -> Reservation:
-        """What was decided, and written down."""
+        """The reservation of a charge that the store has decided."""
         ttls = [part.strategy.ttl_ms for part in parts if part.strategy.is_held and part.cost]
         at = charge.charged_at, charge.starts_at
         return cls(answer, charge_id, *at, min(ttls, default=0))
 
     @classmethod
     def unwritten(cls, answer: Decision | Judgement, now: int) -> Reservation:
-        """Where nothing was asked of a store, or it did not answer."""
+        """A reservation without a charge: no limit was asked, or the store did not answer."""
         return cls(answer, "", now, now, 0)
 
     @property
@@ -271,7 +271,7 @@ class Reservation(NamedTuple):
 
 
 class Charging:
-    """What a service does to single keys beside deciding: charges, pauses and resets."""
+    """The part of a service that makes and settles charges, and pauses and resets keys."""
 
     store: Store
     clock: Clock
@@ -286,9 +286,9 @@ class Charging:
         max_wait_ms: int = 0,
         costs: Costs | None = None,
     ) -> Reservation:
-        """Spend the cost as a check does, by a key or by attributes, and hold it under an id, by
-        which any node that shares the store settles it, once. With `max_wait_ms`, units may be
-        booked ahead."""
+        """Spend the cost as a check does, by a key or by attributes, under a charge id by which any
+        node that shares the store can settle it, once. With `max_wait_ms`, units may be booked
+        ahead."""
         entry = self._table[policy]
         if entry.judge is None:
             if attributes is not None or costs is not None:
@@ -339,19 +339,19 @@ class Charging:
         return Reservation.of(judgement, charge, charge_id, parts)
 
     async def settle(self, charge_id: str, actual: int | Mapping[str, int]) -> bool:
-        """Replace what was reserved by what was used. True if this call did it, False if it was
-        settled before, here or elsewhere; an outage is raised, whatever the fail mode."""
+        """Replace the reserved cost by the actual one. True if this call settled it, False if it
+        was settled before, here or elsewhere. An outage is raised, whatever the fail mode."""
         used = actual.values() if isinstance(actual, Mapping) else [actual]
         for units in used:
             require_int("actual", units, 0)
         return await self._settle(charge_id, actual)
 
     async def cancel(self, charge_id: str) -> bool:
-        """Give everything back that was reserved. True if this call did it."""
+        """Refund everything that was reserved. True if this call cancelled it."""
         return await self._settle(charge_id, None)
 
     async def renew(self, charge_id: str) -> bool:
-        """Hold the slots of a charge for another ttl. False if they were lost."""
+        """Hold the slots of a charge for another ttl. False if they have expired."""
         if charge_id == "":
             return False
         terms = read_charge_id(charge_id)
@@ -359,7 +359,7 @@ class Charging:
         return await self._charges(entry).renew(*_matched(entry, terms))
 
     async def _settle(self, charge_id: str, actual: int | Mapping[str, int] | None) -> bool:
-        # The empty one is what a denied caller holds, or one who was let in during an outage.
+        # A denied caller has an empty id, and so has one that a fail mode admitted.
         if charge_id == "":
             return False
         terms = read_charge_id(charge_id)
@@ -382,8 +382,8 @@ class Charging:
         attributes: Attributes | None = None,
         limits: Sequence[str] | None = None,
     ) -> None:
-        """Let a key admit nothing before an instant, on every node. Of several limits, those that
-        `attributes` have keys for, or that are named."""
+        """Admit nothing for a key before an instant, on every node. With several limits, `limits`
+        names those to pause; by default, all that `attributes` has keys for."""
         entry = self._table[policy]
         if entry.judge is None:
             await entry.rate("pause").apause(_only(entry, key, attributes, limits), until_ms)
@@ -391,7 +391,7 @@ class Charging:
         told = _with_key(key, attributes)
         chosen, keys = entry.judge.limits.named(told, limits)
         if limits is None:
-            # Slots are held and given back: there is nothing of them to be paused.
+            # Slots cannot be paused.
             keys = {name: k for name, k in keys.items() if not chosen.limits[name].strategy.is_held}
         await chosen.apause(keys, until_ms)
 
@@ -402,8 +402,8 @@ class Charging:
         attributes: Attributes | None = None,
         limits: Sequence[str] | None = None,
     ) -> None:
-        """Forget what a key has spent. Of several limits, those that `attributes` have keys for,
-        or that are named."""
+        """Forget what a key has spent. With several limits, `limits` names those to reset; by
+        default, all that `attributes` has keys for."""
         entry = self._table[policy]
         if entry.judge is None:
             limiter = entry.budget if entry.limiter is None else entry.limiter
@@ -416,8 +416,8 @@ class Charging:
 
 
 def _matched(entry: Entry, terms: ChargeTerms) -> tuple[ChargeTerms, list[Part]]:
-    """The terms of a charge, as far as its limits are there and count as they did, and what they
-    come to."""
+    """The terms of a charge and its parts, without limits that the policy no longer has, or that
+    count differently now."""
     pairs = [
         (delay, part)
         for (name, key, units, form), delay in zip(terms.held, terms.delays_ms, strict=True)
@@ -428,7 +428,7 @@ def _matched(entry: Entry, terms: ChargeTerms) -> tuple[ChargeTerms, list[Part]]
 
 
 def _with_key(key: str | None, attributes: Attributes | None) -> Attributes:
-    """The key is the attribute of that name."""
+    """The attributes, with the key as the attribute `key`."""
     told = dict(attributes or {})
     return told if key is None else told | {"key": key}
 
@@ -439,7 +439,10 @@ def _only(
     attributes: Attributes | None,
     limits: Sequence[str] | None,
 ) -> str:
-    """The key of a policy that is one limit."""
+    """The key, for a policy with a single limit."""
     if attributes is not None or limits is not None:
-        reject(f"policy {entry.policy.name!r} is one limit, which is asked by a key alone")
+        reject(
+            f"policy {entry.policy.name!r} has a single limit: pass its key, and neither "
+            "attributes nor limits"
+        )
     return require_key(key)

@@ -1,7 +1,7 @@
-"""The service without its servers: named policies, asked by name and key.
+"""The core of the service, without its servers: named policies, asked by name and key.
 
-A server parses a request, calls one of these methods and renders the answer. Everything that it
-must not decide is decided here: which policy, what an outage means, what is counted. A service
+A server parses a request, calls one of these methods and formats the result. The rest is the same
+for every server and is here: which policy applies, what an outage means, what is counted. A service
 belongs to one event loop.
 """
 
@@ -36,12 +36,13 @@ from ..stores._opening import open_store
 from ..stores.memory import MemoryStore
 from ._charges import Charging, Reservation
 from ._deciding import Asked
+from ._entries import Entry, Policy, Site
 from ._fail_modes import Guard, Readiness, readiness, trouble_of
 from ._fleet import CreditLease
 from ._inline import DEFAULT_STRATEGY, INLINE, Inline, InlinePolicies
 from ._judging import Judged, Judgement
 from ._metrics import Metrics, MetricsSnapshot
-from ._registry import Entry, Policy, PolicyTable, Site, UnknownPolicyError
+from ._registry import PolicyTable, UnknownPolicyError
 from ._reloading import Reloader, in_slices
 from ._several import Attributes, Costs
 
@@ -59,13 +60,13 @@ __all__ = [
 
 
 MAX_BATCH = 1_000
-"""How many keys, or leases, one call may name."""
+"""How many keys, or lease ids, one call may have."""
 
 MAX_KEYS = 1_000_000
-"""How many keys a service on memory:// remembers, unless its URL says otherwise."""
+"""How many keys a service keeps on memory://, unless its URL says otherwise."""
 
 MAX_BYTES = 256 << 20
-"""And about what they may take, in each of its tables."""
+"""How much memory each of its tables may take, approximately."""
 
 _log = logging.getLogger("penstock.service")
 
@@ -90,14 +91,17 @@ class Service(Charging):
         grown: Callable[[], None] = lambda: None,
     ) -> None:
         if type(store).aapply is Store.aapply:
-            reject(f"a service awaits its store, and {type(store).__name__} has no aapply()")
+            reject(
+                f"a service needs a store with async calls, and {type(store).__name__} has no "
+                "aapply()"
+            )
         self.fail = require_choice("fail", fail, FAIL_MODES)
         self.store = store
         self.clock: Clock = SystemClock() if clock is None else clock
         self.metrics: Metrics = Metrics()
         self.reload_error = ""
         self._full_before = 0
-        # A table in this process may have to forget keys; slots have one that does not.
+        # A store in this process may evict keys, which slots must not lose: they have their own.
         slots = MemoryStore(clock=self.clock) if store.answers_at_once else store
         self._site = Site(store, slots, self.clock, self.fail, self.metrics, grown=grown)
         self._table = PolicyTable(file, self._site)
@@ -116,15 +120,15 @@ class Service(Charging):
 
     @property
     def file(self) -> PolicyFile:
-        """Where they come from."""
+        """The policy file that is served."""
         return self._table.file
 
     def entry(self, policy: str) -> Entry:
-        """The policy of that name, at work."""
+        """The policy of that name, built."""
         return self._table[policy]
 
     def decide(self, policy: str, key: str, cost: int = 1) -> Asked:
-        """`check`, without a coroutine where nothing has to be waited for."""
+        """As `check`, without a coroutine if the decision is available at once."""
         entry = self._table[policy]
         if entry.decide is None:
             raise entry.lacks("check")
@@ -135,7 +139,7 @@ class Service(Charging):
         return asked if isinstance(asked, Decision) else await asked()
 
     async def check_many(self, policy: str, keys: Iterable[str], cost: int = 1) -> list[Decision]:
-        """One decision per key, at one instant, as one `check` per key; at most MAX_BATCH keys."""
+        """As one `check` per key, at one instant; at most MAX_BATCH keys."""
         entry = self._table[policy]
         if entry.judge is not None:
             each = [{"key": key} for key in _bounded("keys", keys)]
@@ -167,7 +171,7 @@ class Service(Charging):
             return entry.guard.forecast(error, key, cost)
 
     async def debit(self, policy: str, key: str, tokens: int = 1) -> Decision:
-        """Count tokens that were used against a budget."""
+        """Count used tokens against a token budget."""
         entry = self._table[policy]
         budget = entry.tokens()
         require_int("tokens", tokens)
@@ -179,7 +183,7 @@ class Service(Charging):
         return decision
 
     async def admit(self, policy: str, key: str, cost: int = 1) -> Admission:
-        """Take a slot, ask whether `cost` fits into the budget, and spend it on the rate."""
+        """Take a slot, check that `cost` fits into the budget, and spend it on the rate."""
         entry = self._table[policy]
         flow = entry.admission().flow(key, cost)
 
@@ -194,7 +198,7 @@ class Service(Charging):
         return admission
 
     async def release(self, lease_id: str, dropped: bool = False) -> None:
-        """Give back what an admission holds. Idempotent: an unknown lease is no error."""
+        """Give back the slot of an admission. Idempotent: an unknown lease is no error."""
         entry = self._entry_of(_lease_id(lease_id))
         if entry is None:
             return
@@ -202,11 +206,11 @@ class Service(Charging):
         try:
             await adrive(entry.admission().concurrency.giving_back(lease_id, how), _later)
         except Exception as error:
-            # It comes back by itself, when its lease runs out.
+            # Counted and logged; the slot comes back when its lease expires.
             entry.guard.decision(error, (lease_id,), 1)
 
     async def heartbeat(self, lease_ids: Iterable[str]) -> Heartbeat:
-        """Renew leases; at most MAX_BATCH. Those that are not live are told as reclaimed."""
+        """Renew leases, at most MAX_BATCH. Those that are not live are returned as reclaimed."""
         wanted = [_lease_id(lease_id) for lease_id in _bounded("lease_ids", lease_ids)]
         wanted = list(dict.fromkeys(wanted))
         try:
@@ -215,7 +219,8 @@ class Service(Charging):
             return self._unbeaten(wanted, error)
 
     def _unbeaten(self, lease_ids: list[str], error: Exception) -> Heartbeat:
-        """While the store is away, the fail mode of each policy says whether its leases live."""
+        """The heartbeat while the store is away: the fail mode of each policy decides whether its
+        leases are live."""
         live: dict[str, int] = {}
         for policy in dict.fromkeys(map(_policy_of, lease_ids)):
             own = [lease_id for lease_id in lease_ids if _policy_of(lease_id) == policy]
@@ -227,7 +232,7 @@ class Service(Charging):
         return Heartbeat(list(live), gone, min(live.values(), default=0))
 
     def _entry_of(self, lease_id: str) -> Entry | None:
-        """The policy whose slot it is, if it can be one's."""
+        """The policy of a lease; None if there is no such policy with slots."""
         policy = _policy_of(lease_id)
         if policy is None or policy not in self._table.file.policies:
             return None
@@ -241,8 +246,8 @@ class Service(Charging):
     def judge(
         self, policy: str, attributes: Attributes, cost: int = 1, costs: Costs | None = None
     ) -> Judged:
-        """The verdict of the limits of a policy, without a coroutine where nothing has to be waited
-        for. `costs` are by limit; the others cost `cost`."""
+        """The verdict of a policy of several limits, without a coroutine if it is available at
+        once. `costs` are by limit; limits that it leaves out cost `cost`."""
         return self._table[policy].limits("check").judge(attributes, cost, costs)
 
     async def judge_many(
@@ -258,19 +263,19 @@ class Service(Charging):
         return await self._table[policy].limits("check_many").judge_many(each, cost, costs)
 
     async def peek_all(self, policy: str, attributes: Attributes) -> Judgement:
-        """What `judge` would answer to a cost of 1. Spends nothing."""
+        """The verdict on a cost of 1, with `remaining` as it stands. Spends nothing."""
         return await self._table[policy].limits("peek").peek(attributes)
 
     async def forecast_all(
         self, policy: str, attributes: Attributes, cost: int = 1, costs: Costs | None = None
     ) -> Forecast:
-        """What fits into all limits of a policy."""
+        """The forecast for all limits of a policy together."""
         return await self._table[policy].limits("forecast").forecast(attributes, cost, costs)
 
     async def hand_out(
         self, policy: str, domain: str, wants: int = 1, axis: str = "rate"
     ) -> CreditLease:
-        """Hand out a batch of a policy's budget, to be spent elsewhere."""
+        """Lease a batch of credits of a policy, to be spent by a client."""
         entry = self._table[policy]
         lease = await entry.lessor(axis).reserve(domain, wants)
         entry.tally.count(lease.capacity > 0)
@@ -284,20 +289,20 @@ class Service(Charging):
         cost: int = 1,
         strategy: str = DEFAULT_STRATEGY,
     ) -> Decision:
-        """Decide by a limit that the request brings along."""
+        """Decide by a limit that the request contains."""
         asked = self.inline(limit, window_ms, strategy).decide(key, cost)
         return asked if isinstance(asked, Decision) else await asked()
 
     def inline(self, limit: int, window_ms: int, strategy: str = DEFAULT_STRATEGY) -> Inline:
-        """A limit that requests bring along, at work."""
+        """The inline policy with these parameters, built."""
         if self._inline is None:
             raise UnsupportedError(
-                "inline policies are turned off here; name a policy of the policy file instead"
+                "inline policies are turned off in this service; name a policy of its policy file"
             )
         return self._inline.get(limit, window_ms, strategy)
 
     async def _find_trouble(self) -> Exception | None:
-        # Since a write last went through, has any been refused for want of room?
+        # Try a write if one has failed for lack of room since the last that succeeded.
         full = self._site.outages.full
         trouble = await trouble_of(self.store, self.clock.now(), writes=full != self._full_before)
         if trouble is None:
@@ -305,56 +310,56 @@ class Service(Charging):
         return trouble
 
     async def ready(self) -> Readiness:
-        """Whether every request gets a decision, and how the store is. Never raises. The store is
-        asked once for all who want to know at the same time."""
+        """Whether every request gets a decision, and the condition of the store. Never raises.
+        Concurrent calls share one request to the store."""
         trouble = await self._trouble()
         return readiness(trouble, len(self.policies), self._needs_store(), self.reload_error)
 
     async def decides(self) -> bool:
-        """Whether every request gets a decision: `ready().ok`, without asking a store that does not
-        matter for it."""
+        """Whether every request gets a decision: as `ready().ok`, but asks the store only if that
+        depends on it."""
         if not self._needs_store():
             return len(self.policies) > 0
         return (await self.ready()).ok
 
     def _needs_store(self) -> bool:
-        """Whether some policy answers with an error while the store is away."""
+        """Whether some policy has the fail mode "error"."""
         inline = self._inline is not None and self.fail == "error"
         return inline or self._table.needs_store
 
     def snapshot(self, policies: bool = True) -> MetricsSnapshot:
-        """Everything that was counted so far; without the policies, of which there may be many,
-        if so told."""
+        """All metrics; without `policies`, those of single policies are left out, since there may
+        be many."""
         inline = 0 if self._inline is None else len(self._inline)
         return self.metrics.snapshot(self._table.slots(), inline, policies, self._stores())
 
     def _stores(self) -> Iterator[tuple[str, Store]]:
-        """Where counts are kept, by kind."""
+        """The stores of the service, by kind."""
         yield "policies", self.store
         yield from self._table.own_stores()
         if self._inline is not None and self._inline.store is not self.store:
             yield INLINE, self._inline.store
 
     def apply(self, file: PolicyFile) -> None:
-        """Serve the policies of `file` from now on. Either all of it is served or, if it raises,
-        what was served before; a request sees one of the two, never a mixture."""
+        """Serve the policies of `file` from now on. If this raises, the previous file is still
+        served; a request sees one of the two files, never a mixture."""
         for _ in self._replacing(file):
             pass
 
     async def take_up(self, file: PolicyFile) -> None:
-        """As `apply`, with requests answered in between, and counted as a reload."""
+        """As `apply`, in small steps between which requests are served; counted as a reload."""
         await in_slices(self._replacing(file))
         self.metrics.reloads["ok"] += 1
         self.reload_error = ""
         _log.info("serving %d policies from %s", len(file.policies), file.source)
 
     def reload_failed(self, problem: str) -> None:
-        """Policies could not be had, and those before them are served on."""
+        """Record a reload that failed. The previous policies are still served."""
         self.metrics.reloads["failed"] += 1
         self.reload_error = problem
 
     def _replacing(self, file: PolicyFile) -> Iterator[None]:
-        """Make another table, put it in the place of this one, and tidy up. In small steps."""
+        """Build the new table of policies, switch to it, and clean up, in small steps."""
         before = self._table
         table = PolicyTable(file, self._site, before)
         yield from table.taking_over()
@@ -365,14 +370,14 @@ class Service(Charging):
         yield from before.letting_go()
 
     async def start(self) -> None:
-        """Begin what runs in the background."""
+        """Start the background tasks."""
         self._tasks = [asyncio.create_task(self._sweep(), name="penstock-leases")]
         if self._watch is not None:
             reloader = Reloader(self, self._watch, accept=self._accept)
             self._tasks.append(asyncio.create_task(reloader.run(), name="penstock-reload"))
 
     async def aclose(self) -> None:
-        """End what runs in the background and close the store."""
+        """Stop the background tasks and close the store."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -381,13 +386,12 @@ class Service(Charging):
         await self.store.aclose()
 
     async def _sweep(self) -> None:
-        """Look for leases that have run out while nobody asks: their drops should count when they
-        happen."""
+        """Count expired leases when they expire, even without requests."""
         while True:
             await asyncio.sleep(_SWEEP_EVERY_S)
             for limiter in list(self._site.limiters):
                 if limiter.is_due:
-                    # While the store is away there is nothing to be learned.
+                    # The store may be away; the next sweep counts them.
                     with contextlib.suppress(Exception):
                         await limiter.asweep()
 
@@ -400,7 +404,8 @@ class Service(Charging):
 async def _check_each(
     limiter: Limiter, names: list[str], cost: int, guard: Guard
 ) -> list[Decision]:
-    """A decision per key, an outage resolved. With leases it concerns the keys without credits."""
+    """A decision per key; in an outage, by the fail mode. With leases, an outage affects only keys
+    without credits."""
     try:
         if not isinstance(limiter, TwoTierLimiter):
             return await limiter.acheck_many(names, cost)
@@ -425,15 +430,16 @@ def build_service(
     accept: Callable[[PolicyFile], None] | None = None,
     grown: Callable[[], None] = lambda: None,
 ) -> Service:
-    """A service for the policies of `config` (by default, one named `default`) on the store behind
-    `store_url`, or on `store` if one is given. It closes the store when it is closed.
+    """A service with the policies of `config` (by default one policy, named `default`) on the store
+    at `store_url`, or on `store`. Closing the service closes the store.
 
-    `watch` is the policy file to follow: once started, the service reads it again when it changes
-    and on SIGHUP. `accept` may refuse what it reads by raising, beyond what is wrong by itself.
-    `grown` is called now and then, when much has been made that stays: a process that does nothing
-    else may tell its garbage collector.
+    `fail` is the fail mode of policies that have none: "open", "closed" or "error". `inline` allows
+    requests to contain their limit. `watch` is the path of a policy file that is read again when it
+    changes and on SIGHUP, once the service is started; `accept` may reject its content by raising.
+    `grown` is called from time to time after many long-lived objects were made, so that a process
+    can freeze them for the garbage collector.
 
-    With a `clock` decisions are made by it and not by the store's: for tests and replays.
+    With a `clock`, decisions use it instead of the store's own clock: for tests and replays.
     """
     if store is None:
         store = _open(store_url, clock)
@@ -466,7 +472,7 @@ def _bounded(name: str, values: Iterable[str]) -> list[str]:
 
 def _require_batch(name: str, count: int) -> None:
     if count > MAX_BATCH:
-        reject(f"{name} must be at most {MAX_BATCH} per call, not {count}: split the call")
+        reject(f"a call may have at most {MAX_BATCH} {name}, not {count}; split it")
 
 
 async def _later(request: SlotRequest) -> list[Any]:
@@ -479,7 +485,7 @@ def _policy_of(lease_id: str) -> str | None:
 
 
 def _lease_id(lease_id: object) -> str:
-    # The empty one is what a denied caller holds: unknown, as any other that has ended.
+    # A denied caller has an empty id, which is as unknown as any other that has ended.
     if not isinstance(lease_id, str) or len(lease_id) > LONGEST_ID:
-        reject("a lease id is the text that admit answered with")
+        reject("this is not a lease id; pass the lease_id that admit returned, unchanged")
     return lease_id

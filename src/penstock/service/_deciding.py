@@ -1,7 +1,7 @@
-"""What decides for one limit: at once, or when the store has answered.
+"""Decisions of one limit: at once, or later, when the store has answered.
 
-A store may be awaited, which takes a task, or tell by a call (`Store.begin`), which takes none: the
-reply to a client is then made and written where the reply of the store arrives.
+Some stores can only be awaited, which takes a task. Others call back (`Store.begin`), which takes
+none: the reply to the client is made and written in the callback, when the store's reply arrives.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _ONE = 1
 
 
 class Later(Generic[R]):
-    """What has to be waited for, not begun yet. Called, it is a coroutine. `begin`, where
-    `can_begin`, asks without a task: what it is given is told the result, or why there is none,
-    once, and not before it returns."""
+    """A result that has to be waited for, and is not asked for yet. Calling it returns a coroutine.
+    If `can_begin`, `begin(told)` asks without a task: `told` is called once with the result or the
+    error, never before `begin` returns."""
 
     __slots__ = ()
 
@@ -59,7 +59,7 @@ class Later(Generic[R]):
 
 
 class Awaited(Later[R]):
-    """What can only be awaited."""
+    """A result that can only be awaited."""
 
     __slots__ = ("_ask",)
 
@@ -71,7 +71,7 @@ class Awaited(Later[R]):
 
 
 class Then(Later[R]):
-    """Something made of the result of another one."""
+    """The result of another `Later`, passed through a function."""
 
     __slots__ = ("_asked", "_make", "_rest", "_told", "can_begin")
 
@@ -98,25 +98,25 @@ class Then(Later[R]):
 
 
 class Checker(ABC, Generic[R]):
-    """Who has a store decide requests, tells what is answered where it fails, and counts that."""
+    """Asks a store to decide requests, applies the fail mode if it does not answer, and counts."""
 
     can_begin: bool = False
 
     @abstractmethod
     async def ask(self, *request: Any) -> Any:
-        """What the store says."""
+        """The store's answer."""
 
     def begin(self, told: Told, *request: Any) -> None:
-        """The same for one who wants to be told by a call; where `can_begin`."""
+        """As `ask`, with a callback; only if `can_begin`."""
         raise NotImplementedError
 
     @abstractmethod
     def answer(self, result: Any, error: Exception | None, *request: Any) -> R:
-        """The answer by what the store said, or failed with, counted; or raise."""
+        """The answer from the store's result, or by the fail mode from its error. Counts it."""
 
 
 class StoreCheck(Later[R]):
-    """A request to a store that has to be waited for."""
+    """A request to a store that does not answer at once."""
 
     __slots__ = ("_by", "_request", "_told", "can_begin")
 
@@ -151,26 +151,26 @@ class StoreCheck(Later[R]):
 
 
 Asked = Decision | Later[Decision]
-"""A decision, where nothing has to be waited for; else how to get at it."""
+"""A decision that was available at once, or a `Later`."""
 
 Decide = Callable[..., Asked]
 
 
 def joined(*parts: str) -> str:
-    """A prefix from its parts, without the empty ones."""
+    """A prefix made of its non-empty parts."""
     return ":".join(part for part in parts if part)
 
 
 def limiter_on(store: Store, strategy: Strategy, clock: Clock, prefix: str) -> Limiter:
-    """A limiter by the service's clock, unless the store has one of its own."""
+    """A limiter with the service's clock, or the store's own if it has one."""
     return rate_limit(
         strategy, store=store, clock=None if store.reads_own_clock else clock, prefix=prefix
     ).shared()
 
 
 def deciding(limiter: Limiter, guard: Guard, tally: Tally) -> Decide:
-    """The check of a limiter, counted, an outage resolved: a plain call where that never waits, and
-    a compiled one where the limiter is compiled."""
+    """The check of a limiter, counted, with the fail mode for outages. It returns a decision if the
+    store answers at once, by compiled code if the limiter is compiled, and a `Later` otherwise."""
     if not limiter.answers_at_once:
         return _AwaitedLimiter(limiter, guard, tally).decide
     if native is not None and isinstance(limiter, native.Gate):
@@ -193,7 +193,7 @@ def deciding(limiter: Limiter, guard: Guard, tally: Tally) -> Decide:
 
 
 class _AwaitedLimiter(Checker[Decision]):
-    """A limiter whose store has to be waited for."""
+    """A limiter whose store does not answer at once."""
 
     def __init__(self, limiter: Limiter, guard: Guard, tally: Tally) -> None:
         self._limiter = limiter

@@ -1,21 +1,16 @@
-"""What a policy answers while its store is away.
+"""Fail modes, which decide while the store is away; and the readiness of a service.
 
 | fail mode | answer |
 |---|---|
-| open | allowed, with nothing remaining: service goes on, unlimited |
-| closed | denied, to be asked again in a second |
-| error | none: `store_unavailable` is raised, and a server says so in its own words |
+| open | allowed, with nothing remaining: requests are not limited |
+| closed | denied, with a retry after one second |
+| error | none: `store_unavailable` is raised, and the server reports an error |
 
-`limit` is the policy's, and `reset_at` a second away, when asking again may find the store back.
-The instant is the service's own, since that of the store cannot be had. Every outage is counted;
-of a policy's outages, one line per ten seconds is logged, from which the keys that were asked for
-are left out.
+The decision has the `limit` of the policy, and a `reset_at` one second away by the service's clock.
+Every outage is counted. Per policy, one line per ten seconds is logged, without the keys.
 
-Anything that goes wrong in a store is an outage, unless the caller asked for something impossible.
-A store that answers but has no room left is one of its own kind, counted apart: it mends only when
-somebody makes room.
-
-Whether a service can do its work.
+Every failure of a store is an outage, unless the caller's arguments were invalid. A store that
+answers but is full is counted separately: it recovers only when room is made.
 """
 
 from __future__ import annotations
@@ -63,7 +58,7 @@ _log = logging.getLogger("penstock.service")
 
 
 class Outages:
-    """How often the store of any policy had no room."""
+    """How often the store of any policy was full."""
 
     __slots__ = ("full",)
 
@@ -72,7 +67,7 @@ class Outages:
 
 
 class Guard:
-    """Resolves the outages of one policy."""
+    """Applies the fail mode of one policy."""
 
     def __init__(
         self,
@@ -93,30 +88,30 @@ class Guard:
         self._unsaid = 0
 
     def now(self) -> int:
-        """The service's own instant."""
+        """The current instant of the service's clock."""
         return self._clock.now()
 
     def decision(self, error: Exception, keys: Iterable[str], cost: int) -> Decision:
-        """The decision in place of `error`; raises it, if that is the answer."""
+        """The decision of the fail mode; raises `error` if the mode is "error"."""
         self.outage(error, keys, cost)
         allowed = self._answer(error)
         again_at = self._clock.now() + RETRY_MS
         return Decision(allowed, self._limit, 0, again_at, 0 if allowed else RETRY_MS)
 
     def forecast(self, error: Exception, key: str, cost: int) -> Forecast:
-        """The forecast in place of `error`: all of the limit, or nothing."""
+        """The forecast of the fail mode: all of the limit, or nothing."""
         self.outage(error, (key,), cost)
         spendable = self._limit // cost if self._answer(error) else 0
         again_at = self._clock.now() + RETRY_MS
         return Forecast(spendable, again_at, again_at)
 
     def outage(self, error: Exception, keys: Iterable[str], cost: int) -> None:
-        """Count and log an outage. Raises `error` if it is none."""
+        """Count and log an outage. Raises `error` if it is not an outage."""
         if isinstance(error, UnsupportedError):
             raise error
         if isinstance(error, ConfigInvalidError):
-            # The caller's own mistake is raised again here; what passes is a fault of the store,
-            # such as a key that holds the state of another program.
+            # Raise a mistake of the caller. Anything else is a fault in the store, such as a key
+            # that holds the state of another program.
             require_cost(cost)
             for key in keys:
                 require_key(key)
@@ -142,7 +137,7 @@ class Guard:
 
     def _say(self, error: Exception, keys: Iterable[str]) -> None:
         now = self._clock.now()
-        # A clock that went back must not silence the log until it has caught up.
+        # The second bound is for a clock that went back: it must not silence the log.
         if now < self._quiet_until <= now + _LOG_EVERY_MS:
             self._unsaid += 1
             return
@@ -161,11 +156,11 @@ class Guard:
 
 
 def _without(keys: Iterable[str], text: str) -> str:
-    """The text without the keys, in whatever form a store may have quoted them."""
+    """The text without the keys, in any form in which a store may have quoted them."""
     forms = {form for key in keys for form in _forms(key) if form in text}
     for form in sorted(forms, key=len, reverse=True):
-        # A short key is found in many words, and meant where it stands by itself or after the
-        # colon of its prefix, which is %3A in a URL.
+        # A short key may be part of other words, so it is only replaced if it stands by itself or
+        # follows the colon of its prefix, which is %3A in a URL.
         text = re.sub(rf"(?:\b|(?<=%3A)|(?=\W)){re.escape(form)}(?!\w)", "<key>", text)
     return text
 
@@ -177,26 +172,25 @@ def _forms(key: str) -> tuple[str, ...]:
 
 PING_KEY = "penstock:ready"
 PING = peeking(unlimited())
-"""What to ask a store that writes nothing and takes one round trip."""
+"""A request to a store that takes one round trip and writes nothing."""
 
 PATIENCE_S = 2.0
-"""A probe does not wait longer for a store that has no deadline, or a long one."""
+"""How long a probe waits for the store, whatever the store's own deadline."""
 
-# What is always admitted, so that it has to be written, and soon forgotten.
+# Always admitted, so that it has to be written; expires soon.
 _ROOM_KEY = "penstock:room"
 _ROOM = checking(fixed_window(MAX_SAFE, 1_000))
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """`ok` means that every request gets a decision. Without its store, that is up to the fail
-    modes: a policy that fails open or closed decides, one that fails with an error does not. So an
-    outage takes a service out of rotation only where it could not answer, and `store_ok` is the
-    strict question.
+    """The readiness of a service. `ok` means that every request gets a decision: while the store is
+    away, policies that fail open or closed still decide, those with the fail mode "error" do not.
+    So an outage takes a service out of rotation only if it cannot decide. `store_ok` is about the
+    store alone.
 
-    A store that is full can be reached and deny, but not admit, which has to be written. A reload
-    that failed leaves the policies before it at work: it is told in `reload_error` and does not
-    make `ok` false."""
+    A full store is reachable and can deny, but not admit, since that takes a write. After a failed
+    reload the previous policies are served: `reload_error` says so, and `ok` stays true."""
 
     ok: bool
     store_ok: bool
@@ -208,13 +202,13 @@ class Readiness:
 
 
 async def ask_store(store: Store, now: int) -> None:
-    """Ask the store something that writes nothing; raises what it failed with."""
+    """Ping the store without writing. Raises its error."""
     await store.aapply(PING_KEY, PING, now, 1)
 
 
 async def trouble_of(store: Store, now: int, writes: bool) -> Exception | None:
-    """What the store failed with when it was asked. A store that is full still answers questions:
-    where that is to be known it has to write something."""
+    """The error of the store when it is asked, None if it answers. With `writes` it is asked to
+    write, since a full store still answers reads."""
     asked = store.aapply(_ROOM_KEY, _ROOM, now, 1) if writes else ask_store(store, now)
     try:
         await asyncio.wait_for(asked, PATIENCE_S)
@@ -228,8 +222,8 @@ async def trouble_of(store: Store, now: int, writes: bool) -> Exception | None:
 def readiness(
     trouble: Exception | None, policies: int, needs_store: bool, reload_error: str
 ) -> Readiness:
-    """What that means for the service. `needs_store` says that some policy answers with an error
-    while it is away."""
+    """The readiness of the service, given the error of its store. `needs_store` says that some
+    policy has the fail mode "error"."""
     full = trouble is not None and outage_reason(trouble) == "full"
     return Readiness(
         ok=policies > 0 and (trouble is None or not needs_store),

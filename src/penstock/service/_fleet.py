@@ -1,8 +1,8 @@
-"""Budget handed out in batches, to be spent elsewhere: the transport-free side of the Fleet server.
+"""Leases of credits for clients that spend them elsewhere: the Fleet service without its transport.
 
-What is granted is charged in the store in one step, exactly as a check of that cost would be, and
-named with how long it may be spent. So a fleet of clients shares a limit with whoever checks the
-same policy and key here.
+A lease is charged in the store in one step, exactly like a check of that cost, and says for how
+long its credits may be spent. So the clients of a fleet share a limit with callers that check the
+same policy and key directly.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ __all__ = ["CreditLease", "Lessor"]
 
 
 class CreditLease(NamedTuple):
-    """`capacity` of 0 is a refusal. `expiry_ms` is when the window ends on the service's clock,
-    `refresh_interval_ms` how long it lasts from then on."""
+    """A lease of `capacity` credits; 0 is a denial. The credits are valid until `expiry_ms` on the
+    service's clock, which is `refresh_interval_ms` after they were granted."""
 
     capacity: int
     expiry_ms: int
@@ -31,7 +31,7 @@ class CreditLease(NamedTuple):
 
 
 class Lessor:
-    """Hands out what a limiter limits, at most `batch` at once."""
+    """Leases the credits of a limiter, at most `batch` at once."""
 
     def __init__(self, name: str, limiter: Limiter, batch: int, guard: Guard) -> None:
         self._own_key = name
@@ -43,7 +43,7 @@ class Lessor:
         self._term = term_of(limiter.strategy, True)
 
     async def reserve(self, domain: str, wants: int) -> CreditLease:
-        """A batch of the budget of `domain`, by default the policy's own."""
+        """Lease up to `wants` credits of the key `domain`, by default the policy's own."""
         key = require_key(domain or self._own_key)
         wants = min(require_int("wants", wants or 1), self._batch, self._limiter.strategy.limit)
         now = self._limiter.clock.now()
@@ -63,7 +63,7 @@ class Lessor:
 
 
 def _in_an_outage(decision: Decision, wants: int) -> CreditLease:
-    """What the policy's fail mode makes of it: all that is wanted, or nothing, for a second."""
+    """The lease of the policy's fail mode: all that is wanted, or nothing, for a second."""
     capacity = wants if decision.allowed else 0
     return CreditLease(
         capacity, decision.reset_at, RETRY_MS, decision.retry_after_ms, decision.limit

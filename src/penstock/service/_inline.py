@@ -1,14 +1,14 @@
-"""Inline policies: a limit that the request itself brings along.
+"""Inline policies: limits that are part of the request.
 
-Their counts are kept in the store, under a prefix that says the limit; what is kept here is only
-the limiter made for each combination, the most recently used `MAX_POLICIES` of them. One that was
-dropped is made again when needed and finds its counts where they were. On an in-process store they
-have a table of their own, so that made-up limits cannot push out the counts of named policies.
+Their counts are in the store, under a prefix that contains the limit. Only the limiters are kept
+here, the most recently used `MAX_POLICIES` of them; one that was dropped is made again when needed,
+and its counts are still in the store. On an in-process store, inline policies have a table of their
+own, so that invented limits cannot evict the counts of named policies.
 
-What a request may leave behind in a shared store is bounded, since a stranger chooses all of it: to
-`MOST_BYTES` for a key and its state, as Redis counts them, and to its window and the margin of the
-store in time. So a log is short, and a long key is kept under a name that ends in its SHA-256. What
-needs more is a named policy: then the operator has chosen it.
+Since clients choose everything about them, what they can leave in a shared store is bounded: in
+size to `MOST_BYTES` for a key and its state, as Redis counts them, and in time to the window plus
+the margin of the store. So a log must be short, and a long key is replaced by one that ends in its
+SHA-256. For more than that there are named policies, which the operator chooses.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ INLINE = "inline"
 """The name under which inline policies are counted, all together."""
 
 DEFAULT_STRATEGY = FixedWindow.name
-"""Of a request that names none."""
+"""The strategy of a request that names none."""
 
 MAX_POLICIES = 1_024
 MAX_WINDOW_MS = 30 * 86_400_000
-"""Thirty days: a key is kept for its window, and nobody should leave keys for centuries."""
+"""Thirty days. A key stays in the store for its window, which must not be centuries."""
 
 MOST_BYTES = 1_024
-"""What one key may take in Redis, its name and its state."""
+"""How much one key may take in Redis, including its state."""
 
 _BASE_BYTES = 384
-# What the longest name and an empty state come to, with some room.
+# The longest key with an empty state, rounded up.
 
 LONGEST_NAME = 128
-"""Of the key itself, in bytes; what stands before it says the limit."""
+"""The longest key in bytes, without the prefix."""
 
 
 def inline_strategies() -> tuple[type[Strategy], ...]:
-    """Those that a limit and a window are enough for."""
+    """The strategies that can be made from a limit and a window alone."""
     return tuple(cls for cls in registered() if cls.has_per())
 
 
@@ -72,14 +72,14 @@ def most_units(cls: type[Strategy]) -> int:
 
 
 def _lighter(cls: type[Strategy]) -> str:
-    """What takes any limit, if possible with the same kind of window."""
+    """A strategy without that bound, if possible with the same kind of window."""
     plain = [each for each in inline_strategies() if not each.unit_bytes]
     return min(plain, key=lambda each: each.window_kind != cls.window_kind).name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inline:
-    """One inline policy at work. `at_once`: what it decides never has to be waited for."""
+    """An inline policy, built. `at_once` says that it always decides at once."""
 
     decide: Decide
     strategy: Strategy
@@ -107,12 +107,12 @@ class InlinePolicies:
         self._made: OrderedDict[tuple[object, ...], Inline] = OrderedDict()
 
     def get(self, limit: int, window_ms: int, strategy: str) -> Inline:
-        """The policy of these terms."""
-        # The types are part of the question: True and 1.0 equal 1, but are no limits.
+        """The policy with these parameters."""
+        # The types are part of the key, because True and 1.0 equal 1 but are not valid limits.
         wanted = (limit, window_ms, strategy, type(limit), type(window_ms))
         try:
             found = self._made.get(wanted)
-        except TypeError:  # unhashable, so no good either: let validation say why
+        except TypeError:  # unhashable, so validation below rejects it
             found = None
         if found is None:
             found = self._made[wanted] = self._make(limit, window_ms, strategy)
@@ -137,16 +137,15 @@ class InlinePolicies:
             )
         if require_int("limit", limit) > most_units(cls):
             reject(
-                f"limit must be at most {most_units(cls)} for an inline {cls.name}, which keeps "
-                f"something for every unit; use {_lighter(cls)}, or name a policy of the policy "
-                "file"
+                f"limit must be at most {most_units(cls)} for an inline {cls.name}, whose state "
+                f"grows with every unit; use {_lighter(cls)}, or a policy of the policy file"
             )
         made = cls.per(limit, window_ms)
         prefix = joined(self._prefix, INLINE, cls.name, str(limit), str(window_ms))
         limiter = limiter_on(self.store, made, self._clock, prefix)
         guard = Guard(INLINE, limit, self._fail, self._clock, self._tally, self._outages)
         decide = deciding(limiter, guard, self._tally)
-        # A table in this process has its own way with long keys.
+        # A store in this process shortens long keys itself.
         at_once = limiter.answers_at_once
         return Inline(decide if at_once else _by_short_key(decide), made, at_once)
 

@@ -1,4 +1,4 @@
-"""A policy of several limits at work: requests judged, outages answered, what is said counted."""
+"""Deciding requests by a policy of several limits: verdicts, fail modes and metrics."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ._several import Attributes, Costs, PolicyLimits, Request, SeveralLimits
 __all__ = ["NOTHING", "Judge", "Judged", "Judgement", "KeyedChecks"]
 
 NOTHING = Verdict((), (), ())
-"""The answer to a request that no limit is asked for."""
+"""The verdict on a request that no limit applies to."""
 
 
 class Judgement(NamedTuple):
-    """A verdict, and the limits that were asked for it; None if there were none."""
+    """A verdict, and the limits that gave it; None if no limit applied."""
 
     verdict: Verdict
     limits: PolicyLimits | None
 
 
 Judged = Judgement | Later[Judgement]
-"""A judgement, where nothing has to be waited for; else how to get at it."""
+"""A judgement that was available at once, or a `Later`."""
 
 
 class Judge(Checker[Judgement]):
-    """The limits of a policy, with who answers in an outage, and what is counted of each."""
+    """Decides by the limits of a policy, applies its fail mode, and counts per limit."""
 
     def __init__(
         self, limits: SeveralLimits, guard: Guard, tally: Tally, tallies: Sequence[Tally]
@@ -43,14 +43,14 @@ class Judge(Checker[Judgement]):
         self.can_begin: bool = limits.can_begin
 
     def judge(self, attributes: Attributes, cost: int = 1, costs: Costs | None = None) -> Judged:
-        """Decide a request: at once where the store answers at once."""
+        """Decide a request, at once if the store answers at once."""
         return self._judged(self.limits.resolve(attributes, require_cost(cost), costs))
 
     async def judge_many(
         self, each: Sequence[Attributes], cost: int = 1, costs: Costs | None = None
     ) -> list[Judgement]:
-        """Decide requests in order, as one `judge` each. If one of them says too little, none of
-        them is charged."""
+        """Decide requests in order, as one `judge` each. If one of them is invalid, none is
+        charged."""
         require_cost(cost)
         requests = [self.limits.resolve(attributes, cost, costs) for attributes in each]
         made = []
@@ -98,7 +98,7 @@ class Judge(Checker[Judgement]):
             return self._guard.forecast(error, next(iter(request.keys.values()), "all"), 1)
 
     def decide(self, key: str, cost: int = 1) -> Asked:
-        """For those who have a key and no attributes: it is the attribute `key`."""
+        """As `judge`, for a caller with only a key: it becomes the attribute `key`."""
         judged = self.judge({"key": key}, cost)
         if isinstance(judged, Judgement):
             return judged.verdict.decision
@@ -119,16 +119,16 @@ class Judge(Checker[Judgement]):
         return self.counted(request, request.limits.verdict(decisions))
 
     def in_place_of(self, error: Exception, request: Request) -> Verdict:
-        """What the fail mode says; raises `error`, if that is the answer."""
+        """The verdict of the fail mode; raises `error` if the mode is "error"."""
         decision = self._guard.decision(error, tuple(request.keys.values()), 1)
         return self.limits.answer(request, decision)
 
     def asking(self, limits: PolicyLimits) -> KeyedChecks:
-        """These limits, for those who count by themselves."""
+        """Checks of these limits for callers that count by themselves."""
         return KeyedChecks(limits, self._guard)
 
     def counted(self, request: Request, verdict: Verdict) -> Judgement:
-        """Count what was answered."""
+        """Count a verdict."""
         self.tally.count(verdict.allowed)
         tallies = self.tallies
         for place, decision in zip(request.asked, verdict.decisions, strict=True):
@@ -141,8 +141,8 @@ class Judge(Checker[Judgement]):
 
 
 class KeyedChecks(Checker[Sequence[Decision]]):
-    """Limits whose store has to be waited for, asked by one key for each, None for everybody's.
-    What they say is counted by who asks."""
+    """Checks limits whose store does not answer at once, by one key for each limit, None for a
+    keyless one. The caller counts the decisions."""
 
     def __init__(self, limits: PolicyLimits, guard: Guard) -> None:
         self._limits = limits

@@ -1,12 +1,12 @@
-"""What a service writes: one line per event on standard error, and a banner when it is ready, which
-tells what is served, where, and a line to try.
+"""The output of a service: its log, one line per event on standard error, and its banner, which
+says what is served, where, and a command to try.
 
-Whatever a client sent may turn up in a message. So control characters are escaped here, for every
-logger: a line of the log is always one event, and nobody can write another's. A fault is told in
-one line as well, by type and text.
+Messages may contain what a client has sent. So control characters are escaped, for every logger: a
+line of the log is always one event, and clients cannot forge lines. An exception is logged in one
+line, by its type and text.
 
-What goes wrong may go wrong for every request. So of lines that tell of the same kind of trouble,
-from whichever server, a few are written per span of time; the next one says how many were left out.
+The same failure may happen with every request. So only a few warnings and errors of the same kind
+are written per span of time; the next one says how many were left out.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 
 from ..config._words import described
 from ._access import is_for, names_in
+from ._entries import Policy
 from ._options import ServeOptions
-from ._registry import Policy
 
 __all__ = [
     "RepeatFilter",
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-# The C0 and C1 controls, the line and paragraph separators, and what turns text around.
+# The C0 and C1 controls, line and paragraph separators, and controls of text direction.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -48,7 +48,7 @@ _MAX_KINDS = 256
 
 
 def set_up_logs(log_format: str, level: int = logging.INFO) -> None:
-    """Send everything to standard error as "text" or "json"."""
+    """Log to standard error, as "text" or "json"."""
     handler = logging.StreamHandler()
     handler.addFilter(RepeatFilter())
     handler.setFormatter(_Json() if log_format == "json" else _Text())
@@ -60,12 +60,12 @@ def escaped(text: str) -> str:
 
 
 class RepeatFilter(logging.Filter):
-    """Lets through `LINES_PER_SPAN` warnings and errors of a kind per `SPAN_S`. A kind is made by
-    the logger, the text before its values are filled in, and the type of the exception."""
+    """Passes `LINES_PER_SPAN` warnings and errors of a kind per `SPAN_S`. Records are of one kind
+    if they have the same logger, level, format string and type of exception."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Since when, how many lines, and how many that were left out.
+        # By kind: the start of the span, the lines passed in it, and the lines left out.
         self._kinds: dict[tuple[object, ...], tuple[float, int, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -77,7 +77,7 @@ class RepeatFilter(logging.Filter):
         if kind not in self._kinds and len(self._kinds) >= _MAX_KINDS:
             self._kinds = {k: v for k, v in self._kinds.items() if now - v[0] < SPAN_S}
             if len(self._kinds) >= _MAX_KINDS:
-                kind = ()  # so many kinds at once are one
+                kind = ()  # too many kinds at once are counted as one
         since, lines, left_out = self._kinds.get(kind, (now, 0, 0))
         if now - since >= SPAN_S:
             since, lines = now, 0
@@ -127,11 +127,11 @@ _SHOWN = 20
 
 
 def print_banner(options: ServeOptions, lines: list[str]) -> None:
-    """Say it on standard output, or as one event where the log is for programs."""
+    """Print it to standard output, or log it as one event if the log is JSON."""
     if options.log_format == "json":
         _log.info("%s", lines[0], extra={"fields": {"serving": lines[1:]}})
         return
-    # A reader that has gone away must not keep the service from starting.
+    # A closed standard output must not keep the service from starting.
     with contextlib.suppress(OSError):
         print("\n".join(lines), flush=True)
 
@@ -139,7 +139,7 @@ def print_banner(options: ServeOptions, lines: list[str]) -> None:
 def banner(
     options: ServeOptions, policies: Mapping[str, Policy], warnings: Sequence[str] = ()
 ) -> list[str]:
-    """The lines to print."""
+    """The lines of the banner."""
     plural = "policy" if len(policies) == 1 else "policies"
     source = options.config or "the built-in default"
     lines = [
@@ -167,12 +167,12 @@ def shown_store(url: str) -> str:
 
 
 def _read_out(policies: Mapping[str, Policy]) -> Iterator[str]:
-    """The first policies, as `penstock check-config` says them."""
+    """The first policies, described as by `penstock check-config`."""
     for policy in islice(policies.values(), _SHOWN):
         for line in described(policy.name, policy.kind, policy.terms, policy.fail):
             yield f"  {line}"
     if len(policies) > _SHOWN:
-        yield f"  and {len(policies) - _SHOWN:,} more: penstock check-config says them all"
+        yield f"  and {len(policies) - _SHOWN:,} more: penstock check-config shows them all"
 
 
 def _warned(warnings: Sequence[str]) -> Iterator[str]:
@@ -180,7 +180,7 @@ def _warned(warnings: Sequence[str]) -> Iterator[str]:
     for warning in warnings[:_SHOWN]:
         yield f"  warning: {warning}"
     if len(warnings) > _SHOWN:
-        yield f"  and {len(warnings) - _SHOWN:,} more warnings: penstock check-config says them all"
+        yield f"  and {len(warnings) - _SHOWN:,} more warnings: penstock check-config shows all"
 
 
 def _base(options: ServeOptions) -> str:
@@ -198,7 +198,7 @@ def _bracketed(host: str) -> str:
 
 
 def _try(options: ServeOptions, policies: Mapping[str, Policy]) -> list[str]:
-    """A line that works, and what has to be known about it."""
+    """A command that works, and notes about it."""
     words, notes, base = ["curl", "-sS"], [], _base(options)
     if options.tls is not None:
         words += ["--cacert", shlex.quote(options.tls.cert)]
@@ -212,7 +212,7 @@ def _try(options: ServeOptions, policies: Mapping[str, Policy]) -> list[str]:
             notes.append(f"the certificate is for {', '.join(names[:3])}: clients use that name")
     if options.tls_ca is not None:
         words += ["--cert", "CLIENT.pem", "--key", "CLIENT-KEY.pem"]
-        notes.append("put the files of a client's certificate for CLIENT.pem and CLIENT-KEY.pem")
+        notes.append("replace CLIENT.pem and CLIENT-KEY.pem by a client's certificate and key")
     if options.asks_token:
         words += ["-H", f'"Authorization: Bearer {_shell_token(options)}"']
     line = " ".join([*words, *_request(base, options, policies)])
@@ -220,7 +220,7 @@ def _try(options: ServeOptions, policies: Mapping[str, Policy]) -> list[str]:
 
 
 def _shell_token(options: ServeOptions) -> str:
-    """How a shell finds the token, without its being shown."""
+    """A shell expression for the token, which does not show it."""
     if options.token_file is not None:
         return f"$(cat {shlex.quote(options.token_file)})"
     return f"${options.token_variable}"

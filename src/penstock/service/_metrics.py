@@ -1,10 +1,10 @@
-"""What a service counts about itself: totals per policy and outcome, never a key.
+"""The metrics of a service: totals per policy and outcome, never by key.
 
 A service belongs to one event loop, and so do its counters: an increment is a plain addition.
 
-Counters never go back. What a policy has counted stays when it leaves the policy file, and goes on
-when it comes back. Files that change their names without end must not add up, though: of policies
-that are gone the last MAX_GONE are told apart, and those before them are counted together.
+Counters never decrease. The counts of a policy that is removed from the policy file are kept, and
+continue if it comes back. So that removed policies cannot pile up without bound, the last MAX_GONE
+of them are counted separately, and all earlier ones together.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Tally:
     def __init__(self) -> None:
         self.allowed: int = 0
         self.denied: int = 0
-        # Calls that the store failed: for want of room, and otherwise.
+        # Calls that failed because the store was full, and for other reasons.
         self.store_away: int = 0
         self.store_full: int = 0
         self.failed_open: int = 0
@@ -87,7 +87,8 @@ _counts_of = attrgetter(*Tally.__slots__)
 
 
 def tally_name(policy: str, limit: str, shadow: bool) -> str:
-    """Under which one of several limits of a policy is counted; no policy's name has a slash."""
+    """The name under which one of several limits of a policy is counted. Names of policies contain
+    no slash."""
     return f"{policy}/{limit}/shadow" if shadow else f"{policy}/{limit}"
 
 
@@ -102,8 +103,8 @@ REMOVED = "(removed)"
 
 
 def folding(tallies: dict[str, Tally], gone: dict[str, None]) -> Iterator[None]:
-    """Of the policies that are gone, in the order in which they went, count all but the last
-    MAX_GONE together. In small steps, after each of which every count is in one place."""
+    """Count all removed policies but the last MAX_GONE together. In small steps, after each of
+    which every count is in exactly one place."""
     for name in list(gone):
         if not any(tallies[name].counts()):
             del tallies[name], gone[name]
@@ -116,8 +117,8 @@ def folding(tallies: dict[str, Tally], gone: dict[str, None]) -> Iterator[None]:
 
 @dataclass(slots=True)
 class GrpcReplies:
-    """What the gRPC server has answered: by the name of the status, and how many calls it turned
-    away because there were too many."""
+    """The replies of the gRPC server by the name of the status, and how many calls it shed because
+    there were too many."""
 
     codes: Counter[str] = field(default_factory=Counter)
     shed: int = 0
@@ -172,15 +173,14 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
-    """Everything counted, at one moment.
+    """All metrics at one moment.
 
-    `policies`: policy, or `tally_name` of one of its limits, to the fields of its Tally. `slots`:
-    policy to `limit`, `in_flight` and `reclaimed`, for those with a concurrency axis. `latency`:
-    what a server called it, such as "http" or "grpc", to its histogram. `reloads`: "ok" and
-    "failed" to a count. `grpc_codes`: the name of a status to a count. `stores`: a kind of table in
-    this process, to what they tell of themselves, added up. `foreign_clocks`: how often a stored
-    instant was further ahead than the deciding clock can have written
-    (`core/_clock.py`).
+    `policies` maps a policy, or the `tally_name` of one of its limits, to the fields of its Tally.
+    `slots` maps a policy with a concurrency axis to `limit`, `in_flight` and `reclaimed`. `latency`
+    maps a server, such as "http" or "grpc", to its histogram. `reloads` counts "ok" and "failed".
+    `grpc_codes` maps the name of a status to a count. `stores` maps a kind of store in this process
+    to the sum of their statistics. `foreign_clocks` is how often a clock ahead of the deciding one
+    was detected (`core/_clock.py`).
     """
 
     policies: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -195,8 +195,8 @@ class MetricsSnapshot:
 
 
 class _Stores:
-    """What tables in this process tell of themselves, by kind. What a table has counted stays when
-    it goes, which is noticed when it is no longer asked."""
+    """The statistics of stores in this process, by kind. The counters of a store that is no longer
+    passed in are kept."""
 
     def __init__(self) -> None:
         self._last: dict[Store, tuple[str, Mapping[str, int]]] = {}
@@ -216,7 +216,7 @@ class _Stores:
 
 
 class Metrics:
-    """The registry. A policy keeps its counts over reloads."""
+    """All metrics of a service. A policy keeps its counts over reloads."""
 
     def __init__(self) -> None:
         self._tallies: dict[str, Tally] = {}
@@ -232,11 +232,11 @@ class Metrics:
 
     @property
     def policy_count(self) -> int:
-        """Of how many policies there are counts."""
+        """How many policies and limits have counts."""
         return len(self._tallies)
 
     def keeping(self, policies: Container[str]) -> Iterator[None]:
-        """These are served now, and the others are gone. In small steps."""
+        """Record that these policies are served now, and no others. In small steps."""
         for name in list(self._tallies):
             if policy_in(name) in policies:
                 self._gone.pop(name, None)
@@ -248,13 +248,13 @@ class Metrics:
     def changes(
         self, told: dict[str, tuple[int, ...]]
     ) -> Iterator[tuple[str, tuple[int, ...] | None]]:
-        """The counts that differ from those in `told`, which is brought up to date; None for a
-        policy that is counted no more by itself. As of now, in small steps."""
+        """The counts that differ from those in `told`, which is updated; None for a policy that is
+        no longer counted separately. As of now, in small steps."""
         return _differing(self.counted(), told)
 
     def counted(self) -> dict[str, tuple[int, ...]]:
-        """The counts of each policy, all at one moment: what moves from a policy that is gone to
-        REMOVED is in one of the two."""
+        """The counts of each policy, all at one moment, so that the counts of a removed policy are
+        either under its name or under REMOVED."""
         return {name: tally.counts() for name, tally in self._tallies.items()}
 
     def latency(self, server: str) -> Histogram:

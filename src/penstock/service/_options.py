@@ -1,4 +1,4 @@
-"""What `penstock serve` was told, and whether it can be done. Every refusal names the fix."""
+"""The options of `penstock serve`, and their validation. Every error says how to fix it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HOST_NAME = re.compile(r"(?:\*\.)?[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?")
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. With a `ca`, clients must show a certificate that it has signed."""
+    """Paths of PEM files. With a `ca`, clients must present a certificate signed by it."""
 
     cert: str
     key: str
@@ -37,7 +37,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """A port of 0 leaves that server out."""
+    """The options of `penstock serve`. A port of 0 turns that server off."""
 
     config: str | None = None
     imports: tuple[str, ...] = ()
@@ -75,15 +75,15 @@ class ServeOptions:
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca)
 
     def check(self) -> PolicyFile:
-        """Refuse what cannot be served, before a port is opened. Returns the policies."""
+        """Validate everything before a port is opened. Returns the policies."""
         require_choice("--log-format", self.log_format, LOG_FORMATS)
         require_int("--workers", self.workers, high=1_024)
         for name, port in (("--http-port", self.http_port), ("--grpc-port", self.grpc_port)):
             require_int(name, port, low=0, high=65_535)
-        if not 0 <= self.drain_s <= _LONGEST_DRAIN_S:  # which also refuses what is no number
+        if not 0 <= self.drain_s <= _LONGEST_DRAIN_S:  # false for NaN, too
             reject(f"--drain must be 0 to {_LONGEST_DRAIN_S} seconds, not {self.drain_s:g}")
         if not self.http_port and not self.grpc_port:
-            reject("neither HTTP nor gRPC is left; leave out --no-http or --no-grpc")
+            reject("--no-http and --no-grpc leave nothing to serve; remove one of them")
         self._check_tls()
         self._check_exposure()
         self._check_token()
@@ -103,19 +103,19 @@ class ServeOptions:
 
     def _check_tls(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
-            reject("--tls-cert and --tls-key belong together: give both or neither")
+            reject("--tls-cert and --tls-key must be given together")
         if self.tls_ca is not None and self.tls_cert is None:
-            reject("--tls-ca asks clients for certificates; give --tls-cert and --tls-key too")
+            reject("--tls-ca needs --tls-cert and --tls-key as well")
 
     def _check_exposure(self) -> None:
         asked = [flag for flag, is_asked in self._asks().items() if is_asked]
         if self.open and asked:
-            reject(f"--open lets anyone ask, and {asked[0]} does not: leave one of them out")
+            reject(f"--open lets anyone in, which contradicts {asked[0]}: remove one of them")
         if not self.open and not asked and not is_loopback(self.host):
             reject(
-                f"--host {self.host} is open to the network, where anyone could spend the limits "
-                "of others: say who may ask with --token-file or --tls-ca, or that anyone may "
-                "with --open"
+                f"--host {self.host} is reachable from the network, where anyone could use up the "
+                "limits of others: restrict access with --token-file or --tls-ca, or allow it to "
+                "anyone with --open"
             )
 
     def _asks(self) -> dict[str, bool]:
@@ -125,38 +125,40 @@ class ServeOptions:
     def _check_token(self) -> None:
         if self.token_variable is not None and self.token_variable == token_variable(self.store):
             reject(
-                f"{self.token_variable} would be the token of the service and that of its store: "
-                "name another variable for the store with ?token_env=, or give --token-file"
+                f"{self.token_variable} would be the token of both the service and its store: name "
+                "another variable for the store with ?token_env=, or use --token-file"
             )
 
     def _check_hosts(self) -> None:
         for name in self.allowed_hosts:
             if name != "*" and not _HOST_NAME.fullmatch(name) and not _is_address(name):
                 reject(
-                    f"--allowed-hosts {name!r} must be a name such as limits.example.com, "
-                    "*.example.com for all names under it, an address, or * for any; no port"
+                    f"--allowed-hosts {name!r} must be a host name such as limits.example.com, "
+                    "*.example.com for all names below it, an address, or * for any host; without "
+                    "a port"
                 )
 
     def must_know_host(self) -> bool:
-        """Whether HTTP requests must name a host that is served: where a token is asked for, no
-        page of another site can have it, and beyond this machine the names are not known."""
+        """Whether the Host of HTTP requests is checked, which protects a service on this machine
+        from web pages of other sites. With a token there is no need, since such a page does not
+        have it; on a network the names of the service are not known."""
         if self.allowed_hosts:
             return "*" not in self.allowed_hosts
         return not self.asks_token and is_loopback(self.host)
 
     def check_policies(self, file: PolicyFile) -> None:
-        """Refuse policies that so many workers cannot serve, at the start and on a reload."""
+        """Reject policies that several workers cannot serve, at the start and on a reload."""
         if self.workers == 1:
             return
         if self.store.partition("://")[0].lower() == "memory":
             reject(
-                f"{self.workers} workers on memory:// would each keep their own counts; share "
-                "them with --store redis://HOST:6379, or use --workers 1"
+                f"{self.workers} workers on memory:// would each have separate counts; use a "
+                "shared store, such as --store redis://HOST:6379, or --workers 1"
             )
 
 
 def _secret(what: str, file: str | None, variable: str | None) -> str | None:
-    """A secret from whichever place it is in; None if it is in neither."""
+    """A secret from its file or environment variable; None if neither is given."""
     if file is not None:
         return _token_in(f"{what} file", file)
     if variable is None:
@@ -176,14 +178,14 @@ def _one_token(place: str, text: str) -> str:
     token = text.strip()
     if len(token) < _SHORTEST_TOKEN or not _TOKEN.fullmatch(token):
         reject(
-            f"{place} must hold one token of at least {_SHORTEST_TOKEN} ASCII characters, "
-            "such as `openssl rand -hex 32` makes"
+            f"{place} must contain one token of at least {_SHORTEST_TOKEN} printable ASCII "
+            "characters, for example from `openssl rand -hex 32`"
         )
     return token
 
 
 def is_loopback(host: str) -> bool:
-    """Whether every address that `host` stands for is this machine's own."""
+    """Whether every address of `host` is a loopback address."""
     if not host:
         return False
     try:

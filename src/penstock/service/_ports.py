@@ -1,11 +1,11 @@
-"""Whether the servers can be opened where they were asked for, found out before anything is.
+"""Ports and connections of the servers: checked and divided before anything is opened.
 
-Workers share their ports (SO_REUSEPORT), and so would another service that does the same: both
-would be served to, each from its own store, and nobody would notice. So every port is first bound
-without sharing it, which fails while anybody listens there.
+Workers share their ports (SO_REUSEPORT), and would share them with another service that does the
+same: connections would go to either, without an error. So every port is first bound without
+SO_REUSEPORT, which fails if anything listens on it.
 
-How many connections each server may have, so that all of them fit into the files that the system
-lets this process open. One that could take them all would shut the other, and the store out.
+The connections of all servers together have to fit into the system's limit of open files, so each
+server has a bound: otherwise one could take all files and shut out the other server and the store.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["GRPC_CONNECTIONS", "connections", "require_free_ports", "shares"]
 
 
 def require_free_ports(options: ServeOptions) -> None:
-    """Refuse a host that is not of this machine, and a port that is taken."""
+    """Reject a host that is not an address of this machine, and a port that is in use."""
     servers = (
         ("HTTP", "--http-port", options.http_port),
         ("gRPC", "--grpc-port", options.grpc_port),
@@ -61,10 +61,10 @@ def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
 
 
 def _trouble(family: socket.AddressFamily, address: Any) -> OSError | None:
-    """What keeps a socket from being bound there."""
+    """The error when a socket is bound there; None if it can be."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # Connections that ended a moment ago are no reason to wait.
+            # Connections in TIME_WAIT do not matter.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -75,22 +75,22 @@ def _trouble(family: socket.AddressFamily, address: Any) -> OSError | None:
 
 
 GRPC_CONNECTIONS = 2_048
-"""As many as the gRPC server is made for; those of the HTTP server are in its bounds."""
+"""How many connections the gRPC server takes; for the HTTP server see `Bounds`."""
 
-# Files that are not clients: the store, logs, ports, connections that are just being turned away.
+# Files that are not connections of clients: the store, logs, ports, connections being rejected.
 _RESERVED = 256
 
 
 def connections(*, http: bool, grpc: bool) -> tuple[int, int]:
-    """For the HTTP server and for the gRPC server: what they are made for, or what the system's
-    limit leaves of it."""
+    """The number of connections for the HTTP server and for the gRPC server, reduced if the limit
+    of open files requires it."""
     wanted = (Bounds().all_connections if http else 0, GRPC_CONNECTIONS if grpc else 0)
     files = _files(sum(wanted) + _RESERVED)
     return wanted if files is None else shares(wanted, files)
 
 
 def shares(wanted: tuple[int, int], files: int) -> tuple[int, int]:
-    """What each gets of so many files, in proportion to what it wants."""
+    """The share of each in this many files, in proportion to what it wants."""
     free = files - min(_RESERVED, files // 2)
     if sum(wanted) <= free:
         return wanted
@@ -99,7 +99,7 @@ def shares(wanted: tuple[int, int], files: int) -> tuple[int, int]:
 
 
 def _files(needed: int) -> int | None:
-    """The system's limit of open files, raised as far as it may be; None if there is none."""
+    """The limit of open files, raised as far as needed and allowed; None if there is none."""
     try:
         import resource
     except ImportError:

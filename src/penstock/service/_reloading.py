@@ -1,20 +1,19 @@
-"""Following a policy file: read again when it changes, and on SIGHUP.
+"""Reloading a policy file when it changes, and on SIGHUP.
 
-The content is compared, and not the file's dates: a symlink that points elsewhere now, a file that
-was replaced or written in place are all seen, and one that was only touched is not. A change counts
-once two looks in a row agree on it, so that a file caught half-written is not taken for the whole.
-SIGHUP is obeyed at once.
+Changes are detected by the content, not by the file's dates: so it does not matter whether the file
+was replaced, written in place or is a symlink that points elsewhere, and a touch does nothing. A
+change counts once two reads in a row agree, so that a half-written file is not taken for a whole
+one. SIGHUP reloads at once.
 
-Nothing of it is in the way of requests. Reading is left to a thread, which may be stuck for as long
-as a file system is: the next look comes when it is back, and the process ends without it. A long
-file is parsed by another process.
+Requests are not delayed. The file is read by a thread, which may be stuck as long as its file
+system is: there is no further read until it is back, and the process can end without it. A long
+file is parsed in another process.
 
-A file is parsed and validated before anything changes. One that is bad is reported, by the log, by
-`Service.ready` and by the count of reloads, and what was served before is served on. To make what
-the file says is long work on the event loop, so it is done in slices, with requests answered in
-between.
+A file is parsed and validated before anything changes. An invalid file is reported, by the log, by
+`Service.ready` and by the metrics, and the previous policies are still served. Building the new
+table takes long, so it is done in slices between which the event loop serves requests.
 
-Others may want to hear of a SIGHUP, too, such as who reads certificates: see `heard`.
+Other parts, such as the certificates, are reloaded on SIGHUP too: see `heard`.
 """
 
 from __future__ import annotations
@@ -39,12 +38,13 @@ __all__ = ["Reloader", "heard", "in_slices", "on_thread"]
 
 T = TypeVar("T")
 
-# A gRPC call comes round to the loop some ten times, and may meet a slice each time.
+# Short, because a gRPC call takes some ten turns of the loop, each of which may follow a slice.
 _SLICE_S = 0.002
 
 
 async def in_slices(steps: Iterable[T]) -> list[T]:
-    """What `steps` brings. Each step must be short; between some of them the loop moves on."""
+    """Run through `steps`, each of which must be short, and let the event loop run in between.
+    Returns their values."""
     made = []
     until = perf_counter() + _SLICE_S
     for step in steps:
@@ -63,7 +63,7 @@ _RETRY_S = 10.0
 
 
 class Follower(Protocol):
-    """Who serves what the file says."""
+    """What follows the file: a service, or a supervisor."""
 
     @property
     def file(self) -> PolicyFile: ...
@@ -75,8 +75,7 @@ class Follower(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a look at the file found: its bytes, or why there are none. `digest` tells one find
-    from another."""
+    """The result of reading the file: its bytes, or the problem. `digest` identifies it."""
 
     digest: str
     raw: bytes = b""
@@ -84,8 +83,8 @@ class _Found:
 
 
 class Reloader:
-    """Keeps a service in step with one file. `accept` raises what is wrong with policies that are
-    good by themselves, and cannot be served here."""
+    """Keeps a service up to date with one file. `accept` raises if policies that are valid cannot
+    be served by this service."""
 
     def __init__(
         self,
@@ -103,11 +102,11 @@ class Reloader:
         self._retry_at = float("inf")
         self._asked = asyncio.Event()
         self._reading: asyncio.Future[_Found] | None = None
-        # Two at once could end with the older text.
+        # Of two at once, the older content could win.
         self._one_at_a_time = asyncio.Lock()
 
     async def run(self) -> None:
-        """Look, until cancelled. Nothing else ends it."""
+        """Follow the file until cancelled; no error ends it."""
         with heard(self._asked.set):
             while True:
                 await self._wait()
@@ -124,7 +123,7 @@ class Reloader:
             await self.look()
 
     async def look(self) -> bool:
-        """See whether the file has changed, and reload it if so. True if it was reloaded."""
+        """Reload the file if it has changed. True if it was reloaded."""
         async with self._one_at_a_time:
             found = await self._read()
             agreed, self._seen = found.digest == self._seen, found.digest
@@ -134,12 +133,12 @@ class Reloader:
             return True
 
     async def reload(self) -> bool:
-        """Read the file and serve it if it is good. True if it is served."""
+        """Read the file and serve it if it is valid. True if it is served."""
         async with self._one_at_a_time:
             return await self._take(await self._read())
 
     async def _read(self) -> _Found:
-        """What the file holds; if no word comes from the disk, that."""
+        """The content of the file, or a problem if the file system does not answer."""
         if self._reading is None:
             self._reading = asyncio.ensure_future(on_thread(_find, self._path))
         done, _ = await asyncio.wait((self._reading,), timeout=_READ_S)
@@ -159,7 +158,7 @@ class Reloader:
         except Exception as error:
             self._report(error)
             if not isinstance(error, PenstockError):
-                # No fault of the file's, such as a machine that has no process to spare.
+                # Not caused by the file: for example, no process could be started.
                 self._retry_at = asyncio.get_running_loop().time() + _RETRY_S
             return False
         for warning in file.warnings[:_WARNED]:
@@ -175,15 +174,15 @@ class Reloader:
         return file
 
     def _is_due(self) -> bool:
-        """Whether what went wrong before is to be tried again, with the same file."""
+        """Whether to try the same file again, after a failure that it did not cause."""
         return asyncio.get_running_loop().time() >= self._retry_at
 
     def _report(self, error: Exception) -> None:
-        """Log whatever went wrong, a fault of ours included, and keep it as the reload's error."""
+        """Log the error, a bug included, and report it as the error of the reload."""
         known = isinstance(error, PenstockError)
         told = str(error) if known else f"{self._path}: {type(error).__name__}: {error}"
         self._follower.reload_failed(told)
-        _log.error("the policies before it are served on: %s", told)
+        _log.error("reload failed, the previous policies are still served: %s", told)
 
     async def _wait(self) -> None:
         try:
@@ -201,8 +200,8 @@ def _find(path: str) -> _Found:
 
 
 async def on_thread(work: Callable[..., T], *args: Any) -> T:
-    """Wait for `work` on a thread of its own. Unlike those of an executor it may be stuck for ever
-    and the process ends all the same."""
+    """Wait for `work` on a thread of its own. Unlike a thread of an executor, it does not keep the
+    process from ending if it is stuck."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -220,7 +219,7 @@ async def on_thread(work: Callable[..., T], *args: Any) -> T:
             result = work(*args)
         except BaseException as error:
             failure = error
-        # The loop may be closed by then.
+        # The loop may have been closed.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, result, failure)
 
@@ -234,10 +233,9 @@ _handlers_before: dict[asyncio.AbstractEventLoop, Any] = {}
 
 @contextlib.contextmanager
 def heard(listener: Callable[[], None]) -> Iterator[None]:
-    """Have the running loop call `listener` on each SIGHUP while the block is open. Signals reach
-    the main thread only, and some systems have no SIGHUP: there it is never called. Afterwards a
-    hangup means what it meant before: one that was ignored must not end a service that is still
-    answering its last calls."""
+    """Call `listener` on each SIGHUP during the block, in the running loop. Only in the main
+    thread, and on systems that have SIGHUP. Afterwards the previous handler is restored: a SIGHUP
+    that was ignored before must not end a service that is still answering its last calls."""
     loop = asyncio.get_running_loop()
     listeners = _listeners.setdefault(loop, [])
     listeners.append(listener)

@@ -1,4 +1,4 @@
-"""One serving process: it opens the servers, waits for a signal, and closes them in order."""
+"""A serving process: opens the servers, waits for a signal, and closes the servers in order."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _log = logging.getLogger("penstock.serve")
 
 
 class Running:
-    """A service with its servers open. One of several workers is given a `pool`, and its policies
-    by the supervisor; one alone follows the policy file itself."""
+    """A service with its servers. One of several workers has a `pool`, and gets its policies from
+    the supervisor; a single process follows the policy file itself."""
 
     def __init__(self, options: ServeOptions, file: PolicyFile, pool: Pool | None = None) -> None:
         self._options = options
@@ -55,7 +55,7 @@ class Running:
         self._grpc: GrpcServer | None = None
 
     async def open(self) -> None:
-        """Open the servers. What was opened is closed again if one of them fails."""
+        """Open the servers. If one of them fails, everything is closed again."""
         try:
             if self._options.workers == 1:
                 require_free_ports(self._options)
@@ -74,17 +74,17 @@ class Running:
         gc.freeze()
 
     async def _warm_up(self) -> None:
-        """Connect to the store before the first caller has to wait for that."""
+        """Connect to the store, so that the first request does not have to wait for it."""
         try:
             await ask_store(self.service.store, self.service.clock.now())
         except ConfigInvalidError:
-            # No waiting will mend it: a table that was never made, a folder that is not there.
+            # Waiting does not help: a table or a folder is missing, for example.
             raise
         except Exception as error:
             _log.warning("the store does not answer yet: %s: %s", type(error).__name__, error)
 
     async def close(self) -> None:
-        """Answer what is being asked, within the deadline, and let go of the store."""
+        """Answer open requests, within the deadline, and close the store."""
         self._hangups.close()
         for task in self._reading:
             task.cancel()
@@ -97,7 +97,7 @@ class Running:
         await self.service.aclose()
 
     def read_certificates(self) -> None:
-        """Have the files of TLS read again, for clients that connect from then on."""
+        """Read the TLS files again, for clients that connect from then on."""
         task = asyncio.ensure_future(self._read_certificates())
         self._reading.add(task)
         task.add_done_callback(self._reading.discard)
@@ -105,18 +105,18 @@ class Running:
     async def _read_certificates(self) -> None:
         if self._certificates is None:
             return
-        # On a thread, since a file system may be stuck; one at a time, or the older could win.
+        # On a thread, since a file system may be stuck. Of two at once, the older could win.
         async with self._one_at_a_time:
             try:
                 await on_thread(self._certificates.reload)
             except (ConfigInvalidError, OSError) as error:
-                _log.error("the certificates before are shown on: %s", error)
+                _log.error("reload failed, the previous certificates are still used: %s", error)
             else:
-                _log.info("showing the certificates of %s", self._options.tls_cert)
+                _log.info("using the certificates of %s", self._options.tls_cert)
 
     def counts(self) -> str:
-        """What was counted here, but for policies, as `/metrics` shows it; without that page
-        nobody will ask."""
+        """The metrics of this process without those of policies, as on `/metrics`; empty without
+        an HTTP server."""
         return "" if self._http is None else self._http.counts()
 
     async def _open_http(self) -> None:
@@ -155,14 +155,14 @@ class Running:
 
 
 def _hosts(options: ServeOptions) -> list[str]:
-    """The names under which the service may be asked."""
+    """The host names that requests may use."""
     certified = [] if options.tls is None else names_in(options.tls)
     return [options.host, *options.allowed_hosts, *certified]
 
 
 def _leave_alone() -> None:
-    """What is there now stays. The garbage collector need not look at it again and again, with
-    every request waiting: at twenty thousand policies, for half a second."""
+    """Exclude the objects that exist now from garbage collection: they are long-lived, and with
+    twenty thousand policies a collection would stop the process for half a second."""
     gc.collect(1)
     gc.freeze()
 
@@ -177,8 +177,7 @@ def fill_standard_streams() -> None:
 
 
 def ignore_hangup() -> None:
-    """A hangup means: read the files again. Without any, or before they are followed, there is
-    nothing to do; the system would end the process."""
+    """Ignore SIGHUP, which by default would end the process, until files are followed."""
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -188,7 +187,7 @@ def _end_at_once() -> None:
 
 
 async def until_told(stop: asyncio.Event, again: Callable[[], None] = _end_at_once) -> None:
-    """Wait for SIGTERM or SIGINT. What the second one does is `again`: to end the process."""
+    """Wait for SIGTERM or SIGINT. A second signal calls `again`, by default to end the process."""
     loop = asyncio.get_running_loop()
 
     def tell() -> None:
@@ -196,7 +195,7 @@ async def until_told(stop: asyncio.Event, again: Callable[[], None] = _end_at_on
             again()
             return
         stop.set()
-        _log.info("stopping: answering what is being asked")
+        _log.info("stopping: answering open requests")
 
     for number in (signal.SIGTERM, signal.SIGINT):
         _listen_for(number, loop, tell)

@@ -1,9 +1,9 @@
-"""The limits of a policy, and what a request asks of them.
+"""Policies of several limits: which limits apply to a request, with which keys, costs and figures.
 
-A request brings attributes. They say which limits are asked, by which keys, at what cost, and with
-which figures: those of the policy, of a plan, or of a single key. For each combination of limits
-and figures that requests bring there is one `Limits`, made when it is first needed. All of them
-count in the same places, since figures never change where counts are kept.
+The attributes of a request decide which limits apply, their keys, their costs, and their figures:
+those of the policy, of a plan, or of an override for a single key. For each combination of limits
+and figures there is one `Limits`, made when it is first needed. All of them use the same keys of
+the store, because figures are not part of a key.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ __all__ = ["Attributes", "Costs", "PolicyLimits", "Request", "SeveralLimits"]
 
 
 Attributes = Mapping[str, Any]
-"""What a request says of itself: text, or a whole number for what is a cost."""
+"""The attributes of a request: text, or whole numbers for costs."""
 
 Costs = Mapping[str, Any]
-"""What a request costs, by limit."""
+"""The costs of a request, by limit."""
 
-# Each is a few kilobytes. Beyond, all are made anew.
+# Each is a few kilobytes. When there are more, all are dropped and made again.
 _MAX_COMBINATIONS = 1_024
 
 
 class PolicyLimits(Limits):
-    """`Limits` that count under the forms of their counts, by name, so that figures may change."""
+    """`Limits` whose keys contain the form of their counts, so that figures may change."""
 
     def __init__(
         self,
@@ -62,18 +62,19 @@ class PolicyLimits(Limits):
 
     @property
     def can_begin(self) -> bool:
-        """Whether their store tells by a call, and a check is what they are asked by."""
+        """Whether `begin_check` can be used: the store has `begin`, and there are no slots."""
         return self.store.begin is not None and not self._holds
 
     def begin_check(self, keys: Mapping[str, str], cost: int | dict[str, int], told: Told) -> None:
-        """`acheck`, on a store that tells by a call. What is told is for `verdict`."""
+        """As `acheck`, with a callback. Pass the result to `verdict`."""
         if self._holds:
             refuse_check("check")
         _, steps = self._declared.steps(keys, cost)
         self._begin(steps, told)
 
     def begin_keyed(self, keys: Sequence[str | None], cost: int, told: Told) -> None:
-        """The same where each limit has a plain key, in order, or None if it takes none."""
+        """As `begin_check`, with a validated key for each limit in order, None for a keyless
+        one."""
         self._begin(self._declared.keyed_steps(keys, cost), told)
 
     def _begin(self, steps: Sequence[Step], told: Told) -> None:
@@ -82,11 +83,11 @@ class PolicyLimits(Limits):
         begin(steps, self._now(), told if len(steps) > 1 else partial(_tell_one, told))
 
     async def ask_keyed(self, keys: Sequence[str | None], cost: int) -> Sequence[Decision]:
-        """The same on any store, awaited."""
+        """As `begin_keyed`, awaited, on any store."""
         return await self.store.aapply_all(self._declared.keyed_steps(keys, cost), self._now())
 
     def verdict(self, decisions: Sequence[Decision]) -> Verdict:
-        """What all of these limits come to, by what they said."""
+        """The verdict from the decisions of all of these limits."""
         return self._declared.verdict(self._declared.parts, decisions)
 
 
@@ -95,8 +96,8 @@ def _tell_one(told: Told, decision: Decision, error: BaseException | None) -> No
 
 
 class Request(NamedTuple):
-    """What a request comes to: the limits that it asks, their keys and their costs. `asked` are
-    their places among the limits of the policy."""
+    """A resolved request: the limits that apply, their keys and their costs. `asked` has their
+    indices among the limits of the policy."""
 
     limits: PolicyLimits | None
     keys: dict[str, str]
@@ -105,7 +106,7 @@ class Request(NamedTuple):
 
 
 class SeveralLimits:
-    """Resolves the requests to one policy."""
+    """Resolves the requests of one policy."""
 
     def __init__(
         self, policy: str, spec: SeveralSpec, store: Store, clock: Clock | None, prefix: str
@@ -116,10 +117,10 @@ class SeveralLimits:
         self._clock = clock
         self._prefix = prefix
         self._known = frozenset(spec.attributes())
-        # The attributes that are keys, and those that are told as numbers.
+        # The attributes that are keys, and those that are costs.
         self._by = {limit.by for limit in spec.limits if limit.by is not None}
         self._numbers = {limit.cost for limit in spec.limits if limit.cost is not None}
-        # Those that conditions compare.
+        # The attributes whose values conditions compare.
         conditions = [condition for limit in spec.limits for condition in limit.when]
         self._compared = {each.attribute for each in conditions if each.values}
         self._names = [limit.name for limit in spec.limits]
@@ -128,28 +129,29 @@ class SeveralLimits:
         self.forms: dict[str, str] = {limit.name: limit.form for limit in spec.limits}
         """Under which the counts of each limit are kept."""
         self._made: dict[tuple[Strategy | None, ...], PolicyLimits | None] = {}
-        # What is wrong with a prefix or a store is found when the policy is made.
+        # Made now, so that an invalid prefix or store is an error when the policy is built.
         self._usual = self._limits_of(tuple(limit.strategy for limit in spec.limits))
         self._places = range(len(spec.limits))
-        # The limits that have a key, where every request asks all of them with the same figures.
+        # For the fast path: the limits that have a key, if all limits apply to every request with
+        # the same figures.
         self._keyed: list[tuple[str, str]] | None = None
         if not spec.plans and not spec.overrides and not self._held and self.asks_all:
             self._keyed = [(each.name, each.by) for each in spec.limits if each.by is not None]
 
     @property
     def can_begin(self) -> bool:
-        """Whether their store tells by a call."""
+        """Whether the store has `begin`."""
         return self._store.begin is not None
 
     @property
     def asks_all(self) -> bool:
-        """Whether every request asks all limits, at its own cost, whatever else it says; figures
-        may differ by plan and key."""
+        """Whether all limits apply to every request, at the cost of the request. Figures may still
+        differ by plan and key."""
         return not any(map(_depends, self.spec.limits))
 
     def of_plan(self, plan: str | None) -> PolicyLimits | None:
-        """The limits for the requests that name this plan, or none; None if there is no such plan,
-        or it lifts all of them."""
+        """The limits for requests with this plan, or without one; None if there is no such plan, or
+        it lifts all limits."""
         figures = {} if plan is None else self.spec.plans.get(plan)
         if figures is None:
             return None
@@ -157,14 +159,13 @@ class SeveralLimits:
         return self._limits_of(tuple([figures.get(each.name, each.strategy) for each in limits]))
 
     def resolve(self, attributes: Attributes, cost: int = 1, costs: Costs | None = None) -> Request:
-        """What a request asks. `costs` are for the limits that they name, in the place of the cost
-        and of what the attributes say. Raises `config_invalid` if it says too little, or something
-        that the policy does not know."""
+        """Resolve a request. `costs` has the costs of single limits, which replace `cost` and those
+        from attributes. Raises `config_invalid` if an attribute is missing, unknown or invalid."""
         if self._keyed is not None and costs is None and len(attributes) == len(self._known):
             try:
                 keys = {name: plain_key(attributes[by]) for name, by in self._keyed}
             except (KeyError, ValueError):
-                pass  # which is said below
+                pass  # the general path below raises the error that names the attribute
             else:
                 return Request(self._usual, keys, cost, self._places)
         return self._resolved(attributes, cost, self._by_limit(attributes, costs))
@@ -199,8 +200,8 @@ class SeveralLimits:
     def named(
         self, attributes: Attributes, limits: Sequence[str] | None
     ) -> tuple[PolicyLimits, dict[str, str | None]]:
-        """The limits that `attributes` have keys for, of those that are named, if any are: for
-        what is done to single keys. One for everybody has to be named."""
+        """The limits and keys to pause or reset: those that `limits` names, by default all that
+        `attributes` has keys for. A keyless limit has to be named."""
         if not attributes.keys() <= self._known:
             self._refuse_unknown(attributes)
         for name in limits or ():
@@ -221,19 +222,20 @@ class SeveralLimits:
         made = self._limits_of(tuple(chosen))
         if not keys or made is None:
             reject(
-                f"no limit of policy {self._policy!r} is by {', '.join(attributes) or 'nothing'}; "
-                f"give {', '.join(sorted(self._by)) or 'no key'}, or name limits"
+                f"no limit of policy {self._policy!r} has its key in these attributes "
+                f"({', '.join(attributes) or 'none'}); send {', '.join(sorted(self._by)) or 'none'}"
+                ", or name limits"
             )
         return made, keys
 
     def answer(self, request: Request, decision: Any) -> Verdict:
-        """The verdict where all that were asked answered the same."""
+        """The verdict if all limits have the same decision, as in an outage."""
         limits = [self.spec.limits[place] for place in request.asked]
         shadows = tuple([limit.shadow for limit in limits])
         return Verdict(tuple([limit.name for limit in limits]), (decision,) * len(limits), shadows)
 
     def strategy_of(self, name: str, plan: str | None, key: str | None) -> Strategy | None:
-        """By what a limit decides for a plan and a key; None if it is not there any more, or
+        """The strategy of a limit for a plan and a key; None if the limit does not exist or is
         lifted."""
         limit = next((limit for limit in self.spec.limits if limit.name == name), None)
         if limit is None:
@@ -245,7 +247,7 @@ class SeveralLimits:
         return strategy
 
     def plan_of(self, attributes: Attributes) -> str | None:
-        """The plan that a request names."""
+        """The plan of a request."""
         return attributes.get(self.spec.plan_by) if self.spec.plans else None
 
     def _plan(self, attributes: Attributes) -> Mapping[str, Strategy | None]:
@@ -271,15 +273,15 @@ class SeveralLimits:
         return self.spec.limits[self._names.index(name)]
 
     def _by_limit(self, attributes: Attributes, costs: Costs | None) -> Costs:
-        """Whoever says what a limit costs brings the key for it. One that a plan lifts, or whose
-        conditions do not hold, costs nothing all the same: callers need not know of that."""
+        """Validate costs by limit: each needs the key of its limit. Limits that a plan lifts, or
+        whose conditions do not hold, are no error, since callers need not know of that."""
         for name, units in (costs or {}).items():
             limit = self._require_limit(name)
             require_int(f"the cost of {name!r}", units, 0)
             if limit.by is not None and limit.by not in attributes:
                 reject(
-                    f"costs name the limit {name!r} of policy {self._policy!r}, whose key, the "
-                    f"attribute {limit.by!r}, is missing; send it, or leave out what it costs"
+                    f"costs names the limit {name!r} of policy {self._policy!r}, but its key, the "
+                    f"attribute {limit.by!r}, is missing; send it, or leave out that cost"
                 )
         return costs or {}
 
@@ -297,8 +299,9 @@ class SeveralLimits:
     def _refuse_missing(self, attribute: str, limit: LimitSpec) -> NoReturn:
         purpose = "key" if attribute == limit.by else "cost"
         reject(
-            f"the attribute {attribute!r} is missing, the {purpose} of the limit {limit.name!r} of "
-            f"policy {self._policy!r}; send it, or make the limit optional in the policy file"
+            f"the attribute {attribute!r} is missing: it is the {purpose} of the limit "
+            f"{limit.name!r} of policy {self._policy!r}; send it, or make the limit optional in "
+            "the policy file"
         )
 
     def _refuse_unknown(self, attributes: Attributes) -> NoReturn:
@@ -307,7 +310,8 @@ class SeveralLimits:
         reject(f"policy {self._policy!r} has no attribute {unknown}; it has {known}")
 
     def _require_values(self, attributes: Attributes) -> None:
-        """Also of those that no limit is asked by this time: what is wrong with one may be why."""
+        """Validate all values, also of attributes that no limit uses for this request: an invalid
+        one may be the reason."""
         spec = self.spec
         for name, value in attributes.items():
             if name in self._by:
@@ -316,7 +320,8 @@ class SeveralLimits:
                 self._require_condition(name, value)
 
     def _require_condition(self, name: str, value: Any) -> None:
-        """What conditions go by: text like that of keys; a number, if it need only exist."""
+        """Validate an attribute of conditions: text like that of keys, or a number if it only has
+        to exist."""
         if type(value) is int and value != 0 and name not in self._compared:
             return
         try:
@@ -329,7 +334,7 @@ class SeveralLimits:
 
     def _text(self, name: str, value: Any) -> str:
         if value == 0:
-            # Messages of gRPC leave out what is empty: there, no text looks like the number 0.
+            # Over gRPC, an empty text cannot be told from the number 0.
             reject(f"the attribute {name!r} is empty, or 0: a key is text, of 1 to 4,096 bytes")
         try:
             return plain_key(value)
@@ -355,7 +360,7 @@ class SeveralLimits:
             if by_limit.get(name, 1) > 1:
                 reject(
                     f"a request holds one slot of the limit {name!r} of policy {self._policy!r}, "
-                    f"not {by_limit[name]}; say what it costs the others in `costs`, by limit"
+                    f"not {by_limit[name]}; give the cost of the other limits in `costs`, by limit"
                 )
         return by_limit
 
@@ -383,5 +388,5 @@ class SeveralLimits:
 
 
 def _depends(limit: LimitSpec) -> bool:
-    """Whether it is the request that says if it is asked, or at what cost."""
+    """Whether the request decides if the limit applies, or at what cost."""
     return bool(limit.when) or limit.optional or limit.cost is not None

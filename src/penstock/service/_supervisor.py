@@ -1,24 +1,23 @@
-"""`serve`: from options to a running service, in this process or, with more than one worker, in
-several that a supervisor keeps.
+"""`serve`: runs a service in this process or, with several workers, under a supervisor.
 
-The supervisor serves nothing itself. It starts the workers, which share the ports, replaces one
-that dies or falls silent, follows the policy file for all of them, and keeps what they have
-counted. A channel leads from it to each of them. A worker stops when its channel is closed, by the
-supervisor or by its end; so a signal that reaches the whole process group, as Ctrl-C and service
-managers send it, is the same to a worker as one that reaches the supervisor alone, and is never
-taken for a second one. The second signal is the supervisor's to obey: it ends the workers at once.
+The supervisor serves no requests itself. It starts the workers, which share the ports, replaces a
+worker that dies or falls silent, follows the policy file for all of them, and keeps their metrics.
+It has a channel to each worker. A worker stops when its channel is closed, by the supervisor or by
+its end. So a signal to the whole process group, as sent by Ctrl-C and service managers, has the
+same effect on a worker as one to the supervisor alone, and is not taken for a second signal. The
+second signal, to the supervisor, ends the workers at once.
 
-A worker tells once a second what it has counted. One that does not for SILENT_S is stopped, or
-stuck, and no use to the clients whose connections the system goes on handing to it: it is killed,
-and with it its share of the ports. Only time in which the supervisor itself could listen counts, so
-a machine that slept, or a whole group that was stopped, is none the worse for it.
+A worker reports its metrics once a second. One that does not for SILENT_S is stopped or stuck,
+while the system still hands connections to it: it is killed, which frees its share of the ports.
+Only time in which the supervisor itself was running counts, so it does no harm if the machine
+sleeps or the whole process group is stopped.
 
-A worker is given its policies, so one that dies while a bad file lies on the disk is replaced like
-any other, by one that serves the last good file.
+Workers get their policies from the supervisor, so one that dies while the file on the disk is
+invalid is replaced by one that serves the last valid file.
 
-A worker is kept from the moment it is started: one that dies before it serves, killed or for want
-of memory, is replaced like any other. What ends the service at its start is a worker that says why
-it cannot serve, or START_TRIES per worker that say nothing while none has served.
+A worker that dies before it serves, killed or out of memory, is replaced like any other. The
+service ends at its start if a worker reports why it cannot serve, or after START_TRIES attempts
+per worker without a report if no worker has ever served.
 """
 
 from __future__ import annotations
@@ -34,13 +33,23 @@ from multiprocessing.process import BaseProcess
 
 from ..config import PolicyFile
 from ..core._errors import ConfigInvalidError, PenstockError
+from ._channel import (
+    Channel,
+    Failed,
+    Hangup,
+    Started,
+    TakenUp,
+    Totalled,
+    Unreadable,
+    WorkerReport,
+)
 from ._logs import banner, print_banner, set_up_logs
 from ._options import ServeOptions
 from ._ports import require_free_ports
 from ._reloading import Reloader, heard
 from ._running import Running, fill_standard_streams, ignore_hangup, run_loop, until_told
-from ._totals import Channel, Totals
-from ._worker import Failed, Hangup, Started, TakenUp, Totalled, Unreadable, WorkerReport, work
+from ._totals import Totals
+from ._worker import work
 
 __all__ = [
     "SILENT_S",
@@ -51,11 +60,11 @@ __all__ = [
 
 
 SILENT_S = 5.0
-"""How long a worker may say nothing before it is replaced."""
+"""How long a worker may be silent before it is replaced."""
 
 START_TRIES = 3
-"""How many workers in the place of one may end without a word before the service gives up, unless
-another has served."""
+"""How many attempts to start a worker may end without a report before the service gives up, unless
+another worker has served."""
 
 _START_S = 30.0
 _RESTART_S = 1.0
@@ -68,8 +77,8 @@ _log = logging.getLogger("penstock.serve")
 
 @dataclass(slots=True, eq=False)
 class _WorkerProcess:
-    """`start` is what it said when it had started, or could not. `silent_s` is for how long it has
-    said nothing since."""
+    """A worker as the supervisor knows it. `start` is its first report: that it serves, or why not.
+    `silent_s` is the time since its last report."""
 
     process: BaseProcess
     channel: Channel
@@ -79,7 +88,7 @@ class _WorkerProcess:
 
 
 class Supervisor:
-    """Keeps as many workers as were asked for."""
+    """Keeps the configured number of workers running."""
 
     def __init__(self, options: ServeOptions, file: PolicyFile) -> None:
         self._options = options
@@ -95,7 +104,7 @@ class Supervisor:
 
     async def run(self) -> int:
         told = asyncio.ensure_future(until_told(self._stopping, self._end_at_once))
-        # Set up with the loop at work, so that the handlers are there before the first worker.
+        # Lets the task run, so that the signal handlers are set before the first worker starts.
         await asyncio.sleep(0)
         ignore_hangup()
         self._start_up: asyncio.Future[Started | Failed] = told.get_loop().create_future()
@@ -121,12 +130,12 @@ class Supervisor:
         return 0
 
     async def take_up(self, file: PolicyFile) -> None:
-        """Pass policies on to all workers; they are those to start with once one serves them."""
+        """Send policies to all workers. Once one serves them, new workers start with them."""
         self._fresh, self._problem = file, ""
         self._tell_all(file)
 
     def reload_failed(self, problem: str) -> None:
-        """Let all workers tell their callers what is wrong with the policies on the disk."""
+        """Tell all workers why the policy file cannot be served."""
         self._problem = problem
         self._tell_all(Unreadable(problem))
 
@@ -153,14 +162,14 @@ class Supervisor:
         return worker
 
     async def _listen(self, worker: _WorkerProcess) -> None:
-        """Hear what a worker says, until it is gone."""
+        """Receive the messages of a worker until it is gone."""
         with contextlib.suppress(EOFError):
             while True:
                 message = await worker.channel.receive()
                 worker.silent_s = 0.0
                 self._hear(worker, message)
         if not worker.start.done():
-            worker.start.set_result(Failed("it ended before it could say why", again=True))
+            worker.start.set_result(Failed("it ended without a report", again=True))
 
     def _hear(self, worker: _WorkerProcess, message: object) -> None:
         if isinstance(message, WorkerReport):
@@ -174,13 +183,13 @@ class Supervisor:
             worker.start.set_result(message)
 
     async def _keep(self, place: int) -> None:
-        """Start a worker, and another whenever it dies or falls silent, after a pause, so that a
-        fault does not spin."""
+        """Start a worker, and another one whenever it dies or falls silent; with a pause, so that a
+        permanent failure does not cause a busy loop."""
         while True:
             try:
                 worker = self._workers[place] = await self._start()
             except OSError as error:
-                # No process, memory or file to spare; there may be when it is tried again.
+                # No process, memory or file left; a later attempt may succeed.
                 _log.error("no worker could be started: %s", error)
                 self._judge(place, Failed(str(error), again=True))
             else:
@@ -190,7 +199,7 @@ class Supervisor:
             await asyncio.sleep(_RESTART_S)
 
     def _judge(self, place: int, start: Started | Failed) -> None:
-        """Whether the service is up, or never will be."""
+        """Decide whether the service is up, or has to give up."""
         if isinstance(start, Started):
             self._served.add(place)
             if len(self._served) < self._options.workers:
@@ -202,10 +211,10 @@ class Supervisor:
         if not self._start_up.done():
             self._start_up.set_result(start)
         elif isinstance(start, Failed):
-            _log.error("a successor could not start: %s", start.problem)
+            _log.error("a replacement worker could not start: %s", start.problem)
 
     async def _over(self, worker: _WorkerProcess) -> None:
-        """Wait for the worker's end, and bring it about if it is silent for too long."""
+        """Wait for the worker's end, and kill it if it is silent for too long."""
         process = worker.process
         while process.is_alive():
             await asyncio.sleep(_LOOK_S)
@@ -216,13 +225,13 @@ class Supervisor:
                 await _ended(process)
 
     async def _part_with(self, worker: _WorkerProcess) -> None:
-        """Hear the last that it had to say. Of one that is gone the counters stay."""
+        """Receive the last messages of a worker that has ended, and keep its counters."""
         await asyncio.wait((worker.listening,), timeout=_LAST_WORDS_S)
         worker.listening.cancel()
         worker.channel.close()
         self._totals.retire(worker, self.file.policies)
         pid, code = worker.process.pid, worker.process.exitcode
-        _log.error("worker %s ended with %s and is replaced", pid, code)
+        _log.error("worker %s ended with exit code %s and is replaced", pid, code)
 
     async def _stop_all(self) -> None:
         for worker in self._workers.values():
@@ -244,7 +253,7 @@ class Supervisor:
 
 
 def _lines_of(start: Started | Failed) -> list[str]:
-    """What the workers serve, in lines."""
+    """The lines of the banner; raises if the service could not start."""
     if isinstance(start, Started):
         return start.lines
     kind = ConfigInvalidError if start.mistake else PenstockError
@@ -252,7 +261,7 @@ def _lines_of(start: Started | Failed) -> list[str]:
 
 
 async def _started(worker: _WorkerProcess) -> Started | Failed:
-    """Wait until it serves, and end it if that takes too long."""
+    """Wait until it serves, and kill it if that takes too long."""
     try:
         return await asyncio.wait_for(asyncio.shield(worker.start), _START_S)
     except asyncio.TimeoutError:
@@ -267,7 +276,8 @@ async def _ended(process: BaseProcess) -> None:
 
 
 def serve(options: ServeOptions) -> int:
-    """Serve until told to stop. Returns the exit code; raises `config_invalid` if it cannot."""
+    """Serve until stopped by a signal. Returns the exit code; raises `config_invalid` if the
+    options are invalid."""
     fill_standard_streams()
     file = options.check()
     options.token()

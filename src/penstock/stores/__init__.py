@@ -1,4 +1,4 @@
-"""Where counts live: one package per backend, and what a store of one's own is built with."""
+"""The stores, one module or package per backend, and the parts to build one with."""
 
 from __future__ import annotations
 

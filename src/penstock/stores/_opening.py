@@ -1,7 +1,7 @@
-"""`open_store`: from a URL to a store, so that the backend can be a line of configuration.
+"""`open_store`: opens the store of a URL, so that the backend can be a line of configuration.
 
-A backend is known by its URL schemes and named here as text, so that nothing is imported before
-it is asked for. A module that is missing its driver says itself which extra brings it.
+A backend is found by its URL scheme. Its module is named here as text and imported when it is
+used; if its driver is missing, the error names the extra to install.
 """
 
 from __future__ import annotations

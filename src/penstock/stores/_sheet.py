@@ -1,12 +1,12 @@
-"""What a transaction has read and is going to write, for stores that keep records.
+"""What a transaction has read and will write, for stores that keep records.
 
-A `Call` is one `apply`, `apply_many` or `apply_all` on its way. A `Sheet` runs calls one after the
-other on the records of their keys: each sees what those before it have written, so a whole queue of
-callers can share one transaction, and a hot key is read and written once for all of them. Nothing
-here does I/O. A call whose transform raises writes nothing, and takes nobody else down.
+A `Call` is one `apply`, `apply_many` or `apply_all`. A `Sheet` runs calls one after the other on
+the records of their keys: each sees what those before it have written. So a whole queue of callers
+can share one transaction, and a hot key is read and written once for all of them. Nothing here does
+I/O. A call whose transform raises writes nothing and does not affect the others.
 
-A connection that fails on the way is one exception for all stores, `ConnectionFailedError`. It
-never leaves a store: there it becomes `store_unavailable`, with a word on what was charged.
+`ConnectionFailedError` is the failure of a connection, for all stores. It never leaves a store:
+there it becomes `store_unavailable`, which says whether something may have been charged.
 """
 
 from __future__ import annotations

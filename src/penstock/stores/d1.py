@@ -1,9 +1,10 @@
-"""D1Store: Cloudflare's SQLite, over its REST API.
+"""`D1Store`: Cloudflare D1, SQLite over a REST API.
 
-Values are always bound; the table's name, the only thing put into SQL as text, is validated.
+Values are always bound as parameters. The name of the table, the only text put into SQL, is
+validated.
 
-`keep_until` is on the database's own clock, so that neither a caller's clock nor the way there
-matters to what `sweep` removes.
+`keep_until` is on the database's own clock, so that `sweep` depends neither on a caller's clock nor
+on network delays.
 """
 
 from __future__ import annotations

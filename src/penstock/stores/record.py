@@ -1,14 +1,14 @@
-"""How a state is kept outside the process: as a JSON text that says what it is.
+"""The record of a state outside the process: a JSON text that describes itself.
 
     {"v":1,"strategy":"backoff","expires_at":1700000060000,"state":[1700000000000,2000]}
 
 The text is the same in every store that keeps records. Numbers are written by `repr`, the shortest
-text that reads back as the same double, so what comes out is what went in, to the bit. A tuple
-comes back as a list. Expiry is decided here, by `expires_at` on the clock of the request; a TTL of
-the backend or a sweep only gives space back, and `keep_ms` says how late that has to be.
+text that reads back as the same double, so states are restored to the bit. A tuple is restored as a
+list. Expiry is decided here, by `expires_at` on the clock of the request; a TTL of the backend or a
+sweep only frees space, and `keep_ms` says how late that has to be.
 
-A record that this version does not understand, or that another strategy wrote, is refused: to
-read it as absent would admit what it had counted.
+A record of an unknown version, or of another strategy, is an error: treating it as absent would
+admit again what it had counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""WorkersKVStore: approximate limits in Workers KV, where the last write wins."""
+"""`WorkersKVStore`: approximate limits in Workers KV, where the last write wins."""
 
 from __future__ import annotations
 

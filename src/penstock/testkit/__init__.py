@@ -1,5 +1,4 @@
-"""For those who test with Penstock, or build on it: the conformance kit for stores, and strategies
-to try them with."""
+"""For tests of code that extends Penstock: the conformance kit of stores, and sample strategies."""
 
 from __future__ import annotations
 

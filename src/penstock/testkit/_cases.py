@@ -1,7 +1,7 @@
 """The cases of the conformance kit, each a flow written once for sync and async.
 
-They use transforms of their own without accelerators, so that a store shows its own `apply`; the
-last case then brings every registered strategy, accelerators and all, and compares with Python.
+They use transforms without accelerators, so that the store's own `apply` is tested; the last case
+uses every registered strategy with its accelerators, and compares with Python.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""The kit that every store must pass, whatever runs the tests.
+"""The conformance kit that every store must pass, for any test runner.
 
     from penstock.testkit import run_store_conformance
 
     def test_my_store_conforms():
         run_store_conformance(MyStore)
 
-Pass a factory that makes an empty store; it is called once per case and what it made is closed
-afterwards. To see each case as a test of its own, parametrize over `conformance_cases()` and pass
-`cases=[case]`. A store that declares itself approximate under concurrency says `atomic=False`.
+Pass a factory that makes an empty store; it is called once per case, and the store is closed
+afterwards. To run each case as a test of its own, parametrize over `conformance_cases()` and pass
+`cases=[case]`. For a store that is approximate under concurrency, pass `atomic=False`.
 
-Time is passed, never read: `apply` takes `now`, so a case about expiry just names a later instant.
-The store must take it at its word, which one that reads its own clock cannot; make that one with
-whatever option turns this off.
+Time is passed, never read: `apply` takes `now`, so a case about expiry passes a later instant. The
+store must use it; turn off the option by which a store uses its server's clock.
 """
 
 from __future__ import annotations

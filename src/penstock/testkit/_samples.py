@@ -1,4 +1,4 @@
-"""Strategies to try, made from what the registered ones declare."""
+"""Sample strategies, made from the declarations of the registered ones."""
 
 from __future__ import annotations
 

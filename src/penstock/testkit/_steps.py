@@ -1,7 +1,7 @@
-"""What a conformance case may ask of a store, and the two shells that do it.
+"""The steps of conformance cases, and the functions that run them, sync and async.
 
-A case is a generator: it yields a step and is sent what the store answered. So each case is
-written once and runs on the sync calls and on the async ones.
+A case is a generator: it yields a step and is sent the store's answer. So each case is written once
+and runs with the sync and the async calls.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The messages of `throttlekit.v1`, and the way between them and the records of the core."""
+"""The messages of `throttlekit.v1`, and conversions between them and decisions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Channels to a service, for those who ask one over gRPC: one for threads, one for each event loop.
+"""gRPC channels to a service: one for threads, and one for each event loop.
 
-Every fault of gRPC becomes one of ours here.
+Errors of grpcio are translated here.
 """
 
 from __future__ import annotations

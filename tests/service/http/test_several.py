@@ -84,7 +84,7 @@ def test_costs_are_told_by_limit(client: Client) -> None:
     for path in ("/v1/check", "/v1/reserve", "/v1/forecast"):
         for costs, told in (
             ({"colour": 1}, "there is no limit 'colour' in policy 'api'; there are user, tenant"),
-            ({"tenant": 1}, "whose key, the attribute 'tenant', is missing"),
+            ({"tenant": 1}, "but its key, the attribute 'tenant', is missing"),
             ({"user": -1}, "the cost of 'user' must be"),
             ({"user": "1"}, "the cost of 'user' must be"),
             ([1], "costs must be an object"),
@@ -93,7 +93,7 @@ def test_costs_are_told_by_limit(client: Client) -> None:
             assert (refused.status, refused.json["code"]) == (400, "config_invalid")
             assert told in refused.json["detail"]
     one = client.post("/v1/check", {"policy": "one", "key": "k", "costs": {"one": 1}})
-    assert "leave attributes and costs out" in one.json["detail"]
+    assert "neither attributes nor costs" in one.json["detail"]
     reply = client.post("/v1/check", {**body, "cost": 2, "costs": {"tokens": 300}})
     left = {name: told["remaining"] for name, told in reply.json["limits"].items()}
     assert left == {"user": 1, "tokens": 700, "all": 98}
@@ -227,11 +227,15 @@ def test_pause_and_reset_need_a_token() -> None:
         ("/v1/check", {"policy": "api", "attributes": {"user": "u", "plan": "g"}}, "no plan 'g'"),
         ("/v1/check", {"policy": "api", "attributes": {"user": "u", "plan": ""}}, "empty name"),
         ("/v1/check", {"policy": "everybody", "key": "k"}, "has none, and is asked without a key"),
-        ("/v1/check", {"policy": "one", "attributes": {"user": "u"}}, "asked by a key"),
+        (
+            "/v1/check",
+            {"policy": "one", "attributes": {"user": "u"}},
+            "has a single limit: pass a key",
+        ),
         ("/v1/reserve", {"policy": "one"}, "key must be a string"),
         ("/v1/settle", {"charge_id": "x"}, "actual must be an integer"),
         ("/v1/settle", {"charge_id": "x", "actual": -1}, "actual must be"),
-        ("/v1/settle", {"charge_id": "x", "actual": 1}, "no charge id"),
+        ("/v1/settle", {"charge_id": "x", "actual": 1}, "not a charge id"),
         ("/v1/pause", {"policy": "one", "key": "k"}, "until_ms is missing"),
         ("/v1/reset", {"policy": "api", "limits": [1]}, "limits must be a list of strings"),
     ],

@@ -242,7 +242,7 @@ def test_the_clock_of_the_server_decides_on_request() -> None:
         url = counter.url_of(url_of(table, use_server_time="true", timeout_ms=PATIENT_MS))
         store = open_store(url)
         assert store.reads_own_clock
-        with pytest.raises(ConfigInvalidError, match="reads its server's clock"):
+        with pytest.raises(ConfigInvalidError, match="uses the clock of its server"):
             rate_limit(gcra(5, 60_000), store=store, clock=ManualClock(NOW))
         limiter = rate_limit(gcra(5, 60_000), store=store)
         limiter.check("warm")

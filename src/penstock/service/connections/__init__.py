@@ -1,9 +1,9 @@
-"""Connections as every protocol needs them: bounded, shared out, and closed in order.
+"""Connections, as every protocol needs them: bounded, sharing the event loop, and closed in order.
 
-A protocol brings what its bytes mean (`Inbox` and `ClientConnection.serve`) and what it says when
-it refuses; what a client may make grow, and whose turn it is, is decided here. Read _sharing.py,
-_connection.py and _listener.py in this order; _http2.py is the connection of HTTP/2, which more
-than one server speaks.
+A protocol supplies what its bytes mean (`Inbox` and `ClientConnection.serve`) and how it refuses a
+client. What a client may make grow, and whose turn it is, is decided here. Read _sharing.py,
+_connection.py and _listener.py in this order; _http2.py is the connection of HTTP/2, which both
+servers use.
 """
 
 from __future__ import annotations

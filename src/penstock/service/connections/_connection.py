@@ -1,12 +1,12 @@
 """One client's connection: what it may buffer, when it is served, and how it ends.
 
-What the bytes mean is the protocol's to know: its `Inbox` keeps what has arrived, and its subclass
-of `ClientConnection` answers as much of it as one slice allows (`serve`). Where it has to wait for
-an answer it is not served until that is there, so replies never overtake each other.
+The protocol knows what the bytes mean: its `Inbox` keeps what has arrived, and its subclass of
+`ClientConnection` answers as much of it as one slice allows (`serve`). A connection that waits for
+an answer is not served until the answer is there, so replies are always in order.
 
-At every moment, what is held for a connection is counted in its group: bytes that came and are not
-answered, and replies that the client has not taken. Nothing is read while more than a bound is
-unanswered; the client's own flow control does the rest.
+What is held for a connection is counted in its group at every moment: bytes that have arrived and
+are not answered, and replies that the client has not read. Nothing more is read while the
+unanswered bytes exceed a bound; TCP's flow control then stops the client.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A client that speaks HTTP/2: its bytes, its turns, and when its replies are written.
+"""A connection that speaks HTTP/2: its bytes, its slices, and when its replies are written.
 
-Requests of one connection are at work side by side, so nothing here waits for an answer: what an
-`Http2Application` sends collects in the connection, and goes out in one write at the end of a slice
-or, for answers that were waited for, when the event loop comes round.
+Requests of one connection are served concurrently, so nothing here waits for an answer. What an
+`Http2Application` sends is collected, and written at once at the end of a slice or, for answers
+that had to wait for a store, in the next turn of the event loop.
 """
 
 from __future__ import annotations

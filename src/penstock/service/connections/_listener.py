@@ -1,7 +1,7 @@
-"""Listens, lets clients in by their group, and keeps them in time.
+"""Listens on a port, assigns clients to their group, and enforces timeouts.
 
-Stopping takes three steps: no new connections; every request that still comes is answered and is
-its connection's last; what is left at the deadline is cut.
+Stopping takes three steps: accept no new connections; answer every request that still arrives, as
+the last of its connection; and close what is left at the deadline.
 """
 
 from __future__ import annotations

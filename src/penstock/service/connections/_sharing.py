@@ -1,25 +1,20 @@
-"""How much one client, and all of them together, may ask of a server.
+"""The bounds of clients, and how they share places, memory and the event loop.
 
-Whatever a client can make grow has a number here: connections, bytes, requests and seconds. Those
-who have not shown who they are, and probes, are strangers, with numbers of their own.
+Everything that a client can make grow has a bound: connections, bytes, requests and seconds.
+Clients that share their bounds are a group. There are two: known clients, and strangers, which have
+not presented the required token or certificate, or only ask for probes. Whatever strangers do, they
+use up only their own share.
 
-What clients share: places, memory and the event loop.
+The event loop is shared in slices. A client that sends little is served where its bytes arrive, as
+long as its group has units left, or first of all when there are units again; a stranger, once. A
+client that sends more, or needs more than one slice, is queued, and nothing is read from it
+meanwhile. The queue is served a few units at a time, one slice per connection in turn, and in
+between the loop serves everything else. So a client that sends one request is answered at once,
+beside any number of clients that send without end.
 
-Clients that share one allowance of all three are a group. There are two: those that are known, and
-strangers, who have not shown the token or certificate that is asked for, or only probe. Whatever
-strangers do, they use up their own share.
-
-The loop is shared out in slices. Whoever brings little is served where it arrives, as long as the
-group has units left, or else first of all when there are units again; a stranger, once. Whoever
-brings more, or goes beyond one slice, is queued, and nothing is read from it meanwhile. The queue
-is worked off a few units at a time, each connection a slice in turn, and in between the loop looks
-at everything else. So a client that sends one request is answered at once, beside any number that
-send without end.
-
-Slices alone do not bound what a crowd takes from others on the same loop: the gRPC server takes in
-about one call each time the loop comes round, and each round would have a slice of the crowd in it.
-So strangers also have a part of the loop's time: after a turn they rest, as much longer than the
-turn took as the rest of the loop is larger than their part.
+Slices alone do not bound what a crowd takes from others on the same loop: each turn of the loop
+would include a slice of the crowd. So strangers are also limited to a part of the loop's time:
+after a turn they rest, in proportion to how long the turn took.
 """
 
 from __future__ import annotations

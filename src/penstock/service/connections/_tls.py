@@ -1,9 +1,9 @@
 """TLS as a filter between a connection and its bytes.
 
-The event loop has TLS transports of its own, which keep a quarter of a megabyte per connection,
-shake hands with any number of clients at once, and show a connection only when that is done. With
-the filter a connection is counted from its first byte, a handshake is work like any other, and what
-is buffered is what the connection has read.
+The TLS transports of the event loop keep a quarter of a megabyte per connection, perform any number
+of handshakes at once, and announce a connection only when its handshake is done. With this filter a
+connection is counted from its first byte, a handshake is work like any other, and only what the
+connection has read is buffered.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""Errors as `application/problem+json`, each with a `code` that programs may branch on.
+"""Replies of the HTTP server as bytes, and errors as `application/problem+json`.
 
-A code is never renamed. The detail is for people, and may quote what the client sent: it is
-escaped as JSON, and never logged.
+Each error has a `code` that programs may branch on, which is never renamed. Its detail is for
+people, and may quote what the client sent: it is escaped as JSON and never logged. Exceptions are
+turned into problems here; only internal errors are logged.
 
-From exceptions to problems, in one place. Only a fault of the service itself is logged.
-
-Answers as bytes.
-
-A reply is made in one piece, from text that is mostly ready: the lines that name a policy are kept
-per policy, the date is written once a second. Every reply is counted by its status here.
+A reply is made in one piece, mostly from text that is ready: the headers that name a policy are
+kept per policy, and the date is formatted once a second. Every reply is counted by its status.
 """
 
 from __future__ import annotations

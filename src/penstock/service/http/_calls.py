@@ -1,7 +1,7 @@
-"""The calls: what each path does with a body. Parse, ask the service, render; nothing is decided.
+"""The calls of the HTTP API: each parses the body, asks the service and formats the reply.
 
-A check is answered in bytes where the service decides at once; all else is begun when there is a
-place for it.
+A check is answered at once, in bytes, if the service decides at once; everything else waits for a
+place.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The calls for several limits, and for what is charged ahead: asked by attributes, or by a key.
+"""The calls of the HTTP API for several limits and for charges, by attributes or by a key.
 
-As in `_calls.py`: parse, ask the service, render; nothing is decided.
+As in `_calls.py`, each parses the body, asks the service and formats the reply.
 """
 
 from __future__ import annotations

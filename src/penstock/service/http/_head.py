@@ -1,30 +1,25 @@
-"""The head of a request: its first line and its headers, read strictly.
+"""The head and the body of a request, parsed strictly; which sites may ask; and the bounds of both.
 
-Requests are smuggled through readings that differ: one server takes a message to end where
-another does not. So nothing here is repaired or guessed. A line ends with CRLF; a name is a token
-with the colon right behind it; a continued line, a second length, a length beside a transfer
-coding, a coding other than `chunked` or a second host is refused, and the connection closed,
-since nobody knows where the next request would begin. What is accepted is less than the
-specification allows, and never more.
+Request smuggling exploits servers that read the same bytes differently. So nothing is repaired or
+guessed here. A line ends with CRLF; a name is a token directly followed by a colon; a continued
+line, a second length, a length beside a transfer coding, a coding other than `chunked` or a second
+host is refused, and the connection closed, since it is unknown where the next request begins. What
+is accepted is less than the specification allows, and never more.
 
-Most of what a head says does not change the answer: trace and request ids, cookies, the client's
-name. `reduced_head` checks a head and leaves that out, and the name in a path that ends with one;
-what stays is a head again, and the same for all requests of a kind. It has a compiled twin.
+Most of a head does not affect the answer: trace and request ids, cookies, the user agent.
+`reduced_head` validates a head and removes that, and the key from a path that ends with one. The
+result is a head again, the same for all requests of a kind. It has a compiled twin.
 
-Bodies: JSON, read strictly.
+Bodies are JSON. What parsers of JSON may treat differently is refused: a name that occurs twice,
+NaN and the like, text that is not UTF-8. Names and types of fields are checked here; whether a
+value is a valid key, cost or limit is up to the core.
 
-What JSON leaves to the reader's taste is refused here, so that no two readers of one request can
-disagree: a name that occurs twice, NaN and its kin, text that is not UTF-8. Whether a value is a
-good key, cost or limit is the core's to say; this module knows names and shapes.
+A web page of any site can make its visitor's browser send requests here, and use up the limits of
+the visitor's machine or network. Browsers say for which site they ask, in `Sec-Fetch-Site` and
+`Origin`. A site can also let its own name resolve to this machine, so that it asks for itself (DNS
+rebinding); but then the browser sends that name as `Host`.
 
-For which sites requests are served, and on behalf of which.
-
-A page of any site can make its visitor's browser send requests here, and spend what the visitor's
-machine, or the network behind it, has left. Browsers tell on whose behalf they ask, in
-`Sec-Fetch-Site` and `Origin`. A site can also let its own name point to this machine, and then asks
-on its own behalf (DNS rebinding); but the browser still names that site in `Host`.
-
-How much one request may bring, and how long it may take, are its `Bounds`.
+`Bounds` says how large one request may be, and how long it may take.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The same requests over HTTP/2, with the calls of gRPC beside them.
+"""The HTTP API over HTTP/2, with the calls of gRPC on the same connections.
 
-A request is written as the head that it would have in HTTP/1.1, so that one router decides who may
-ask what, and its reply is read back into fields. A client says that it speaks HTTP/2 by the first
-bytes of its connection, over TLS or not.
+A request is converted to the head that it would have in HTTP/1.1, so that one router handles both,
+and the reply is converted back. A client shows that it speaks HTTP/2 by the first bytes of its
+connection, with or without TLS.
 """
 
 from __future__ import annotations

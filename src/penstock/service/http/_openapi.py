@@ -1,6 +1,6 @@
-"""The server, described: an OpenAPI 3.1 document, made from tables.
+"""The OpenAPI 3.1 document of the HTTP API, made from tables.
 
-The tests hold the server to it: they send what it allows, and what it does not, and compare.
+The tests hold the server to it: they send what it allows and what it does not, and compare.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The paths that tell about the service itself: alive, ready, measured, described.
+"""The paths about the service itself: /alive, /ready, /metrics and the like.
 
-Counts in the text format that Prometheus reads. Totals only: never a key, never a client.
+Metrics are in the text format of Prometheus: totals only, never a key or a client.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Bytes in, requests out. No I/O.
+"""The sans-I/O parser of requests: bytes in, requests out.
 
-`feed` takes what has arrived; `take` returns the next whole request, None when it is not all there
+`feed` takes what has arrived; `take` returns the next whole request, None if it is not complete
 yet, or raises the problem that ends the connection. Requests that arrive together are taken one
-after the other, at the pace of whoever answers them.
+after the other.
 
-A body that comes in chunks, taken apart as it arrives, and as strictly as the head.
-
-Extensions are read over and trailers thrown away, as the specification allows; both are bounded.
+Chunked bodies are decoded as they arrive, as strictly as the head. Extensions are skipped and
+trailers dropped, as the specification allows; both are bounded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`/docs`: the policies that are served, and each call of the OpenAPI document with a line to try.
+"""`/docs`: a page with the policies that are served, and each call of the API with an example.
 
-Plain HTML, with nothing to fetch and nothing to run. Whatever the document describes turns up here
-by itself; the examples are made from its schemas and from the policies that are served.
+Plain HTML that loads and runs nothing. It is made from the OpenAPI document; the examples are made
+from its schemas and the policies that are served.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from ...config._words import described
 from ...core._validation import MAX_SAFE
-from .._registry import Policy
+from .._entries import Policy
 from ._openapi import openapi
 
 __all__ = ["reading_page"]

@@ -1,11 +1,9 @@
-"""Checks that are answered in compiled code, from the first byte of a request to the last of its
-reply.
+"""Checks that are answered in compiled code, from the bytes of the request to those of the reply.
 
-That takes a request of a usual shape, whole and alone in what has arrived, and a limit that is
-decided at once, or by a store that tells by a call. Everything else goes the long way, through
-`_reader.py`, `_router.py` and `_calls.py`, and is answered the same. Compiled code finds limits by
-what is here; it has no Python frame of its own besides, which is most of what a check in memory
-costs.
+It takes a request of a common form, which has arrived whole and alone, and a limit that is decided
+at once, or by a store with `begin`. Everything else takes the general path, through `_reader.py`,
+`_router.py` and `_calls.py`, with the same answers. This module is where compiled code looks up
+limits; Python frames are most of the cost of a check in memory, so there are no others.
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ from ...core import native
 from ...core._clock import ANCHOR_NS, SystemClock
 from ...core._strategy import Strategy
 from .._core import Service
+from .._entries import Entry
 from .._inline import INLINE, MAX_POLICIES
 from .._judging import Judge
-from .._registry import Entry
 from ._answers import CLIENT, NESTED, PLAIN, Answers, Label
 from ._charge_calls import ChargeCalls
 from ._head import CLIENT_LEAD, Bounds

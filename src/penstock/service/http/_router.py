@@ -1,9 +1,8 @@
-"""From the head of a request to what is done for it: who asks, for which path, with how much body.
+"""Routing: from the head of a request to its call, after checking access and bounds.
 
-Heads differ from request to request, but in little that changes the answer. So what is done is
-remembered by the reduced form of a head (`_head.py`), and worked out when a form is first met. The
-memory is small and is emptied when it is full; that of strangers is another one, so they cannot
-empty that of the others.
+Heads differ from request to request, but rarely in what affects the answer. So routes are cached by
+the reduced form of a head (`_head.py`). The cache is small, and emptied when it is full; strangers
+have a cache of their own, so that they cannot empty that of the others.
 """
 
 from __future__ import annotations

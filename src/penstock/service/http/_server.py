@@ -1,12 +1,8 @@
-"""The HTTP server: the service, asked in HTTP/1.1, or in HTTP/2 (`_http2.py`).
-
-How much one request may bring, and how long it may take.
-
-HTTP on a connection: requests in, replies out, in order.
+"""The HTTP server, for HTTP/1.1 and HTTP/2 (`_http2.py`).
 
 A request that can be answered at once is answered where it arrives: no task, no queue, one write
-for all that came in together. One that has to wait for a store holds up those behind it on the
-same connection, so replies never overtake each other.
+for all requests that came in together. A request that has to wait for a store delays those after
+it on the same connection, so replies are always in order.
 """
 
 from __future__ import annotations

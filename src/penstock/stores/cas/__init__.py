@@ -1,12 +1,12 @@
-"""Stores on a database whose one atomic step is "write, if nobody else has": compare-and-swap.
+"""Stores on databases that can write on condition: compare-and-swap.
 
-- requests: what is asked of a backend, and names for keys that are too long for it
-- compare_and_swap: read, decide, write on condition, again if need be: one flow for all backends
-- memory: what this process last saw under its keys
+- requests: the requests to a backend, and names for keys that are too long for it
+- compare_and_swap: read, decide, write on condition, repeat if needed: one flow for all backends
+- memory: the records that this process last saw
 - callers: who works on a key and who waits, so that a process never races with itself
-- drivers: threads that wait for a driver in the caller's place, so that deadlines hold, and clients
-  that belong to one event loop
-- store: the store, to which a backend adds the two methods that do the I/O
+- drivers: threads that wait for a blocking driver, so that deadlines hold, and clients that belong
+  to one event loop
+- store: the base class, to which a backend adds the two methods that do the I/O
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """Callers of a compare-and-swap store: who works on a key, and who waits.
 
-In one process, one batch at a time is under way per key. Whoever finds the key free leads a batch
-of one; all who come meanwhile wait, and when the leader is done they go together as the next batch.
-So a process never races with itself, a crowd on one key costs two requests per round trip and not
-two per caller, and nobody is overtaken. The last to come leads, having the most time left; the
+In one process, there is one batch in flight per key. A caller that finds the key free leads a batch
+of one; those that come meanwhile wait, and form the next batch when the leader is done. So a
+process never races with itself, a crowd on one key costs two requests per round trip instead of two
+per caller, and nobody is overtaken. The last to come leads, since it has the most time left; the
 others give up at their own deadlines.
 
-Calls that are one decision on several keys wait in one queue of their own, `SEVERAL`, whatever
-their keys: most have some in common, and in one batch they do not race with each other.
+Calls that decide several keys at once wait in one queue of their own, `SEVERAL`, whatever their
+keys: most have some in common, and within one batch they do not race with each other.
 
-Nobody waits while leading: a caller of many keys is woken for all of them alike, and takes up the
-lead of a key as soon as it has it. Hence no deadlock, whatever the keys.
+A caller never waits while it leads: a caller of many keys waits for all of them at once, and takes
+the lead of each key as soon as it can. So there is no deadlock, whatever the keys.
 
 A leader that should have ended long ago, because its loop was stopped or its thread is stuck, is
-passed over: whatever it may yet write is on condition.
+passed over. That is safe, since its writes are on condition.
 """
 
 from __future__ import annotations

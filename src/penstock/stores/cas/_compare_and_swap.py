@@ -1,32 +1,31 @@
-"""Compare-and-swap, written once: read, decide, write if nobody else has, else once more.
+"""The compare-and-swap flow: read, decide, write if the record is unchanged, otherwise repeat.
 
-A batch is everything that this process wants of one key at this moment. It is closed before the
-key is read, decided in order on what was read, and written in one step; so its callers share two
-requests, and only other processes can come in between. That is a race: the batch is decided anew
-on what the winner wrote, at most RACES times; from the second race on after a random pause and a
-fresh read, since what was found before a pause is old after it. The read is spared where the
-process remembers what it last saw (`_memory.py`); the first race may be lost to that.
+A batch is everything that this process wants of one key at a moment. It is closed before the key is
+read, decided in order on what was read, and written in one step. So its callers share two requests,
+and only other processes can interfere. If one does, the batch is decided again on what that one
+wrote, at most RACES times; from the second race on after a random pause and a fresh read. The read
+is skipped if the process remembers what it last saw (`_memory.py`), at the risk of one race.
 
-A batch over several keys, for calls that are one decision on them, is the same with requests that
-read all of its keys at one instant and write all or none. What an admission was decided on and does
-not change is part of the condition.
+A batch over several keys, for calls that are one decision, is the same with requests that read all
+of its keys at one instant and write all or none. Records that an admission depends on but does not
+change are part of the condition.
 
 **Lost replies.** A write whose reply was lost is never simply repeated: it may have happened. The
 version of a record is a trail, the ids of the TRAIL latest writes, newest first, and each attempt
-has an id of its own. So the next look tells:
+has an id of its own. So the next read tells:
 
 - our id is in the trail: it was written, even if others have written since;
 - the id we had expected is there and ours is not, or the trail reaches back to the key's first
-  write without it: it was not written. Should it still be on its way, it will find the version
-  changed by our next attempt; and if it is faster, that attempt finds our id;
-- neither: TRAIL others have written since, and nobody can know. Only then the call ends as
+  write without it: it was not written. If it is still on its way, it will find the version changed
+  by our next attempt; and if it arrives first, that attempt finds our id;
+- neither: TRAIL others have written since, and it cannot be known. Only then the call ends as
   `store_unavailable`, saying that the request may have been charged.
 
-A write of several keys has one id in all of their trails, and any of them tells.
+A write of several keys has one id in all of their trails, and any of them is enough.
 
-The same look recognizes a write that a driver repeated by itself, to be refused the second time.
-A lost delete leaves no id; but a key that is gone, or was begun anew, was deleted after we read
-it, by us or by somebody right after us, and no reader can tell these apart.
+The same read recognizes a write that a driver has repeated by itself, and that was refused the
+second time. A lost delete leaves no id; but a key that is gone, or was created again, was deleted
+after we read it, by us or by somebody right after us, and no reader can tell the difference.
 """
 
 from __future__ import annotations

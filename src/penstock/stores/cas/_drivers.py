@@ -1,12 +1,12 @@
-"""Drivers of backends: threads that wait for a blocking one, and a client of an async one per loop.
+"""Drivers of backends: threads for blocking ones, and one client per event loop for async ones.
 
-No driver can be given one deadline for a whole call, name look-up, connecting and a reply that
-drips in included. So a blocking call is made on a thread of its own (`Workers`) and the caller
-stops waiting when its time is up. Threads are used again. What is too late ends by the driver's own
-timeouts, unheard; while too many of those are out, new calls are refused instead of adding to them.
+No driver has one deadline for a whole call, with name look-up, connecting, and a reply that arrives
+in pieces. So a blocking call runs on a thread of its own (`Workers`), and the caller stops waiting
+when its time is up. Threads are reused. A call that is abandoned ends by the driver's own timeouts;
+while there are too many of those, new calls fail instead of adding to them.
 
-An idle thread has its inbox in a deque, and whoever takes the inbox out of it has that thread.
-Nothing is counted that an interrupt could miscount: a thread that has ended says so itself.
+The inbox of an idle thread is in a deque, and whoever takes it out has that thread. There are no
+counters that an interrupt could make wrong: a thread that has ended says so itself.
 
 A client of an async driver belongs to the event loop that made it (`PerLoop`).
 """

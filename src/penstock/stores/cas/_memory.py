@@ -1,15 +1,15 @@
-"""What this process last saw under its keys, so that the next write need not be preceded by a read.
+"""The records that this process last saw, so that a write need not be preceded by a read.
 
-A write names the version it was decided on, so one that was decided on an old record is refused
-and costs what the read would have cost; a decision that needs no write, such as a denial, is never
-taken from here. A key whose memory has misled is forgotten until it has been read again.
+A write names the version that it was decided on, so one that was decided on an old record is
+refused, and costs what the read would have cost. A decision that needs no write, such as a denial,
+is never taken from here. A key whose record turned out to be old is dropped until it is read again.
 
-**Races between processes.** Whoever wrote a key last can write it again from memory before anybody
-else has read it, and again, and starve the others without ever hearing of them. So a key that is
-raced is read first each time, after a moment that is left to the others, until it has been found
-a few times as it was left. It is raced if a write was refused that rested on a fresh read, or on a
-memory that was young. And since who always wins is never refused, a key that is written again and
-again in quick succession is looked at in this way once in a while.
+**Races between processes.** The process that wrote a key last can write it again from memory before
+another has read it, again and again, and starve the others without noticing. So a raced key is read
+first each time, after a short pause for the others, until it has been found unchanged a few times.
+A key is raced if a write was refused that was based on a fresh read, or on a recent record. And
+since a process that always wins is never refused, a key that is written many times in quick
+succession is treated like that once in a while.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a flow asks of a backend, and the names that a backend can hold.
+"""The requests of a flow to a backend, and names for long keys.
 
-Keys may be 4,096 bytes long, which some backends do not take. A key that is as long as `limit` or
-longer is replaced by a name of exactly `limit` bytes (`fit`): its first characters, for those who
-read the table, and its SHA-256. Keys that go in unchanged are shorter than `limit`, so no key can
-be made up that meets the name of another.
+Keys may be 4,096 bytes long, which some backends do not accept. A key of `limit` bytes or more is
+replaced by a name of exactly `limit` bytes (`fit`): its first characters, for people who read the
+table, and its SHA-256. Keys that are kept unchanged are shorter than `limit`, so nobody can make up
+a key that equals the name of another.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CasStore: sync and async calls. A backend adds `serve` and `aserve`, the I/O."""
+"""`CasStore`, the base of compare-and-swap stores: a backend adds `serve` and `aserve`, the I/O."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""The table and its items: requests as operations of the DynamoDB API, replies as answers. No I/O.
+"""The items of the table: requests as operations of DynamoDB, and replies as answers. No I/O.
 
 An item is `penstock_key`, `version`, `record` and `reclaim_at`, the table's TTL attribute in epoch
-seconds. The name of the hash key is what makes a table ours: a table of another program does not
-have it. All that such a table has of a schema is its hash key and its TTL attribute, and both are
-checked. Their names stand for the version too: a layout that this one could not read would have
-another hash key, which every operation here is refused for. What is in an item says its own
-version, in the record.
+seconds. The hash key and the TTL attribute are all the schema that such a table has, and both are
+checked. The name of the hash key identifies a table of Penstock, since tables of other programs do
+not have it; an incompatible layout in the future would use another name. The record has a version
+of its own.
 
-Every fault of botocore and of DynamoDB becomes one of ours here. No other file translates.
+Errors of botocore and DynamoDB are translated here and in no other file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""DynamoDBStore: conditional writes on a version attribute, after a consistent read.
+"""`DynamoDBStore`: conditional writes on a version attribute, after a consistent read.
 
-Its clients, sync and async, are made when first used: this is the only file that imports a driver.
+Its clients, sync and async, are made on first use: this is the only file that imports a driver.
 """
 
 from __future__ import annotations

@@ -1,34 +1,34 @@
-"""Which keys a table lets go of: those that are due, and of a full one those that cost least.
+"""Expiry and eviction: a timing wheel for expired keys, and ranks for a full table.
 
-A timing wheel finds the keys that are due without looking at those that are not. It has four levels
-of 256 slots, each level 256 times coarser than the one below, the finest at one millisecond. A key
-is filed under its expiry, on the finest level that reaches that far. When time advances, the slots
-it passes are emptied: what is due is handed out, the rest is filed again, closer. Each key moves at
-most once per level, so expiry costs amortized O(1).
+A timing wheel finds expired keys without looking at the others. It has four levels of 256 slots,
+each level 256 times coarser than the one below, the finest at one millisecond. A key is filed under
+its expiry, on the finest level that reaches that far. When time advances, the slots it passes are
+emptied: expired keys are handed out, the rest is filed again, closer. Each key moves at most once
+per level, so expiry costs amortized O(1).
 
 Refreshing a key does not move it: it is found too early in its old slot, seen to be alive, and
-filed again. The wheel's time is the highest it was ever told and never goes back.
+filed again. The time of the wheel is the highest it was ever given, and never goes back.
 
-To forget a key is to let it start afresh. That costs nothing where a key has hardly been used, and
-undoes a limit where it has been reached. So keys are told apart by the last decision about them:
+Evicting a key lets it start afresh. That does no harm to a key that was hardly used, and undoes a
+limit that was reached. So keys have a rank by the last decision about them:
 
 - IDLE: there is plenty left;
 - SPENT: less than an eighth of the limit is left;
-- DENIED: the last request was refused.
+- DENIED: the last request was denied.
 
-Idle keys go first, then spent ones, then denied ones. An attacker who makes up keys makes idle
-ones, and they push out each other: to push out a key that is being denied takes as many others that
-are denied too, each of them asked for beyond its limit.
+Idle keys are evicted first, then spent ones, then denied ones. An attacker who makes up keys makes
+idle ones, which evict each other: evicting a denied key takes as many other denied keys, each of
+which has to be used beyond its limit.
 
-No rank may take all the room, or newcomers would push out each other before they can be counted.
-So idle and spent keys are safe from each other, and from denied ones, up to a quarter of all keys
-each. Within a rank a key has a second chance: one that was asked for since it was last looked at
-goes to the end of the queue. At most 32 in a row do, so that making room takes a bounded time.
+No rank may take all the room, or new keys would evict each other before they can be counted. So
+idle and spent keys are safe from each other, and from denied ones, up to a quarter of all keys
+each. Within a rank a key has a second chance: one that was used since it was last considered goes
+to the end of the queue. At most 32 in a row do, so that making room takes a bounded time.
 
-The order also knows what the keys weigh, in bytes, since a table may be bounded by that as well.
+The memory of keys is counted as well, in bytes, since a table may be bounded by that.
 
-The compiled table has the same wheel and the same order (`accel/order.pxi`), and lets go of the
-same keys; only what they weigh differs.
+The compiled table has the same wheel and the same order (`accel/order.pxi`), and evicts the same
+keys; only their size in memory differs.
 """
 
 from __future__ import annotations

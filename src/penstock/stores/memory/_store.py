@@ -1,19 +1,18 @@
-"""MemoryStore: limits inside one process, exact under threads.
+"""`MemoryStore`: limits inside one process, exact under threads.
 
-States are native Python values, never serialized. The table behind it is compiled where that is
-possible (see `accel`) and interpreted where it is not; both keep the same promises.
+States are Python values, never serialized. The table is compiled if possible (see `accel`) and
+interpreted otherwise, with the same behaviour.
 
-Expiry is driven by access, so a store that is no longer asked keeps what it had. A sweeper is a
-daemon thread that asks now and then. It holds the store weakly: a store that is dropped takes its
-sweeper along.
+Expiry is driven by access, so a store that is not used keeps its keys. A sweeper is a daemon thread
+that accesses it from time to time. It refers to the store weakly, and ends with it.
 
-For several keys as one decision all states are read, the steps decided on them, and what they leave
-is written at once, provided that nobody has written in between; else it is all done again.
-Strategies may be Python code of the user's, which can let other threads in, so the table sees to
-the last part: `commit` runs nothing of the kind.
+To decide several keys at once, all states are read, the steps decided on them, and the results
+written at once, provided that nobody has written in between; otherwise everything is repeated.
+Strategies may be user code, during which other threads can run, so the check is part of the table's
+`commit`, which runs no user code.
 
-A full table may have no room for a key. Then the request is denied by that limit and nothing is
-written, unless it is a shadow, which goes without.
+A full table may have no room for a key. Then the limit denies the request and nothing is written;
+a shadow is left out instead.
 """
 
 from __future__ import annotations

@@ -1,24 +1,23 @@
-"""The interpreted table behind MemoryStore: states under keys, under one lock.
+"""The interpreted table of MemoryStore: states by key, under one lock.
 
-Two clocks matter here. Logically, a state is absent from its expiry on, on the clock of whoever
-asks; that is decided at every access and is all that decisions depend on. Physically, expired keys
-are dropped by a timing wheel that is driven by access, to give memory back. The physical side must
-never change a decision:
+Logically, a state is absent from its expiry on, by the clock of the caller; that is checked at
+every access and is all that decisions depend on. Physically, expired keys are dropped by a timing
+wheel that is driven by access, to free memory. That must never change a decision:
 
-- Up to `RECLAIM_FLOOR` keys that weigh little nothing is dropped: there is nothing to gain.
+- Up to `RECLAIM_FLOOR` small keys, nothing is dropped: there is nothing to gain.
 - Once something has been dropped, `_horizon` is the latest instant at which that happened. A clock
-  that then goes back before it may ask for a key that was dropped but would count again. Such a
-  key is decided as of the horizon, the one instant at which it was certainly void: the jump never
-  admits more than a clock that had stood still there.
+  that goes back before it may ask for a key that was dropped but would count again. Such a key is
+  decided as of the horizon, an instant at which it was certainly void: so a clock that goes back
+  never admits more than one that had stood still there.
 
-`max_keys` bounds the number of keys and `max_bytes` what keys and states weigh. A table full of
-live keys either evicts, in the order that `_eviction.py` explains, or refuses what is new until a
-key expires. What is new is a key or, where states grow as a log does, more of one. A state that
-alone weighs more than `max_bytes` is refused in either case.
+`max_keys` bounds the number of keys, and `max_bytes` the memory of keys and states. A table full of
+live keys either evicts, in the order of `_eviction.py`, or refuses new keys, and states that grow
+as a log does, until a key expires. A state that alone is larger than `max_bytes` is refused in
+either case.
 
-The lock lets the thread that holds it in again, because it may have to: dropping a state of the
-user's can run a finalizer, and the collector any code at all. So what is dropped leaves the table
-first and dies last, and a write goes through only if nobody else's came in between.
+The lock is reentrant, because dropping a user's state can run a finalizer, and garbage collection
+any code at all. So what is dropped leaves the table first and is destroyed last, and a write goes
+through only if there was no other in between.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Where the async store gets its connections from: of psycopg or asyncpg, own or from a pool.
+"""The connections of async callers: psycopg or asyncpg, own connections or a pool.
 
-Connecting with psycopg is rare and may look up names, so it is left to a thread; after that the
-socket is watched by the loop.
+Connecting with psycopg is rare and may look up names, so it is done by a thread; after that the
+event loop watches the socket.
 
-asyncpg prepares statements by itself, and speaks PostgreSQL's types; what it raises becomes a
+asyncpg prepares statements by itself and converts PostgreSQL's types; its errors become a
 `ConnectionFailedError` or a `RefusalError` here. It waits for the rows of a statement before it
-sends the next, so what is asked together takes a round trip for each.
+sends the next, so several statements take a round trip each.
 """
 
 from __future__ import annotations

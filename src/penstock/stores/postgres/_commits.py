@@ -1,8 +1,8 @@
-"""Batches on their way to PostgreSQL: of threads, and of the tasks of one event loop.
+"""Batches of calls to PostgreSQL: those of threads, and those of the tasks of one event loop.
 
-While a batch is on its way, calls wait, and the next batch takes them all: the busier the store,
-the more calls share a round trip and a commit. A connection is had before calls are taken, so that
-who gives up while it is being made is known not to have been charged.
+While a batch is in flight, calls wait, and the next batch takes them all: the busier the store, the
+more calls share a round trip and a commit. A connection is obtained before calls are taken, so that
+a caller that gives up while connecting has certainly not been charged.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Where a store connects to, and where the sync one gets its connection from: one of its own, or a
-pool of the user's.
+"""The address of a PostgreSQL store, and the connections of sync callers: its own, or from a pool.
 
-A URL is told apart into what is ours and what is the driver's.
+The parameters of a URL are divided into those of the store and those of the driver.
 
-`borrow` gives a connection that is ready for statements, with the table inspected: for each new
-connection of our own, and once for a pool. `give_back` returns it, or drops it when it is not
-known to be idle. All of it within the deadline of the call.
+`borrow` returns a connection that is ready for statements, with the table inspected: for each new
+connection of our own, and once for a pool. `give_back` returns it, or drops it if it may not be
+idle. All of that happens within the deadline of the call.
 
-One leader at a time borrows. A connection stays known here while it is lent, so that one which a
-leader did not give back, because it was interrupted, is found by the next.
+One leader at a time borrows. A connection stays registered here while it is lent, so that one which
+an interrupted leader did not give back is found by the next.
 """
 
 from __future__ import annotations

@@ -1,34 +1,35 @@
-"""How a batch of calls is put to PostgreSQL.
+"""How a batch of calls is sent to PostgreSQL.
 
-A check is decided here, on the record that this process last saw under the key (none, for a key
-it does not know), and put to the server as a compare-and-set: write this if that is still there.
-If it is, the check took one round trip. If not, the answer holds the present record, and the
-check is decided anew on that: a second round trip. No lock outlives a statement, so a client that
-stalls or dies never holds anybody up, and a commit is shared by all who waited for the last one.
+A check is decided in this process, on the record that it last saw under the key (none, for an
+unknown key), and sent to the server as a compare-and-set: write this if that is still there. If it
+is, the check took one round trip. If not, the answer contains the current record, and the check is
+decided again on that: a second round trip. No lock outlives a statement, so a client that stalls or
+dies never blocks others, and a commit is shared by all callers that waited for the previous one.
 
-A guess is never trusted: a denial, a peek or an error that rests on one is confirmed by the same
+A guess is never trusted: a denial, a peek or an error that is based on one is confirmed by the same
 statement, or by the record that the server has just returned.
 
-On a key that other processes keep changing, guesses keep failing: a second one that fails, on the
-record that the first had brought, has met a race. What is still open is then read under the
-advisory lock of its keys' hashes and the locks of their rows, where it waits in the queue of the
-others like it, and cannot lose. That takes a transaction, but two round trips only: one begins,
-locks and reads, the other swaps and commits. Such a key is remembered as raced, and locked at once
-the next time, until it is found as this process last saw it.
+On a key that other processes keep changing, guesses keep failing: a second guess that fails, on the
+record that the first one returned, is a race. The calls that are still open then read under the
+advisory lock of their keys' hashes and the locks of their rows, where they queue and cannot lose.
+That takes a transaction, but only two round trips: one begins, locks and reads, the other swaps and
+commits. Such a key is remembered as raced, and locked at once the next time, until it is found as
+this process last saw it.
 
 **Several keys, one decision.** What a call decides as a whole is written as a whole: its keys are a
 group of the statement, together with those of other calls of the batch that share a key with it. If
-one of them is not as guessed, none is written, and all calls on any of them are decided anew. Those
-that write nothing, denials too, need no group, only that all they rest on was there at one instant.
-A transaction of more than one key claims them all, in their order, those without a row as well: so
-none of them can be found changed, and it never waits for somebody who waits for it.
+one of them is not as guessed, none is written, and all calls on any of them are decided again.
+Calls that write nothing, denials included, need no group, only that all records they are based on
+were current at one instant. A transaction of more than one key locks them all, in their order, also
+those without a row: so none of them can change, and there is no deadlock.
 
-With `use_server_time` a round trip in front brings the server's clock, and the records with it.
+With `use_server_time`, an additional round trip reads the server's clock, together with the
+records.
 
-**Time.** A statement that the server refuses in time has certainly charged nothing; one that is
-still under way when its caller gives up has perhaps. So the server is told to give up first: by
-the settings of the connection, as long as everybody in the batch has come just now, else by a
-bound that travels along with the statement. Who has more time than that bound is asked for anew.
+**Time.** A statement that the server cancels in time has certainly charged nothing; one that is
+still running when its caller gives up may have. So the server is told to give up first: by the
+settings of the connection as long as all callers of the batch have just come, else by a timeout
+that is sent with the statement. Callers that have more time than that are sent again.
 """
 
 from __future__ import annotations

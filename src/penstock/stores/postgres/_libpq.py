@@ -1,11 +1,11 @@
-"""A connection of libpq, spoken to without blocking, through psycopg's `pq` module.
+"""A non-blocking connection of libpq, through psycopg's `pq` module.
 
 Requests are generators that yield what to wait for, so that a thread can serve them with `poll` and
-an event loop with its readers. The connection of a psycopg pool is spoken to in the same way, below
+an event loop with its readers. The connection of a psycopg pool is used in the same way, below
 psycopg's cursors; statements run outside of a transaction of its owner.
 
-Values travel in binary, as parameters, never as part of the SQL. A reply is read for what it is:
-a connection may end in the middle of it, and what did not come is never taken for an answer.
+Values are sent in binary as parameters, never as part of the SQL. A connection may end in the
+middle of a reply; a partial reply is never taken for an answer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the flows of PostgresStore ask of a connection, and every way in which that may fail.
+"""The requests of PostgresStore's flows to a connection, and every way in which they may fail.
 
-A statement that the server refuses has changed nothing. After a connection that failed, the sole
-question is whether the statement had been sent: if so, the text says that the request may have
-been charged, and it is not repeated, since that could charge it twice.
+A statement that the server refuses has changed nothing. If the connection failed, it matters
+whether the statement had been sent: if so, the error says that the request may have been charged,
+and it is not repeated, since that could charge it twice.
 """
 
 from __future__ import annotations

@@ -1,24 +1,24 @@
-"""The table, its function, and the statements that use them.
+"""The table, its functions, and the statements that use them.
 
-Keys are bytes, since text in PostgreSQL cannot hold a NUL; one too long for an index stands there
-as its digest, behind a byte that UTF-8 never has. Names of tables and schemas are the only thing
-ever put into SQL as text: they are checked to be plain identifiers, and quoted.
+Keys are bytes, since text in PostgreSQL cannot contain a NUL. A key that is too long for an index
+is replaced by its digest, after a byte that never occurs in UTF-8. Names of tables and schemas are
+the only text put into SQL: they are validated as plain identifiers, and quoted.
 
-`swap` is a compare-and-set for many keys at once. Per key it is given the record that the caller
-worked from and the one to write; it writes only where the first is still there, and returns the
-present record of every other key. Inserting on no conflict, and updating where the record is the
-expected one, are atomic statements of PostgreSQL, so a first touch is as safe as any other. The
-function knows nothing of limits. Callers pass keys in order, hence no deadlock.
+`swap` is a compare-and-set for many keys at once. Per key it gets the record that the caller worked
+from and the one to write; it writes only if the first is still there, and returns the current
+record of every other key. `INSERT ... ON CONFLICT DO NOTHING`, and an update on condition of the
+record, are atomic in PostgreSQL, so the first write of a key is as safe as any other. The function
+knows nothing about limits. Callers pass keys in order, so there is no deadlock.
 
 `swap_all` is the same for keys that belong together. Those of one group are written if all of them
-hold what the caller worked from, else none is, and all are returned. To that end it holds every key
-that it may write, in their order, before it writes the first: a row by its lock, an absent key by a
-row of its own, which it takes away again if need be. Keys of group 0 are only compared, all at one
-instant at which the others are held. Tables that were made before it existed lack it until the next
-`init`, and are served without it, by transactions (see `_flows.py`).
+hold what the caller worked from, otherwise none is, and all are returned. So it locks every key
+that it may write, in their order, before it writes the first: a row by its lock, an absent key by
+inserting a row, which is removed again if needed. Keys of group 0 are only compared, all at one
+instant at which the others are locked. Tables that were made before this function existed lack it
+until the next `init`, and are served without it, by transactions (see `_flows.py`).
 
-`claim` holds keys in the same way for the rest of a transaction; an absent one has an empty record
-then.
+`claim` locks keys in the same way for the rest of a transaction; an absent one gets an empty
+record.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PostgresStore: the store itself, with its connections for sync and for async callers."""
+"""`PostgresStore`, with its connections for sync and async callers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which connection a task uses: per event loop, one shared connection per server, and spare ones
+"""The connections of async calls: per event loop, one shared connection per server, and spare ones
 for transactions. A connection belongs to the loop that made it, so a store may serve several
 loops, one after the other or in several threads.
 """

@@ -1,8 +1,7 @@
 """Calls that one script decides, begun in compiled code (`accel/redis.pxi`).
 
-A flow says how a call is asked, and stands for all of this where nothing is compiled. But nearly
-every call is one exchange on a connection that is there, and for that a flow is half of what it
-costs.
+The flows define how a call is made, and are used if nothing is compiled. But nearly every call is
+one exchange on an open connection, and for that a flow would be half of the cost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How each operation is put to Redis.
+"""How each operation is sent to Redis.
 
 | operation | strategy with a Lua accelerator | any other strategy |
 |---|---|---|
@@ -12,15 +12,15 @@
 
 `now` is sent as 0 when the server's clock decides.
 
-Strategies without Lua: read, decide here, write if nobody else has, else once more.
+Strategies without Lua read, decide here, and write if the key is unchanged, otherwise repeat:
 
     UNWATCH, WATCH key ..., GET key ..., TIME      one write, one round trip
     MULTI, SET key ..., EXEC                       another, unless nothing is to be written
 
 Many keys are one such transaction, at most MAX_WATCHED_KEYS of them: they are decided in order, a
-repeated key on what the one before it leaves, and written all or none. A cluster allows a
-transaction within one slot, so there it is one per slot, one after the other; and whoever fails
-says so of those before it.
+repeated key on what the one before it left, and written all or none. A cluster allows transactions
+only within one slot, so there is one per slot, one after the other; if one fails, the error says
+what those before it have charged.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """The connection of async calls: one per server and event loop, shared by all tasks.
 
-A task's request is appended to what others have to say, and replies are paired with requests by
-their order. Requests made in one turn of the loop leave in one write, so 50 tasks cost one system
-call instead of 50. Two rules keep that from adding latency: on a quiet connection a request is
-written at once, and a batch leaves before the end of the turn when it is large, so that server
-and client work at the same time.
+The requests of all tasks are sent in order, and replies are paired with requests by their order.
+Requests made in one turn of the loop are written together, so 50 tasks cost one system call instead
+of 50. Two rules keep that from adding latency: on an idle connection a request is written at once,
+and a large batch is written before the end of the turn, so that server and client work at the same
+time.
 
-A late reply must never meet a later request. So a request whose caller has given up keeps its
-place in the queue until its reply comes, and a connection on which one was given up takes no new
-requests; those in flight may still be answered, each until its own deadline, then it is closed.
-Nor may a reply meet another's request: where a signal handler raised between the two halves of a
-step, nobody knows how they pair, and the connection ends at once.
+A late reply must never be taken for that of a later request. So a request whose caller has given up
+keeps its place in the queue until its reply arrives, and a connection with such a request takes no
+new ones; those in flight may still be answered until their deadlines, then it is closed. If a
+signal handler raised in the middle of a step, it is unknown which reply belongs to which request,
+and the connection is closed at once.
 
 Transactions need a connection to themselves. They use the same class, one request at a time.
 """

@@ -1,10 +1,9 @@
-"""What a flow may ask of the connections that serve it, and what comes back.
+"""The requests of a flow to its connections, and the errors of drivers, sockets and servers.
 
-Every fault of a driver, a socket or a server, as one of ours. No other file translates.
-
-A driver is only used to connect, so whatever it raises happened before a command was sent. After
-that, the sole question is whether the server may have acted: if so, the text says that the
-request may have been charged, because repeating it could charge it twice.
+Errors are translated here and in no other file. A driver is only used to connect, so whatever it
+raises happened before a command was sent. After that, it matters whether the server may have acted:
+if so, the error says that the request may have been charged, because repeating it could charge it
+twice.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""From a key and some commands to the right server's replies, whatever happens on the way.
+"""Routing: sends commands for a key to the right server, and repeats them where that is safe.
 
-What is repeated, and why that is safe: a refusal means that nothing was run, so NOSCRIPT, MOVED,
-ASK, LOADING and their like are answered by sending the same request again, in another form, to
-another place or a little later. A connection that was never made carried nothing. But once a
-consuming request has been written and its reply is missing, it is never sent again: the server
-may have counted it, and a second copy would be counted too.
+A refusal means that nothing was run, so NOSCRIPT, MOVED, ASK, LOADING and the like are answered by
+sending the same request again, in another form, to another server or a little later. A connection
+that was never made carried nothing. But once a consuming request has been written and its reply is
+missing, it is never sent again: the server may have counted it, and a second copy would be counted
+too.
 """
 
 from __future__ import annotations

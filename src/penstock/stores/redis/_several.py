@@ -1,12 +1,12 @@
 """Several steps as one decision, on Redis.
 
 Steps whose keys are in one slot are one script and one round trip, whatever the mixture of their
-strategies. A strategy without Lua is decided here first, on the record that its key held, and its
-write goes into the same script, which does nothing at all if the record has changed since; that
-takes a second round trip, and another one for each time that somebody was faster.
+strategies. A strategy without Lua is decided here first, on the record of its key, and its write is
+part of the same script, which does nothing if the record has changed since; that takes a second
+round trip, and another one each time another process was faster.
 
-Keys in several slots of a cluster are one script per slot. They run one after the other, those of
-shadows alone last; when one denies, or fails, what those before it charged is given back.
+Keys in several slots of a cluster are one script per slot, one after the other, those with only
+shadows last; when one denies or fails, what those before it charged is refunded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RedisStore: from an operation to its flow, and from there to the connections that serve it."""
+"""`RedisStore`: chooses the flow of an operation, and the connections that serve it."""
 
 from __future__ import annotations
 

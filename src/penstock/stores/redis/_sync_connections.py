@@ -1,22 +1,22 @@
 """The connections of sync calls: sockets for one request at a time, and a stack of idle ones.
 
-A deadline covers a call from its start, and every wait is cut to what is left of it. Connecting
-is done on a thread of its own, because name look-up, TLS and a login cannot be given one deadline
+A deadline covers a call from its start, and every wait is bounded by what is left of it. Connecting
+is done on a thread of its own, because name look-up, TLS and a login cannot have one deadline
 otherwise; a connection that comes too late for its call is kept for the next.
 
-A socket on which anything went wrong is closed: a late reply must never meet a later request. One
-that the server has closed while it lay idle is noticed before anything is written to it, so that
-a restart of the server does not cost a request.
+A socket on which anything went wrong is closed: a late reply must never be taken for that of a
+later request. If the server has closed an idle connection, that is noticed before anything is
+written to it, so that a restart of the server does not cost a request.
 
 A signal handler may raise between any two instructions (KeyboardInterrupt, the timeouts of job
-queues), and then whoever comes next must find everything in order. Three rules see to that. A
-connection leaves the stack before it is used and returns to it with every reply read; dropped on
-the way, it closes itself. Callers and threads share no lock, but hand over by single operations of
-lists and sets: a lock of `threading.Condition` or `Semaphore` is taken in Python code, and lost to
-everybody when that is interrupted. And threads are started by the interpreter's own function, since
+queues), and the next caller must find everything in order. Three rules ensure that. A connection
+leaves the stack before it is used, and returns to it with every reply read; dropped on the way, it
+closes itself. Callers and threads share no lock, but hand over by single operations of lists and
+sets: the locks of `threading.Condition` and `Semaphore` are taken in Python code, and stay locked
+when that is interrupted. And threads are started by the interpreter's own function, since
 `Thread.start` waits on such a lock, and so does the new thread.
 
-Bytes: commands out, replies in. hiredis does both, at C speed.
+hiredis packs the commands and parses the replies, in C.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Which server owns a key: one fixed server, the master that the sentinels name, or the node that
 holds the key's slot.
 
-The tables are plain memory; learning is a flow, so that one description serves sync and async
-calls. A table may be out of date at any time: the servers say so (MOVED, READONLY, a refused
-connection), and whoever hears it calls `moved` or `lost`.
+The tables are plain memory; learning them is a flow, for sync and async calls. A table may be out
+of date at any time: the servers say so (MOVED, READONLY, a refused connection), and the caller then
+calls `moved` or `lost`.
 
-Sentinels, and the nodes of a cluster, all know the same. So one of them that is frozen must cost
-neither a call, which goes on to the next with what is left of its time, nor the calls after it,
-which ask those first that have not failed.
+All sentinels, and all nodes of a cluster, know the same. So a frozen one must not cost a call,
+which goes on to the next with the time that is left, nor the calls after it, which first ask those
+that have not failed.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Upstash over its REST API: the same scripts, one HTTP request each.
 
-REST has no connection to hold, so there is no WATCH: strategies without Lua are refused.
-Its client repeats a request whose answer was lost, which would charge it twice; the store refuses
-a client that is set to do so. The client has no deadline of its own: a blocking request runs on a
-thread, and the caller stops waiting for it when its time is up. The thread is lost until the
-answer comes or the connection ends, so there is a bound on them: in an outage further calls fail
-at once, uncharged, instead of each adding a thread.
+REST has no connection to hold, so there is no WATCH: strategies without Lua are not supported. Its
+client by default repeats a request whose answer was lost, which would charge it twice; the store
+rejects a client that is configured so. The client has no deadline of its own: a blocking request
+runs on a thread, and the caller stops waiting when its time is up. The thread is busy until the
+answer comes or the connection ends, so their number is bounded: in an outage further calls fail at
+once, uncharged, instead of each adding a thread.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""The HTTP client of stores, sync and async: where it goes, by which token, and how it fails.
+"""The HTTP client of stores, sync and async: addresses, tokens and errors.
 
 URLs are logged, so a token is never part of one: `?token_env=NAME` names the environment variable
-that holds it. Errors here do not repeat the URL either, in case somebody put one there all the
-same.
+that holds it. Errors here do not show the URL either, in case somebody put a token there anyway.
 
-This is the only file that imports httpx. Every fault of it, and every HTTP status that is not a
-success, becomes one of ours. The texts name the address and what the server said, never what was
-sent: headers hold the token.
+This is the only file that imports httpx. Its errors, and every HTTP status that is not a success,
+are translated here. Messages name the address and what the server said, never what was sent:
+headers contain the token.
 
-Last comes what Cloudflare's REST API adds: its address, its names, and the envelope around every
+The last part is for Cloudflare's REST API: its address, its names, and the envelope around every
 reply.
 """
 

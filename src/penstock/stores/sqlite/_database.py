@@ -1,14 +1,14 @@
-"""The file: its schema, its settings, and the few statements that the store needs.
+"""The database file: its schema, its settings, and the few statements that the store needs.
 
-The file is the store's own. Its header carries an application id and a schema version, and a file
-with any other content is refused, never altered.
+The file belongs to the store. Its header has an application id and a schema version, and a file
+with any other content is rejected, never altered.
 
 `synchronous=normal`, the default, hands every commit to the operating system before it is
-answered and lets the disk catch up at checkpoints: the death of a process, by kill -9 too, loses
+answered, and the disk catches up at checkpoints: the death of a process, by kill -9 too, loses
 nothing, a power cut may lose the last moments, and neither damages the file.
 
-Every fault of SQLite becomes one of ours here; no other file translates. SQLite's texts are part
-of its interface and older than its error codes in Python, which 3.10 lacks; so the texts decide.
+Errors of SQLite are translated here and in no other file, by their texts, which are stable; Python
+3.10 has no error codes for them.
 """
 
 from __future__ import annotations

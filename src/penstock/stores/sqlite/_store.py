@@ -1,7 +1,7 @@
-"""SqliteStore: limits that survive a restart and hold for every process of one host.
+"""`SqliteStore`: limits that survive a restart and hold for every process of one host.
 
-Its URLs are as in SQLAlchemy: three slashes and then the path. Async callers are served by a
-thread, so that no file is ever touched on an event loop.
+URLs are as in SQLAlchemy: three slashes and then the path. Async callers are served by a thread, so
+that an event loop never touches a file.
 """
 
 from __future__ import annotations
