@@ -2,7 +2,8 @@
 
 The key of a count contains the prefix, the name of the policy, the form of its states, and, where
 there are several limits, the name of the limit and the attributes that are its key and cost. A
-change of any of these loses the count. All other changes keep it: figures, plans, shadows, fail modes.
+change of any of these loses the count. All other changes keep it: figures, plans, shadows, fail
+modes.
 """
 
 from __future__ import annotations
