@@ -151,7 +151,7 @@ class AsyncProfile(View):
 
 
 class Orders(View):
-    @rate_limited("2/day")
+    @method_decorator(rate_limited("2/day"))
     def get(self, request: Any) -> HttpResponse:
         return HttpResponse("orders")
 
@@ -161,7 +161,7 @@ class Orders(View):
 
 
 class AsyncOrders(View):
-    @method_decorator(rate_limited("1/day"))
+    @rate_limited("1/day")
     async def get(self, request: Any) -> HttpResponse:
         return HttpResponse("orders")
 
