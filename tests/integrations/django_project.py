@@ -151,7 +151,7 @@ class AsyncProfile(View):
 
 
 class Orders(View):
-    @rate_limited("2/day")
+    @method_decorator(rate_limited("2/day"))
     def get(self, request: Any) -> HttpResponse:
         return HttpResponse("orders")
 
@@ -161,13 +161,29 @@ class Orders(View):
 
 
 class AsyncOrders(View):
-    @method_decorator(rate_limited("1/day"))
+    @rate_limited("1/day")
     async def get(self, request: Any) -> HttpResponse:
         return HttpResponse("orders")
 
     @rate_limited("1/day")
     async def post(self, request: Any) -> HttpResponse:
         return HttpResponse("thanks")
+
+
+def as_json(view: Any) -> Any:
+    """As libraries do that make responses of what their views return."""
+
+    def shown(request: Any) -> HttpResponse:
+        found = view(request)
+        return found if isinstance(found, HttpResponse) else JsonResponse(found)
+
+    return shown
+
+
+@as_json
+@rate_limited("1/day", name="data")
+def data(request: Any) -> dict[str, int]:
+    return {"number": 1}
 
 
 def greeting(word: str, request: Any) -> HttpResponse:
@@ -206,6 +222,7 @@ urlpatterns = [
     path("async-class/", AsyncProfile.as_view()),
     path("account/", rate_limited("1/day")(Account.as_view())),
     path("login/", login),
+    path("data/", data),
     path("orders/", Orders.as_view()),
     path("async-orders/", AsyncOrders.as_view()),
     path("hello/", rate_limited("1/day")(partial(greeting, "hello"))),

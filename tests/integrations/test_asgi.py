@@ -430,6 +430,10 @@ def test_mistakes_are_told_when_the_app_is_made(
         starlette(*limits, **options)
 
 
+async def awaited(response: Any) -> bool:
+    return False
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -438,6 +442,7 @@ def test_mistakes_are_told_when_the_app_is_made(
         ({"methods": "GET,POST"}, r"methods must be names such as \['POST'\]"),
         ({"paths": ["users"]}, "a path must begin with '/'"),
         ({"charge_when": True}, "charge_when must be a function"),
+        ({"charge_when": awaited}, "charge_when must be a plain function of the response"),
         ({"key": 7}, "key must be a function"),
     ],
 )

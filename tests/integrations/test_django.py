@@ -199,6 +199,17 @@ def test_methods_of_a_class_of_views_have_limits_of_their_own(middleware: Any, p
         assert left(posted[0]["RateLimit"], "app") == 4 - allowed
 
 
+@pytest.mark.parametrize("middleware", [None, WITHOUT], ids=["middleware", "alone"])
+def test_a_view_whose_response_is_made_later_is_limited(middleware: Any) -> None:
+    """The middleware tells of its limit; without one, only the refusal does."""
+    with override_settings(MIDDLEWARE=middleware or project.settings.MIDDLEWARE):
+        answers = [Client().get("/data/") for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert answers[0].json() == {"number": 1}
+    told = answers if middleware is None else answers[1:]
+    assert [left(answer["RateLimit"], "data") for answer in told] == [0] * len(told)
+
+
 def test_a_view_with_arguments_of_its_own_counts_under_its_name() -> None:
     """One that was partly given its arguments."""
     answers = [Client().get("/hello/") for _ in range(2)]
@@ -267,6 +278,17 @@ def test_a_view_that_raises_gives_its_slot_back(is_async: bool) -> None:
         *(KeyError, project.PermissionDenied, project.Http404, KeyError),
         *(project.Http404, 429),
     ]
+
+
+def test_errors_that_are_let_through_give_back_what_they_hold() -> None:
+    """As some set it for tests and for tools that report errors."""
+    with (
+        limits(Limit(slots(1, ttl_ms=3_600_000))),
+        override_settings(DEBUG_PROPAGATE_EXCEPTIONS=True),
+    ):
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="nobody handles this"):
+                Client().get("/failing/")
 
 
 def test_a_client_that_leaves_an_async_view_gives_its_slot_back() -> None:

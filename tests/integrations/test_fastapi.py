@@ -450,3 +450,7 @@ def test_mistakes_are_told_at_construction() -> None:
     install(app)
     with pytest.raises(ConfigInvalidError, match="was called for this app already"):
         install(app, store="memory://")
+    two = [Depends(RateLimit(rate, name="same")) for rate in (ONE, TWO)]
+    app.add_api_route("/", lambda: 1, dependencies=two)
+    with pytest.raises(ConfigInvalidError, match="two limits of one route are called 'same'"):
+        app.build_middleware_stack()

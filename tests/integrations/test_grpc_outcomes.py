@@ -265,3 +265,9 @@ def test_mistakes_about_outcomes_are_told_at_construction() -> None:
         LimitInterceptor("1/second", charge_when=grpc.StatusCode.OK)  # type: ignore[arg-type]
     with pytest.raises(ConfigInvalidError, match="cost"):
         AioLimitInterceptor("1/second", cost=0)
+
+    async def awaited(code: grpc.StatusCode) -> bool:
+        return False
+
+    with pytest.raises(ConfigInvalidError, match="a plain function of a StatusCode"):
+        AioLimitInterceptor("1/second", charge_when=awaited)

@@ -283,6 +283,7 @@ def test_an_estimate_is_rather_high() -> None:
         (lambda: make(timeout=-1), "timeout"),
         (lambda: make(slot_ttl_ms=0), "ttl_ms"),
         (lambda: make().call(-1, 5), "prompt"),
+        (lambda: make().call([{"content": "x"}], 5), "of messages give the texts"),
         (lambda: make().call("x", -5), "max_tokens"),
         (lambda: make().call("x", 5, key=""), "empty"),
         (lambda: make().call(600, 600), "can never be admitted"),

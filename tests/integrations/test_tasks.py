@@ -244,6 +244,17 @@ def test_a_task_that_fails_is_retried_by_its_queue_and_asks_again(
     assert all(later - earlier > 0.001 for earlier, later in zip(times, times[2:], strict=False))
 
 
+def test_a_job_of_arq_that_calls_another_is_not_put_back_once_it_has_begun(
+    server: Valkey, workers: Callable[[str], Workers]
+) -> None:
+    """The other one waits where it is, whatever it is called with: what was done stays done."""
+    workers("arq")
+    assert send("arq", server, "outer", ["arq-nested"] * 3) == ["arq-nested done"] * 3
+    assert (
+        sorted(each["kind"] for each in ran(server, "arq-nested")) == ["inner"] * 3 + ["outer"] * 3
+    )
+
+
 def test_async_actors_are_limited_too(server: Valkey, workers: Callable[[str], Workers]) -> None:
     workers("dramatiq")
     assert send("dramatiq", server, "awork", ["dramatiq-async"] * 4) == ["dramatiq-async done"] * 4
@@ -259,7 +270,8 @@ def test_workers_end_when_they_are_told_to(
 
 
 def test_an_actor_may_have_a_broker_and_a_name_of_its_own(server: Valkey) -> None:
-    """Which need not be the global one. What it calls like a function is not put back."""
+    """Which need not be the global one. What it calls like a function, itself included, is not put
+    back."""
     import dramatiq
     from dramatiq.brokers.redis import RedisBroker
     from dramatiq.middleware import CurrentMessage
@@ -274,9 +286,11 @@ def test_an_actor_may_have_a_broker_and_a_name_of_its_own(server: Valkey) -> Non
     def inner(tenant: str) -> None:
         started.append(f"inner {tenant}")
 
-    def outer(tenant: str) -> None:
+    def outer(tenant: str, again: bool = True) -> None:
         started.append(f"outer {tenant}")
-        called(tenant)
+        if again:
+            called(tenant)
+            calling(tenant, again=False)
 
     limit = limited_actor(gcra(2, 1_000, burst=1), key="{tenant}", store=server.patient_url)
     called = dramatiq.actor(limit(inner), broker=broker, actor_name="called")
@@ -291,7 +305,8 @@ def test_an_actor_may_have_a_broker_and_a_name_of_its_own(server: Valkey) -> Non
     finally:
         worker.stop()
         broker.close()
-    assert sorted(started) == sorted(["outer a", "inner a"] * 2 + ["outer b", "inner b"])
+    once = ["outer a", "outer a", "inner a"]
+    assert sorted(started) == sorted([*once, *once, "outer b", "outer b", "inner b"])
 
 
 def test_a_job_of_arq_may_be_called_with_any_context(server: Valkey) -> None:

@@ -14,6 +14,7 @@ from fnmatch import translate
 from functools import partial
 from typing import Any, TypedDict
 
+from .._arguments import is_async
 from .._limits import Limit
 from ..core._clock import Clock
 from ..core._errors import StoreUnavailableError
@@ -44,6 +45,7 @@ __all__ = [
     "is_plain",
     "optional",
     "path_of",
+    "require_outcome",
     "slug",
     "value_of",
 ]
@@ -146,8 +148,7 @@ class Rule:
         self.paths: Callable[[str], Any] | None = None if paths is None else _matching(paths)
         self.exempt: Exemption | None = _exempting(exempt)
         self.per_route: bool = per_route
-        if charge_when is not None and not callable(charge_when):
-            reject(f"charge_when must be a function of the response, not {shown(charge_when)}")
+        require_outcome(charge_when, "the response")
         self.charge_when: Callable[[Any], Any] | None = charge_when
         self.attributes: Callable[[Any], Any] | None = attributes
         if attributes is not None:
@@ -307,6 +308,16 @@ def optional(limit: Any, shadow: bool) -> Limit:
     so that a request that it is not for can leave it out."""
     declared = limit if isinstance(limit, Limit) else Limit(limit)
     return Limit(declared.strategy, shadow=declared.shadow or shadow, optional=True)
+
+
+def require_outcome(charge_when: Any, of: str) -> None:
+    """Refuse what cannot say whether something is charged, once it is over."""
+    if charge_when is None:
+        return
+    if not callable(charge_when):
+        reject(f"charge_when must be a function of {of}, not {shown(charge_when)}")
+    if is_async(charge_when):
+        reject(f"charge_when must be a plain function of {of}: it is not awaited")
 
 
 def _require_key_function(key: Any) -> None:

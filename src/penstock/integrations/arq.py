@@ -10,7 +10,6 @@ as many tries as it had.
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Mapping as _Mapping
 from functools import partial as _partial
 from functools import wraps as _wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +28,11 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 _BOOKED = "penstock:booked:"
 
+# What the context of a job has that a worker runs, and by which it is known that the job has begun:
+# what it calls like a function, with its own context, is not put back in its place.
+_OF_WORKER = frozenset({"job_id", "redis"})
+_BEGUN = "penstock_begun"
+
 # A worker looks every half second what has become due.
 _EARLY_MS = 500
 _MAX_WAIT_S = 43_200
@@ -44,7 +48,8 @@ def limited_job(limit: _limited.Target, **options: Unpack[TaskOptions]) -> Calla
     use `ctx`, and `max_wait` is half a day by default. A job is put back by arq's own `Retry`, so
     leave the worker's `retry_jobs` on, as it is by default.
 
-    A job that is called like a function, with a `ctx` that is not a worker's, waits where it is.
+    A job that is called like a function waits where it is: by another limited job, or with a `ctx`
+    that is not a worker's.
     """
     worker = _errors.require_module("penstock.integrations.arq", "arq.worker", "arq")
     constants = _errors.require_module("penstock.integrations.arq", "arq.constants", "arq")
@@ -58,7 +63,8 @@ def limited_job(limit: _limited.Target, **options: Unpack[TaskOptions]) -> Calla
         @_wraps(function)
         async def run(ctx: Any, *args: Any, **named: Any) -> Any:
             queued = None
-            if isinstance(ctx, _Mapping) and "job_id" in ctx and "redis" in ctx:
+            if isinstance(ctx, dict) and ctx.keys() >= _OF_WORKER and _BEGUN not in ctx:
+                ctx[_BEGUN] = True
                 redis, job = ctx["redis"], ctx["job_id"]
                 booked = await redis.getdel(_BOOKED + job)
                 retries = constants.retry_key_prefix + job

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys as _sys
 from collections.abc import Callable
+from contextvars import ContextVar as _ContextVar
 from functools import partial as _partial
 from functools import wraps as _wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,6 +35,9 @@ _OPTION = "penstock_booked"
 # An idle worker looks about once a second what has become due, a busy one more often.
 _EARLY_MS = 500
 _MAX_WAIT_S = 86_400
+
+# The message whose actor has begun: an actor that calls itself like a function is not put back.
+_begun: _ContextVar[Any] = _ContextVar("begun", default=None)
 
 
 def limited_actor(limit: _limited.Target, **options: Unpack[TaskOptions]) -> Callable[[_F], _F]:
@@ -79,8 +83,9 @@ def _queued(dramatiq: Any, caller: Any, run: Any) -> _tasks.QueuedTask | None:
     current = dramatiq.middleware.CurrentMessage
     message = current.get_current_message()
     if message is not None:
-        if message.actor_name != caller.actor_name:
+        if message.actor_name != caller.actor_name or _begun.get() is message:
             return None
+        _begun.set(message)
         put_back = _partial(_put_back, dramatiq, message)
         return _tasks.QueuedTask(message.options.pop(_OPTION, None), put_back)
     if not any(isinstance(each, current) for each in caller.broker.middleware):

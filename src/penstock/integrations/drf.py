@@ -24,7 +24,7 @@ from ._ruling import Ruling, give_back
 require_module(__name__, "rest_framework")
 
 from .django._limits import (  # noqa: E402
-    VIEWED,
+    is_viewed,
     limits_of_project,
     rulings_of_request,
     view_name,
@@ -204,7 +204,7 @@ def _tell(request: Any, view: Any, ruling: Ruling) -> None:
     """Have the ruling told by the middleware, if there is one, or by the view, which puts its
     `headers` on whatever it answers. The framework puts `Retry-After` on refusals itself."""
     request.rate_limit = ruling.verdict
-    if hasattr(request, VIEWED):
+    if is_viewed(request):
         rulings_of_request(request).append(ruling)
         return
     told = ruling.headers()

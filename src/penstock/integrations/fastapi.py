@@ -221,7 +221,14 @@ class _Installed(RateLimitMiddleware):
         if rules is None:
             if not self._names.keys() >= set(wanted):
                 self._name_all(app, wanted)
-            named = {self._names[rule]: rule for rule in wanted}
+            named: dict[str, Rule] = {}
+            for rule in wanted:
+                name = self._names[rule]
+                if named.setdefault(name, rule) is not rule:
+                    reject(
+                        f"two limits of one route are called {name!r}; give each a name of its "
+                        "own, or the route the same object"
+                    )
             rules = self._rule_sets[wanted] = RuleSet(self.limits, named)
         return rules
 

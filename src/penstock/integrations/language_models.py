@@ -112,6 +112,11 @@ class ModelLimits:
         it is, and `max_tokens` the longest answer that is asked for. `key` parts accounts, or teams
         that have limits of their own."""
         size = estimate_tokens(prompt) if isinstance(prompt, str) else prompt
+        if isinstance(size, (list, tuple, dict)):
+            _validation.reject(
+                "prompt must be a text, or how many tokens it is; of messages give the texts, as "
+                "in ' '.join(message['content'] for message in messages)"
+            )
         _validation.require_int("prompt", size, 0)
         _validation.require_int("max_tokens", max_tokens, 0)
         _validation.require_key(key)

@@ -10,7 +10,7 @@ from arq import create_pool
 from arq.connections import RedisSettings
 from arq.worker import Retry
 
-from penstock import fixed_window
+from penstock import fixed_window, gcra
 from penstock.integrations.arq import limited_job
 from tests.integrations.apps import BROKER, LIMIT, OPTIONS, POLICY, asked, note
 
@@ -34,8 +34,21 @@ async def fail_once(ctx: dict[str, Any], tenant: str) -> str:
     return f"{tenant} done"
 
 
+@limited_job(gcra(1, 1_000), **OPTIONS)
+async def inner(ctx: dict[str, Any], tenant: str) -> str:
+    note("inner", tenant, ctx["job_try"] - 1)
+    return f"{tenant} done"
+
+
+@limited_job("100/second", **OPTIONS)
+async def outer(ctx: dict[str, Any], tenant: str) -> str:
+    note("outer", tenant, ctx["job_try"] - 1)
+    done: str = await inner(ctx, tenant)
+    return done
+
+
 class WorkerSettings:
-    functions = (work, work_by_policy, fail_once)
+    functions = (work, work_by_policy, fail_once, inner, outer)
     redis_settings = RedisSettings.from_dsn(BROKER)
     queue_name = "penstock-arq"
     max_tries = 2

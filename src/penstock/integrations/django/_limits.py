@@ -38,13 +38,13 @@ from django.utils.module_loading import import_string  # noqa: E402
 
 __all__ = [
     "RULES",
-    "VIEWED",
     "DjangoLimits",
     "DjangoReader",
     "adecide",
     "asettle_failed",
     "decide",
     "declared_rules",
+    "is_viewed",
     "limits_of_project",
     "options_of",
     "refusal",
@@ -53,15 +53,14 @@ __all__ = [
     "settle_failed",
     "stamp",
     "view_name",
+    "viewed",
     "was_decided",
 ]
 
 RULES = "penstock_rules"
 """The attribute of a view in which its decorators leave their rules."""
 
-VIEWED = "_penstock_viewed"
-"""The attribute of a request that the middleware has decided for its view."""
-
+_VIEWED = "_penstock_viewed"
 _RULINGS = "_penstock_rulings"
 _DECIDED = "_penstock_decided"
 # Settings that may be given as the path of what they name.
@@ -232,6 +231,17 @@ def _plain(request: Any) -> Any:
     return getattr(request, "_request", request)
 
 
+def viewed(request: Any) -> None:
+    """Note down that the middleware has decided a request for its view: what is decided later is
+    told, and settled, by the middleware, too."""
+    setattr(request, _VIEWED, True)
+
+
+def is_viewed(request: Any) -> bool:
+    """Whether the middleware has."""
+    return hasattr(_plain(request), _VIEWED)
+
+
 def was_decided(request: Any) -> set[Rule]:
     """The rules that were decided for this request."""
     found: set[Rule] = _plain(request).__dict__.setdefault(_DECIDED, set())
@@ -245,8 +255,9 @@ def rulings_of_request(request: Any) -> list[Ruling]:
 
 
 def stamp(request: Any, response: Any) -> None:
-    """Put the headers of limits on a response."""
-    put_on(response, rulings_of_request(request))
+    """Put the headers of limits on a response. What a library makes one of later has none."""
+    if hasattr(response, "headers"):
+        put_on(response, rulings_of_request(request))
 
 
 def settle_failed(request: Any, error: BaseException) -> None:

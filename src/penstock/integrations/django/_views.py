@@ -11,15 +11,16 @@ from .._deciding import RuleSet
 from .._rules import Rule
 from ._limits import (
     RULES,
-    VIEWED,
     adecide,
     asettle_failed,
     decide,
+    is_viewed,
     limits_of_project,
     settle,
     settle_failed,
     stamp,
     view_name,
+    viewed,
     was_decided,
 )
 
@@ -63,8 +64,13 @@ class LimitMiddleware:
         """Serve one request."""
         if self._is_async:
             return self._acall(request)
-        response = self.get_response(request)
-        if not hasattr(request, VIEWED):
+        try:
+            response = self.get_response(request)
+        except BaseException as error:
+            # Django answers errors further in, unless it is told to let them through.
+            settle_failed(request, error)
+            raise
+        if not is_viewed(request):
             response = decide(request, limits_of_project().rules_for("", ())) or response
         stamp(request, response)
         for ruling in settle(request, response):
@@ -75,10 +81,10 @@ class LimitMiddleware:
         try:
             response = await self.get_response(request)
         except BaseException as error:
-            # Django answers errors further in; its server cancels what a client has left.
+            # The same; and its server cancels what a client has left.
             await asettle_failed(request, error)
             raise
-        if not hasattr(request, VIEWED):
+        if not is_viewed(request):
             rules = limits_of_project().rules_for("", ())
             response = await adecide(request, rules) or response
         stamp(request, response)
@@ -94,7 +100,7 @@ class LimitMiddleware:
         return await adecide(request, self._rules(request, view))
 
     def _rules(self, request: Any, view: Any) -> Any:
-        setattr(request, VIEWED, True)
+        viewed(request)
         rules = getattr(view, RULES, ())
         return limits_of_project().rules_for(view_name(view) if rules else "", rules)
 
@@ -134,10 +140,11 @@ def _sync_view(view: Any, declared: list[Rule]) -> Any:
     def limited(*args: Any, **named: Any) -> Any:
         request = _request_in(args, named)
         left = _undecided(request, view, declared)
-        if left is None:
-            return view(*args, **named)
+        refusal = decide(request, left)
+        if left is None or is_viewed(request):
+            return view(*args, **named) if refusal is None else refusal
         try:
-            response = decide(request, left) or view(*args, **named)
+            response = view(*args, **named) if refusal is None else refusal
         except BaseException as error:
             settle_failed(request, error)
             raise
@@ -154,10 +161,11 @@ def _async_view(view: Any, declared: list[Rule]) -> Any:
     async def limited(*args: Any, **named: Any) -> Any:
         request = _request_in(args, named)
         left = _undecided(request, view, declared)
-        if left is None:
-            return await view(*args, **named)
+        refusal = await adecide(request, left)
+        if left is None or is_viewed(request):
+            return await view(*args, **named) if refusal is None else refusal
         try:
-            response = await adecide(request, left) or await view(*args, **named)
+            response = await view(*args, **named) if refusal is None else refusal
         except BaseException as error:
             await asettle_failed(request, error)
             raise

@@ -22,6 +22,7 @@ from ...core._renewing import ahold, hold
 from ...core._store import Store
 from ...core._validation import reject, require_choice, require_int, shown
 from ...stores._opening import open_for_limiter
+from .._rules import require_outcome
 from .._ruling import OutageLog, says_yes
 from .._who import AddressKey, HeaderKey, reading, require_secret, stored_by
 from ._calls import READER, GrpcCall, MethodLimits, by_peer
@@ -92,8 +93,7 @@ class _ServerLimit:
                 "key must be a function of a GrpcCall, or by_address(...), by_header(...) or "
                 f"by_api_key(...), not {shown(key)}"
             )
-        if charge_when is not None and not callable(charge_when):
-            reject(f"charge_when must be a function of a StatusCode, not {shown(charge_when)}")
+        require_outcome(charge_when, "a StatusCode")
         self._key: Callable[[GrpcCall], Any] = key
         self._stored = stored_by(require_secret(hash_keys))
         self._cost = cost if callable(cost) else require_int("cost", cost, 1)
