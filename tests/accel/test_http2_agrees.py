@@ -6,6 +6,8 @@ answers in between. Events, their fields, what goes out and what is left must ma
 
 from __future__ import annotations
 
+import gc
+import itertools
 import random
 import struct
 from collections.abc import Callable
@@ -405,3 +407,42 @@ def test_conversations_agree(part: int) -> None:
     """Requests, answers, floods, stalls, nonsense; with small bounds and large ones."""
     for number in range(200):
         converse(f"http2/{part}/{number}")
+
+
+def test_another_connection_may_be_read_while_a_request_is_made() -> None:
+    """By another thread, where the garbage collector runs something that lets it go on: fields are
+    read into one place for all connections, and each request gets its own."""
+    paths = (b"/one", b"/other")
+    one, other = (compiled.Http2Connection(compiled.Http2Options(), 0) for _ in paths)
+    heads = [
+        _hpack.Encoder().encode(
+            _hpack.HeaderBlock((), [(b":method", b"GET"), (b":scheme", b"http"), (b":path", path)])
+        )
+        for path in paths
+    ]
+    for connection in (one, other):
+        connection.feed(_connection.PREFACE + frame(4, 0, 0), 0)
+    # Kept, so that streams take new memory, which is when the collector may run.
+    kept: list[Any] = []
+    numbers = itertools.count(1, 2)
+
+    def read_other(phase: str, _: Any) -> None:
+        if phase == "start":
+            kept.extend(other.feed(frame(1, 0x05, next(numbers), heads[1]), 0))
+
+    gc.collect()
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(read_other)
+    try:
+        for number in range(1, 101, 2):
+            data = frame(1, 0x05, number, heads[0])
+            # So many of them, before the first that `feed` makes.
+            kept.extend([[] for _ in range(number % 7)])
+            gc.set_threshold(2)
+            kept.extend(one.feed(data, 0))
+            gc.set_threshold(*thresholds)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(read_other)
+    assert {stream.path for stream in one.streams} == {"/one"}
+    assert {stream.path for stream in other.streams} == {"/other"}

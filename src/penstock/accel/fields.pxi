@@ -286,7 +286,7 @@ cdef dict joined(const FieldList* fields):
 
 
 # The places of the list that is being read. There is one: nothing else runs until its request has
-# taken it over.
+# taken it over, so no Python object may be made until then.
 cdef FieldRef* list_refs = NULL
 cdef int list_capacity = 0
 cdef int list_count = 0

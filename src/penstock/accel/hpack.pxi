@@ -516,18 +516,15 @@ cdef class Decoder:
 
     def decode(self, bytes block not None):
         """The fields of a block, as many as the bounds allow."""
-        cdef FieldRef* ref
-        cdef int i
-        cdef list pairs = []
+        cdef FieldList fields
         if not read_block(self, block, len(block)):
             raise HpackError(self.error.decode("ascii"))
-        for i in range(list_count):
-            ref = &list_refs[i]
-            pairs.append((
-                PyBytes_FromStringAndSize(list_text.data + ref.name_at, ref.name_size),
-                PyBytes_FromStringAndSize(list_text.data + ref.value_at, ref.value_size),
-            ))
-        return pairs
+        fields.pseudo = 0
+        take_list(&fields, list_text.data, list_text.end)
+        try:
+            return pairs_of(&fields)
+        finally:
+            PyMem_Free(fields.refs)
 
 
 # --- Encoding -----------------------------------------------------------------------------------

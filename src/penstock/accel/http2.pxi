@@ -947,12 +947,16 @@ cdef int read_continuation(
 cdef int read_fields(
     Http2Connection self, uint32_t stream_id, bint end_stream, const uint8_t* data, Py_ssize_t size
 ) except -1:
-    cdef Stream stream
+    cdef Stream stream = None
     cdef int closed
+    # Before the fields are read: to make an object may run the garbage collector, and with it other
+    # threads, which read their fields into the same list.
+    if stream_id > self.last_id:
+        stream = new_stream(self, stream_id)
     if not read_block(self.decoder, data, size):
         return fail_connection(self, COMPRESSION_ERROR, self.decoder.error)
-    if stream_id > self.last_id:
-        return open_stream(self, stream_id, end_stream)
+    if stream is not None:
+        return open_stream(self, stream, end_stream)
     stream = find_stream(self, stream_id)
     if stream is not None:
         return read_trailers(self, stream, end_stream)
@@ -986,8 +990,8 @@ cdef Stream new_stream(Http2Connection self, uint32_t stream_id):
     return stream
 
 
-cdef int open_stream(Http2Connection self, uint32_t stream_id, bint end_stream) except -1:
-    cdef Stream stream
+cdef int open_stream(Http2Connection self, Stream stream, bint end_stream) except -1:
+    cdef uint32_t stream_id = stream.id
     cdef int result
     self.last_id = stream_id
     if stream_id > self.final_id:
@@ -996,7 +1000,6 @@ cdef int open_stream(Http2Connection self, uint32_t stream_id, bint end_stream) 
         remember(self, stream_id, True)
         write_number(self, FRAME_RST_STREAM, stream_id, REFUSED_STREAM)
         return spend(self, "too many requests at a time")
-    stream = new_stream(self, stream_id)
     take_list(&stream.list, list_text.data, list_text.end)
     if not read_head(stream, self.options.known):
         if not self.decoder.truncated:

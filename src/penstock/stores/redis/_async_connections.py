@@ -26,6 +26,7 @@ from ._requests import (
     RedisRequest,
     cannot_connect,
     late_connect,
+    never_sent,
 )
 from ._sync_connections import pack
 
@@ -141,7 +142,12 @@ class _LoopPool:
         connection = self._factory.make(where, self._timeout_s)
         try:
             await asyncio.wait_for(connection.connect(), self._timeout_s)
+            if connection._writer.is_closing():
+                # The driver was told of that, and nobody else will be.
+                raise never_sent(where)
             return MultiplexedConnection(connection, where)
+        except ConnectionFailedError:
+            raise
         except (asyncio.TimeoutError, TimeoutError):
             raise late_connect(where) from None
         except Exception as error:
@@ -315,7 +321,12 @@ class _AsyncCall:
     async def _exchange(self, exchange: Exchange) -> list[Any]:
         deadline = self._deadline if exchange.share == 1.0 else self._part(exchange.share)
         connection = await self._connection_for(exchange, deadline)
-        return await connection.exchange(exchange, deadline)
+        try:
+            return await connection.exchange(exchange, deadline)
+        except ConnectionFailedError:
+            if exchange.pinned:
+                self.end(is_well=False)
+            raise
 
     def _part(self, share: float) -> float:
         """An earlier deadline, at this share of the time that is left."""

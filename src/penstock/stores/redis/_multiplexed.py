@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from ...core import native
 from .._sheet import ConnectionFailedError
-from ._requests import Address, Answer, Exchange, late_reply, lost_reply
+from ._requests import Address, Answer, Exchange, late_reply, lost_reply, never_sent
 from ._sync_connections import ProtocolError, new_reader, pack, poller
 
 __all__ = ["MultiplexedConnection"]
@@ -98,6 +98,8 @@ class MultiplexedConnection(asyncio.Protocol):
 
     def exchange(self, exchange: Exchange, deadline: float) -> asyncio.Future[list[Any]]:
         """The replies, or ConnectionFailedError."""
+        if not self.takes_requests:
+            raise never_sent(self.address)
         answer: asyncio.Future[list[Any]] = self.loop.create_future()
         exchange.wait(answer, deadline)
         self.send(exchange, pack(exchange.commands))

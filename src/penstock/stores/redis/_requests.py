@@ -214,6 +214,12 @@ def lost_reply(address: Address, error: object = None) -> ConnectionFailedError:
     )
 
 
+def never_sent(address: Address) -> ConnectionFailedError:
+    """The connection has ended while its caller was waiting for it."""
+    text = f"the connection to {address} ended before the request"
+    return ConnectionFailedError(text, may_have_run=False, again=True)
+
+
 def unavailable(
     error: Exception, *, consuming: bool, others: bool = False
 ) -> StoreUnavailableError:
