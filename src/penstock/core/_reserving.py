@@ -3,7 +3,8 @@
 `reserved` takes what the parts of a request cost, all or nothing, ahead of time if the caller can
 wait; `acquired` waits until it gets it, with a ticket for each slot that denies it; `spent` is the
 charge of a check that was answered already. Where the store decides by its own clock, a step that
-tells the time goes along: by whose clock units were charged is by whose they are given back.
+tells the time goes along, or one for each part where they are decided one after the other, perhaps
+by several servers: by whose clock units were charged is by whose they are given back.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ async def areserved(
     at, asked_at, slot_id = now(), time.monotonic(), waiter_id or slot_id or _new_id(parts)
     taking = _queueing if waiter_id else _taking
     results = await store.aapply_all(taking(store, parts, max_wait_ms, slot_id, also), at)
+    del results[len(parts) : len(parts) + len(also)]
     return _charge(store, now, parts, results, at, answer, slot_id, asked_at)
 
 
@@ -112,8 +114,9 @@ def _spent(
 ) -> Charge:
     # By the store's clock as early as it can have been: too early a refund takes nothing from a
     # window that came after, too late a one might.
-    at = told[0] - max(0, now() - asked_at) - 1 if told else asked_at
-    return Charge(store, now, parts, answer, at, (0,) * len(parts))
+    ago = max(0, now() - asked_at) + 1
+    instants = tuple([at - ago for at in told]) or (asked_at,)
+    return Charge(store, now, parts, answer, instants, (0,) * len(parts))
 
 
 def _new_id(parts: Sequence[Part]) -> str:
@@ -256,10 +259,23 @@ async def aacquired(
 
 
 def _tells(store: Store, parts: Sequence[Part]) -> list[Step]:
-    """By whose clock it was charged is by whose it is given back."""
-    if not store.reads_own_clock or not parts:
+    """By whose clock it was charged is by whose it is given back: one step, or one for each part
+    where they are decided apart."""
+    if not store.reads_own_clock:
         return []
-    return [Step(parts[0].key, telling(parts[0].strategy), 1)]
+    if len(parts) > 1 and (store.is_atomic("") or store.is_atomic(_common_lead(parts))):
+        parts = parts[:1]
+    return [Step(part.key, telling(part.strategy), 1) for part in parts]
+
+
+def _common_lead(parts: Sequence[Part]) -> str:
+    """What all keys begin with: that of the first and of the last in order."""
+    keys = [part.key for part in parts]
+    first, last = min(keys), max(keys)
+    same = 0
+    while same < len(first) and first[same] == last[same]:
+        same += 1
+    return first[:same]
 
 
 def _charge(
@@ -272,13 +288,12 @@ def _charge(
     slot_id: str,
     asked_at: float,
 ) -> Charge:
-    if store.reads_own_clock and parts:
-        at = results[-1]
+    instants = tuple(results[len(parts) :]) or (at,)
     told, delays = results[: len(parts)], (0,) * len(parts)
     if Booking in map(type, told):
         delays = tuple([each.delay_ms if type(each) is Booking else 0 for each in told])
         told = [each.decision if type(each) is Booking else each for each in told]
-    return Charge(store, now, parts, answer(told), at, delays, slot_id, asked_at)
+    return Charge(store, now, parts, answer(told), instants, delays, slot_id, asked_at)
 
 
 def require_wait(max_wait_ms: Any) -> int:

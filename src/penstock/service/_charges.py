@@ -224,7 +224,7 @@ class Charges:
         shadows = tuple([not each for each in charged])
         answer = told[0] if names == ("",) else Verdict(names, told, shadows)
         delays = tuple([delay or 0 for delay in terms.delays_ms])
-        return Charge(self._store, self._now, parts, answer, at, delays, terms.slot_id)
+        return Charge(self._store, self._now, parts, answer, (at,), delays, terms.slot_id)
 
     def _record(self, terms: ChargeTerms) -> str:
         return joined(self._prefix, terms.policy, "charge", terms.digest)
