@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.servers import NotReady, RedisCluster, RedisSentinel, eventually, require
+from tests.servers import FaultProxy, NotReady, RedisCluster, RedisSentinel, eventually, require
 from tests.stores.redis.live import PATIENT_MS, new_key, running, url_of
 
 from .redis_calls import TIMEOUT_MS, Either, fails_in_time, retry
@@ -58,6 +58,22 @@ def test_a_frozen_sentinel_costs_no_call(either: Either, sentinel: RedisSentinel
     finally:
         sentinel.sentinels[0].resume()
         sentinel.wait_healthy()
+
+
+@pytest.mark.parametrize("fault", ["swallow", "refuse"])
+def test_a_master_serves_on_where_no_sentinel_answers(
+    either: Either, sentinel: RedisSentinel, fault: str
+) -> None:
+    """They are asked again and again who it is, and some time of a call is kept for it."""
+    sentinel.wait_healthy()
+    with FaultProxy(sentinel.port) as proxy:
+        url = f"redis+sentinel://127.0.0.1:{proxy.port}/{sentinel.master_name}"
+        limiter, key = either.limiter(url, timeout_ms=1_000), new_key()
+        assert either.check(limiter, key).remaining == 49
+        getattr(proxy, fault)()
+        for left in (48, 47):
+            time.sleep(1.1)
+            assert either.check(limiter, key).remaining == left
 
 
 @pytest.fixture

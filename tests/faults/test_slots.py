@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import PenstockError, rate_limit, slots
+from penstock import Charge, Limiter, PenstockError, rate_limit, slots
 from penstock.stores import open_store
 from tests.servers import FaultProxy, NotReady, RedisSentinel, eventually, require
 from tests.stores.postgres import live as postgres
@@ -175,6 +175,38 @@ def test_slots_through_a_failover(tmp_path: Path) -> None:
         later.kill()
         assert fleet.most == LIMIT
         assert fleet.together() <= LIMIT
+
+
+def test_a_master_that_was_frozen_and_replaced_gives_no_slots_away() -> None:
+    """It takes itself for the master until the sentinels tell it otherwise. Whoever had nothing to
+    ask meanwhile asks them first."""
+    require("valkey")
+    with RedisSentinel() as sentinel, ExitStack() as stack:
+        url = f"{sentinel.url_of_all}?timeout_ms=1000"
+        busy, idle = (
+            stack.enter_context(rate_limit(slots(LIMIT, 60_000), store=url, prefix="p"))
+            for _ in range(2)
+        )
+        assert idle.peek("k").remaining == LIMIT
+        old = sentinel.master
+        old.pause()
+        held = [_reserved(busy) for _ in range(LIMIT)]
+        sentinel.wait_new_master(old)
+        old.resume()
+        assert not idle.reserve("k")
+        assert all(charge.renew() for charge in held)
+
+
+def _reserved(limiter: Limiter) -> Charge:
+    """As soon as there is a master."""
+
+    def reserve() -> Charge:
+        with suppress(PenstockError):
+            if charge := limiter.reserve("k"):
+                return charge
+        raise NotReady("no slot yet")
+
+    return eventually(reserve, within=60, what="a slot")
 
 
 def _go_on(fleet: Holders, since: float) -> None:

@@ -400,6 +400,25 @@ def test_an_id_that_was_made_up_or_altered_gives_nothing_back(service: Service) 
     assert asyncio.run(service.peek("one", "k")).remaining == 1
 
 
+def test_an_id_cannot_be_altered_to_be_given_back_in_a_later_window() -> None:
+    """How far ahead something was booked is no part of what the store knows of a charge, and what
+    has no pace is not booked at all."""
+    clock = ManualClock(NOW)
+    service = serving(clock=clock)
+
+    async def main() -> None:
+        charge = await service.reserve("api", attributes={"user": "u"}, cost=3)
+        clock.advance(60_000)
+        assert judged(service, cost=2, user="u").allowed
+        count = len(read_charge_id(charge.charge_id).held)
+        later = "-".join(["60000"] * count)
+        assert await service.cancel(f"{charge.charge_id}.{later}")
+        left = (await service.peek_all("api", {"user": "u"})).verdict.limits
+        assert left["user"].remaining == 1
+
+    asyncio.run(main())
+
+
 def test_a_charge_can_be_settled_for_a_day() -> None:
     clock = ManualClock(NOW)
     service = serving(clock=clock)

@@ -129,6 +129,25 @@ class SeveralSpec:
             told.setdefault(self.plan_by, f"the plan: {', '.join(self.plans)}")
         return told
 
+    def example(self) -> dict[str, str | int]:
+        """What a request may tell, so that the limits are asked."""
+        costs = {limit.cost for limit in self.limits}
+        told: dict[str, str | int] = {
+            name: 1 if name in costs else name for name in self.attributes()
+        }
+        for limit in self.limits:
+            for condition in limit.when:
+                if condition.values:
+                    told[condition.attribute] = condition.values[0]
+        if self.plans and told[self.plan_by] not in self.plans:
+            told[self.plan_by] = next(iter(self.plans))
+        return told
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether a request holds something until it is settled."""
+        return any(limit.strategy.is_held for limit in self.limits)
+
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:

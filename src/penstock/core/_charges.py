@@ -133,7 +133,7 @@ class Charge(Settling):
         now: Callable[[], int],
         parts: Sequence[Part],
         answer: Decision | Verdict,
-        charged_at: int,
+        instants: tuple[int, ...],
         delays_ms: tuple[int, ...],
         slot_id: str = "",
         asked_at: float = 0.0,
@@ -143,10 +143,12 @@ class Charge(Settling):
         self.verdict: Verdict | None = answer if isinstance(answer, Verdict) else None
         self.decision: Decision = answer.decision if isinstance(answer, Verdict) else answer
         self.allowed: bool = answer.allowed
-        self.charged_at: int = charged_at
+        # When each part was charged, or all of them, by the clock that decided it.
+        self._instants = instants if len(instants) > 1 else instants * len(parts)
+        self.charged_at: int = instants[0]
         self.delays_ms: tuple[int, ...] = delays_ms
         """How far ahead each part was booked."""
-        self.starts_at: int = charged_at + max(delays_ms) if delays_ms else charged_at
+        self.starts_at: int = self.charged_at + max(delays_ms, default=0)
         self._store = store
         self._now = now
         self._asked = parts
@@ -243,11 +245,8 @@ class Charge(Settling):
         if not self.allowed:
             return []
         told = (self.decision,) if self.verdict is None else self.verdict.decisions
-        return [
-            (part, self.charged_at + delay)
-            for part, delay, decision in zip(self._asked, self.delays_ms, told, strict=True)
-            if decision.allowed
-        ]
+        each = zip(self._asked, self._instants, self.delays_ms, told, strict=True)
+        return [(part, at + delay) for part, at, delay, decision in each if decision.allowed]
 
     @property
     def cost(self) -> Mapping[str, int]:

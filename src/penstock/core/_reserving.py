@@ -3,7 +3,8 @@
 `reserved` takes the cost of all parts of a request, all or nothing, booking ahead if the caller can
 wait; `acquired` waits until it is admitted, with a ticket in the queue of each slot that denies;
 `spent` makes a charge of an earlier check. A refund has to use the clock that the units were
-charged by, so if the store uses its own clock, a step that reads it is sent along.
+charged by, so if the store uses its own clock, a step that reads it is sent along: one for each
+part where these are decided one after the other, perhaps by several servers.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ async def areserved(
     at, asked_at, slot_id = now(), time.monotonic(), waiter_id or slot_id or _new_id(parts)
     taking = _queueing if waiter_id else _taking
     results = await store.aapply_all(taking(store, parts, max_wait_ms, slot_id, also), at)
+    del results[len(parts) : len(parts) + len(also)]
     return _charge(store, now, parts, results, at, answer, slot_id, asked_at)
 
 
@@ -112,8 +114,9 @@ def _spent(
 ) -> Charge:
     # The earliest instant of the store's clock that it can have been. With a later one, a refund
     # might be taken from a window in which nothing was charged.
-    at = told[0] - max(0, now() - asked_at) - 1 if told else asked_at
-    return Charge(store, now, parts, answer, at, (0,) * len(parts))
+    ago = max(0, now() - asked_at) + 1
+    instants = tuple([at - ago for at in told]) or (asked_at,)
+    return Charge(store, now, parts, answer, instants, (0,) * len(parts))
 
 
 def _new_id(parts: Sequence[Part]) -> str:
@@ -260,10 +263,23 @@ async def aacquired(
 
 
 def _tells(store: Store, parts: Sequence[Part]) -> list[Step]:
-    """The step that reads the store's clock, if the store decides by it."""
-    if not store.reads_own_clock or not parts:
+    """The steps that read the store's clock, if the store decides by it: one, or one for each part
+    if they are decided separately."""
+    if not store.reads_own_clock:
         return []
-    return [Step(parts[0].key, telling(parts[0].strategy), 1)]
+    if len(parts) > 1 and (store.is_atomic("") or store.is_atomic(_common_lead(parts))):
+        parts = parts[:1]
+    return [Step(part.key, telling(part.strategy), 1) for part in parts]
+
+
+def _common_lead(parts: Sequence[Part]) -> str:
+    """What all keys begin with: that of the first and of the last in order."""
+    keys = [part.key for part in parts]
+    first, last = min(keys), max(keys)
+    same = 0
+    while same < len(first) and first[same] == last[same]:
+        same += 1
+    return first[:same]
 
 
 def _charge(
@@ -276,13 +292,12 @@ def _charge(
     slot_id: str,
     asked_at: float,
 ) -> Charge:
-    if store.reads_own_clock and parts:
-        at = results[-1]
+    instants = tuple(results[len(parts) :]) or (at,)
     told, delays = results[: len(parts)], (0,) * len(parts)
     if Booking in map(type, told):
         delays = tuple([each.delay_ms if type(each) is Booking else 0 for each in told])
         told = [each.decision if type(each) is Booking else each for each in told]
-    return Charge(store, now, parts, answer(told), at, delays, slot_id, asked_at)
+    return Charge(store, now, parts, answer(told), instants, delays, slot_id, asked_at)
 
 
 def require_wait(max_wait_ms: Any) -> int:

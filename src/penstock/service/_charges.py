@@ -224,8 +224,11 @@ class Charges:
         names = tuple([part.name for part in parts])
         shadows = tuple([not each for each in charged])
         answer = told[0] if names == ("",) else Verdict(names, told, shadows)
-        delays = tuple([delay or 0 for delay in terms.delays_ms])
-        return Charge(self._store, self._now, parts, answer, at, delays, terms.slot_id)
+        # Whoever holds the id may have altered them. They make no window a later one, and of what
+        # has a pace they take no more back.
+        pairs = zip(terms.delays_ms, parts, strict=True)
+        delays = tuple([(delay or 0) if part.strategy.books_ahead else 0 for delay, part in pairs])
+        return Charge(self._store, self._now, parts, answer, (at,), delays, terms.slot_id)
 
     def _record(self, terms: ChargeTerms) -> str:
         return joined(self._prefix, terms.policy, "charge", terms.digest)

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import islice
 from time import monotonic
+from typing import Any
 from urllib.parse import urlsplit
 
 from ..config._words import described
@@ -230,13 +231,17 @@ def _request(base: str, options: ServeOptions, policies: Mapping[str, Policy]) -
     default = policies.get("default")
     if default is not None and default.kind == "limiter":
         return [f"{base}/check/alice"]
-    shown = islice(policies.values(), _SHOWN)
-    limiters = [policy.name for policy in shown if policy.kind == "limiter"]
-    if not limiters and not options.inline:
+    shown = list(islice(policies.values(), _SHOWN))
+    body: dict[str, Any]
+    path = "/check"
+    if limiters := [policy.name for policy in shown if policy.kind == "limiter"]:
+        body = {"policy": limiters[0], "key": "alice"}
+    elif several := [(policy.name, policy.several) for policy in shown if policy.several]:
+        name, limits = several[0]
+        body = {"policy": name, "attributes": limits.example()}
+        path = "/v1/reserve" if limits.has_slots else "/v1/check"
+    elif options.inline:
+        body = {"key": "alice", "limit": 10, "window_ms": 60_000}
+    else:
         return [f"{base}/ready"]
-    body = (
-        {"policy": limiters[0], "key": "alice"}
-        if limiters
-        else {"key": "alice", "limit": 10, "window_ms": 60_000}
-    )
-    return [f"{base}/check", "-d", shlex.quote(json.dumps(body))]
+    return [base + path, "-d", shlex.quote(json.dumps(body))]

@@ -158,6 +158,36 @@ def test_the_line_that_is_printed_works(guarded: bool, tmp_path: Path) -> None:
         assert json.loads(done.stdout)["remaining"] == 9
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.parametrize("slots", [False, True])
+def test_the_line_that_is_printed_asks_a_policy_of_several_limits(
+    slots: bool, tmp_path: Path
+) -> None:
+    """By attributes that it knows, all of its limits; where it has slots, by a reserve."""
+    pytest.importorskip("yaml")
+    config = tmp_path / "penstock.yaml"
+    text = """
+version: 1
+limiters:
+  chat:
+    limits:
+      user: {by: user, strategy: gcra, limit: 100, period: 1m}
+      tokens: {by: user, cost: tokens, strategy: gcra, limit: 900, period: 1m}
+      large: {strategy: gcra, limit: 50, period: 1m, when: {model: [large, huge]}}
+    plans: {free: {}, pro: {user: {limit: 1000}}}
+"""
+    slot = "      flight: {by: user, strategy: slots, limit: 4}\n    plans:"
+    config.write_text(text.replace("    plans:", slot) if slots else text)
+    with Penstock("--config", str(config)) as server:
+        said = eventually(lambda: _said(server, "try:"), within=20, what="the banner")
+        line = said.partition("try:")[2].splitlines()[0]
+        done = subprocess.run(line, shell=True, capture_output=True, text=True, check=True)
+        answer = json.loads(done.stdout)
+        assert answer["decision"]["allowed"]
+        assert list(answer["limits"]) == ["user", "tokens", "large"] + ["flight"] * slots
+        assert ("charge_id" in answer) is slots
+
+
 def _said(server: Penstock, word: str) -> str:
     said = server.log_path.read_text()
     if word not in said:

@@ -80,6 +80,7 @@ def test_who_failed_is_asked_last() -> None:
     script = Script(late(), named, master)
     drive(sentinels.find(), script.serve)
     assert [where for where, _ in script.asked] == [a, b, THERE]
+    sentinels.lost(THERE)
     script = Script(late(), late(), late())
     with pytest.raises(ConnectionFailedError):
         drive(sentinels.find(), script.serve)
@@ -87,6 +88,27 @@ def test_who_failed_is_asked_last() -> None:
     script = Script(named, master)
     drive(sentinels.find(), script.serve)
     assert script.asked[0][0] == c
+
+
+def test_a_master_that_is_known_is_confirmed_by_one_answer_or_by_silence() -> None:
+    """It need not say itself what the sentinels say of it; where they say nothing, some time is
+    left to ask it."""
+    a, b = (Address(name, 1) for name in "ab")
+    sentinels = Sentinels([a, b], "service")
+    named = [[b"there", b"2"]]
+    drive(sentinels.find(), Script(named, [[b"master"]]).serve)
+    script = Script(named)
+    drive(sentinels.find(), script.serve)
+    assert [where for where, _ in script.asked] == [a]
+    shares: list[float] = []
+
+    def silent(request: Any) -> Any:
+        shares.append(request.share)
+        raise late()
+
+    drive(sentinels.find(), silent)
+    assert shares == [0.5, 0.5]
+    assert sentinels.locate("k") == THERE
 
 
 def test_a_lost_node_takes_only_its_own_slots_with_it() -> None:

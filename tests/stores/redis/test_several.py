@@ -202,6 +202,25 @@ def test_in_a_cluster_the_same_step_twice_is_not_admitted_for_passing_once() -> 
         assert [decision.remaining for decision in left] == [3, 50]
 
 
+def test_in_a_cluster_charges_come_back_by_the_clock_of_each_slot() -> None:
+    """A log gives back what was charged at the very instant, and the nodes decide one after the
+    other, each by its own clock."""
+    with closing(RedisStore.from_url(url_of("cluster"), timeout_ms=PATIENT_MS)) as store:
+        limits = Limits(
+            {name: sliding_window_log(400, 864_000_000) for name in "abcd"},
+            store=store,
+            prefix=new_key(),
+        )
+        assert not limits.atomic
+        keys = dict.fromkeys("abcd", "k")
+        for _ in range(100):
+            assert limits.reserve(keys).cancel()
+            assert limits.check(keys)
+            assert limits.reserve(keys, 2).settle(1)
+        left = {decision.remaining for decision in limits.peek(keys).limits.values()}
+        assert left == {200}
+
+
 def test_in_a_cluster_slots_of_shadows_alone_are_charged_last() -> None:
     """What is denied elsewhere need not be taken back from them, which a clock that went back makes
     impossible."""

@@ -319,10 +319,7 @@ class _Examples:
             required.pop("attributes" if wanted == "key" else "key", None)
         known: dict[str, Any] = {"policy": "NAME" if policy is None else policy.name}
         if several is not None:
-            costs = {limit.cost for limit in several.limits}
-            told = {name: 1 if name in costs else name for name in several.attributes()}
-            if several.plan_by in told:
-                told[several.plan_by] = next(iter(several.plans))
+            told = several.example()
             is_list = schema["properties"].get("attributes", {}).get("type") == "array"
             known["attributes"] = [told] if is_list else told
         return {
@@ -332,8 +329,7 @@ class _Examples:
 
 
 def _has_slots(policy: Policy) -> bool:
-    several = policy.several
-    return several is not None and any(limit.strategy.is_held for limit in several.limits)
+    return policy.several is not None and policy.several.has_slots
 
 
 _VALUES: dict[str, Any] = {

@@ -8,11 +8,17 @@ calls `moved` or `lost`.
 All sentinels, and all nodes of a cluster, know the same. So a frozen one must not cost a call,
 which goes on to the next with the time that is left, nor the calls after it, which first ask those
 that have not failed.
+
+A master that was frozen and replaced meanwhile believes that it is the master until the sentinels
+tell it otherwise: it would admit again what the new master has admitted, and no caller would notice.
+So an answer of the sentinels is trusted for a second, which is less than they take to replace a
+master.
 """
 
 from __future__ import annotations
 
 import random
+import time
 from binascii import crc_hqx
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -30,6 +36,9 @@ _Accept = Callable[[Address, Any], RedisFlow]
 
 # Of the time that a call has left, for one of several who may know: the rest is for the others.
 _SHARE = 0.5
+
+# For how long a master is trusted to be it, before the sentinels are asked again.
+_TRUSTED_S = 1.0
 
 
 class Topology(Protocol):
@@ -94,13 +103,20 @@ class _Informants:
     def __init__(self) -> None:
         self._failed: dict[Address, None] = {}
 
-    def ask(self, members: Sequence[Address], question: Command, accept: _Accept) -> RedisFlow:
+    def ask(
+        self,
+        members: Sequence[Address],
+        question: Command,
+        accept: _Accept,
+        last_share: float = 1.0,
+    ) -> RedisFlow:
         """Put the question to one after the other until `accept` is content with an answer; it
-        returns what is wrong with it, or None. Returns what was wrong last, or None."""
+        returns what is wrong with it, or None. Returns what was wrong last, or None. The last one
+        has `last_share` of the time that is left then."""
         order = self._order(members)
         wrong: object = "nobody to ask was given"
         for number, member in enumerate(order, 1):
-            share = _SHARE if number < len(order) else 1.0
+            share = _SHARE if number < len(order) else last_share
             try:
                 (reply,) = yield Exchange(member, (question,), share=share)
                 wrong = yield from accept(member, reply)
@@ -133,25 +149,34 @@ class Sentinels(Fixed):
         self.sentinels: list[Address] = list(sentinels)
         self.service = service
         self.master: Address | None = None
+        self._trusted_until = 0.0
         self._informants = _Informants()
 
     def locate(self, _key: str) -> Address | None:
-        return self.master
+        return self.master if time.monotonic() < self._trusted_until else None
 
     def find(self) -> RedisFlow:
         question = (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self.service.encode())
-        wrong = yield from self._informants.ask(self.sentinels, question, self._accept)
-        if wrong is not None:
+        wrong = yield from self._informants.ask(self.sentinels, question, self._accept, self._share)
+        if wrong is not None and self.master is None:
             text = f"no master for {self.service!r}: {wrong}"
             raise ConnectionFailedError(text, may_have_run=False, again=True)
+        # Where no sentinel can tell, the master may be there all the same.
+        self._trusted_until = time.monotonic() + _TRUSTED_S
+
+    @property
+    def _share(self) -> float:
+        """Of the time that is left: where a master is known, some is kept to ask it."""
+        return 1.0 if self.master is None else _SHARE
 
     def _accept(self, sentinel: Address, reply: Any) -> RedisFlow:
         if not isinstance(reply, list):
             return f"{sentinel} does not know {self.service!r} ({reply})"
         master = Address(_text(reply[0]), int(reply[1]))
-        (role,) = yield Exchange(master, ((b"ROLE",),))
-        if not isinstance(role, list) or _text(role[0]) != "master":
-            return f"{master} is not a master yet"
+        if master != self.master:
+            (role,) = yield Exchange(master, ((b"ROLE",),), share=self._share)
+            if not isinstance(role, list) or _text(role[0]) != "master":
+                return f"{master} is not a master yet"
         self.master = master
         return None
 
