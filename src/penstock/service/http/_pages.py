@@ -1,4 +1,4 @@
-"""The paths about the service itself: /alive, /ready, /metrics and the like.
+"""The paths about the service itself: /health, /ready and /metrics.
 
 Metrics are in the text format of Prometheus: totals only, never a key or a client.
 """
