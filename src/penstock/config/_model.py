@@ -127,8 +127,8 @@ class SeveralSpec:
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """One policy: a `strategy`, a `budget`, slots (`concurrency`) with or without these two, or
-    `several` limits.
+    """The policy `name`: a `strategy`, a `budget`, slots (`concurrency`) with or without these
+    two, or `several` limits.
 
     `max_keys` bounds the keys of a budget that is kept in this process. `fail` is the fail mode;
     None means that of the service. `two_tier` says how a node spends the strategy. `federated` is
