@@ -53,7 +53,8 @@ class ConcurrencySpec:
 
 @dataclass(frozen=True)
 class TwoTierSpec:
-    """How a node spends a strategy: the fields are the parameters of `two_tier`."""
+    """How a node spends a strategy: `mode`, `batch`, `low_water`, `window_coupled` and
+    `return_idle_after_ms` are the parameters of `two_tier`."""
 
     mode: Literal["strict", "cached-deny", "leased"] = "leased"
     batch: int = 100
@@ -151,8 +152,8 @@ class SeveralSpec:
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """One policy: a `strategy`, a `budget`, slots (`concurrency`) with or without these two, or
-    `several` limits.
+    """The policy `name`: a `strategy`, a `budget`, slots (`concurrency`) with or without these
+    two, or `several` limits.
 
     `max_keys` bounds the keys of a budget that is kept in this process. `fail` is the fail mode;
     None means that of the service. `two_tier` says how a node spends the strategy. `federated` is

@@ -48,9 +48,9 @@ SCHEMES: dict[str, str] = {
 
 
 def open_store(url: str, **options: Any) -> Store:
-    """The store behind `url`, such as `memory://`, `redis://host:6379/0`.
+    """Open the store of a URL, such as `memory://` or `redis://host:6379/0`.
 
-    `options` go to the store as keywords: `open_store("redis://...", timeout_ms=50)`.
+    `options` are keyword arguments of the store: `open_store("redis://...", timeout_ms=50)`.
     """
     if not isinstance(url, str):
         kind = type(url).__name__
@@ -69,8 +69,8 @@ def open_store(url: str, **options: Any) -> Store:
 
 
 def open_for_limiter(store: Store | str | None, clock: Clock | None) -> tuple[Store, bool]:
-    """The store of a limiter that was given this one, a URL or nothing; and whether the limiter
-    is to close it."""
+    """The store for a limiter that was given a store, a URL or nothing; and whether the limiter
+    has to close it."""
     if store is None:
         from .memory import MemoryStore
 
@@ -83,7 +83,7 @@ def open_for_limiter(store: Store | str | None, clock: Clock | None) -> tuple[St
 
 
 def _refuse(scheme: str, is_url: bool) -> NoReturn:
-    """What is no URL of a store is shown up to its scheme: there may be a password in the rest."""
+    """Reject a URL. Only its scheme is shown: there may be a password in the rest."""
     from difflib import get_close_matches
 
     if not is_url:

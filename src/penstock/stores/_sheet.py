@@ -25,10 +25,10 @@ __all__ = ["AnyStep", "Call", "ConnectionFailedError", "Sheet", "Write", "tellin
 
 
 class ConnectionFailedError(Exception):
-    """A backend could not be asked, or its answer was not heard.
+    """A backend could not be reached, or its answer was lost.
 
-    `may_have_run` is False only when it is certain that the request had no effect and will have
-    none; `again` when another attempt within the same call may fare better.
+    `may_have_run` is False only if it is certain that the request has had no effect and will have
+    none; `again` says that another attempt within the same call may succeed.
     """
 
     def __init__(self, text: str, *, may_have_run: bool, again: bool = False) -> None:

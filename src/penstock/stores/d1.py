@@ -233,8 +233,8 @@ class D1Store(RestStore):
     that names the version it was decided on: one changed row is the commit. Several limits are one
     batch, which is one transaction.
 
-    Each of them is a request to Cloudflare's API, which has its own rate limit; from inside a
-    Worker, a binding is the better way.
+    Each of them is a request to Cloudflare's API, which has a rate limit of its own; inside a
+    Worker, use a binding instead.
     """
 
     # A row may have 2 MB: the key and the version are in it too.
@@ -269,8 +269,8 @@ class D1Store(RestStore):
         return cls(account, database, **settings.options)
 
     def init(self) -> None:
-        """Create the table and its index, once: does nothing if they are there, and refuses a
-        table that this version does not understand."""
+        """Create the table and its index. Does nothing if they exist, and rejects a table of
+        another program or of an unknown version."""
         self._administer(self._init())
 
     async def ainit(self) -> None:
@@ -278,8 +278,8 @@ class D1Store(RestStore):
         await self._aadminister(self._init())
 
     def sweep(self, now: int | None = None) -> int:
-        """Drop what no clock can need any more, by the database's clock or at `now`. Returns how
-        many keys that were. Works in slices of 1,000."""
+        """Delete keys that expired long enough ago to be safe with any clock, by the database's
+        clock or at `now`. Returns how many. Works in slices of 1,000."""
         return int(self._administer(self._sweep(now)))
 
     async def asweep(self, now: int | None = None) -> int:

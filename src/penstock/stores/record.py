@@ -49,7 +49,7 @@ def pack(kind: str, state: Any, expires_at: int) -> str:
 
 
 def unpack(raw: str | bytes | None, key: str, kind: str, now: int) -> Any:
-    """The state that `pack` was given, or None when there is none or its time has passed."""
+    """The state in a record; None if there is no record or it has expired."""
     if raw is None:
         return None
     try:
@@ -70,7 +70,7 @@ def unpack(raw: str | bytes | None, key: str, kind: str, now: int) -> Any:
 
 
 def restore(raw: str | bytes | None, key: str, transform: Transform[Any], now: int) -> Any:
-    """The state for a transform to run on, which its strategy has taken for its own; or None."""
+    """The state for a transform, validated by its strategy; None if there is none."""
     if transform.role == "clear":
         # Whatever the key holds, forgetting it is the way out.
         return None
@@ -84,13 +84,13 @@ def restore(raw: str | bytes | None, key: str, transform: Transform[Any], now: i
 
 
 def keep_ms(ttl_ms: int) -> int:
-    """How long to keep the record of a state that matters for `ttl_ms`: as long again, but a minute
-    at least and a day at most, for callers that are slow or whose clocks differ."""
+    """How long to keep the record of a state with this ttl: as long again, at least a minute and at
+    most a day longer, for callers that are slow or whose clocks differ."""
     return ttl_ms + min(max(ttl_ms, MARGIN_MS), MAX_MARGIN_MS)
 
 
 def foreign_state(where: str, detail: object) -> ConfigInvalidError:
-    """The refusal to read, or to overwrite, what is not ours."""
+    """The error for a key that holds something of another program or strategy."""
     return ConfigInvalidError(
         f"{where} holds the state of something else ({detail}): two limiters, or a limiter and "
         "another program, share it; give each limiter a prefix of its own"

@@ -1,4 +1,4 @@
-"""The paths about the service itself: /alive, /ready, /metrics and the like.
+"""The paths about the service itself: /health, /ready and /metrics.
 
 Metrics are in the text format of Prometheus: totals only, never a key or a client.
 """
@@ -72,7 +72,7 @@ def exposition(
     lines += _family(
         "penstock_foreign_clocks_total",
         "counter",
-        "Requests denied for a stored instant that only a clock ahead of ours can have written.",
+        "Requests denied because of a state that was written by a clock ahead of this one.",
         [("", counted.foreign_clocks)],
     )
     for name, value in gauges.items():
@@ -83,9 +83,9 @@ def exposition(
 
 _GAUGES = {
     "connections": "Open connections of the HTTP server.",
-    "strangers": "Of them, those that have not shown who they are, or only probe.",
-    "buffered_bytes": "Requests that are not answered, and replies that are not taken, in bytes.",
-    "in_flight": "HTTP requests that wait for the store.",
+    "strangers": "Connections of clients that are not authenticated, or only probe.",
+    "buffered_bytes": "Requests that are not answered, and replies that are not read, in bytes.",
+    "in_flight": "HTTP requests that are waiting for the store.",
     "shed_total": "HTTP requests and connections refused because there were too many.",
 }
 

@@ -30,7 +30,7 @@ _AT_ONCE = 32
 class CasStore(Store, ForkAware):
     """A store whose backend compares and swaps.
 
-    `timeout_ms` is how long a call may take, waiting its turn included; past it the call raises
+    A call that takes longer than `timeout_ms`, including waiting in queues, raises
     `store_unavailable`. A call of many keys works on up to 32 at once, and has that time for all
     of them.
     """
@@ -57,8 +57,8 @@ class CasStore(Store, ForkAware):
 
     @abstractmethod
     def serve(self, requests: Sequence[AnyRequest], deadline: float) -> list[Any]:
-        """Answer each request, or give the exception it met: a ConnectionFailedError, if the
-        backend could not be asked or heard. ReadAll and SwapAll are for those that have
+        """Answer each request, or return its exception: a ConnectionFailedError if the backend
+        could not be reached or did not answer. ReadAll and SwapAll are only for backends with
         `most_keys_at_once`."""
 
     @abstractmethod

@@ -33,7 +33,7 @@ _require_module = partial(require_module, "DynamoDBStore")
 class Clients:
     """A boto3 client for all threads, and an aiobotocore client for each loop.
 
-    They are made without retries of their own: the store knows better what may be repeated.
+    Their own retries are turned off, because only the store knows what may be repeated.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class DynamoDBStore(CasStore):
     @from_its_url
     def from_url(cls, url: str, **options: Any) -> DynamoDBStore:
         """`dynamodb://table?region=eu-west-1&endpoint=http://localhost:8000&timeout_ms=500`, and
-        `transactions=off` where there are none."""
+        `transactions=off` for a server that has none."""
         parts = urlsplit(url)
         if parts.username or parts.password:
             reject("credentials do not belong into a dynamodb:// URL; boto3 finds them")
@@ -161,7 +161,7 @@ class DynamoDBStore(CasStore):
         return cls(parts.netloc, **options)
 
     def create_table(self) -> None:
-        """Create the table, once: does nothing if it is there, refuses one that is not ours."""
+        """Create the table. Does nothing if it exists, and rejects a table of another program."""
         self._prepare()
         try:
             drive(create(self.table), self._administer)

@@ -81,21 +81,21 @@ Overflow = Literal["evict", "deny"]
 
 
 class MemoryStore(Store, ForkAware):
-    """Keeps states in this process. Serves sync and async callers alike: it never waits.
+    """Keeps states in the memory of this process. Serves sync and async callers; calls never wait.
 
-    `max_keys` bounds how many keys are remembered, and `max_bytes` about what they take, states
-    that grow, such as logs, included. When one of them is reached and no key has expired:
+    `max_keys` bounds the number of keys, and `max_bytes` approximately the memory of keys and
+    states. When a bound is reached and no key has expired:
 
-    - `overflow="evict"` forgets keys: those with plenty left first, then those with little, then
-      those that are being denied, and of each the least recently needed. Service goes on, but a
-      forgotten key starts afresh, so a caller who can rotate through more keys than fit is not
-      limited any more. Watch `evictions`, and size the bounds well above the honest population.
-    - `overflow="deny"` denies new keys until one expires, and what a state would have to grow for.
-      Nothing that is remembered is ever forgotten early, but a flood of made-up keys shuts out
-      newcomers for as long. Watch `refusals`, and put keys behind something that cannot be made up.
+    - `overflow="evict"` evicts keys: first those with plenty left, then those with little left,
+      then those that are being denied, and among these the least recently used. An evicted key
+      starts afresh, so a caller that can rotate through more keys than fit is no longer limited.
+      Monitor `evictions`, and choose bounds well above the number of real clients.
+    - `overflow="deny"` denies new keys, and requests for which a state would have to grow, until a
+      key expires. No key is evicted, but a flood of invented keys shuts out new clients.
+      Monitor `refusals`, and use keys that clients cannot invent.
 
-    `sweep_every_ms` starts a thread that drops expired keys even while nobody asks; without it,
-    checks do that as they go.
+    `sweep_every_ms` starts a thread that drops expired keys even if there are no calls; without it,
+    calls drop them as they go.
     """
 
     answers_at_once = True
@@ -172,8 +172,8 @@ class MemoryStore(Store, ForkAware):
 
     @property
     def native_table(self) -> Any:
-        """The table, if it is compiled. A subclass may have put something of its own in between;
-        one that has not says so by returning its table here."""
+        """The table, if it is compiled; None for a subclass, which may have overridden `apply`. A
+        subclass that has not may return its table here."""
         compiled = native is not None and isinstance(self.table, native.Table)
         return self.table if compiled and type(self) is MemoryStore else None
 
@@ -196,13 +196,13 @@ class MemoryStore(Store, ForkAware):
         return self.clock is clock
 
     def sweep(self, now: int | None = None) -> int:
-        """Drop every key that is expired at `now`, by default on the store's clock: give it that of
-        the limiters, if they have one of their own."""
+        """Drop every key that has expired at `now`, by default on the store's clock. If the
+        limiters have a clock of their own, pass its instant."""
         dropped: int = self.table.sweep(require_instant(self.clock.now() if now is None else now))
         return dropped
 
     def another(self, *, clock: Clock | None, max_keys: int | None = None) -> MemoryStore:
-        """An empty store with the same bounds, but for those that are given."""
+        """An empty store with the same bounds, except for those that are given."""
         return MemoryStore(
             self.max_keys if max_keys is None else max_keys,
             self.overflow,
@@ -211,8 +211,8 @@ class MemoryStore(Store, ForkAware):
         )
 
     def stats(self) -> dict[str, int]:
-        """What is remembered and what it took: `keys` and `bytes`, those that have expired but not
-        been dropped included, `evictions` and `refusals`. Without a bound, `bytes` looks at every
+        """Statistics: `keys` and `bytes`, including keys that have expired but are not dropped yet,
+        `evictions` and `refusals`. Without `max_bytes`, computing `bytes` takes a look at every
         key."""
         table = self.table
         return {
@@ -224,13 +224,13 @@ class MemoryStore(Store, ForkAware):
 
     @property
     def evictions(self) -> int:
-        """How many live keys were forgotten to make room."""
+        """How many keys were evicted before they expired."""
         count: int = self.table.evictions
         return count
 
     @property
     def refusals(self) -> int:
-        """How many requests were denied because there was no room for their key."""
+        """How many requests were denied because the store was full."""
         count: int = self.table.refusals
         return count
 
@@ -247,7 +247,7 @@ class MemoryStore(Store, ForkAware):
         self.table.renew_lock()
 
     def __len__(self) -> int:
-        """How many keys are remembered and not yet expired, at the latest instant seen."""
+        """How many keys have not expired, at the latest instant seen."""
         return len(self.table)
 
     def __bool__(self) -> bool:
@@ -311,7 +311,7 @@ def _readers(
 def _refuse(
     table: Any, steps: Sequence[Step], held: dict[str, Any], results: list[Any], keys: set[str]
 ) -> None:
-    """There was no room for these keys."""
+    """The results for keys that there is no room for."""
     for place, step in enumerate(steps):
         if step.key in keys and step.transform.role not in READING:
             results[place] = step.transform.refuse(held[step.key][1], table.due_in())
@@ -320,7 +320,7 @@ def _refuse(
 def _refuse_looks(
     table: Any, steps: Sequence[Step], held: dict[str, Any], results: list[Any]
 ) -> None:
-    """A look at a key that has no room is answered as a check of it would be: refused."""
+    """A look at a key that there is no room for is refused, as a check of it would be."""
     for place, (key, transform, cost, _) in enumerate(steps):
         state, at, *_ = held[key]
         if state is not None or transform.role not in READING or not table.is_shut(key):

@@ -126,8 +126,8 @@ class PostgresStore(Store, ForkAware):
         self._where = ""
 
     def init(self) -> None:
-        """Create the table and its functions if they are missing; refuse a table that is not a
-        store of this version. Idempotent."""
+        """Create the table and its functions if they are missing. Rejects a table of another
+        program or of an unknown version. Idempotent."""
         self._for_threads().init(_INIT_TIMEOUT_MS)
 
     async def ainit(self) -> None:
@@ -147,7 +147,8 @@ class PostgresStore(Store, ForkAware):
     def apply_many(
         self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
     ) -> list[R]:
-        """All keys in one statement, or in a second one for those that others have changed."""
+        """All keys in one statement, and in a second one those that other processes have
+        changed."""
         return self._for_threads().apply([(key, transform, cost, False) for key in keys], now)
 
     async def aapply_many(
@@ -158,8 +159,8 @@ class PostgresStore(Store, ForkAware):
         return await self._for_tasks().apply(steps, now)
 
     def apply_all(self, steps: Sequence[Step], now: int) -> list[Any]:
-        """All keys in one statement, which writes all or none; decided anew in a second one if
-        others have changed one of them."""
+        """All keys in one statement, which writes all or none; decided again in a second one if
+        other processes have changed one of them."""
         return self._for_threads().apply(looked_at(steps), now, is_whole=True)
 
     async def aapply_all(self, steps: Sequence[Step], now: int) -> list[Any]:
@@ -170,8 +171,9 @@ class PostgresStore(Store, ForkAware):
         return True
 
     def sweep(self, now: int | None = None) -> int:
-        """Drop what no clock can need any more at `now` (by default, on the clock that decides).
-        Returns how many keys that were. Works in slices, and waits for nobody's lock."""
+        """Delete keys that expired long enough ago to be safe with any clock, at `now` (by default,
+        on the clock that decides). Returns how many. Works in slices, and does not wait for
+        locks."""
         flow = self._flows().sweep(self._sweep_instant(now), _SLICE)
         dropped: int = self._for_threads().run(flow, _SWEEP_TIMEOUT_MS)
         return dropped
@@ -247,7 +249,7 @@ class PostgresStore(Store, ForkAware):
         return commits
 
     def _after_fork_in_child(self) -> None:
-        """A child must not speak on its parent's sockets."""
+        """A forked child must not use its parent's sockets."""
         self._async = weakref.WeakKeyDictionary()
         if self._sync is not None:
             self._sync.forget()

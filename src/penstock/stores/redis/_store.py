@@ -59,9 +59,9 @@ class RedisStore(Store, ForkAware):
     def from_url(
         cls, url: str, *, use_server_time: bool = True, timeout_ms: int = 100
     ) -> RedisStore:
-        """A store for sync and async callers, by a URL such as `redis://host:6379/0`,
-        `rediss://`, `unix://`, `redis+sentinel://` or `redis+cluster://`. What the URL itself says
-        of these options counts."""
+        """A store for sync and async callers, from a URL such as `redis://host:6379/0`,
+        `rediss://`, `unix://`, `redis+sentinel://` or `redis+cluster://`. Parameters in the URL
+        take precedence over these options."""
         url, said = split_options(url)
         store = cls.__new__(cls)
         store._prepare(**{"use_server_time": use_server_time, "timeout_ms": timeout_ms, **said})
@@ -167,7 +167,8 @@ class RedisStore(Store, ForkAware):
             self._async.begin(self._flows.apply_all(steps, now), told)
 
     def is_atomic(self, lead: str) -> bool:
-        """In a cluster, only where all keys are in one slot: where the prefix has a hash tag."""
+        """Always, except in a cluster, where all keys have to be in one slot: the prefix needs a
+        hash tag."""
         return self._router.topology.is_one_slot(lead)
 
     def close(self) -> None:
@@ -186,7 +187,7 @@ class RedisStore(Store, ForkAware):
         return f"<RedisStore on {self._router.topology}, timeout_ms={self.timeout_ms}>"
 
     def _after_fork_in_child(self) -> None:
-        """A child must not speak on its parent's sockets."""
+        """A forked child must not use its parent's sockets."""
         self._sync.after_fork()
         self._async.after_fork()
 

@@ -106,12 +106,13 @@ _SLICE = 1_000
 class SqliteStore(Store, ForkAware):
     """Keeps states in a file, exact across the threads and processes of one host.
 
-    `path` is a file of the store's own; it is created when it is not there, but its folder is not.
-    `synchronous` is SQLite's: `"normal"` loses no decision when a process dies, `"full"` none when
-    the power fails, at the price of a disk write per check; `"off"` leaves it all to the system.
-    `timeout_ms` is how long a call may wait for its turn; past it, it raises `store_unavailable`.
+    `path` is a file that belongs to the store; it is created if missing, but its folder is not.
+    `synchronous` is the setting of SQLite: `"normal"` loses no decision when a process dies,
+    `"full"` none when the power fails, at the price of a disk write per check; `"off"` leaves
+    writing to the operating system. A call that waits longer than `timeout_ms` raises
+    `store_unavailable`.
 
-    Async calls are served by a thread of the store: they never block the loop.
+    Async calls are served by a thread of the store, so they never block the event loop.
     """
 
     def __init__(
@@ -137,8 +138,8 @@ class SqliteStore(Store, ForkAware):
         return cls(path, **{**settings, **options})
 
     def init(self) -> None:
-        """Create the file and its schema, or see that they are there. The first call of any kind
-        does the same; this one finds out before there is traffic."""
+        """Create the file and its schema, or check that they are valid. The first call of any kind
+        does the same; this one reports problems before there is traffic."""
         self._in_turn(self._database.open)
 
     async def ainit(self) -> None:
@@ -180,8 +181,9 @@ class SqliteStore(Store, ForkAware):
         return True
 
     def sweep(self, now: int | None = None) -> int:
-        """Drop what no clock can need any more at `now` (by default, the system's). Returns how
-        many keys that were. Works in slices, between which others get their turn."""
+        """Delete keys that expired long enough ago to be safe with any clock, at `now` (by default,
+        of the system clock). Returns how many. Works in slices, between which other calls are
+        served."""
         instant = SystemClock().now() if now is None else require_instant(now)
         after: str | None = ""
         total = 0
@@ -246,8 +248,8 @@ class SqliteStore(Store, ForkAware):
         return self._database.sweep_slice(after, now, _SLICE, deadline)
 
     def _serve(self, batch: Batch[Call], deadline: float) -> None:
-        """One transaction for all who wait once the lock is ours. Those in front that only read
-        are served without it: they do not wait for another process that writes."""
+        """One transaction for all waiting calls, once the file is locked. Calls at the front that
+        only read are served without the lock, so they do not wait for another process's write."""
         self._database.open(deadline)
         first = self._commit.first()
         if first is not None and _only_reads(first):
@@ -257,7 +259,7 @@ class SqliteStore(Store, ForkAware):
             self._answer(batch.take(_MOST_CALLS), self._write)
 
     def _answer(self, calls: list[Call], run: Callable[[list[Call]], None]) -> None:
-        """Every call gets its results, or what failed for all of them."""
+        """Answer every call with its results, or with the error of the transaction."""
         try:
             run(calls)
         except PenstockError as error:
@@ -268,7 +270,7 @@ class SqliteStore(Store, ForkAware):
             call.in_flight = False
 
     def _read(self, calls: list[Call]) -> None:
-        """Keys that are looked at as a whole are read at one instant."""
+        """Serve calls that only read; keys of one decision are read at one instant."""
         needs_snapshot = any(call.is_whole for call in calls)
         if needs_snapshot:
             self._database.begin_reading()
@@ -315,9 +317,9 @@ class SqliteStore(Store, ForkAware):
                 call.fail(copy(error))
 
     def _before_fork(self, forker: FrameType) -> None:
-        """SQLite does not survive a fork: the child would believe in locks that only the parent
-        holds. So the file is closed, at a moment when nobody is using it, and stays closed until
-        the process has forked. Should there be none in time, the calls of the child fail."""
+        """SQLite does not support forks: the child would rely on locks that only the parent holds.
+        So the file is closed when nobody is using it, and stays closed until the process has
+        forked. If that is not possible in time, the calls of the child fail."""
         self._forking = waiter = _Forker(forker)
         if self._commit.enter(waiter, self._deadline()):
             self._database.close()
