@@ -10,9 +10,9 @@ which goes on to the next with the time that is left, nor the calls after it, wh
 that have not failed.
 
 A master that was frozen and replaced meanwhile believes that it is the master until the sentinels
-tell it otherwise: it would admit again what the new master has admitted, and no caller would notice.
-So an answer of the sentinels is trusted for a second, which is less than they take to replace a
-master.
+tell it otherwise: it would admit again what the new master has admitted, and no caller would
+notice. So an answer of the sentinels is trusted for a second, which is less than they take to
+replace a master.
 """
 
 from __future__ import annotations
