@@ -26,8 +26,8 @@ for each of its operations, `alone`, does that to one key. And `all` decides sev
 each of some strategy and some operation: there is one script for each set of these, with nothing in
 it that they do not need. The files in `scripts/` are what the scripts share.
 
-A server makes the functions of a script anew each time that it runs. So a script has nearly none:
-functions that return once, at their end, are put in place of their calls (`_lua_inlining.py`).
+A server creates the functions of a script again each time the script runs. So most of them are
+inlined (`_lua_inlining.py`): those with a single `return`, at the end.
 
 A script starts with the constants that it names, and with its arguments. A `now` of 0 means the
 server's clock, any other value is the instant to use. Lua has one kind of number, the double, so

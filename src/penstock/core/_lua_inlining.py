@@ -1,26 +1,26 @@
-"""Functions of a Lua script, put in place of their calls.
+"""Inlining: Lua scripts without functions.
 
-A server makes every function of a script anew each time the script runs: a tenth of a microsecond
-each, and as much again for what it shares with the script around it, which for a check adds up to
-more than its arithmetic. So a strategy is written as functions, which people read, and its scripts
-are put together without most of them, which servers run.
+A server creates every function of a script again each time the script runs: about 0.1 us each, and
+as much again for every variable that it shares with the script. For a check this costs more than
+the arithmetic. So a strategy is written as functions, for readers, and its scripts are assembled
+with the functions inlined, for servers.
 
-No expression is looked into; the text is taken apart by lines. A function begins with `local
-function` and ends with `end`, both at the left margin. One whose only `return` is its last line may
-be put in place of a call that has a line of its own, with or without names for its results::
+The text is processed line by line, without parsing expressions. A function starts with `local
+function` and ends with `end`, both at the left margin. It is inlined if its only `return` is its
+last line, at every call that has a line of its own::
 
     local function double(x)
-      local twice = 2 * x              local double1
+      local twice = 2 * x              local double1_1
       return twice                     do
     end                                  local x = y + 1
                                          local twice = 2 * x
-    local z = double(y + 1)              double1 = twice
+    local z = double(y + 1)              double1_1 = twice
                                        end
-                                       local z = double1
+                                       local z = double1_1
 
-All others stay functions, and whatever is not called any more is left out. A body that is moved
-meets the names that are declared at its new place: it stays a function where one of them is a name
-that it has from the script around it.
+Other functions and calls stay as they are, and functions that are no longer called are removed. An
+inlined body must not see other variables than before: where a variable that it takes from the
+script is shadowed at the place of the call, the call stays.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["inlined", "names_in"]
 
 _WORD = re.compile(r"\w+")
 _BEGIN, _END = "local function ", "end"
-# How a line ends that goes on in the next one, and how one begins that goes on from the last.
+# The ends of lines that continue on the next one, and the beginnings of lines that continue one.
 _UNFINISHED = (*"=({[,.+-*/%^<>", " and", " or", " not")
 _FURTHER = (*"=(){}[],.:+-*/%^<>~", "and ", "or ")
 _GLOBALS = (
@@ -45,9 +45,9 @@ _GLOBALS = (
 
 
 class _Function(NamedTuple):
-    """`lines` are all of it but for its last `return`, whose `results` are None if it cannot be put
-    in place of a call. `declared` are the names that are its own, `outer` those that it has from
-    the script around it."""
+    """`lines` is the body without the last `return`, and `results` what that returns; None if the
+    function cannot be inlined. `declared` are its own variables, `outer` those of the script that
+    it uses."""
 
     name: str
     parameters: str
@@ -58,7 +58,7 @@ class _Function(NamedTuple):
 
     @property
     def changed(self) -> set[str]:
-        """What it may give another value, parameters included."""
+        """The names that it may assign to, parameters included."""
         lines = [line.split("=")[:-1] for line in self.lines]
         return {name for befores in lines for before in befores for name in names_in(before)}
 
@@ -74,8 +74,8 @@ class _Call(NamedTuple):
 
 
 def inlined(text: str, roots: Collection[str] = ()) -> str:
-    """The same script with as few functions as may be; `roots` are called from elsewhere."""
-    # Texts and comments over several lines are taken apart by no line.
+    """The same script with its functions inlined. `roots` stay: they are called from elsewhere."""
+    # Strings and comments over several lines cannot be processed line by line.
     return text if "[[" in text else _Inlining(list(_parts(text))).script(roots)
 
 
@@ -87,7 +87,7 @@ class _Inlining:
         self._made = 0
 
     def script(self, roots: Collection[str]) -> str:
-        """What is left, from the end on: a function is called only below its own place."""
+        """The script, made from its end: a function is only called below its definition."""
         called = {*roots}
         made: list[str] = []
         for part in reversed(self._parts):
@@ -113,7 +113,8 @@ class _Inlining:
         return [made for line in function.lines for made in self._line(line, declared, within)]
 
     def _line(self, line: str, declared: frozenset[str], within: tuple[str, ...]) -> list[str]:
-        """What a line becomes where these names are declared, within the bodies of functions."""
+        """The lines that replace a line, where these names are declared. `within` are the functions
+        that are being inlined."""
         call = _call_on(line)
         function = self._functions.get(call.name) if call else None
         if not call or not function or function.results is None or function.name in within:
@@ -123,11 +124,11 @@ class _Inlining:
         within = (*within, function.name)
         body = self._body(function, declared | function.declared, within)
         made = [f"{call.indent}{each}" for each in self._in_place(call, function, body)]
-        # What a function of one line returns may be a call in its turn.
+        # What a function of one line returns may itself be a call.
         return self._line(made[0], declared, within) if len(made) == 1 else made
 
     def _in_place(self, call: _Call, function: _Function, body: list[str]) -> Iterator[str]:
-        """What stands for the call."""
+        """The lines that replace a call."""
         names, local = call.targets, "local " if call.is_local else ""
         results = function.results or "nil"
         used = {name for line in (call.arguments, *body, results) for name in names_in(line)}
@@ -149,7 +150,7 @@ class _Inlining:
         if names:
             yield f"  {names} = {results}"
         elif "(" in results:
-            # Nobody wants it, but it may do something.
+            # The result is not used, but computing it may have an effect.
             yield f"  local unused = {results}"
         yield "end"
         if names and not is_free:
@@ -157,8 +158,8 @@ class _Inlining:
 
 
 def _declared_again(parts: Sequence[_Function | str]) -> frozenset[str]:
-    """The names that outside of functions may be others than for a function above: those of blocks,
-    and those that are declared twice."""
+    """The names that may mean another variable outside of functions than in a function above: those
+    that are declared in blocks, or twice."""
     once: set[str] = set()
     again: set[str] = set()
     for part in parts:
@@ -189,7 +190,8 @@ def _parts(text: str) -> Iterator[_Function | str]:
 
 
 def _statements(text: str) -> Iterator[str]:
-    """Its lines, without comments and empty ones; what goes on in the next line is one line."""
+    """The lines without comments and empty lines. A statement that continues on the next line
+    becomes one line."""
     whole = ""
     for line in text.splitlines():
         code = _without_comment(line)
@@ -216,7 +218,7 @@ def _without_comment(line: str) -> str:
     quote = ""
     for place, each in enumerate(line):
         if quote:
-            # A quote behind a backslash does not end a text.
+            # A quote after a backslash does not end the string.
             if each == quote and line[place - 1] != "\\":
                 quote = ""
         elif each in "'\"":
@@ -235,7 +237,7 @@ def _function_of(name: str, parameters: str, body: list[str], known: Collection[
     if body and f"{body[-1]} ".startswith("  return "):
         lines, results = body[:-1], body[-1].removeprefix("  return").strip()
     has_one_end = not any("return" in names_in(line) for line in lines) and "..." not in parameters
-    # Before it declares a name that the script has too, it might have meant that one.
+    # If it declares a name that the script has too, lines above that may use the script's.
     if has_one_end and local.isdisjoint(known):
         return _Function(name, parameters, tuple(lines), results, declared, outer)
     return _Function(name, parameters, tuple(body), None, declared, outer)
@@ -243,7 +245,7 @@ def _function_of(name: str, parameters: str, body: list[str], known: Collection[
 
 @lru_cache(maxsize=4096)
 def _call_on(line: str) -> _Call | None:
-    """The call that a line consists of; None if it is anything else."""
+    """The call, if the line is one statement that is a call; otherwise None."""
     code = line.lstrip()
     indent = line[: len(line) - len(code)]
     targets, equals, value = code.partition(" = ")
@@ -254,7 +256,7 @@ def _call_on(line: str) -> _Call | None:
     name, _, arguments = value.partition("(")
     if not name.isidentifier() or not arguments.endswith(")"):
         return None
-    # One pair of parentheses around all of it, and not `f(x) + g(y)`; none of them in a text.
+    # The first parenthesis must close at the end, unlike in `f(x) + g(y)`; none may be in a string.
     depth, texts = 1, "'" in arguments or '"' in arguments
     for each in arguments[:-1]:
         depth += (each == "(") - (each == ")")
@@ -264,7 +266,7 @@ def _call_on(line: str) -> _Call | None:
 
 
 def _bindings(function: _Function, call: _Call) -> str:
-    """What declares the parameters; empty if they have the names of the arguments anyway."""
+    """The declaration of the parameters; empty if the arguments are variables of the same names."""
     parameters = names_in(function.parameters)
     arguments = call.arguments.split(", ") if call.arguments else []
     is_plain = not any(each in call.arguments for each in "([{'\"")
