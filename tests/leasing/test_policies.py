@@ -54,13 +54,16 @@ def test_the_modes_are_those_of_the_limiter() -> None:
         (f"{WINDOW}, twoTier: {{returnIdleAfterMs: 0}}", "twoTier.returnIdleAfterMs"),
         (f"{WINDOW}, twoTier: {{bach: 5}}", "did you mean batch"),
         (f"{WINDOW}, twoTier: 5", "twoTier: must be a mapping"),
-        ("tokenBudget: {budget: 5, window: 1m}, twoTier: {}", "beside a strategy"),
+        (
+            "tokenBudget: {budget: 5, window: 1m}, twoTier: {}",
+            "needs a strategy in the same policy",
+        ),
         (f"{WINDOW}, federated: {{}}", "federated.batch: is missing"),
         (f"{WINDOW}, federated: {{batch: -1}}", "federated.batch"),
         ("strategy: gcra, limit: 5, period: 1m, federated: {batch: 5}", "strategy with a window"),
         (
             f"{WINDOW}, concurrency: {{minLimit: 1, maxLimit: 2}}, federated: {{batch: 5}}",
-            "hand out slots",
+            "cannot be used with concurrency",
         ),
     ],
 )

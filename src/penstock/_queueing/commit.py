@@ -28,7 +28,7 @@ __all__ = ["Batch", "CallQueue", "GroupCommit", "LateError", "QueuedCall"]
 
 
 class LateError(Exception):
-    """The deadline passed first. `in_doubt`: a write was under way at that moment."""
+    """The deadline passed first. `in_doubt`: a write was in flight at that moment."""
 
     def __init__(self, *, in_doubt: bool) -> None:
         super().__init__(in_doubt)
@@ -53,8 +53,8 @@ class QueuedCall:
         self.waiter: Waiter | None = None
 
     def is_answered(self) -> bool:
-        """Whether it is known what it came to, and nothing remains but to tell. That is so before
-        the mark `in_flight` is taken away."""
+        """Whether its outcome is known, so that only its caller has to be woken. That is so before
+        the mark `in_flight` is removed."""
         return self.error is not None
 
     def fail(self, error: BaseException) -> None:
@@ -67,8 +67,8 @@ R = TypeVar("R")
 
 
 class Batch(Generic[C]):
-    """The calls that a leader has taken. What it is about to take is noted first, so that no call
-    is lost between those that wait and those that were taken."""
+    """The calls that a leader has taken. A call is recorded before it is taken from the queue, so
+    that an interrupt cannot lose it."""
 
     __slots__ = ("_noted", "_pending", "calls", "leader")
 
@@ -98,7 +98,7 @@ class Batch(Generic[C]):
         return self.calls
 
     def finish(self) -> None:
-        """Tell those who have their answers; the others wait for the next batch."""
+        """Wake the callers whose calls are answered; the others wait for the next batch."""
         self._end(self.calls)
 
     def recover(self, in_doubt: Callable[[C], BaseException]) -> None:
@@ -111,7 +111,7 @@ class Batch(Generic[C]):
         self._end(calls)
 
     def fail(self, error: Callable[[C], BaseException]) -> None:
-        """Answer what was taken and has no answer with an error that is made for it."""
+        """Answer calls that were taken and have no answer with an error that is made for each."""
         calls = self._taken()
         for call in calls:
             if not call.is_answered():
@@ -119,7 +119,7 @@ class Batch(Generic[C]):
         self._end(calls)
 
     def _taken(self) -> list[C]:
-        """What was taken, also by a leader that was stopped in the middle of it."""
+        """The calls that were taken, also by a leader that was interrupted while taking them."""
         return [call for call in self._noted if call not in self._pending]
 
     def _end(self, calls: list[C]) -> None:
@@ -134,7 +134,7 @@ class Batch(Generic[C]):
 
 
 class CallQueue(Queue, Generic[C]):
-    """A queue whose leader serves calls: those that wait, and the batch that is under way."""
+    """A queue whose leader serves calls: the waiting calls, and the batch in flight."""
 
     __slots__ = ("_batch", "_pending")
 
@@ -150,7 +150,7 @@ class CallQueue(Queue, Generic[C]):
 
     @property
     def unfinished(self) -> Batch[C] | None:
-        """The batch under way: for whoever leads, that of a leader that was stopped."""
+        """The batch in flight; for a new leader, that of an interrupted one."""
         return self._batch
 
     def first(self) -> C | None:
@@ -168,7 +168,7 @@ class CallQueue(Queue, Generic[C]):
             return None
 
     def submit(self, call: C) -> None:
-        """Wait to be served. Somebody has to lead."""
+        """Wait to be served. Another caller has to lead."""
         self._pending.append(call)
 
     def withdraw(self, call: C) -> bool:
@@ -184,13 +184,13 @@ class CallQueue(Queue, Generic[C]):
         return batch
 
     def finish(self, batch: Batch[C]) -> None:
-        """Tell those who have their answers; the others wait for the next batch."""
+        """Wake the callers whose calls are answered; the others wait for the next batch."""
         batch.finish()
         self._close(batch)
 
     def recover(self, batch: Batch[C], in_doubt: Callable[[C], BaseException]) -> None:
-        """Finish for a leader that was stopped: see `Batch`. One that was only passed over may
-        still go on, so nobody else is to serve what it took."""
+        """Finish the batch of an interrupted leader: see `Batch`. A leader that was only passed
+        over may still continue, so its calls must not be served by another."""
         if batch.leader is not None and batch.leader.is_running():
             batch.fail(in_doubt)
         else:
@@ -287,7 +287,7 @@ class GroupCommit(CallQueue[C]):
         return result
 
     def _repair(self) -> None:
-        """Put right what a leader left that was stopped."""
+        """Repair what an interrupted leader left."""
         batch = self._batch
         if batch is not None:
             self._mend(batch)
@@ -300,7 +300,7 @@ class GroupCommit(CallQueue[C]):
 
 
 def _settle(calls: Sequence[QueuedCall]) -> None:
-    """Tell the callers of those that are answered: threads one by one, loops once each."""
+    """Wake the callers whose calls are answered: threads one by one, event loops once each."""
     crowds: dict[Any, list[Any]] = {}
     for call in calls:
         if call.done or not call.is_answered():

@@ -34,14 +34,14 @@ class ForkAware:
     """An owner that hears of forks: each method is called around a fork of this process."""
 
     def _before_fork(self, forker: FrameType) -> None:
-        """Get ready: what is locked now stays locked in the child. `forker` is the frame that
-        forks."""
+        """Prepare for a fork: what is locked now stays locked in the child. `forker` is the frame
+        that forks."""
 
     def _after_fork_in_parent(self) -> None:
         """Go on."""
 
     def _after_fork_in_child(self) -> None:
-        """Forget what belongs to the parent."""
+        """Drop what belongs to the parent."""
 
 
 _owners: WeakSet[ForkAware] = WeakSet()
@@ -56,7 +56,7 @@ def watch_forks(owner: ForkAware) -> None:
 
 
 def _tell(hook: Callable[[ForkAware], None]) -> None:
-    """Tell all owners, whatever one of them raises: the interpreter reports what comes out."""
+    """Notify all owners, even if one of them raises: the interpreter reports exceptions."""
     first: BaseException | None = None
     for owner in list(_owners):
         try:
@@ -94,7 +94,7 @@ Job = Callable[[], Any]
 
 
 class Background:
-    """Runs jobs in order of arrival; what they raise is theirs to handle."""
+    """Runs jobs in order of arrival. Jobs have to handle their own exceptions."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -103,7 +103,7 @@ class Background:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a thread, at work or idle."""
+        """Whether there is a thread, working or idle."""
         return self._thread is not None
 
     def submit(self, job: Job) -> None:
@@ -115,14 +115,14 @@ class Background:
             thread.start()
 
     def stop(self) -> threading.Thread | None:
-        """Have the thread end when it has done what came before; a later job starts another."""
+        """Let the thread end after the jobs so far; a later job starts another."""
         thread = self._thread
         if thread is not None:
             self._jobs.put(None)
         return thread
 
     def finish(self) -> None:
-        """The same, and wait for it."""
+        """As `stop`, and wait for it."""
         thread = self.stop()
         if thread is not None and thread.is_alive():
             thread.join()
@@ -139,7 +139,7 @@ class Background:
                 return
 
     def _retire(self) -> bool:
-        """Whether this thread may end: what came meanwhile must not be left behind."""
+        """Whether this thread may end: no job has arrived meanwhile."""
         self._thread = None
         if self._jobs.empty():
             return True

@@ -45,7 +45,8 @@ class Queue:
             return False
 
     def leader(self) -> Waiter | None:
-        """The first who is still there. Those before it who ended without leaving are removed."""
+        """The first waiter that is still there. Those before it that ended without leaving are
+        removed."""
         waiters = self._waiters
         has_removed = False
         while True:
@@ -141,7 +142,7 @@ Q = TypeVar("Q", bound=Queue)
 
 
 class Queues(Generic[Q]):
-    """A queue for each key that somebody waits for; `make` is the kind of queue."""
+    """A queue for each key that has waiters; `make` is the kind of queue."""
 
     __slots__ = ("_by_key", "_make", "_mutex")
 
@@ -159,7 +160,7 @@ class Queues(Generic[Q]):
         return self._by_key.get(key)
 
     def values(self) -> list[Q]:
-        """The queues that somebody is in."""
+        """The queues that have waiters."""
         return list(self._by_key.values())
 
     def join(self, key: str, waiter: Waiter, admit: Callable[[Q], Any] | None = None) -> Q | None:
@@ -217,11 +218,11 @@ class Place(Generic[Q]):
 
     @property
     def failure(self) -> Exception | None:
-        """What those before this one came to, if they shared it."""
+        """The failure of the one it waited for, if that one shared it."""
         return self.waiter.failure
 
     def share(self, error: Exception) -> None:
-        """Let all who wait by now know that this one failed. Only for whoever leads."""
+        """Share a failure with all callers that wait by now. Only for the leader."""
         for waiter in self.queue.waiting():
             waiter.failure = error
 
@@ -325,8 +326,9 @@ class ThreadWaiter(Waiter):
         self._frame = None
 
     def rest(self, seconds: float | None = None) -> None:
-        """Sleep until woken, for at most `seconds`, and not so long that nobody would notice a
-        leader that has ended. The first time it only gets ready to be woken: look once more."""
+        """Sleep until woken, for at most `seconds`, and only briefly, so that a leader that has
+        ended is noticed. The first call only prepares to be woken: check the queue again before the
+        second."""
         bell = self._bell
         if bell is None:
             bell = threading.Lock()
@@ -338,7 +340,7 @@ class ThreadWaiter(Waiter):
             self._look_s = min(2 * self._look_s, LAST_LOOK_S)
 
     def sleep(self, seconds: float | None = None) -> None:
-        """The same for a leader, which need not watch for the end of the one before it."""
+        """As `rest`, for a leader, which has nobody ahead of it to watch."""
         bell = self._bell
         if bell is None:
             self.rest()

@@ -75,14 +75,14 @@ class TaskWaiter(Waiter):
         self._task = _nobody
 
     async def rest(self, seconds: float | None = None) -> None:
-        """Sleep until woken, for at most `seconds`, and not so long that nobody would notice a
-        leader that has ended."""
+        """Sleep until woken, for at most `seconds`, and only briefly, so that a leader that has
+        ended is noticed."""
         if seconds is None or self._look_s < seconds:
             seconds, self._look_s = self._look_s, min(2 * self._look_s, LAST_LOOK_S)
         await self.sleep(seconds)
 
     async def sleep(self, seconds: float | None = None) -> None:
-        """The same for a leader, which need not watch for the end of the one before it."""
+        """As `rest`, for a leader, which has nobody ahead of it to watch."""
         woken = self._woken()
         assert woken is not None
         timer = None
@@ -154,7 +154,7 @@ class _Server(Protocol):
     def withdraw(self, call: Any) -> bool: ...
 
     def look(self) -> None:
-        """See to it that somebody leads."""
+        """Make sure that there is a leader."""
         ...
 
 
@@ -298,7 +298,7 @@ class Pump(Generic[C]):
             leader.add_done_callback(self._ended)
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait for what is under way."""
+        """Wait for calls in flight."""
         if self._leaders:
             await asyncio.wait(list(self._leaders), timeout=timeout_s)
 

@@ -170,7 +170,7 @@ class _Statements:
         return [_statement(f"SELECT version FROM {self.versions}")]
 
     def create(self) -> list[_Statement]:
-        """One batch, hence one transaction; harmless to whoever does the same at once."""
+        """One batch, so one transaction; harmless if several processes do it at once."""
         return [
             _statement(
                 f"CREATE TABLE IF NOT EXISTS {self.table} (key TEXT PRIMARY KEY NOT NULL, "
@@ -306,7 +306,7 @@ class D1Store(RestStore):
         return HttpCall("POST", self._path, body)
 
     def _results(self, reply: RestReply) -> list[Any]:
-        """One result per statement, or an exception of ours."""
+        """One result per statement, or an error translated."""
         try:
             results: list[Any] = result_of(reply, f"D1 database {self.database}")
         except CloudflareRefused as no:

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def call_error(target: str, error: Any, doubt: str = "") -> PenstockError:
-    """What a call raised, as one of ours; `doubt` is added where the server may have obeyed."""
+    """The error for an exception of grpcio; `doubt` is added if the server may have acted."""
     status, details = error.code(), error.details() or "no details"
     kind = _MISTAKES.get(status, StoreUnavailableError)
     doubt = doubt if kind is StoreUnavailableError else ""
@@ -53,7 +53,7 @@ def call_error(target: str, error: Any, doubt: str = "") -> PenstockError:
 
 
 class Channels(ForkAware, Generic[S, T]):
-    """`stubs` and `astubs` make of a channel what is called on it. Opened at the first call."""
+    """Channels, opened with the first call; `stubs` and `astubs` make stubs of a channel."""
 
     _opened: tuple[grpc.Channel, S] | None
 

@@ -47,9 +47,9 @@ _WHOLE_PER_SENT = 4
 
 
 class Inbox(Protocol):
-    """What is kept of a client's bytes until it is answered. `unread` is how much that is, apart
-    from what was reserved; `has_more` tells whether `ClientConnection.serve` could go on without
-    further bytes."""
+    """The received bytes of a client until they are answered. `unread` is how many there are,
+    without what was reserved; `has_more` says whether `ClientConnection.serve` could continue
+    without further bytes."""
 
     @property
     def unread(self) -> int: ...
@@ -61,15 +61,16 @@ class Inbox(Protocol):
         """Keep what has arrived."""
 
     def rest(self) -> bytes:
-        """What has arrived and was not taken."""
+        """The bytes that have arrived and were not taken."""
 
     def forget(self) -> None:
         """Drop everything: nothing of it will be served."""
 
 
 class ClientConnection(asyncio.Protocol):
-    """`since` is when it last changed: became idle, began a request, was told to wait. `arrived`
-    is when the last bytes came, by `perf_counter`. `is_known` tells its group."""
+    """One client's connection. `since` is when its state last changed: it became idle, began a
+    request, or had to wait. `arrived` is when the last bytes arrived, by `perf_counter`. `is_known`
+    says which group it is in."""
 
     __slots__ = (
         "_charged",
@@ -141,7 +142,7 @@ class ClientConnection(asyncio.Protocol):
             self.close()
 
     def finish(self) -> None:
-        """What is sent next is the last."""
+        """Close the connection after the next reply."""
         self._state |= _OVER
 
     def wait(self) -> None:
@@ -443,7 +444,7 @@ class ClientConnection(asyncio.Protocol):
     # TLS.
 
     def _say_goodbye(self) -> None:
-        """Tell a TLS peer that nothing more comes, so that it knows that nothing was cut off."""
+        """Send the TLS close alert, so that the peer knows that nothing was cut off."""
         tls = self._tls
         if tls is None or not tls.is_established:
             return

@@ -32,7 +32,7 @@ _log = logging.getLogger("penstock.service")
 
 
 class Http2Application(Protocol):
-    """What answers the requests of HTTP/2 connections."""
+    """Answers the requests of HTTP/2 connections."""
 
     options: Http2Options
 
@@ -55,7 +55,7 @@ class Http2Application(Protocol):
 
 
 class _Inbox:
-    """What has arrived and was not fed to the protocol yet."""
+    """The bytes that have arrived and were not fed to the protocol yet."""
 
     __slots__ = ("_http2", "waiting")
 
@@ -86,8 +86,8 @@ class _Inbox:
 
 
 class Http2Client(ClientConnection):
-    """One client that speaks HTTP/2. `http2` is for applications to answer with; `has_asked` tells
-    whether it has made a request that only known clients make."""
+    """One client that speaks HTTP/2. Applications answer with `http2`; `has_asked` says whether it
+    has made a request that needs authentication."""
 
     __slots__ = ("_application", "_arrivals", "_is_due", "_pinged", "_serve", "has_asked", "http2")
 
@@ -121,8 +121,8 @@ class Http2Client(ClientConnection):
         return name[0] if isinstance(name, tuple) else ""
 
     def regroup(self, is_known: bool) -> bool:
-        """Let it have the share of those whose request this is. One that has asked what only known
-        clients ask stays known. Returns False if there is no place."""
+        """Move it to the group of its request. A client that has made a request that needs
+        authentication stays known. Returns False if the group has no place."""
         if is_known:
             self.has_asked = True
             return self.is_known or self._listener.promote(self)
@@ -136,8 +136,8 @@ class Http2Client(ClientConnection):
         self._flush()
 
     def shut_down(self) -> None:
-        """Take no more requests, and part when those at work are answered. Called again, it does
-        not wait for the client to have heard of it."""
+        """Accept no more requests, and close when those in progress are answered. A second call
+        does not wait for the client to acknowledge that."""
         self.http2.shutdown()
         self._flush()
 

@@ -168,8 +168,8 @@ class Listener(ABC):
         self._ticker = self.loop.call_later(_TICK_S, self._tick)
 
     def _expire(self, connections: list[ClientConnection], start: int) -> None:
-        """Close those that are out of time, some at once: ten thousand idle ones must not make
-        the others wait for all of them."""
+        """Close connections that are out of time, some at a time: ten thousand idle ones must not
+        delay the others."""
         for connection in connections[start : start + _EXPIRED_AT_ONCE]:
             # One connection's trouble must not stop the clock for the others.
             with contextlib.suppress(Exception):

@@ -34,7 +34,7 @@ __all__ = ["UNIT_BYTES", "ClientGroup", "ConnectionBounds"]
 
 
 UNIT_BYTES = 512
-"""Work is counted in units: one per request, and one for so many bytes that it brings or gets."""
+"""Work is counted in units: one per request, and one per this many bytes of request and reply."""
 
 AnyBounds = TypeVar("AnyBounds", bound="ConnectionBounds")
 
@@ -48,29 +48,29 @@ class ConnectionBounds:
     """Beside `connections`. One more displaces the oldest of them."""
 
     system_bytes: int = 65_536
-    """What the system is asked to hold of one connection, each way; it may take twice as much. That
-    is also the most that is read at once. Left alone it would hold dozens of megabytes."""
+    """The size of the system's buffers of one connection, each way; the system may take twice as
+    much. That is also the most that is read at once. By default it would be dozens of megabytes."""
 
     unread_bytes: int = 32_768
     """Of one connection, behind a request that is not answered yet; above it nothing is read, until
     half of it is left."""
 
     buffered_bytes: int = 64 * 2**20
-    """Requests that are not whole or not answered and replies that are not taken, all connections
-    together. Beyond it, whoever brings more than a little is turned away."""
+    """Bytes of unanswered requests and unread replies, for all connections together. Beyond it,
+    clients that send more than a little are rejected."""
 
     stranger_buffered_bytes: int = 16 * 2**20
 
     light_bytes: int = 2_048
-    """A connection that brings no more than this brings little, and is served before the others."""
+    """A connection that sends no more than this sends little, and is served before the others."""
 
     slice_units: int = 32
-    """What one connection may do before the others are looked at; a stranger one request
+    """The units that one connection may use before the others are served; a stranger one request
     over HTTP/1.1."""
 
     turn_units: int = 256
-    """What all may do before the event loop goes on with other things, such as other listeners;
-    those who bring more than a little, half of it."""
+    """The units that all connections may use before the event loop does other things, such as
+    serving other listeners; half of it for clients that send more than a little."""
 
     stranger_turn_units: int = 16
 
@@ -112,10 +112,11 @@ _MAX_REST_S = 1.0
 
 
 class ClientGroup:
-    """`connections` are the group's, the oldest first; `buffered` is what their bytes take up.
-    `units` is what may still be done before the loop goes on. `arrivals` are those that should
-    have been served at once and found no units, `queue` the others that wait to be served.
-    `answering_s` is what answers that were waited for have taken since the last turn."""
+    """The clients that share their bounds. `connections` are in order of age, the oldest first;
+    `buffered` is the size of their bytes. `units` is what may still be used in this turn of the
+    loop. `arrivals` are connections that should have been served at once but found no units,
+    `queue` the others that wait. `answering_s` is the time that answers which had to wait have
+    taken since the last turn."""
 
     __slots__ = (
         "_is_due",

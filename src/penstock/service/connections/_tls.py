@@ -32,7 +32,7 @@ class TlsFilter:
 
     @property
     def protocol(self) -> str | None:
-        """What was agreed on by ALPN, if anything was."""
+        """The protocol agreed on by ALPN, if any."""
         return self._object.selected_alpn_protocol()
 
     def decrypt(self, data: bytes) -> bytes:
@@ -47,13 +47,13 @@ class TlsFilter:
             return b""
 
     def encrypt(self, text: bytes) -> bytes:
-        """What to send for a text; nothing where no text can be sent any more, or yet."""
+        """The bytes to send for a text; none if no text can be sent yet, or any more."""
         with contextlib.suppress(ssl.SSLError):
             self._object.write(text)
         return self._outgoing.read()
 
     def output(self) -> bytes:
-        """What TLS itself has to say."""
+        """The bytes that TLS itself has to send."""
         return self._outgoing.read()
 
     def close(self) -> bytes:

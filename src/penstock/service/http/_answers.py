@@ -76,8 +76,8 @@ CODES: dict[str, tuple[int, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One refusal. `headers` are further header lines, without their line ends; `reason` tells
-    apart what has the same code."""
+    """An error reply. `headers` are further header lines, without their line ends; `reason`
+    distinguishes errors with the same code."""
 
     code: str
     detail: str
@@ -141,8 +141,8 @@ def problem_of(error: BaseException) -> Problem:
 
 
 Work: TypeAlias = "Callable[[], Coroutine[Any, Any, bytes]]"
-"""What to await for a reply: called when there is a place for it, or begun, where it is a `Later`
-that can be."""
+"""How to get a reply that has to wait: called when there is a place for it, or begun, if it is a
+`Later` that can be."""
 
 Answer: TypeAlias = "bytes | Work"
 """A whole reply, or what will make one when the store has spoken."""
@@ -155,8 +155,8 @@ _MAX_LABELS = 1_024
 
 
 class Label:
-    """What is said of one limit. `lines` are its header lines, up to where its numbers begin;
-    `headers` makes all of them."""
+    """The headers of one limit. `lines` are its header lines up to the numbers; `headers` makes all
+    of them."""
 
     __slots__ = ("headers", "lines", "strategy")
 

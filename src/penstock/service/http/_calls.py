@@ -209,7 +209,7 @@ class Calls:
         return self._answers.policy_label(self._service.policies.get(name), name, decision)
 
     def _axis_label(self, name: str, axis: str, decision: Decision) -> Label:
-        """The label of one of several axes: what is said is all about that one."""
+        """The label of one of several axes, which alone is reported."""
         policy = self._service.policies.get(name)
         strategy = None if policy is None else policy.axes.get(axis)
         if strategy is None:

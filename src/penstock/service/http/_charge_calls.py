@@ -62,7 +62,7 @@ class ChargeCalls:
     def check_read(
         self, judge: Judge, told: dict[str, Any], cost: int
     ) -> bytes | AwaitedJudgement | None:
-        """The same for what compiled code has read; None where it has to be awaited."""
+        """As `check`, for a request that compiled code has read; None if it has to be awaited."""
         asked = judge.judge(told, cost)
         if isinstance(asked, Judgement):
             return self._judged(asked, legacy=False)
@@ -172,7 +172,7 @@ class ChargeCalls:
         return _NO_LIMITS if judged.limits is None else self.form(judged.limits)
 
     def form(self, limits: PolicyLimits) -> VerdictForm:
-        """How the verdicts of these limits are told."""
+        """The form of the verdicts of these limits."""
         form = self._forms.get(limits)
         if form is None:
             if len(self._forms) >= _MAX_FORMS:
@@ -200,8 +200,8 @@ class AwaitedJudgement:
 
 
 class VerdictForm:
-    """What every verdict of the same limits has in common, put into words once. `compiled` makes
-    the same replies about those that were asked for in the usual way, if it can."""
+    """What all verdicts of the same limits have in common, formatted once. `compiled` makes the
+    same replies for requests of the common form, if it can."""
 
     def __init__(self, limits: Mapping[str, Limit]) -> None:
         self._names = [json.dumps(name) for name in limits]
@@ -259,8 +259,8 @@ class VerdictForm:
 
 
 def _compiled(limits: Mapping[str, Limit], shadows: str) -> Any:
-    """What makes whole replies about verdicts of these limits, to the byte as `VerdictForm` does;
-    None where that is not compiled."""
+    """A compiled function that makes replies about verdicts of these limits, byte for byte as
+    `VerdictForm` does; None if it is not compiled."""
     if native is None:
         return None
     words = [

@@ -106,7 +106,7 @@ ESSENTIAL = frozenset(
 """The headers that an answer may depend on, apart from the length of the body."""
 
 CLIENT_LEAD = b"GET /check/"
-"""What stands before the name of a client in the first line."""
+"""The start of the first line, before the name of a client."""
 
 _CLIENT = re.compile(
     rb"%b((?:[A-Za-z0-9\-._~!$&'()*+,;=:@]|%%[0-9A-Fa-f]{2})+)(?=[ ?])" % CLIENT_LEAD
@@ -117,8 +117,8 @@ Reduced: TypeAlias = tuple[bytes, int, "bytes | None"]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the first line and the headers say. Names of headers are in lower case. `is_modern`
-    means HTTP/1.1, and that the request may be told to go on."""
+    """The first line and the headers. Names of headers are in lower case. `is_modern` means
+    HTTP/1.1, so that the client may be sent 100 Continue."""
 
     method: str
     path: str
@@ -159,8 +159,8 @@ def parse_head(raw: bytes, bounds: Bounds) -> Head:
 
 
 def reduce_head(raw: bytes, bounds: Bounds) -> Reduced:
-    """Check the head in `raw`, and leave out what no answer depends on. Whatever is wrong with what
-    stays is for whoever parses that to find."""
+    """Validate the head in `raw`, and remove what no answer depends on. The rest is validated when
+    it is parsed."""
     if native is not None:
         reduced: Reduced | None = native.reduced_head(raw, bounds.head_fields, CLIENT_LEAD)
         if reduced is not None:
@@ -308,8 +308,8 @@ _NAMES = {
 
 
 class Hosts:
-    """The names under which this service is asked: those that are given, where `*.example.com`
-    stands for all names under it, and those of this machine itself."""
+    """The host names of this service: the given ones, where `*.example.com` means all names below
+    it, and those of this machine."""
 
     def __init__(self, names: Iterable[str]) -> None:
         given = {name.lower().strip("[].") for name in names}

@@ -359,7 +359,7 @@ def _answer(text: str, schema: Any, headers: dict[str, str] | None = None) -> di
 
 
 def _problems() -> dict[str, Any]:
-    """One response for every status that a refusal may have."""
+    """One response for every status of an error."""
     texts: dict[str, list[str]] = {}
     for code, (status, meaning) in CODES.items():
         texts.setdefault(str(status), []).append(f"`{code}`: {meaning}")

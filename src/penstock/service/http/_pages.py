@@ -91,8 +91,8 @@ _GAUGES = {
 
 
 def policy_lines(counted: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
-    """What was counted for each policy, as `Tally.counts` gives it: by far the longest part where
-    there are many."""
+    """The counts of each policy, as from `Tally.counts`: by far the longest part if there are
+    many."""
     labels = {name: f'policy="{_escaped(name)}"' for name in counted if "/" not in name}
     for name, text, each in _PER_POLICY:
         samples = (
@@ -140,7 +140,7 @@ _PER_POLICY = (
 
 
 SHARED_GAUGES = ("penstock_slots_limit", "penstock_slots_in_flight")
-"""What each worker tells of a pool that they all share, as it was when it last looked."""
+"""Gauges of a pool that all workers share, which each reports as of its last look."""
 
 _RECLAIMED = "Slots taken back from holders that fell silent."
 
@@ -201,14 +201,14 @@ Page: TypeAlias = "Callable[[bool, bytes], Answer]"
 
 
 class Pool(Protocol):
-    """Who knows what the other workers have counted: a scrape reaches any of them."""
+    """Knows the metrics of all workers, any of which a scrape may reach."""
 
     async def total(self) -> bytes:
         """The counts of all workers, of this one as of now, as `/metrics` shows them."""
 
 
 Told: TypeAlias = tuple[int, bytes, bytes]
-"""The status, and what strangers and others are told."""
+"""The status, and the bodies for strangers and for others."""
 
 
 class Pages:
@@ -257,7 +257,7 @@ class Pages:
         return self._answers.plain(status, bodies[trusted])
 
     async def _looked(self) -> tuple[Told, Told]:
-        """What those are told who ask whether requests are decided, and who ask for the store."""
+        """The answers of /ready and /ready?store=1."""
         ready = await self._service.ready()
         ok = ready.ok and not self._stopping()
         return self._told(ready, ok), self._told(ready, ok and ready.store_ok)
@@ -305,7 +305,7 @@ class Pages:
         return self._answers.plain(200, page, HTML, _POLICY)
 
     def to_docs(self, _body: bytes) -> Answer:
-        """Where those are led who ask for nothing in particular, as a browser does."""
+        """The redirect from / to /docs, for browsers."""
         return self._answers.plain(303, b"", TEXT, ("Location: /docs",))
 
 

@@ -29,9 +29,9 @@ _STEPS = 384
 
 
 class ChunkReader:
-    """Feed it bytes until `body` is there; what lies behind the body is returned. `has_more` means
-    that it has bytes that it has not looked at: feed it, be it with nothing. `steps` is how many
-    parts of chunks it has read since it was fed."""
+    """Decodes a chunked body. Feed it bytes until `body` is there; what follows the body is
+    returned. `has_more` means that it has bytes that it has not parsed yet: feed it again, even
+    with nothing. `steps` is how many parts of chunks it has read since it was fed."""
 
     def __init__(self, max_bytes: int) -> None:
         self.body: bytes | None = None
@@ -64,7 +64,7 @@ class ChunkReader:
 
     @property
     def unread_bytes(self) -> int:
-        """That it has not looked at."""
+        """How many bytes it has not parsed yet."""
         return len(self._data) - self._at
 
     def _read_size(self) -> bool:
@@ -195,11 +195,11 @@ class Reader:
 
     @property
     def held(self) -> bytes:
-        """What is kept, if nothing of it was taken yet."""
+        """The bytes that are kept, if none of them was taken yet."""
         return self._data if self._route is None and not self._at else b""
 
     def drop(self) -> None:
-        """What is kept has been answered."""
+        """Drop the bytes that are kept, which have been answered."""
         if self.unread:
             self._advance(len(self._data))
 
@@ -245,7 +245,7 @@ class Reader:
         return self._data.startswith(text, self._at)
 
     def rest(self) -> bytes:
-        """What was not taken."""
+        """The bytes that were not taken."""
         return self._data[self._at :]
 
     def forget(self) -> None:

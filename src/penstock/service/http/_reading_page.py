@@ -159,7 +159,7 @@ def _table(rows: list[tuple[str, str, dict[str, Any]]]) -> Iterator[str]:
 
 
 def _linked(kind: str) -> str:
-    """With the names of types as links to where they are told."""
+    """The text with the names of types as links to their sections."""
     words = escape(kind).split(" ")
     types = openapi()["components"]["schemas"]
     return " ".join(
@@ -169,7 +169,7 @@ def _linked(kind: str) -> str:
 
 
 def _types(schemas: dict[str, Any]) -> Iterator[str]:
-    """What fields are named after; a refusal has a section of its own."""
+    """The types that fields refer to; the error has a section of its own."""
     yield '<h2 id="types">Types</h2>'
     for name, schema in schemas.items():
         if "properties" in schema and name != "Problem":
@@ -178,7 +178,7 @@ def _types(schemas: dict[str, Any]) -> Iterator[str]:
 
 
 def _errors(document: dict[str, Any]) -> Iterator[str]:
-    """Each status of a refusal once: they are the same for every call."""
+    """Each status of an error once: they are the same for every call."""
     found: dict[str, str] = {}
     for methods in document["paths"].values():
         for operation in methods.values():

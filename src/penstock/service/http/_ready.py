@@ -31,8 +31,8 @@ __all__ = ["ready_checks", "whole_requests"]
 def ready_checks(
     service: Service, answers: Answers, bounds: Bounds, charges: ChargeCalls
 ) -> dict[str, Any]:
-    """What answers a path in compiled code, by path; nothing, where nothing is compiled or the
-    store has to be awaited."""
+    """The compiled check of each path; empty if nothing is compiled or the store has to be
+    awaited."""
     if native is None or not (service.store.answers_at_once or service.store.begin):
         return {}
     limits = _ReadyLimits(service, answers)
@@ -46,13 +46,13 @@ def ready_checks(
 
 
 def whole_requests(routes: Routes, bounds: Bounds) -> Any:
-    """What answers whole requests for known routes, where there are ready checks."""
+    """Answers whole requests for known routes, if there are compiled checks."""
     return native.WholeRequests(routes.known, bounds.head_bytes, bounds.head_fields, CLIENT_LEAD)
 
 
 class _ReadyLimits:
-    """Limits that are decided at once, with what is said of them; None for any other. They are
-    remembered by what decides, of which a policy that was changed has another."""
+    """Limits that are decided at once, with their labels; None for all others. They are cached by
+    their `decide` function, which is another one after a policy was changed."""
 
     def __init__(self, service: Service, answers: Answers) -> None:
         self._service = service
@@ -118,7 +118,7 @@ class _ReadyLimits:
 
 
 def _is_ready(entry: Entry) -> bool:
-    """Whether its decisions are there at once, or told by a call."""
+    """Whether its decisions are available at once, or by a callback."""
     limiter = entry.limiter
     if limiter is None:
         return False
@@ -126,8 +126,8 @@ def _is_ready(entry: Entry) -> bool:
 
 
 class _ReadyPolicies:
-    """Policies of several limits that decide at once, with what is said of them; None for any
-    other. They are remembered by what judges, of which a policy that was changed has another."""
+    """Policies of several limits that decide at once, with their forms; None for all others. They
+    are cached by their judge, which is another one after a policy was changed."""
 
     def __init__(self, service: Service, charges: ChargeCalls) -> None:
         self._service = service
@@ -159,8 +159,8 @@ class _ReadyPolicies:
         return made
 
     def _of_plan(self, judge: Judge, plan: Any) -> Any:
-        """The limits for those who name a plan, or for those who name none; None if they are not
-        there, or neither compiled nor told by a call."""
+        """The limits for requests with a plan, or without one; None if there are none, or they are
+        neither compiled nor on a store with `begin`."""
         limits = judge.limits.of_plan(plan)
         if limits is None or (limits.gate is None and not limits.can_begin):
             return None

@@ -54,7 +54,7 @@ class Route:
         self.shaped = self.last or self.bare
 
     def with_answer(self, answer: Callable[[bytes], Answer], problem: Problem | None) -> Route:
-        """The same for another answer."""
+        """The same route with another answer."""
         return Route(
             answer,
             self.max_bytes,

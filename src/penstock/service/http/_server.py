@@ -101,8 +101,8 @@ class HttpConnection(ClientConnection):
         return units - left
 
     def _agreed_on_http2(self) -> bool:
-        """Whether HTTP/2 is what TLS was set up for, and something has come; whether that is HTTP/2
-        is for HTTP/2 to tell."""
+        """Whether TLS has agreed on HTTP/2, and bytes have arrived; the HTTP/2 connection validates
+        them."""
         return self._tls is not None and self._reader.unread > 0 and self._tls.protocol == "h2"
 
     def serve_whole(self, data: bytes) -> int:
@@ -194,8 +194,8 @@ class HttpConnection(ClientConnection):
             self.since: float = self._server.now
 
     def _regroup(self, route: Route) -> None:
-        """Let it have the share of those whose request this is. A client that has shown the token
-        stays known, whatever it asks for."""
+        """Move it to the group of its request. A client that has presented the token stays known,
+        whatever it asks for."""
         if route.is_known:
             if not self._server.promote(self):
                 self._server.shed += 1
@@ -219,8 +219,8 @@ class HttpConnection(ClientConnection):
 
 
 class HttpServer(Listener):
-    """Serves `service`: to those who have the `token`, if there is one, and under the names in
-    `hosts`, if they are given. Calls of gRPC are answered by `grpc`, if they are to be."""
+    """Serves `service` over HTTP: to clients that have the `token`, if there is one, and for the
+    host names in `hosts`, if given. Calls of gRPC are answered by `grpc`, if given."""
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ class HttpServer(Listener):
         return HttpConnection(self, tls)
 
     def http2_client(self) -> Http2Client:
-        """A connection that goes on in HTTP/2; how it is encrypted, if it is, it will be told."""
+        """A connection that continues in HTTP/2. Its TLS filter, if any, is set later."""
         return Http2Client(self, self._http2, None)
 
     async def stop(self) -> None:

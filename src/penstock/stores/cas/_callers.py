@@ -309,7 +309,7 @@ class AsyncCaller(_Caller):
             self._woken.set()
 
     def _stop(self, leads: list[_Lead], error: BaseException | None) -> None:
-        """The end of leads that were interrupted. Their caller alone is told why."""
+        """End leads that were interrupted. Only their caller gets the exception."""
         for lead in leads:
             call = lead.entry.call
             if not call.done and not call.is_answered():
@@ -386,7 +386,7 @@ def _resume(pending: dict[int, Step], place: int, flow: CasFlow, answer: Any) ->
 
 
 def _fault(error: Exception) -> Exception:
-    """What a request met. Whatever a driver raises that it is not known for is an outage, too."""
+    """The error of a request. An unknown exception of a driver counts as an outage."""
     if isinstance(error, (ConnectionFailedError, PenstockError)):
         return error
     fault = ConnectionFailedError(f"{type(error).__name__}: {error}", may_have_run=True)

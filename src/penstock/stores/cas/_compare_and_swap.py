@@ -79,7 +79,7 @@ _now_ms = SystemClock().now
 
 
 Found = Mapping[str, Held | None]
-"""What the keys of a batch held."""
+"""The records of the keys of a batch."""
 
 
 class _Attempt:
@@ -128,7 +128,7 @@ class _Attempt:
         return SwapAll((*self.writes, *checks))
 
     def held(self, stamp: str) -> dict[str, Held | None]:
-        """What the written keys hold once this attempt was written."""
+        """The records of the written keys after this attempt."""
         return {
             write.key: Held(write.record, write.version, stamp) if isinstance(write, Swap) else None
             for write in self.writes
@@ -183,7 +183,7 @@ def _record(held: Held | None) -> str | None:
 
 
 class _History:
-    """The attempts of one batch, and those that may yet turn out to have been written."""
+    """The attempts of one batch, among them those that may turn out to have been written."""
 
     def __init__(self, names: str) -> None:
         self._names = names
@@ -269,7 +269,7 @@ def _race(
     memory: RaceMemory,
     history: _History,
 ) -> CasFlow:
-    """Decide and write, anew for each race that is lost."""
+    """Decide and write, again after each lost race."""
     found, is_remembered = yield from _begin(keys, calls, memory, history)
     for race in range(RACES):
         written = history.written(found)
@@ -314,7 +314,7 @@ def _race(
 def _begin(
     keys: Sequence[str], calls: Sequence[Call], memory: RaceMemory, history: _History
 ) -> CasFlow:
-    """What to decide on first, and whether that is only remembered."""
+    """The records to decide on first, and whether they are only remembered."""
     only_looks = all(call.is_all_of(READING) for call in calls)
     if not only_looks and any(map(memory.is_to_be_looked_at, keys)):
         yield from _wait(_LEFT_TO_OTHERS_MS, history)
@@ -329,7 +329,7 @@ def _begin(
 
 
 def _look(keys: Sequence[str], history: _History) -> CasFlow:
-    """What the keys hold, all at one instant."""
+    """The records of the keys, all at one instant."""
     if len(keys) == 1:
         return {keys[0]: (yield from _insist(Read(keys[0]), history))}
     for race in range(RACES):

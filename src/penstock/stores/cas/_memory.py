@@ -28,7 +28,7 @@ _MOST_KEYS = 4096
 _LONGEST_RECORD = 4096
 _YOUNG_S = 0.1
 _STREAK = 32
-"""Writes in quick succession after which a key is looked at."""
+"""After this many writes in quick succession, a key is read first once."""
 _QUIET = 3
 """Looks at a raced key in a row that find it as it was left; then it is raced no more."""
 
@@ -89,7 +89,7 @@ class RaceMemory:
             return entry is not None and (entry.quiet is not None or entry.streak >= _STREAK)
 
     def note_look(self, key: str, found: Held | None) -> None:
-        """What was found after that moment."""
+        """Record what was found after that pause."""
         with self._mutex.hold():
             entry = self._use(key)
             entry.streak = 0

@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Held(NamedTuple):
-    """What a key holds. `stamp` is the backend's own mark of this write, where it has one."""
+    """The record of a key. `stamp` is the backend's own mark of this write, if it has one."""
 
     record: str
     version: str

@@ -24,7 +24,7 @@ __all__ = ["CasStore"]
 R = TypeVar("R")
 
 _AT_ONCE = 32
-"""Distinct keys of one call that are under way together."""
+"""How many distinct keys of one call are worked on at once."""
 
 
 class CasStore(Store, ForkAware):

@@ -94,7 +94,7 @@ _PARTS = {"put_item": "Put", "delete_item": "Delete"}
 
 
 def _part(table: str, write: Swap | Drop | Check) -> dict[str, Any]:
-    """One item of a transaction. Which condition failed is told without what was found instead."""
+    """One item of a transaction. DynamoDB says which condition failed, but not what it found."""
     if isinstance(write, Check):
         keywords = {"TableName": table, "Key": key_of(write.key), **_condition(write.expected)}
         name = "ConditionCheck"
@@ -180,14 +180,15 @@ _SETTINGS = frozenset(
 
 
 def error_code(error: BaseException) -> str:
-    """The code of an error reply; empty for every other fault."""
+    """The code of an error reply; empty for all other errors."""
     response = getattr(error, "response", None)
     code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
     return str(code)
 
 
 def translated(error: BaseException, request: AnyRequest | None, table: str) -> Any:
-    """A Conflict or an exception of ours; what is not a driver's stays itself."""
+    """A Conflict or an error translated; an exception that is not a driver's is returned as it
+    is."""
     if isinstance(error, ConnectionFailedError) or not isinstance(error, Exception):
         return error
     if code := error_code(error):
@@ -242,7 +243,7 @@ def _refused(code: str, error: Any, request: AnyRequest | None, table: str) -> A
 
 
 def _cancelled(text: str, reasons: Sequence[dict[str, str]]) -> Any:
-    """What a transaction is that wrote nothing."""
+    """The answer for a transaction that wrote nothing."""
     codes = {reason.get("Code", "None") for reason in reasons} - {"None"}
     if codes and codes <= _RACED:
         return Conflict()

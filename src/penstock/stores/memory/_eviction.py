@@ -58,7 +58,7 @@ _REACH_MS = 1 << (_BITS * _LEVELS)
 
 
 class Timed(Protocol):
-    """What the wheel files: it must say when it expires, and remember its slot."""
+    """An entry of the wheel: knows when it expires, and its slot."""
 
     expires: int
     slot: dict[Any, Timed]
@@ -132,14 +132,14 @@ _CHANCES = 32
 
 
 def rank_of(decision: Decision) -> int:
-    """What it would cost to forget a key after this decision."""
+    """The rank of a key after this decision."""
     if not decision.allowed:
         return DENIED
     return SPENT if decision.remaining * _NEARLY < decision.limit else IDLE
 
 
 class Record:
-    """What a table keeps under a key."""
+    """The entry of a key in a table."""
 
     __slots__ = ("expires", "kind", "slot", "state")
 

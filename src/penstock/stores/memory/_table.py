@@ -69,7 +69,7 @@ def wrong_kind(key: str | bytes, held: str, wanted: str) -> ConfigInvalidError:
 
 
 def require_ttl(transform: Transform[Any], ttl_ms: Any) -> int:
-    """What a strategy of the user's returned, before it reaches the wheel."""
+    """Validate the ttl that a user's strategy returned."""
     if type(ttl_ms) is not int or not -MAX_SAFE <= ttl_ms <= MAX_SAFE:
         raise ConfigInvalidError(
             f"the strategy {transform.kind!r} returned a ttl_ms of {ttl_ms!r}; "
@@ -280,7 +280,7 @@ class Table:
 
     @property
     def keys(self) -> int:
-        """How many keys there are, those that have expired but not been dropped included."""
+        """How many keys there are, including those that have expired but are not dropped yet."""
         return len(self._records)
 
     @property
@@ -386,11 +386,11 @@ class Table:
 
 
 def _least_size(key: str | bytes) -> int:
-    """What a key takes whatever its state."""
+    """The size of a key without its state."""
     return _RECORD_BYTES + getsizeof(key)
 
 
 def _rank_in(transform: Transform[Any], result: Any, otherwise: int) -> int:
-    """The rank of a key after a transform that told this, if that says anything about it."""
+    """The rank of a key after a transform with this result, if the result contains a decision."""
     decision = transform.decision_in(result)
     return rank_of(decision) if type(decision) is Decision else otherwise

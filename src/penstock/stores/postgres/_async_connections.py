@@ -44,7 +44,7 @@ __all__ = [
 
 
 class _AnyConnection(Protocol):
-    """What a connection can do, of whichever driver."""
+    """The operations of a connection, with either driver."""
 
     async def execute(self, request: PostgresRequest, deadline: float) -> Any: ...
 
@@ -62,7 +62,7 @@ C = TypeVar("C", bound=_AnyConnection)
 
 
 class _Connections(Generic[C]):
-    """`connect` gives a connection to its caller alone, who drops it, `borrow` one that is given
+    """`connect` returns a connection for one caller, which drops it; `borrow` one that is given
     back."""
 
     def __init__(self, set_up: SetUp, where: str) -> None:
@@ -153,7 +153,7 @@ class _PooledConnections(_Connections[C]):
         """Nor here."""
 
     async def _reclaim(self) -> None:
-        """Give back what is lent, also by a leader that did not."""
+        """Give back the connection that is lent, also if a leader was interrupted before it did."""
         while self._lent:
             await self.drop(self._lent[-1])
             self._lent.pop()
@@ -305,7 +305,7 @@ class AsyncpgConnection:
     async def _reply(
         self, ask: Callable[..., Awaitable[Any]], query: Query, deadline: float
     ) -> Any:
-        """What is answered, or what was met instead, in our words."""
+        """The answer, or the driver's error translated."""
         asyncpg: Any = import_module("asyncpg")
         # Until it has come to its end, the connection is not to be used again.
         broken, self._is_broken = self._is_broken, True

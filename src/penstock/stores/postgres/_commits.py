@@ -26,11 +26,12 @@ __all__ = ["AsyncCommits", "SyncCommits"]
 _MOST_CALLS = 256
 """Calls per batch, so that no row is held for long."""
 _LEAST_S = 0.02
-"""What a call must have left of its time, or a twentieth of it, to be sent."""
+"""How much time a call must have left to be sent; a twentieth of the timeout, if that is less."""
 
 
 class _Commits:
-    """What both have: connections, the flows over the table, and the words for what went wrong."""
+    """What both kinds of batches share: connections, the flows over the table, and error
+    messages."""
 
     def __init__(self, connections: Any, flows: PostgresFlows, timeout_ms: int) -> None:
         self.connections = connections
@@ -39,8 +40,8 @@ class _Commits:
         self._timeout_s = timeout_ms / 1000
 
     def _take(self, batch: Batch[Call]) -> list[Call]:
-        """The calls of the batch. Those who have waited so long that a reply would hardly reach
-        them are told now that nothing was charged, and not in a moment that it may have been."""
+        """The calls of the batch. Calls that are too close to their deadline to get a reply fail
+        now, uncharged, rather than in doubt a moment later."""
         too_late = time.monotonic() + min(_LEAST_S, self._timeout_ms / 20_000)
         for call in batch.take(_MOST_CALLS):
             if call.deadline < too_late:
@@ -78,12 +79,12 @@ class _Commits:
         return telling_of_others(error, call.charged)
 
     def _unavailable(self, error: ConnectionFailedError | RefusalError) -> PenstockError:
-        """The end of something that is not a check, and charges nobody."""
+        """The error of an operation that is not a check, and charges nothing."""
         return unavailable(error, self._flows.schema.table, was_sent=False)
 
 
 def _mend(_batch: Batch[Call]) -> None:
-    """After an interrupt: nothing. Who borrows a connection sees whether it is idle."""
+    """Nothing to repair after an interrupt: `borrow` checks whether the connection is idle."""
 
 
 class SyncCommits(_Commits):

@@ -62,9 +62,9 @@ class PostgresTarget:
 
 
 def parse_url(url: str) -> tuple[PostgresTarget, dict[str, Any]]:
-    """The target, and our own options: `schema`, `table`, `driver`, `timeout_ms` and
-    `use_server_time`. All other parameters are the driver's, unless they look like one of ours
-    misspelt: as a driver's, each driver would refuse it in its own words, when it connects."""
+    """The target, and the store's own options: `schema`, `table`, `driver`, `timeout_ms` and
+    `use_server_time`. All other parameters are the driver's, unless they look like a misspelt one
+    of these: otherwise each driver would reject it in its own way, when it connects."""
     try:
         parts = urlsplit(url)
         hosts = parts.netloc.rpartition("@")[2]
@@ -202,7 +202,7 @@ class PooledConnections:
         return connection
 
     def connect(self, deadline: float) -> LibpqConnection:
-        """A connection for its caller alone, who drops it."""
+        """A connection for one caller, which drops it."""
         return self._take([], deadline)
 
     def give_back(self, _connection: LibpqConnection) -> None:
@@ -238,7 +238,7 @@ class PooledConnections:
             lent.pop()
 
     def _reclaim(self) -> None:
-        """Give back what is lent, also by a leader that did not."""
+        """Give back the connection that is lent, also if a leader was interrupted before it did."""
         while self._lent:
             self._put(self._lent[-1])
             self._lent.pop()

@@ -133,7 +133,7 @@ class PostgresFlows:
         self._last_s = 0.0
 
     def run(self, calls: Iterable[Call]) -> PostgresFlow:
-        """Answer the calls. Those that it leaves open, without an error, are to be asked anew."""
+        """Answer the calls. Those that are left open, without an error, have to be sent again."""
         began = time.monotonic()
         open_calls = list(filter(_is_open, calls))
         known: dict[str, str | None] = {}
@@ -162,8 +162,8 @@ class PostgresFlows:
             self._last_s = time.monotonic() - began
 
     def _bound_ms(self, calls: list[Call]) -> int | None:
-        """How long the server may take, if its connection's settings would let it take longer than
-        somebody here has."""
+        """A timeout for the server, if the connection's settings would allow longer than a caller
+        of this batch has."""
         left_s = min(map(_deadline, calls)) - time.monotonic()
         if self._bounds_late and self._last_s < self._timeout_s / 10:
             return None
@@ -172,8 +172,8 @@ class PostgresFlows:
         return max(1, int(left_s * SHARE * 1000))
 
     def _refuse_the_hasty(self, calls: list[Call], bound_ms: int, refusal: RefusalError) -> None:
-        """The server was given as long as the hastiest had. Who has as much time left again is not
-        answered by that."""
+        """Fail the calls that have less time left than the server was given. The others stay
+        open: its timeout was chosen for the caller with the least time."""
         now = time.monotonic()
         for call in calls:
             if (call.deadline - now) * 1000 < bound_ms:
@@ -183,7 +183,8 @@ class PostgresFlows:
     def _round(
         self, calls: list[Call], known: dict[str, str | None], bound_ms: int | None
     ) -> PostgresFlow:
-        """Decide on what is known or guessed, and swap. Returns what was not as guessed."""
+        """Decide on known or guessed records, and swap. Returns the records that were not as
+        guessed."""
         sheet = self._decide(calls, known)
         groups = _groups(calls) if any(map(_spans_keys, calls)) else None
         doubtful = _doubtful(sheet, known, groups or ())
@@ -205,8 +206,8 @@ class PostgresFlows:
         return stale
 
     def _decide(self, calls: list[Call], known: dict[str, str | None]) -> Sheet:
-        """Run the calls. Those whose callers give up from here on are in doubt, if they write; who
-        has given up before is left out."""
+        """Run the calls. From here on a call that writes is in doubt if its caller gives up;
+        callers that have given up before are left out."""
         for call in calls:
             call.in_flight = True
         calls[:] = filterfalse(_has_left, calls)
@@ -263,8 +264,8 @@ class PostgresFlows:
         return not self.schema.has_swap_all
 
     def _are_to_be_locked(self, calls: list[Call]) -> bool:
-        """At once: what races on all it needs, or cannot be swapped as a whole. Who only looks
-        cannot lose, and does not lock."""
+        """Whether to lock at once: all calls are raced, or cannot be swapped as a whole. Calls that
+        only read cannot lose a race, and do not lock."""
         if not self.schema.has_swap_all and any(map(_spans_keys, calls)):
             return True
         if not self.memory.has_raced or all(call.is_all_of(READING) for call in calls):
@@ -272,8 +273,8 @@ class PostgresFlows:
         return all(map(self._is_raced, calls))
 
     def _is_raced(self, call: Call) -> bool:
-        """All of its keys: no row is held while another key is waited for. Of what is written as a
-        whole, one is enough for it to fail."""
+        """Whether all keys of a call are raced: no row is held while waiting for another key. For a
+        call that is written as a whole, one raced key is enough."""
         raced = (self.memory.is_raced(call.steps[place][0]) for place in call.open)
         return any(raced) if call.is_whole else all(raced)
 
@@ -284,9 +285,9 @@ class PostgresFlows:
         is_first: bool,
         bound_ms: int | None,
     ) -> PostgresFlow:
-        """The same, with the keys held from before they are read. A lone one that is stale even so
-        was touched for the first time in between, when it had no row to be held by. As the first
-        round, it tells whether a key is as this process last saw it, and no longer raced."""
+        """As `_round`, with the keys locked before they are read. A single key that is stale
+        nevertheless was created in between, when it had no row to lock. If it is the first round,
+        it also shows whether a key is as this process last saw it, and so no longer raced."""
         names = {encode_key(key): key for key in _open_keys(calls)}
         keys = sorted(names)
         is_claimed = len(keys) > 1
@@ -326,7 +327,7 @@ class PostgresFlows:
             call.now = now
 
     def sweep(self, now: int | None, slice_size: int) -> PostgresFlow:
-        """Drop what is past keeping, slice by slice; returns how many keys that were."""
+        """Delete what may be deleted, slice by slice. Returns how many keys."""
         if now is None:
             [[now]] = yield Query(self.schema.now)
         after, total = b"", 0
@@ -350,7 +351,7 @@ def _open_keys(calls: list[Call]) -> set[str]:
 
 
 def _spans_keys(call: Call) -> bool:
-    """Whether it is to be written as a whole, and that is more than what one key needs anyway."""
+    """Whether a call has to be written as a whole, with more than one key."""
     return call.is_whole and len(call.steps) > 1
 
 
@@ -379,7 +380,8 @@ def _leader(leaders: dict[str, str], key: str) -> str:
 def _confirmed(
     calls: list[Call], sheet: Sheet, stale: dict[str, str | None]
 ) -> Iterable[tuple[str, str | None]]:
-    """What else was there at the instant of what is stale, for calls that rest on both."""
+    """Records that were current at the same instant as the stale ones, for calls that depend on
+    both."""
     for call in calls:
         keys = {step[0] for step in call.steps} if call.is_whole else set()
         if not keys.isdisjoint(stale):

@@ -73,7 +73,7 @@ def _encode(kind: str, value: Any) -> bytes:
 
 
 def find_fault(conninfo: str) -> str | None:
-    """What libpq finds wrong with an address before it connects: a parameter it does not know."""
+    """What libpq rejects in an address before it connects, such as an unknown parameter."""
     try:
         import_module("psycopg.pq").Conninfo.parse(conninfo.encode())
     except import_module("psycopg").Error as error:
@@ -82,7 +82,7 @@ def find_fault(conninfo: str) -> str | None:
 
 
 def connecting(conninfo: str, where: str) -> Generator[tuple[int, int], int, LibpqConnection]:
-    """Connect. Yields (socket, what to wait for): the socket may change on the way."""
+    """Connect. Yields (socket, what to wait for); the socket may change in between."""
     pq: Any = import_module("psycopg.pq")
     pgconn = pq.PGconn.connect_start(conninfo.encode())
     while True:
@@ -124,8 +124,8 @@ def wait(socket: int, what: int, deadline: float) -> int:
 
 
 class LibpqConnection:
-    """One connection. `prepares`: nobody else uses it, so statements can stay prepared. `owner` is
-    the object of the pool that it is from."""
+    """One connection. `prepares`: it is not shared, so statements can stay prepared. `owner` is the
+    object of the pool that it is from."""
 
     def __init__(self, pgconn: Any, where: str, *, prepares: bool, owner: Any = None) -> None:
         self.owner = owner
@@ -147,7 +147,7 @@ class LibpqConnection:
 
     @property
     def is_idle(self) -> bool:
-        """Open, with no statement and no transaction under way."""
+        """Whether it is open, with no statement or transaction in progress."""
         pgconn, pq = self._pgconn, self._pq
         idle: bool = pgconn.transaction_status == pq.TransactionStatus.IDLE
         return idle and (
@@ -237,7 +237,7 @@ class LibpqConnection:
         )
 
     def _rows(self, statement: Statement) -> Waiting:
-        """Send what is left to send, and read all there is for one statement."""
+        """Send the rest of a statement, and read its whole result."""
         pgconn, status = self._pgconn, self._pq.ExecStatus
         if pgconn.flush():
             yield from self._flush()
@@ -274,7 +274,7 @@ class LibpqConnection:
         return self._pgconn.get_result()
 
     def _run_together(self, queries: tuple[Query, ...]) -> Waiting:
-        """Send all, then read; the server passes over what comes after a refusal."""
+        """Send all statements, then read; after a refusal the server skips the rest."""
         if not self._can_pipeline():
             answers = []
             for query in queries:
@@ -289,8 +289,8 @@ class LibpqConnection:
         return rows
 
     def _rows_together(self, queries: tuple[Query, ...]) -> Waiting:
-        """As `_rows`, for each statement in turn, and then the end of them all, which is where a
-        transaction is committed that nobody began."""
+        """As `_rows`, for each statement in turn, and then the end of the pipeline, at which an
+        implicit transaction is committed."""
         status = self._pq.ExecStatus
         yield from self._flush()
         refusal: RefusalError | None = None

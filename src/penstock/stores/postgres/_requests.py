@@ -120,8 +120,8 @@ _ADVICE = {
 def unavailable(
     error: ConnectionFailedError | RefusalError, table: str, *, was_sent: bool
 ) -> PenstockError:
-    """The end of a call that a connection or a server failed. `was_sent`: with a write of this
-    very call under way; a call that only looks, or waits, is never in doubt."""
+    """The error of a call whose connection or server failed. `was_sent`: a write of this call was
+    in flight; a call that only reads, or waits, is never in doubt."""
     if isinstance(error, ConnectionFailedError):
         return StoreUnavailableError(f"{error}; {_effect(was_sent and error.may_have_run)}")
     if error.state in _MISSING:

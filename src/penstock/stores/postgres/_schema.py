@@ -143,12 +143,13 @@ SELECT (SELECT key FROM slice ORDER BY key DESC LIMIT 1), (SELECT count(*) FROM 
 """
 _NOW_MS = "floor(extract(epoch FROM clock_timestamp()) * 1000)::int8"
 SHARE = 0.8
-"""Of the time that a caller has, what the server may take: its word is clearer than its silence."""
+"""The share of a caller's time that the server may take, so that its refusal arrives before the
+deadline."""
 _SETTINGS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
 
 
 def bound(ms: int) -> Query:
-    """Bound what the server may take for what follows in the transaction."""
+    """Set the server's timeout for the rest of the transaction."""
     return Query(_BOUND, (f"{ms}ms",))
 
 
@@ -223,7 +224,7 @@ class Schema:
         self.now: Statement = Statement(f"SELECT {_NOW_MS}", (), ("int8",))
 
     def set_up(self, timeout_ms: int | None) -> PostgresFlow:
-        """For a new connection: bound what the server may take, and see whose table it is."""
+        """For a new connection: set the server's timeouts, and inspect the table."""
         if timeout_ms is not None:
             yield Query(_SET, (f"{max(1, int(timeout_ms * SHARE))}ms",))
         found, mark = yield from self._inspect()
@@ -235,7 +236,8 @@ class Schema:
         self.has_swap_all = True
 
     def init(self) -> PostgresFlow:
-        """Create what is missing, in one transaction, alone; refuse what is not ours."""
+        """Create what is missing, in one transaction under a lock. Rejects a table of another
+        program."""
         yield Query(Statement("BEGIN"))
         yield Query(_LOCK, ([_INIT_LOCK],))
         [[schema]] = yield Query(_NAMESPACE, (f'"{self._schema}"',))

@@ -131,7 +131,7 @@ class _LoopPool:
         self._spare.clear()
 
     def hang_up(self) -> None:
-        """What is left to do when the loop has ended: the sockets close when they are collected."""
+        """Clean up after the loop has ended: the sockets are closed when they are collected."""
         for connection in self._all():
             connection.hang_up()
 
@@ -175,7 +175,7 @@ class _LoopPool:
 async def _within(
     deadline: float, task: asyncio.Task[MultiplexedConnection], where: Address
 ) -> MultiplexedConnection:
-    """The task's result, if in time; the task goes on for whoever comes next."""
+    """The task's result, if in time; the task continues for the next caller."""
     left_s = deadline - asyncio.get_running_loop().time()
     done, _ = await asyncio.wait({task}, timeout=max(0.0, left_s))
     if not done:
@@ -208,20 +208,21 @@ class AsyncConnections:
         self._latest: _LoopPool | None = None
 
     def run(self, flow: RedisFlow, deadline: float | None = None) -> Coroutine[Any, Any, Any]:
-        """Serve a flow's requests to its end, within the time of one call, or of what is left of
+        """Serve a flow's requests to its end, within the time of one call, or what is left of
         it."""
         pool = self._pool()
         call = _AsyncCall(pool, deadline or pool.loop.time() + self.timeout_s)
         return adrive(flow, call.serve, None, call.end)
 
     def begin(self, flow: RedisFlow, told: Told) -> None:
-        """As `run`, without a task as long as none is needed. Whatever is told is told later: what
-        fails at once is raised."""
+        """As `run`, without a task as long as none is needed. The callback is always called later;
+        an error that is known at once is raised."""
         pool = self._pool()
         _BegunCall(pool, pool.loop.time() + self.timeout_s, flow, told).begin()
 
     def go_on(self, flow: RedisFlow, told: Told, deadline: float) -> None:
-        """As `begin`, for a call that was begun before: what fails at once is told."""
+        """As `begin`, for a call that has already begun: an error that is known at once goes to the
+        callback."""
         _BegunCall(self._pool(), deadline, flow, told).go_on()
 
     def ready(self, where: Address | None) -> MultiplexedConnection | None:
@@ -308,8 +309,8 @@ class _AsyncCall:
         return self._pool.discard(request.where)
 
     def end(self, is_well: bool) -> None:
-        """Give back what is pinned, with every reply read. After a failure nobody knows what it is
-        in the middle of."""
+        """Give back the pinned connection, with every reply read. After a failure its state is
+        unknown, so it is closed."""
         pinned, self.pinned = self.pinned, None
         if pinned is None:
             return
@@ -367,7 +368,7 @@ class _BegunCall(_AsyncCall):
         self._ask(next(self._flow))
 
     def go_on(self) -> None:
-        """As `begin`; what fails at once is told as well."""
+        """As `begin`; an error that is known at once goes to the callback as well."""
         self._go_on(self._flow.send, None)
 
     # As what is told the replies.

@@ -64,7 +64,7 @@ SENTINEL_OPTIONS = {"sentinel_username": "username", "sentinel_password": "passw
 
 @dataclass(slots=True)
 class ParsedUrl:
-    """`url` is what the driver understands of it, with the `parameters`; the rest is ours."""
+    """`url` and `parameters` are for the driver; the rest is for the store."""
 
     url: str
     hosts: list[tuple[str, int]]
@@ -210,7 +210,7 @@ class ConnectionFactory:
 
 
 def _quiet(connection_class: type[Any]) -> dict[str, Any]:
-    """No round trips to announce the library's name, where it can be told so."""
+    """Options that spare the round trips in which the driver announces its name, if it has them."""
     accepted = _accepted(connection_class)
     if "driver_info" in accepted:
         return {"driver_info": None}
@@ -229,7 +229,8 @@ def _accepted(connection_class: type[Any]) -> set[str]:
 
 @dataclass(slots=True)
 class Deployment:
-    """A topology, and what makes connections for sync and for async calls, if the client can."""
+    """A topology, and factories of connections for sync and for async calls, as far as the client
+    supports them."""
 
     topology: Topology
     sync_factory: ConnectionFactory | None
@@ -270,7 +271,7 @@ def _factory_of_url(parsed: ParsedUrl, driver: Any) -> ConnectionFactory:
 
 
 def _require_known(parsed: ParsedUrl, connection_class: type[Any]) -> None:
-    """A parameter that nobody knows is a mistake, and would be ignored without a word."""
+    """Reject an unknown parameter, which would otherwise be ignored."""
     accepted = _accepted(connection_class)
     for name in parsed.parameters:
         if name not in accepted:
@@ -336,7 +337,8 @@ def _of_sentinel(pool: Any) -> tuple[Topology, ConnectionFactory]:
 
 
 def _plain_class(connection_class: type[Any]) -> type[Any]:
-    """The class below a sentinel-managed one: it connects where it is told to."""
+    """The plain connection class below a sentinel-managed one, which connects to a given
+    address."""
     return next(
         base
         for base in connection_class.__mro__

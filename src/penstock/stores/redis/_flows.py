@@ -120,7 +120,7 @@ class _Batch:
         raise self._outrun()
 
     def _look(self) -> RedisFlow:
-        """What the keys hold, and the server's time."""
+        """The records of the keys, and the server's time."""
         keys = list(dict.fromkeys(self._keys))
         names = [key.encode() for key in keys]
         # A WATCH that an earlier call left behind would fail this one's EXEC for no reason.
@@ -140,7 +140,7 @@ class _Batch:
         return dict(zip(keys, raws, strict=True)), ms_of(time)
 
     def _commit(self, writes: Sequence[Command]) -> RedisFlow:
-        """True when written, False when somebody else was first."""
+        """True if written, False if another client was first."""
         try:
             replies = yield Exchange(None, ((b"MULTI",), *writes, (b"EXEC",)), pinned=True)
         except ConnectionFailedError as error:
@@ -275,8 +275,7 @@ class RedisFlows:
         return plan
 
     def rest_of(self, first: Any, heard: Any) -> RedisFlow:
-        """The rest of a call whose first exchange was answered by something else than what was
-        asked for."""
+        """The rest of a call whose first exchange got something other than an answer."""
         steps, plan, now = first.steps, first.plan, first.now
         keys = [step[0] for step in steps]
         _, transform, cost, _ = steps[0]
@@ -422,7 +421,7 @@ def _command_set(
 
 
 def _answers(reply: list[int], count: int, transform: Transform[Any], cost: int) -> list[Decision]:
-    """From what the script of `_command_set` replied about `count` keys."""
+    """The results for `count` keys from the reply of the script in `_command_set`."""
     if count == 1:
         return [_decided(reply, transform, cost)]
     lengths, retries = reply[1::4], reply[4::4]

@@ -36,7 +36,7 @@ _NEVER = float("inf")
 
 
 class Waiting(Protocol):
-    """What stands in the queue: an `Exchange`, or a check that compiled code sends and reads."""
+    """An entry of the queue: an `Exchange`, or a check that compiled code sends and reads."""
 
     @property
     def answer(self) -> Answer: ...
@@ -135,8 +135,8 @@ class MultiplexedConnection(asyncio.Protocol):
             self._transport.abort()
 
     def hang_up(self) -> None:
-        """Tell the server that nobody is there any more, without the loop. Not every loop lends
-        its sockets for that; then the server hears it when they are collected."""
+        """Shut the sockets down without the loop, so that the server notices. Not every loop gives
+        access to its sockets; then the server notices when they are collected."""
         with suppress(Exception):
             self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
@@ -176,7 +176,8 @@ class MultiplexedConnection(asyncio.Protocol):
         self._watched_until = deadline
 
     def _expire(self) -> None:
-        """Give up on what is late. One timer serves all requests of the connection."""
+        """Give up requests that are past their deadline. One timer serves all requests of the
+        connection."""
         self._timer = None
         self._watched_until = _NEVER
         now = self.loop.time()
@@ -197,7 +198,8 @@ class MultiplexedConnection(asyncio.Protocol):
         self._fail(lost_reply(self.address, "interrupted by a signal handler"))
 
     def _fail(self, error: ConnectionFailedError) -> None:
-        """Nothing will be heard any more. What was never written certainly was not run."""
+        """The connection has ended. Requests that were never written have certainly not been
+        run."""
         written = len(self._waiting) - len(self._unsent)
         self._unsent.clear()
         # First, so that nobody who is told asks here again.

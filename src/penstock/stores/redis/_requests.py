@@ -72,7 +72,7 @@ class Address(NamedTuple):
 
 
 class Answer(Protocol):
-    """What is told the replies to a request: a future, or what goes on where they arrive."""
+    """Receives the replies to a request: a future, or a callback."""
 
     def done(self) -> bool: ...
 
@@ -141,7 +141,7 @@ class Delay:
 
 @dataclass(slots=True)
 class CloseIdle:
-    """Close idle connections to a server: it is not, or no longer, what we took it for."""
+    """Close idle connections to a server, whose role has changed."""
 
     where: Address
 
@@ -181,7 +181,7 @@ PASSING = frozenset(
 """Refusals that may be over in a moment, and before which nothing was run."""
 
 PATIENT = PASSING - {"NOAUTH"}
-"""Those that only time can cure, not another attempt to log in."""
+"""Errors that pass with time, and not by logging in again."""
 
 DISOWNED = frozenset({"CLUSTERDOWN", "MASTERDOWN", "NOAUTH", "READONLY"})
 """Those after which the server should be looked up, or logged into, anew."""
@@ -191,7 +191,7 @@ _NO_ROOM = ("No space left on device", "capacity quota exceeded")
 
 
 def cannot_connect(address: Address, error: BaseException) -> ConnectionFailedError:
-    """From what a driver raised while it connected, authenticated or selected a database."""
+    """The error of a driver while it connected, authenticated or selected a database."""
     refused = any(
         isinstance(cause, (ConnectionRefusedError, FileNotFoundError)) for cause in _causes(error)
     )
@@ -265,7 +265,7 @@ def refused(refusal: Refusal, keys: str, *, consuming: bool, others: bool = Fals
 
 
 def _said_by_script(text: str) -> str:
-    """What went wrong in a script, without where that stands in it."""
+    """The message of an error in a script, without its position."""
     text = re.sub(
         r"^ERR (Error running script.*?@user_script:\d+: )?(user_script:\d+: )*", "", text
     )
@@ -273,12 +273,12 @@ def _said_by_script(text: str) -> str:
 
 
 def stopped_midway(refusal: Refusal) -> bool:
-    """A script met what it cannot read; of several keys, those before that one are written."""
+    """A script found a key that it cannot read; of several keys, those before it are written."""
     return refusal.code == "WRONGTYPE" or ("user_script" in refusal.text and refusal.code == "ERR")
 
 
 def is_full(refusal: Refusal) -> bool:
-    """The server has no room: in its memory, on its disk, or in what a plan grants."""
+    """The server is full: its memory, its disk, or the quota of a plan."""
     return refusal.code == "OOM" or any(sign in refusal.text for sign in _NO_ROOM)
 
 

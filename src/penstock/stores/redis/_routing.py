@@ -70,7 +70,7 @@ class CommandSet:
     as_text: bool = False
 
     def sending(self, *, by_hash: bool = False) -> Sequence[Command]:
-        """What is written; `by_hash` when the server is about to know the script."""
+        """The commands to write; `by_hash` if the server is about to know the script."""
         commands = self.commands
         if self.as_text and not by_hash and self.script is not None:
             commands = [_as_eval(command, self.script) for command in commands]
@@ -124,9 +124,9 @@ class RedisRouter:
         return (yield from self.send(command_set, where, failure, pinned))
 
     def send_all(self, command_sets: Sequence[CommandSet]) -> RedisFlow:
-        """The reply to each set of one command: a pipeline per node, and again for those that
-        were refused. A set that has run is not sent again; those left then say so if they
-        fail."""
+        """The reply to each set of commands: one pipeline per node, and another one for those that
+        were refused. A set that has run is not sent again; if others then fail, their errors say
+        so."""
         if len(command_sets) == 1:
             return (yield from self.send(command_sets[0], None, None))
         replies: list[Any] = [None] * len(command_sets)
@@ -188,7 +188,7 @@ class RedisRouter:
         return [(where, commands, members) for where, (commands, members) in nodes.items()]
 
     def _find(self, command_set: CommandSet) -> RedisFlow:
-        """Who owns the key, learnt anew."""
+        """The owner of the key, looked up again."""
         while True:
             try:
                 yield from self.topology.find()
@@ -206,7 +206,7 @@ class RedisRouter:
             yield from _pause_before_retry(command_set, failure)
 
     def _prepare_retry(self, failures: Sequence[tuple[CommandSet, Address, Failure]]) -> RedisFlow:
-        """Get what failed ready for another attempt; one pause will do for all of it."""
+        """Prepare the failed requests for another attempt, with one pause for all of them."""
         pausing: tuple[CommandSet, Failure] | None = None
         dropped: set[Address] = set()
         for command_set, where, failure in failures:
@@ -219,7 +219,8 @@ class RedisRouter:
             yield from _pause_before_retry(*pausing)
 
     def _adapt(self, command_set: CommandSet, where: Address, failure: Failure) -> bool:
-        """What to do differently. True if it is worth a pause; raises if it is no use at all."""
+        """Adapt the request to an error. True if it needs a pause; raises if there is no use in
+        another attempt."""
         if isinstance(failure, ConnectionFailedError):
             self.topology.lost(where)
             if command_set.consuming and failure.may_have_run:
@@ -292,7 +293,7 @@ def _by_command_set(
     members: Sequence[int],
     answer: ConnectionFailedError | list[Any],
 ) -> list[tuple[int, Any]]:
-    """Who got which reply; a failed connection is everybody's."""
+    """Assign the replies to the requests; a failed connection fails all of them."""
     if isinstance(answer, ConnectionFailedError):
         return [(number, answer) for number in members]
     replies = iter(answer)

@@ -82,7 +82,7 @@ def _try_group(
     at: int,
     results: list[Any],
 ) -> RedisFlow:
-    """What the steps of a slot would answer after another one has denied; nothing is written."""
+    """The results of the steps of a slot after another slot has denied, without writing."""
     tries: dict[int, Step] = {}
     for place in group:
         tried = _tried(steps[place])
@@ -97,8 +97,8 @@ def _try_group(
 
 
 def _tried(step: Step) -> Step | None:
-    """The same, with nothing written. What the script tries is a check; what is given back or
-    paused is not asked at all."""
+    """The same step without writing, as a check; None for refunds and pauses, which are left
+    out."""
     transform = step.transform
     if transform.role in READING:
         return step
@@ -196,7 +196,7 @@ class _DecidedHere:
         )
 
     def _look(self) -> RedisFlow:
-        """What the keys that are decided here hold, and the server's time."""
+        """The records of the keys that are decided here, and the server's time."""
         keys = list(dict.fromkeys(self._keys[place] for place in self._plan.here))
         commands: list[Command] = [(b"GET", key.encode()) for key in keys]
         *raws, time = yield from self._router.ask(
@@ -207,7 +207,7 @@ class _DecidedHere:
     def _decide(
         self, records: dict[str, Any], now: int
     ) -> tuple[dict[int, Any], dict[str, tuple[Transform[Any], Any]]]:
-        """The results by place, and what would be written."""
+        """The results by place, and the records to write."""
 
         def read(key: str, transform: Transform[Any]) -> Any:
             return record.restore(records[key], key, transform, now)

@@ -122,7 +122,7 @@ class RedisStore(Store, ForkAware):
         return result if begun.is_answered else await self._rest(begun, result)
 
     def _rest(self, begun: Any, heard: Any) -> Awaitable[Any]:
-        """What comes of a call after all, of which something else was heard than an answer."""
+        """The result of a call whose first exchange got something other than an answer."""
         rest: Awaitable[Any] = self._async.run(self._flows.rest_of(begun, heard), begun.deadline)
         return rest
 

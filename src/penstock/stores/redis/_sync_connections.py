@@ -121,7 +121,7 @@ class _Connection:
             raise lost_reply(self.address, error) from error
 
     def _send_slowly(self, payload: bytes, deadline: float) -> None:
-        """What the socket cannot take at once."""
+        """Send the rest, which the socket did not accept at once."""
         try:
             self._sock.settimeout(max(_SHORTEST_S, deadline - monotonic()))
             self._sock.sendall(payload)
@@ -209,7 +209,7 @@ class SyncConnections:
         return drive(flow, call.serve, call.end)
 
     def take(self, where: Address | None, deadline: float) -> _Connection:
-        """A connection that nobody else uses: an idle one that is sound, or a new one."""
+        """A connection for this caller alone: an idle one that is sound, or a new one."""
         assert where is not None
         while True:
             idle = self._idle.get(where)
@@ -295,7 +295,7 @@ class SyncConnections:
             self._keep(opening)
 
     def _keep(self, opening: _Opening) -> None:
-        """Keep what came too late for its caller."""
+        """Keep a connection that came too late for its caller."""
         with contextlib.suppress(IndexError):
             self.give(opening.made.pop())
 
@@ -321,8 +321,8 @@ class _SyncCall:
         return self._connections.discard(request.where)
 
     def end(self, is_well: bool) -> None:
-        """Give back what is pinned, with every reply read. After a failure nobody knows what it is
-        in the middle of."""
+        """Give back the pinned connection, with every reply read. After a failure its state is
+        unknown, so it is closed."""
         pinned, self.pinned = self.pinned, None
         if pinned is None:
             return
@@ -404,7 +404,7 @@ class _SyncCall:
 
 
 def poller(sock: Any) -> Callable[[float], Any]:
-    """Waits so many milliseconds for something to read, and tells whether there is."""
+    """Waits for at most this many milliseconds until there is something to read."""
     if hasattr(select, "poll"):
         poller = select.poll()
         poller.register(sock, select.POLLIN)

@@ -42,10 +42,10 @@ _TRUSTED_S = 1.0
 
 
 class Topology(Protocol):
-    """What a flow needs to know about places."""
+    """What a flow needs to know about servers."""
 
     def locate(self, key: str) -> Address | None:
-        """Who owns the key; None when that has to be found out first."""
+        """The server that owns the key; None if it has to be looked up first."""
 
     def groups(self, keys: Sequence[str]) -> list[list[int]]:
         """The places of the keys, in order, by which of them may be used by one script."""
@@ -57,7 +57,7 @@ class Topology(Protocol):
         """Whether all keys that begin with `lead` may be used by one script."""
 
     def find(self) -> RedisFlow:
-        """Learn the places; raises ConnectionFailedError when nobody can tell."""
+        """Look up the servers. Raises ConnectionFailedError if none of them can tell."""
 
     def lost(self, where: Address) -> None:
         """The server there does not serve (any more)."""
@@ -67,7 +67,7 @@ class Topology(Protocol):
 
 
 class Fixed:
-    """One server, always the same."""
+    """One fixed server."""
 
     def __init__(self, where: Address) -> None:
         self.where = where
@@ -98,7 +98,7 @@ class Fixed:
 
 
 class _Informants:
-    """Several who can answer the same question: whoever failed is asked last."""
+    """Several servers that can answer the same question; those that failed are asked last."""
 
     def __init__(self) -> None:
         self._failed: dict[Address, None] = {}
@@ -110,9 +110,9 @@ class _Informants:
         accept: _Accept,
         last_share: float = 1.0,
     ) -> RedisFlow:
-        """Put the question to one after the other until `accept` is content with an answer; it
-        returns what is wrong with it, or None. Returns what was wrong last, or None. The last one
-        has `last_share` of the time that is left then."""
+        """Ask one server after the other until `accept` is content with an answer; it returns what
+        is wrong with it, or None. Returns what was wrong last, or None. The last server has
+        `last_share` of the time that is left then."""
         order = self._order(members)
         wrong: object = "nobody to ask was given"
         for number, member in enumerate(order, 1):
@@ -269,13 +269,13 @@ class Cluster:
 
 
 def slot_of(key: str) -> int:
-    """The slot of a key, or of its hash tag: what stands in the first pair of braces."""
+    """The slot of a key, or of its hash tag."""
     tag = hash_tag(key)
     return crc_hqx((key if tag is None else tag).encode(), 0) % SLOTS
 
 
 def hash_tag(key: str) -> str | None:
-    """What stands in the first pair of braces, if that is anything."""
+    """The text in the first pair of braces, if there is any."""
     start = key.find("{")
     end = key.find("}", start + 1)
     return key[start + 1 : end] if 0 <= start < end - 1 else None

@@ -47,7 +47,7 @@ def upstash_topology() -> Fixed:
 
 
 def upstash_connections(client: Any, timeout_ms: int) -> tuple[_SyncRest | _AsyncRest, bool]:
-    """What runs flows over this client, and whether it has to be awaited."""
+    """The connections that run flows over this client, and whether it is async."""
     if getattr(getattr(client, "_http", None), "_retries", 0):
         reject(
             "this Upstash client repeats requests whose answer was lost, which would charge them "
@@ -67,7 +67,7 @@ class _Rest:
         return _now_ms() + self._timeout_ms
 
     def close(self) -> None:
-        """The client belongs to whoever made it."""
+        """Nothing to close: the client belongs to the caller."""
 
     async def aclose(self) -> None:
         pass
@@ -106,7 +106,7 @@ class _RestCall:
         return (self._deadline - _now_ms()) / 1000
 
     def _request(self, commands: list[Command]) -> Any:
-        """The client's answer, or what awaits it."""
+        """The client's answer, or an awaitable of it."""
         if len(commands) == 1:
             return self._client.execute(_texts(commands[0]))
         pipeline = self._client.pipeline()

@@ -59,7 +59,8 @@ class RestSettings:
 
 
 def read_url(url: str, token_env: str, options: dict[str, Any], *also: str) -> RestSettings:
-    """Split a URL. `also` are the names of further parameters; `options` override what it says."""
+    """Split a URL. `also` has the names of further parameters; `options` take precedence over the
+    URL."""
     parts = urlsplit(url)
     if parts.username or parts.password:
         reject(
@@ -147,7 +148,7 @@ _LATE = frozenset({"PoolTimeout", "ConnectTimeout", "ReadTimeout", "WriteTimeout
 
 
 def translated(error: Exception, where: str) -> Exception:
-    """From what httpx raised; what is not httpx's stays itself."""
+    """The error for an exception of httpx; any other is returned as it is."""
     if not any(base.__module__.partition(".")[0] == "httpx" for base in type(error).__mro__):
         return error
     name = type(error).__name__
@@ -156,7 +157,7 @@ def translated(error: Exception, where: str) -> Exception:
 
 
 def refused(status: int, said: str, where: str) -> Exception:
-    """From a status and what the server said about it."""
+    """The error for an HTTP status and the server's message."""
     text = f"{where} answered {status}: {said[:300]}"
     if status in (401, 403):
         return ConnectionFailedError(
@@ -316,7 +317,7 @@ def require_id(what: str, text: object) -> str:
 
 
 class CloudflareRefused(Exception):  # noqa: N818 - an answer that a store may read
-    """Cloudflare said no. `codes` are its error codes, `error` is what to raise."""
+    """An error of Cloudflare's API. `codes` are its error codes, `error` is what to raise."""
 
     def __init__(self, codes: list[int], said: str, error: Exception) -> None:
         super().__init__(said)

@@ -150,7 +150,7 @@ class RestStore(CasStore):
     """A backend behind HTTP says how its requests are written and its replies are read."""
 
     most_calls: ClassVar[int] = 4
-    """HTTP calls that a loop has under way at once."""
+    """How many HTTP calls a loop has in flight at once."""
 
     most_requests: ClassVar[int] = 32
     """Requests that go in one HTTP call."""
@@ -166,7 +166,7 @@ class RestStore(CasStore):
 
     @abstractmethod
     def _answers(self, requests: Sequence[Any], replies: Sequence[RestReply]) -> list[Any]:
-        """What the replies to those calls say about each request, exceptions included."""
+        """The answer to each request from the replies to those calls, exceptions included."""
 
     def serve(self, requests: Sequence[AnyRequest], deadline: float) -> list[Any]:
         return self._heard(requests, self._client.send(self._calls(requests), deadline))

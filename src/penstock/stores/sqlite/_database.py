@@ -187,7 +187,8 @@ class Database:
     def sweep_slice(
         self, after: str, now: int, size: int, deadline: float
     ) -> tuple[str | None, int]:
-        """Drop what is past keeping in the slice that follows a key: its end, and how many."""
+        """Delete what may be deleted in the slice that follows a key. Returns its end, and how
+        many."""
         self.begin(deadline)
         try:
             row = self._execute(_SLICE, (after, size - 1)).fetchone()

@@ -83,7 +83,7 @@ class Worker:
         self._background.submit(self._serve)
 
     def stop(self) -> None:
-        """End the thread once it has served what came before. A later wake starts another."""
+        """End the thread after the work so far. A later wake starts another."""
         self._background.stop()
 
     # What a task that waits for its call needs:
@@ -354,7 +354,7 @@ class _Forker(ThreadWaiter):
 
 
 class _Parent(Waiter):
-    """Leads for ever: in the child of a fork that came while its parent used the file."""
+    """Leads forever, in the child of a fork that happened while its parent used the file."""
 
     def is_running(self) -> bool:
         return True
