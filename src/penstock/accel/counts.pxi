@@ -1,4 +1,4 @@
-# What a service counts with every check: as `deciding` of `service/_registry.py`, and `Durations` of
+# What a service counts with every check: as `deciding` of `service/_deciding.py`, and `Durations` of
 # `service/_metrics.py`.
 
 @cython.final

@@ -204,7 +204,7 @@ class ServiceLimiter(Closing):
         """Spend `cost` as `check` does, and return a `ServiceCharge` that can be settled when the
         true cost is known, or cancelled. A denial is a charge that is not `allowed`.
 
-        With a `max_wait_ms`, `gcra` and `token_bucket` may book units that they will have within
+        With a `max_wait_ms`, strategies with a pace may book units that they will have within
         that time: `charge.starts_at` is when.
         """
         charge: ServiceCharge = self._ask(self._reserving(key, cost, max_wait_ms))
