@@ -323,6 +323,35 @@ def test_what_left_the_window_does_not_come_back() -> None:
         assert _left(key, later) == 1
 
 
+def test_a_log_gives_back_units_that_bear_a_later_stamp_than_their_charge() -> None:
+    """Of two callers at once, the one that read the clock first may be counted second."""
+    key = Key(sliding_window_log(5, 1_000))
+    key.run("check", NOW + 1, 1)
+    key.run("check", NOW, 2)
+    assert _left(key, NOW + 1) == 2
+    assert key.run("refund", NOW + 1, 2, NOW) == 2
+    assert _left(key, NOW + 1) == 4
+
+
+@given(gaps=gaps, back=st.integers(0, 30), cost=costs)
+def test_a_log_that_was_given_back_to_admits_no_sooner(
+    gaps: list[tuple[int, int]], back: int, cost: int
+) -> None:
+    """All comes back, and no sooner than if the request had never been made, whatever the clock of
+    its caller shows."""
+    with_it, without = Key(sliding_window_log(5, 1_000)), Key(sliding_window_log(5, 1_000))
+    now = NOW
+    for gap, units in gaps:
+        now += gap // 30
+        with_it.run("check", now, units)
+        without.run("check", now, units)
+    late = now - back
+    if with_it.run("check", late, cost).allowed:
+        assert with_it.run("refund", now, cost, late) == cost
+    for at in range(now, now + 2_000, 97):
+        assert _left(with_it, at) <= _left(without, at)
+
+
 def test_an_emptied_tick_ahead_of_the_clock_still_stands() -> None:
     """A clock that went back does not find what was dropped when it was ahead."""
     strategy = sliding_window(5, 1_000)

@@ -93,11 +93,19 @@ class SlidingWindowLog(Strategy):
     def refund(self, state: State | None, now: int, cost: int, charged_at: int) -> Outcome[int]:
         log, _ = self._live(state, now)
         # Not while the clock is behind: what left the window in the meantime would be let in again.
-        units = min(cost, dict(log).get(charged_at, 0)) if charged_at <= now else 0
+        if not now - self.window_ms < charged_at <= now:
+            return Outcome(state, 0, 0, False)
+        # Units bear the instant at which they were charged, or a later one if the log had that
+        # already. Others that are older than the caller's own may be taken: that admits no sooner.
+        units, left = 0, []
+        for stamp, held in log:
+            taken = min(cost - units, held) if stamp >= charged_at else 0
+            units += taken
+            if held > taken:
+                left.append((stamp, held - taken))
         if not units:
             return Outcome(state, 0, 0, False)
-        left = [(at, count - units if at == charged_at else count) for at, count in log]
-        log = tuple([pair for pair in left if pair[1]])
+        log = tuple(left)
         if not log:
             return Outcome(None, units, 0, True)
         return Outcome(log, units, log[-1][0] - now + self.window_ms, True)

@@ -144,16 +144,43 @@ local function unitsAt(log, stamp)
   return there + (log.changes and log.changes[stamp] or 0)
 end
 
+-- The first stamp from one on that has units, and how many; nothing and 0 if there is none.
+local function firstFrom(log, from)
+  local found, held = nil, 0
+  for stamp in pairs(log.changes or {}) do
+    local units = unitsAt(log, stamp)
+    if stamp >= from and units > 0 and (not found or stamp < found) then found, held = stamp, units end
+  end
+  while true do
+    local stamp = redis.call('ZRANGEBYSCORE', log.key, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+    if not stamp or (found and found <= stamp + 0) then break end
+    local units = unitsAt(log, stamp + 0)
+    if units > 0 then
+      found, held = stamp + 0, units
+      break
+    end
+    from = string.format('(%.0f', stamp + 0)
+  end
+  return found, held
+end
+
 local function refund(p, log, now, cost, chargedAt)
   if chargedAt > now or chargedAt <= log.edge or log.count == 0 then return 1, 0, 0, 0, 0 end
-  local units = math.min(cost, unitsAt(log, chargedAt))
+  local units, taken = 0, 0
+  repeat
+    local stamp, held = firstFrom(log, chargedAt)
+    taken = math.min(cost - units, held)
+    units = units + taken
+    if taken > 0 then
+      change(log, stamp, -taken)
+    end
+  until taken == 0
   if units == 0 then return 1, 0, 0, 0, 0 end
-  change(log, chargedAt, -units)
   if log.count == 0 then
     log.oldest = nil
     return 1, units, 0, 0, 0, log, 0
   end
-  if log.oldest == chargedAt then log.oldest = stampOf(log, 1) end
+  log.oldest = stampOf(log, 1)
   return 1, units, 0, 0, 0, log, stampOf(log, log.count) - now + p.windowMs
 end
 
