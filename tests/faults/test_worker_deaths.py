@@ -116,7 +116,10 @@ def test_a_worker_that_is_killed_before_it_serves_is_replaced(tmp_path: Path) ->
         kill(waiting)
         eventually(lambda: _says(server, "try:"), within=20, what="a successor that serves")
         assert len(workers_of(server.pid)) == 2
-        assert f"worker {waiting} ended with -9 and is replaced" in server.log_path.read_text()
+        assert (
+            f"worker {waiting} ended with exit code -9 and is replaced"
+            in server.log_path.read_text()
+        )
 
 
 def test_a_worker_that_served_is_replaced_though_another_has_not_started(tmp_path: Path) -> None:
@@ -143,7 +146,7 @@ def test_a_service_whose_workers_all_end_without_a_word_gives_up(tmp_path: Path)
     finally:
         server.close()
     assert done.returncode == 1
-    assert "a worker could not start: it ended before it could say why" in done.stderr
+    assert "a worker could not start: it ended without a report" in done.stderr
     assert "Traceback" not in done.stderr
     assert len(set(module.pids())) >= 2 * START_TRIES
 
