@@ -52,6 +52,10 @@ def call_error(target: str, error: Any, doubt: str = "") -> PenstockError:
     return kind(f"{target} answered {status.name}: {details}{doubt}")
 
 
+# What children of a fork must not close.
+_inherited: list[Any] = []
+
+
 class Channels(ForkAware, Generic[S, T]):
     """Channels, opened with the first call; `stubs` and `astubs` make stubs of a channel."""
 
@@ -109,10 +113,13 @@ class Channels(ForkAware, Generic[S, T]):
             await opened[0].close(None)
 
     def _forget(self) -> None:
-        """Have no connection: at first, and in the child of a fork, which must leave its parent's
-        alone."""
+        """Have no connection."""
         self._mutex = Mutex()
         self._opened = None
         self._aopened: WeakKeyDictionary[Any, tuple[grpc.aio.Channel, T]] = WeakKeyDictionary()
 
-    _after_fork_in_child = _forget
+    def _after_fork_in_child(self) -> None:
+        """The connections are the parent's. They are kept: an aio channel that is collected waits
+        for its polling thread, which the child does not have."""
+        _inherited.append((self._opened, list(self._aopened.values())))
+        self._forget()
