@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from penstock import Decision, gcra, slots
 from penstock.core import native
 from penstock.core._steps import Step
-from penstock.core._transform import checking, taking
+from penstock.core._transform import (
+    booking,
+    checking,
+    refunding,
+    releasing,
+    taking,
+    telling,
+)
 from penstock.stores._sheet import ConnectionFailedError
 from penstock.stores.redis._flows import decision_of
 from penstock.stores.redis._multiplexed import pair_replies
@@ -36,6 +43,7 @@ HERE = Address("here", 1)
     key=st.text(st.characters(codec="utf-8"), min_size=1, max_size=300),
     now=NUMBERS,
     cost=NUMBERS,
+    argument=st.none() | st.text(st.characters(codec="utf-8"), max_size=300),
 )
 def test_it_packs_what_hiredis_packs(
     sha1: bytes,
@@ -44,10 +52,22 @@ def test_it_packs_what_hiredis_packs(
     key: str,
     now: int,
     cost: int,
+    argument: str | None,
 ) -> None:
-    arguments = (b"%d" % now, *before, b"%d" % cost, *after)
-    words = (b"EVALSHA", sha1, b"1", key.encode(), *arguments)
-    assert native.CheckCommand(sha1, before, after).pack(key, now, cost) == pack((words,))
+    words = (b"EVALSHA", sha1, b"1", key.encode(), b"%d" % now, *before, b"%d" % cost, *after)
+    if argument is not None:
+        words = (*words, argument.encode())
+    command = native.ScriptCommand(sha1, before, after, argument is not None)
+    assert command.pack(key, now, cost, argument) == pack((words,))
+
+
+def test_an_argument_is_packed_exactly_where_the_script_takes_one() -> None:
+    with pytest.raises(TypeError, match="takes one"):
+        native.ScriptCommand(b"sha", (), ()).pack("k", 0, 1, "more")
+    with pytest.raises(TypeError, match="takes one"):
+        native.ScriptCommand(b"sha", (), (), True).pack("k", 0, 1)
+    with pytest.raises(UnicodeEncodeError):
+        native.ScriptCommand(b"sha", (), (), True).pack("k", 0, 1, "\ud800")
 
 
 class Told:
@@ -81,11 +101,17 @@ class By:
         self.failures.append(error)
 
 
-CHECK = checking(gcra(5, 1_000))
+GCRA, SLOTS = gcra(5, 1_000), slots(3)
+CHECK = checking(GCRA)
 STEPS = {
     "check": [Step("k", CHECK, 1)],
     "three checks": [Step(key, CHECK, 1, key == "b") for key in "abc"],
-    "slot": [Step("s", taking(slots(3), "id"), 1)],
+    "slot": [Step("s", taking(SLOTS, "id"))],
+    "slot and instant": [Step("s", taking(SLOTS, "id")), Step("s", telling(SLOTS))],
+    "release": [Step("s", releasing(SLOTS, "id"))],
+    "refund and instant": [Step("k", refunding(GCRA, 7), 3), Step("k", telling(GCRA))],
+    "check and instant": [Step("k", CHECK), Step("k", telling(GCRA))],
+    "booking": [Step("k", booking(GCRA, 500))],
 }
 
 
@@ -97,7 +123,7 @@ def first_exchange(told: Any, by: By, kind: str = "check", *, calls: bool = Fals
 
 def answer_to(kind: str, reply: Any) -> Any:
     """By what the flow goes by; the reply itself, where that is no answer."""
-    steps, count = STEPS[kind], {"check": 5, "three checks": 16, "slot": 6}[kind]
+    steps, count = STEPS[kind], {"check": 5, "three checks": 16}.get(kind, 6)
     if not isinstance(reply, list) or [type(number) for number in reply] != [int] * count:
         return reply
     return decision_of(reply) if kind == "check" else plan_of(steps).answers(steps, reply, {})

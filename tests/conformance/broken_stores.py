@@ -194,6 +194,16 @@ class UnorderedStore(DictStore):
         return [results[key] for key in keys]
 
 
+class RoundingStore(DictStore):
+    """Tells the instant to the second."""
+
+    def apply_timed(
+        self, key: str, transform: Transform[Any], now: int, cost: int
+    ) -> tuple[Any, int]:
+        result, at = super().apply_timed(key, transform, now, cost)
+        return result, at // 1000 * 1000
+
+
 class HoardingStore(DictStore):
     """Keeps None as a state instead of deleting the key, and shows it."""
 
@@ -317,6 +327,7 @@ BROKEN = [
     pytest.param(TruthyStore, "tells falsy from absent", id="truthy"),
     pytest.param(HoardingStore, "None deletes", id="hoarding"),
     pytest.param(UnorderedStore, "apply_many equals apply", id="unordered"),
+    pytest.param(RoundingStore, "apply_timed tells the instant", id="rounding"),
     pytest.param(WedgedStore, "a failing transform changes nothing", id="wedged"),
     pytest.param(OwnTimeStore, "passes the instant and the cost", id="own-time"),
     pytest.param(GreedyStore, "several keys are all or nothing", id="greedy"),

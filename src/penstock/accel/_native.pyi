@@ -144,11 +144,15 @@ class WholeRequests:
     ) -> None: ...
     def answer(self, data: bytes) -> bytes | None: ...
 
-class CheckCommand:
+class ScriptCommand:
     def __init__(
-        self, sha1: bytes, before: tuple[bytes, ...], after: tuple[bytes, ...]
+        self,
+        sha1: bytes,
+        before: tuple[bytes, ...],
+        after: tuple[bytes, ...],
+        takes_argument: bool = False,
     ) -> None: ...
-    def pack(self, key: str, now: int, cost: int) -> bytes: ...
+    def pack(self, key: str, now: int, cost: int, argument: str | None = None) -> bytes: ...
 
 class FirstExchange:
     where: Any

@@ -10,44 +10,70 @@ cdef bytes in_resp(bytes text):
 
 
 @cython.final
-cdef class CheckCommand:
-    """The command of a check, of which only the key, the instant and the cost differ. What it packs
-    is what hiredis packs of the same words."""
+cdef class ScriptCommand:
+    """The command of a script on one key, of which only the key, the instant, the cost and, if it
+    takes one, the argument differ. What it packs is what hiredis packs of the same words."""
 
     cdef bytes head
     cdef bytes before
     cdef bytes after
     cdef bytes usual
+    cdef bint takes_argument
 
-    def __init__(self, bytes sha1 not None, tuple before not None, tuple after not None):
-        count = 6 + len(before) + len(after)
+    def __init__(
+        self,
+        bytes sha1 not None,
+        tuple before not None,
+        tuple after not None,
+        bint takes_argument=False,
+    ):
+        count = 6 + len(before) + len(after) + takes_argument
         self.head = b"*%d\r\n" % count + in_resp(b"EVALSHA") + in_resp(sha1) + in_resp(b"1")
         self.before = b"".join([in_resp(each) for each in before])
         self.after = b"".join([in_resp(each) for each in after])
-        # One unit by the server's clock: what nearly every check asks for.
-        self.usual = self.arguments(0, 1)
+        self.takes_argument = takes_argument
+        # One unit by the server's clock: what nearly every call asks for.
+        self.usual = self.parameters(0, 1)
 
-    cdef bytes arguments(self, now, cost):
+    cdef bytes parameters(self, now, cost):
         return in_resp(b"%d" % now) + self.before + in_resp(b"%d" % cost) + self.after
 
-    def pack(self, str key not None, now, cost):
+    def pack(self, str key not None, now, cost, str argument=None):
         cdef bytes head = self.head, packed
-        cdef bytes arguments = self.usual if now == 0 and cost == 1 else self.arguments(now, cost)
-        cdef Py_ssize_t size, lead
+        cdef bytes parameters = self.usual if now == 0 and cost == 1 else self.parameters(now, cost)
+        cdef Py_ssize_t size, argument_size = 0
         cdef const char* text = PyUnicode_AsUTF8AndSize(key, &size)
-        cdef char[24] length
-        cdef char* put = put_text(put_number(put_text(length, b"$"), size), b"\r\n")
-        lead = put - length
-        packed = PyBytes_FromStringAndSize(NULL, len(head) + lead + size + 2 + len(arguments))
-        put = <char*> packed
+        cdef const char* argument_text = NULL
+        cdef char[24] length, argument_length
+        cdef Py_ssize_t lead = put_lead(length, size), argument_lead = 0
+        cdef Py_ssize_t total = len(head) + lead + size + 2 + len(parameters)
+        if self.takes_argument != (argument is not None):
+            raise TypeError("an argument is wanted exactly where the script takes one")
+        if argument is not None:
+            argument_text = PyUnicode_AsUTF8AndSize(argument, &argument_size)
+            argument_lead = put_lead(argument_length, argument_size)
+            total += argument_lead + argument_size + 2
+        packed = PyBytes_FromStringAndSize(NULL, total)
+        cdef char* put = <char*> packed
         memcpy(put, <const char*> head, len(head))
-        put += len(head)
-        memcpy(put, length, lead)
-        put += lead
-        memcpy(put, text, size)
-        put = put_text(put + size, b"\r\n")
-        memcpy(put, <const char*> arguments, len(arguments))
+        put = put_word(put + len(head), length, lead, text, size)
+        memcpy(put, <const char*> parameters, len(parameters))
+        if argument is not None:
+            put_word(put + len(parameters), argument_length, argument_lead, argument_text, argument_size)
         return packed
+
+
+cdef inline Py_ssize_t put_lead(char* length, Py_ssize_t size) noexcept:
+    """What a word of that size begins with, and how long that is."""
+    return put_text(put_number(put_text(length, b"$"), size), b"\r\n") - length
+
+
+cdef inline char* put_word(
+    char* put, const char* length, Py_ssize_t lead, const char* text, Py_ssize_t size
+) noexcept:
+    memcpy(put, length, lead)
+    memcpy(put + lead, text, size)
+    return put_text(put + lead + size, b"\r\n")
 
 
 # More numbers in a reply are read by the reader.
@@ -75,6 +101,8 @@ cdef class FirstExchange:
     cdef readonly bint is_answered
     cdef bint calls
     cdef bint only_checks
+    cdef int place
+    cdef bint counts
     cdef object by
 
     def __init__(self, where, steps, plan, now, double deadline, told, bint calls, by):
@@ -85,7 +113,11 @@ cdef class FirstExchange:
         self.deadline = deadline
         self.told = told
         self.calls = calls
-        self.only_checks = plan is not None and plan.only_checks
+        self.place = -1
+        if plan is not None:
+            self.only_checks = plan.only_checks
+            self.place = plan.place
+            self.counts = plan.counts
         self.by = by
 
     @property
@@ -145,6 +177,11 @@ cdef class FirstExchange:
             if not decision.allowed:
                 self.by.denied(self.steps, (decision,))
             return decision
+        # One operation, and perhaps steps that ask for the instant. A denial is left to the plan.
+        if self.place >= 0 and count == 6 and (self.counts or numbers[1] == 1):
+            answers = [numbers[0]] * len(self.steps)
+            answers[self.place] = numbers[2] if self.counts else decision_from(numbers + 1)
+            return answers
         if not self.only_checks:
             return self.plan.answers(self.steps, [numbers[place] for place in range(count)], {})
         # The instant comes first.

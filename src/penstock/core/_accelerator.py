@@ -30,6 +30,7 @@ class LuaAccelerator:
         "_command",
         "_usual",
         "decode",
+        "plans",
         "source",
     )
 
@@ -46,6 +47,8 @@ class LuaAccelerator:
         # One unit by the server's clock: what nearly every check asks for.
         self._usual = (b"0", *before, b"1", *after)
         self._command: Any = None
+        self.plans: dict[str, Any] = {}
+        """How a store asks for its operations, by their roles."""
 
     # Put together when a server is asked: those who never do need none.
 
@@ -75,9 +78,15 @@ class LuaAccelerator:
     def command(self) -> Any:
         """What packs the command of `check` in compiled code; None where nothing is compiled, or
         the arguments are not always the same."""
-        if self._command is None and native is not None and self.is_fixed:
-            self._command = native.CheckCommand(self.check.sha1_bytes, self._before, self._after)
+        if self._command is None:
+            self._command = self.command_of(self.check)
         return self._command
+
+    def command_of(self, script: LuaScript, *, takes_argument: bool = False) -> Any:
+        """The same for another script on one key, which may take one more argument."""
+        if native is None or not self.is_fixed:
+            return None
+        return native.ScriptCommand(script.sha1_bytes, self._before, self._after, takes_argument)
 
     def step(self, now: int, number: int, role: str) -> str:
         """One step of the script `all`, of the kind of that number, with `%d` for its cost and `%s`

@@ -140,15 +140,19 @@ class Charge(Settling):
     ) -> None:
         self.id: str = slot_id
         """The id under which its slots are held."""
-        self.verdict: Verdict | None = answer if isinstance(answer, Verdict) else None
-        self.decision: Decision = answer.decision if isinstance(answer, Verdict) else answer
+        self.verdict: Verdict | None = None
+        self.decision: Decision
+        if isinstance(answer, Verdict):
+            self.verdict, self.decision = answer, answer.decision
+        else:
+            self.decision = answer
         self.allowed: bool = answer.allowed
         # When each part was charged, or all of them, by the clock that decided it.
         self._instants = instants if len(instants) > 1 else instants * len(parts)
         self.charged_at: int = instants[0]
         self.delays_ms: tuple[int, ...] = delays_ms
         """How far ahead each part was booked."""
-        self.starts_at: int = self.charged_at + max(delays_ms, default=0)
+        self.starts_at: int = self.charged_at + (max(delays_ms) if delays_ms else 0)
         self._store = store
         self._now = now
         self._asked = parts
@@ -244,8 +248,9 @@ class Charge(Settling):
         not charged later either."""
         if not self.allowed:
             return []
-        told = (self.decision,) if self.verdict is None else self.verdict.decisions
-        each = zip(self._asked, self._instants, self.delays_ms, told, strict=True)
+        if self.verdict is None:
+            return [(self._asked[0], self._instants[0] + self.delays_ms[0])]
+        each = zip(self._asked, self._instants, self.delays_ms, self.verdict.decisions, strict=True)
         return [(part, at + delay) for part, at, delay, decision in each if decision.allowed]
 
     @property
@@ -297,7 +302,7 @@ class Charge(Settling):
 
     def refunds(self) -> list[Step]:
         """The steps that refund everything."""
-        return [self._refund(part, at, part.cost) for part, at in self._parts]
+        return [self._refund(part, at, part.cost) for part, at in self._admitting if part.cost]
 
     def _refund(self, part: Part, at: int, units: int) -> Step:
         if part.strategy.is_held:

@@ -44,8 +44,8 @@ from ._waiting import KeyQueues, aacquire, acquire, timeout_in_ms, waiting_clock
 __all__ = ["Limiter", "SlotLimiter", "clock_reader", "refuse_check"]
 
 
-# The interpreter keeps one object for this integer, and True is another.
-_ONE = 1
+# The interpreter keeps one object for each of these integers, and True and False are others.
+_ZERO, _ONE = 0, 1
 
 
 class Limiter(OnStore):
@@ -174,7 +174,10 @@ class Limiter(OnStore):
         self, key: str, cost: int, max_wait_ms: int
     ) -> tuple[list[Part], int, Callable[[Sequence[Decision]], Decision]]:
         """What `reserve` needs: the part, how far ahead, and how to pick the decision."""
-        return self._parts(key, cost), self._wait(max_wait_ms), _the_one
+        if max_wait_ms is not _ZERO and require_wait(max_wait_ms) and not self.strategy.books_ahead:
+            # Raises the error that says why.
+            self.strategy.book(None, 0, 1, max_wait_ms)
+        return self._parts(key, cost), max_wait_ms, _the_one
 
     def pause(self, key: str, until_ms: int) -> None:
         """Admit nothing for this key before the instant `until_ms`, on every node that shares the
@@ -228,15 +231,10 @@ class Limiter(OnStore):
     def _parts(self, key: str, cost: int) -> list[Part]:
         return [Part("", self._name(key, cost), self.strategy, cost)]
 
-    def _wait(self, max_wait_ms: int) -> int:
-        if require_wait(max_wait_ms) and not self.strategy.books_ahead:
-            # Raises the error that says why.
-            self.strategy.book(None, 0, 1, max_wait_ms)
-        return max_wait_ms
-
     def _name(self, key: str, cost: int = 1) -> str:
-        require_cost(cost)
-        return self._lead + require_key(key)
+        if cost is not _ONE:
+            require_cost(cost)
+        return self._lead + plain_key(key)
 
     def _names(self, keys: Iterable[str], cost: int) -> list[str]:
         require_cost(cost)

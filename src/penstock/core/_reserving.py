@@ -3,24 +3,35 @@
 `reserved` takes the cost of all parts of a request, all or nothing, booking ahead if the caller can
 wait; `acquired` waits until it is admitted, with a ticket in the queue of each slot that denies;
 `spent` makes a charge of an earlier check. A refund has to use the clock that the units were
-charged by, so if the store uses its own clock, a step that reads it is sent along: one for each
-part where these are decided one after the other, perhaps by several servers.
+charged by: a part alone is applied by `Store.apply_timed`. Beside several parts, a step that reads
+the store's clock is sent along: one for each part where these are decided one after the other,
+perhaps by several servers.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from time import monotonic
+from typing import Any, NoReturn
 
 from ._charges import Charge, Part
 from ._decision import Booking, Decision
 from ._errors import PenstockError
 from ._steps import Step
 from ._store import Store
-from ._transform import booking, checking, pausing, queueing, releasing, taking, telling, ticketing
+from ._transform import (
+    Transform,
+    booking,
+    checking,
+    pausing,
+    queueing,
+    releasing,
+    taking,
+    telling,
+    ticketing,
+)
 from ._validation import MAX_INSTANT_MS, MAX_SPAN_MS, reject, require_int
 from ._verdict import Verdict
 
@@ -52,9 +63,14 @@ def reserved(
 ) -> Charge:
     """Charge the cost of the parts, all or nothing. With a `waiter_id`, which becomes the id of the
     slot, a slot is taken only when it is that waiter's turn."""
-    at, asked_at, slot_id = now(), time.monotonic(), waiter_id or _new_id(parts)
-    taking = _queueing if waiter_id else _taking
-    results = store.apply_all(taking(store, parts, max_wait_ms, slot_id), at)
+    at, asked_at, slot_id = now(), monotonic(), waiter_id or _new_id(parts)
+    if len(parts) == 1 and parts[0].cost and not waiter_id:
+        part = parts[0]
+        transform = _spending(part, max_wait_ms, slot_id)
+        results: Any = store.apply_timed(part.key, transform, at, part.cost)
+    else:
+        taking = _queueing if waiter_id else _taking
+        results = store.apply_all(taking(store, parts, max_wait_ms, slot_id), at)
     return _charge(store, now, parts, results, at, answer, slot_id, asked_at)
 
 
@@ -71,10 +87,15 @@ async def areserved(
 ) -> Charge:
     """The awaitable twin of `reserved`. Slots are held under `slot_id`, by default a new id. The
     steps `also` are applied together with the parts, if these are admitted."""
-    at, asked_at, slot_id = now(), time.monotonic(), waiter_id or slot_id or _new_id(parts)
-    taking = _queueing if waiter_id else _taking
-    results = await store.aapply_all(taking(store, parts, max_wait_ms, slot_id, also), at)
-    del results[len(parts) : len(parts) + len(also)]
+    at, asked_at, slot_id = now(), monotonic(), waiter_id or slot_id or _new_id(parts)
+    if len(parts) == 1 and parts[0].cost and not waiter_id and not also:
+        part = parts[0]
+        transform = _spending(part, max_wait_ms, slot_id)
+        results: Any = await store.aapply_timed(part.key, transform, at, part.cost)
+    else:
+        taking = _queueing if waiter_id else _taking
+        results = await store.aapply_all(taking(store, parts, max_wait_ms, slot_id, also), at)
+        del results[len(parts) : len(parts) + len(also)]
     return _charge(store, now, parts, results, at, answer, slot_id, asked_at)
 
 
@@ -86,8 +107,7 @@ def spent(
     asked_at: int,
 ) -> Charge:
     """The charge of a check that was asked at the instant `asked_at` of the clock `now`."""
-    tells = _tells(store, parts)
-    told = store.apply_all(tells, now()) if tells else []
+    told = store.apply_all(_tells(store, parts), now()) if store.reads_own_clock else []
     return _spent(store, now, parts, answer, asked_at, told)
 
 
@@ -99,8 +119,7 @@ async def aspent(
     asked_at: int,
 ) -> Charge:
     """The awaitable twin of `spent`."""
-    tells = _tells(store, parts)
-    told = await store.aapply_all(tells, now()) if tells else []
+    told = await store.aapply_all(_tells(store, parts), now()) if store.reads_own_clock else []
     return _spent(store, now, parts, answer, asked_at, told)
 
 
@@ -131,19 +150,24 @@ def _new_id(parts: Sequence[Part]) -> str:
 def _taking(
     store: Store, parts: Sequence[Part], max_wait_ms: int, slot_id: str, also: Sequence[Step] = ()
 ) -> list[Step]:
-    steps = []
-    for part in parts:
-        strategy = part.strategy
-        transform: Any
-        if strategy.is_held and part.cost:
-            _require_one(part)
-            transform = taking(strategy, slot_id)
-        elif max_wait_ms and strategy.books_ahead and part.cost:
-            transform = booking(strategy, max_wait_ms)
-        else:
-            transform = checking(strategy)
-        steps.append(Step(part.key, transform, part.cost, part.shadow))
-    return [*steps, *also, *_tells(store, parts)]
+    steps = [
+        Step(part.key, _spending(part, max_wait_ms, slot_id), part.cost, part.shadow)
+        for part in parts
+    ]
+    tells = _tells(store, parts) if store.reads_own_clock else ()
+    return [*steps, *also, *tells]
+
+
+def _spending(part: Part, max_wait_ms: int, slot_id: str) -> Transform[Any]:
+    """What takes the cost of a part."""
+    _, _, strategy, cost, _ = part
+    if strategy.is_held and cost:
+        if cost != 1:
+            _refuse_several(part)
+        return taking(strategy, slot_id)
+    if max_wait_ms and strategy.books_ahead and cost:
+        return booking(strategy, max_wait_ms)
+    return checking(strategy)
 
 
 def _queueing(
@@ -162,12 +186,11 @@ def _queueing(
     return steps
 
 
-def _require_one(part: Part) -> None:
-    if part.cost != 1:
-        reject(
-            f"the cost of {part.name or part.strategy!r} must be 1, not {part.cost}: a charge "
-            "holds one slot"
-        )
+def _refuse_several(part: Part) -> NoReturn:
+    reject(
+        f"the cost of {part.name or part.strategy!r} must be 1, not {part.cost}: a charge holds "
+        "one slot"
+    )
 
 
 class _Tickets:
@@ -263,13 +286,11 @@ async def aacquired(
 
 
 def _tells(store: Store, parts: Sequence[Part]) -> list[Step]:
-    """The steps that read the store's clock, if the store decides by it: one, or one for each part
-    if they are decided separately."""
-    if not store.reads_own_clock:
-        return []
+    """The steps that read the clock of a store that decides by it: one, or one for each part if
+    they are decided separately."""
     if len(parts) > 1 and (store.is_atomic("") or store.is_atomic(_common_lead(parts))):
         parts = parts[:1]
-    return [Step(part.key, telling(part.strategy), 1) for part in parts]
+    return [Step(key, telling(strategy)) for _, key, strategy, _, _ in parts]
 
 
 def _common_lead(parts: Sequence[Part]) -> str:
@@ -286,14 +307,14 @@ def _charge(
     store: Store,
     now: Callable[[], int],
     parts: Sequence[Part],
-    results: list[Any],
+    results: Sequence[Any],
     at: int,
     answer: Answer,
     slot_id: str,
     asked_at: float,
 ) -> Charge:
-    instants = tuple(results[len(parts) :]) or (at,)
-    told, delays = results[: len(parts)], (0,) * len(parts)
+    count = len(parts)
+    told, instants, delays = results[:count], tuple(results[count:]) or (at,), (0,) * count
     if Booking in map(type, told):
         delays = tuple([each.delay_ms if type(each) is Booking else 0 for each in told])
         told = [each.decision if type(each) is Booking else each for each in told]

@@ -21,7 +21,7 @@ from ._clock import Clock
 from ._errors import UnsupportedError
 from ._flow import adrive, drive
 from ._steps import Step, in_order, looked_at
-from ._transform import CLEAR, Transform
+from ._transform import CLEAR, Transform, telling
 from ._validation import reject
 
 __all__ = [
@@ -113,6 +113,23 @@ class Store:
         """The awaitable twin of `apply`."""
         raise _lacks(self, "aapply", "check, peek, ... (the sync calls)")
 
+    def apply_timed(self, key: str, transform: Transform[R], now: int, cost: int) -> tuple[R, int]:
+        """As `apply`, with the instant of the decision: `now`, or that of the clock that the store
+        reads."""
+        if not self.reads_own_clock:
+            return self.apply(key, transform, now, cost), now
+        result, at = self.apply_all(_timed(key, transform, cost), now)
+        return result, at
+
+    async def aapply_timed(
+        self, key: str, transform: Transform[R], now: int, cost: int
+    ) -> tuple[R, int]:
+        """The awaitable twin of `apply_timed`."""
+        if not self.reads_own_clock:
+            return await self.aapply(key, transform, now, cost), now
+        result, at = await self.aapply_all(_timed(key, transform, cost), now)
+        return result, at
+
     def apply_many(
         self, keys: Sequence[str], transform: Transform[R], now: int, cost: int
     ) -> list[R]:
@@ -194,6 +211,11 @@ class Store:
                 "make the store in the other process"
             )
         return self.made_by.reduced()
+
+
+def _timed(key: str, transform: Transform[Any], cost: int) -> tuple[Step, Step]:
+    assert transform.strategy is not None
+    return Step(key, transform, cost), Step(key, telling(transform.strategy))
 
 
 def require_store(store: Any) -> Store:

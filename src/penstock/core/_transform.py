@@ -207,22 +207,16 @@ class _OnSlots(Transform[R]):
 
     strategy: Strategy
     argument: Any
+    native = None
+    decision_in: Callable[[R], Any] = staticmethod(_none)
+    admits: Callable[[R], bool] = staticmethod(_always)
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        role: str,
-        argument: str | tuple[str, ...],
-        admits: Callable[[R], bool] = _always,
-    ) -> None:
+    def __init__(self, strategy: Strategy, role: str, argument: str | tuple[str, ...]) -> None:
         self.strategy = strategy
         self.kind = strategy.name
         self.role = role
         self.lua = strategy.lua
-        self.native = strategy.native
         self.argument = argument
-        self.decision_in = _none
-        self.admits = admits
 
     def run(self, state: Any, now: int, _cost: int) -> Outcome[R]:
         outcome: Outcome[R] = getattr(self.strategy, self.role)(state, now, self.argument)
@@ -233,6 +227,8 @@ class _OnSlots(Transform[R]):
 
 
 class _Holding(_OnSlots[Decision]):
+    admits = staticmethod(bool)
+
     def refuse(self, now: int, retry_after_ms: int) -> Decision:
         return _denial(self.strategy, now, retry_after_ms)
 
@@ -247,13 +243,13 @@ class _Renewing(_OnSlots[tuple[Decision, ...]]):
 
 def taking(strategy: Strategy, slot_id: str) -> Transform[Decision]:
     """The transform that takes a slot."""
-    return _Holding(strategy, "take", slot_id, bool)
+    return _Holding(strategy, "take", slot_id)
 
 
 def queueing(strategy: Strategy, slot_id: str) -> Transform[Decision]:
     """The transform that takes a slot in turn. Its denial writes a ticket if it is sent as a
     shadow; with other limits beside it, a shadow would have these charged."""
-    return _Holding(strategy, "queue_up", slot_id, bool)
+    return _Holding(strategy, "queue_up", slot_id)
 
 
 def ticketing(strategy: Strategy, slot_id: str) -> Transform[int]:

@@ -16,7 +16,7 @@ from ..core._steps import Step
 from ..core._strategy import Strategy
 from ..core._transform import Transform, checking, peeking
 from ._samples import sample_strategies
-from ._steps import Apply, ApplyAll, ApplyMany, Close, Flow, Raised, Reset, Storm
+from ._steps import Apply, ApplyAll, ApplyMany, ApplyTimed, Close, Flow, Raised, Reset, Storm
 
 __all__ = ["CASES", "Case"]
 
@@ -289,6 +289,17 @@ def _apply_many_equals_apply() -> Flow:
     _expect(expired, [None, None], "both at the expiry")
 
 
+def _apply_timed_tells_the_instant() -> Flow:
+    """`apply_timed` is `apply`, and says at which instant it decided."""
+    _expect((yield ApplyTimed("k", _ADD, NOW, 3)), (3, NOW), "a transition and its instant")
+    _expect((yield ApplyTimed("k", _ADD, NOW - 5)), (4, NOW - 5), "another, by an earlier clock")
+    _expect((yield Apply("k", _READ, NOW)), 4, "the state after them")
+    for number, strategy in enumerate(sample_strategies()):
+        decision = strategy.check(None, NOW, 1).result
+        timed = yield ApplyTimed(f"s{number}", checking(strategy), NOW)
+        _expect(timed, (decision, NOW), f"a check of {strategy!r} and its instant")
+
+
 def _applies_atomically() -> Flow:
     """200 concurrent transitions on one key count to exactly 200, and no two see the same state."""
     entered, company = threading.Lock(), threading.Event()
@@ -423,6 +434,7 @@ CASES: tuple[Case, ...] = (
     Case("a write renews the TTL", _a_write_renews_the_ttl),
     Case("a failing transform changes nothing", _a_failing_transform_changes_nothing),
     Case("apply_many equals apply", _apply_many_equals_apply),
+    Case("apply_timed tells the instant", _apply_timed_tells_the_instant),
     Case("applies atomically", _applies_atomically, needs_atomicity=True),
     Case("several keys are all or nothing", _several_keys_are_all_or_nothing),
     Case("a key may be named twice", _a_key_may_be_named_twice),

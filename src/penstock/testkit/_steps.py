@@ -20,6 +20,7 @@ __all__ = [
     "Apply",
     "ApplyAll",
     "ApplyMany",
+    "ApplyTimed",
     "Close",
     "ConformanceError",
     "Flow",
@@ -53,6 +54,16 @@ class Apply:
     now: int
     cost: int = 1
     may_raise: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyTimed:
+    """One `apply_timed`. Sends back the result and the instant."""
+
+    key: str
+    transform: Transform[Any]
+    now: int
+    cost: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +112,7 @@ class Raised:
     error: Exception
 
 
-Step = Apply | ApplyAll | ApplyMany | Storm | Reset | Close
+Step = Apply | ApplyAll | ApplyMany | ApplyTimed | Storm | Reset | Close
 Flow = Generator[Step, Any, None]
 
 
@@ -146,6 +157,8 @@ def _raised(case: str, step: Step, error: Exception) -> Raised:
 def _do(store: Store, step: Step) -> Any:
     if isinstance(step, Apply):
         return store.apply(step.key, step.transform, step.now, step.cost)
+    if isinstance(step, ApplyTimed):
+        return store.apply_timed(step.key, step.transform, step.now, step.cost)
     if isinstance(step, ApplyAll):
         return store.apply_all(step.steps, step.now)
     if isinstance(step, ApplyMany):
@@ -160,6 +173,8 @@ def _do(store: Store, step: Step) -> Any:
 async def _ado(store: Store, step: Step) -> Any:
     if isinstance(step, Apply):
         return await store.aapply(step.key, step.transform, step.now, step.cost)
+    if isinstance(step, ApplyTimed):
+        return await store.aapply_timed(step.key, step.transform, step.now, step.cost)
     if isinstance(step, ApplyAll):
         return await store.aapply_all(step.steps, step.now)
     if isinstance(step, ApplyMany):

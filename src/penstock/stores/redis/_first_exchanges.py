@@ -15,11 +15,11 @@ from ...core._clock import FOREIGN_CLOCKS
 from ...core._decision import Decision
 from ...core._steps import Step
 from ...core._store import Told
-from ...core._transform import Transform
+from ...core._transform import Transform, telling
 from ._async_connections import AsyncConnections
 from ._flows import RedisFlows
 from ._multiplexed import MultiplexedConnection
-from ._plans import Plan
+from ._plans import Plan, plan_of_one
 from ._sync_connections import pack
 from ._topology import Topology
 
@@ -61,6 +61,20 @@ class FirstExchanges:
         payload = command.pack(key, now, cost)
         return self._send(connection, payload, ((key, transform, cost, False),), None, now, told)
 
+    def begin_timed(self, key: str, transform: Transform[Any], now: int, cost: int) -> Any:
+        """Begin one operation; its answer is followed by the instant."""
+        lua = transform.lua
+        if lua is None:
+            return None
+        plan = plan_of_one(transform, lua)
+        now = self._flows.instant(now)
+        payload = plan.packed_for(key, transform, now, cost)
+        connection = self._connections.ready(self._topology.locate(key))
+        if payload is None or connection is None:
+            return None
+        steps = ((key, transform, cost, False), (key, telling(transform.strategy), 1, False))
+        return self._send(connection, payload, steps, plan, now, None)
+
     def begin_steps(self, steps: Sequence[Step], now: int, told: Told | None = None) -> Any:
         """Begin several steps, or one of any kind."""
         now = self._flows.instant(now)
@@ -71,7 +85,7 @@ class FirstExchanges:
         connection = self._connections.ready(self._topology.locate(keys[0]))
         if connection is None:
             return None
-        payload = pack((plan.command(steps, keys, now, {}),))
+        payload = plan.packed(steps, now) or pack((plan.command(steps, keys, now, {}),))
         return self._send(connection, payload, steps, plan, now, told)
 
     def _send(

@@ -38,11 +38,11 @@ from ...core._errors import PenstockError, StoreUnavailableError
 from ...core._lua import LuaScript
 from ...core._steps import Step, looked_at
 from ...core._strategy import Strategy
-from ...core._transform import READING, Grant, Transform, bargain
+from ...core._transform import READING, Grant, Transform, bargain, telling
 from ...core._validation import reject
 from .. import record
 from .._sheet import Call, ConnectionFailedError, Sheet
-from ._plans import Plan, decision_of, plan_of
+from ._plans import Plan, decision_of, plan_of, plan_of_one
 from ._requests import (
     TIME,
     Command,
@@ -224,7 +224,17 @@ class RedisFlows:
             return self._lease(key, transform, lua, now, cost)
         if role in READING:
             return self._read_state(key, transform, lua, now, cost)
-        return self._operate(key, transform, now, cost)
+        return self._operate(key, transform, lua, now, cost)
+
+    def apply_timed(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
+        """The flow that stands for `Store.apply_timed`."""
+        lua = transform.lua
+        now = self.instant(now)
+        if lua is None or (lua.source.by_periods and not now):
+            assert transform.strategy is not None
+            steps = Step(key, transform, cost), Step(key, telling(transform.strategy))
+            return self.apply_all(steps, now)
+        return self._operate(key, transform, lua, now, cost, timed=True)
 
     def apply_many(
         self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
@@ -257,10 +267,22 @@ class RedisFlows:
         transforms = [transform for _, transform, _, _ in steps]
         return _second_look(transforms, lambda: apply_steps(self._router, plan, steps, at))
 
-    def _operate(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
-        steps = (Step(key, transform, cost),)
-        (result,) = yield from apply_steps(self._router, plan_of(steps), steps, now)
-        return result
+    def _operate(
+        self,
+        key: str,
+        transform: Transform[Any],
+        lua: LuaAccelerator,
+        now: int,
+        cost: int,
+        *,
+        timed: bool = False,
+    ) -> RedisFlow:
+        """The result of one operation; if `timed`, with the instant of the decision."""
+        plan = plan_of_one(transform, lua)
+        commands = (plan.command_for(key, transform, now, cost),)
+        (reply,) = yield from self._router.ask(key, commands, script=plan.script, consuming=True)
+        result = plan.answer(transform, cost, reply)
+        return (result, reply[0]) if timed else result
 
     def plan_of_one_script(
         self, steps: Sequence[Step], keys: Sequence[str], now: int

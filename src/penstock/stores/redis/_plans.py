@@ -17,9 +17,10 @@ from ...core._decision import Booking, Decision
 from ...core._errors import UnsupportedError
 from ...core._lua import REPLY, LuaScript, StepKind, script_of_all
 from ...core._steps import Step
+from ...core._transform import Transform
 from ._requests import Command
 
-__all__ = ["Plan", "RecordSwap", "decision_of", "plan_of"]
+__all__ = ["OnePlan", "Plan", "RecordSwap", "decision_of", "plan_of", "plan_of_one"]
 
 _OPTIONAL = frozenset(
     {
@@ -61,16 +62,25 @@ whether it is a shadow, and its cost as 0, 1 or `_SEVERAL`."""
 class Plan:
     """What a request of such steps takes, whatever their keys, costs, arguments and the instant."""
 
-    def __init__(self, parts: Sequence[_Part], script: LuaScript) -> None:
+    def __init__(self, parts: Sequence[_Part], sent: Sequence[int], script: LuaScript) -> None:
         accelerators = [lua for lua, _, _, _, _ in parts if lua is not None]
         self.script = script
         self.by_periods = any(lua.source.by_periods for lua in accelerators)
         # Whether there are steps of cost 0, for which the plan is that of `looked_at`.
         self.has_looks = any(not units for _, _, _, _, units in parts)
-        # The places of the steps that are decided here.
-        self.here = [place for place, part in enumerate(parts) if part[0] is None]
+        # The places of the steps that are decided here. A step that only asks for the instant is
+        # not sent, so it must not be taken for the last one of its key, which writes.
+        self.here = [place for place in sent if parts[place][0] is None]
         # Whether each of them is answered by a decision.
         self.only_checks = False
+        # The place of the only operation, if compiled code reads its answer: a decision, or one
+        # number if `counts`.
+        self.place = -1
+        self.counts = False
+
+    def packed(self, steps: Sequence[Step], now: int) -> bytes | None:
+        """What is sent, packed by compiled code; None if it has to be packed otherwise."""
+        return None
 
     def command(
         self, steps: Sequence[Step], keys: Sequence[str], now: int, swaps: Mapping[int, RecordSwap]
@@ -85,38 +95,59 @@ class Plan:
         raise NotImplementedError
 
 
-class _OnePlan(Plan):
+class OnePlan(Plan):
     """That of one operation of a strategy, for which it has a script, and of steps that ask for the
     instant, with which every reply begins."""
 
     def __init__(self, parts: Sequence[_Part], place: int, lua: LuaAccelerator) -> None:
         _, _, self._role, shadow, _ = parts[place]
-        super().__init__(parts, lua.source.alone(self._role, shadow=shadow))
+        super().__init__(parts, (place,), lua.source.alone(self._role, shadow=shadow))
         self._place = place
         self._lua = lua
         self._read = _reader_of(self._role)
         self._head = (b"EVALSHA", self.script.sha1_bytes, b"1")
+        self._command = lua.command_of(self.script, takes_argument=True)
+        self.counts = self._read is _count
+        if self.counts or self._read is _decision:
+            self.place = place
+
+    def packed(self, steps: Sequence[Step], now: int) -> bytes | None:
+        key, transform, cost, _ = steps[self._place]
+        return self.packed_for(key, transform, now, cost)
+
+    def packed_for(self, key: str, transform: Transform[Any], now: int, cost: int) -> bytes | None:
+        """As `packed`, of the operation alone."""
+        argument = transform.argument
+        if self._command is None or type(argument) is tuple:
+            return None
+        payload: bytes = self._command.pack(key, now, cost, str(argument))
+        return payload
 
     def command(
         self, steps: Sequence[Step], keys: Sequence[str], now: int, swaps: Mapping[int, RecordSwap]
     ) -> Command:
         key, transform, cost, _ = steps[self._place]
+        return self.command_for(key, transform, now, cost)
+
+    def command_for(self, key: str, transform: Transform[Any], now: int, cost: int) -> Command:
+        """As `command`, of the operation alone."""
         arguments = self._lua.argv(now, cost)
-        argument = transform.argument
-        if type(argument) is str:
-            return (*self._head, key.encode(), *arguments, argument.encode())
-        return (*self._head, key.encode(), *arguments, *in_words(argument))
+        return (*self._head, key.encode(), *arguments, *in_words(transform.argument))
 
     def answers(
         self, steps: Sequence[Step], reply: list[Any], decided: Mapping[int, Any]
     ) -> list[Any]:
-        now, *told = reply
-        answers = [now] * len(steps)
-        answers[self._place] = answer = self._read(told, now)
-        if self._role == "check" and not answer.allowed:
-            _, transform, cost, _ = steps[self._place]
-            FOREIGN_CLOCKS.look_at(answer, transform, cost)
+        _, transform, cost, _ = steps[self._place]
+        answers = [reply[0]] * len(steps)
+        answers[self._place] = self.answer(transform, cost, reply)
         return answers
+
+    def answer(self, transform: Transform[Any], cost: int, reply: list[Any]) -> Any:
+        """As `answers`, of the operation alone."""
+        answer = self._read(*reply)
+        if self._role == "check" and not answer.allowed:
+            FOREIGN_CLOCKS.look_at(answer, transform, cost)
+        return answer
 
 
 class _MixedPlan(Plan):
@@ -126,7 +157,7 @@ class _MixedPlan(Plan):
         self._parts = [parts[place] for place in sent]
         kinds = [_kind(*part) for part in self._parts]
         script, numbers = script_of_all(frozenset(kinds))
-        super().__init__(parts, script)
+        super().__init__(parts, sent, script)
         self._numbers = [numbers[kind] for kind in kinds]
         self._roles = [role for _, _, role, _, _ in parts]
         self.only_checks = not self.here and set(self._roles) == {"check"}
@@ -194,7 +225,7 @@ class _MixedPlan(Plan):
             if place in decided:
                 answers[place] = decided[place]
             elif (role := self._roles[place]) != "tell":
-                answers[place] = _reader_of(role)(answer, now)
+                answers[place] = _reader_of(role)(now, *answer)
                 if role == "check" and not answer[0]:
                     _, transform, cost, _ = steps[place]
                     FOREIGN_CLOCKS.look_at(answers[place], transform, cost)
@@ -218,12 +249,27 @@ def _plan_of_parts(parts: tuple[_Part, ...]) -> Plan:
     sent = [place for place, part in enumerate(parts) if part[2] != "tell"] or [0]
     lua, _, role, _, _ = parts[sent[0]]
     if len(sent) == 1 and lua is not None and role in lua.source.operations:
-        return _OnePlan(parts, sent[0], lua)
+        return OnePlan(parts, sent[0], lua)
     return _MixedPlan(parts, sent)
+
+
+def plan_of_one(transform: Transform[Any], lua: LuaAccelerator) -> OnePlan:
+    """The plan of one operation that is no shadow; the accelerator remembers it."""
+    plan: OnePlan | None = lua.plans.get(transform.role)
+    if plan is None:
+        _require_operation(lua, transform.role, transform.kind)
+        part: _Part = (lua, transform.kind, transform.role, False, 1)
+        plan = lua.plans[transform.role] = OnePlan((part,), 0, lua)
+    return plan
 
 
 def plan_of(steps: Sequence[Step]) -> Plan:
     """The plan of steps like these."""
+    _, transform, cost, shadow = steps[0]
+    lua = transform.lua
+    is_alone = len(steps) == 1 and cost and not shadow
+    if is_alone and lua is not None and transform.role in lua.source.operations:
+        return plan_of_one(transform, lua)
     return _plan_of_parts(
         tuple(
             [
@@ -247,17 +293,23 @@ def _require_operation(lua: LuaAccelerator | None, role: str, kind: str) -> None
     )
 
 
-def _count_of(reply: list[Any], _now: int) -> int:
-    units: int = reply[1]
+def _decision(
+    _now: int, allowed: int, limit: int, remaining: int, reset_at: int, retry_after_ms: int
+) -> Decision:
+    return Decision(allowed == 1, limit, remaining, reset_at, retry_after_ms)
+
+
+def _count(_now: int, _allowed: int, units: int, _left: int, _reset_at: int, _retry: int) -> int:
     return units
 
 
-def _nothing(_reply: list[Any], _now: int) -> None:
+def _nothing(*_reply: int) -> None:
     return None
 
 
-def _renewals_of(reply: list[Any], now: int) -> tuple[Decision, ...]:
-    _, limit, free, expiries, _ = reply
+def _renewals(
+    now: int, _allowed: int, limit: int, free: int, expiries: Sequence[int], _retry: int
+) -> tuple[Decision, ...]:
     return tuple(
         [
             Decision(True, limit, free, expires, 0)
@@ -268,30 +320,31 @@ def _renewals_of(reply: list[Any], now: int) -> tuple[Decision, ...]:
     )
 
 
-def _booking_of(reply: list[Any], _now: int) -> Booking:
-    allowed, limit, remaining, reset_at, delay_ms = reply
+def _booking(
+    _now: int, allowed: int, limit: int, remaining: int, reset_at: int, delay_ms: int
+) -> Booking:
     retry = 0 if allowed else delay_ms
     return Booking(Decision(allowed == 1, limit, remaining, reset_at, retry), delay_ms)
 
 
-def decision_of(reply: Any, _now: int = 0) -> Decision:
+def decision_of(reply: Any) -> Decision:
     """The five integers of a check."""
     allowed, limit, remaining, reset_at, retry_after_ms = reply
     return Decision(allowed == 1, limit, remaining, reset_at, retry_after_ms)
 
 
 # Those that do not answer with a decision.
-_READERS: Mapping[str, Callable[[list[Any], int], Any]] = {
-    "refund": _count_of,
-    "release": _count_of,
-    "reclaim": _count_of,
-    "keep_ticket": _count_of,
+_READERS: Mapping[str, Callable[..., Any]] = {
+    "refund": _count,
+    "release": _count,
+    "reclaim": _count,
+    "keep_ticket": _count,
     "pause": _nothing,
-    "renew": _renewals_of,
-    "book": _booking_of,
+    "renew": _renewals,
+    "book": _booking,
 }
 
 
-def _reader_of(role: str) -> Callable[[list[Any], int], Any]:
-    """What makes an answer of the five integers of a step, and of the instant."""
-    return _READERS.get(role, decision_of)
+def _reader_of(role: str) -> Callable[..., Any]:
+    """Makes the answer of a step from the instant and the five integers of its reply."""
+    return _READERS.get(role, _decision)

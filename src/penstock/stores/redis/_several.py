@@ -120,7 +120,10 @@ def _give_back(router: RedisRouter, charged: list[tuple[Step, int]], now: int) -
 def _in_one_slot(
     router: RedisRouter, plan: Plan, steps: Sequence[Step], keys: Sequence[str], now: int
 ) -> RedisFlow:
-    (reply,) = yield from _ask(router, plan, steps, keys, now)
+    commands = (plan.command(steps, keys, now, {}),)
+    (reply,) = yield from router.ask(
+        keys[0], commands, script=plan.script, consuming=True, keys=keys
+    )
     return plan.answers(steps, reply, {})
 
 
