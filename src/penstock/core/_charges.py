@@ -148,7 +148,7 @@ class Charge(Settling):
             self.decision = answer
         self.allowed: bool = answer.allowed
         # When each part was charged, or all of them, by the clock that decided it.
-        self._instants = instants if len(instants) > 1 else instants * len(parts)
+        self._instants = instants
         self.charged_at: int = instants[0]
         self.delays_ms: tuple[int, ...] = delays_ms
         """How far ahead each part was booked."""
@@ -248,9 +248,12 @@ class Charge(Settling):
         not charged later either."""
         if not self.allowed:
             return []
+        parts, instants, delays_ms = self._asked, self._instants, self.delays_ms
         if self.verdict is None:
-            return [(self._asked[0], self._instants[0] + self.delays_ms[0])]
-        each = zip(self._asked, self._instants, self.delays_ms, self.verdict.decisions, strict=True)
+            return [(parts[0], instants[0] + delays_ms[0])]
+        if len(instants) == 1:
+            instants *= len(parts)
+        each = zip(parts, instants, delays_ms, self.verdict.decisions, strict=True)
         return [(part, at + delay) for part, at, delay, decision in each if decision.allowed]
 
     @property

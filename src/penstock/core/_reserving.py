@@ -67,11 +67,12 @@ def reserved(
     if len(parts) == 1 and parts[0].cost and not waiter_id:
         part = parts[0]
         transform = _spending(part, max_wait_ms, slot_id)
-        results: Any = store.apply_timed(part.key, transform, at, part.cost)
-    else:
-        taking = _queueing if waiter_id else _taking
-        results = store.apply_all(taking(store, parts, max_wait_ms, slot_id), at)
-    return _charge(store, now, parts, results, at, answer, slot_id, asked_at)
+        result, at = store.apply_timed(part.key, transform, at, part.cost)
+        return _charge(store, now, parts, (result,), (at,), answer, slot_id, asked_at)
+    taking = _queueing if waiter_id else _taking
+    results = store.apply_all(taking(store, parts, max_wait_ms, slot_id), at)
+    instants = tuple(results[len(parts) :]) or (at,)
+    return _charge(store, now, parts, results[: len(parts)], instants, answer, slot_id, asked_at)
 
 
 async def areserved(
@@ -91,12 +92,12 @@ async def areserved(
     if len(parts) == 1 and parts[0].cost and not waiter_id and not also:
         part = parts[0]
         transform = _spending(part, max_wait_ms, slot_id)
-        results: Any = await store.aapply_timed(part.key, transform, at, part.cost)
-    else:
-        taking = _queueing if waiter_id else _taking
-        results = await store.aapply_all(taking(store, parts, max_wait_ms, slot_id, also), at)
-        del results[len(parts) : len(parts) + len(also)]
-    return _charge(store, now, parts, results, at, answer, slot_id, asked_at)
+        result, at = await store.aapply_timed(part.key, transform, at, part.cost)
+        return _charge(store, now, parts, (result,), (at,), answer, slot_id, asked_at)
+    taking = _queueing if waiter_id else _taking
+    results = await store.aapply_all(taking(store, parts, max_wait_ms, slot_id, also), at)
+    instants = tuple(results[len(parts) + len(also) :]) or (at,)
+    return _charge(store, now, parts, results[: len(parts)], instants, answer, slot_id, asked_at)
 
 
 def spent(
@@ -307,14 +308,13 @@ def _charge(
     store: Store,
     now: Callable[[], int],
     parts: Sequence[Part],
-    results: Sequence[Any],
-    at: int,
+    told: Sequence[Any],
+    instants: tuple[int, ...],
     answer: Answer,
     slot_id: str,
     asked_at: float,
 ) -> Charge:
-    count = len(parts)
-    told, instants, delays = results[:count], tuple(results[count:]) or (at,), (0,) * count
+    delays = (0,) * len(parts)
     if Booking in map(type, told):
         delays = tuple([each.delay_ms if type(each) is Booking else 0 for each in told])
         told = [each.decision if type(each) is Booking else each for each in told]
