@@ -246,7 +246,11 @@ class Charge(Settling):
             return []
         told = (self.decision,) if self.verdict is None else self.verdict.decisions
         each = zip(self._asked, self._instants, self.delays_ms, told, strict=True)
-        return [(part, at + delay) for part, at, delay, decision in each if decision.allowed]
+        return [
+            (part, part.strategy.counted_at(decision, at + delay))
+            for part, at, delay, decision in each
+            if decision.allowed
+        ]
 
     @property
     def cost(self) -> Mapping[str, int]:

@@ -88,6 +88,27 @@ def test_any_mixture_is_decided_as_the_oracle_does(server: str) -> None:
     store.close()
 
 
+def test_any_steps_on_one_key_are_decided_as_the_oracle_does() -> None:
+    """What is charged after a refund of the same call is counted by what the refund left."""
+    with closing(open_empty("valkey")) as store:
+        mixtures.follow(store, mixtures.requests_of_one_key(SEED, REQUESTS))
+
+
+def test_what_follows_a_refund_in_one_call_bears_the_stamp_of_its_own_instant() -> None:
+    """Not the later one of the units that were given back."""
+    log = sliding_window_log(5, 1_000)
+    key, later = new_key(), START + 700
+    with closing(open_empty("valkey")) as store:
+        store.apply(key, checking(log), later, 2)
+        steps = [
+            Step(key, checking(log), 1),
+            Step(key, refunding(log, START), 3),
+            Step(key, checking(log), 1),
+        ]
+        assert store.apply_all(steps, START)[1] == 3
+        assert store.apply(key, checking(log), later, 5).retry_after_ms == 300
+
+
 @pytest.mark.parametrize("server", ["valkey", "cluster"])
 def test_strategies_without_lua_are_part_of_the_same_step(
     server: str, monkeypatch: pytest.MonkeyPatch
