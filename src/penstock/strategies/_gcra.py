@@ -27,8 +27,8 @@ which counts tokens and has no grid.
 
 A pause is a TAT, too, and marked as one: half a step off the grid. Otherwise it could not be told
 from a debt, and a charge that is cancelled during the pause would end it. The next admission takes
-the mark away. From 2039 on doubles have no bit left for it, and a cancelled charge then shortens a pause
-by what its units take at the pace.
+the mark away. From 2039 on doubles have no bit left for it, and a cancelled charge then shortens a
+pause by what its units take at the pace.
 
 The order of the floating-point operations is fixed: every accelerator repeats it to the bit.
 """

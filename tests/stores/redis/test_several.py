@@ -41,7 +41,7 @@ from penstock.stores import open_store
 from penstock.stores.redis import RedisStore
 from penstock.strategies import Gcra
 from tests.servers import RedisServer
-from tests.stores import mixtures
+from tests.stores import mixtures, several
 from tests.stores.exactness import (
     TwoLimits,
     assert_exact_from_processes,
@@ -86,6 +86,11 @@ def test_any_mixture_is_decided_as_the_oracle_does(server: str) -> None:
     admitted, denied = mixtures.follow(store, mixtures.requests(SEED, REQUESTS))
     assert min(admitted, denied) > REQUESTS / 5
     store.close()
+
+
+def test_pauses_race_as_if_in_turn() -> None:
+    with closing(open_empty("valkey")) as store:
+        several.assert_pauses_race_as_if_in_turn(store)
 
 
 def test_any_steps_on_one_key_are_decided_as_the_oracle_does() -> None:
