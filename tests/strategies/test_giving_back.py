@@ -255,6 +255,40 @@ def test_after_a_pause_service_goes_on(strategy: Strategy) -> None:
 
 
 @each
+@given(
+    timeline=gaps,
+    ahead=st.integers(1, 2_000),
+    after=st.integers(0, 3_000),
+    cost=costs,
+    later=st.integers(0, 50),
+)
+def test_after_a_pause_what_was_charged_comes_back(
+    strategy: Strategy,
+    timeline: list[tuple[int, int]],
+    ahead: int,
+    after: int,
+    cost: int,
+    later: int,
+) -> None:
+    """As if there had been none."""
+    key, now = _aged(strategy, timeline)
+    key.run("pause", now, now + ahead)
+    now += ahead + after
+    cost = min(cost, strategy.limit)
+    while retry := strategy.check(key.at(now), now, cost).result.retry_after_ms:
+        now += retry
+    before = _future(key, now)
+    charged = key.run("check", now, cost)
+    charged_at = strategy.counted_at(charged, now)
+
+    assert key.run("refund", now, cost, charged_at) == cost
+    assert _future(key, now) == before
+    assert key.run("check", now, cost).allowed
+    if now + later < charged.reset_at and strategy.window_kind:
+        assert key.run("refund", now + later, cost, charged_at) == cost
+
+
+@each
 @given(timeline=gaps, ahead=st.integers(-1_000, 2_000))
 def test_a_pause_never_makes_a_key_richer(
     strategy: Strategy, timeline: list[tuple[int, int]], ahead: int

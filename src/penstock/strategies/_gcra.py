@@ -149,7 +149,7 @@ class Gcra(Strategy):
             return Outcome(
                 state, Decision(False, self.burst, remaining, ceil(tat), retry), 0, False
             )
-        if new * _GRID % 1.0:
+        if new * _GRID % 1.0 == 0.5:
             new += _MARK
         remaining = floor((tau - (new - at)) / interval)
         if remaining < 0:
@@ -251,7 +251,7 @@ class Gcra(Strategy):
 
 def _is_marked(tat: float) -> bool:
     """Whether it is that of a pause, and nothing was admitted since."""
-    return tat * _GRID % 1.0 != 0.0
+    return tat * _GRID % 1.0 == 0.5
 
 
 def is_coarse_enough(limit: int, period_ms: int) -> bool:

@@ -27,7 +27,7 @@ local function check(p, stored, now, cost)
   if now < allowAt then
     allowed, retry, new = 0, math.min(math.ceil(allowAt - now), MAX_SAFE), tat
   else
-    if new * 2048 % 1 ~= 0 then new = new + 1 / 4096 end
+    if new * 2048 % 1 == 0.5 then new = new + 1 / 4096 end
     ttl = math.max(1, math.ceil(new - now))
   end
   local remaining = math.max(0, math.floor((tau - (new - now)) / interval))
@@ -42,7 +42,7 @@ end
 local function take(p, tat, now, retry)
   local interval = intervalOf(p)
   local tau = interval * p.burst
-  if tat - tau <= now and tat * 2048 % 1 ~= 0 then tat = tat + 1 / 4096 end
+  if tat - tau <= now and tat * 2048 % 1 == 0.5 then tat = tat + 1 / 4096 end
   local remaining = math.max(0, math.floor((tau - (tat - now)) / interval))
   return 1, p.burst, remaining, math.ceil(tat), retry, tat, math.max(1, math.ceil(tat - now))
 end
@@ -51,7 +51,7 @@ local function refund(p, stored, now, cost, chargedAt)
   if not stored or stored <= now then return 1, 0, 0, 0, 0 end
   local interval = intervalOf(p)
   local tau, taken = interval * p.burst, interval * cost
-  local isMarked = stored * 2048 % 1 ~= 0
+  local isMarked = stored * 2048 % 1 == 0.5
   if isMarked and chargedAt <= now and now < stored - tau + interval then return 1, 0, 0, 0, 0 end
   if chargedAt > now and math.ceil(stored - tau) > chargedAt then return 1, 0, 0, 0, 0 end
   local least = chargedAt - math.max(0, taken - tau)
@@ -83,7 +83,7 @@ local function pause(p, stored, now, untilMs)
   local interval = intervalOf(p)
   local tat = untilMs + (interval * p.burst - interval)
   if stored and stored > tat then tat = stored end
-  if untilMs <= now or (tat == stored and tat * 2048 % 1 ~= 0) then return 1, 0, 0, 0, 0 end
+  if untilMs <= now or (tat == stored and tat * 2048 % 1 == 0.5) then return 1, 0, 0, 0, 0 end
   tat = tat - 1 / 4096
   return 1, 0, 0, 0, 0, tat, math.max(1, math.ceil(tat - now))
 end
