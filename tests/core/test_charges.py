@@ -19,6 +19,7 @@ from penstock import (
     MemoryStore,
     Store,
     UnsupportedError,
+    calendar_quota,
     fixed_window,
     gcra,
     rate_limit,
@@ -291,28 +292,39 @@ def test_a_pause_is_lifted_by_a_reset(clock: ManualClock, store: Store) -> None:
         rate_limit(unlimited(), clock=clock).pause("k", START)
 
 
-def test_what_comes_back_during_a_pause_shortens_it_by_no_more_than_that(
-    clock: ManualClock, store: Store
+@pytest.mark.parametrize("strategy", [*STRATEGIES, calendar_quota(10, "hour")], ids=repr)
+def test_what_comes_back_during_a_pause_does_not_end_it(
+    strategy: Any, clock: ManualClock, store: Store
 ) -> None:
-    """A pause is kept in the count itself: at a pace, three units are 300 ms of it; elsewhere, as
-    many are admitted as came back, and with the fraction that a bucket keeps one more."""
-    paced = rate_limit("10/second", store=store, clock=clock, prefix="paced")
-    charge = paced.reserve("k", 3)
-    paced.pause("k", START + 2_000)
-    assert charge.cancel()
-    assert paced.check("k").retry_after_ms == 1_700
-    clock.advance(1_699)
-    assert not paced.check("k")
-    clock.advance(1)
-    assert paced.check("k")
-    assert not paced.check("k")
-
-    for strategy, most in ((fixed_window(10, 60_000), 3), (token_bucket(10, 10.0), 4)):
-        limiter = rate_limit(strategy, store=store, clock=clock, prefix=strategy.name)
-        charge = limiter.reserve("k", 3)
-        limiter.pause("k", clock.now() + 2_000)
+    """Nothing is admitted before its end, and all that was charged may be charged again after."""
+    limiter = rate_limit(strategy, store=store, clock=clock)
+    charges = [limiter.reserve("k", cost) for cost in (3, 7)]
+    limiter.pause("k", START + 2_000)
+    for charge in charges:
         assert charge.cancel()
-        assert 3 <= sum(limiter.check("k").allowed for _ in range(10)) <= most
+    for step in (0, 1_000, 999):
+        clock.advance(step)
+        assert not limiter.check("k")
+    clock.advance(10 * limiter.strategy.ttl_ms)
+    assert limiter.check("k", 10)
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, calendar_quota(10, "hour")], ids=repr)
+@pytest.mark.parametrize("back_ms", [1, 150, 5_000, 7_200_000])
+def test_a_charge_comes_back_that_was_made_while_the_clock_was_back(
+    strategy: Any, back_ms: int, clock: ManualClock, store: Store
+) -> None:
+    """Also where it was counted in a window that lies ahead of the clock."""
+    limiter = rate_limit(strategy, store=store, clock=clock)
+    limiter.check("k", 2)
+    clock.set(START - back_ms)
+    charge = limiter.reserve("k", 3)
+    if charge:
+        before = limiter.peek("k").remaining
+        assert charge.cancel()
+        assert limiter.peek("k").remaining == before + 3
+    else:
+        assert strategy.window_kind is None
 
 
 def test_a_charge_says_what_it_is(clock: ManualClock) -> None:

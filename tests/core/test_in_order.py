@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from penstock import Limit, Limits, ManualClock, Verdict, fixed_window
+from penstock import Limit, Limits, ManualClock, Strategy, Verdict, fixed_window
 from penstock.core._steps import Step
-from penstock.core._transform import checking
+from penstock.core._transform import checking, peeking
 from tests.conformance.broken_stores import DictStore
 from tests.stores.mixtures import START, STRATEGIES, OracleStore
 from tests.support.effort import count
@@ -59,3 +59,43 @@ def test_a_shadow_before_another_step_of_its_key_is_charged_first() -> None:
     answers = [store.apply_all(steps, START) for store in (OracleStore(), DictStore())]
     assert [decision.allowed for decision in answers[0]] == [True, True, False]
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("seed", range(count(10, 100)))
+def test_shadows_are_charged_as_by_a_store_that_writes_all_at_once(seed: int) -> None:
+    """And so is everything else: from the highest instant on that a clock has shown, each key has
+    what it would have if the requests that were denied had never been made."""
+    rng = random.Random(seed)
+    at_once, in_order = OracleStore(), DictStore()
+    now = START + rng.randrange(1_000_000)
+    shadows = 0
+    for _ in range(150):
+        now += rng.choice([step for step in STEPS if step >= 0])
+        names = rng.sample(list(STRATEGIES), rng.randint(2, 4))
+        names += rng.sample(names, rng.choice((0, 0, 1)))
+        steps = [
+            Step(name, checking(STRATEGIES[name]), rng.randint(0, 3), rng.random() < 0.35)
+            for name in names
+        ]
+        told = at_once.apply_all(steps, now), in_order.apply_all(steps, now)
+        admitted = [all(s.shadow or d for s, d in zip(steps, each, strict=True)) for each in told]
+        assert admitted[0] == admitted[1]
+        shadows += admitted[0] and not all(told[0])
+        for name, strategy in STRATEGIES.items():
+            for later in LATER_MS:
+                peek = peeking(strategy)
+                left = [s.apply(name, peek, now + later, 1).remaining for s in (at_once, in_order)]
+                assert left[0] == left[1], (name, later)
+    assert shadows
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=repr)
+def test_what_is_taken_back_from_a_new_key_leaves_no_more_than_the_instant(
+    strategy: Strategy,
+) -> None:
+    """A clock that goes back behind it may be served less, and all again when it is there."""
+    store, check = DictStore(), checking(strategy)
+    never = Step("never", checking(fixed_window(1, 60_000)), 2)
+    assert not all(store.apply_all([Step("k", check, 2), never], START))
+    store.apply("k", peeking(strategy), START - 700, 1)
+    assert store.apply("k", check, START, strategy.limit).allowed

@@ -176,6 +176,50 @@ def test_what_is_wrong_is_said_and_charges_nothing(make: Make) -> None:
     assert {said.remaining for said in limits.peek(ALICE).limits.values()} == {3, 5}
 
 
+def test_every_call_refuses_what_is_wrong_and_charges_nothing(make: Make) -> None:
+    """Sync and async, and none of them waits for what it cannot get."""
+    limits = make()
+    calls: list[Any] = [limits.check, limits.reserve, limits.forecast, limits.acquire]
+    if limits.store.answers_at_once:
+        awaited = [limits.acheck, limits.areserve, limits.aforecast, limits.aacquire]
+        calls += [lambda *given, ask=ask: asyncio.run(ask(*given)) for ask in awaited]
+    for keys, cost, said in [
+        ({"user": "alice"}, 1, "'tenant' has no key"),
+        ({**ALICE, "planet": "x"}, 1, "no limit 'planet'"),
+        ({"user": "", "tenant": "acme"}, 1, "the limit 'user': key must not be empty"),
+        ({"user": "alice", "tenant": "x" * 5_000}, 1, "the limit 'tenant': key must be at most"),
+        ({"user": "alice", "tenant": "\ud800"}, 1, "the limit 'tenant': key"),
+        (ALICE, {"tokens": 1}, "'tokens', which is not there"),
+        (ALICE, {"user": True}, "cost of 'user'"),
+        (ALICE, 2**53, "cost must be"),
+        (ALICE, float("nan"), "cost must be"),
+        (None, 1, "must be a mapping such as"),
+    ]:
+        for call in calls:
+            with pytest.raises(ConfigInvalidError, match=said):
+                call(keys, cost)
+    assert {said.remaining for said in limits.peek(ALICE).limits.values()} == {3, 5}
+
+
+def test_what_was_never_charged_is_not_given_back(make: Make, clock: ManualClock) -> None:
+    """Neither by the charge of a denied check, nor after a settlement that was refused as wrong."""
+    limits = make()
+    charge = limits.reserve(ALICE, 3)
+    with pytest.raises(ConfigInvalidError, match="which was not charged"):
+        charge.settle({"planet": 1})
+    with pytest.raises(ConfigInvalidError, match="actual cost of 'user'"):
+        charge.settle({"tenant": 0, "user": -1})
+    denied = limits.check(ALICE)
+    assert not denied
+    late = limits.charge_for(ALICE, 1, denied, clock.now())
+    assert not late.cancel()
+    with pytest.raises(ConfigInvalidError, match="was denied"):
+        late.settle(0)
+    assert limits.peek(ALICE).limits["user"].remaining == 0
+    assert charge.settle(1)
+    assert limits.peek(ALICE).limits["user"].remaining == 2
+
+
 def test_a_key_to_forget_or_to_pause_is_refused_with_the_limit_it_is_for(make: Make) -> None:
     limits = make()
     for ask in (limits.reset, lambda keys: limits.pause(keys, 5)):

@@ -132,6 +132,24 @@ def _step(
     return Step(f"{name}:{tenant}", transform, cost, rng.random() < 0.2)
 
 
+def requests_of_one_key(seed: int, count: int) -> Iterator[Request]:
+    """Requests whose steps are all on one key, with refunds among them; another key every 25."""
+    rng = random.Random(seed)
+    for number in range(count // 25):
+        name = rng.choice(list(STRATEGIES))
+        now = START + rng.randrange(1_000_000)
+        charged = [now]
+        for _ in range(25):
+            now += rng.choice((0, 0, 0, 1, 1, 3, 90, 400, 1_100, -50, -700))
+            charged.append(now)
+            steps = [_step(rng, name, number, now, charged, 1) for _ in range(rng.randint(1, 3))]
+            for _ in range(rng.randint(0, 2)):
+                refund = refunding(STRATEGIES[name], rng.choice(charged[-4:]))
+                step = Step(f"{name}:{number}", refund, rng.randint(1, 3), rng.random() < 0.3)
+                steps.insert(rng.randint(0, len(steps)), step)
+            yield Request(now, steps)
+
+
 def follow(store: Store, timeline: Iterator[Request], prefix: str = "") -> tuple[int, int]:
     """Send every request to the store and to the oracle. Returns how many were admitted, denied."""
     oracle = OracleStore()

@@ -7,15 +7,25 @@ import random
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Sequence
-from itertools import cycle
+from collections.abc import Callable, Sequence
+from itertools import cycle, permutations
 from typing import Any
 
 import pytest
 
-from penstock import ConfigInvalidError, Decision, Store, fixed_window, token_bucket
+from penstock import (
+    ConfigInvalidError,
+    Decision,
+    ManualClock,
+    Store,
+    Strategy,
+    fixed_window,
+    rate_limit,
+    token_bucket,
+)
 from penstock.core._steps import Step
 from penstock.core._transform import checking, peeking
+from tests.stores.mixtures import STRATEGIES, OracleStore
 
 NOW = 1_700_000_000_000
 _WINDOW_MS = 864_000_000
@@ -157,3 +167,54 @@ def assert_a_look_sees_both_or_neither(writer: Store, reader: Store) -> None:
         is_over.set()
         thread.join(_PATIENCE_S)
     assert len(seen) > 3, "nobody has written meanwhile"
+
+
+_RACES = [("pause", "reset"), ("pause", "cancel"), ("pause", "cancel", "reset"), ("pause", "check")]
+
+
+def assert_pauses_race_as_if_in_turn(store: Store, rounds: int = 3) -> None:
+    """What is paused, reset, given back and asked by threads at once is as if one had come after
+    the other, in some order; and unless it was reset, nothing is admitted during the pause."""
+    for name, strategy in STRATEGIES.items():
+        for race in _RACES:
+            possible = [_raced(OracleStore(), strategy, order, "k") for order in permutations(race)]
+            for number in range(rounds):
+                key = f"{name}-{'-'.join(race)}-{number}"
+                assert _raced(store, strategy, race, key, at_once=True) in possible
+            if "reset" not in race:
+                assert not any(decision.allowed for told in possible for decision in told[:3])
+
+
+def _raced(
+    store: Store, strategy: Strategy, race: Sequence[str], key: str, at_once: bool = False
+) -> list[Decision]:
+    """What there is of a key afterwards: three times during the pause, and after it."""
+    clock, until = ManualClock(NOW), NOW + 2_000
+    limiter = rate_limit(strategy, store=store, clock=clock, prefix="race")
+    charge = limiter.reserve(key, 2)
+    calls: dict[str, Callable[[], object]] = {
+        "pause": lambda: limiter.pause(key, until),
+        "reset": lambda: limiter.reset(key),
+        "cancel": charge.cancel,
+        "check": lambda: limiter.check(key),
+    }
+    if at_once:
+        start = threading.Barrier(len(race))
+
+        def run(call: Callable[[], object]) -> None:
+            start.wait(_PATIENCE_S)
+            call()
+
+        threads = [threading.Thread(target=run, args=(calls[name],)) for name in race]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(_PATIENCE_S)
+    else:
+        for name in race:
+            calls[name]()
+    told = []
+    for instant in (NOW, NOW + 900, until - 1, until + 1_500):
+        clock.set(instant)
+        told.append(limiter.peek(key))
+    return told

@@ -207,6 +207,40 @@ def test_nothing_is_admitted_before_a_pause_ends(
 
 
 @each
+@given(
+    timeline=st.lists(st.tuples(st.integers(0, 150), costs, st.booleans()), max_size=10),
+    ahead=st.integers(1, 5_000),
+    again=st.none() | st.integers(1, 5_000),
+    waits=st.lists(st.integers(0, 600), min_size=1, max_size=10),
+)
+def test_what_comes_back_during_a_pause_does_not_end_it(
+    strategy: Strategy,
+    timeline: list[tuple[int, int, bool]],
+    ahead: int,
+    again: int | None,
+    waits: list[int],
+) -> None:
+    """Whatever was charged before it, and given back at whatever instant of it."""
+    key, now, held = Key(strategy), NOW, []
+    for gap, cost, gives_back in timeline:
+        now += gap
+        decision = key.run("check", now, cost)
+        if decision.allowed and gives_back:
+            held.append((cost, strategy.counted_at(decision, now)))
+    until = now + ahead
+    key.run("pause", now, until)
+    if again is not None:
+        key.run("pause", now, now + again)
+        until = max(until, now + again)
+    for wait, (cost, charged_at) in zip(waits, held, strict=False):
+        now = min(now + wait, until - 1)
+        assert 0 <= key.run("refund", now, cost, charged_at) <= cost
+        assert not key.run("check", now, 1).allowed
+    for at in (now, (now + until) // 2, until - 1):
+        assert not key.run("check", at, 1).allowed
+
+
+@each
 def test_after_a_pause_service_goes_on(strategy: Strategy) -> None:
     """Within a window, or the time that one unit takes."""
     key = Key(strategy)
@@ -218,6 +252,40 @@ def test_after_a_pause_service_goes_on(strategy: Strategy) -> None:
     least = 1 if strategy.name == "sliding_window" else 2_990
     assert least <= denied.retry_after_ms <= 2_990 + window_ms
     assert key.run("check", NOW + 3_000 + window_ms, 1).allowed
+
+
+@each
+@given(
+    timeline=gaps,
+    ahead=st.integers(1, 2_000),
+    after=st.integers(0, 3_000),
+    cost=costs,
+    later=st.integers(0, 50),
+)
+def test_after_a_pause_what_was_charged_comes_back(
+    strategy: Strategy,
+    timeline: list[tuple[int, int]],
+    ahead: int,
+    after: int,
+    cost: int,
+    later: int,
+) -> None:
+    """As if there had been none."""
+    key, now = _aged(strategy, timeline)
+    key.run("pause", now, now + ahead)
+    now += ahead + after
+    cost = min(cost, strategy.limit)
+    while retry := strategy.check(key.at(now), now, cost).result.retry_after_ms:
+        now += retry
+    before = _future(key, now)
+    charged = key.run("check", now, cost)
+    charged_at = strategy.counted_at(charged, now)
+
+    assert key.run("refund", now, cost, charged_at) == cost
+    assert _future(key, now) == before
+    assert key.run("check", now, cost).allowed
+    if now + later < charged.reset_at and strategy.window_kind:
+        assert key.run("refund", now + later, cost, charged_at) == cost
 
 
 @each
@@ -352,6 +420,74 @@ def test_a_log_that_was_given_back_to_admits_no_sooner(
         assert _left(with_it, at) <= _left(without, at)
 
 
+def test_a_sliding_window_gives_back_units_that_are_in_a_later_tick_than_their_charge() -> None:
+    """Of two callers at the edge of a tick, the one that read the clock first may be counted
+    second."""
+    key = Key(sliding_window(5, 1_000))
+    key.run("check", NOW + 100, 1)
+    key.run("check", NOW + 99, 2)
+    assert _left(key, NOW + 100) == 2
+    assert key.run("refund", NOW + 100, 2, NOW + 99) == 2
+    assert _left(key, NOW + 100) == 4
+
+
+@pytest.mark.parametrize("buckets", [1, 3, 10])
+@given(gaps=gaps, back=st.integers(0, 400), cost=costs)
+def test_a_sliding_window_that_was_given_back_to_admits_no_sooner(
+    buckets: int, gaps: list[tuple[int, int]], back: int, cost: int
+) -> None:
+    """All comes back, and no sooner than if the request had never been made, whatever the clock of
+    its caller shows."""
+    strategy = sliding_window(5, 1_000, buckets)
+    with_it, without = Key(strategy), Key(strategy)
+    now = NOW
+    for gap, units in gaps:
+        now += gap // 4
+        with_it.run("check", now, units)
+        without.run("check", now, units)
+    late = now - back
+    charged = with_it.run("check", late, cost)
+    if charged.allowed:
+        assert with_it.run("refund", now, cost, strategy.counted_at(charged, late)) == cost
+    for at in range(now, now + 2_200, 97):
+        assert _left(with_it, at) <= _left(without, at)
+
+
+WINDOWS = [strategy for strategy in STRATEGIES if strategy.window_kind]
+
+
+@pytest.mark.parametrize("strategy", WINDOWS, ids=repr)
+@given(
+    ahead=st.integers(1, 90_000_000),
+    back=st.integers(0, 90_000_000),
+    later=st.integers(0, 500),
+    cost=costs,
+)
+def test_what_a_clock_that_went_back_had_counted_comes_back(
+    strategy: Strategy, ahead: int, back: int, later: int, cost: int
+) -> None:
+    """The decision says in which window that was, if it was a later one than the clock shows."""
+    key = Key(strategy)
+    key.run("check", NOW + ahead, 1)
+    now = NOW + ahead - min(ahead, back)
+    before = _left(key, now)
+    charged = key.run("check", now, cost)
+    if charged.allowed and now + later < charged.reset_at:
+        assert key.run("refund", now + later, cost, strategy.counted_at(charged, now)) == cost
+        assert _left(key, now) == before
+
+
+def test_a_charge_is_not_given_back_by_a_later_window() -> None:
+    """Whatever was charged there by others."""
+    for strategy in (fixed_window(4, 1_000), calendar_quota(4, "hour")):
+        key = Key(strategy)
+        charged = key.run("check", NOW, 3)
+        later = charged.reset_at
+        assert key.run("check", later, 3).allowed
+        for now in (later, later - 1):
+            assert key.run("refund", now, 3, strategy.counted_at(charged, NOW)) == 0
+
+
 def test_an_emptied_tick_ahead_of_the_clock_still_stands() -> None:
     """A clock that went back does not find what was dropped when it was ahead."""
     strategy = sliding_window(5, 1_000)
@@ -414,12 +550,3 @@ def test_a_bucket_moves_by_no_more_than_its_units_to_the_last_bit(
     if refunded.persist:
         assert Fraction(refunded.state[0]) <= Fraction(tokens) + cost
     assert Fraction(charged.state[0]) <= Fraction(tokens) - cost
-
-
-def test_what_comes_back_in_a_pause_is_what_was_charged() -> None:
-    """The token that a pause leaves just short of being there does not come with it."""
-    key = Key(token_bucket(10, 0.01))
-    assert key.run("check", NOW, 3).allowed
-    key.run("pause", NOW, NOW + 5_000)
-    assert key.run("refund", NOW, 3, NOW) == 3
-    assert [key.run("check", NOW, 1).allowed for _ in range(4)] == [True, True, True, False]

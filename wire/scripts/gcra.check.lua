@@ -41,6 +41,7 @@ do
   if now < allowAt then
     allowed, retry, new = 0, math.min(math.ceil(allowAt - now), MAX_SAFE), tat
   else
+    if new * 2048 % 1 == 0.5 then new = new + 1 / 4096 end
     ttl = math.max(1, math.ceil(new - now))
   end
   local remaining = math.max(0, math.floor((tau - (new - now)) / interval))

@@ -131,6 +131,9 @@ cdef inline void decide_gcra(
         outcome.reset_at = <int64_t> ceil(tat)
         outcome.retry = saturated(ceil(allow_at - now))
         return
+    # The mark of a pause, which is over.
+    if fresh * 2048.0 - floor(fresh * 2048.0) == 0.5:
+        fresh = fresh + 1.0 / 4096.0
     outcome.allowed = True
     outcome.remaining = at_least(0, <int64_t> floor((tau - (fresh - now)) / interval))
     outcome.reset_at = <int64_t> ceil(fresh)

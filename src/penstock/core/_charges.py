@@ -250,11 +250,16 @@ class Charge(Settling):
             return []
         parts, instants, delays_ms = self._asked, self._instants, self.delays_ms
         if self.verdict is None:
-            return [(parts[0], instants[0] + delays_ms[0])]
+            part, at = parts[0], instants[0] + delays_ms[0]
+            return [(part, part.strategy.counted_at(self.decision, at))]
         if len(instants) == 1:
             instants *= len(parts)
         each = zip(parts, instants, delays_ms, self.verdict.decisions, strict=True)
-        return [(part, at + delay) for part, at, delay, decision in each if decision.allowed]
+        return [
+            (part, part.strategy.counted_at(decision, at + delay))
+            for part, at, delay, decision in each
+            if decision.allowed
+        ]
 
     @property
     def cost(self) -> Mapping[str, int]:

@@ -18,7 +18,7 @@ from ._errors import PenstockError
 from ._strategy import Strategy
 from ._transform import READING, Transform, looking, renewing, trying
 
-__all__ = ["PoolRenewals", "Step", "decide_all", "in_order", "looked_at"]
+__all__ = ["PoolRenewals", "Step", "decide_all", "in_order", "looked_at", "reversal"]
 
 
 class Step(NamedTuple):
@@ -112,6 +112,7 @@ def in_order(steps: Sequence[Step], now: int) -> Generator[Step, Any, list[Any]]
                     admitted = False
                     yield from _take_back(charged)
             elif taken is not None:
+                taken.answer = results[place]
                 charged.append(taken)
     except Exception:
         with suppress(PenstockError):
@@ -138,8 +139,12 @@ class _Charged:
     former is put back: a refund goes by the instant of a charge, and that is not the window in
     which it was counted when the clock has gone back. Else the units are refunded: where others
     have written, where an accelerator decided, which notes nothing, and where no state was found,
-    since one that had expired would count again if the clock goes back.
+    since one that had expired would count again if the clock goes back. Then the key remembers the
+    instant, without units: a clock that goes back behind it is served by what that instant allows.
     """
+
+    answer: Any = None
+    """The result of the step."""
 
     def __init__(self, step: Step, now: int) -> None:
         self._transform = step.transform
@@ -155,8 +160,8 @@ class _Charged:
 
     def reversed(self) -> Step:
         """The step that takes it back."""
-        assert self._transform.reverse is not None
-        refund = self._transform.reverse(self._at)
+        refund = reversal(self._transform, self.answer, self._at)
+        assert refund is not None
         found, left = self._found, self._left
 
         def run(state: Any, now: int, cost: int) -> Outcome[int]:
@@ -165,6 +170,16 @@ class _Charged:
             return refund.run(state, now, cost)
 
         return Step(self.step.key, _running(refund, run), self.step.cost)
+
+
+def reversal(transform: Transform[Any], answer: Any, charged_at: int) -> Transform[int] | None:
+    """The transform that takes back one that was answered like this; None if it takes nothing."""
+    if transform.reverse is None:
+        return None
+    decision = transform.decision_in(answer)
+    if decision is not None and transform.strategy is not None:
+        charged_at = transform.strategy.counted_at(decision, charged_at)
+    return transform.reverse(charged_at)
 
 
 def _running(transform: Transform[Any], run: Callable[..., Outcome[Any]]) -> Transform[Any]:

@@ -289,6 +289,12 @@ class Strategy(ABC):
         units came back. Optional, as are `charge`, `book` and `pause`."""
         raise self._lacks("refund", "(state, now, cost, charged_at)")
 
+    def counted_at(self, decision: Decision, charged_at: int) -> int:
+        """The instant by which to refund units that were charged at `charged_at` by this decision:
+        one of the window in which they were counted, which is a later one if the clock of the
+        caller was behind. Optional."""
+        return charged_at
+
     def charge(self, state: Any, now: int, cost: int) -> Outcome[Decision]:
         """Charge `cost` units that have been used, even if fewer are left. The debt is paid off
         before anything is admitted again."""

@@ -13,7 +13,10 @@ start of the window is the instant of the charge, on the clock that decided it. 
 is forgotten, and what it reserved stays spent.
 
 How far ahead units were booked, and which shadows were not charged, is known only when the store
-has answered, so it is at the end of the id, outside the digest.
+has answered, so it is at the end of the id, outside the digest: the record is written in the step
+that decides them, and a second one would be another round trip, which is no part of that step. A
+holder that alters it can have a shadow refunded that was not charged: once, by the units of this
+charge, and nobody is admitted by it, since shadows never deny.
 
 `Charging` is the part of the service that reserves and settles by policy and key.
 """

@@ -131,6 +131,10 @@ class CalendarQuota(Strategy):
             return Outcome(state, 0, 0, False)
         return Outcome((start, end, count - units), units, end - now, True)
 
+    def counted_at(self, decision: Decision, charged_at: int) -> int:
+        # The last instant of its period: the decision does not say where that starts.
+        return max(charged_at, decision.reset_at - 1)
+
     def charge(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         start, end, count = self._period(state, now)
         count = min(count + cost, MAX_SAFE)
@@ -139,12 +143,14 @@ class CalendarQuota(Strategy):
 
     def pause(self, state: State | None, now: int, until_ms: int) -> Outcome[None]:
         start, end, count = self._period(state, now)
-        if until_ms <= now or (end >= until_ms and count >= self.limit):
+        # The limit comes on top of what is there, which may be given back during the pause.
+        paused = min(self.limit + min(self.limit, count), MAX_SAFE)
+        if until_ms <= now or (end >= until_ms and count >= paused):
             return Outcome(state, None, 0, False)
         if end < until_ms:
             # A spent period that is still to come stands until it is over.
-            start, end, count = until_ms - 1, until_ms, 0
-        return Outcome((start, end, max(count, self.limit)), None, end - now, True)
+            start, end = until_ms - 1, until_ms
+        return Outcome((start, end, paused), None, end - now, True)
 
     def longest_wait_ms(self, cost: int) -> int:
         return self.ttl_ms

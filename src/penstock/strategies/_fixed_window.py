@@ -135,6 +135,9 @@ class FixedWindow(Strategy):
             return Outcome(None, units, 0, True)
         return Outcome((start, count - units), units, start + self.window_ms - now, True)
 
+    def counted_at(self, decision: Decision, charged_at: int) -> int:
+        return max(charged_at, decision.reset_at - self.window_ms)
+
     def charge(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         start, count = self._window(state, now)
         count = min(count + cost, MAX_SAFE)
@@ -145,7 +148,9 @@ class FixedWindow(Strategy):
     def pause(self, state: State | None, now: int, until_ms: int) -> Outcome[None]:
         start, count = self._window(state, now)
         end = start + self.window_ms
-        if until_ms <= now or (end >= until_ms and count >= self.limit):
+        # The limit comes on top of what is there, which may be given back during the pause.
+        paused = min(self.limit + min(self.limit, count), MAX_SAFE)
+        if until_ms <= now or (end >= until_ms and count >= paused):
             return Outcome(state, None, 0, False)
         if end < until_ms:
             # The first window that ends no earlier, as if the clock had been there before.
@@ -155,8 +160,8 @@ class FixedWindow(Strategy):
                 if self._aligned
                 else until_ms - self.window_ms
             )
-            end, count = start + self.window_ms, 0
-        return Outcome((start, max(count, self.limit)), None, end - now, True)
+            end = start + self.window_ms
+        return Outcome((start, paused), None, end - now, True)
 
     def longest_wait_ms(self, cost: int) -> int:
         return self.window_ms

@@ -25,6 +25,11 @@ The price is a rate that is up to 2**-11 / T too fast: 0.003% at 60 a second, 0.
 it could pass 0.5%, above 10,240 a second, the constructor refuses, and names the token bucket,
 which counts tokens and has no grid.
 
+A pause is a TAT, too, and marked as one: half a step off the grid. Otherwise it could not be told
+from a debt, and a charge that is cancelled during the pause would end it. The next admission takes
+the mark away. From 2039 on doubles have no bit left for it, and a cancelled charge then shortens a
+pause by what its units take at the pace.
+
 The order of the floating-point operations is fixed: every accelerator repeats it to the bit.
 """
 
@@ -53,6 +58,7 @@ def _decode(raw: Any) -> float | None:
 
 
 _GRID = 2048
+_MARK = 0.5 / _GRID
 # Of 1/2048 ms. Rounded down from just below one more, T is 0.5% too short.
 _LEAST_STEPS = 200
 
@@ -143,6 +149,8 @@ class Gcra(Strategy):
             return Outcome(
                 state, Decision(False, self.burst, remaining, ceil(tat), retry), 0, False
             )
+        if new * _GRID % 1.0 == 0.5:
+            new += _MARK
         remaining = floor((tau - (new - at)) / interval)
         if remaining < 0:
             remaining = 0
@@ -153,6 +161,8 @@ class Gcra(Strategy):
 
     def refund(self, state: float | None, now: int, cost: int, charged_at: int) -> Outcome[int]:
         if state is None or state <= now:
+            return Outcome(state, 0, 0, False)
+        if charged_at <= now < state - self.tolerance_ms + self.interval_ms and _is_marked(state):
             return Outcome(state, 0, 0, False)
         # What was booked for later stays as it is once somebody stands behind it: two would be
         # let in at one instant.
@@ -187,11 +197,16 @@ class Gcra(Strategy):
     def pause(self, state: float | None, now: int, until_ms: int) -> Outcome[None]:
         # With this TAT the first unit is there at `until_ms`, and the others follow at the pace.
         tat = until_ms + (self.tolerance_ms - self.interval_ms)
-        if until_ms <= now or (state is not None and state >= tat):
+        if state is not None and state > tat:
+            tat = state
+        if until_ms <= now or (tat == state and _is_marked(tat)):
             return Outcome(state, None, 0, False)
+        tat -= _MARK
         return Outcome(tat, None, max(1, ceil(tat - now)), True)
 
     def _taken(self, tat: float, now: int) -> Outcome[Decision]:
+        if tat - self.tolerance_ms <= now and _is_marked(tat):
+            tat += _MARK
         decision = Decision(True, self.burst, self._units_at(tat, now), ceil(tat), 0)
         return Outcome(tat, decision, max(1, ceil(tat - now)), True)
 
@@ -232,6 +247,11 @@ class Gcra(Strategy):
     def _units_at(self, tat: float, now: int) -> int:
         """The largest cost that `check` would admit."""
         return max(0, floor((self.tolerance_ms - (tat - now)) / self.interval_ms))
+
+
+def _is_marked(tat: float) -> bool:
+    """Whether it is that of a pause, and nothing was admitted since."""
+    return tat * _GRID % 1.0 == 0.5
 
 
 def is_coarse_enough(limit: int, period_ms: int) -> bool:

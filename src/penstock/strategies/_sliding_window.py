@@ -131,15 +131,28 @@ class SlidingWindow(Strategy):
         return Outcome(state, decision, 0, False)
 
     def refund(self, state: State | None, now: int, cost: int, charged_at: int) -> Outcome[int]:
-        _, kept, _, _, _ = self._view(state, now)
+        tick, _, _, _, _ = self._view(state, now)
         charged = floor(charged_at / self.tick_ms)
-        units = min(cost, dict(kept).get(charged, 0))
-        if state is None or not units:
+        if state is None or charged < tick - self.buckets:
             return Outcome(state, 0, 0, False)
-        # An empty tick stays: the clock has been there. So do those that are out of sight: no newer
-        # tick stands for this instant, and they count again if the clock goes back.
-        left = tuple([(at, count - units if at == charged else count) for at, count in state])
-        return Outcome(left, units, self._expiry(left[-1][0]) - now, True)
+        # Units are in the tick of their instant, or in a later one if that was there already. Those
+        # taken may be older ones than the caller's own: that admits no sooner.
+        units, left = 0, []
+        for at, count in state:
+            taken = min(cost - units, count) if at >= charged else 0
+            units += taken
+            # An empty tick stays: the clock has been there. So do those that are out of sight: no
+            # newer tick stands for this instant, and they count again if the clock goes back.
+            left.append((at, count - taken))
+        if not units:
+            return Outcome(state, 0, 0, False)
+        return Outcome(tuple(left), units, self._expiry(left[-1][0]) - now, True)
+
+    def counted_at(self, decision: Decision, charged_at: int) -> int:
+        # A window before `reset_at` its tick ended, give or take a rounding: so half a tick sooner,
+        # or in an earlier one if ticks are that short.
+        before = self.window_ms + max(self.tick_ms / 2, 2.0)
+        return max(charged_at, floor(decision.reset_at - before))
 
     def charge(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         tick, kept, full, oldest, weight = self._view(state, now)
@@ -155,8 +168,10 @@ class SlidingWindow(Strategy):
         if until_ms <= now:
             return Outcome(state, None, 0, False)
         # A full tick holds for as long as it counts whole: for the `buckets` ticks from its start.
+        # The limit comes on top of what is there, which may be given back during the pause.
         tick = min(max(tick, ceil(until_ms / self.tick_ms) - self.buckets), self.last_tick)
-        missing = self.limit - dict(kept).get(tick, 0)
+        count = dict(kept).get(tick, 0)
+        missing = min(self.limit + min(self.limit, count), self.most_in_tick) - count
         if missing <= 0:
             return Outcome(state, None, 0, False)
         kept = tuple([pair for pair in kept if pair[0] >= tick - self.buckets])

@@ -124,7 +124,9 @@ class SlidingWindowLog(Strategy):
         log, _ = self._live(state, now)
         newest = log[-1][0] if log else 0
         stamp = max(newest, until_ms - self.window_ms)
-        missing = self.limit - dict(log).get(stamp, 0)
+        # On top of what is there, which may be given back during the pause.
+        units = dict(log).get(stamp, 0)
+        missing = self.limit + min(self.limit, units) - units
         if until_ms <= now or missing <= 0:
             return Outcome(state, None, 0, False)
         return Outcome(_added(log, stamp, missing), None, stamp - now + self.window_ms, True)

@@ -153,11 +153,15 @@ class TokenBucket(Strategy):
         owed = -tokens - (charged_at - at) * self.refill_per_ms
         if charged_at > now and tokens < 0 and owed > _ROUNDINGS:
             return Outcome(state, 0, 0, False)
-        if tokens >= self.capacity:
+        # An empty bucket that is credited up to a later instant may be paused until then, and what
+        # comes back must not end that.
+        is_paused = at > now and tokens < 1
+        most = _NEARLY_ONE if is_paused else self.capacity
+        if tokens >= most:
             return Outcome(state, 0, 0, False)
-        units = min(cost, floor(self.capacity - tokens))
+        units = min(cost, max(0, ceil(-tokens)) if is_paused else floor(self.capacity - tokens))
         # Kept, though it may be full: a clock that goes back must not be credited twice.
-        tokens = min(self.capacity, _sum_rounded_down(tokens, cost))
+        tokens = min(most, _sum_rounded_down(tokens, cost))
         return Outcome((tokens, at), units, self._ttl(tokens, at, now), True)
 
     def charge(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:

@@ -79,11 +79,12 @@ end
 
 local function pause(p, stored, now, untilMs)
   local start, finish, count = periodAt(p, stored, now)
-  if untilMs <= now or (finish >= untilMs and count >= p.limit) then return 1, 0, 0, 0, 0 end
+  local paused = math.min(p.limit + math.min(p.limit, count), MAX_SAFE)
+  if untilMs <= now or (finish >= untilMs and count >= paused) then return 1, 0, 0, 0, 0 end
   if finish < untilMs then
     -- A spent period that is still to come stands until it is over.
-    start, finish, count = untilMs - 1, untilMs, 0
+    start, finish = untilMs - 1, untilMs
   end
-  local state = {start = start, finish = finish, count = math.max(count, p.limit)}
+  local state = {start = start, finish = finish, count = paused}
   return 1, 0, 0, 0, 0, state, finish - now
 end

@@ -1,7 +1,8 @@
 -- GCRA: one string, the TAT, written with all 17 digits.
 --
 -- A denial reads and answers; an admission is one SET that carries its expiry. A stored TAT before
--- `now` counts as `now`, so a key that outlives its ttl decides like one that is gone.
+-- `now` counts as `now`, so a key that outlives its ttl decides like one that is gone. One that is
+-- half a step off the grid of 1/2048 ms is that of a pause.
 local function raw(key) return redis.call('GET', key) end
 
 -- Decide.
@@ -26,6 +27,7 @@ local function check(p, stored, now, cost)
   if now < allowAt then
     allowed, retry, new = 0, math.min(math.ceil(allowAt - now), MAX_SAFE), tat
   else
+    if new * 2048 % 1 == 0.5 then new = new + 1 / 4096 end
     ttl = math.max(1, math.ceil(new - now))
   end
   local remaining = math.max(0, math.floor((tau - (new - now)) / interval))
@@ -39,7 +41,9 @@ end
 -- Give back.
 local function take(p, tat, now, retry)
   local interval = intervalOf(p)
-  local remaining = math.max(0, math.floor((interval * p.burst - (tat - now)) / interval))
+  local tau = interval * p.burst
+  if tat - tau <= now and tat * 2048 % 1 == 0.5 then tat = tat + 1 / 4096 end
+  local remaining = math.max(0, math.floor((tau - (tat - now)) / interval))
   return 1, p.burst, remaining, math.ceil(tat), retry, tat, math.max(1, math.ceil(tat - now))
 end
 
@@ -47,6 +51,8 @@ local function refund(p, stored, now, cost, chargedAt)
   if not stored or stored <= now then return 1, 0, 0, 0, 0 end
   local interval = intervalOf(p)
   local tau, taken = interval * p.burst, interval * cost
+  local isMarked = stored * 2048 % 1 == 0.5
+  if isMarked and chargedAt <= now and now < stored - tau + interval then return 1, 0, 0, 0, 0 end
   if chargedAt > now and math.ceil(stored - tau) > chargedAt then return 1, 0, 0, 0, 0 end
   local least = chargedAt - math.max(0, taken - tau)
   local new = stored - taken
@@ -76,6 +82,8 @@ end
 local function pause(p, stored, now, untilMs)
   local interval = intervalOf(p)
   local tat = untilMs + (interval * p.burst - interval)
-  if untilMs <= now or (stored and stored >= tat) then return 1, 0, 0, 0, 0 end
+  if stored and stored > tat then tat = stored end
+  if untilMs <= now or (tat == stored and tat * 2048 % 1 == 0.5) then return 1, 0, 0, 0, 0 end
+  tat = tat - 1 / 4096
   return 1, 0, 0, 0, 0, tat, math.max(1, math.ceil(tat - now))
 end

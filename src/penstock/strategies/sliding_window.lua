@@ -94,11 +94,22 @@ end
 local function refund(p, stored, now, cost, chargedAt)
   local w = p.windowMs / p.buckets
   local tick, counts = tickAt(p, stored, now)
-  local edge, charged = tick - p.buckets, math.floor(chargedAt / w)
-  local units = 0
-  if charged >= edge then units = math.min(cost, counts[charged] or 0) end
+  local charged = math.floor(chargedAt / w)
+  if not stored or charged < tick - p.buckets then return 1, 0, 0, 0, 0 end
+  local ticks, units, state = {}, 0, nil
+  for at in pairs(counts) do
+    if at >= charged then ticks[#ticks + 1] = at end
+  end
+  table.sort(ticks)
+  for place = 1, #ticks do
+    local at = ticks[place]
+    local taken = math.min(cost - units, counts[at])
+    if taken > 0 then
+      units = units + taken
+      state = add(state or stored, counts, at, -taken)
+    end
+  end
   if units == 0 then return 1, 0, 0, 0, 0 end
-  local state = add(stored, counts, charged, -units)
   return 1, units, 0, 0, 0, state, ttlOf(p, state.newest, now)
 end
 
@@ -119,7 +130,8 @@ local function pause(p, stored, now, untilMs)
   local tick, counts = tickAt(p, stored, now)
   tick = math.max(tick, math.ceil(untilMs / w) - p.buckets)
   tick = math.min(tick, math.floor(MAX_INSTANT_MS / w))
-  local missing = p.limit - (counts[tick] or 0)
+  local count, most = counts[tick] or 0, math.max(p.limit, math.floor(MAX_SAFE / (p.buckets + 1)))
+  local missing = math.min(p.limit + math.min(p.limit, count), most) - count
   if missing <= 0 then return 1, 0, 0, 0, 0 end
   return 1, 0, 0, 0, 0, add(stored, counts, tick, missing), ttlOf(p, tick, now)
 end

@@ -176,12 +176,15 @@ local function refund(p, log, now, cost, chargedAt)
     end
   until taken == 0
   if units == 0 then return 1, 0, 0, 0, 0 end
+  -- What a later step of this call adds is stamped by what is left.
+  log.newest, log.free = now, false
   if log.count == 0 then
     log.oldest = nil
     return 1, units, 0, 0, 0, log, 0
   end
-  log.oldest = stampOf(log, 1)
-  return 1, units, 0, 0, 0, log, stampOf(log, log.count) - now + p.windowMs
+  local newest = stampOf(log, log.count)
+  log.oldest, log.newest = stampOf(log, 1), math.max(now, newest)
+  return 1, units, 0, 0, 0, log, newest - now + p.windowMs
 end
 
 local function charge(p, log, now, cost)
@@ -194,7 +197,8 @@ local function pause(p, log, now, untilMs)
   if untilMs <= now then return 1, 0, 0, 0, 0 end
   local newest = log.count > 0 and stampOf(log, log.count) or 0
   local stamp = math.max(newest, untilMs - p.windowMs)
-  local missing = p.limit - unitsAt(log, stamp)
+  local units = unitsAt(log, stamp)
+  local missing = p.limit + math.min(p.limit, units) - units
   if missing <= 0 then return 1, 0, 0, 0, 0 end
   log.oldest = log.oldest or stamp
   log.newest = math.max(stamp, now)

@@ -77,9 +77,11 @@ local function refund(p, stored, now, cost, chargedAt)
   local tokens, at = level(p, stored, now)
   local owed = -tokens - (chargedAt - at) * (p.refillPerSec / 1000)
   if chargedAt > now and tokens < 0 and owed > 2 ^ -10 then return 1, 0, 0, 0, 0 end
-  if tokens >= p.capacity then return 1, 0, 0, 0, 0 end
-  local units = math.min(cost, math.floor(p.capacity - tokens))
-  tokens = math.min(p.capacity, sum(tokens, cost))
+  local most, units = p.capacity, math.floor(p.capacity - tokens)
+  if at > now and tokens < 1 then most, units = 1 - 2 ^ -53, math.max(0, math.ceil(-tokens)) end
+  if tokens >= most then return 1, 0, 0, 0, 0 end
+  units = math.min(cost, units)
+  tokens = math.min(most, sum(tokens, cost))
   return 1, units, 0, 0, 0, {tokens = tokens, last = at}, ttlOf(p, tokens, at, now)
 end
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from penstock import MemoryStore
-from tests.stores import mixtures
+from tests.stores import mixtures, several
 from tests.stores.exactness import TwoLimits, assert_exact_from_tasks, assert_exact_from_threads
 
 SEED = int(os.environ.get("SEED", "1"))
@@ -16,6 +16,14 @@ def test_any_mixture_is_decided_as_the_oracle_does() -> None:
     """Of strategies, operations, costs, shadows, keys named twice and clocks that go back."""
     admitted, denied = mixtures.follow(MemoryStore(), mixtures.requests(SEED, REQUESTS))
     assert min(admitted, denied) > REQUESTS / 5
+
+
+def test_any_steps_on_one_key_are_decided_as_the_oracle_does() -> None:
+    mixtures.follow(MemoryStore(), mixtures.requests_of_one_key(SEED, REQUESTS))
+
+
+def test_pauses_race_as_if_in_turn() -> None:
+    several.assert_pauses_race_as_if_in_turn(MemoryStore(), rounds=20)
 
 
 def test_callers_admit_exactly_the_tightest_limit() -> None:

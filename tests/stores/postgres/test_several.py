@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -45,6 +46,11 @@ def _steps(*keys: str, cost: int = 1) -> list[Step]:
 
 def _rows(table: str) -> list[str]:
     return [row[0] for row in running().query(f"SELECT convert_from(key, 'UTF8') FROM {table}")]
+
+
+def test_pauses_race_as_if_in_turn() -> None:
+    with closing(open_empty()) as store:
+        several.assert_pauses_race_as_if_in_turn(store, rounds=1)
 
 
 @pytest.mark.parametrize("way", ["as guessed", "stale", "locked", "older table", "server's clock"])

@@ -41,7 +41,7 @@ from penstock.stores import open_store
 from penstock.stores.redis import RedisStore
 from penstock.strategies import Gcra
 from tests.servers import RedisServer
-from tests.stores import mixtures
+from tests.stores import mixtures, several
 from tests.stores.exactness import (
     TwoLimits,
     assert_exact_from_processes,
@@ -86,6 +86,32 @@ def test_any_mixture_is_decided_as_the_oracle_does(server: str) -> None:
     admitted, denied = mixtures.follow(store, mixtures.requests(SEED, REQUESTS))
     assert min(admitted, denied) > REQUESTS / 5
     store.close()
+
+
+def test_pauses_race_as_if_in_turn() -> None:
+    with closing(open_empty("valkey")) as store:
+        several.assert_pauses_race_as_if_in_turn(store)
+
+
+def test_any_steps_on_one_key_are_decided_as_the_oracle_does() -> None:
+    """What is charged after a refund of the same call is counted by what the refund left."""
+    with closing(open_empty("valkey")) as store:
+        mixtures.follow(store, mixtures.requests_of_one_key(SEED, REQUESTS))
+
+
+def test_what_follows_a_refund_in_one_call_bears_the_stamp_of_its_own_instant() -> None:
+    """Not the later one of the units that were given back."""
+    log = sliding_window_log(5, 1_000)
+    key, later = new_key(), START + 700
+    with closing(open_empty("valkey")) as store:
+        store.apply(key, checking(log), later, 2)
+        steps = [
+            Step(key, checking(log), 1),
+            Step(key, refunding(log, START), 3),
+            Step(key, checking(log), 1),
+        ]
+        assert store.apply_all(steps, START)[1] == 3
+        assert store.apply(key, checking(log), later, 5).retry_after_ms == 300
 
 
 @pytest.mark.parametrize("server", ["valkey", "cluster"])

@@ -40,6 +40,12 @@ def test_random_mixtures_are_decided_as_by_the_oracle(path: Path, seed: int) -> 
     loop.close()
 
 
+def test_pauses_race_as_if_in_turn(path: Path) -> None:
+    store = SqliteStore(path)
+    several.assert_pauses_race_as_if_in_turn(store)
+    store.close()
+
+
 @pytest.mark.parametrize(
     "holds",
     [

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from ...core._errors import PenstockError, StoreUnavailableError
-from ...core._steps import Step, decide_all, looked_at
+from ...core._steps import Step, decide_all, looked_at, reversal
 from ...core._transform import READING, Transform, checking, trying
 from .. import record
 from .._sheet import ConnectionFailedError
@@ -46,7 +46,7 @@ def _slot_by_slot(
     router: RedisRouter, steps: Sequence[Step], groups: Sequence[Sequence[int]], now: int
 ) -> RedisFlow:
     results: list[Any] = [None] * len(steps)
-    charged: list[tuple[Step, int]] = []
+    charged: list[tuple[Step, Any, int]] = []
     admitted, at = True, now
     try:
         for group in sorted(groups, key=lambda group: all(steps[place].shadow for place in group)):
@@ -60,7 +60,7 @@ def _slot_by_slot(
             for place, step, answer in zip(group, slot, answers, strict=True):
                 results[place] = answer
                 if step.transform.admits(answer):
-                    passed.append((step, at))
+                    passed.append((step, answer, at))
                 elif not step.shadow:
                     admitted = False
             if admitted:
@@ -109,12 +109,12 @@ def _tried(step: Step) -> Step | None:
     return step._replace(transform=trying(checking(transform.strategy)))
 
 
-def _give_back(router: RedisRouter, charged: list[tuple[Step, int]], now: int) -> RedisFlow:
+def _give_back(router: RedisRouter, charged: list[tuple[Step, Any, int]], now: int) -> RedisFlow:
     while charged:
-        step, at = charged.pop()
-        if step.transform.reverse is not None:
-            refund = Step(step.key, step.transform.reverse(at), step.cost)
-            yield from _group(router, [refund], now, others=True)
+        step, answer, at = charged.pop()
+        refund = reversal(step.transform, answer, at)
+        if refund is not None:
+            yield from _group(router, [Step(step.key, refund, step.cost)], now, others=True)
 
 
 def _in_one_slot(
