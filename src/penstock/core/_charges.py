@@ -165,10 +165,14 @@ class Charge(Settling):
     @property
     def holds(self) -> bool:
         """Whether it has slots, all of which are certainly still its own."""
+        return bool(self._open) and time.monotonic() < self._holds_until
+
+    @property
+    def _holds_until(self) -> float:
+        """The monotonic time until which its slots are certainly its own, unless they are renewed;
+        before all times if it has none."""
         ttl_ms = self.ttl_ms
-        if ttl_ms is None or not self._open:
-            return False
-        return time.monotonic() < self._asked_at + ttl_ms * (1 - _MARGIN) / 1000
+        return -math.inf if ttl_ms is None else self._asked_at + ttl_ms * (1 - _MARGIN) / 1000
 
     @property
     def ttl_ms(self) -> int | None:
@@ -196,8 +200,8 @@ class Charge(Settling):
         return self.renewed(pools.answers(told), asked_at)
 
     def keep_renewed(self, on_lost: Callable[[Charge], object] | None = None) -> Charge:
-        """Renew it in the background until it is settled or lost. One thread renews all such
-        charges of this process, with one call per store. `on_lost` is called in that thread when
+        """Renew it in the background until it is settled or lost, together with all such charges
+        of this process, with one call per store. `on_lost` is called in a thread of its own when
         `holds` has become False. Returns the charge itself."""
         from ._renewing import keep
 
