@@ -204,3 +204,60 @@ def test_who_gives_up_leaves_no_ticket(url: str, tmp_path: Path) -> None:
         assert line.kept() == 1
         assert line.held.cancel()
         assert line.kept() == 0
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_task_that_is_cancelled_while_it_waits_leaves_no_ticket(
+    url: str, tmp_path: Path, several: bool
+) -> None:
+    """Others would find a place in front of them for two seconds."""
+    with queue(url, tmp_path, several=several) as line:
+
+        async def main() -> None:
+            keys: Any = {"flight": "k", "rate": "k"} if several else "k"
+            async with _slot_for_one(url, line.prefix, several) as limiter:
+                waiting = asyncio.create_task(limiter.aacquire(keys))
+                while line.kept() != 2:
+                    assert not waiting.done()
+                    await asyncio.sleep(0.01)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+
+        asyncio.run(main())
+        assert line.kept() == 1
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("call", ["areserve", "aacquire"])
+def test_a_task_that_is_cancelled_while_the_store_is_asked_holds_no_slot(
+    url: str, tmp_path: Path, call: str, several: bool
+) -> None:
+    """It has no charge to give back, and its slot would be gone for a ttl."""
+    with queue(url, tmp_path, several=several) as line:
+        assert line.held.cancel()
+
+        async def main() -> None:
+            keys: Any = {"flight": "k", "rate": "k"} if several else "k"
+            async with _slot_for_one(url, line.prefix, several) as limiter:
+                assert await (await getattr(limiter, call)(keys)).acancel()
+                for turns in range(40):
+                    asking = asyncio.create_task(getattr(limiter, call)(keys))
+                    for _ in range(turns % 5):
+                        await asyncio.sleep(0)
+                    if turns % 2:
+                        await asyncio.sleep(turns / 40_000)
+                    asking.cancel()
+                    for charge in await asyncio.gather(asking, return_exceptions=True):
+                        if not isinstance(charge, BaseException):
+                            assert await charge.acancel()
+
+        asyncio.run(main())
+        assert line.kept() == 0
+
+
+def _slot_for_one(url: str, prefix: str, several: bool) -> Any:
+    if not several:
+        return rate_limit(slots(1), store=url, prefix=prefix)
+    limits: dict[str, Any] = {"flight": slots(1), "rate": "100000/second"}
+    return Limits(limits, store=url, prefix=prefix)
