@@ -33,12 +33,12 @@ from ._verdict import DecisionFields, Verdict
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Charge", "Part", "Settling"]
+__all__ = ["MARGIN", "Charge", "Part", "Settling"]
 
 
 S = TypeVar("S", bound="Settling")
 
-_MARGIN = 1 / 8
+MARGIN = 1 / 8
 """The share of the ttl by which a holder stops relying on a slot before it expires."""
 
 
@@ -172,7 +172,7 @@ class Charge(Settling):
         """The monotonic time until which its slots are certainly its own, unless they are renewed;
         before all times if it has none."""
         ttl_ms = self.ttl_ms
-        return -math.inf if ttl_ms is None else self._asked_at + ttl_ms * (1 - _MARGIN) / 1000
+        return -math.inf if ttl_ms is None else self._asked_at + ttl_ms * (1 - MARGIN) / 1000
 
     @property
     def ttl_ms(self) -> int | None:
