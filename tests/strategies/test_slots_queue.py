@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +261,42 @@ def _slot_for_one(url: str, prefix: str, several: bool) -> Any:
         return rate_limit(slots(1), store=url, prefix=prefix)
     limits: dict[str, Any] = {"flight": slots(1), "rate": "100000/second"}
     return Limits(limits, store=url, prefix=prefix)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_threads_and_tasks_of_one_limiter_wait_and_give_up_side_by_side(
+    url: str, several: bool
+) -> None:
+    """Never more than the limit at once, and nothing is left of those who gave up."""
+    keys: Any = {"flight": "k", "rate": "k"} if several else "k"
+    limiter = _slot_for_one(url, f"{{{new_key()}}}", several)
+    lock, turns = threading.Lock(), 5
+
+    def alone(pause: Any) -> Any:
+        assert lock.acquire(blocking=False), "two hold the only slot"
+        try:
+            return pause()
+        finally:
+            lock.release()
+
+    def by_thread() -> None:
+        for turn in range(turns):
+            timeout = 0.06 if turn % 2 else 60
+            with suppress(RateLimitExceededError), limiter.acquire(keys, timeout=timeout):
+                alone(lambda: time.sleep(0.002))
+
+    async def by_task() -> None:
+        for turn in range(turns):
+            timeout = 0.06 if turn % 2 else 60
+            with suppress(asyncio.TimeoutError):
+                async with await asyncio.wait_for(limiter.aacquire(keys), timeout):
+                    alone(lambda: time.sleep(0.002))
+
+    async def main() -> None:
+        async with limiter:
+            threads = [asyncio.to_thread(by_thread) for _ in range(3)]
+            await asyncio.gather(*threads, *[by_task() for _ in range(3)])
+            async with await limiter.aacquire(keys, timeout=0):
+                pass
+
+    asyncio.run(asyncio.wait_for(main(), 60))
