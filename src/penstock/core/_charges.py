@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from .._queueing import fork
 from ._decision import Decision
 from ._steps import PoolRenewals, Step
 from ._store import Store
@@ -54,7 +55,10 @@ class Part(NamedTuple):
 
 class Settling(DecisionFields):
     """The base of charges in this process and in a service. At the end of a `with` block it is
-    settled as reserved, or cancelled if the block raised."""
+    settled as reserved, or cancelled if the block raised. A child that was forked within the block
+    leaves it without effect: its parent is still in there, and counts on what it holds."""
+
+    _entered_in: object = None
 
     allowed: bool
     decision: Decision
@@ -87,7 +91,17 @@ class Settling(DecisionFields):
     def akeep_renewed(self, on_lost: Callable[[Any], object] | None = None) -> Any:
         raise NotImplementedError
 
+    def _enter(self) -> None:
+        """A block has begun that ends with the charge."""
+        self._entered_in = fork._generation
+
+    @property
+    def _is_inherited(self) -> bool:
+        """Whether this process was forked within the block, which is its parent's to end."""
+        return self._entered_in is not None and self._entered_in is not fork._generation
+
     def __enter__(self: S) -> S:
+        self._enter()
         return self
 
     def __exit__(
@@ -96,12 +110,15 @@ class Settling(DecisionFields):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._is_inherited:
+            return
         if error is not None:
             self.cancel()
         elif self.is_open:
             self.settle({})
 
     async def __aenter__(self: S) -> S:
+        self._enter()
         return self
 
     async def __aexit__(
@@ -110,6 +127,8 @@ class Settling(DecisionFields):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._is_inherited:
+            return
         if error is not None:
             await self.acancel()
         elif self.is_open:

@@ -393,19 +393,24 @@ def keep_on_loop(charge: Charge, on_lost: OnLost | None) -> None:
 def hold(charge: Settling) -> None:
     """Have a thread renew its slots, if it has any, until it is released. A slot that is lost, as
     when the store is away for too long, is logged."""
+    charge._enter()
     if charge.ttl_ms is not None:
         charge.keep_renewed(_slot_lost)
 
 
 def ahold(charge: Settling) -> None:
     """As `hold`, by a task of the event loop."""
+    charge._enter()
     if charge.ttl_ms is not None:
         charge.akeep_renewed(_slot_lost)
 
 
 def release(charge: Settling) -> None:
     """Give its slots back; what was spent stays spent. If the store is away, logs a warning instead
-    of raising, since the work is done: the slots expire by themselves."""
+    of raising, since the work is done: the slots expire by themselves. In a child that was forked
+    since `hold`, does nothing: its parent holds them."""
+    if charge._is_inherited:
+        return
     try:
         charge.settle({})
     except StoreUnavailableError as error:
@@ -414,6 +419,8 @@ def release(charge: Settling) -> None:
 
 async def arelease(charge: Settling) -> None:
     """The awaitable twin of `release`."""
+    if charge._is_inherited:
+        return
     try:
         await charge.asettle({})
     except StoreUnavailableError as error:
