@@ -23,10 +23,18 @@ from penstock import (
 from penstock.client import ServiceCharge, ServiceLimiter
 from tests.client.asking import Asked, asking
 from tests.client.serving import TOKEN, RunningService, still
+from tests.servers import FaultProxy
 from tests.support.helpers import NOW
 
 LEFT_MS = 40_000
 """Of the minute that NOW is in."""
+
+SHORT_MS = 2_000
+FLIGHT = f"""
+version: 1
+limiters:
+  flight: {{limits: {{flight: {{by: key, strategy: slots, limit: 1, ttlMs: {SHORT_MS}}}}}}}
+"""
 
 
 def test_a_key_is_decided_by_the_service(ask: Callable[..., Asked], key: str) -> None:
@@ -88,6 +96,43 @@ def test_slots_of_a_charge_are_renewed(ask: Callable[..., Asked], key: str) -> N
     assert limiter.on(charge, "settle", {}) is True
     assert limiter.on(charge, "renew") is False
     assert limiter.reserve({"key": key}).allowed
+
+
+@pytest.mark.parametrize("fault", ["swallow", "refuse"])
+@pytest.mark.parametrize("transport", ["http", "grpc"])
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_who_is_cut_off_from_the_service_is_told_before_its_slots_expire(
+    way: str, transport: str, fault: str
+) -> None:
+    """Once, by its own clock, though a call may hang for longer than the slots last."""
+    told: list[tuple[ServiceCharge, float]] = []
+
+    def lost(charge: ServiceCharge) -> None:
+        told.append((charge, time.monotonic()))
+
+    async def holding(proxy: FaultProxy) -> None:
+        url = f"{transport}://127.0.0.1:{proxy.port}"
+        async with ServiceLimiter(url, "flight", token=TOKEN, timeout_ms=10_000) as limiter:
+            before = time.monotonic()
+            charge = await limiter.areserve({"key": "k"})
+            assert charge.holds
+            getattr(charge, "keep_renewed" if way == "sync" else "akeep_renewed")(lost)
+            getattr(proxy, fault)()
+            while not told:
+                assert time.monotonic() < before + 30
+                await asyncio.sleep(0.01)
+            assert not charge.holds
+            assert (charge.is_lost, charge.is_open) == (True, True)
+            # It expires a ttl after it was taken, which was not before this.
+            assert told[0][1] < before + SHORT_MS / 1000
+            proxy.restore()
+            await asyncio.sleep(0.3)
+            assert [each for each, _ in told] == [charge]
+
+    with RunningService(policies=FLIGHT) as running:
+        port = int(running.url(transport).rpartition(":")[2])
+        with FaultProxy(port) as proxy:
+            asyncio.run(asyncio.wait_for(holding(proxy), 60))
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from penstock import (
     calendar_quota,
     fixed_window,
     gcra,
+    limited,
     rate_limit,
     sliding_window,
     sliding_window_log,
@@ -334,3 +337,24 @@ def test_a_charge_says_what_it_is(clock: ManualClock) -> None:
     assert "open" in repr(charge)
     charge.cancel()
     assert "settled" in repr(charge)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize("how", ["with", "limited"])
+def test_a_child_that_leaves_the_block_of_its_parent_gives_nothing_back(
+    tmp_path: Path, how: str
+) -> None:
+    """The parent is still in there, and counts on its slot."""
+    child = -1
+    with rate_limit(slots(1), store=f"sqlite:///{tmp_path}/slots.db") as limiter:
+        try:
+            with limiter.reserve("k") if how == "with" else limited(limiter).on("k"):
+                child = os.fork()
+                if child:
+                    os.waitpid(child, 0)
+                    assert limiter.peek("k").remaining == 0
+        finally:
+            if not child:
+                os._exit(0)
+        assert limiter.peek("k").remaining == 1

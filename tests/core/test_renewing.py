@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import subprocess
+import sys
 import threading
 import time
+import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,6 +120,143 @@ def test_a_store_that_comes_back_in_time_costs_nothing() -> None:
     assert told == []
     assert charge.cancel()
     ends()
+
+
+class Hanging(MemoryStore):
+    """Does not answer for longer than slots last, when told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.freed = threading.Event()
+        self.freed.set()
+
+    def apply_all(self, steps: Any, now: int) -> list[Any]:
+        self._hang()
+        return super().apply_all(steps, now)
+
+    async def aapply_all(self, steps: Any, now: int) -> list[Any]:
+        await asyncio.get_running_loop().run_in_executor(None, self._hang)
+        return super().apply_all(steps, now)
+
+    def _hang(self) -> None:
+        if not self.freed.is_set():
+            self.freed.wait(60)
+            raise StoreUnavailableError("away")
+
+
+def test_a_store_that_hangs_delays_neither_the_news_nor_the_other_stores() -> None:
+    hanging, told = Hanging(), list[Charge]()
+    lost = rate_limit(slots(9, TTL_MS), store=hanging).reserve("k").keep_renewed(told.append)
+    kept = rate_limit(slots(9, TTL_MS)).reserve("k").keep_renewed(told.append)
+    hanging.freed.clear()
+    try:
+        until = time.monotonic() + 1.4 * TTL_MS / 1000
+        while time.monotonic() < until:
+            assert kept.holds
+            time.sleep(0.02)
+        assert told == [lost]
+    finally:
+        hanging.freed.set()
+    assert kept.cancel()
+    ends()
+    assert told == [lost]
+
+
+def test_so_does_one_that_is_awaited() -> None:
+    async def main() -> None:
+        hanging, told = Hanging(), list[Charge]()
+        limiter = rate_limit(slots(9, TTL_MS), store=hanging)
+        lost = (await limiter.areserve("k")).akeep_renewed(told.append)
+        kept = (await rate_limit(slots(9, TTL_MS)).areserve("k")).akeep_renewed(told.append)
+        hanging.freed.clear()
+        try:
+            until = time.monotonic() + 1.4 * TTL_MS / 1000
+            while time.monotonic() < until:
+                assert kept.holds
+                await asyncio.sleep(0.02)
+            assert told == [lost]
+        finally:
+            hanging.freed.set()
+        assert await kept.acancel()
+
+    asyncio.run(main())
+
+
+def test_who_is_told_may_wait_for_a_thread_that_keeps_another_charge() -> None:
+    limiter, after = rate_limit(slots(9, TTL_MS)), list[Charge]()
+
+    def replace(_charge: Charge) -> None:
+        other = threading.Thread(
+            target=lambda: after.append(limiter.reserve("b").keep_renewed()), daemon=True
+        )
+        other.start()
+        other.join(20)
+
+    limiter.reserve("a").keep_renewed(replace)
+    limiter.reset("a")
+
+    def replaced() -> None:
+        if not after:
+            raise NotReady("not yet")
+
+    eventually(replaced, within=10, what="the other charge")
+    assert after[0].cancel()
+    ends()
+
+
+def test_who_is_told_may_try_to_exit() -> None:
+    """Which a thread cannot; the charges of others are renewed nevertheless."""
+    limiter, told = rate_limit(slots(9, TTL_MS)), list[Charge]()
+
+    def leave(charge: Charge) -> None:
+        told.append(charge)
+        sys.exit(1)
+
+    lost = limiter.reserve("a").keep_renewed(leave)
+    limiter.reset("a")
+    kept = limiter.reserve("b").keep_renewed()
+    until = time.monotonic() + 1.4 * TTL_MS / 1000
+    while time.monotonic() < until:
+        assert kept.holds
+        time.sleep(0.02)
+    assert told == [lost]
+    assert kept.cancel()
+    ends()
+
+
+def test_a_loop_ends_though_a_charge_is_kept_renewed(tmp_path: Path) -> None:
+    """Also right after it was kept, when the task has just been woken."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import asyncio\n"
+        "from penstock import rate_limit, slots\n"
+        "async def main():\n"
+        "    limiter = rate_limit(slots(9))\n"
+        "    (await limiter.areserve('k')).akeep_renewed()\n"
+        "    await asyncio.sleep(0)\n"
+        "    (await limiter.areserve('k')).akeep_renewed()\n"
+        "asyncio.run(main())\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, str(program)], timeout=30, capture_output=True, text=True, check=True
+    )
+    assert ended.stderr == ""
+
+
+def test_loops_that_were_closed_are_forgotten() -> None:
+    loops = []
+
+    async def main() -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        charge = (await rate_limit(slots(9)).areserve("k")).akeep_renewed()
+        await asyncio.sleep(0.01)
+        assert await charge.acancel()
+        await asyncio.sleep(0.01)
+
+    for _ in range(3):
+        asyncio.run(main())
+    gc.collect()
+    assert [loop() for loop in loops[:2]] == [None, None]
 
 
 def test_an_observer_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:

@@ -133,22 +133,14 @@ def test_a_moved_slot_is_followed_and_counts_on(either: Either) -> None:
     assert either.check(limiter, key).remaining == 49
     source = cluster.node_of(key)
     target = next(node for node in cluster.nodes if node is not source)
-    slot = int(str(source.call("CLUSTER", "KEYSLOT", key)))
-    ids = {node.port: str(node.call("CLUSTER", "MYID")) for node in cluster.nodes}
-    target.call("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source.port])
-    source.call("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target.port])
-    source.call("MIGRATE", target.host, target.port, key, 0, 1000)
-    # The key has left, the slot has not: ASK.
-    assert either.check(limiter, key).remaining == 48
-    for node in (target, source, *cluster.nodes):
-        node.call("CLUSTER", "SETSLOT", slot, "NODE", ids[target.port])
+    with cluster.moving(key, source, target):
+        source.call("MIGRATE", target.host, target.port, key, 0, 1000)
+        # The key has left, the slot has not: ASK.
+        assert either.check(limiter, key).remaining == 48
     assert either.check(limiter, key).remaining == 47
     cluster.wait_agreed()
     # Back again, so that the cluster is as the other tests expect it.
-    source.call("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[target.port])
-    target.call("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[source.port])
-    target.call("MIGRATE", source.host, source.port, key, 0, 1000)
-    for node in (source, target, *cluster.nodes):
-        node.call("CLUSTER", "SETSLOT", slot, "NODE", ids[source.port])
+    with cluster.moving(key, target, source):
+        target.call("MIGRATE", source.host, source.port, key, 0, 1000)
     cluster.wait_agreed()
     assert either.check(limiter, key).remaining == 46

@@ -16,9 +16,16 @@ import pytest
 
 from penstock import Charge, Limiter, PenstockError, rate_limit, slots
 from penstock.stores import open_store
-from tests.servers import FaultProxy, NotReady, RedisSentinel, eventually, require
+from tests.servers import (
+    FaultProxy,
+    NotReady,
+    RedisCluster,
+    RedisSentinel,
+    eventually,
+    require,
+)
 from tests.stores.postgres import live as postgres
-from tests.stores.redis.live import new_key, running
+from tests.stores.redis.live import new_key, running, url_of
 
 LIMIT, TTL_MS = 2, 1_000
 MANY = 1_000
@@ -38,9 +45,9 @@ class Holders:
         self._watcher = threading.Thread(target=self._watch)
         self._watcher.start()
 
-    def start(self, hold_s: float, url: str = "") -> subprocess.Popen[bytes]:
+    def start(self, hold_s: float, url: str = "", how: str = "renews") -> subprocess.Popen[bytes]:
         log = self.folder / f"holder-{len(self.processes)}"
-        arguments = [self.prefix, str(LIMIT), str(self.ttl_ms), str(hold_s), str(log)]
+        arguments = [self.prefix, str(LIMIT), str(self.ttl_ms), str(hold_s), str(log), how]
         command = [sys.executable, "-m", "tests.faults.slot_holder", url or self.url, *arguments]
         self.processes.append(subprocess.Popen(command))
         return self.processes[-1]
@@ -80,13 +87,18 @@ class Holders:
     def spans(self) -> dict[str, tuple[float, float]]:
         """From when until when each slot was counted on, by its id."""
         spans: dict[str, tuple[float, float]] = {}
-        for log in self.folder.glob("holder-*"):
+        for log in self.folder.glob("holder-*[0-9]"):
             for line in log.read_text().splitlines():
                 slot_id, _, at = line.partition(" ")
                 if at:
                     first, _ = spans.setdefault(slot_id, (float(at), float(at)))
                     spans[slot_id] = first, float(at)
         return spans
+
+    def lost(self) -> list[str]:
+        """The ids of which holders that keep their charges renewed were told."""
+        found = sorted(self.folder.glob("holder-*-lost"))
+        return [slot_id for log in found for slot_id in log.read_text().split()]
 
     def together(self) -> int:
         """The most that counted on a slot at the same time."""
@@ -109,9 +121,11 @@ def holders(url: str, folder: Path, ttl_ms: int = TTL_MS) -> Iterator[Holders]:
         made.close()
 
 
-@pytest.fixture(params=["valkey", "postgres"])
-def server(request: pytest.FixtureRequest) -> tuple[str, int]:
-    """Its URL, without options but for those it needs, and its port."""
+@pytest.fixture(params=["valkey", "postgres", "sqlite"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, int]:
+    """Its URL, without options but for those it needs, and its port; 0 for a file."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/slots.db?timeout_ms=500", 0
     if request.param == "valkey":
         valkey = running("valkey")
         return f"{valkey.url}?timeout_ms=500", valkey.port
@@ -119,26 +133,40 @@ def server(request: pytest.FixtureRequest) -> tuple[str, int]:
     return url, postgres.running().port
 
 
-def test_slots_through_the_deaths_of_their_holders(server: tuple[str, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["renews", "kept", "awaits"])
+def test_slots_through_the_deaths_of_their_holders(
+    server: tuple[str, int], tmp_path: Path, how: str
+) -> None:
     """Killed, stopped for longer than a ttl, cut off for longer than a ttl: never more than the
-    limit are held, nobody is given a slot that somebody counts on, and all come back."""
+    limit are held, nobody is given a slot that somebody counts on, and all come back. Who keeps its
+    charge renewed is told of the loss, once. Nobody is cut off from a file."""
     url, port = server
     with ExitStack() as stack:
         fleet = stack.enter_context(holders(url, tmp_path))
-        proxy = stack.enter_context(FaultProxy(port))
+        proxy = stack.enter_context(FaultProxy(port)) if port else None
         # These two hold all slots, and would go on doing so.
-        fleet.start(60, url.replace(f":{port}", f":{proxy.port}"))
-        stopped = fleet.start(60)
+        cut_off = url.replace(f":{port}", f":{proxy.port}") if proxy else url
+        first, stopped = fleet.start(60, cut_off, how), fleet.start(60, how=how)
         fleet.expect(LIMIT)
         eventually(lambda: _are(fleet, LIMIT), within=30, what="the first of them")
-        killed, _ = fleet.start(0.1), fleet.start(0.1)
-        proxy.cut_after_request()
+        before = set(fleet.spans())
+        killed, _ = fleet.start(0.1, how=how), fleet.start(0.1, how=how)
+        if proxy:
+            proxy.cut_after_request()
+        else:
+            first.kill()
         os.kill(stopped.pid, signal.SIGSTOP)
         eventually(lambda: _are(fleet, 2 * LIMIT + 1), within=30, what="the others")
         killed.kill()
         os.kill(stopped.pid, signal.SIGCONT)
-        proxy.restore()
+        if proxy:
+            proxy.restore()
+        if how != "renews":
+            aware = LIMIT if proxy else LIMIT - 1
+            eventually(lambda: _heard(fleet, before, aware), within=30, what="the news")
         time.sleep(0.5)
+        if how != "renews":
+            _heard(fleet, before, aware)
         fleet.kill()
         # By the clock of the store, which is that of this machine.
         assert fleet.limiter.forecast("k").full_at <= time.time() * 1000 + TTL_MS + 1
@@ -207,6 +235,44 @@ def _reserved(limiter: Limiter) -> Charge:
         raise NotReady("no slot yet")
 
     return eventually(reserve, within=60, what="a slot")
+
+
+def test_slots_of_a_cluster_whose_keys_move(tmp_path: Path) -> None:
+    """To another master and back, while they are held, waited for, renewed and given back."""
+    cluster: RedisCluster = running("cluster")
+    cluster.wait_agreed()
+    with holders(f"{url_of('cluster')}?timeout_ms=1000", tmp_path, ttl_ms=5_000) as fleet:
+        for how in ("renews", "kept", "awaits"):
+            fleet.start(0.1, how=how)
+        key = f"{fleet.prefix}:k"
+        home = cluster.node_of(key)
+        away = next(node for node in cluster.nodes if node is not home)
+        for source, target in ((home, away), (away, home)):
+            _go_on_for(fleet, 5)
+            with cluster.moving(key, source, target):
+                _go_on_for(fleet, 5)
+                source.call("MIGRATE", target.host, target.port, key, 0, 1000)
+                _go_on_for(fleet, 5)
+            cluster.wait_agreed()
+        _go_on_for(fleet, 5)
+        fleet.kill()
+        assert fleet.most <= LIMIT
+        assert fleet.together() <= LIMIT
+        assert fleet.lost() == []
+
+
+def _go_on_for(fleet: Holders, more: int) -> None:
+    """Until so many more have had a slot."""
+    count = len(fleet.spans()) + more
+    eventually(lambda: _are(fleet, count), within=30, what=f"{more} more")
+
+
+def _heard(fleet: Holders, ids: set[str], count: int) -> None:
+    """Of so many of these ids, once each."""
+    told = [slot_id for slot_id in fleet.lost() if slot_id in ids]
+    assert len(told) == len(set(told))
+    if len(told) != count:
+        raise NotReady(f"{told} so far")
 
 
 def _go_on(fleet: Holders, since: float) -> None:

@@ -7,7 +7,8 @@ has just started does not serve earlier.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from .fleet import Fleet
@@ -79,6 +80,18 @@ class RedisCluster(Fleet):
         slot = self.nodes[0].call("CLUSTER", "KEYSLOT", key)
         assert isinstance(slot, int)
         return next(n for i, n in enumerate(self.nodes) if slot < (i + 1) * SLOTS // MASTERS)
+
+    @contextmanager
+    def moving(self, key: str, source: RedisServer, target: RedisServer) -> Iterator[None]:
+        """Within the block, the slot of a key is on its way; afterwards it is the target's. Its
+        keys are to be moved in the block."""
+        slot = int(str(source.call("CLUSTER", "KEYSLOT", key)))
+        ids = {node.port: str(node.call("CLUSTER", "MYID")) for node in self.nodes}
+        target.call("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source.port])
+        source.call("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target.port])
+        yield
+        for node in (target, source, *self.nodes):
+            node.call("CLUSTER", "SETSLOT", slot, "NODE", ids[target.port])
 
     def close(self) -> None:
         super().close()

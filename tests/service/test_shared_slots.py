@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ import pytest
 from penstock.config import parse_policies
 from penstock.service import Service, build_service
 from penstock.stores import open_store
+from tests.servers import NotReady, eventually
 from tests.service.http.serving import Client, Penstock
 from tests.stores.postgres import live as postgres
 from tests.stores.redis.live import PATIENT_MS, new_key, url_of
@@ -182,3 +186,89 @@ def test_a_ceiling_bounds_the_pool_of_all(url: str) -> None:
             assert all(held)
 
     asyncio.run(main())
+
+
+HOLDER = """
+import sys, time
+from penstock.client import ServiceLimiter
+with ServiceLimiter(sys.argv[1], "jobs", timeout_ms=10_000) as limiter:
+    with limiter.admit("k") as slot:
+        print(slot.id, flush=True)
+        time.sleep(60)
+"""
+POOL = """
+version: 1
+defaults: {prefix: "%s"}
+limiters:
+  jobs: {concurrency: {minLimit: 4, maxLimit: 4, leaseTtl: 2s}}
+"""
+
+
+def test_the_leases_of_killed_clients_come_back_once_to_nodes_with_several_workers(
+    tmp_path: Path,
+) -> None:
+    """Over HTTP and gRPC, of whichever worker of whichever node. Meanwhile others take what is
+    left, and never more."""
+    config = tmp_path / "penstock.yaml"
+    config.write_text(POOL % new_key())
+    store = f"{url_of('valkey')}?timeout_ms={PATIENT_MS}"
+    options = ("--config", str(config), "--workers", "2", "--store", store)
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(Penstock(*options, grpc=True)) for _ in range(2)]
+        holders = []
+        ports = (nodes[0].port, nodes[1].grpc_port, nodes[0].grpc_port)
+        for transport, port in zip(("http", "grpc", "grpc"), ports, strict=True):
+            command = [sys.executable, "-c", HOLDER, f"{transport}://127.0.0.1:{port}"]
+            holder = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+            stack.callback(holder.kill)
+            assert holder.stdout is not None
+            assert holder.stdout.readline()
+            holders.append(holder)
+        clients = [Client(node.port) for node in nodes for _ in range(4)]
+        for client in clients:
+            stack.callback(client.close)
+        # For longer than a lease lasts, so that heartbeats must have come.
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            assert _taken(clients) == 1
+        assert _reclaimed(nodes) == 0
+        for holder in holders:
+            holder.kill()
+
+        def back() -> None:
+            if (count := _taken(clients)) < 4:
+                raise NotReady(f"{count} of 4")
+
+        killed_at = time.monotonic()
+        eventually(back, within=20, what="all slots")
+        assert time.monotonic() < killed_at + 10
+
+        def counted() -> None:
+            if _reclaimed(nodes) != 3:
+                raise NotReady(str(_reclaimed(nodes)))
+
+        eventually(counted, within=20, what="three lost leases")
+        time.sleep(2.5)
+        assert _reclaimed(nodes) == 3
+
+
+def _taken(clients: list[Client]) -> int:
+    """How many slots all nodes together give, which are given back."""
+    asked = {"policy": "jobs", "key": "k"}
+    replies = [client.post("/v1/admit", asked).json for client in clients]
+    held = [reply["lease_id"] for reply in replies if reply["lease_id"]]
+    for client, lease_id in zip(reversed(clients), held, strict=False):
+        assert client.post("/v1/release", {"lease_id": lease_id}).status == 200
+    return len(held)
+
+
+def _reclaimed(nodes: list[Penstock]) -> int:
+    count = 0
+    for node in nodes:
+        client = Client(node.port)
+        text = client.get("/metrics").body.decode()
+        client.close()
+        for line in text.splitlines():
+            if line.startswith("penstock_slots_reclaimed_total"):
+                count += int(float(line.split()[-1]))
+    return count

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +204,99 @@ def test_who_gives_up_leaves_no_ticket(url: str, tmp_path: Path) -> None:
         assert line.kept() == 1
         assert line.held.cancel()
         assert line.kept() == 0
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_task_that_is_cancelled_while_it_waits_leaves_no_ticket(
+    url: str, tmp_path: Path, several: bool
+) -> None:
+    """Others would find a place in front of them for two seconds."""
+    with queue(url, tmp_path, several=several) as line:
+
+        async def main() -> None:
+            keys: Any = {"flight": "k", "rate": "k"} if several else "k"
+            async with _slot_for_one(url, line.prefix, several) as limiter:
+                waiting = asyncio.create_task(limiter.aacquire(keys))
+                while line.kept() != 2:
+                    assert not waiting.done()
+                    await asyncio.sleep(0.01)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+
+        asyncio.run(main())
+        assert line.kept() == 1
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("call", ["areserve", "aacquire"])
+def test_a_task_that_is_cancelled_while_the_store_is_asked_holds_no_slot(
+    url: str, tmp_path: Path, call: str, several: bool
+) -> None:
+    """It has no charge to give back, and its slot would be gone for a ttl."""
+    with queue(url, tmp_path, several=several) as line:
+        assert line.held.cancel()
+
+        async def main() -> None:
+            keys: Any = {"flight": "k", "rate": "k"} if several else "k"
+            async with _slot_for_one(url, line.prefix, several) as limiter:
+                assert await (await getattr(limiter, call)(keys)).acancel()
+                for turns in range(40):
+                    asking = asyncio.create_task(getattr(limiter, call)(keys))
+                    for _ in range(turns % 5):
+                        await asyncio.sleep(0)
+                    if turns % 2:
+                        await asyncio.sleep(turns / 40_000)
+                    asking.cancel()
+                    for charge in await asyncio.gather(asking, return_exceptions=True):
+                        if not isinstance(charge, BaseException):
+                            assert await charge.acancel()
+
+        asyncio.run(main())
+        assert line.kept() == 0
+
+
+def _slot_for_one(url: str, prefix: str, several: bool) -> Any:
+    if not several:
+        return rate_limit(slots(1), store=url, prefix=prefix)
+    limits: dict[str, Any] = {"flight": slots(1), "rate": "100000/second"}
+    return Limits(limits, store=url, prefix=prefix)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_threads_and_tasks_of_one_limiter_wait_and_give_up_side_by_side(
+    url: str, several: bool
+) -> None:
+    """Never more than the limit at once, and nothing is left of those who gave up."""
+    keys: Any = {"flight": "k", "rate": "k"} if several else "k"
+    limiter = _slot_for_one(url, f"{{{new_key()}}}", several)
+    lock, turns = threading.Lock(), 5
+
+    def alone(pause: Any) -> Any:
+        assert lock.acquire(blocking=False), "two hold the only slot"
+        try:
+            return pause()
+        finally:
+            lock.release()
+
+    def by_thread() -> None:
+        for turn in range(turns):
+            timeout = 0.06 if turn % 2 else 60
+            with suppress(RateLimitExceededError), limiter.acquire(keys, timeout=timeout):
+                alone(lambda: time.sleep(0.002))
+
+    async def by_task() -> None:
+        for turn in range(turns):
+            timeout = 0.06 if turn % 2 else 60
+            with suppress(asyncio.TimeoutError):
+                async with await asyncio.wait_for(limiter.aacquire(keys), timeout):
+                    alone(lambda: time.sleep(0.002))
+
+    async def main() -> None:
+        async with limiter:
+            threads = [asyncio.to_thread(by_thread) for _ in range(3)]
+            await asyncio.gather(*threads, *[by_task() for _ in range(3)])
+            async with await limiter.aacquire(keys, timeout=0):
+                pass
+
+    asyncio.run(asyncio.wait_for(main(), 60))

@@ -2,18 +2,24 @@
 
 The service reclaims slots that are not renewed. `Renewer` renews the charges of a limiter from a
 thread, and `LoopRenewer` from a task of an event loop, three times per ttl. Both end when there is
-nothing left to renew.
+nothing left to renew. A holder that cannot reach the service is told as well, by its own clock,
+before the service can give its slots to somebody else; so the calls run beside the loops that keep
+the time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
+import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._queueing.fork import ForkAware, watch_forks
-from ..core._charges import Settling
+from ..core._charges import MARGIN, Settling
 from ..core._decision import Decision
 from ..core._errors import PenstockError
 from ..core._renewing import DueTask, DueThread
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LoopRenewer", "Renewer", "ServiceCharge"]
 
+_NAME = "penstock-renewer"
 _PER_TERM = 3
 _SHORTEST_S = 0.1
 _LONGEST_S = 10.0
@@ -51,6 +58,7 @@ class ServiceCharge(Settling):
         charged_at: int,
         starts_at: int,
         ttl_ms: int = 0,
+        asked_at: float = 0.0,
     ) -> None:
         self.id: str = charge_id
         """Identifies it to the service. Any program that has this id may settle the charge."""
@@ -65,9 +73,12 @@ class ServiceCharge(Settling):
         self.starts_at: int = starts_at
         """From when on the units may be used (epoch ms), by the clock of the service."""
         self.is_lost: bool = False
-        """Whether a renewal has found that the service reclaimed its slots."""
+        """Whether its slots, which were kept renewed, can no longer be relied on: the service
+        reclaimed them, or could not be reached for too long."""
         self._limiter = limiter
         self._ttl_ms = ttl_ms
+        # The monotonic time before its slots were last taken or renewed.
+        self._asked_at = asked_at
         self._is_open = bool(charge_id)
         self._renewer: Renewer | LoopRenewer | None = None
 
@@ -75,6 +86,16 @@ class ServiceCharge(Settling):
     def is_open(self) -> bool:
         """Whether it was neither settled nor cancelled in this process."""
         return self._is_open
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has slots that are certainly still its own, by the clock of this process: for
+        its ttl less a margin since they were taken or renewed."""
+        return self._is_open and not self.is_lost and time.monotonic() < self._holds_until
+
+    @property
+    def _holds_until(self) -> float:
+        return self._asked_at + self._ttl_ms * (1 - MARGIN) / 1000
 
     @property
     def ttl_ms(self) -> int | None:
@@ -104,18 +125,28 @@ class ServiceCharge(Settling):
 
     def renew(self) -> bool:
         """Hold its slots for another ttl. False if they were lost, or nothing is held."""
-        return self._is_open and bool(self._limiter._ask(self._named("renew")))
+        asked_at = time.monotonic()
+        return self._is_open and self._renewed(self._limiter._ask(self._named("renew")), asked_at)
 
     async def arenew(self) -> bool:
         """The awaitable twin of `renew`."""
-        return self._is_open and bool(await self._limiter._aask(self._named("renew")))
+        asked_at = time.monotonic()
+        return self._is_open and self._renewed(
+            await self._limiter._aask(self._named("renew")), asked_at
+        )
+
+    def _renewed(self, held: Any, asked_at: float) -> bool:
+        # Lost slots are given up at once, not at the end of their ttl.
+        self._asked_at = asked_at if held else -math.inf
+        return bool(held)
 
     def keep_renewed(
         self, on_lost: Callable[[ServiceCharge], object] | None = None
     ) -> ServiceCharge:
         """Renew its slots in the background until it is settled or lost, from one thread for all
-        charges of this limiter. `on_lost` is called in that thread if the service has reclaimed
-        them. Returns the charge itself."""
+        charges of this limiter. `on_lost` is called, in a thread of its own, when `holds` has
+        become False: the service has reclaimed them, or could not be reached for too long. Returns
+        the charge itself."""
         self._keep(self._limiter._renewer, on_lost)
         return self
 
@@ -167,11 +198,33 @@ class ServiceCharge(Settling):
         return f"<ServiceCharge {state}, starts_at={self.starts_at}>"
 
 
+class _Lost(NamedTuple):
+    charge: ServiceCharge
+    on_lost: Any
+
+    def tell(self) -> None:
+        if self.on_lost is None:
+            return
+        try:
+            self.on_lost(self.charge)
+        except Exception:
+            _log.exception("on_lost of %r failed", self.charge)
+
+
+class _Work(NamedTuple):
+    """What is to be done: charges to renew, or lost ones to tell of."""
+
+    charges: list[ServiceCharge]
+    lost: list[_Lost]
+
+
 class _Due:
     """The charges to renew: when each is due, and its `on_lost` callback."""
 
     def __init__(self) -> None:
         self._kept: dict[ServiceCharge, tuple[Any, float]] = {}
+        # Whether the service is being asked.
+        self._asks = False
 
     def add(self, charge: ServiceCharge, on_lost: Any) -> None:
         self._kept[charge] = on_lost, time.monotonic() + charge._term_s()
@@ -180,30 +233,46 @@ class _Due:
         self._kept.pop(charge, None)
 
     def wait_s(self) -> float | None:
-        """How long until the next is due; None if there are none."""
-        dues = [due for _, due in self._kept.values()]
-        return max(0.0, min(dues) - time.monotonic()) if dues else None
+        """How long until something is to be done; None if nothing is kept."""
+        times = [
+            charge._holds_until if self._asks else min(due, charge._holds_until)
+            for charge, (_, due) in self._kept.items()
+        ]
+        return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def due(self) -> list[ServiceCharge]:
-        """The charges that are due now; each is scheduled again."""
+    def due(self) -> list[_Work]:
+        """What is to be done now. No more is to be renewed until `answered`."""
         at = time.monotonic()
-        found = [charge for charge, (_, due) in self._kept.items() if due <= at]
-        for charge in found:
-            self._kept[charge] = self._kept[charge][0], at + charge._term_s()
-        return found
+        lost = [
+            lost for charge in list(self._kept) if not charge.holds for lost in self.lost(charge)
+        ]
+        work = [_Work([], lost)] if lost else []
+        due = [charge for charge, (_, due) in self._kept.items() if due <= at]
+        if due and not self._asks:
+            self._asks = True
+            for charge in due:
+                self._kept[charge] = self._kept[charge][0], at + charge._term_s()
+            work.append(_Work(due, []))
+        return work
+
+    def answered(self, work: _Work) -> None:
+        """All of its charges were asked for."""
+        if work.charges:
+            self._asks = False
 
     def failed(self, charge: ServiceCharge) -> None:
         """The service did not answer: try again soon."""
         if charge in self._kept:
             self._kept[charge] = self._kept[charge][0], time.monotonic() + _SHORTEST_S
 
-    def lost(self, charge: ServiceCharge) -> Any:
-        """Stop renewing it. Returns its callback, None if it was settled in the meantime."""
-        on_lost, _ = self._kept.pop(charge, (None, 0.0))
-        if not charge.is_open:
-            return None
+    def lost(self, charge: ServiceCharge) -> list[_Lost]:
+        """Stop renewing it. Returns whom to tell: nobody if it was settled in the meantime, or
+        told before."""
+        kept = self._kept.pop(charge, None)
+        if kept is None or not charge.is_open:
+            return []
         charge.is_lost = True
-        return on_lost
+        return [_Lost(charge, kept[0])]
 
 
 class Renewer(ForkAware):
@@ -216,7 +285,7 @@ class Renewer(ForkAware):
     def _forget(self) -> None:
         """Start without charges; also in the child of a fork, whose parent keeps the charges."""
         self._due = _Due()
-        self._thread = DueThread(self._due, self._renew, "penstock-renewer")
+        self._thread = DueThread(self._due, self._begin, _NAME)
 
     _after_fork_in_child = _forget
 
@@ -230,17 +299,37 @@ class Renewer(ForkAware):
             self._due.remove(charge)
         self._thread.changed()
 
-    def _renew(self, charge: ServiceCharge) -> None:
+    def _begin(self, work: _Work) -> None:
+        try:
+            threading.Thread(target=self._do, args=(work,), name=_NAME, daemon=True).start()
+        except RuntimeError:
+            # The system has no thread to give.
+            self._do(work)
+
+    def _do(self, work: _Work) -> None:
+        due, thread = self._due, self._thread
+        lost = list(work.lost)
+        try:
+            for charge in work.charges:
+                lost += self._renew(charge)
+        finally:
+            with thread.lock:
+                due.answered(work)
+        thread.changed()
+        for each in lost:
+            # In a thread, `sys.exit` ends nothing but the thread: the others are told as well.
+            with suppress(SystemExit):
+                each.tell()
+
+    def _renew(self, charge: ServiceCharge) -> list[_Lost]:
         try:
             held = charge.renew()
         except PenstockError:
             with self._thread.lock:
                 self._due.failed(charge)
-            return
-        if not held:
-            with self._thread.lock:
-                on_lost = self._due.lost(charge)
-            _tell(on_lost, charge)
+            return []
+        with self._thread.lock:
+            return [] if held else self._due.lost(charge)
 
 
 class LoopRenewer:
@@ -248,7 +337,9 @@ class LoopRenewer:
 
     def __init__(self) -> None:
         self._due = _Due()
-        self._task = DueTask(self._due, self._renew, "penstock-renewer")
+        self._task = DueTask(self._due, self._begin, _NAME)
+        # An event loop holds its tasks weakly.
+        self._calls: set[asyncio.Task[None]] = set()
 
     def keep(self, charge: ServiceCharge, on_lost: Any) -> None:
         self._due.add(charge, on_lost)
@@ -258,20 +349,27 @@ class LoopRenewer:
         self._due.remove(charge)
         self._task.changed()
 
-    async def _renew(self, charge: ServiceCharge) -> None:
+    async def _begin(self, work: _Work) -> None:
+        call = asyncio.get_running_loop().create_task(self._do(work), name=_NAME)
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    async def _do(self, work: _Work) -> None:
+        lost = list(work.lost)
         try:
-            if await charge.arenew():
-                return
+            for charge in work.charges:
+                lost += await self._renew(charge)
+        finally:
+            self._due.answered(work)
+        # Not when it was cancelled: a loop that is being closed takes no new task.
+        self._task.changed()
+        for each in lost:
+            each.tell()
+
+    async def _renew(self, charge: ServiceCharge) -> list[_Lost]:
+        try:
+            held = await charge.arenew()
         except PenstockError:
             self._due.failed(charge)
-            return
-        _tell(self._due.lost(charge), charge)
-
-
-def _tell(on_lost: Any, charge: ServiceCharge) -> None:
-    if on_lost is None:
-        return
-    try:
-        on_lost(charge)
-    except Exception:
-        _log.exception("on_lost of %r failed", charge)
+            return []
+        return [] if held else self._due.lost(charge)

@@ -7,6 +7,7 @@ if there is none. `_ask` and `_aask` carry it out, so the sync and the async cal
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, get_args, overload
 from weakref import WeakKeyDictionary
@@ -452,6 +453,7 @@ class ServiceLimiter(Closing):
         if require_wait(max_wait_ms):
             fields["max_wait_ms"] = max_wait_ms
         read, failed = readers(key, cost)
+        asked_at = time.monotonic()
 
         def charge(told: Answer) -> ServiceCharge:
             return ServiceCharge(
@@ -461,6 +463,7 @@ class ServiceLimiter(Closing):
                 charged_at=told["charged_at"],
                 starts_at=told["starts_at"],
                 ttl_ms=told["ttl_ms"],
+                asked_at=asked_at,
             )
 
         def uncharged(decision: Decision) -> ServiceCharge:

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from .._queueing import fork
 from ._decision import Decision
 from ._steps import PoolRenewals, Step
 from ._store import Store
@@ -33,12 +34,12 @@ from ._verdict import DecisionFields, Verdict
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Charge", "Part", "Settling"]
+__all__ = ["MARGIN", "Charge", "Part", "Settling"]
 
 
 S = TypeVar("S", bound="Settling")
 
-_MARGIN = 1 / 8
+MARGIN = 1 / 8
 """The share of the ttl by which a holder stops relying on a slot before it expires."""
 
 
@@ -54,7 +55,10 @@ class Part(NamedTuple):
 
 class Settling(DecisionFields):
     """The base of charges in this process and in a service. At the end of a `with` block it is
-    settled as reserved, or cancelled if the block raised."""
+    settled as reserved, or cancelled if the block raised. A child that was forked within the block
+    leaves it without effect: its parent is still in there, and counts on what it holds."""
+
+    _entered_in: object = None
 
     allowed: bool
     decision: Decision
@@ -87,7 +91,17 @@ class Settling(DecisionFields):
     def akeep_renewed(self, on_lost: Callable[[Any], object] | None = None) -> Any:
         raise NotImplementedError
 
+    def _enter(self) -> None:
+        """A block has begun that ends with the charge."""
+        self._entered_in = fork._generation
+
+    @property
+    def _is_inherited(self) -> bool:
+        """Whether this process was forked within the block, which is its parent's to end."""
+        return self._entered_in is not None and self._entered_in is not fork._generation
+
     def __enter__(self: S) -> S:
+        self._enter()
         return self
 
     def __exit__(
@@ -96,12 +110,15 @@ class Settling(DecisionFields):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._is_inherited:
+            return
         if error is not None:
             self.cancel()
         elif self.is_open:
             self.settle({})
 
     async def __aenter__(self: S) -> S:
+        self._enter()
         return self
 
     async def __aexit__(
@@ -110,6 +127,8 @@ class Settling(DecisionFields):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._is_inherited:
+            return
         if error is not None:
             await self.acancel()
         elif self.is_open:
@@ -169,10 +188,14 @@ class Charge(Settling):
     @property
     def holds(self) -> bool:
         """Whether it has slots, all of which are certainly still its own."""
+        return bool(self._open) and time.monotonic() < self._holds_until
+
+    @property
+    def _holds_until(self) -> float:
+        """The monotonic time until which its slots are certainly its own, unless they are renewed;
+        before all times if it has none."""
         ttl_ms = self.ttl_ms
-        if ttl_ms is None or not self._open:
-            return False
-        return time.monotonic() < self._asked_at + ttl_ms * (1 - _MARGIN) / 1000
+        return -math.inf if ttl_ms is None else self._asked_at + ttl_ms * (1 - MARGIN) / 1000
 
     @property
     def ttl_ms(self) -> int | None:
@@ -200,8 +223,8 @@ class Charge(Settling):
         return self.renewed(pools.answers(told), asked_at)
 
     def keep_renewed(self, on_lost: Callable[[Charge], object] | None = None) -> Charge:
-        """Renew it in the background until it is settled or lost. One thread renews all such
-        charges of this process, with one call per store. `on_lost` is called in that thread when
+        """Renew it in the background until it is settled or lost, together with all such charges
+        of this process, with one call per store. `on_lost` is called in a thread of its own when
         `holds` has become False. Returns the charge itself."""
         from ._renewing import keep
 

@@ -89,15 +89,27 @@ async def areserved(
     """The awaitable twin of `reserved`. Slots are held under `slot_id`, by default a new id. The
     steps `also` are applied together with the parts, if these are admitted."""
     at, asked_at, slot_id = now(), monotonic(), waiter_id or slot_id or _new_id(parts)
-    if len(parts) == 1 and parts[0].cost and not waiter_id and not also:
-        part = parts[0]
-        transform = _spending(part, max_wait_ms, slot_id)
-        result, at = await store.aapply_timed(part.key, transform, at, part.cost)
-        return _charge(store, now, parts, (result,), (at,), answer, slot_id, asked_at)
-    taking = _queueing if waiter_id else _taking
-    results = await store.aapply_all(taking(store, parts, max_wait_ms, slot_id, also), at)
-    instants = tuple(results[len(parts) + len(also) :]) or (at,)
-    return _charge(store, now, parts, results[: len(parts)], instants, answer, slot_id, asked_at)
+    told: Sequence[Any]
+    try:
+        if len(parts) == 1 and parts[0].cost and not waiter_id and not also:
+            part = parts[0]
+            transform = _spending(part, max_wait_ms, slot_id)
+            result, at = await store.aapply_timed(part.key, transform, at, part.cost)
+            told, instants = (result,), (at,)
+        else:
+            taking = _queueing if waiter_id else _taking
+            steps = taking(store, parts, max_wait_ms, slot_id, also)
+            results = await store.aapply_all(steps, at)
+            told, instants = (
+                results[: len(parts)],
+                tuple(results[len(parts) + len(also) :]) or (at,),
+            )
+    except BaseException as error:
+        if slot_id and not waiter_id and _is_cancellation(error):
+            # The store may have been asked already; nobody else knows the id.
+            await _give_up(store, now, _Tickets(parts, slot_id).leaving())
+        raise
+    return _charge(store, now, parts, told, instants, answer, slot_id, asked_at)
 
 
 def spent(
@@ -202,7 +214,8 @@ class _Tickets:
     """
 
     def __init__(self, parts: Sequence[Part], waiter_id: str) -> None:
-        self._parts = [p for p in parts if p.strategy.is_held and p.cost and not p.shadow]
+        self._held = [p for p in parts if p.strategy.is_held and p.cost]
+        self._parts = [p for p in self._held if not p.shadow]
         self._is_alone = len(parts) == 1
         self._waiter_id = waiter_id
         self._kept: set[str] = set()
@@ -225,7 +238,7 @@ class _Tickets:
     def leaving(self) -> list[Step]:
         """The steps of a waiter that gives up, so that others do not wait until its tickets expire.
         They also give back slots that it got by an answer that was lost."""
-        return [self._left(part) for part in self._parts]
+        return [self._left(part) for part in self._held]
 
     def _left(self, part: Part) -> Step:
         return Step(part.key, releasing(part.strategy, self._waiter_id))
@@ -267,7 +280,7 @@ async def aacquired(
     answer: Answer,
     wait: Callable[[Callable[[], Awaitable[Charge]]], Awaitable[Charge]],
 ) -> Charge:
-    """The awaitable twin of `acquired`. A cancelled task cannot await, so its tickets expire."""
+    """The awaitable twin of `acquired`."""
     waiter_id = _new_id(parts)
     tickets = _Tickets(parts, waiter_id)
 
@@ -279,11 +292,30 @@ async def aacquired(
 
     try:
         return await wait(ask)
-    except Exception:
-        if steps := tickets.leaving():
-            with suppress(PenstockError):
-                await store.aapply_all(steps, now())
+    except BaseException as error:
+        if isinstance(error, Exception) or _is_cancellation(error):
+            await _give_up(store, now, tickets.leaving())
         raise
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    """Whether a task was cancelled; it may await until it lets the error go on."""
+    from asyncio import CancelledError
+
+    return isinstance(error, CancelledError)
+
+
+async def _give_up(store: Store, now: Callable[[], int], steps: Sequence[Step]) -> None:
+    """Apply the steps of a caller that leaves, if the store is there. A task of its own does it, in
+    case the caller is cancelled once more."""
+    from asyncio import get_running_loop, shield
+
+    async def leave() -> None:
+        with suppress(PenstockError):
+            await store.aapply_all(steps, now())
+
+    if steps:
+        await shield(get_running_loop().create_task(leave()))
 
 
 def _tells(store: Store, parts: Sequence[Part]) -> list[Step]:
