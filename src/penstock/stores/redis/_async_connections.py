@@ -11,6 +11,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from ..._queueing.fork import keep_inherited
 from ...core._flow import adrive
 from ...core._store import Told
 from .._sheet import ConnectionFailedError
@@ -35,10 +36,6 @@ __all__ = ["AsyncConnections"]
 
 # Transactions at a time: more of them would only fail each other's, or wait for the server.
 _MAX_TRANSACTIONS = 8
-
-# Transports inherited by a forked child. To close one would unregister its socket from the
-# parent's event loop, which still uses it.
-_inherited: list[Any] = []
 
 
 class _LoopPool:
@@ -198,7 +195,7 @@ class AsyncConnections:
         self._forget()
 
     def after_fork(self) -> None:
-        _inherited.append((list(self._pools.values()), list(self._pools)))
+        keep_inherited((list(self._pools.values()), list(self._pools)))
         self._forget()
 
     def _forget(self) -> None:
