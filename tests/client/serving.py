@@ -10,7 +10,7 @@ from penstock.config import parse_policies
 from penstock.service import build_service
 from penstock.service.grpc import open_grpc
 from penstock.service.http import Bounds, HttpServer
-from tests.service.test_several import FILE
+from tests.service.several import FILE
 from tests.support.helpers import NOW
 from tests.support.loops import LoopThread
 

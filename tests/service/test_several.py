@@ -1,76 +1,25 @@
-"""Policies of several limits: which are asked, with which figures; charges, pauses, resets."""
+"""Policies of several limits: which are asked, with which figures, and what a reload keeps."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import closing
-from functools import partial
 from typing import Any
 
 import pytest
 
 from penstock import ConfigInvalidError, ManualClock, StoreUnavailableError, Verdict
 from penstock.config import parse_policies
-from penstock.core._errors import UnsupportedError
-from penstock.service._charges import KEPT_MS, read_charge_id
 from penstock.service._core import Service, build_service
-from penstock.service._judging import NOTHING, Judgement
+from penstock.service._judging import NOTHING
 from penstock.stores.memory import MemoryStore
-from tests.stores.redis.live import new_key, open_empty
 from tests.support.helpers import NOW
 
-FILE = """\
-version: 1
-limiters:
-  api:
-    limits:
-      user: {by: user, strategy: fixedWindow, limit: 3, window: 1m}
-      tenant: {by: tenant, strategy: fixedWindow, limit: 5, window: 1m, optional: true}
-      tokens: {by: user, cost: tokens, strategy: fixedWindow, limit: 1000, window: 1m,
-        optional: true}
-      all: {strategy: fixedWindow, limit: 100, window: 1m, shadow: true}
-      posts: {strategy: fixedWindow, limit: 2, window: 1m, when: {method: [POST, PUT]}}
-    plans:
-      pro: {user: {limit: 10}}
-      staff: {user: unlimited, tenant: unlimited}
-    overrides:
-      user: {alice: {limit: 4}, root: unlimited}
-  key:
-    limits:
-      each: {by: key, strategy: fixedWindow, limit: 2, window: 1m}
-      flight: {by: key, strategy: slots, limit: 1, ttl: 10s}
-  everybody:
-    limits:
-      all: {strategy: fixedWindow, limit: 5, window: 1m}
-  pace:
-    limits:
-      user: {by: user, strategy: gcra, limit: 1, period: 1s}
-      day: {by: user, strategy: calendarQuota, limit: 5, period: day}
-  one: {strategy: fixedWindow, limit: 2, window: 1m}
-  tight:
-    fail: closed
-    limits:
-      user: {by: user, strategy: fixedWindow, limit: 3, window: 1m}
-      all: {strategy: fixedWindow, limit: 3, window: 1m, shadow: true}
-"""
-
-
-def serving(store: Any = None, clock: ManualClock | None = None) -> Service:
-    at = clock or ManualClock(NOW)
-    return build_service(
-        parse_policies(FILE, "p.yaml"), store=store or MemoryStore(clock=at), clock=at
-    )
+from .several import FILE, judged, serving
 
 
 @pytest.fixture
 def service() -> Service:
     return serving()
-
-
-def judged(service: Service, policy: str = "api", cost: int = 1, **attributes: Any) -> Verdict:
-    asked = service.judge(policy, attributes, cost)
-    return (asked if isinstance(asked, Judgement) else asyncio.run(asked())).verdict
 
 
 def test_all_limits_decide_together_and_a_denied_request_is_charged_nowhere(
@@ -269,217 +218,6 @@ def test_an_outage_is_answered_by_the_fail_mode(policy: str, allowed: bool) -> N
     assert asyncio.run(service.reserve(policy, attributes={"user": "u"})).charge_id == ""
 
 
-STORES = ("memory", "valkey")
-
-
-@pytest.fixture(params=STORES)
-def nodes(request: pytest.FixtureRequest) -> Iterator[tuple[Service, Service, Any]]:
-    """Two services that share a store, each with policies of its own."""
-    clock = ManualClock(NOW)
-    if request.param == "memory":
-        store = MemoryStore(clock=clock)
-        yield serving(store, clock), serving(store, clock), asyncio.run
-        return
-    one, other = open_empty("valkey"), open_empty("valkey")
-    text = FILE.replace("version: 1", f"version: 1\ndefaults: {{prefix: {new_key()}}}")
-    loop = asyncio.new_event_loop()
-    with closing(loop):
-        made = [
-            build_service(parse_policies(text, "p.yaml"), store=store) for store in (one, other)
-        ]
-        yield made[0], made[1], loop.run_until_complete
-        for service in made:
-            loop.run_until_complete(service.aclose())
-
-
-def test_a_charge_is_settled_once_by_any_node(nodes: tuple[Service, Service, Any]) -> None:
-    """What was too much comes back on each limit; whoever comes second changes nothing."""
-    one, other, run = nodes
-    told = {"user": "u", "tokens": 900}
-    charge = run(one.reserve("api", attributes=told))
-    assert charge.answer.verdict.limits["tokens"].remaining == 100
-    assert run(other.settle(charge.charge_id, {"tokens": 250}))
-    assert not run(one.settle(charge.charge_id, {"tokens": 0}))
-    assert not run(one.cancel(charge.charge_id))
-    left = run(one.peek_all("api", {"user": "u", "tokens": 0})).verdict
-    assert left.limits["tokens"].remaining == 750
-    assert left.limits["user"].remaining == 2
-
-
-def test_cancelling_gives_everything_back(nodes: tuple[Service, Service, Any]) -> None:
-    """Plans included, whose figures are found again by the id."""
-    one, other, run = nodes
-    charge = run(one.reserve("api", attributes={"user": "u", "plan": "pro"}, cost=7))
-    assert run(other.cancel(charge.charge_id))
-    assert (
-        run(one.peek_all("api", {"user": "u", "plan": "pro"})).verdict.limits["user"].remaining
-        == 10
-    )
-
-
-@pytest.mark.parametrize("used", [None, {"user": 0}, {"user": 0, "all": 0}])
-def test_what_a_shadow_did_not_take_does_not_come_back(
-    nodes: tuple[Service, Service, Any], used: dict[str, int] | None
-) -> None:
-    """Whoever settles the charge, and whatever of it is named."""
-    one, other, run = nodes
-    for user in "abc":
-        run(one.reserve("tight", attributes={"user": user}))
-    charge = run(one.reserve("tight", attributes={"user": "d"}))
-    assert charge.answer.verdict.shadowed == ("all",)
-    settle = other.cancel if used is None else partial(other.settle, actual=used)
-    assert run(settle(charge.charge_id))
-    left = run(one.peek_all("tight", {"user": "d"})).verdict.limits
-    assert (left["user"].remaining, left["all"].remaining) == (3, 0)
-
-
-def test_a_policy_of_one_limit_reserves_too(nodes: tuple[Service, Service, Any]) -> None:
-    one, other, run = nodes
-    charge = run(one.reserve("one", key="k", cost=2))
-    assert charge.allowed
-    denied = run(one.reserve("one", key="k"))
-    assert not denied.allowed
-    assert denied.charge_id == ""
-    assert run(other.settle(charge.charge_id, 1))
-    assert run(one.peek("one", "k")).remaining == 1
-
-
-def test_a_crowd_settles_a_charge_exactly_once(nodes: tuple[Service, Service, Any]) -> None:
-    """Twenty at once, on both nodes."""
-    one, other, run = nodes
-
-    async def main() -> list[bool]:
-        charge = await one.reserve("api", attributes={"user": "u", "tokens": 1000})
-        calls = [node.cancel(charge.charge_id) for node in (one, other) for _ in range(10)]
-        return list(await asyncio.gather(*calls))
-
-    assert sum(run(main())) == 1
-    assert (
-        run(one.peek_all("api", {"user": "u", "tokens": 0})).verdict.limits["tokens"].remaining
-        == 1000
-    )
-
-
-def test_slots_are_held_by_a_charge_renewed_and_given_back(
-    nodes: tuple[Service, Service, Any],
-) -> None:
-    one, other, run = nodes
-    charge = run(one.reserve("key", key="k"))
-    assert run(other.reserve("key", key="k")).answer.verdict.violated == ("flight",)
-    assert run(other.renew(charge.charge_id))
-    assert run(other.settle(charge.charge_id, {}))
-    assert not run(one.renew(charge.charge_id))
-    assert run(other.reserve("key", key="k")).allowed
-
-
-def test_units_may_be_booked_ahead(nodes: tuple[Service, Service, Any]) -> None:
-    """The limit with a pace tells when; cancelling the last booking gives it back."""
-    one, other, run = nodes
-    first = run(one.reserve("pace", attributes={"user": "u"}, max_wait_ms=5_000))
-    second = run(other.reserve("pace", attributes={"user": "u"}, max_wait_ms=5_000))
-    third = run(one.reserve("pace", attributes={"user": "u"}, max_wait_ms=5_000))
-    assert 900 <= second.starts_at - first.starts_at <= 1_100
-    assert 900 <= third.starts_at - second.starts_at <= 1_100
-    assert run(other.cancel(third.charge_id))
-    again = run(one.reserve("pace", attributes={"user": "u"}, max_wait_ms=5_000))
-    assert abs(again.starts_at - third.starts_at) <= 100
-    assert run(one.peek_all("pace", {"user": "u"})).verdict.limits["day"].remaining == 2
-
-
-def test_an_id_that_was_made_up_or_altered_gives_nothing_back(service: Service) -> None:
-    """Nor does one of a charge that was forgotten."""
-    charge = asyncio.run(service.reserve("one", key="k"))
-    terms = read_charge_id(charge.charge_id)
-    more = terms._replace(held=(terms.held[0]._replace(units=2),)).body
-    for wrong in (more, terms._replace(nonce="0" * 24).body):
-        with pytest.raises(ConfigInvalidError, match="there is no such charge"):
-            asyncio.run(service.cancel(wrong))
-    for bad in ("x", "é", "a" * 200_000, charge.charge_id[:-4], charge.charge_id + ".x", "WzFd"):
-        with pytest.raises(ConfigInvalidError, match="charge id"):
-            asyncio.run(service.cancel(bad))
-    assert asyncio.run(service.peek("one", "k")).remaining == 1
-
-
-def test_an_id_cannot_be_altered_to_be_given_back_in_a_later_window() -> None:
-    """How far ahead something was booked is no part of what the store knows of a charge, and what
-    has no pace is not booked at all."""
-    clock = ManualClock(NOW)
-    service = serving(clock=clock)
-
-    async def main() -> None:
-        charge = await service.reserve("api", attributes={"user": "u"}, cost=3)
-        clock.advance(60_000)
-        assert judged(service, cost=2, user="u").allowed
-        count = len(read_charge_id(charge.charge_id).held)
-        later = "-".join(["60000"] * count)
-        assert await service.cancel(f"{charge.charge_id}.{later}")
-        left = (await service.peek_all("api", {"user": "u"})).verdict.limits
-        assert left["user"].remaining == 1
-
-    asyncio.run(main())
-
-
-def test_a_charge_can_be_settled_for_a_day() -> None:
-    clock = ManualClock(NOW)
-    service = serving(clock=clock)
-    charge = asyncio.run(service.reserve("one", key="k"))
-    clock.advance(KEPT_MS)
-    with pytest.raises(ConfigInvalidError, match="never made, or was made more than a day ago"):
-        asyncio.run(service.settle(charge.charge_id, 0))
-
-
-def test_what_a_denied_caller_holds_settles_nothing(service: Service) -> None:
-    assert asyncio.run(service.settle("", 3)) is False
-    assert asyncio.run(service.cancel("")) is False
-
-
-def test_a_pause_holds_on_every_node_until_it_is_lifted(
-    nodes: tuple[Service, Service, Any],
-) -> None:
-    """Of the limits that the attributes have keys for, or of those that are named."""
-    one, other, run = nodes
-    until = NOW * 2
-    run(one.pause("one", until, key="k"))
-    assert not run(other.check("one", "k"))
-    run(other.reset("one", key="k"))
-    assert run(one.check("one", "k"))
-    run(one.pause("api", until, attributes={"user": "u"}))
-    assert judge(other, run, user="u").violated == ("user",)
-    assert judge(other, run, user="v")
-    run(one.reset("api", attributes={"user": "u"}))
-    assert judge(other, run, user="u")
-    run(one.pause("api", until, attributes={"user": "u"}, limits=["posts"]))
-    assert judge(other, run, user="u")
-    assert judge(other, run, user="u", method="POST").violated == ("posts",)
-
-
-def judge(service: Service, run: Any, **attributes: Any) -> Verdict:
-    asked = service.judge("api", attributes)
-    return (asked if isinstance(asked, Judgement) else run(asked())).verdict
-
-
-def test_what_cannot_be_paused_or_reset_is_told(service: Service) -> None:
-    async def fails(call: Any) -> str:
-        with pytest.raises((ConfigInvalidError, UnsupportedError)) as caught:
-            await call
-        return str(caught.value)
-
-    async def main() -> None:
-        assert "has its key in these attributes (plan)" in await fails(
-            service.reset("api", attributes={"plan": "pro"})
-        )
-        assert "there is no limit 'usr'" in await fails(
-            service.reset("api", attributes={"user": "u"}, limits=["usr"])
-        )
-        assert "has a single limit" in await fails(service.reset("one", attributes={"user": "u"}))
-        assert "key must" in await fails(service.reset("one"))
-        assert "slots" in await fails(
-            service.pause("key", NOW, attributes={"key": "k"}, limits=["flight"])
-        )
-
-    asyncio.run(main())
-
-
 @pytest.mark.parametrize(
     ("told", "now"), [("cost: tokens, ", ""), ("{by: user, cost", "{by: tenant, cost")]
 )
@@ -491,31 +229,6 @@ def test_counts_by_another_attribute_or_of_other_units_start_afresh(told: str, n
     verdict = judged(service, user="u", tenant="u", **({"tokens": 1} if now else {}))
     assert verdict.limits["tokens"].remaining == 999
     assert verdict.limits["user"].remaining == 1
-
-
-@pytest.mark.parametrize(
-    ("told", "now"),
-    [("1000, window: 1m", "1000, window: 1h"), ("{by: user, cost", "{by: tenant, cost")],
-)
-@pytest.mark.parametrize("actual", [None, {"tokens": 0, "user": 0}])
-def test_a_charge_is_not_given_back_where_others_have_been_counted_since(
-    told: str, now: str, actual: dict[str, int] | None
-) -> None:
-    """After a reload that lets counts start afresh: what it took of them is gone, and its other
-    limits are settled."""
-    service = serving()
-
-    async def main() -> None:
-        charge = await service.reserve("api", attributes={"user": "u", "tokens": 900})
-        service.apply(parse_policies(FILE.replace(told, now), "p.yaml"))
-        attributes = {"user": "u", "tenant": "u", "tokens": 600}
-        judged(service, **attributes)
-        settle = service.cancel if actual is None else partial(service.settle, actual=actual)
-        assert await settle(charge.charge_id)
-        left = (await service.peek_all("api", attributes)).verdict.limits
-        assert (left["tokens"].remaining, left["user"].remaining) == (400, 2)
-
-    asyncio.run(main())
 
 
 def test_a_reload_with_other_figures_keeps_the_counts_of_every_limit() -> None:

@@ -7,7 +7,7 @@ does the work, often for everybody behind it, and leaves; the next in order of a
   key; and `Mutex`, for a few lines that one thread runs at a time
 - commit: `GroupCommit`, in which the leader takes the calls of all waiters into one batch
 - tasks: the same for tasks of an event loop
-- fork: background threads, and what a forked child has to drop
+- fork: background threads, and what a forked child has to drop or to keep
 
 **Interrupts.** A signal handler may raise at any bytecode of the main thread, and a thread may get
 an exception at any of its own: Ctrl-C, the timeouts of gunicorn and Celery, a debugger. So

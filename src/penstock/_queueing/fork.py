@@ -3,6 +3,7 @@
 A child of `fork` has the memory of its parent, but only the thread that forked. It must not use its
 parent's connections, spend its parent's credits, or wait for threads that it does not have. Waiters
 recognize by their `generation` that they belong to the parent; everything else is registered here.
+Connections of async libraries must not be collected in a child either: `keep_inherited`.
 
 `Background` is a thread for work that the caller must not do itself, because it would block an
 event loop or take long. It starts with the first job and ends when there has been none for a while,
@@ -26,6 +27,7 @@ from weakref import WeakSet
 __all__ = [
     "Background",
     "ForkAware",
+    "keep_inherited",
     "watch_forks",
 ]
 
@@ -53,6 +55,17 @@ _generation = object()
 def watch_forks(owner: ForkAware) -> None:
     """Tell the owner of forks, for as long as it exists."""
     _owners.add(owner)
+
+
+_inherited: list[Any] = []
+
+
+def keep_inherited(connections: Any) -> None:
+    """In a forked child: keep the parent's connections for as long as the process lives, so that
+    they are never collected. Closing an asyncio transport would unregister its socket from the
+    parent's event loop, and closing a gRPC channel waits for a thread that the child does not have.
+    """
+    _inherited.append(connections)
 
 
 def _tell(hook: Callable[[ForkAware], None]) -> None:

@@ -1,5 +1,5 @@
-# HTTP checks from the bytes of a request to those of its reply: `service/http/_ready.py` says for
-# which, and makes the objects; `service/http/_calls.py` and `_answers.py` do the same for all.
+# HTTP checks, from the bytes of a request to those of its reply. `service/http/_ready.py` decides
+# which requests, and makes the objects; `service/http/_calls.py` and `_answers.py` do all others.
 
 # Bodies, if they are flat objects, {"name": "text", "other": 12}, but for one within them.
 
@@ -30,9 +30,9 @@ cdef struct Field:
 
 
 cdef const char* past_field(const char* at, Field* field) noexcept:
-    """Reads a name and its value, behind the brace or comma at `at`. Returns the comma or brace
-    behind them, the brace that begins an object, which is left to the caller, or NULL if they are
-    not plain. A 0 behind the last byte ends every loop here."""
+    """Reads a name and its value, after the brace or comma at `at`. Returns the comma or brace
+    after them, the brace that begins an object, which is left to the caller, or NULL if they are
+    not plain. A 0 after the last byte ends every loop here."""
     cdef const char* start
     cdef bint is_negative
     at = past_spaces(at + 1)
@@ -86,8 +86,8 @@ cdef inline object plain_text(const char* start, Py_ssize_t size):
 
 
 cdef const char* past_object(const char* at, dict put) except? NULL:
-    """Reads an object of texts and numbers that begins at `at`. Returns what is behind it, or NULL
-    if it is not plain."""
+    """Reads an object of texts and numbers that begins at `at`. Returns the position after it, or
+    NULL if it is not plain."""
     cdef Field field
     while True:
         at = past_field(at, &field)
@@ -107,9 +107,9 @@ cdef const char* past_object(const char* at, dict put) except? NULL:
 
 @cython.final
 cdef class ReadyLimit:
-    """A limit and what is said of it. It is decided at once, or else `decide` returns what has to be
-    waited for. `seconds_until_more` is asked only where `until_reset` is false: otherwise there is
-    more at the decision's `reset_at`."""
+    """A limit and its form in replies. It is decided at once, or else `decide` returns a `Later`.
+    `seconds_until_more` is called only if `until_reset` is false: otherwise there is more at the
+    decision's `reset_at`."""
 
     cdef object decide
     cdef bytes lines
@@ -131,7 +131,7 @@ cdef class ReadyLimit:
         self.anchor_ns = anchor_ns or 0
 
     cdef object reply(self, object key, object cost, int form, DecisionReplies replies):
-        """The reply, or what will be one."""
+        """The reply, or an object that will make it."""
         asked = self.decide(key, cost)
         if type(asked) is Decision:
             return self.told(<Decision> asked, form, replies)
@@ -162,7 +162,7 @@ cdef class ReadyLimit:
 
 @cython.final
 cdef class AwaitedReply:
-    """A reply about a decision that has to be waited for. `asked` is how to get at that."""
+    """A reply about a decision that is not made yet. `asked` is the `Later` of the decision."""
 
     cdef readonly object asked
     cdef ReadyLimit limit
@@ -188,9 +188,9 @@ cdef enum:
 
 @cython.final
 cdef class ReadyLimits:
-    """Several limits that decide together, with what is said of them: at once by a `gate`, or else
-    `ask(keys, cost)` returns what has to be waited for. `places` are theirs among the limits of the
-    policy, and `tallies` count what each of them says."""
+    """Several limits that decide together, and their form in replies. They are decided at once by a
+    `gate`, or else `ask(keys, cost)` returns a `Later`. `places` are their places among the limits
+    of the policy, and `tallies` count their decisions."""
 
     cdef LimitsGate gate
     cdef object ask
@@ -223,8 +223,8 @@ cdef class ReadyLimits:
             self.places[at] = places[at]
 
     cdef object reply(self, PyObject** by_place, object cost, object tally, DecisionReplies replies):
-        """The reply to a request with these keys, or what will be one, or None where it has to go
-        the long way: then nothing was charged."""
+        """The reply to a request with these keys, or an object that will make it, or None if
+        Python has to decide: then nothing was charged."""
         cdef PyObject* keys[MOST_LIMITS]
         cdef Py_ssize_t at
         cdef int64_t now
@@ -253,7 +253,7 @@ cdef class ReadyLimits:
 
 @cython.final
 cdef class AwaitedVerdict:
-    """A reply about a verdict that has to be waited for. `asked` is how to get at its decisions."""
+    """A reply about a verdict that is not made yet. `asked` is the `Later` of its decisions."""
 
     cdef readonly object asked
     cdef ReadyLimits limits
@@ -287,11 +287,11 @@ cdef inline int count_one(tally, bint allowed) except -1:
 
 @cython.final
 cdef class ReadyPolicy:
-    """A policy of several limits, all of which every request asks at the same cost. `keys` are the
-    attributes that tell their keys, None for everybody. The figures may depend on a plan, told by
-    the attribute `plan_by` (None: there are no plans); `of_plan(plan)` finds the ReadyLimits of one,
-    or None. Keys in `overrides`, a mapping or None for each limit, have figures of their own. What
-    is not decided here goes to `otherwise(attributes, cost)`."""
+    """A policy of several limits, all of which apply to every request at the same cost. `keys` are
+    the attributes with their keys, None for a keyless limit. The figures may depend on a plan, the
+    attribute `plan_by` (None: there are no plans); `of_plan(plan)` returns its ReadyLimits, or
+    None. Keys in `overrides`, a mapping or None for each limit, have figures of their own. Requests
+    that are not decided here go to `otherwise(attributes, cost)`."""
 
     cdef tuple keys
     cdef tuple overrides
@@ -335,7 +335,7 @@ cdef class ReadyPolicy:
         return self.otherwise(attributes, cost) if reply is None else reply
 
     cdef ReadyLimits _limits(self, dict attributes):
-        """Those of the plan that a request names, if it says neither too much nor too little."""
+        """The limits of a request's plan, if it has exactly the attributes of the policy."""
         cdef Py_ssize_t wanted = self.attributes
         cdef PyObject* plan = NULL
         cdef PyObject* found
@@ -373,10 +373,10 @@ cdef class ReadyPolicy:
 
 @cython.final
 cdef class ReadyCheck:
-    """A path that checks one key. `by_policy(name)` and `by_terms(limit, window_ms)` find a
-    ReadyLimit, or None where there is none; without `by_terms` requests bring no limit of
-    their own. `by_attributes(policy)` finds a ReadyPolicy, or None, for requests with attributes;
-    without it none are taken."""
+    """A path for checks. `by_policy(name)` and `by_terms(limit, window_ms)` return a ReadyLimit, or
+    None; without `by_terms` requests with a limit of their own are left to Python.
+    `by_attributes(policy)` returns a ReadyPolicy, or None, for requests with attributes; without it
+    these are left to Python as well."""
 
     cdef DecisionReplies replies
     cdef int form
@@ -482,8 +482,8 @@ cdef class ReadyCheck:
 
 @cython.final
 cdef class WholeRequests:
-    """Answers bytes that are one whole request of a kind that was met before, and that a ReadyCheck
-    is for. `routes` are by reduced head, and have a ReadyCheck, or None, as their `ready`."""
+    """Answers bytes that are one whole request, with a reduced head that is known and has a
+    ReadyCheck. `routes` are by reduced head, and have a ReadyCheck, or None, as their `ready`."""
 
     cdef dict routes
     cdef Py_ssize_t most_head
@@ -504,8 +504,8 @@ cdef class WholeRequests:
         self.lead = lead
 
     def answer(self, bytes data not None):
-        """The reply, or what will be one, or None where the reader has to be asked: then nothing was
-        done. The body that was answered last had `body_bytes`."""
+        """The reply, or an object that will make it, or None if the reader has to be used: then
+        nothing was done. `body_bytes` is the length of the last body that was answered."""
         cdef const char* start = data
         cdef const char* at = start
         cdef const char* end = start + len(data)

@@ -1,10 +1,10 @@
-# What a service counts with every check: as `deciding` of `service/_deciding.py`, and `Durations` of
-# `service/_metrics.py`.
+# The counts of a service for every check: as `deciding` of `service/_deciding.py`, and `Durations`
+# of `service/_metrics.py`.
 
 @cython.final
 cdef class CountedCheck:
-    """The check of a limiter, counted in `tally`. `failed(error, keys, cost)` makes the decision
-    where it cannot be had, or raises."""
+    """The check of a limiter, counted in `tally`. If it fails, `failed(error, keys, cost)` makes
+    the decision, or raises."""
 
     def __init__(self, Gate gate not None, failed, tally):
         self.gate = gate

@@ -1,4 +1,4 @@
-# The gate: what a limiter over a native table answers without entering a Python frame.
+# The gate: the calls of a limiter over a native table that need no Python frame.
 #
 # `Gate` is a base class for a limiter in Python, which supplies everything that is not hot. It
 # reads the steady clock itself, from the same source and anchor as SystemClock, where the platform
@@ -97,7 +97,7 @@ cdef class Gate:
         require_keys,
         require_cost,
     ):
-        """Everything that is settled at construction. An `anchor_ns` of None: ask `read_clock`."""
+        """Set at construction. If `anchor_ns` is None, `read_clock` is called."""
         self._table = table
         self._kernel = Kernel(transform.native)
         self._transform = transform
@@ -161,7 +161,7 @@ cdef class Gate:
 
 @cython.no_gc
 cdef class VerdictFields:
-    """Where a verdict keeps what it was made of, none of which can lead back to it."""
+    """The fields of a verdict, none of which can refer back to it."""
 
     cdef readonly tuple _names
     cdef readonly tuple _decisions
@@ -212,7 +212,7 @@ cdef class LimitsGate:
         otherwise
     ):
         self._table = table
-        # None in the place of the name of a limit that takes no key.
+        # None instead of the name, for a limit that takes no key.
         self._names = [None if keyless else name for name, _, _, keyless in parts]
         self._all_names = tuple([name for name, _, _, _ in parts])
         self._leads = [lead for _, lead, _, _ in parts]
@@ -260,8 +260,8 @@ cdef class LimitsGate:
         return verdict
 
     cdef tuple decided(self, PyObject** keys, int64_t units, int64_t* now, bint* allowed):
-        """What the limits say to a request of these keys, NULL for everybody, that costs so many
-        units of each; None for what is not plain, of which nothing was charged."""
+        """The verdict on a request with these keys, NULL for a keyless limit, and this cost for
+        each limit; None if it has to be decided in Python, and then nothing was charged."""
         cdef Sought[MOST_AT_ONCE] sought
         cdef char[MOST_AT_ONCE][MOST_JOINED] rooms
         cdef Py_ssize_t place
@@ -292,8 +292,8 @@ cdef class LimitsGate:
 
 @cython.final
 cdef class Spending:
-    """A check of local credits that hands over what is not settled by it: too few credits, or so
-    few left that somebody wants to know."""
+    """A check of local credits. If there are too few, or few left, it calls Python, which takes a
+    lease."""
 
     cdef Gate gate
     cdef int64_t level
@@ -315,7 +315,7 @@ cdef class Spending:
 @cython.final
 @cython.freelist(64)
 cdef class PendingCheck:
-    """What `acheck` returns: a coroutine that decides when it is awaited and never suspends."""
+    """The result of `acheck`: a coroutine that decides when it is awaited and never suspends."""
 
     cdef Gate gate
     cdef object key
@@ -334,7 +334,7 @@ cdef class PendingCheck:
         try:
             return gate._decide(self.key, self.cost)
         except StopIteration as error:
-            # Let through, it would pass for the result of the await.
+            # Otherwise it would be taken for the result of the await.
             raise RuntimeError("coroutine raised StopIteration") from error
 
     def __await__(self):

@@ -1,9 +1,9 @@
-# Heads of HTTP requests, checked and reduced to what answers depend on, as in
+# Heads of HTTP requests, validated and reduced to what answers depend on, as in
 # `service/http/_head.py`.
 #
-# What is unusual is left to the Python twin, which is asked whenever None is returned here; so
-# refusals are put into words in one place. What is left out of a head is checked here; what stays
-# is checked by whoever parses it, once for all heads that are reduced to the same.
+# For unusual heads these functions return None, and the Python twin is called; so error messages
+# have one source. The part that is removed from a head is validated here; the rest is validated by
+# the parser, once for all heads with the same result.
 
 cdef enum:
     IN_NAME = 1  # of a header
@@ -68,7 +68,7 @@ cdef inline int use_of(const char* name, Py_ssize_t size) noexcept:
 
 
 cdef inline int64_t digits_of(const char* at, const char* end) noexcept:
-    """The number that these bytes are, between spaces, or -1."""
+    """The number in these bytes, which may have spaces around it, or -1."""
     cdef int64_t number = 0
     while at < end and (at[0] == c" " or at[0] == c"\t"):
         at += 1
@@ -103,7 +103,7 @@ cdef inline const char* segment_end(const char* at, const char* end) noexcept:
 
 
 def reduced_head(bytes raw not None, Py_ssize_t most_fields, bytes lead not None):
-    """`reduced_head` of `service/http/_head.py`, or None where it has to be asked."""
+    """`reduced_head` of `service/http/_head.py`, or None if that has to be called."""
     return reduced(raw, len(raw), most_fields, lead)
 
 
@@ -120,7 +120,7 @@ cdef tuple reduced(const char* at, Py_ssize_t size, Py_ssize_t most_fields, byte
     cdef int use
     if not 4 <= size <= MOST_HEAD or memcmp(end - 2, b"\r\n\r\n", 4) != 0:
         return None
-    # The first line, which stays as it is, apart from the name in a path.
+    # The first line, which is kept, except the name in a path.
     line = <const char*> memchr(at, c"\r", end - at)
     space = <const char*> memchr(at, c" ", line - at)
     if line[1] != c"\n" or space == NULL or space[1] != c"/":

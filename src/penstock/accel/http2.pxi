@@ -1,7 +1,7 @@
 # HTTP/2 for servers, as in service/http2/_connection.py and _streams.py, function for function.
 #
-# Functions that read return DONE, or what is to be done about a mistake of the client's:
-# STREAM_FAILED and CONNECTION_FAILED, with the particulars in `error_stream`, `error_code` and
+# Functions that read return DONE or, after an error of the client, STREAM_FAILED or
+# CONNECTION_FAILED, with the details in `error_stream`, `error_code` and
 # `error_text` of the connection. -1 is a Python exception, such as a lack of memory.
 #
 # A subclass may answer from within `emit`, and the stream may be closed when that returns.
@@ -126,7 +126,7 @@ cdef class Stream:
 
     @property
     def body(self):
-        """What is there of the body."""
+        """The part of the body that has arrived."""
         return PyBytes_FromStringAndSize(
             self.body_data.data + self.body_data.at, self.body_data.end - self.body_data.at
         )
@@ -406,7 +406,7 @@ cdef class Http2Connection:
         return 0
 
     cdef int receive(self, const char* data, Py_ssize_t size, int64_t now_ms) except -1:
-        """Read what has arrived, after what was left of the last call."""
+        """Read new input, after the rest of the last call."""
         cdef Py_ssize_t taken = 0
         self.now = now_ms
         if self.ended:
@@ -506,7 +506,7 @@ cdef class Http2Connection:
         return True
 
     def feed(self, bytes data not None, int64_t now_ms):
-        """Read what has arrived, after what was left of the last call. Returns the events."""
+        """Read new input, after the rest of the last call. Returns the events."""
         self.receive(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), now_ms)
         return take_events(self)
 
@@ -518,12 +518,12 @@ cdef class Http2Connection:
         return take_events(self)
 
     def lost(self):
-        """The transport is gone. Returns a reset for each request that was handed over."""
+        """The transport was lost. Returns a reset for each request that was reported."""
         end_connection(self, CANCEL)
         return take_events(self)
 
     def close(self, uint32_t code=NO_ERROR, bytes text not None=b""):
-        """End the connection at once. Returns a reset for each request that was handed over."""
+        """End the connection at once. Returns a reset for each request that was reported."""
         if not self.ended:
             write_goaway(self, self.last_id, code, text, len(text))
             end_connection(self, code)
@@ -563,7 +563,7 @@ cdef class Http2Connection:
         return self.collect()
 
     def take_body(self, Stream stream not None):
-        """What has come of the body, and room for as much again."""
+        """Take the body that has arrived, and reopen the window by as much."""
         cdef bytes body = stream.body
         empty(&stream.body_data, KEPT_BYTES)
         if not stream.closed:
@@ -711,7 +711,7 @@ cdef int announce_partial(Http2Connection self) except -1:
 cdef int read_frame(
     Http2Connection self, const uint8_t* data, Py_ssize_t size, Py_ssize_t* at
 ) except -1:
-    """The next frame, if it is all there."""
+    """The next frame, if it is complete."""
     cdef Py_ssize_t length
     cdef uint32_t stream_id
     cdef int kind, flags, result
@@ -1230,7 +1230,7 @@ cdef void release(Http2Connection self, Stream stream, int64_t amount) noexcept:
 
 
 cdef bint reserve_waiting(Http2Connection self) noexcept:
-    """Have as much room as the answers that wait need beyond the connection's own share."""
+    """Reserve space in the `Room` for waiting answers beyond the connection's own share."""
     cdef int64_t needed = max(<int64_t> 0, self.waiting_bytes - self.options.pending_bytes)
     cdef int64_t more = needed - self.waiting_reserved
     if more > 0 and not self.options.room.reserve(more):
@@ -1394,7 +1394,7 @@ cdef int remember(Http2Connection self, uint32_t stream_id, bint lenient) except
 
 
 cdef int finish(Http2Connection self, Stream stream) except -1:
-    """The answer was sent to its end."""
+    """Close a stream after the end of its answer."""
     if not stream.ended:
         stop_request(self, stream)
     forget(self, stream, not stream.ended)
@@ -1433,7 +1433,7 @@ cdef int reset_stream(Http2Connection self, Stream stream, uint32_t code) except
 
 
 cdef int drop_failed(Http2Connection self, uint32_t stream_id, uint32_t code) except -1:
-    """A mistake of the client's that concerns one stream."""
+    """Handle an error of the client on one stream."""
     cdef Stream stream = find_stream(self, stream_id)
     cdef uint32_t i
     if stream is None:
@@ -1526,7 +1526,7 @@ cdef inline Py_ssize_t waiting_size(Stream stream) noexcept:
 
 
 cdef int send_pending(Http2Connection self, Stream stream) except -1:
-    """What waits in a stream, as far as there is room; the rest goes on waiting."""
+    """Send what waits in a stream, as far as the windows allow."""
     while send_frame(self, stream) and waiting_size(stream):
         pass
     if not waiting_size(stream):
@@ -1555,7 +1555,7 @@ cdef int send_blocked(Http2Connection self) except -1:
 
 
 cdef bint send_frame(Http2Connection self, Stream stream) except -1:
-    """One frame of a body, with the end behind it if it is the last. False: no room."""
+    """Send one frame of a body, and the end after the last one. False: no window."""
     cdef int64_t left = waiting_size(stream)
     cdef int64_t size = min(
         min(left, <int64_t> MAX_FRAME), min(self.window, self.initial_window + stream.window)

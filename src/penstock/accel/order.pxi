@@ -1,7 +1,7 @@
-# The order in which a full table lets go of keys: the twin of stores/memory/_eviction.py, whose essay
-# gives the reasons. What a record has here beside its entry is a place: its neighbours of the same
-# rank, and how many bytes it was counted as. Rank and use are one byte of the entry itself, which
-# every check has at hand.
+# The order in which a full table evicts keys: the twin of stores/memory/_eviction.py, whose essay
+# gives the reasons. Besides its entry, a record has a place here: its neighbours of the same rank,
+# and the bytes that it was counted as. Rank and use are one byte of the entry itself, which every
+# check reads anyway.
 
 cdef enum:
     IDLE = 0
@@ -65,7 +65,7 @@ cdef class Order:
         return (0 <= self.max_keys <= self.count) or self.is_over(more)
 
     cdef inline bint has_room(self, int64_t keys, int64_t more) noexcept:
-        """Whether so many keys, and as many bytes, fit without another having to go."""
+        """Whether so many keys, and as many bytes, fit without an eviction."""
         return not (0 <= self.max_keys < self.count + keys) and not self.is_over(more)
 
     cdef inline bint is_over(self, int64_t more) noexcept:
@@ -99,7 +99,7 @@ cdef class Order:
         self.places[position].bytes = fits
 
     cdef uint32_t victim(self, Record* entries) noexcept:
-        """The record to let go of next. There must be one."""
+        """The next record to evict. There must be one."""
         cdef int rank = self._fullest()
         cdef int chance
         cdef uint32_t position
@@ -144,7 +144,7 @@ cdef class Order:
         self.size[rank] -= 1
 
     cdef void relink(self, Record* entries) noexcept:
-        """Have all places say where their neighbours are going to be: `next` of their entries."""
+        """Set the neighbours of all places to their next positions: `next` of their entries."""
         cdef int rank
         cdef uint32_t position, newer
         cdef RankedPlace* place

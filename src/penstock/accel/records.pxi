@@ -1,11 +1,11 @@
 # What a table keeps under a key, and how it keeps the key.
 #
 # A key is kept as UTF-8 in a block of its own, and as a digest if it is long (see
-# core/_validation.py), so that what it takes is a matter of its bytes and not of how Python holds
-# it: a string with one emoji takes four bytes a character.
+# core/_validation.py), so that its size depends on its bytes and not on Python's representation: a
+# string with one emoji takes four bytes per character.
 #
-# A key that is looked for is `Sought`: where its text lies, and 32 bits of its hash. For a short
-# ASCII string, as nearly all are, that is there already.
+# A key that is looked up is `Sought`: a pointer to its text, and 32 bits of its hash. A short ASCII
+# string, as nearly all keys are, has both already.
 
 cdef extern from *:
     """

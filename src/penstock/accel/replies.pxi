@@ -139,9 +139,9 @@ cdef double more_in_ms(Kernel kernel, Decision decision, int64_t now) noexcept:
 
 @cython.final
 cdef class LimitWords:
-    """What is said of one of several limits in every reply. `quoted` is its name in JSON, `policy`
-    its member of `RateLimit-Policy`, `lead` that of `RateLimit` up to its numbers. When there is
-    more is asked of `seconds`, unless `kernel`, the arguments of its strategy's, tells."""
+    """One of several limits in a reply. `quoted` is its name in JSON, `policy` its member of
+    `RateLimit-Policy`, `lead` that of `RateLimit` up to its numbers. The time until there is more
+    is computed from `kernel`, the arguments of its strategy's kernel, or else by `seconds`."""
 
     cdef bytes quoted
     cdef bytes policy
@@ -167,7 +167,7 @@ cdef class LimitWords:
         self.seconds_until_more = seconds
 
     cdef Py_ssize_t most(self):
-        """More bytes than a reply can have of it."""
+        """An upper bound of its bytes in a reply."""
         cdef Py_ssize_t named = 4 * (len(self.quoted) + 2)
         return named + len(self.policy) + len(self.lead) + MOST_DECISION + 64
 
@@ -203,7 +203,7 @@ cdef class VerdictReplies:
 
     @staticmethod
     def fits(list words not None, bytes shadows not None):
-        """Whether no reply can be too long to be made here."""
+        """Whether every reply fits into the buffer here."""
         cdef Py_ssize_t most = MOST_DECISION + 256 + len(shadows)
         for each in words:
             most += (<LimitWords?> each).most()
@@ -217,7 +217,7 @@ cdef class VerdictReplies:
         self.count = len(words)
 
     def reply(self, bytes head not None, tuple decisions not None, bint allowed, int64_t now):
-        """What the limits said at `now`, behind the first lines of a reply."""
+        """The reply about these decisions at `now`, after its first lines."""
         self.require(decisions)
         return self.written(head, decisions, allowed, now)
 
@@ -230,7 +230,7 @@ cdef class VerdictReplies:
         return 0
 
     cdef bint admit(self, tuple decisions) except -1:
-        """Whether all of them do that are no shadows."""
+        """Whether all limits that are not shadows allow the request."""
         cdef Py_ssize_t place
         self.require(decisions)
         for place in range(self.count):
@@ -255,7 +255,7 @@ cdef class VerdictReplies:
         return reply
 
     cdef Py_ssize_t _binding(self, tuple decisions, bint allowed) noexcept:
-        """The place of the limit that binds: `binding_place` of a Verdict."""
+        """The place of the binding limit: `binding_place` of a Verdict."""
         cdef Py_ssize_t place, found = -1
         cdef int64_t least = 0
         cdef int64_t longest = -1
@@ -299,7 +299,7 @@ cdef class VerdictReplies:
         return put_text(put_bytes(put_text(put, b',"shadows":'), self.shadows), b"}")
 
     cdef char* _put_denying(self, char* put, tuple decisions, bint shadow) noexcept:
-        """The names of the limits, or of the shadows, that said no."""
+        """The names of the limits, or of the shadows, that deny."""
         cdef Py_ssize_t place
         cdef bint is_first = True
         cdef LimitWords words

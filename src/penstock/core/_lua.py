@@ -22,9 +22,9 @@ write, and a state of nil deletes the key.
 
 From the one file come three scripts: `check` decides for one key and writes, `read` returns the
 raw state and never writes, `many` decides for all of its KEYS in order, at one instant. Another one
-for each of its operations, `alone`, does that to one key. And `all` decides several steps as one,
-each of some strategy and some operation: there is one script for each set of these, with nothing in
-it that they do not need. The files in `scripts/` are what the scripts share.
+for each of its operations, `alone`, does that to one key. The script `all`, which decides several
+steps as one, is made from the files of all its strategies (`_lua_all.py`). The files in `scripts/`
+are what the scripts share.
 
 A server creates the functions of a script again each time the script runs. So most of them are
 inlined (`_lua_inlining.py`): those with a single `return`, at the end.
@@ -60,23 +60,19 @@ A check or a read touches KEYS[1] and no other key. There is no `#!lua` line: se
 The reply of `many` is short, because each integer costs something on both sides. `retryAfterMs` is
 0 exactly when a request is allowed, so one of the two will do; the limit is said once; and
 neighbours that get the same answer, as idle keys do, share it. It is no part of the contract.
-
-The steps of `all` are one argument, a flat array in JSON: a server reads that in half of the time
-that it takes for as many arguments and their numbers. What is done is not in it by name, but by its
-number among the kinds of step that the script is for. Nor is that part of the contract.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
+from typing import Any
 
 from ._errors import ConfigInvalidError
-from ._lua_inlining import inlined, names_in
-from ._validation import MAX_INSTANT_MS, MAX_SAFE, MAX_SPAN_MS, MAX_STORED_MS
+from ._lua_inlining import inlined
+from ._lua_script import MARGIN_MS, MAX_MARGIN_MS, LuaScript, constants_of, literal, shared
 
 __all__ = [
     "MARGIN_MS",
@@ -87,20 +83,14 @@ __all__ = [
     "REPLY",
     "LuaScript",
     "LuaSource",
-    "StepKind",
     "beside",
     "hash_fields",
     "real",
-    "script_of_all",
     "signed",
     "whole",
 ]
 
 
-MARGIN_MS = 60_000
-"""How much longer than it matters a state is kept, at least."""
-MAX_MARGIN_MS = 86_400_000
-"""And at most."""
 NOW_ARGV = 1
 """Where `now` stands among the arguments of a script."""
 PERIODS = ("before", "start", "finish", "after")
@@ -112,72 +102,12 @@ but for what a server adds."""
 REPLY = ("allowed", "limit", "remaining", "resetAt", "retryAfterMs")
 """The five integers that a check replies with."""
 
-# What a script may name; the last three are forms of numbers, for the prelude's `number`.
-_CONSTANTS = {
-    "MARGIN_MS": MARGIN_MS,
-    "MAX_MARGIN_MS": MAX_MARGIN_MS,
-    "MAX_SAFE": MAX_SAFE,
-    "MAX_SPAN_MS": MAX_SPAN_MS,
-    "MAX_INSTANT_MS": MAX_INSTANT_MS,
-    "MAX_STORED_MS": MAX_STORED_MS,
-    "WHOLE": "^%d+$",
-    "REAL": r"^%d+%.?%d*e?-?%d*$",
-    "SIGNED": r"^-?%d+%.?%d*e?-?%d*$",
-}
 # Operations whose argument is a number; that of the others is the id of a slot.
 _NUMBERED = frozenset({"refund", "book", "pause"})
 _DECIDE = "\n-- Decide.\n"
 _SECTION = re.compile(r"\n-- (Give back|Only for [^\n]+)\.\n")
 # Operations of `all` that every strategy has, by what makes them of its check.
 _LOOKING = {"look": "looking", "try": "trying"}
-_ALL_HEAD = """\
--- all
--- KEYS  one per step
--- ARGV  1 now; 2 a flat array in JSON, which has per step the number of its kind, the cost, an
---       argument unless it is a check, and the parameters; of a record that the caller has decided
---       on: its number, whether it admits, 1 or 0, and for how long it is kept; then for each of
---       those the record that it was decided on, and the new one
--- reply now, then per step: five integers; now alone if a record was another one
--- kinds of step:
-"""
-# What a record is decided by, that the caller has decided on.
-_RECORD = """\
-    p, FOREIGN = steps[at + 2], 'WRONGTYPE not a record'
-    argument, recordAt, at = recordAt, recordAt + 2, at + 3
-"""
-_STEP = "  -- One branch for each kind of step.\n"
-_WRITE = "    -- One branch for each kind of state.\n"
-_ANSWER = "allowed, limit, remaining, resetAt, retryAfterMs, state, ttl"
-_SHARED = os.path.join(os.path.dirname(__file__), "scripts")
-
-
-class LuaScript:
-    """One script as Redis runs it, known on the wire by its name and its sha1."""
-
-    __slots__ = ("_sha1", "name", "source")
-
-    def __init__(self, name: str, source: str) -> None:
-        self.name: str = name
-        self.source: str = source
-        self._sha1 = b""
-
-    @property
-    def sha1(self) -> str:
-        """By which a server knows it, in hexadecimal."""
-        return self.sha1_bytes.decode()
-
-    @property
-    def sha1_bytes(self) -> bytes:
-        """Worked out when a server is asked: those who never do need not load OpenSSL."""
-        if not self._sha1:
-            from hashlib import sha1
-
-            digest = sha1(self.source.encode(), usedforsecurity=False)
-            self._sha1 = digest.hexdigest().encode()
-        return self._sha1
-
-    def __repr__(self) -> str:
-        return f"<LuaScript {self.name}>"
 
 
 class LuaSource:
@@ -225,18 +155,18 @@ class LuaSource:
     @cached_property
     def check(self) -> LuaScript:
         """Decides for one key and writes."""
-        return self._script("check", self._text_for({"check"}), _shared("check"))
+        return self._script("check", self._text_for({"check"}), shared("check"))
 
     @cached_property
     def many(self) -> LuaScript:
         """Decides for all of its keys, in order, at one instant."""
-        return self._script("many", self._text_for({"check"}), _shared("many"))
+        return self._script("many", self._text_for({"check"}), shared("many"))
 
     @cached_property
     def read(self) -> LuaScript:
         """Returns what a key holds, and never writes."""
         reading, _, _ = self.text.partition(_DECIDE)
-        return self._script("read", reading, _shared("read"))
+        return self._script("read", reading, shared("read"))
 
     def alone(self, operation: str, *, shadow: bool) -> LuaScript:
         """Does an operation to one key, as a shadow or not: a shadow keeps what a denial leaves."""
@@ -257,20 +187,20 @@ class LuaSource:
             )
         if operation == "pause":
             argument += "cost = argument\n"
-        template = _shared("alone").replace("operation(", f"{operation}(")
-        argument += f"local isShadow = {_literal(shadow)}\n"
+        template = shared("alone").replace("operation(", f"{operation}(")
+        argument += f"local isShadow = {literal(shadow)}\n"
         return self._script(f"{operation}.alone", argument, self._text_for({operation}), template)
 
     def functions(self, operations: Collection[str], number: int) -> tuple[str, str]:
-        """For the script `all`: what these operations need of the file, under names with a number
-        that tells it from those of other files. What has to be kept apart from other files comes
-        first, the rest can be inlined with them."""
+        """For the script `all`: the functions of these operations, with a number in their names
+        that is different for each file. The first text must stay in a block of its own; the second
+        can be inlined together with those of other files."""
         own = [each for each in sorted(operations) if each in self.operations]
         looks = [each for each in sorted(operations) if each not in self.operations]
         roots = ["read", "write", *own]
         if looks and "check" not in roots:
             roots.append("check")
-        text = inlined(f"{_shared('prelude')}\n{self._text_for(roots[2:])}", roots)
+        text = inlined(f"{shared('prelude')}\n{self._text_for(roots[2:])}", roots)
         apart = ""
         if _defines_only(roots, text):
             for name in roots:
@@ -284,12 +214,11 @@ class LuaSource:
         return apart, text
 
     def step(self, operation: str, number: int) -> str:
-        """For the script `all`: what a step of this operation is decided by, with the functions of
-        that number."""
+        """For the script `all`: the code that reads the parameters of a step of this operation."""
         first = 2 if operation == "check" else 3
         given = [name for name in self.argv if name not in ("now", "cost")]
         fields = {name: f"steps[at + {place}]" for place, name in enumerate(given, first)}
-        fields.update({name: _literal(value) for name, value in self._constants.items()})
+        fields.update({name: literal(value) for name, value in self._constants.items()})
         built = ", ".join(f"{name} = {value}" for name, value in fields.items())
         text = f"    p, FOREIGN = {{{built}}}, '{self._foreign()}'\n"
         if operation != "check":
@@ -343,9 +272,9 @@ class LuaSource:
             f"-- reply {reply}\n-- state {self.state}\n"
         )
         if role != "read":
-            parts = (self._arguments(), _shared("clock"), *parts)
-        text = inlined("\n".join((_shared("prelude"), *parts)))
-        return LuaScript(name, head + _constants_of(text, FOREIGN=self._foreign()) + text)
+            parts = (self._arguments(), shared("clock"), *parts)
+        text = inlined("\n".join((shared("prelude"), *parts)))
+        return LuaScript(name, head + constants_of(text, FOREIGN=self._foreign()) + text)
 
     def _places(self) -> str:
         return ", ".join(f"{place} {name}" for place, name in enumerate(self.argv, 1))
@@ -357,68 +286,12 @@ class LuaSource:
         # A sum makes a number of a text, for less than `tonumber`.
         given = {name: f"ARGV[{place}] + 0" for place, name in enumerate(self.argv, NOW_ARGV)}
         now, cost = given.pop("now"), given.pop("cost")
-        fixed = {name: _literal(value) for name, value in self._constants.items()}
+        fixed = {name: literal(value) for name, value in self._constants.items()}
         fields = ", ".join(f"{name} = {value}" for name, value in {**given, **fixed}.items())
         return f"local now, cost = {now}, {cost}\nlocal p = {{{fields}}}\n"
 
     def __repr__(self) -> str:
         return f"<LuaSource {self.name}>"
-
-
-def _constants_of(text: str, **others: str) -> str:
-    """The constants that a text names."""
-    named = {*names_in(text)}
-    values = {name: value for name, value in {**_CONSTANTS, **others}.items() if name in named}
-    if not values:
-        return ""
-    return f"local {', '.join(values)} = {', '.join(map(_literal, values.values()))}\n"
-
-
-class StepKind(NamedTuple):
-    """What the script `all` does in a step: an operation of a strategy, as a shadow or not; or, of
-    no strategy, the write of a record that the caller has decided on."""
-
-    source: LuaSource | None
-    operation: str
-    shadow: bool
-
-    @property
-    def name(self) -> str:
-        """In words, for the head of a script."""
-        what = self.operation if self.source is None else f"{self.source.name}.{self.operation}"
-        return f"{what}, a shadow" if self.shadow else what
-
-
-@lru_cache(maxsize=256)
-def script_of_all(kinds: frozenset[StepKind]) -> tuple[LuaScript, Mapping[StepKind, int]]:
-    """The script that decides steps of any of these kinds as one, all or nothing; and the number by
-    which it knows each of them."""
-    numbers = {kind: place for place, kind in enumerate(sorted(kinds, key=_name), 1)}
-    by_file: dict[str, list[StepKind]] = {}
-    for kind in numbers:
-        by_file.setdefault(kind.source.file if kind.source else "", []).append(kind)
-    files = {file: number for number, file in enumerate(by_file, 1)}
-    functions = [_functions(several, files[file]) for file, several in by_file.items()]
-    apart = "".join([text for text, _ in functions])
-    together = "".join([text for _, text in functions])
-    told = "".join([f"--   {number} {kind.name}\n" for kind, number in numbers.items()])
-    steps = _shared("all").replace(_STEP, _steps(numbers, files)).replace(_WRITE, _writes(files))
-    parts = ("local now = ARGV[1] + 0", _shared("clock"), _shared("look"), together, steps)
-    joined = "\n".join(parts)
-    text = f"local FOREIGN\n{apart}{inlined(joined)}"
-    return LuaScript("all", f"{_ALL_HEAD}{told}{_constants_of(text)}{text}"), numbers
-
-
-def _name(kind: StepKind) -> str:
-    return kind.name
-
-
-def _functions(kinds: Sequence[StepKind], number: int) -> tuple[str, str]:
-    """What kinds of step of one file are done by, as `LuaSource.functions` has it."""
-    source = kinds[0].source
-    if source is None:
-        return "", _shared("record").replace("Record(", f"{number}(")
-    return source.functions({kind.operation for kind in kinds}, number)
 
 
 def _defines_only(roots: Collection[str], text: str) -> bool:
@@ -428,48 +301,10 @@ def _defines_only(roots: Collection[str], text: str) -> bool:
     return len(begun) == len(roots) and all(text.count(f"{name}(") == 1 for name in roots)
 
 
-def _steps(numbers: Mapping[StepKind, int], files: Mapping[str, int]) -> str:
-    """What each kind of step is decided by."""
-    branches = []
-    for (source, operation, shadow), number in numbers.items():
-        file = files[source.file if source else ""]
-        branches.append(
-            f"if kind == {number} then\n"
-            f"{source.step(operation, file) if source else _RECORD}"
-            f"    file, isShadow = {file}, {_literal(shadow)}\n"
-            "    if not home then\n"
-            f"      stored = read{file}(key, p, now)\n"
-            f"    elseif files[home] ~= {file} then\n"
-            "      error(FOREIGN, 0)\n"
-            "    end\n"
-            f"    {_ANSWER} = {operation}{file}(p, stored, now, cost, argument)\n"
-        )
-    return f"  {'  else'.join(branches)}  end\n"
-
-
-def _writes(files: Mapping[str, int]) -> str:
-    """What writes each kind of state."""
-    branches = [
-        f"if file == {file} then\n      write{file}(key, p, state, px)\n" for file in files.values()
-    ]
-    return f"    {'    else'.join(branches)}    end\n"
-
-
 def beside(module_file: str) -> str:
     """The Lua file that belongs to a Python file: `bucket.lua` for `bucket.py` or `_bucket.py`."""
     folder, name = os.path.split(module_file)
     return os.path.join(folder, os.path.splitext(name)[0].lstrip("_") + ".lua")
-
-
-def _shared(name: str) -> str:
-    with open(os.path.join(_SHARED, f"{name}.lua"), encoding="utf-8") as file:
-        return file.read()
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"'{value}'" if isinstance(value, str) else repr(value)
 
 
 def hash_fields(raw: Any) -> tuple[Any, Any] | None:

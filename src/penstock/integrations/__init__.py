@@ -1,7 +1,7 @@
 """Penstock inside web frameworks, HTTP clients and task queues, one module each.
 
 What web frameworks share is here: `Rule` is one limit as it is declared on an app or a route, and
-the `by_...` functions tell clients apart.
+the `by_...` functions identify clients.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""What an answer says about the limits of whoever gave it. Pure: headers in, numbers out.
+"""The rate limits that a response reports. Pure functions: headers in, numbers out.
 
-Three dialects are read. `Retry-After`, in seconds or as a date, and its cousin in milliseconds.
-`RateLimit` and `RateLimit-Policy`, structured fields after the IETF draft, and the forms that older
-drafts had. And the families of `X-RateLimit-Remaining` with a reset that some count in seconds from
-now, some as an instant, some as `6m0s`; providers of language models have one for requests and one
-for tokens.
+Three kinds of headers are read. `Retry-After`, in seconds or as a date, and its variant in
+milliseconds. `RateLimit` and `RateLimit-Policy`, structured fields of the IETF draft, and the forms
+of older drafts. And the families of `X-RateLimit-Remaining`, with a reset in seconds from now, as
+an instant, or as `6m0s`; providers of language models have one for requests and one for tokens.
 
-What cannot be read is left out: an answer is somebody else's, and a header that makes no sense must
-not fail a call that succeeded.
+Headers that cannot be parsed are ignored: a malformed header must not fail a call that succeeded.
 """
 
 from __future__ import annotations
@@ -22,32 +20,32 @@ from typing import Any, NamedTuple
 __all__ = ["REFUSALS", "Advice", "Quota", "advice_of", "parts_of", "span_ms"]
 
 REFUSALS = frozenset({429, 503, 529})
-"""Statuses with which a server asks for less: 529 is that of an overloaded model."""
+"""Statuses of a server that is overloaded or limits a client; 529 is an overloaded model."""
 
 _REQUESTS, _TOKENS = "requests", "tokens"
 
 
 class Quota(NamedTuple):
-    """What is left of one quota, and in how many milliseconds there is more; None: not said."""
+    """What is left of one quota, and in how many milliseconds it resets; None: not reported."""
 
     remaining: int | None
     more_in_ms: int | None
 
 
 class Advice(NamedTuple):
-    """What to make of an answer."""
+    """What a client should do after a response."""
 
     pause_ms: int
-    """For how long to send nothing; 0: go on."""
+    """How long to send nothing; 0: continue."""
     quotas: Mapping[str, Quota]
-    """What is left, of `requests` and of `tokens`, where it was said."""
+    """What is left of `requests` and of `tokens`, if reported."""
 
 
 def advice_of(status: int, headers: Mapping[str, Any], now: int) -> Advice:
-    """Read an answer that came at the instant `now` (epoch ms)."""
+    """Read a response that arrived at the instant `now` (epoch ms)."""
     told = _Headers(headers)
     quotas = _quotas(told, now)
-    # Some refuse with 403, which has a time to come back in no other case.
+    # Some servers answer 403 to too many requests; a 403 of any other kind has no `Retry-After`.
     wait_ms = told.retry_after_ms(now) if status in REFUSALS or status == 403 else None
     if wait_ms is not None:
         return Advice(wait_ms, quotas)
@@ -71,8 +69,8 @@ def parts_of(answer: Any) -> tuple[int, Mapping[str, Any]] | None:
 
 
 def span_ms(text: str, now: int, *, instants: bool = True) -> int | None:
-    """How far away something is: seconds, `6m0s`, a date, or, as a large number, an instant in
-    epoch seconds or milliseconds. None if it is none of these; what has passed is 0."""
+    """Milliseconds until a reset, from seconds, `6m0s`, a date, or, as a large number, an instant
+    in epoch seconds or milliseconds. None if it is none of these; 0 if it has passed."""
     text = text.strip()
     try:
         number = float(text)
@@ -88,7 +86,7 @@ def span_ms(text: str, now: int, *, instants: bool = True) -> int | None:
 
 
 class _Headers:
-    """Headers, whatever holds them, by their names in lower case."""
+    """Headers of any client library, by their names in lower case."""
 
     def __init__(self, headers: Mapping[str, Any]) -> None:
         self._values = {str(name).lower(): str(value) for name, value in headers.items()}
@@ -100,7 +98,7 @@ class _Headers:
         return None
 
     def number(self, *names: str) -> int | None:
-        """A count; some write it with a fraction, and a list of them for several windows."""
+        """A count. Some servers write a fraction, or a list for several windows."""
         text = self.get(*names)
         if text is None:
             return None
@@ -123,7 +121,7 @@ class _Headers:
             return None
         if _date_ms(text) is None:
             return span_ms(text, now, instants=False)
-        # By the clock of whoever wrote both, where it is told.
+        # By the `Date` of the response, if there is one: both are from the clock of the server.
         there = _date_ms(self.get("date") or "")
         return span_ms(text, now if there is None else there)
 
@@ -163,8 +161,8 @@ _OLDER = re.compile(r"\b(limit|remaining|reset)=(\d+)")
 
 
 def _structured(told: _Headers) -> Quota | None:
-    """The member of `RateLimit` with the least left. Quotas that count something else than requests
-    are left out."""
+    """The member of `RateLimit` with the least left. Quotas that count anything but requests are
+    ignored."""
     text = told.get("ratelimit")
     if text is None:
         return None
@@ -177,7 +175,7 @@ def _structured(told: _Headers) -> Quota | None:
         policy = policies.get(name, {})
         if policy.get("qu", '"requests"').strip('"') != "requests" or "r" not in parameters:
             continue
-        # A window that is told is the longest that the rest can be away.
+        # The reset cannot be further away than a window that is reported.
         more = _seconds_ms(parameters.get("t") or policy.get("w"))
         if (remaining := _whole(parameters["r"])) is not None:
             quotas.append(Quota(remaining, more))
@@ -222,7 +220,7 @@ def _duration_ms(text: str) -> int | None:
 
 
 def _date_ms(text: str) -> int | None:
-    """A date as HTTP has it, or as RFC 3339 has it."""
+    """A date in the format of HTTP or of RFC 3339."""
     try:
         if text[:4].isdigit() and "T" in text.upper():
             at = datetime.fromisoformat(text.upper().replace("Z", "+00:00"))

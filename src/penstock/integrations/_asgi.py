@@ -1,7 +1,7 @@
-"""What everything that speaks ASGI shares: reading a scope, stamping headers, refusing.
+"""Shared by all ASGI integrations: reading a scope, adding headers, sending refusals.
 
-What was decided about a request, by the middleware of a mounted app or by a dependency, is kept in
-its scope (`rulings_of`), and told by the outermost middleware, once.
+Decisions about a request, by the middleware of a mounted app or by a dependency, are kept in its
+scope (`rulings_of`). The outermost middleware puts them on the response, once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _RULINGS = "penstock.rulings"
 
 
 class ScopeReader:
-    """Reads what has a `scope`: the requests of this module, of Starlette and of Litestar."""
+    """Reads requests that have a `scope`: of this module, of Starlette and of Litestar."""
 
     def peer(self, request: Any) -> str | None:
         client = request.scope.get("client")
@@ -72,9 +72,9 @@ class ScopeReader:
 
 
 def route_template(scope: Scope) -> str:
-    """The template of the route that serves a scope, with those of what mounts it; the path where
-    nobody routes by templates. It is asked of the outermost router, before routing of the app: once
-    a mount was passed, the scope only knows the path that it was mounted at for this request."""
+    """The template of the route that serves a scope, with those of its mounts; the path if there
+    are no templates. The outermost router is asked, before the app routes: after a mount, the scope
+    has only the path of this request, no template of the mount."""
     known: str | None = scope.get("path_template")
     if known:
         return f"{scope.get('root_path', '')}{known}"
@@ -82,13 +82,13 @@ def route_template(scope: Scope) -> str:
     if not routes:
         return str(scope["path"])
     outer = {**scope, "root_path": scope.get("app_root_path", scope.get("root_path", ""))}
-    # What FastAPI noted down in there while it routed is of no use to route again.
+    # The results of FastAPI's own routing are of no use for routing from the outside again.
     outer.pop("fastapi", None)
     return _template(routes, outer) or NO_ROUTE
 
 
 def _template(routes: Iterable[Any], scope: Scope) -> str | None:
-    """As Starlette's router chooses: the first that fits, or else the first with another method."""
+    """As Starlette's router chooses: the first match, or else the first with another method."""
     partial = None
     for route in routes:
         match, inner = route.matches(scope)
@@ -100,10 +100,10 @@ def _template(routes: Iterable[Any], scope: Scope) -> str | None:
 
 
 def _joined(route: Any, scope: Scope) -> str | None:
-    """The template of a route, or of the one below it that fits."""
+    """The template of a route, or of the nested one that matches."""
     path = str(getattr(route, "path_format", None) or getattr(route, "path", ""))
     below, mounted = _routes_of(route), route
-    # Behind the middleware that may be around what is mounted.
+    # A mounted app may be wrapped in middleware.
     while hasattr(route, "routes") and not below and (mounted := getattr(mounted, "app", None)):
         below = _routes_of(mounted)
     if not below:
@@ -113,8 +113,8 @@ def _joined(route: Any, scope: Scope) -> str | None:
 
 
 def _routes_of(app: Any) -> list[Any]:
-    """Those that can tell whether they serve a scope, with the ones of routers that FastAPI
-    includes as they are."""
+    """The routes that can match a scope, with those of routers that FastAPI includes
+    unchanged."""
     found: list[Any] = []
     for route in getattr(app, "routes", None) or ():
         included = getattr(route, "effective_route_contexts", None)
@@ -126,8 +126,8 @@ def _routes_of(app: Any) -> list[Any]:
 
 
 def rulings_of(scope: Scope) -> tuple[list[Ruling], bool]:
-    """What was decided about this request so far, and whether the one who asks is the first to:
-    then the response is theirs to stamp."""
+    """The decisions about this request so far, and whether the caller is the first to ask: the
+    first one puts the headers on the response."""
     found: list[Ruling] | None = scope.get(_RULINGS)
     if found is not None:
         return found, False
@@ -136,12 +136,12 @@ def rulings_of(scope: Scope) -> tuple[list[Ruling], bool]:
 
 
 def note(scope: Scope, ruling: Ruling) -> None:
-    """Have a ruling told to the client, and to the view."""
+    """Record a ruling, for the headers and for the view."""
     scope[_RULINGS].append(ruling)
     scope.setdefault("state", {})["rate_limit"] = ruling.verdict
 
 
-# What may be there already: of a view that tells its own, or of a server behind this one.
+# Headers that may be there already, from a view or from a server behind this one.
 _OURS = frozenset(
     {
         b"ratelimit",
@@ -155,8 +155,8 @@ _OURS = frozenset(
 
 
 class Stamped:
-    """A `send` that adds headers to the start of a response, and remembers how it began. It hands
-    on what the server's `send` returns, to be awaited, without a coroutine of its own."""
+    """A `send` that adds headers to the start of a response, and remembers its status. It returns
+    the awaitable of the server's `send`, without a coroutine of its own."""
 
     __slots__ = ("_rulings", "_send", "answered")
 
@@ -169,7 +169,7 @@ class Stamped:
         rulings = self._rulings
         if message["type"] == "http.response.start":
             if rulings:
-                # Whoever sends it may keep it, to send it again.
+                # A copy: the app may keep the message and send it again.
                 message = {**message}
                 given = stamp(message, rulings)
                 if is_any_open(rulings):
@@ -179,14 +179,14 @@ class Stamped:
         return self._send(message)
 
     async def _settle(self, message: Message) -> None:
-        """Before the client can know that it is over, and ask again."""
+        """Before the client knows that the response is complete, and can send the next request."""
         await settle_all(self._rulings, self.answered)
         await self._send(message)
 
 
 def stamp(message: Message, rulings: list[Ruling]) -> list[Line]:
-    """Put the headers of rulings on a message, but for those that are there already. Returns what
-    was there."""
+    """Add the headers of rulings to a message, except those that it has already. Returns the
+    headers that it had."""
     given: list[Line] = list(message.get("headers", ()))
     added = lines_of(rulings)
     for name, _ in given:
@@ -199,7 +199,7 @@ def stamp(message: Message, rulings: list[Ruling]) -> list[Line]:
 
 
 def answered(status: int, headers: Iterable[Line]) -> Answered:
-    """A response as `charge_when` is shown it."""
+    """A response as `charge_when` gets it."""
     told = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
     return Answered(status, told)
 
@@ -218,7 +218,7 @@ def is_any_open(rulings: Iterable[Ruling]) -> bool:
 
 
 async def settle_all(rulings: list[Ruling], answered: Any) -> None:
-    """Settle what is open, also in a task that is being cancelled."""
+    """Settle open charges, even in a task that is being cancelled."""
     for ruling in rulings:
         if ruling.held:
             await asyncio.shield(asyncio.ensure_future(ruling.asettle(answered)))
@@ -227,8 +227,8 @@ async def settle_all(rulings: list[Ruling], answered: Any) -> None:
 async def send_refusal(
     ruling: Ruling, send: Send, kind: str = "http.response", told: Iterable[Line] = ()
 ) -> None:
-    """A refusal as problem+json, over the messages of HTTP or of a WebSocket that was not accepted,
-    which nobody else puts the headers on."""
+    """Send a refusal as problem+json, by the messages of HTTP or of a WebSocket that was not
+    accepted; on the latter nothing else adds the headers."""
     body = ruling.problem()
     headers = [
         (b"content-type", PROBLEM_JSON.encode()),
@@ -240,8 +240,8 @@ async def send_refusal(
 
 
 async def refuse_websocket(ruling: Ruling, scope: Scope, receive: Receive, send: Send) -> None:
-    """Before it is accepted: with 429 where the server can, else as the close that servers turn
-    into 403."""
+    """Refuse it before it is accepted: with 429 if the server supports that, else with a close,
+    which servers turn into 403."""
     await receive()
     if "websocket.http.response" in scope.get("extensions", {}):
         told = lines_of(rulings_of(scope)[0] or [ruling])
@@ -251,6 +251,6 @@ async def refuse_websocket(ruling: Ruling, scope: Scope, receive: Receive, send:
 
 
 def retry_s(ruling: Ruling) -> int:
-    """In how many seconds a client may come back."""
+    """The seconds after which a client may retry."""
     verdict: Verdict | None = ruling.verdict
     return 1 if verdict is None else max(1, -(-verdict.retry_after_ms // 1000))

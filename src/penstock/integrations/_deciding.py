@@ -1,10 +1,10 @@
-"""Asking: the rules that a request is subject to, as one decision.
+"""Decides the rules of a request as one decision.
 
-A `RuleSet` is made once for each combination of rules that occurs. It first works out what to ask
-(`asked`: keys and costs by name, for which functions of the app may have to be awaited), and then
-asks (`answer`): all rules of the app in one `Limits`, so that a request that any of them denies is
-charged to none. Limiters that an app brings ready-made are asked after those, and what was charged
-before one of them denied is given back.
+A `RuleSet` is made once for each combination of rules that occurs. First it collects keys and
+costs by name (`asked`), for which functions of the app may have to be awaited. Then it decides
+(`answer`): all rules of the app are one `Limits`, so that a request that any of them denies is
+charged to none.
+Ready-made limiters of the app are asked after that; if one denies, earlier charges are given back.
 
 Nothing here knows a framework. An integration brings a `RequestReader`, calls `decide` or
 `adecide`, and turns a refusal into a response of its own.
@@ -32,11 +32,11 @@ from ._who import AddressKey, HeaderKey, Key, reading
 __all__ = ["RuleSet"]
 
 Asked = tuple[dict[str, Any], Any]
-"""Keys and costs by the names of limits; a cost of 1 is that of each."""
+"""Keys and costs by the names of limits; a single cost of 1 is that of every limit."""
 
 
 class _RulePart:
-    """A rule, or one of the limits of a ready-made `Limits`, with what was settled for it."""
+    """A rule, or one limit of a ready-made `Limits`, with its options resolved."""
 
     __slots__ = ("charge_name", "cost", "is_policy", "key", "name", "rule")
 
@@ -127,16 +127,16 @@ class RuleSet:
             or getattr(getattr(limits.get(part.name), "strategy", None), "is_held", False)
             for part in self._parts
         )
-        """Whether something is held until the response is known."""
-        # The common case: no charge has to be given back, so a check does.
+        """Whether a charge is kept open until the response is known."""
+        # The common case: no charge may have to be given back, so a check is enough.
         self._limits: Any = None if self.holds else only
         answers_at_once = only is not None and getattr(only, "answers_at_once", False)
         self._at_once = self._limits is not None and answers_at_once
         self._plain = self._only_part()
         self.calls_functions: bool = _calls_functions(app, rules.values())
-        """Whether functions of the app are asked for keys, costs or exemptions."""
+        """Whether functions of the app give keys, costs or exemptions."""
         self.answers_at_once: bool = self._at_once and not self.calls_functions
-        """Whether `decide` waits for nothing, so that an event loop may call it."""
+        """Whether `decide` never blocks, so that it may be called on an event loop."""
 
     def _only_part(self) -> tuple[str, Callable[[Any], Any]] | None:
         """The common case, one limit without conditions: its name and key. None in any other."""
@@ -149,7 +149,7 @@ class RuleSet:
         return None if part.key is None or part.cost != 1 else (part.name, part.key)
 
     def decide(self, request: Any) -> Ruling | None:
-        """The ruling on a request; None if no limit is for it."""
+        """The ruling on a request; None if no limit applies to it."""
         asked = self.asked(request)
         return None if asked is None else self.answer(asked)
 
@@ -167,8 +167,8 @@ class RuleSet:
         return None if asked is None else await self.aanswer(asked)
 
     def asked(self, request: Any) -> Asked | None:
-        """What to ask about a request; None if no limit is for it. What a function of the app has
-        to be awaited for, `AppLimits.resolve` is given."""
+        """The keys and costs of a request; None if no limit applies to it. Awaitables of functions
+        of the app are passed to `AppLimits.resolve`."""
         plain = self._plain
         if plain is None:
             return drive(self._asking(request), self.app.resolve)
@@ -179,7 +179,7 @@ class RuleSet:
         return None if key is None else ({name: key}, 1)
 
     def answer(self, asked: Asked) -> Ruling:
-        """Ask, and hold what may have to be given back."""
+        """Decide, and keep charges that may have to be given back."""
         keys, costs = asked
         limits = self._limits
         try:
@@ -213,14 +213,14 @@ class RuleSet:
         return await self.aanswer(asked)
 
     def _has_slots(self, error: UnsupportedError) -> None:
-        """A policy of a service that refuses to be checked has slots, which only the service
-        knows: from now on what it admits is held."""
+        """If a service refuses to check a policy, the policy has slots, which only the service
+        knows: from now on its requests hold a charge."""
         if self._limits is None or not isinstance(self._limits, _OneLimit):
             raise error
         self._limits = None
 
     def _asking(self, request: Any) -> Flow[Any, Asked | None]:
-        """Keys and costs by name; what may have to be awaited is yielded."""
+        """Keys and costs by name; yields values that may be awaitables."""
         app = self.app
         if app.exempt is not None and (yield from app.exempt(app.reader, request)):
             return None
@@ -253,7 +253,7 @@ class RuleSet:
         return rule.exempt is None or not (yield from rule.exempt(reader, request))
 
     def _reserve(self, keys: dict[str, Any], costs: Any, keep: Any) -> Flow[Any, Ruling]:
-        """Charge what can be given back, source by source; a denial gives back those before."""
+        """Reserve, source by source; a denial gives back the earlier charges."""
         held: list[OpenCharge] = []
         told: dict[str, tuple[Decision, bool]] = {}
         for limits, parts in self._sources:
@@ -282,7 +282,7 @@ class RuleSet:
             }
             held.append(OpenCharge(charge, conditions))
         for each in held:
-            # A request may take longer than a slot is held for.
+            # A request may take longer than the ttl of a slot.
             keep(each.charge)
         decisions = tuple([decision for decision, _ in told.values()])
         shadows = tuple([shadow for _, shadow in told.values()])
@@ -345,7 +345,7 @@ class RuleSet:
 
 
 def _told(charge: Any, name: str) -> Iterator[tuple[str, tuple[Decision, bool]]]:
-    """What each limit said to a charge, and whether it is a shadow."""
+    """The decision of each limit on a charge, and whether it is a shadow."""
     verdict: Verdict | None = charge.verdict
     if verdict is None:
         yield name, (charge.decision, False)

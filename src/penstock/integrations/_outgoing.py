@@ -1,12 +1,11 @@
-"""Requests that go out: which limits one is subject to, and what its answer says about them.
+"""Outgoing requests: the limits of each, and the limits that its response reports.
 
-Framework-free: each HTTP client has a module of its own beside this one, which hands over the
-method, the URL and the headers of a request before it is sent, and the status and the headers of
-its answer.
+Independent of HTTP clients: each of them has a module beside this one, which passes the method, the
+URL and the headers of a request before it is sent, and the status and the headers of its response.
 
-A request is subject to the limits of the first route that fits it, or else to those for every
-host. A route counts for itself; without one, each host does. Nothing is retried here: a refusal
-becomes a pause, and what to do about the refused request is the caller's choice.
+A request has the limits of the first route that matches it, or else those for every host. Each
+route counts separately; without a route, each host does. Nothing is retried here: a refusal becomes
+a pause, and the caller decides what to do with the refused request.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ Rate = str | Strategy | Mapping[str, Strategy | str | Limit]
 
 
 class OutgoingRequest(NamedTuple):
-    """What a key is made of, whatever client sends it: its `method`, in capitals, its `host`, with
-    a port where one was written, its `path` and its `headers`."""
+    """A request of any HTTP client, for functions that return keys: its `method`, in capitals, its
+    `host`, with the port if the URL has one, its `path` and its `headers`."""
 
     method: str
     host: str
@@ -47,24 +46,24 @@ class OutgoingRequest(NamedTuple):
 
 
 class OutgoingOptions(TypedDict, total=False):
-    """What may be said about limits of requests that go out.
+    """Options for limits of outgoing requests.
 
-    The limit itself is for every host on its own: a rate such as `"10/second"`, a strategy, or a
-    mapping of several by name; None leaves hosts alone that no route names.
+    The limit itself applies to each host separately: a rate such as `"10/second"`, a strategy, or a
+    mapping of several by name. With None, only the hosts that `routes` names are limited.
 
     `routes` maps places to such limits: `"api.example.com"`, `"*.example.com"`,
-    `"api.example.com/users/{id}"`, `"POST api.example.com/orders"`. The first that fits a request
-    counts, for the place as a whole. `key` is a function of the `OutgoingRequest` that parts both
-    further, by account for instance.
+    `"api.example.com/users/{id}"`, `"POST api.example.com/orders"`. The first match applies, and
+    counts all requests to that place together. `key` is a function of the `OutgoingRequest`, for
+    counts that are separate by account, for instance.
 
-    A request waits for as long as it takes, or with a `timeout` in seconds raises
-    `rate_limit_exceeded` as soon as it is plain that it would be longer; 0 never waits. With
-    `honour`, which is on, what an answer says of limits is obeyed: a refusal with `Retry-After`, or
-    nothing left, pauses; less left than was counted on shrinks. A pause is never longer than
-    `max_pause_ms`, an hour.
+    A request waits as long as necessary. With a `timeout` in seconds it raises
+    `rate_limit_exceeded` as soon as it is known that the wait would be longer; 0 never waits. With
+    `honour`, the default, the limits in responses are obeyed: a refusal with `Retry-After`, or
+    nothing left, pauses; if less is left than was counted, the difference is taken. A pause is
+    never longer than `max_pause_ms`, an hour by default.
 
     `store`, `clock` and `max_waiters` are those of `rate_limit`, `prefix` is `"outgoing"`. With a
-    shared store all processes wait in one order, and one that is told to pause pauses all.
+    shared store all processes wait in one order, and a pause holds for all of them.
     """
 
     routes: Mapping[str, Rate] | None
@@ -113,7 +112,7 @@ class Outgoing:
         return made
 
     def enter(self, method: str, url: str, headers: Mapping[str, str] | None) -> EnteredCall | None:
-        """Wait until the request may go; None: it is subject to nothing."""
+        """Wait until the request may be sent; None: it has no limits."""
         return self._calls.enter(self._place(OutgoingRequest.of(method, url, headers)))
 
     async def aenter(
@@ -123,7 +122,7 @@ class Outgoing:
         return await self._calls.aenter(self._place(OutgoingRequest.of(method, url, headers)))
 
     def observe(self, entered: EnteredCall | None, status: int, headers: Mapping[str, Any]) -> None:
-        """Take the answer into account."""
+        """Obey the limits that the response reports."""
         self._calls.observe(entered, status, headers)
 
     async def aobserve(
@@ -171,8 +170,8 @@ _PLACE = re.compile(
 
 
 def _pattern(place: Any) -> re.Pattern[str]:
-    """What fits a place: the host as it is or with `*` for names before it, whatever the port if
-    none is written; paths below the one that is written; `{...}` for one segment."""
+    """The pattern of a place: a host, with `*` for any subdomain, and with any port if it has none;
+    a path matches everything below it; `{...}` matches one segment."""
     found = _PLACE.fullmatch(place) if isinstance(place, str) else None
     if found is None:
         reject(

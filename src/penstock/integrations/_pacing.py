@@ -1,17 +1,17 @@
-"""Calls to somebody who has limits of his own: wait for them here, and stop when he says so.
+"""Paces outgoing calls: they wait for limits here, and pause when the remote server says so.
 
-A pacer is a `Limits` with one limit more, `paused`, which is only looked at and never charged. It
-stays open until somebody pauses it, and then nothing is admitted, in no process that shares the
-store, until the pause is over.
+A pacer is a `Limits` with an additional limit, `paused`, which is only peeked at and never charged.
+It admits everything until it is paused. Then no process that shares the store is admitted until the
+pause is over.
 
-Limits with a pace are booked ahead: whoever comes first, in whatever process, gets the first
-instant, and a caller that needs much is not passed by those who need little. A booking from before
-a pause must not be used in it, so a caller that slept looks again, and books anew. Limits without
-a pace, such as windows and slots, have to admit at once; for those the callers of a process queue,
-and the first of them asks.
+Limits with a pace are booked ahead: callers get their instants in order of arrival, across all
+processes, so that a large request is not overtaken by small ones. A booking from before a pause
+must not be used during it, so a caller that has slept checks again, and books again if necessary.
+Limits without a pace, such as windows and slots, have to admit at once; for those the callers of a
+process queue, and only the first of them asks.
 
-Instants are those of the clock that decides, which may be that of a server. So time is told as a
-difference: from when a charge was made, by that clock, and what has passed since, by ours.
+Instants are those of the clock that decides, which may be the server's. So the current time is
+computed: the instant of the charge, by that clock, plus the time that has passed since, by ours.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def as_limits(limit: Any) -> dict[str, Strategy | str | Limit]:
 
 
 class PacedCharge:
-    """A charge that may be used now, and what time it is by the clock that decided it."""
+    """A charge that may be used now, with the time by the clock that decided it."""
 
     __slots__ = ("_asked_at", "_clock", "charge", "key")
 
@@ -77,7 +77,7 @@ class PacedCharge:
         self._asked_at = asked_at
 
     def now(self) -> int:
-        """The instant, by the clock that decides."""
+        """The current instant, by the clock that decides."""
         return self.charge.charged_at + self._clock.now() - self._asked_at
 
     def remaining(self, name: str) -> int:
@@ -88,7 +88,7 @@ class PacedCharge:
 
 
 class _Asking:
-    """One caller on its way in: what it asks for, and how long it still waits."""
+    """One caller that waits: the keys and costs of its call, and the time that it has left."""
 
     def __init__(
         self, pacer: Pacer, key: str, cost: Mapping[str, int], timeout_ms: int | None
@@ -127,8 +127,8 @@ class _Asking:
 class Pacer:
     """Waits for limits, and pauses them.
 
-    All limits but the keyless ones go by one key; a cost that is left out is 1. `units` says what
-    each limit counts, requests or tokens, so that what an answer says is left can be compared.
+    All limits have the same key, except those without one; the default cost is 1. `units` says
+    what each limit counts, requests or tokens, to compare with what a response reports.
     """
 
     def __init__(
@@ -169,8 +169,8 @@ class Pacer:
         return dict.fromkeys(self._keyed, key)
 
     def enter(self, key: str, cost: Mapping[str, int], timeout_ms: int | None) -> PacedCharge:
-        """Wait until everything admits the call. `rate_limit_exceeded` once it is plain that the
-        timeout does not suffice."""
+        """Wait until all limits admit the call. Raises `rate_limit_exceeded` as soon as it is known
+        that the timeout is too short."""
         ask = _Asking(self, key, cost, timeout_ms)
         while True:
             charge: Charge = acquire(
@@ -182,7 +182,7 @@ class Pacer:
     async def aenter(
         self, key: str, cost: Mapping[str, int], timeout_ms: int | None
     ) -> PacedCharge:
-        """The awaitable twin of `enter`. Cancelling it gives back what it has."""
+        """The awaitable twin of `enter`. Cancelling it gives back its charge."""
         ask = _Asking(self, key, cost, timeout_ms)
         while True:
             charge: Charge = await aacquire(
@@ -192,8 +192,8 @@ class Pacer:
                 return PacedCharge(key, charge, self.clock, ask.asked_at)
 
     def observe(self, entered: PacedCharge, status: int, headers: Mapping[str, Any]) -> None:
-        """Take an answer into account: pause if it says so, and hold back what it says is not
-        there. To be called once the charge of a refused call was given back. A store that is away
+        """Obey a response: pause if it says so, and take the units that it reports as used
+        elsewhere. Call it after the charge of a refused call was given back. A store that is away
         does not fail a call that was answered."""
         now, key = entered.now(), entered.key
         advice = advice_of(status, headers, now)
@@ -223,8 +223,8 @@ class Pacer:
             _log.warning("what an answer said of limits could not be kept: %s", error)
 
     def _is_due(self, key: str, charge: Charge) -> bool:
-        """Sleep until the instant that was booked. False: a pause has begun meanwhile, or a slot
-        was lost, and everything was given back."""
+        """Sleep until the booked instant. False if a pause has begun meanwhile, or a slot was lost;
+        then the charge was given back."""
         naps = _naps(charge)
         if not naps:
             return True
@@ -265,14 +265,14 @@ class Pacer:
         return min(pause_ms, self._max_pause_ms)
 
     def _pausable(self, key: str) -> dict[str, str | None]:
-        """The gate, and with it what has a pace, which then goes on at its pace and not with all
-        that was saved up. A window would hold until its own end."""
+        """The limits to pause: `paused`, and those with a pace, which afterwards continue at their
+        pace, without a burst. A paused window would deny until its own end."""
         return {name: key if name in self._keyed else None for name in self._paced}
 
     @contextmanager
     def _shrink(self, key: str) -> Iterator[dict[str, str]]:
-        """The keys to look at and take from, without the gate, which a pause may close. None while
-        another answer for this key is being obeyed: both would take the same excess."""
+        """The keys to peek at and to charge, without `paused`, which may deny. Empty while another
+        response for this key is being obeyed: both would take the same excess."""
         if key in self._shrinking:
             yield {}
             return
@@ -283,7 +283,7 @@ class Pacer:
             self._shrinking.discard(key)
 
     def _over(self, entered: PacedCharge, quotas: Mapping[str, Any]) -> dict[str, int]:
-        """What is there according to the answer, where we counted on more."""
+        """What is left according to the response, for limits of which we have more left."""
         told = {
             name: quotas[unit].remaining
             for name, unit in self._units.items()
@@ -292,7 +292,7 @@ class Pacer:
         return {name: left for name, left in told.items() if entered.remaining(name) > left}
 
     def _excess(self, verdict: Any, told: Mapping[str, int]) -> dict[str, int]:
-        """What to take, by limit; empty if others have taken it meanwhile."""
+        """The units to take, by limit; empty if other callers have taken them meanwhile."""
         costs = {
             name: max(0, verdict.limits[name].remaining - told[name]) if name in told else 0
             for name in verdict.limits
@@ -301,15 +301,15 @@ class Pacer:
 
 
 class EnteredCall(NamedTuple):
-    """A call that was let go, and who is to hear of its answer."""
+    """A call that was admitted, and the pacer that observes its response."""
 
     pacer: Pacer
     charge: PacedCharge
 
 
 class PacedCalls:
-    """What holds for all calls of a client, whichever limits they are subject to: how long they
-    wait, whether answers are obeyed, and where the limits are kept."""
+    """What all calls of a client have in common: how long they wait, whether responses are obeyed,
+    and the store of the limits."""
 
     def __init__(
         self,
@@ -326,14 +326,14 @@ class PacedCalls:
         if not isinstance(honour, bool):
             reject(f"honour must be True or False, not {shown(honour)}")
         self.honour: bool = honour
-        """Whether what answers say of limits is obeyed."""
+        """Whether limits that responses report are obeyed."""
         self._prefix = require_prefix(prefix)
         self._bounds: Any = {"max_pause_ms": max_pause_ms, "max_waiters": max_waiters}
         self._clock = clock
         self._store, self._owns_store = open_for_limiter(store, clock)
 
     def pacer(self, rate: Any, place: str) -> Pacer:
-        """The limits of some of the calls, which count under the name of their place."""
+        """The limits of the calls to one place, which count under its name."""
         limits = as_limits(rate)
         prefix = ":".join(filter(None, (self._prefix, place)))
         units = dict.fromkeys(limits, "requests")
@@ -342,7 +342,7 @@ class PacedCalls:
         )
 
     def enter(self, found: tuple[Pacer, str] | None) -> EnteredCall | None:
-        """Wait until a call may go, by its limits and its key; None: it is subject to nothing."""
+        """Wait until a call may be made, by its limits and its key; None: it has no limits."""
         if found is None:
             return None
         pacer, key = found
@@ -356,7 +356,7 @@ class PacedCalls:
         return EnteredCall(pacer, await pacer.aenter(key, {}, self._timeout_ms))
 
     def observe(self, entered: EnteredCall | None, status: int, headers: Mapping[str, Any]) -> None:
-        """Take the answer to a call into account."""
+        """Obey the limits that the response to a call reports."""
         if entered is not None and self.honour:
             entered.pacer.observe(entered.charge, status, headers)
 
@@ -379,14 +379,14 @@ class PacedCalls:
 
 
 def _naps(charge: Charge) -> list[int]:
-    """The time until a charge may be used, in naps after which its slots are renewed."""
+    """The time until a charge may be used, in parts; its slots are renewed after each."""
     wait_ms = charge.starts_at - charge.charged_at
     longest = wait_ms if charge.ttl_ms is None else max(1, charge.ttl_ms // 3)
     return [min(longest, wait_ms - slept) for slept in range(0, wait_ms, longest or 1)]
 
 
 def sleep(clock: Clock, ms: int) -> None:
-    """Sleep by a clock, which may be one that a test moves."""
+    """Sleep by a clock, which may be a `ManualClock`."""
     until = clock.now() + ms
     waiter = ThreadWaiter(sys._getframe())
     watch = Watch(clock, waiter.wake)

@@ -1,8 +1,8 @@
 """What is limited: rules, as they are declared on an app, a router or a route.
 
-A `Rule` is one limit with what says for which requests it is. `AppLimits` holds what holds for all
-rules of an app: the store, how clients are told apart, what happens when the store is away. Here
-mistakes are told, once, where they are made; `_deciding` asks, and `_ruling` is the answer.
+A `Rule` is one limit and the conditions for its requests. `AppLimits` has what all rules of an app
+share: the store, how clients are identified, the fail mode. Mistakes are reported here, when a rule
+is declared; `_deciding` decides requests, and `_ruling` is the result.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ FAIL_MODES = ("open", "closed", "error")
 _NO_ASYNC = "functions for keys, costs and exemptions must be sync here, where requests are"
 
 Exempt = str | Callable[[Any], Any] | Sequence[str | Callable[[Any], Any]] | None
-"""Paths, in which `*` stands for anything, or functions of a request, or several of either."""
+"""Paths, in which `*` matches anything, or functions of a request, or several of either."""
 
 
 class WebOptions(TypedDict, total=False):
     """The options that all integrations take for a whole app.
 
     `store` is where counts are kept: a URL such as `"redis://localhost:6379"`, a store, or nothing
-    for the memory of this process; `prefix` stands before its keys. `key` tells clients apart, by
-    their address unless it says otherwise, with `trusted_proxies`, `forwarded_header` and
-    `ipv6_prefix` as for `by_address`. `hash_keys` is a secret: keys are stored as HMACs under it.
-    `exempt` names paths, or functions of a request, that are not limited. `fail` says what a
-    request gets while the store is away: `"open"` lets it pass, `"closed"` answers 503, `"error"`
-    raises. `shadow` counts and never denies. `headers` of False leaves those of limits off
-    answers that are no refusals, `legacy_headers` adds `X-RateLimit-*`. `on_denied` makes the
-    refusal, from the request and the verdict, which is None for a 503. `clock` is for tests.
+    for the memory of this process; `prefix` stands before its keys. `key` identifies clients, by
+    default by address, with `trusted_proxies`, `forwarded_header` and `ipv6_prefix` as for
+    `by_address`. `hash_keys` is a secret: keys are stored as HMACs under it. `exempt` is paths, or
+    functions of a request, that are not limited. `fail` is the fail mode: while the store is away,
+    `"open"` lets requests pass, `"closed"` answers 503, `"error"` raises. `shadow` counts and never
+    denies. If `headers` is False, only refusals have the headers of limits; `legacy_headers` adds
+    `X-RateLimit-*`. `on_denied` makes the response of a refusal, from the request and the verdict,
+    which is None for a 503. `clock` is for tests.
     """
 
     store: Store | str | None
@@ -91,20 +91,20 @@ class WebOptions(TypedDict, total=False):
 class Rule:
     """One limit, as it is declared on an app, a router or a route.
 
-    `limit` is a rate such as `"100/minute"`, a strategy, a `Limit`, or a limiter that is there
-    already. `name` is what its headers and its keys in the store call it: rules of one name count
-    together. `key` tells clients apart, as a function of the request, sync or async, or what
-    `by_address`, `by_header` and `by_api_key` make; without one the app's is used. `cost` is what a
-    request costs, a number or a function of the request, where 0 only looks.
+    `limit` is a rate such as `"100/minute"`, a strategy, a `Limit`, or an existing limiter. `name`
+    is its name in headers and in keys of the store: rules of one name count together. `key`
+    identifies clients: a function of the request, sync or async, or the result of `by_address`,
+    `by_header` or `by_api_key`; by default it is that of the app. `cost` is the cost of a request,
+    a number or a function of the request; 0 only peeks.
 
-    `methods` and `paths` say which requests it is for, where GET stands for HEAD, too, and `exempt`
-    which it is not for. `per_route` counts each route of its own. With `charge_when`, a function of
-    the response, a request is charged while it runs and gets everything back if the function says
-    no. A `shadow` never denies.
+    `methods` and `paths` select the requests that it applies to, where GET includes HEAD; `exempt`
+    excludes some. With `per_route` each route counts separately. With `charge_when`, a function of
+    the response, a request is charged while it runs, and the charge is given back if the function
+    returns False. A `shadow` never denies.
 
     `attributes` is for a `ServiceLimiter` whose policy has several limits: a function of the
-    request, sync or async, that says in a mapping what the policy goes by, such as `{"user":
-    "alice", "tokens": 700}`; None leaves the request out.
+    request, sync or async, that returns the attributes, such as `{"user": "alice", "tokens": 700}`,
+    or None if the request is not limited.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ def _free(name: str, taken: Mapping[str, Any]) -> str:
 
 
 def add_rules(rules: dict[str, Rule], more: Iterable[Rule], after: str) -> None:
-    """Add rules to others, by name; those without one are named after what they were given to."""
+    """Add rules to others, by name; one without a name is named after its app, router or route."""
     for rule in more:
         name = rule.name or _free(slug(after), rules)
         if rules.setdefault(name, rule) is not rule:
@@ -197,7 +197,7 @@ def add_rules(rules: dict[str, Rule], more: Iterable[Rule], after: str) -> None:
 
 
 def slug(text: str) -> str:
-    """A text as the name of a limit: what is not allowed in one becomes a dash."""
+    """A text as the name of a limit: other characters than those allowed become dashes."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.") or "app"
     if len(plain) <= 64:
         return plain
@@ -207,7 +207,7 @@ def slug(text: str) -> str:
 
 
 def path_of(function: Any) -> str:
-    """The path in Python of a view or a handler, which its limits are named after."""
+    """The dotted path of a view or a handler, after which its limits are named."""
     while True:
         inner = function.func if isinstance(function, partial) else None
         inner = inner or getattr(function, "__wrapped__", None)
@@ -219,7 +219,7 @@ def path_of(function: Any) -> str:
 
 
 class AppLimits:
-    """What holds for all limits of one app; see `WebOptions`."""
+    """The options of all limits of one app; see `WebOptions`."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class AppLimits:
     ) -> None:
         self.reader = reader
         self.resolve: Callable[[Any], Any] = _refuse_async
-        """What `decide` does with an awaitable, which only `adecide` can wait for."""
+        """How `decide` handles an awaitable, which only `adecide` can await."""
         self.prefix = prefix
         self.clock = clock
         self.address: AddressKey = AddressKey(
@@ -264,7 +264,7 @@ class AppLimits:
         self._outages = OutageLog()
 
     def outage(self, error: StoreUnavailableError) -> None:
-        """Log that the store is away, every ten seconds at most; raise it if that is the mode."""
+        """Log that the store is away, every ten seconds at most; raise in the mode `error`."""
         if self.fail == "error":
             raise error
         passes = "requests pass unlimited" if self.fail == "open" else "requests are refused"
@@ -282,7 +282,7 @@ class AppLimits:
 
 
 def app_limits(reader: RequestReader, options: Mapping[str, Any]) -> AppLimits:
-    """The limits of an app with these options; an unknown one is told what was meant."""
+    """The limits of an app with these options; the error for an unknown one suggests another."""
     require_options(options, list(WebOptions.__annotations__))
     return AppLimits(reader, **options)
 
@@ -293,7 +293,7 @@ def _refuse_async(value: Any) -> Any:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value has not to be awaited."""
+    """Whether a value is not an awaitable."""
     return value is None or not inspect.isawaitable(value)
 
 
@@ -304,14 +304,14 @@ def value_of(value: Any) -> Flow[Any, Any]:
 
 
 def optional(limit: Any, shadow: bool) -> Limit:
-    """The limit, left out of calls that have no key for it. One for everybody has a constant key,
-    so that a request that it is not for can leave it out."""
+    """The limit, made optional: calls without a key for it skip it. A limit without keys gets a
+    constant one, so that it can be skipped as well."""
     declared = limit if isinstance(limit, Limit) else Limit(limit)
     return Limit(declared.strategy, shadow=declared.shadow or shadow, optional=True)
 
 
 def require_outcome(charge_when: Any, of: str) -> None:
-    """Refuse what cannot say whether something is charged, once it is over."""
+    """Refuse a `charge_when` that is not a plain function."""
     if charge_when is None:
         return
     if not callable(charge_when):

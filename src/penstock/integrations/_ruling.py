@@ -1,8 +1,8 @@
-"""What limits said to one request, and what the client gets: headers, and the body of a refusal.
+"""The decision on one request, and what the client gets: headers, and the body of a refusal.
 
-A `Ruling` may hold something until the response is known: slots, which are renewed meanwhile, and
-what `charge_when` may give back. And it can be given back as a whole: where a request is asked
-about twice, by a middleware and then by a route, what the second denies the first has charged.
+A `Ruling` may hold charges until the response is known: slots, which are renewed meanwhile, and
+units that `charge_when` may give back. It can be given back as a whole: if a request is decided
+twice, by a middleware and then by a route, and the route denies, the middleware has charged.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ PROBLEM_JSON = "application/problem+json"
 _PROBLEMS = "https://iana.org/assignments/http-problem-types#"
 _RETRY_S = 1
 _LOG_EVERY_S = 10.0
-# The attribute of a response with what was put on it.
+# The attribute of a response with the headers that were added to it.
 _PUT_ON = "_penstock_told"
 
 _log = logging.getLogger("penstock.integrations")
 
 Line = tuple[bytes, bytes]
-"""A header as ASGI has it."""
+"""A header in the form of ASGI."""
 
 
 class Answered(NamedTuple):
-    """What `charge_when` is shown of a response where the framework has no object for it."""
+    """The response for `charge_when` if the framework has no object for it."""
 
     status_code: int
     """Such as 200."""
@@ -61,19 +61,19 @@ class Answered(NamedTuple):
 
 
 class OpenCharge(NamedTuple):
-    """A charge that is open, and by which name each of its limits asks `charge_when` what."""
+    """An open charge, and the `charge_when` of each of its limits, by name."""
 
     charge: Any
     conditions: Mapping[str, Callable[[Any], Any]]
 
 
 Spent = tuple[Any, Mapping[str, Any], Any, int]
-"""What a check was asked for, enough to give back what it spent: the limits, keys and costs, and
-when. A plain tuple, since every request makes one and hardly any looks into it."""
+"""The arguments of a check, to give back what it spent: limits, keys, costs and instant. A plain
+tuple, since every request makes one and hardly any reads it."""
 
 
 class OutageLog:
-    """Tells the log that a store is away, every ten seconds at most: each request finds it out."""
+    """Logs that a store is away, every ten seconds at most, not for every request."""
 
     def __init__(self) -> None:
         self._quiet_until = 0.0
@@ -87,7 +87,7 @@ class OutageLog:
 
 
 class Telling:
-    """How the limits of an app are told to clients: what is the same for all of its requests."""
+    """How the limits of an app appear in responses: the same for all of its requests."""
 
     __slots__ = ("_legacy", "_made", "_now", "_only", "_policy", "_quiet", "is_closed")
 
@@ -106,13 +106,13 @@ class Telling:
         self._legacy = legacy
         self.is_closed: bool = is_closed
         """Whether requests are refused while the store is away."""
-        # The common case, one limit: its policy is put into words once.
+        # The common case, one limit: its policy is formatted once.
         self._only = None if legacy else made.only
         policy = "" if self._only is None else self._only.policy
         self._policy = b"ratelimit-policy", policy.encode("latin-1")
 
     def headers(self, verdict: Verdict | None) -> dict[str, str]:
-        """What to add to a response."""
+        """The headers for a response."""
         if verdict is None:
             return {"Retry-After": str(_RETRY_S)} if self.is_closed else {}
         if verdict.allowed and self._quiet:
@@ -120,7 +120,7 @@ class Telling:
         return self._made.of(verdict, self._now(), legacy=self._legacy)
 
     def lines(self, verdict: Verdict | None) -> list[Line]:
-        """The same as ASGI has it."""
+        """The same in the form of ASGI."""
         only = self._only
         if only is None or verdict is None or self._quiet or not verdict.allowed:
             return _encoded(self.headers(verdict))
@@ -129,7 +129,7 @@ class Telling:
 
 
 class Ruling:
-    """What the limits said to one request, and what the client is told of it.
+    """The decision of the limits on one request, and what the client gets to know of it.
 
     `verdict` is None while the store is away.
     """
@@ -146,7 +146,7 @@ class Ruling:
         self.telling: Telling = telling
         self._spent = spent
         self.held: Sequence[OpenCharge] = held
-        """What is held until the response is known."""
+        """The charges that are held until the response is known."""
         self.verdict: Verdict | None = verdict
         self.allowed: bool = not telling.is_closed if verdict is None else verdict.allowed
 
@@ -156,11 +156,11 @@ class Ruling:
         return 503 if self.verdict is None else 429
 
     def headers(self) -> dict[str, str]:
-        """What to add to the response."""
+        """The headers for the response."""
         return self.telling.headers(self.verdict)
 
     def lines(self) -> list[Line]:
-        """The same as ASGI has it."""
+        """The same in the form of ASGI."""
         return self.telling.lines(self.verdict)
 
     def problem(self) -> bytes:
@@ -186,8 +186,8 @@ class Ruling:
         return json.dumps(told).encode()
 
     def settle(self, response: Any) -> None:
-        """Give back what is not to be charged, once the response is known; None if there is none,
-        and then what was charged stays."""
+        """Give back what `charge_when` does not charge, once the response is known. With None there
+        is no response, and the charge stays."""
         if self.held:
             self._run(self._settlement(response), "settled")
 
@@ -207,8 +207,8 @@ class Ruling:
             yield charge, "settle", (used,)
 
     def give_back(self) -> None:
-        """Give everything back: the request was denied by others. What a service or a limiter of
-        somebody else's counted without holding it cannot be."""
+        """Give everything back: the request was denied by other limits. Counts of a service or of a
+        ready-made limiter that were not held as a charge cannot be given back."""
         if self.allowed:
             self._run(self._restitution(), "given back")
 
@@ -241,8 +241,8 @@ class Ruling:
 
 
 def says_yes(charge_when: Callable[[Any], Any], response: Any) -> bool:
-    """Whether a response is charged. It is on its way: a function that fails cannot change it any
-    more, and neither makes it free."""
+    """Whether a response is charged. If the function fails, it is: the response is being sent, and
+    can no longer be changed."""
     try:
         return bool(charge_when(response))
     except Exception:
@@ -251,12 +251,12 @@ def says_yes(charge_when: Callable[[Any], Any], response: Any) -> bool:
 
 
 def _lost(error: StoreUnavailableError, what: str) -> None:
-    """The response is on its way, so that nobody is left to be told but the log."""
+    """Log a failure: the response is being sent, and can no longer report it."""
     _log.warning("rate limits: a charge could not be %s: %s", what, error)
 
 
 def give_back(rulings: Iterable[Ruling]) -> None:
-    """Give back what was charged before a request was denied after all."""
+    """Give back the charges of a request that a later limit denied."""
     for ruling in rulings:
         ruling.give_back()
 
@@ -268,7 +268,7 @@ async def agive_back(rulings: Iterable[Ruling]) -> None:
 
 
 def headers_of(rulings: Sequence[Ruling]) -> dict[str, str]:
-    """The headers of all rulings on a request. If one denied, it is the last, and comes first."""
+    """The headers of all rulings on a request. One that denied is the last, and is put first."""
     if len(rulings) == 1:
         return rulings[0].headers()
     told: dict[str, str] = {}
@@ -280,8 +280,8 @@ def headers_of(rulings: Sequence[Ruling]) -> dict[str, str]:
 
 
 def put_on(response: Any, rulings: Sequence[Ruling]) -> None:
-    """Put the headers of rulings on a response, but for those that the app has set itself. One that
-    was kept, in a cache or by a view, still has those of another request."""
+    """Put the headers of rulings on a response, except those that the app has set itself. A
+    response that was kept, in a cache or by a view, still has those of another request."""
     headers, kept = response.headers, getattr(response, _PUT_ON, None)
     if kept is not None:
         for name, value in kept.items():
@@ -297,7 +297,7 @@ def put_on(response: Any, rulings: Sequence[Ruling]) -> None:
 
 
 def lines_of(rulings: Sequence[Ruling]) -> list[Line]:
-    """The same as ASGI has it."""
+    """The same in the form of ASGI."""
     if len(rulings) == 1:
         (ruling,) = rulings
         return ruling.telling.lines(ruling.verdict)
@@ -309,7 +309,7 @@ def _encoded(headers: Mapping[str, str]) -> list[Line]:
 
 
 def call(request: tuple[Any, str, tuple[Any, ...]]) -> Any:
-    """Serve a flow that asks for methods by their sync names."""
+    """Run a flow that yields methods by their sync names."""
     target, name, arguments = request
     return getattr(target, name)(*arguments)
 

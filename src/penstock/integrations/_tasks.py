@@ -1,17 +1,17 @@
-"""Tasks of a queue behind a limit: one that has to wait is put back until its time has come.
+"""Limits for tasks of a queue: a task that has to wait is put back until it may run.
 
-A task that is run books its instant. If that is near, it waits where it is; if not, it goes back
-into the queue with that time, and the worker is free for others. The message carries the instant,
-so that the task does not book again when it comes back, on whatever worker that is. Queues are not
+When a worker runs a task, the task books an instant. If that is near, it waits in the worker; if
+not, it goes back into the queue with that time, and the worker is free for others. The message has
+the instant, so that the task does not book again when it comes back, on any worker. Queues are not
 punctual to the millisecond, so a task is put back until a little earlier, and waits for the rest.
 
-What cannot be booked ahead, such as windows and slots, is asked again when it has told that there
-will be more. A slot is held, and renewed, until the task ends. While the store is away, a task is
-put back for some seconds. Whether a policy of a service can be booked ahead, or holds slots, is
-found out by asking it.
+Limits that cannot be booked ahead, such as windows and slots, are asked again after the wait that
+they have reported. A slot is held, and renewed, until the task ends. While the store is away, a
+task is put back for some seconds. Whether a policy of a service can be booked ahead, or has slots,
+is known from its first answer.
 
-Booked instants are told apart from those of an earlier attempt by the number of retries: an attempt
-that the queue makes because the task failed books anew.
+A booked instant is valid for one attempt, which is identified by the number of retries: when the
+queue retries a task that failed, the task books again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _log = logging.getLogger("penstock.integrations")
 
 
 class TaskOptions(TypedDict, total=False):
-    """What may be said about the limit of a task.
+    """Options for the limit of a task.
 
     `key` and `cost` are those of `limited`; without a key all runs of the task share the limit.
     `store` is one that the workers share, and `prefix` stands before its keys, by default the name
@@ -66,24 +66,24 @@ class TaskOptions(TypedDict, total=False):
 
 
 class PutBack(NamedTuple):
-    """A task is not to run now, but to be put back for `delay_ms`. It is then to start at the
-    instant `starts_at`, which it has booked, or to ask again, if that is None."""
+    """The task must not run now, but be put back for `delay_ms`. Then it starts at the instant
+    `starts_at`, which it has booked; if that is None, it asks again."""
 
     delay_ms: int
     starts_at: int | None
 
 
 class QueuedTask(NamedTuple):
-    """A task that a worker runs: the instant that it has booked, if it has, and what puts it back
-    and makes the error by which its queue knows. For arq that is awaited."""
+    """A task that a worker runs: the instant that it has booked, if any, and a function that puts
+    it back and returns the error that tells the queue. For arq it is awaited."""
 
     starts_at: int | None
     put_back: Callable[[PutBack], Any]
 
 
 class TaskLimit:
-    """The limit of one task, by `TaskOptions`. `early_ms` is how late the queue may be with what it
-    is given back."""
+    """The limit of one task, by `TaskOptions`. `early_ms` is how late the queue may return a task
+    that was put back."""
 
     def __init__(
         self,
@@ -122,8 +122,8 @@ class TaskLimit:
     def run(
         self, function: Callable[..., Any], args: Any, named: Any, queued: QueuedTask | None
     ) -> Any:
-        """Run a task when its limit admits it, or put it back. One that is not `queued` is called
-        like a function, and waits."""
+        """Run a task when its limit admits it, or put it back. Without `queued` it was called like
+        a function, and waits."""
         if queued is None:
             held = self.wait(args, named)
         else:
@@ -153,8 +153,8 @@ class TaskLimit:
             await self.aleave(held)
 
     def enter(self, args: Any, named: Any, starts_at: int | None) -> Settling | PutBack | None:
-        """Wait for a task that may run soon: the charge to end it with, if it holds something. For
-        one that may not, how long to put it back."""
+        """Wait for a task that may run soon, and return its charge, if it holds slots. For one that
+        may not, return how long to put it back."""
         if starts_at is not None:
             sleep(self._clock, self._rest_ms(starts_at))
             return None
@@ -220,7 +220,7 @@ class TaskLimit:
         return found
 
     def leave(self, charge: Settling | None) -> None:
-        """The task has ended, however it did: what it held is free."""
+        """Free the slots of a task that has ended or failed."""
         if charge is not None:
             release(charge)
 
@@ -230,8 +230,8 @@ class TaskLimit:
             await arelease(charge)
 
     def _reserving(self, keys: Any, cost: Any) -> Flow[Any, Settling]:
-        """Book, or take what is there. A policy of a service that has no pace, or has slots, which
-        a task in a queue would hold, is not asked to book again."""
+        """Book ahead, or take what is available. A policy of a service that has no pace, or has
+        slots, which a waiting task would hold, is not booked again."""
         try:
             charge: Settling = yield keys, cost, self._ahead
         except UnsupportedError:
@@ -262,9 +262,9 @@ class TaskLimit:
         return await self._limiter.areserve(keys, cost, **ahead)
 
     def _due(self, charge: Settling) -> int | PutBack:
-        """In how many milliseconds a task may run, if that is soon."""
+        """The milliseconds until a task may run, if that is soon."""
         if not charge:
-            # Beyond `max_wait` it is asked again by then, and books nothing until it is nearer.
+            # Beyond `max_wait` it books nothing, and asks again after that time.
             return PutBack(max(1, min(charge.retry_after_ms, self._max_wait_ms)), None)
         wait_ms = charge.starts_at - charge.charged_at
         if wait_ms <= self._early_ms:
@@ -272,8 +272,8 @@ class TaskLimit:
         return PutBack(wait_ms - self._early_ms, self._clock.now() + wait_ms)
 
     def _rest_ms(self, starts_at: int) -> int:
-        """What is left of a wait. Clocks of two machines may differ: it is no more than was left to
-        wait here."""
+        """The rest of a wait. Clocks of machines may differ, so it is at most the time that was
+        left for waiting here."""
         return min(max(0, starts_at - self._clock.now()), self._early_ms)
 
     def _books(self) -> bool:

@@ -1,16 +1,15 @@
-"""Who asks: the client's address behind proxies, and keys of other kinds.
+"""Identifies clients: by their address, behind proxies too, and by keys of other kinds.
 
-An address that a proxy reports is worth as much as the proxy. The peer of the connection cannot be
-made up; `X-Forwarded-For` can, from the left: whoever sends the request writes what they like, and
-each proxy appends the address that it saw. So the list is read from the right, past the proxies
-that are trusted, and the first address that no trusted proxy has is the client. Whatever does not
-read as an address ends the walk, and the peer is taken.
+The peer of a connection cannot be forged. `X-Forwarded-For` can: a client may send the header with
+any addresses, and each proxy appends the address that it saw. So the list is read from the right,
+past the trusted proxies, and the first address that is not a trusted proxy is the client. If an
+entry is not an address, reading stops, and the peer is used.
 
 Of `X-Forwarded-For` and `Forwarded` only one is read, the one that the proxies write: a proxy that
-appends to the first passes the second on as the client sent it.
+appends to the first forwards the second as the client sent it.
 
-Clients of IPv6 are known by their network, /64 by default: every one of them has 2**64 addresses
-to choose from.
+IPv6 clients are identified by their network, /64 by default: each has 2**64 addresses to choose
+from.
 """
 
 from __future__ import annotations
@@ -47,16 +46,16 @@ __all__ = [
 
 Address = IPv4Address | IPv6Address
 TrustedProxies = int | str | Sequence[str] | None
-"""How many proxies stand in front, or their networks; `"unix"` among these is a Unix socket."""
+"""The number of proxies in front, or their networks, of which `"unix"` is a Unix socket."""
 
 KeyFunction = Callable[[Any], Any]
-"""From a request of the framework to a key; None leaves the limit out. It may be async."""
+"""A function, sync or async, from a request of the framework to a key; None skips the limit."""
 
 UNKNOWN = "unknown"
-"""The key of a client without an address, such as one that comes through a Unix socket."""
+"""The key of a client without an address, such as one on a Unix socket."""
 
 NO_ROUTE = "no route"
-"""In the place of a template, for all paths that lead nowhere: who tries many has one limit."""
+"""The template of all paths without a route, so that a scan of many paths has one limit."""
 
 # A key longer than this is kept as its digest.
 _LONGEST = 512
@@ -64,7 +63,7 @@ _SHORTEST_SECRET = 16
 
 
 class RequestReader(Protocol):
-    """What is read of a framework's request."""
+    """Reads the request of a framework."""
 
     def peer(self, request: Any) -> str | None:
         """The address that the connection came from."""
@@ -76,14 +75,14 @@ class RequestReader(Protocol):
         """`GET` and the like."""
 
     def path(self, request: Any) -> str:
-        """The path as it was asked for."""
+        """The path of the request."""
 
     def route(self, request: Any) -> str:
         """The template of the route, such as `/users/{id}`; `NO_ROUTE` where there is none."""
 
 
 class AddressKey:
-    """The client's address: what `by_address` makes."""
+    """The client's address: the result of `by_address`."""
 
     def __init__(
         self,
@@ -117,7 +116,7 @@ class AddressKey:
         return peer if address is None else network_of(address, self._prefix)
 
     def reading(self, reader: RequestReader) -> Callable[[Any], str]:
-        """`read` as a function of the request, short where the peer's address is the key."""
+        """`read` as a function of the request, with a shortcut if the peer's address is the key."""
         if self._trusts:
             return partial(self.read, reader)
         read_peer, read = reader.peer, self.read
@@ -129,15 +128,15 @@ class AddressKey:
         return read_plainly
 
     def _client(self, entries: list[str]) -> Address | None:
-        """Who the proxies say it was; None if they do not say."""
+        """The client according to the proxies; None if they do not report it."""
         if self._hops:
-            # The nearest proxy is the peer itself, and each one before it was appended by the next.
+            # The nearest proxy is the peer; each proxy has appended the address of the one before.
             return parsed(entries[-self._hops]) if len(entries) >= self._hops else None
         for entry in reversed(entries):
             address = parsed(entry)
             if address is None or not self._is_trusted(address, entry):
                 return address
-        # All of them are proxies of ours: the farthest one asked for itself.
+        # All are trusted proxies: the farthest one is the client.
         return parsed(entries[0]) if entries else None
 
     def _is_trusted(self, address: Address | None, text: str | None) -> bool:
@@ -147,7 +146,7 @@ class AddressKey:
 
 
 class HeaderKey:
-    """The value of a header: what `by_header` and `by_api_key` make."""
+    """The value of a header: the result of `by_header` and `by_api_key`."""
 
     def __init__(self, header: str, *, scheme: str = "") -> None:
         if not isinstance(header, str) or not header:
@@ -156,12 +155,12 @@ class HeaderKey:
         self._scheme = scheme.lower()
 
     def read(self, reader: RequestReader, request: Any) -> str | None:
-        """The header's value; None where there is none."""
+        """The value of the header; None if it is missing."""
         value = (reader.header(request, self._header) or "").strip()
         if self._scheme:
             scheme, _, value = value.partition(" ")
             value = value.strip() if scheme.lower() == self._scheme else ""
-        # So that nobody can name the address of somebody else.
+        # Marked, so that a header cannot take the key of another client's address.
         return f"key {value}" if value else None
 
 
@@ -177,12 +176,12 @@ def by_address(
 ) -> AddressKey:
     """Count by the client's address, which is the default.
 
-    Without `trusted_proxies` it is the peer of the connection. With a number, as many proxies stand
-    in front, and the address is the one that the farthest of them saw. With networks, such as
-    `["10.0.0.0/8", "unix"]`, it is the rightmost address that is in none of them. What cannot be
-    read as an address falls back to the peer. `forwarded_header` is the header that the proxies
-    write, `"x-forwarded-for"` or `"forwarded"`; the other is never looked at. Addresses of IPv6
-    count by their network of `ipv6_prefix` bits.
+    Without `trusted_proxies` it is the peer of the connection. A number is the number of proxies in
+    front: the address is the one that the farthest of them saw. With networks, such as
+    `["10.0.0.0/8", "unix"]`, it is the rightmost address that is in none of them. If an entry is
+    not an address, it is the peer. `forwarded_header` is the header that the proxies write,
+    `"x-forwarded-for"` or `"forwarded"`; the other is never read. IPv6 addresses count by their
+    network of `ipv6_prefix` bits.
     """
     return AddressKey(trusted_proxies, forwarded_header=forwarded_header, ipv6_prefix=ipv6_prefix)
 
@@ -190,8 +189,8 @@ def by_address(
 def by_header(header: str) -> HeaderKey:
     """Count by the value of a header, and requests without it by the client's address.
 
-    A client can send whatever it likes: the value should be one that was verified before, or who
-    makes up a new one for each request is never limited.
+    The value should have been verified before: a client that can send a new value with each request
+    is never limited.
     """
     return HeaderKey(header)
 
@@ -206,7 +205,7 @@ def reading(
     key: Key, reader: RequestReader, address: AddressKey, secret: bytes | None
 ) -> Callable[[Any], Any]:
     """A function from a request to the key to count by, or to an awaitable of it. A key of None
-    leaves a limit out; an empty one stands for the client's address."""
+    skips a limit; an empty one means the client's address."""
     mac = stored_by(secret)
     if isinstance(key, AddressKey):
         if secret is None:
@@ -248,19 +247,19 @@ class _PendingKey:
         return self._finish((yield from self._value.__await__()))
 
     def close(self) -> None:
-        """Instead of awaiting it."""
+        """Drop it without awaiting it."""
         discard(self._value)
 
 
 def discard(value: Awaitable[Any]) -> None:
-    """Let go of what nobody will await."""
+    """Close awaitables that will not be awaited."""
     close = getattr(value, "close", None)
     if close is not None:
         close()
 
 
 def _as_it_is(key: str) -> str:
-    """The key, or its digest where no store would take it: clients choose what headers hold."""
+    """The key, or its digest if no store would take it: clients choose the values of headers."""
     if len(key) <= _LONGEST and key.isascii():
         return key
     data = key.encode("utf-8", "surrogatepass")
@@ -270,8 +269,8 @@ def _as_it_is(key: str) -> str:
 
 
 def stored_by(secret: bytes | None) -> Callable[[str], str]:
-    """Keys as they are or, with a secret, as HMACs: who reads the store learns no identities, and
-    cannot try them out."""
+    """Keys unchanged or, with a secret, as HMACs: the store then reveals no identities, not even to
+    guessing."""
     if secret is None:
         return _as_it_is
 
@@ -282,7 +281,7 @@ def stored_by(secret: bytes | None) -> Callable[[str], str]:
 
 
 def require_secret(given: str | bytes | None) -> bytes | None:
-    """What `hash_keys` was given."""
+    """The secret of `hash_keys`, validated."""
     if given is None:
         return None
     secret = given.encode() if isinstance(given, str) else given
@@ -329,8 +328,8 @@ _PAIR = re.compile(rf'\s*(?:([^\s"=]+)=([^\s"]*|{_QUOTED})\s*)?')
 
 
 def _nodes(header: str) -> list[str]:
-    """The `for` of each element of `Forwarded`. What is not as RFC 7239 has it is no address, but
-    for ports and brackets that should have been quoted."""
+    """The `for` of each element of `Forwarded`. What violates RFC 7239 is no address, except for
+    ports and brackets without the required quotes."""
     return [_node(_split(element, ";")) for element in _split(header, ",")]
 
 
@@ -343,8 +342,8 @@ def _node(pairs: list[str]) -> str:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """At separators outside of quotes: what a proxy quotes, such as the `host`, may be what the
-    client has sent. Nothing if a quote does not end."""
+    """Split at separators outside of quotes: a quoted value, such as the `host`, may have been
+    chosen by the client. Empty if a quote does not end."""
     parts: list[str] = re.findall(
         rf'(?:^|{separator})((?:[^"{separator}]|{_QUOTED})*)', text, re.DOTALL
     )
@@ -374,7 +373,7 @@ def parsed(text: str | None) -> Address | None:
 
 
 def network_of(address: Address, prefix: int = 64) -> str:
-    """The key of an address: itself, or of IPv6 its network."""
+    """The key of an address: itself, or for IPv6 its network."""
     if isinstance(address, IPv4Address):
         return str(address)
     plain = IPv6Address(int(address))  # without a zone

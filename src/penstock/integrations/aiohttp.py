@@ -30,7 +30,7 @@ __all__ = ["RATE_LIMIT", "rate_limited", "setup"]
 
 
 def _request_key(name: str, kind: type) -> Any:
-    """Versions of aiohttp that have no keys of their own take texts."""
+    """Older versions of aiohttp have no type for keys, and take strings."""
     made = getattr(web, "RequestKey", None)
     return name if made is None else made(name, kind)
 
@@ -78,7 +78,7 @@ def setup(app: web.Application, *limits: Any, **options: Unpack[WebOptions]) -> 
     if not isinstance(app, web.Application):
         reject(f"setup takes an aiohttp.web.Application, not {shown(app)}")
     installed = _AiohttpLimits(as_rules(limits), app_limits(_AiohttpReader(), options))
-    # The outermost, so that refusals of other middleware count as well.
+    # The outermost, so that requests that other middleware refuses count as well.
     app.middlewares.insert(0, installed.middleware)
     app.on_response_prepare.append(_stamp)
     app.on_cleanup.append(installed.close)
@@ -106,12 +106,12 @@ def rate_limited(*limits: Any, **options: Any) -> Callable[[_Handler], _Handler]
 
 
 def _limited(handler: Any, declared: list[Rule]) -> Any:
-    """The handler, behind its limits and those of decorators below. The middleware decides them, if
-    it can see them; those of a method, or below a decorator that hides them, are decided here."""
+    """The handler with its limits and those of decorators below. The middleware decides them if it
+    finds them; limits of a method, or below a decorator that hides them, are decided here."""
 
     @wraps(handler)
     async def limited(*args: Any, **named: Any) -> Any:
-        # A handler is given the request, a method of a class of views finds it in its object.
+        # A function gets the request as argument; a method of a class of views has it in `self`.
         request = args[-1] if isinstance(args[-1], web.BaseRequest) else args[0].request
         decided = request.get(_DECIDED)
         if decided is None:
@@ -141,7 +141,7 @@ class _AiohttpLimits:
         decided, rulings = request[_DECIDED], request[_RULINGS]
         before = len(rulings)
         served = request.match_info.handler
-        # An app around this one may have decided what the handler declares.
+        # An outer app may have decided the limits of the handler already.
         own = tuple([rule for rule in getattr(served, _RULES, ()) if rule not in decided])
         refusal = await self.decide(request, own, path_of(served) if own else "", self._rules)
         if refusal is not None:

@@ -35,13 +35,13 @@ class LimitedMiddleware:
         self._outgoing = _outgoing.Outgoing(limit, **options)
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
-        """Wait, send, and obey what the answer says of limits."""
+        """Wait, send, and obey the limits in the response."""
         entered = await self._outgoing.aenter(request.method, str(request.url), request.headers)
         response = await handler(request)
         try:
             await self._outgoing.aobserve(entered, response.status, response.headers)
         except BaseException:
-            # Cancelled meanwhile: nobody will read the body.
+            # Cancelled meanwhile: the body will not be read.
             response.close()
             raise
         return response

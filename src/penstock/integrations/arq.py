@@ -3,8 +3,8 @@
     @limited_job("10/second", key="{tenant}", store="redis://localhost:6379")
     async def send(ctx, tenant: str, text: str) -> None: ...
 
-A job that has to wait goes back to its queue with the time of its instant, under its own id, with
-as many tries as it had.
+A job that has to wait goes back to its queue until its instant, with its id and its number of tries
+unchanged.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 _BOOKED = "penstock:booked:"
 
-# What the context of a job has that a worker runs, and by which it is known that the job has begun:
-# what it calls like a function, with its own context, is not put back in its place.
+# The entries of a context that a worker makes, and the one that is set when its job has begun: a
+# limited job that this one calls with its context must wait, and not put it back.
 _OF_WORKER = frozenset({"job_id", "redis"})
 _BEGUN = "penstock_begun"
 
-# A worker looks every half second what has become due.
+# A worker polls for due jobs every half second.
 _EARLY_MS = 500
 _MAX_WAIT_S = 43_200
 
-# How much longer than until its instant a booking is kept for a job that comes late.
+# How long after its instant a booking is kept, for a job that is late.
 _KEPT_MS = 86_400_000
 
 
@@ -81,7 +81,7 @@ def limited_job(limit: _limited.Target, **options: Unpack[TaskOptions]) -> Calla
 async def _put_back(
     worker: Any, redis: Any, name: str, retries: str, found: _tasks.PutBack
 ) -> Exception:
-    """What arq puts a job back for. It counts every run as a try, so this one is taken off."""
+    """The exception that puts a job back. arq counts every run as a try; this one is subtracted."""
     async with redis.pipeline(transaction=True) as pipe:
         pipe.decr(retries)
         if found.starts_at is not None:

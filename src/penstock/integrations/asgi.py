@@ -1,7 +1,7 @@
 """ASGI: a middleware for Starlette, and for everything else that speaks ASGI.
 
 It is pure ASGI. Requests and responses pass through as they are; the headers of limits are put on
-the message that starts a response, whoever made it, so they are on errors, streams and files too.
+the message that starts a response, so they are on errors, streams and files too.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _HeaderView(Mapping[str, str]):
 
 
 class ASGIRequest:
-    """What functions for keys, costs and exemptions are given: a view of the `scope`."""
+    """The argument of functions for keys, costs and exemptions: a view of the `scope`."""
 
     __slots__ = ("scope",)
 
@@ -79,7 +79,7 @@ class ASGIRequest:
 
     @property
     def path(self) -> str:
-        """The path as it was asked for, what mounted the app included."""
+        """The path of the request, including that of the mount."""
         path: str = self.scope["path"]
         return path
 
@@ -95,34 +95,34 @@ class ASGIRequest:
 
     @property
     def state(self) -> MutableMapping[str, Any]:
-        """What other middleware left for this request."""
+        """The state that other middleware has set for this request."""
         state: MutableMapping[str, Any] = self.scope.setdefault("state", {})
         return state
 
     @property
     def user(self) -> Any:
-        """What an authentication middleware left; None without one."""
+        """The user of an authentication middleware; None without one."""
         return self.scope.get("user")
 
 
 class RateLimitMiddleware:
     """Limits everything that an ASGI app serves.
 
-    `limits` are rates such as `"100/minute"`, strategies, or `Rule`s, which can say for which
-    methods and paths they are; they count for the whole app and are one decision. `messages` are
-    limits for what a client sends over an open WebSocket, by default in the key of the client; one
-    message too many closes the connection. The options are those of `WebOptions`; `on_denied` is an
-    async function of request and verdict that returns an ASGI app.
+    `limits` are rates such as `"100/minute"`, strategies, or `Rule`s, which can be restricted to
+    methods and paths; they count for the whole app and are one decision. `messages` are limits for
+    the messages that a client sends over an open WebSocket, by default by the key of the client;
+    one message too many closes the connection. The options are those of `WebOptions`; `on_denied`
+    is an async function of request and verdict that returns an ASGI app.
 
     The `Verdict` is `request.state.rate_limit` to the view. Around a whole app, as in
-    `app = RateLimitMiddleware(app, "100/minute")`, it puts its headers on errors that nobody
-    handled, too: frameworks make those outside of the middleware that is added to an app.
+    `app = RateLimitMiddleware(app, "100/minute")`, it puts its headers on unhandled errors too:
+    frameworks answer those outside of the middleware that is added to an app.
 
         app.add_middleware(RateLimitMiddleware, "100/minute", store="redis://localhost:6379")
     """
 
     request_class: Callable[[Any], Any] = ASGIRequest
-    """What makes a request, for functions, from a scope."""
+    """Makes the request for functions from a scope."""
 
     def __init__(
         self,
@@ -223,12 +223,12 @@ class RateLimitMiddleware:
         return sent
 
 
-# A WebSocket is accepted, or refused by an answer.
+# A WebSocket is accepted, or refused by a response.
 _BEGINNINGS = ("websocket.accept", "websocket.http.response.start")
 
 
 class _Watched:
-    """The two ends of a WebSocket: headers when it is accepted, limits on what arrives."""
+    """`receive` and `send` of a WebSocket: adds headers when it is accepted, limits messages."""
 
     def __init__(
         self,

@@ -4,8 +4,8 @@
     @limited_task("10/second", key="{tenant}", store="redis://localhost:6379")
     def send(tenant: str, text: str) -> None: ...
 
-A task that has to wait goes back to its queue with the time of its instant, under its own id, with
-its options, and with as many retries as it had.
+A task that has to wait goes back to its queue until its instant, with its id, its options and its
+number of retries unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 _HEADER = "penstock_booked"
 
-# The timer of a worker is punctual; what is nearer than this is not worth the way back.
+# The timer of a worker is punctual; a shorter wait is not worth a trip through the queue.
 _EARLY_MS = 50
 _MAX_WAIT_S = 1_800
 
@@ -38,8 +38,8 @@ def limited_task(limit: _limited.Target, **options: Unpack[TaskOptions]) -> Call
     """A decorator for the function of a task, right below `@app.task`.
 
     `limit` is that of `limited`; the options are those of `TaskOptions`. `max_wait` is half an hour
-    by default: keep it below the `visibility_timeout` of the broker, which delivers anew what a
-    worker has held for longer.
+    by default: keep it below the `visibility_timeout` of the broker, which delivers a task again
+    that a worker has held for longer.
 
     A task that is called like a function, or eagerly, waits where it is.
     """
@@ -56,7 +56,7 @@ def limited_task(limit: _limited.Target, **options: Unpack[TaskOptions]) -> Call
         def run(*args: Any, **named: Any) -> Any:
             return task_limit.run(function, args, named, _queued(celery, run))
 
-        # By which Celery checks the arguments of a call; it does not look behind a decorator.
+        # Celery checks the arguments of a call by this; it does not look behind a decorator.
         run.__signature__ = _signature(function)  # type: ignore[attr-defined]
         decorated: Any = run
         return decorated  # type: ignore[no-any-return]
@@ -71,8 +71,8 @@ def _signature(function: Any) -> Any:
 
 
 def _queued(celery: Any, run: Any) -> _tasks.QueuedTask | None:
-    """The task that this is the function of, if a worker runs it: it may also be called like a
-    function, by another task, too."""
+    """The task of this function, if a worker runs it. None if it is called like a function, also by
+    another task."""
     if not celery.current_task:
         return None
     task = celery.current_task._get_current_object()

@@ -4,9 +4,9 @@
     @limited_actor("10/second", key="{tenant}", store="redis://localhost:6379")
     def send(tenant: str, text: str) -> None: ...
 
-A message that has to wait goes back to its queue with a delay until its instant, under its own id,
-with as many retries as it had. That takes two middlewares of Dramatiq's own: `Retries`, which is
-there by default, and `CurrentMessage`.
+A message that has to wait goes back to its queue until its instant, with its id and its number of
+retries unchanged. That needs two middlewares of Dramatiq: `Retries`, which is there by default, and
+`CurrentMessage`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 _OPTION = "penstock_booked"
 
-# An idle worker looks about once a second what has become due, a busy one more often.
+# An idle worker polls for due messages about once a second, a busy one more often.
 _EARLY_MS = 500
 _MAX_WAIT_S = 86_400
 
@@ -75,9 +75,9 @@ def limited_actor(limit: _limited.Target, **options: Unpack[TaskOptions]) -> Cal
 
 
 def _queued(dramatiq: Any, caller: Any, run: Any) -> _tasks.QueuedTask | None:
-    """The message that this is run for, if a worker runs it: an actor may also be called like a
-    function, by another actor, too. A message only has the name of its actor, and the broker to ask
-    for it need not be the global one; but it is the actor that calls its function."""
+    """The message of this run, if a worker runs it. None if the actor is called like a function,
+    also by another actor. A message has only the name of its actor, which another broker may use as
+    well, so the actor is identified as the caller of its function."""
     if not isinstance(caller, dramatiq.Actor) or caller.fn is not run:
         return None
     current = dramatiq.middleware.CurrentMessage
@@ -97,7 +97,7 @@ def _queued(dramatiq: Any, caller: Any, run: Any) -> _tasks.QueuedTask | None:
 
 
 def _put_back(dramatiq: Any, message: Any, found: _tasks.PutBack) -> Exception:
-    """What Dramatiq puts a message back for. It counts a retry, so one is taken off before."""
+    """The exception that puts a message back. Dramatiq counts a retry; one is subtracted before."""
     message.options["retries"] = message.options.get("retries", 0) - 1
     if found.starts_at is not None:
         message.options[_OPTION] = found.starts_at

@@ -1,8 +1,8 @@
 """Django REST framework: throttle classes.
 
-They read `DEFAULT_THROTTLE_RATES` and scopes as the framework's own do. All throttles of a view
+They read `DEFAULT_THROTTLE_RATES` and scopes as those of the framework do. All throttles of a view
 are one decision: the first that is asked finds the others among the view's throttle classes and
-decides for all of them, and the rest answer by that. So a request that one of them denies is
+decides for all of them; the others return that result. So a request that one of them denies is
 charged to none. The store and the other options are those of the setting `PENSTOCK`, as for Django.
 
 Headers are on every response of the view, errors included, without a middleware.
@@ -52,11 +52,11 @@ class LimitThrottle:
     """What a request costs."""
 
     def get_key(self, request: Any, view: Any) -> str | None:
-        """The key to count by; an empty one is the client's address, None leaves it out."""
+        """The key to count by; an empty one is the client's address, None skips the throttle."""
         return ""
 
     def get_scope(self, view: Any) -> str | None:
-        """The scope for this view; None leaves it out."""
+        """The scope for this view; None skips the throttle."""
         return self.scope
 
     def allow_request(self, request: Any, view: Any) -> bool:
@@ -76,13 +76,13 @@ class LimitThrottle:
         return False
 
     def wait(self) -> float | None:
-        """In how many seconds to try again: called by the framework."""
+        """The seconds until a retry: called by the framework."""
         return self._wait
 
     @classmethod
     def declared(cls, view: Any) -> Iterator[tuple[str, Rule]]:
-        """Its limit for a class of views, by name, for who lists those of a project. A scope that
-        depends on the request is not known before there is one."""
+        """Its limit for a class of views, by name, for the command that lists those of a project. A
+        scope that depends on the request is not known without one."""
         throttle = cls()
         with suppress(AttributeError):
             name, rate = throttle.get_scope(view), throttle._rate(view)
@@ -153,7 +153,7 @@ class UserThrottle(LimitThrottle):
 
 
 class AnonThrottle(LimitThrottle):
-    """By address, of the scope `anon`; requests of users are left alone."""
+    """By address, of the scope `anon`; requests of users are not limited."""
 
     scope: str | None = "anon"
 
@@ -164,8 +164,8 @@ class AnonThrottle(LimitThrottle):
 
 
 class ScopedThrottle(UserThrottle):
-    """Of the scope that the view names as its `throttle_scope`; views without one are left
-    alone."""
+    """Of the scope that the view names as its `throttle_scope`; views without one are not
+    limited."""
 
     scope: str | None = None
 
@@ -176,7 +176,7 @@ class ScopedThrottle(UserThrottle):
 
 
 class _Throttled:
-    """A request of the framework with its view. Whatever else is read of it, Django's has."""
+    """A request of the framework with its view; the rest is read from Django's request."""
 
     def __init__(self, request: Any, view: Any) -> None:
         self.request = request
@@ -191,7 +191,7 @@ _rules: dict[tuple[type, str, Any], Rule] = {}
 
 
 def _made(rules: Iterable[tuple[str, Rule]]) -> RuleSet:
-    """One set of rules for each combination, for as long as the settings hold."""
+    """One set of rules for each combination, until the settings change."""
     project = limits_of_project()
     known: dict[Any, RuleSet] = project.__dict__.setdefault("throttles", {})
     with _lock:
@@ -201,8 +201,8 @@ def _made(rules: Iterable[tuple[str, Rule]]) -> RuleSet:
 
 
 def _tell(request: Any, view: Any, ruling: Ruling) -> None:
-    """Have the ruling told by the middleware, if there is one, or by the view, which puts its
-    `headers` on whatever it answers. The framework puts `Retry-After` on refusals itself."""
+    """Pass the ruling to the middleware, if there is one, or else to the view, which adds its
+    `headers` to every response. The framework itself adds `Retry-After` to refusals."""
     request.rate_limit = ruling.verdict
     if is_viewed(request):
         rulings_of_request(request).append(ruling)

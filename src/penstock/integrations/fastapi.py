@@ -1,15 +1,15 @@
 """FastAPI: limits as dependencies of an app, a router or a route.
 
 All limits of a route are one decision. The first of its dependencies to run finds the others in the
-route's tree of dependencies and asks for all of them; the rest find it done. A limit counts for
-whatever it was given to: that of an app for all of its routes together, that of a route for this
+route's tree of dependencies and decides all of them; the others find the result. A limit counts for
+the object that declares it: that of an app for all of its routes together, that of a route for this
 route.
 
-To call a dependency costs FastAPI more than the limit does. So where limits are the first that a
-route depends on, a `_LimitedRoute` takes the place of the route's app when the server starts: it
-decides before FastAPI gets to the body and the dependencies, and those whose value nobody asks for
-are not called any more. Routes that show up later, such as those of mounted apps, are seen to when
-they are first asked for. Where another dependency comes first, it still does.
+Calling a dependency costs FastAPI more time than the limit itself. So if limits are the first
+dependencies of a route, a `_LimitedRoute` replaces the route's app when the server starts: it
+decides before FastAPI reads the body and resolves dependencies, and limits whose value is not used
+are no longer called. Routes that are added later, such as those of mounted apps, are replaced with
+their first request. If another dependency comes first, nothing is replaced.
 """
 
 # Annotations are not postponed: FastAPI reads those of a dependency, and of an object with
@@ -114,7 +114,7 @@ class RateLimit(Rule):
 
 
 def _is_denied(scope: Any, rules: RuleSet, ruling: Ruling | None) -> bool:
-    """Note down what was decided about a request, and say whether that is its end."""
+    """Record the ruling on a request, and return whether it is denied."""
     decided = rules, ruling
     earlier = scope.get(_DECIDED)
     scope[_DECIDED] = (decided,) if earlier is None else (*earlier, decided)
@@ -140,14 +140,14 @@ def install(app: FastAPI, **options: "Unpack[WebOptions]") -> None:
     build = app.build_middleware_stack
     if isinstance(getattr(build, "__self__", None), _Installed):
         reject("install was called for this app already; call it once, with all options")
-    # Around all of the app's middleware, and so around that which answers errors nobody handled.
+    # Around all middleware of the app, including the one that answers unhandled errors.
     installed = _Installed(app, build, **options)
     app.build_middleware_stack = installed.built  # type: ignore[method-assign]
     _prepare(app, installed)
 
 
 def _prepare(app: FastAPI, installed: "_Installed") -> None:
-    """Have refusals answered in this app, and documented. A handler of its own stays."""
+    """Add the handler of refusals and their documentation to an app. Its own handler stays."""
     refuse: Any = installed.refuse
     app.exception_handlers.setdefault(TooManyRequests, refuse)
     document = app.openapi
@@ -171,7 +171,7 @@ class _FastAPIReader(ScopeReader):
 
 
 class _Installed(RateLimitMiddleware):
-    """Stamps what the dependencies decided, and knows which of them belong together."""
+    """Adds the headers of decisions to responses, and has the limits of each route."""
 
     def __init__(self, app: FastAPI, build: Any, **options: "Unpack[WebOptions]") -> None:
         super().__init__(_nothing, **options)
@@ -184,7 +184,7 @@ class _Installed(RateLimitMiddleware):
         self._found: dict[int, tuple[Any, tuple[RateLimit, ...]]] = {}
 
     def built(self) -> Any:
-        """In the place of the app's own middleware stack."""
+        """Replaces the app's own middleware stack."""
         self.app = self._build()
         for route in _routes_of(self._fastapi):
             limits = _limits_of(route)
@@ -233,16 +233,16 @@ class _Installed(RateLimitMiddleware):
         return rules
 
     def _limits_at(self, route: Any) -> tuple[RateLimit, ...]:
-        """Those of its tree, which is walked once. The route is kept, so that its id stays its."""
+        """The limits in its tree, walked once. The route is kept, so that its id is not reused."""
         known = self._found.get(id(route))
         if known is None:
             known = self._found[id(route)] = route, _limits_of(route)
         return known[1]
 
     def _name_all(self, app: Any, wanted: Iterable[RateLimit]) -> None:
-        """Name the limits of an app after the first route of each. What an app gives to all of its
-        routes is named after the app, and the order of routes is that of the program, so that every
-        process finds the same names."""
+        """Name the limits of an app after the first route of each; limits of all routes are named
+        after the app. The order of routes is that of the program, so the names are the same in
+        every process."""
         everywhere = [each.dependency for each in app.router.dependencies]
         for route in _routes_of(app):
             for rule in _limits_of(route):
@@ -261,7 +261,7 @@ class _Installed(RateLimitMiddleware):
         self._names[rule] = name
 
     async def refuse(self, connection: HTTPConnection, error: Any) -> Response | None:
-        """Answer a request that was denied. `TooManyRequests` reaches nobody else."""
+        """Answer a request that was denied: the handler of `TooManyRequests`."""
         ruling: Ruling = error._ruling
         if connection.scope["type"] == "websocket":
             socket: Any = connection
@@ -285,10 +285,10 @@ def _put_off(value: Any) -> Any:
 
 
 class _LimitedRoute:
-    """In the place of a route's app: decides its limits, and leaves the rest to the app.
+    """Replaces a route's app: decides the limits, then calls the app.
 
-    It gives way where the limits have to be dependencies after all: under overrides, in tests, and
-    with functions that are awaited, since these may read the body, which only the app can share.
+    It puts the app back if the limits have to be dependencies after all: with overrides, in tests,
+    and with async functions, since these may read the body, which only the app can share.
     """
 
     __slots__ = (
@@ -316,8 +316,8 @@ class _LimitedRoute:
 
     @classmethod
     def take(cls, route: Any, installed: "_Installed", rules: RuleSet) -> None:
-        """Take the place of a route's app, if its limits come first and it is a plain route. Once:
-        a route that has given way is left alone."""
+        """Replace a route's app, if its limits come first and it is a plain route. Once: where the
+        app was put back, it stays."""
         first = getattr(route, "dependant", None)
         while first is not None and first.dependencies:
             first = first.dependencies[0]
@@ -331,7 +331,7 @@ class _LimitedRoute:
             and not isinstance(app, cls)
         ):
             route.app = limited = cls(route, installed, rules)
-            # Another list: this one may be gone through at the moment.
+            # A new list: the old one may be iterated over at the moment.
             limited._dependant.dependencies = [
                 each
                 for each in limited._all
@@ -362,7 +362,7 @@ class _LimitedRoute:
             await _deny(scope, ruling)
 
     def _give_way(self) -> None:
-        """For good: requests that are on their way here were decided, or will be."""
+        """Put the app back, permanently. Requests that are in here were decided, or will be."""
         self._gave_way = True
         self._dependant.dependencies = self._all
 
@@ -373,12 +373,12 @@ def _overrides(scope: Any) -> dict[Any, Any]:
 
 
 async def _nothing(scope: Any, receive: Any, send: Any) -> None:
-    """In the place of a middleware stack that is not built yet."""
+    """Stands for a middleware stack that is not built yet."""
 
 
 def _route_of(scope: Any) -> Any:
-    """What serves a scope. Where routers are included as they are, it is the route as seen from the
-    app, with the prefix and the dependencies of its routers, and not the one that was written."""
+    """The route that serves a scope. If routers are included unchanged, it is the route as seen
+    from the app, with the prefix and the dependencies of its routers, not the declared one."""
     return scope.get("fastapi", {}).get("effective_route_context") or scope.get("route")
 
 
@@ -399,7 +399,7 @@ def _mounted(routes: Iterable[Any]) -> Iterator[FastAPI]:
 
 
 def _limits_of(route: Any) -> tuple[RateLimit, ...]:
-    """Of the whole tree of dependencies, outermost first, none twice."""
+    """The limits in the whole tree of dependencies, outermost first, none twice."""
     app = getattr(route, "app", None)
     if isinstance(app, _LimitedRoute):
         return app.limits
@@ -414,7 +414,7 @@ def _walk(dependant: Any) -> Iterator[RateLimit]:
 
 
 def _route_name(route: Any) -> str:
-    """In every process the same. Methods are a set, which each process has in its own order."""
+    """The same in every process: methods are a set, whose order differs between processes."""
     methods = getattr(route, "methods", None) or ["WS"]
     return f"{'-'.join(sorted(methods))}{route.path_format}"
 

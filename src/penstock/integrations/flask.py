@@ -1,8 +1,8 @@
 """Flask: an extension, with limits for an app, blueprints and views.
 
-All limits that a request is subject to are one decision, made before the view: those of the app, of
-its blueprint and of the view, in this order. A decorator only notes down what it was given; the
-extension finds it by the view that a request is routed to.
+All limits of a request are one decision, made before the view: those of the app, of its blueprint
+and of the view, in this order. A decorator only records its limits; the extension finds them by the
+view that a request is routed to.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class RateLimits:
 
     `limits` are rates such as `"100/minute"`, strategies or `Rule`s; they count for the whole app.
     The options are those of `WebOptions`; `on_denied` is a function of request and verdict, sync or
-    async, that returns what a view may return. Without it a handler of the app's for errors of 429
-    is asked. The `Verdict` is `g.rate_limit`.
+    async, that returns what a view may return. Without it, an error handler of the app for 429 is
+    used. The `Verdict` is `g.rate_limit`.
     """
 
     def __init__(
@@ -79,18 +79,18 @@ class RateLimits:
             limits, app = (app, *limits), None
         self._limits = limits
         self._options = options
-        # Some libraries decorate the methods of a class anew for each request.
+        # Some libraries decorate the methods of a class again for each request.
         self._views: WeakKeyDictionary[Any, list[Rule]] = WeakKeyDictionary()
         self._blueprints: dict[Any, list[Rule]] = {}
         self._exempt: set[Any] = set()
         as_rules(limits)
-        # With no store yet, to have mistakes told where they are made.
+        # Without a store yet, to report mistakes where they are made.
         app_limits(_WerkzeugReader(), {**options, "store": None})
         if app is not None:
             self.init_app(app)
 
     def init_app(self, app: Flask) -> None:
-        """Limit this app; one extension may serve several, which count apart in their stores."""
+        """Limit this app; one extension may serve several apps, each with its own counts."""
         if _KEY in app.extensions:
             reject("this app has an extension of Penstock already; give its limits to that one")
         limits = app_limits(_WerkzeugReader(), self._options)
@@ -143,7 +143,7 @@ class RateLimits:
 
     @property
     def verdict(self) -> Any:
-        """That of the current request; None if it is not limited, or if the store is away."""
+        """The verdict of the current request; None if it is not limited or the store is away."""
         return g.get("rate_limit")
 
     @staticmethod
@@ -159,7 +159,7 @@ class RateLimits:
 
 
 class _Inquiry:
-    """What was asked about one request, and answered."""
+    """The rules that were decided for one request, and their rulings."""
 
     __slots__ = ("rule_sets", "rulings")
 
@@ -168,7 +168,7 @@ class _Inquiry:
         self.rulings: list[Ruling] = []
 
     def missing(self, rules: list[Rule]) -> list[Rule]:
-        """Those of the rules that were not asked about yet."""
+        """The rules that were not decided yet."""
         known = [rule for each in self.rule_sets for rule in each.rules.values()]
         return [rule for rule in rules if rule not in known]
 
@@ -187,12 +187,12 @@ class _ViewLimits:
 
     def before(self) -> Any:
         """Decide about the current request: what to answer instead of the view, or None."""
-        # The objects behind the proxies: each look through one takes as long as a check.
+        # The objects behind the proxies: each access through a proxy takes as long as a check.
         asked: Any = request._get_current_object()  # type: ignore[attr-defined]
         return _decide(self, self.rules_for(asked.endpoint), asked)
 
     def rules_for(self, endpoint: str | None) -> RuleSet | None:
-        """Of a request that was routed to this endpoint, or to none."""
+        """The rules of a request that was routed to this endpoint, or to none."""
         try:
             return self._rule_sets[endpoint]
         except KeyError:
@@ -222,11 +222,12 @@ class _ViewLimits:
         return rules
 
     def _name(self, blueprint: Any) -> str:
-        """That of its first place: a blueprint may have several, and be in others."""
+        """Its name where it was registered first; it may be registered several times, and
+        nested."""
         return next(name for name, each in self._blueprints.items() if each is blueprint)
 
     def hidden(self, endpoint: str, view: Any, rules: list[Rule]) -> RuleSet:
-        """Of a view whose limits were not found by its endpoint."""
+        """The rules of a view that were not found by its endpoint."""
         wanted = endpoint, tuple(rules)
         with self._lock:
             if wanted not in self._hidden:
@@ -236,7 +237,7 @@ class _ViewLimits:
             return self._hidden[wanted]
 
     def _hidden_name(self, endpoint: str, view: Any) -> str:
-        """That of its endpoint; the methods of a class of views share one, and count apart."""
+        """Its endpoint; methods of a class of views share one, so their own names are added."""
         name = getattr(view, "__name__", "")
         served = _unwrapped(self._views.get(endpoint))
         is_method = any(isinstance(each, type) and hasattr(each, name) for each in served)
@@ -244,9 +245,9 @@ class _ViewLimits:
 
 
 def _limited(view: Callable[..., Any], rules: list[Rule]) -> Callable[..., Any]:
-    """The view, behind its limits and those of decorators below. They are decided before, with
-    those of the app, if the extension can see them; a decorator above that hides them leaves them
-    to be decided here, together."""
+    """The view with its limits and those of decorators below. The extension decides them together
+    with those of the app, if it finds them; if a decorator above hides them, they are decided
+    here."""
 
     @wraps(view)
     def limited(*args: Any, **named: Any) -> Any:
@@ -267,7 +268,7 @@ def _numbered(name: str, place: int) -> str:
 
 
 def _unwrapped(view: Any) -> Iterator[Any]:
-    """A view, what it wraps, and the class that it is of."""
+    """A view, the functions that it wraps, and the class that it is made from."""
     while view is not None:
         yield view
         if (made_of := getattr(view, "view_class", None)) is not None:
@@ -283,7 +284,7 @@ def _limits() -> _ViewLimits:
 
 
 def _asked_of(context: Any) -> _Inquiry:
-    """What was asked about the request of this `g`."""
+    """The rules that were decided for the request of this `g`."""
     found: _Inquiry | None = context.get(_ASKED)
     if found is None:
         found = _Inquiry()
@@ -317,7 +318,7 @@ def _decide(limits: _ViewLimits, rules: RuleSet | None, asked: Any) -> Any:
 
 
 def _as_error(ruling: Ruling) -> HTTPException:
-    """A refusal as the app's own handlers of errors know it."""
+    """A refusal as an exception, for the app's error handlers."""
     kind = ServiceUnavailable if ruling.verdict is None else TooManyRequests
     return kind(f"Try again in {retry_s(ruling)} s.")
 
@@ -328,8 +329,8 @@ def _after(response: Response) -> Response:
     put_on(response, rulings)
     for ruling in rulings:
         if ruling.held and _is_stream(response):
-            # Slots are held until it is over: read to its end, or closed. Not every server closes
-            # what a client has left.
+            # Slots are held until the stream is read to its end, or closed. Not every server closes
+            # the stream of a client that disconnects.
             settle = partial(ruling.settle, response)
             response.response = _followed(response.response, settle)
             response.call_on_close(settle)
@@ -339,8 +340,8 @@ def _after(response: Response) -> Response:
 
 
 def _is_stream(response: Response) -> bool:
-    """Whether it ends later. The errors that Flask makes are streams by their type alone: whoever
-    reads their status, as tests do, need not read them to their end."""
+    """Whether the response ends later. Flask's own errors are streams only by type: a test that
+    reads just their status does not read them to their end."""
     is_error = response.status_code >= 400 and response.content_length is not None
     return response.is_streamed and not is_error
 
@@ -354,7 +355,7 @@ def _followed(chunks: Any, settle: Callable[[], None]) -> Iterator[Any]:
 
 
 def _teardown(error: BaseException | None) -> None:
-    """What no response was made for is settled as a 500."""
+    """Settle a request without a response as a 500."""
     known: _Inquiry | None = g.get(_ASKED) if error is not None else None
     for ruling in () if known is None else known.rulings:
         ruling.settle(Response(status=500))

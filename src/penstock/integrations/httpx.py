@@ -1,4 +1,4 @@
-"""httpx: transports that wait for a limit before each request, and obey what answers say of one.
+"""httpx: transports that wait for a limit before each request, and obey limits in responses.
 
     client = httpx.Client(transport=LimitedTransport("10/second"))
 
@@ -42,7 +42,7 @@ class LimitedTransport(httpx.BaseTransport):
         self._transport = httpx.HTTPTransport() if transport is None else transport
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Wait, send, and obey what the answer says of limits."""
+        """Wait, send, and obey the limits in the response."""
         entered = self._outgoing.enter(request.method, str(request.url), request.headers)
         response = self._transport.handle_request(request)
         self._outgoing.observe(entered, response.status_code, response.headers)
@@ -81,13 +81,13 @@ class AsyncLimitedTransport(httpx.AsyncBaseTransport):
         self._transport = httpx.AsyncHTTPTransport() if transport is None else transport
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Wait, send, and obey what the answer says of limits."""
+        """Wait, send, and obey the limits in the response."""
         entered = await self._outgoing.aenter(request.method, str(request.url), request.headers)
         response = await self._transport.handle_async_request(request)
         try:
             await self._outgoing.aobserve(entered, response.status_code, response.headers)
         except BaseException:
-            # Cancelled meanwhile: nobody will read the body.
+            # Cancelled meanwhile: the body will not be read.
             await response.aclose()
             raise
         return response

@@ -6,14 +6,13 @@
         answer = client.chat.completions.create(...)
         call.used(answer)
 
-What a call costs is known only when it is over. So an estimate is taken first, the prompt and the
-longest answer that is asked for, and settled at the end of the block by the usage that the provider
-reports: in an answer of the shape of OpenAI or of Anthropic, or in the events of a stream. A call
-that fails gives everything back; one whose stream breaks off has used what was seen of it. A
-provider that refuses is obeyed: nothing is sent until the time that it names.
+The cost of a call is known only when it is over. So an estimate is charged first, the prompt and
+the longest answer requested, and settled at the end of the block by the usage that the provider
+reports: in a response in the format of OpenAI or Anthropic, or in the events of a stream. A call
+that fails gives everything back; one whose stream breaks off is charged for the part that arrived.
+When a provider refuses a call, nothing is sent until the time that it names.
 
-No client library is needed or imported: answers are read by their shape, as objects or as parsed
-JSON.
+No client library is needed or imported: responses are read as objects or as parsed JSON.
 """
 
 from __future__ import annotations
@@ -41,24 +40,24 @@ _NOT_SETTLED = "what a call has used could not be told to the store: %s"
 _Event = TypeVar("_Event")
 
 _BYTES_PER_TOKEN = 3
-"""English has four and more; an estimate is to be high."""
+"""English has four or more; the estimate should be high."""
 
 
 def estimate_tokens(text: str) -> int:
-    """About how many tokens a text is, and rather more than that. What was too much comes back."""
+    """A high estimate of the tokens of a text. Settling gives back what was not used."""
     return -(-len(text.encode()) // _BYTES_PER_TOKEN)
 
 
 class ModelLimits:
     """The limits of a model, or of an account with its provider.
 
-    `requests` and `tokens` are rates such as `"500/minute"` or strategies; `in_flight` is how many
-    calls may be under way at once. Those left out do not count. A call waits for all of them, or
-    with a `timeout` in seconds raises `rate_limit_exceeded` as soon as it is plain that it would
-    take longer; 0 never waits.
+    `requests` and `tokens` are rates such as `"500/minute"` or strategies; `in_flight` is the
+    number of calls at the same time. All are optional. A call waits for all of them. With a
+    `timeout` in seconds it raises `rate_limit_exceeded` as soon as it is known that the wait would
+    be longer; 0 never waits.
 
-    With `honour`, which is on, what answers say of limits is obeyed, for at most `max_pause_ms`. A
-    place in flight is renewed for as long as the call lasts; that of a process that died is free
+    With `honour`, the default, limits that responses report are obeyed, for at most `max_pause_ms`.
+    A place in flight is renewed as long as the call lasts; that of a process that died is free
     after `slot_ttl_ms`. `store`, `prefix`, `clock` and `max_waiters` are those of `rate_limit`:
     with a shared store, all processes together keep the limits, and wait in one order.
     """
@@ -88,9 +87,9 @@ class ModelLimits:
         if not isinstance(honour, bool):
             _validation.reject(f"honour must be True or False, not {_validation.shown(honour)}")
         self.timeout_ms: int | None = _timeout_in_ms(timeout)
-        """For how long a call waits at most."""
+        """How long a call waits at most."""
         self.honour: bool = honour
-        """Whether what answers say of limits is obeyed."""
+        """Whether limits that responses report are obeyed."""
         self._store, self._owns_store = _opening.open_for_limiter(store, clock)
         try:
             self._pacer = _pacing.Pacer(
@@ -108,9 +107,9 @@ class ModelLimits:
         self._counts_tokens = tokens is not None
 
     def call(self, prompt: str | int, max_tokens: int, *, key: str = "all") -> ModelCall:
-        """A call of the model, for `with` or `async with`. `prompt` is its text, or how many tokens
-        it is, and `max_tokens` the longest answer that is asked for. `key` parts accounts, or teams
-        that have limits of their own."""
+        """A call of the model, for `with` or `async with`. `prompt` is its text, or its number of
+        tokens, and `max_tokens` the longest answer requested. `key` separates accounts, or teams
+        with limits of their own."""
         size = estimate_tokens(prompt) if isinstance(prompt, str) else prompt
         if isinstance(size, (list, tuple, dict)):
             _validation.reject(
@@ -151,9 +150,9 @@ class ModelLimits:
 class ModelCall:
     """One call, admitted. Made by `ModelLimits.call`.
 
-    In the block, tell it of the answer: `used` of one that came whole, `stream` or `astream` of the
-    events of one that comes in pieces, `answered` of a response whose headers are at hand. At its
-    end the estimate is replaced by what was used.
+    In the block, pass it the answer: `used` for a whole one, `stream` or `astream` for the events
+    of a stream, `answered` for a response with its headers. At the end of the block the estimate is
+    replaced by the actual usage.
     """
 
     def __init__(self, limits: ModelLimits, key: str, prompt: int, estimate: int) -> None:
@@ -167,7 +166,7 @@ class ModelCall:
         self._pieces = 0
         self._streaming = False
         self.usage: Usage = Usage()
-        """What the provider has reported so far."""
+        """The usage that the provider has reported so far."""
 
     def used(self, answer: Any) -> None:
         """Take the usage from an answer, as an object or as parsed JSON; or a number of tokens."""
@@ -180,12 +179,12 @@ class ModelCall:
             )
 
     def answered(self, response: Any) -> None:
-        """Take status and headers from a response, such as one of httpx. One that refuses the call
-        gives everything back at the end of the block."""
+        """Read status and headers of a response, such as one of httpx. If it refuses the call,
+        everything is given back at the end of the block."""
         self._answer = _answers.parts_of(response)
 
     def stream(self, events: Iterable[_Event]) -> Iterator[_Event]:
-        """The events, as they come, with the usage that they report taken down."""
+        """The events as they arrive; the usage that they report is recorded."""
         self._streaming = True
         for event in events:
             self._note(event)
@@ -261,7 +260,7 @@ class ModelCall:
     def _actual(
         self, error: BaseException | None, told: tuple[int, Mapping[str, Any]] | None
     ) -> dict[str, int] | None:
-        """What was used; empty if the estimate stands, None if nothing was."""
+        """The actual usage; empty if the estimate stands, None if nothing was used."""
         if told is not None and told[0] in _answers.REFUSALS:
             return None
         if self._streaming and self._pieces:
@@ -281,10 +280,10 @@ class ModelCall:
 
 
 class Usage:
-    """Tokens that a provider reports, in the words of OpenAI or of Anthropic.
+    """Tokens that a provider reports, in the format of OpenAI or Anthropic.
 
-    `input` and `output` are None until they were reported, and so is `total`, which some report as
-    well. What was read from a cache does not count, as providers do not count it either.
+    `input` and `output` are None until they are reported, and so is `total`, which some providers
+    report as well. Tokens read from a cache do not count, as providers do not count them either.
     """
 
     __slots__ = ("input", "output", "total")
@@ -304,9 +303,9 @@ class Usage:
         return (self.input or 0) + (self.output or 0)
 
     def read(self, answer: Any) -> bool:
-        """Take down what an answer, or an event of a stream, reports. False if that is nothing."""
+        """Record the usage in an answer or in an event of a stream. False if there is none."""
         found = False
-        # Events wrap what they tell: `message` is Anthropic's word, `response` OpenAI's.
+        # Events wrap the usage: in `message` at Anthropic, in `response` at OpenAI.
         for held in (answer, _part(answer, "message"), _part(answer, "response")):
             usage = _part(held, "usage")
             if usage is not None:
@@ -338,7 +337,7 @@ def _part(holder: Any, name: str) -> Any:
 
 
 def _sum(usage: Any, *spellings: tuple[str, ...]) -> int | None:
-    """The first spelling of which something is there, its parts added up."""
+    """The sum of the parts of the first spelling that is present."""
     for names in spellings:
         parts = [_part(usage, name) for name in names]
         counts = [part for part in parts if type(part) is int and part >= 0]

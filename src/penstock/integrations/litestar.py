@@ -2,7 +2,7 @@
 
 All limits of a request are one decision, made in a middleware, after the route was found and before
 its guards and dependencies. The headers are put on by the app's `before_send`, so they are on
-streams and exceptions too. For requests that no route is found for, put
+streams and exceptions too. For requests without a route, put
 `penstock.integrations.asgi.RateLimitMiddleware` around the app.
 """
 
@@ -72,7 +72,7 @@ class RateLimitPlugin(InitPlugin):
         return app_config
 
     def _prepare(self, app: Any) -> None:
-        """Mistakes in an `opt` are told when the server starts."""
+        """Report mistakes in an `opt` when the server starts."""
         for route in app.routes:
             for handler in getattr(route, "route_handlers", None) or [route.route_handler]:
                 self._rules_for(handler)
@@ -102,7 +102,7 @@ class RateLimitPlugin(InitPlugin):
             return
 
         def send_copy(message: Any) -> Any:
-            # Litestar's cache keeps the messages that it has sent, and headers are put on them.
+            # A copy: Litestar's cache keeps the messages that it has sent.
             return send({**message})
 
         told: Any = None
@@ -140,8 +140,9 @@ class RateLimitPlugin(InitPlugin):
 
 
 def _declared(handler: Any) -> Iterator[tuple[str, Any]]:
-    """What a handler and those around it declare, the outermost first, and the names of these. To a
-    handler Litestar gives the `opt` of the nearest one that has it."""
+    """The limits of a handler and of its controller and routers, the outermost first, with the
+    names of these. Litestar itself gives a handler only the `opt` of the nearest one that has
+    it."""
     path, last = "", None
     for layer in handler.ownership_layers:
         path += getattr(layer, "path", None) or ""
@@ -153,7 +154,7 @@ def _declared(handler: Any) -> Iterator[tuple[str, Any]]:
 
 async def _stamp(message: Any, scope: Any) -> None:
     if is_last(message) and _ANSWERED in scope:
-        # Before the client can know that it is over, and ask again.
+        # Before the client knows that the response is complete, and can send the next request.
         await settle_all(rulings_of(scope)[0], scope[_ANSWERED])
     if message["type"] not in ("http.response.start", "websocket.accept"):
         return

@@ -1,8 +1,8 @@
 """Quart: the extension for Flask, for async apps.
 
-Declaring limits is the same in both; what waits, here does not block. Headers are put on, and what
-is held until the end of a response is given back, around the app, in ASGI: there a stream is seen
-to its end.
+Limits are declared as in Flask; waiting does not block the event loop. Headers are added, and
+charges that are held until the end of a response are settled, in ASGI around the app, where the end
+of a stream is known.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class AsyncRateLimits(RateLimits):
 
     @property
     def verdict(self) -> Any:
-        """That of the current request; None if it is not limited, or if the store is away."""
+        """The verdict of the current request; None if it is not limited or the store is away."""
         return g.get("rate_limit")
 
     @staticmethod
@@ -111,7 +111,7 @@ def _limits() -> _ViewLimits:
 
 
 def _asked() -> Any:
-    """The request at hand, or the WebSocket that is to be accepted."""
+    """The current request, or the WebSocket that is to be accepted."""
     return websocket if has_websocket_context() else request
 
 

@@ -1,4 +1,4 @@
-"""Requests: an adapter that waits for a limit before each request, and obeys what answers say.
+"""Requests: an adapter that waits for a limit before each request, and obeys responses.
 
     session = requests.Session()
     limit_session(session, "10/second")
@@ -46,12 +46,12 @@ class LimitedAdapter(requests.adapters.HTTPAdapter):
         super().__init__(**(adapter or {}))
 
     def init_poolmanager(self, *args: Any, **named: Any) -> None:
-        """Pools that wait."""
+        """Make pools that wait for the limits."""
         super().init_poolmanager(*args, **named)
         _urllib3._limit_pools(self.poolmanager, self._outgoing)
 
     def proxy_manager_for(self, proxy: str, **named: Any) -> Any:
-        """Pools that wait, behind a proxy, too."""
+        """Make pools that wait for the limits, for a proxy."""
         return _urllib3._limit_pools(super().proxy_manager_for(proxy, **named), self._outgoing)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""urllib3: a PoolManager that waits for a limit before each request, and obeys what answers say.
+"""urllib3: a PoolManager that waits for a limit before each request, and obeys responses.
 
     pool = LimitedPoolManager("10/second")
 
@@ -58,7 +58,7 @@ class LimitedPoolManager(urllib3.PoolManager):
 
 
 def _limit_pools(manager: _Manager, outgoing: _outgoing.Outgoing) -> _Manager:
-    """Have the pools that a manager makes from now on wait for the limits."""
+    """Make all further pools of a manager wait for the limits."""
     made: Any = {
         "http": partial(_LimitedHTTPPool, outgoing),
         "https": partial(_LimitedHTTPSPool, outgoing),
@@ -68,9 +68,9 @@ def _limit_pools(manager: _Manager, outgoing: _outgoing.Outgoing) -> _Manager:
 
 
 class _LimitedPool:
-    """The part of a pool that waits and obeys. An attempt is one call of `urlopen`, which waits
-    before a connection is taken, and in it one of `_make_request`, whose answer may not be the one
-    that `urlopen` returns: a retry of urllib3's own follows inside of it."""
+    """The part of a pool that waits for limits and obeys responses. An attempt is one call of
+    `urlopen`, which waits before it takes a connection, and in it one of `_make_request`. The
+    response of the latter need not be that of `urlopen`, which may retry."""
 
     def __init__(self, outgoing: _outgoing.Outgoing, *args: Any, **named: Any) -> None:
         self._outgoing = outgoing
@@ -88,7 +88,7 @@ class _LimitedPool:
         return response
 
     def _absolute(self: Any, url: str) -> str:
-        """A request through a proxy names the whole URL; others are for the host of the pool."""
+        """The whole URL: only requests through a proxy have it, others have a path."""
         if "://" in url:
             return url
         host = f"[{self.host}]" if ":" in self.host else self.host

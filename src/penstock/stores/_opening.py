@@ -77,7 +77,7 @@ def open_for_limiter(store: Store | str | None, clock: Clock | None) -> tuple[St
         return MemoryStore(clock=clock), True
     if not isinstance(store, str):
         return store, False
-    # A table in this process is swept by the limiter's clock; servers have none to be told.
+    # A table in this process is swept by the limiter's clock; other stores do not need it.
     is_memory = store.partition("://")[0].lower() == "memory"
     return (open_store(store, clock=clock) if is_memory else open_store(store)), True
 

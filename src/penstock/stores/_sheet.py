@@ -125,8 +125,8 @@ class Sheet:
         except PenstockError as error:
             call.error = error
         except Exception as error:
-            # Strategies are pure. What does not happen again was an interrupt of this thread,
-            # which may be serving somebody else's call, and is to be stopped by it.
+            # Strategies are pure. An exception that does not occur again was an interrupt of this
+            # thread, which may be serving the call of another, so it is raised in this thread.
             if not self._fails(call):
                 raise
             call.error = error

@@ -215,7 +215,7 @@ def _held(result: Any) -> Held | None:
 
 
 def _statement(sql: str, *params: object) -> _Statement:
-    # The API's parameters are texts; where a number is meant, the statement says so.
+    # Parameters of the API are texts; the statement casts those that are numbers.
     return {"sql": sql, "params": list(map(str, params))}
 
 

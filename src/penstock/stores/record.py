@@ -72,7 +72,7 @@ def unpack(raw: str | bytes | None, key: str, kind: str, now: int) -> Any:
 def restore(raw: str | bytes | None, key: str, transform: Transform[Any], now: int) -> Any:
     """The state for a transform, validated by its strategy; None if there is none."""
     if transform.role == "clear":
-        # Whatever the key holds, forgetting it is the way out.
+        # `reset` must work whatever the key holds.
         return None
     state = unpack(raw, key, transform.kind, now)
     if state is None or transform.strategy is None:
@@ -100,7 +100,7 @@ def foreign_state(where: str, detail: object) -> ConfigInvalidError:
 def _state_text(kind: str, state: Any) -> str:
     try:
         text = _encode(state)
-        # The encoder turns the keys 1, True and None into text without a word.
+        # The encoder silently turns the keys 1, True and None into text.
         if "{" in text and not _text_keys(state):
             raise TypeError("a dict has a key that is not text")
     except (TypeError, ValueError, RecursionError) as error:

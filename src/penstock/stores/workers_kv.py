@@ -87,7 +87,7 @@ class WorkersKVStore(RestStore):
         ttl_s = max(_SHORTEST_TTL_S, -(-request.keep_ms // 1000))
         # A TTL has 31 bits; a state that outlives that is kept.
         ttl = f"?expiration_ttl={ttl_s}" if ttl_s <= _LONGEST_TTL_S else ""
-        # The version decides nothing here; by it, a write is known again whose reply was lost.
+        # The version is no condition here; it identifies a write whose reply was lost.
         value = f"{request.version}\n{request.record}"
         return HttpCall("PUT", f"{path}{ttl}", value)
 

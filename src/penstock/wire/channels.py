@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from .._queueing import Mutex
-from .._queueing.fork import ForkAware, watch_forks
+from .._queueing.fork import ForkAware, keep_inherited, watch_forks
 from ..core._errors import (
     ConfigInvalidError,
     PenstockError,
@@ -50,10 +50,6 @@ def call_error(target: str, error: Any, doubt: str = "") -> PenstockError:
     kind = _MISTAKES.get(status, StoreUnavailableError)
     doubt = doubt if kind is StoreUnavailableError else ""
     return kind(f"{target} answered {status.name}: {details}{doubt}")
-
-
-# What children of a fork must not close.
-_inherited: list[Any] = []
 
 
 class Channels(ForkAware, Generic[S, T]):
@@ -119,7 +115,6 @@ class Channels(ForkAware, Generic[S, T]):
         self._aopened: WeakKeyDictionary[Any, tuple[grpc.aio.Channel, T]] = WeakKeyDictionary()
 
     def _after_fork_in_child(self) -> None:
-        """The connections are the parent's. They are kept: an aio channel that is collected waits
-        for its polling thread, which the child does not have."""
-        _inherited.append((self._opened, list(self._aopened.values())))
+        """Leave the parent's channels alone."""
+        keep_inherited((self._opened, list(self._aopened.values())))
         self._forget()

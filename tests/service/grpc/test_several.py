@@ -16,7 +16,7 @@ from penstock.service import build_service
 from penstock.service.grpc import open_grpc
 from penstock.wire.proto import rate_limiter_pb2 as pb
 from penstock.wire.proto.rate_limiter_pb2_grpc import ChargesAsyncStub, RateLimiterAsyncStub
-from tests.service.test_several import FILE
+from tests.service.several import FILE
 from tests.support.helpers import NOW
 
 TOKEN = "a-token-of-operators"

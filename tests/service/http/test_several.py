@@ -12,7 +12,7 @@ from penstock import Decision, Limit, Limits, ManualClock, Verdict
 from penstock.adapters import verdict_headers
 from penstock.config import parse_policies
 from penstock.service.http._charge_calls import VerdictForm
-from tests.service.test_several import FILE
+from tests.service.several import FILE
 from tests.support.helpers import NOW
 
 from .serving import Client, InProcessServer, Reply

@@ -1,9 +1,9 @@
-"""Limits of a Django project: settings, and what a request is subject to.
+"""Limits of a Django project: the settings, and the limits of each request.
 
-A decorator only notes down its rules on the view. The middleware decides them together with those
-of the settings, when Django knows the view and before it is called: by then authentication has
-happened. A request that no view was found for is decided afterwards. Without the middleware a
-decorator decides by itself.
+A decorator only records its rules on the view. The middleware decides them together with those of
+the settings, after Django has found the view and before it is called; authentication has happened
+by then. A request without a view is decided afterwards. Without the middleware a decorator decides
+by itself.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ __all__ = [
 ]
 
 RULES = "penstock_rules"
-"""The attribute of a view in which its decorators leave their rules."""
+"""The attribute of a view with the rules of its decorators."""
 
 _VIEWED = "_penstock_viewed"
 _RULINGS = "_penstock_rulings"
 _DECIDED = "_penstock_decided"
-# Settings that may be given as the path of what they name.
+# Settings that may be given as a dotted path.
 _IMPORTABLE = ("key", "on_denied", "clock")
 
 
@@ -153,7 +153,7 @@ _project: list[DjangoLimits] = []
 
 
 def limits_of_project() -> DjangoLimits:
-    """Made at first use, and again after the setting has changed."""
+    """The limits of the project: made at first use, and again after the setting has changed."""
     if not _project:
         with _lock:
             if not _project:
@@ -173,7 +173,7 @@ setting_changed.connect(_forget)
 
 
 def view_name(view: Any) -> str:
-    """What limits of a view are named after."""
+    """The name of a view, after which its limits are named."""
     made_of = _class_of(view)
     if made_of is None:
         return path_of(view)
@@ -208,7 +208,7 @@ async def adecide(request: Any, rules: RuleSet | None) -> Any:
 
 
 def _is_allowed(request: Any, rules: RuleSet, ruling: Ruling | None) -> bool:
-    """Note down what was decided about a request."""
+    """Record the ruling on a request, and return whether it is allowed."""
     was_decided(request).update(rules.rules.values())
     if ruling is None:
         return True
@@ -218,7 +218,7 @@ def _is_allowed(request: Any, rules: RuleSet, ruling: Ruling | None) -> bool:
 
 
 def refusal(request: Any, ruling: Any) -> Any:
-    """The answer to a request that was denied, or what has to be awaited for it."""
+    """The response to a denied request, or an awaitable of it."""
     handler = limits_of_project().limits.on_denied
     if handler is not None:
         return handler(request, ruling.verdict)
@@ -226,19 +226,19 @@ def refusal(request: Any, ruling: Any) -> Any:
 
 
 def _plain(request: Any) -> Any:
-    """Django's own request, which that of Django REST framework is around: what is noted down about
-    it is found by the middleware, too."""
+    """Django's own request, which that of Django REST framework wraps: what is recorded on it is
+    found by the middleware, too."""
     return getattr(request, "_request", request)
 
 
 def viewed(request: Any) -> None:
-    """Note down that the middleware has decided a request for its view: what is decided later is
-    told, and settled, by the middleware, too."""
+    """Record that the middleware has decided a request for its view: later decisions are put on the
+    response, and settled, by the middleware, too."""
     setattr(request, _VIEWED, True)
 
 
 def is_viewed(request: Any) -> bool:
-    """Whether the middleware has."""
+    """Whether the middleware has decided a request for its view."""
     return hasattr(_plain(request), _VIEWED)
 
 
@@ -249,19 +249,19 @@ def was_decided(request: Any) -> set[Rule]:
 
 
 def rulings_of_request(request: Any) -> list[Ruling]:
-    """What was decided about this request so far."""
+    """The rulings on this request so far."""
     found: list[Ruling] = _plain(request).__dict__.setdefault(_RULINGS, [])
     return found
 
 
 def stamp(request: Any, response: Any) -> None:
-    """Put the headers of limits on a response. What a library makes one of later has none."""
+    """Put the headers of limits on a response."""
     if hasattr(response, "headers"):
         put_on(response, rulings_of_request(request))
 
 
 def settle_failed(request: Any, error: BaseException) -> None:
-    """Settle what is held where there is no response, for an error, or a client that has left."""
+    """Settle charges without a response, after an error or a disconnect."""
     for ruling in rulings_of_request(request):
         ruling.settle(_response_to(error))
 
@@ -271,7 +271,7 @@ async def asettle_failed(request: Any, error: BaseException) -> None:
     await settle_all(rulings_of_request(request), _response_to(error))
 
 
-# What Django makes of errors, elsewhere and later.
+# The status of the response that Django makes of an error, elsewhere and later.
 _STATUSES: dict[type[Exception], int] = {
     Http404: 404,
     PermissionDenied: 403,
@@ -298,7 +298,7 @@ def settle(request: Any, response: Any) -> list[Ruling]:
 
 
 def declared_rules() -> Iterator[tuple[str, Rule]]:
-    """All limits of the project by name: of the settings, and of the views that URLs lead to."""
+    """All limits of the project by name: of the settings, and of all views that have a URL."""
     seen: set[str] = set()
     for name, rule in _all_declared():
         if name not in seen:

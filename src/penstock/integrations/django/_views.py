@@ -24,7 +24,7 @@ from ._limits import (
     was_decided,
 )
 
-# After what says how to install them.
+# After the import that reports a missing Django.
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction  # isort: skip
 from django.utils.decorators import method_decorator  # isort: skip
 
@@ -34,7 +34,7 @@ View = TypeVar("View")
 
 
 def by_user(request: Any) -> str | None:
-    """A key: who is logged in. Others count by the client's address."""
+    """A key: the logged-in user. Anonymous requests count by the client's address."""
     user = getattr(request, "user", None)
     return f"user {user.pk}" if user is not None and user.is_authenticated else ""
 
@@ -51,7 +51,7 @@ class LimitMiddleware:
 
     def __init__(self, get_response: Callable[[Any], Any]) -> None:
         self.get_response: Callable[[Any], Any] = get_response
-        # Mistakes in the settings are told when the server starts.
+        # Mistakes in the settings are reported when the server starts.
         limits_of_project()
         if iscoroutinefunction(get_response):
             markcoroutinefunction(self)
@@ -67,7 +67,7 @@ class LimitMiddleware:
         try:
             response = self.get_response(request)
         except BaseException as error:
-            # Django answers errors further in, unless it is told to let them through.
+            # Django answers errors in inner layers, unless it is configured to propagate them.
             settle_failed(request, error)
             raise
         if not is_viewed(request):
@@ -81,7 +81,7 @@ class LimitMiddleware:
         try:
             response = await self.get_response(request)
         except BaseException as error:
-            # The same; and its server cancels what a client has left.
+            # The same; and the server cancels the task of a client that disconnects.
             await asettle_failed(request, error)
             raise
         if not is_viewed(request):
@@ -93,7 +93,7 @@ class LimitMiddleware:
         return response
 
     def process_view(self, request: Any, view: Any, args: Any, named: Any) -> Any:
-        """What to answer instead of the view, or None."""
+        """The response instead of the view's, or None."""
         return decide(request, self._rules(request, view))
 
     async def _aprocess_view(self, request: Any, view: Any, args: Any, named: Any) -> Any:
@@ -120,9 +120,9 @@ def rate_limited(*limits: Any, **options: Any) -> Callable[[View], View]:
 
 
 def _limited(rules: list[Rule], view: Any, is_async: bool = False) -> Any:
-    """A view, or a class of views, behind its limits and those of decorators below."""
+    """A view, or a class of views, with its limits and those of decorators below."""
     if isinstance(view, type):
-        # What dispatches for async handlers is no coroutine function itself.
+        # The `dispatch` of async handlers is not a coroutine function itself.
         is_async = getattr(view, "view_is_async", False)
         limit = partial(_limited, rules, is_async=is_async)
         return method_decorator(limit, name="dispatch")(view)

@@ -1,4 +1,4 @@
-"""Calls, as servers and clients see them: which limit is theirs, and what a key is made of."""
+"""Calls in servers and clients: their limits, and what keys are made from."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["READER", "CallReader", "GrpcCall", "MethodLimits", "by_peer"]
 
 
 class GrpcCall(NamedTuple):
-    """What a key is made of: the `method`, as in `/package.Service/Method`, the `peer` as gRPC
-    tells it, which a client does not know, and the `metadata` by names in lower case, texts of one
-    name joined by commas."""
+    """A call, for functions that return keys: the `method`, such as `/package.Service/Method`, the
+    `peer` as gRPC reports it (empty in a client), and the `metadata` by names in lower case; values
+    of one name are joined by commas."""
 
     method: str
     peer: str
@@ -48,15 +48,15 @@ READER = CallReader()
 
 
 def by_peer(call: GrpcCall) -> str:
-    """The key by default: the address that calls, without its port; of IPv6 the /64. Behind a proxy
-    that is the proxy's: there, take `by_address` with the proxies that are trusted."""
+    """The default key: the address of the peer, without its port; for IPv6 its /64. Behind a proxy
+    that is the proxy's address: there, use `by_address` with `trusted_proxies`."""
     address = _who.parsed(READER.peer(call))
     return call.peer or "unknown" if address is None else _who.network_of(address)
 
 
 class MethodLimits:
-    """Which limit counts for a method: the first of the patterns that fits, or that of all others.
-    `make` makes it, from what was declared and the pattern."""
+    """The limit of each method: that of the first matching pattern, or else that of all other
+    methods. `make` makes it, from the declaration and the pattern."""
 
     def __init__(self, limit: Any, methods: Any, make: Callable[[Any, str], Any]) -> None:
         if methods is not None and not isinstance(methods, Mapping):
@@ -77,7 +77,7 @@ class MethodLimits:
         self._others = None if limit is None else make(limit, "")
 
     def of(self, method: str) -> Any:
-        """What was made for it; None: it is exempt."""
+        """The limit of a method; None: it is exempt."""
         for pattern, made in self._rules:
             if fnmatchcase(method, pattern):
                 return made

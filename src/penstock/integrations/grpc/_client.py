@@ -1,4 +1,4 @@
-"""The interceptors of clients: a call waits for the limit, and what a server answers is obeyed."""
+"""The interceptors of clients: a call waits for the limit, and responses are obeyed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class _ClientLimit:
         return await self._calls.aenter(self._found(details))
 
     def _watch(self, entered: EnteredCall | None, call: Any) -> Any:
-        """Obey the answer when it is there."""
+        """Obey the response when it arrives."""
         if entered is not None and self._calls.honour:
             call.add_done_callback(lambda done: self._observe(entered, done))
         return call
@@ -84,7 +84,7 @@ class _ClientLimit:
         self._calls.close()
 
     async def aclose(self) -> None:
-        """Wait for what is under way, and close the store that was opened here."""
+        """Wait for pending work, and close the store that was opened here."""
         await asyncio.gather(*self._tasks)
         await self._calls.aclose()
 
@@ -128,10 +128,10 @@ class LimitClientInterceptor(
     they came, across all processes that share the store.
 
     `limit` is for all methods together, `methods` maps methods to limits of their own, or to None,
-    which exempts them. `key` is a function of the `GrpcCall` that parts them further. With a
-    `timeout` in seconds a call raises `rate_limit_exceeded` as soon as it is plain that it would
-    wait for longer; 0 never waits. With `honour`, a server that answers RESOURCE_EXHAUSTED and
-    tells when to come back pauses all of them, for at most `max_pause_ms`. Nothing is retried.
+    which exempts them. `key` is a function of the `GrpcCall`, for separate counts. With a `timeout`
+    in seconds a call raises `rate_limit_exceeded` as soon as it is known that the wait would be
+    longer; 0 never waits. With `honour`, a server that answers RESOURCE_EXHAUSTED with a time to
+    wait pauses all calls of the limit, for at most `max_pause_ms`. Nothing is retried.
     """
 
     def _intercept(self, continuation: Any, client_call_details: Any, request: Any) -> Any:

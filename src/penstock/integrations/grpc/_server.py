@@ -1,5 +1,5 @@
-"""The interceptors of servers: a call is decided before its handler, and what it holds is given
-back once its status is known: slots always, and what it was charged if `charge_when` says so."""
+"""The interceptors of servers. A call is decided before its handler runs. When its status is known,
+slots are given back, and other charges too if `charge_when` says so."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class _MethodLimiter:
-    """The limiter of some methods, and what it is asked."""
+    """The limiter of some methods, and the keys and costs of their calls."""
 
     def __init__(self, limiter: Any, gives_back: bool) -> None:
         self.limiter: Any = limiter
         holds = gives_back or holds_slots(limiter)
-        # A service's policy is found out to have slots by asking.
+        # Whether a policy of a service has slots is known from its first answer.
         name = "reserve" if holds else "take" if hasattr(limiter, "atake") else "check"
         self._ask: Any = getattr(limiter, name)
         self._aask: Any = getattr(limiter, f"a{name}")
 
     def keys(self, key: Any, stored: Callable[[str], str]) -> Any:
-        """What the limiter is asked by: one key for all limits, or one for each, as they are
-        stored. The attributes of a policy are the service's matter."""
+        """The keys as they are stored: one for all limits, or one for each. Attributes of a policy
+        are passed to the service unchanged."""
         if isinstance(key, str):
             return for_all(self.limiter, stored(key))
         if not isinstance(key, Mapping) or hasattr(self.limiter, "policy"):
@@ -61,7 +61,7 @@ class _MethodLimiter:
         return {name: stored(part) for name, part in key.items()}
 
     def ask(self, keys: Any, cost: Any) -> Any:
-        """A cost of nothing only looks."""
+        """Check, or peek if the cost is 0."""
         return self.limiter.peek(keys) if cost == 0 else self._ask(keys, cost)
 
     async def aask(self, keys: Any, cost: Any) -> Any:
@@ -70,7 +70,7 @@ class _MethodLimiter:
 
 
 class _ServerLimit:
-    """What both kinds of servers share: who is asked, and what a refusal says."""
+    """Shared by both kinds of servers: the limits, and the form of a refusal."""
 
     def __init__(
         self,
@@ -121,13 +121,13 @@ class _ServerLimit:
     def _call(self, method: str, context: Any) -> GrpcCall:
         metadata: dict[str, Any] = {}
         for name, value in context.invocation_metadata() or ():
-            # As lines of HTTP are: what a proxy appends comes last.
+            # As lines of an HTTP header: a value that a proxy appends comes last.
             is_list = name in metadata and not name.endswith("-bin")
             metadata[name] = f"{metadata[name]},{value}" if is_list else value
         return GrpcCall(method, context.peer() or "", metadata)
 
     def _failed(self, error: StoreUnavailableError) -> _Refusal | None:
-        """How a call is refused that could not be decided; None: it goes on."""
+        """The refusal of a call that could not be decided; None: the call continues."""
         self._outages.warn("calls cannot be decided, and are answered by %r: %s", self._fail, error)
         if self._fail == "open":
             return None
@@ -137,7 +137,7 @@ class _ServerLimit:
         return _Refusal(code, "the limit cannot be looked up right now", ())
 
     def _sync(self, limiter: _MethodLimiter, method: str, inner: Any, is_stream: bool) -> Any:
-        """The handler, behind the limit."""
+        """The handler with the limit in front."""
         if is_async(self._key) or is_async(self._cost):
             reject(f"{method} is no async function, so its key and cost cannot be awaited")
         ask = partial(self._ask, limiter, method)
@@ -145,7 +145,7 @@ class _ServerLimit:
         return lambda request, context: serve(ask, inner, request, _told_by(context))
 
     def _unary(self, ask: Any, inner: Any, request: Any, context: Any) -> Any:
-        """The response of a handler that gives one."""
+        """The response of a unary handler."""
         answer = ask(context)
         if isinstance(answer, _Refusal):
             context.set_trailing_metadata(answer.trailers)
@@ -164,9 +164,9 @@ class _ServerLimit:
         return response
 
     def _stream(self, ask: Any, inner: Any, request: Any, context: Any) -> Iterator[Any]:
-        """The responses of a handler that gives several. All of it happens while they are read: an
-        aio server calls handlers in its event loop, and reads what they give in a thread. There it
-        cannot be aborted, either, so a refusal is set as the status of a stream without any."""
+        """The responses of a streaming handler. The limit is decided when they are read: an aio
+        server calls plain handlers in its event loop, and reads their responses in a thread. There
+        a call cannot be aborted, so a refusal is set as the status of an empty stream."""
         answer = ask(context)
         if isinstance(answer, _Refusal):
             context.set_trailing_metadata(answer.trailers)
@@ -202,7 +202,7 @@ class _ServerLimit:
         return found
 
     def _end(self, charge: Any, code: grpc.StatusCode) -> None:
-        """Settle a call whose handler has ended; it may have been settled before."""
+        """Settle a call whose handler has ended, unless it was settled before."""
         if not charge.is_open:
             return
         try:
@@ -235,7 +235,7 @@ class _ServerLimit:
 
 
 def _known(key: Any, call: GrpcCall) -> Any:
-    """A key as functions may return it: a number, too, and an empty one for the address."""
+    """The key that a function returned: numbers become text, an empty one is the address."""
     if type(key) is int:
         return str(key)
     return by_peer(call) if key == "" else key
@@ -251,7 +251,7 @@ class _Refusal(NamedTuple):
 
 
 def _found(answer: Any) -> Settling | _Refusal | None:
-    """What an answer comes to: something to hold, a refusal, or neither."""
+    """The result of a limiter's answer: a charge to hold, a refusal, or neither."""
     if answer.allowed:
         return answer if isinstance(answer, Settling) else None
     wait_ms = max(1, answer.retry_after_ms)
@@ -261,8 +261,8 @@ def _found(answer: Any) -> Settling | _Refusal | None:
 
 
 def _status(context: Any, default: grpc.StatusCode) -> grpc.StatusCode:
-    """The status of a call that has ended: what its handler has set, by `abort` too, or else what
-    gRPC makes of its end. Who has gone away gets none."""
+    """The status of a call that has ended: the one that its handler has set, also by `abort`, or
+    else the one that gRPC derives. CANCELLED if the client has disconnected."""
     told: Any = context.code()
     # An aio server has it as a number.
     code = _CODES.get(told, _UNKNOWN) if isinstance(told, int) else told or _OK
@@ -272,13 +272,13 @@ def _status(context: Any, default: grpc.StatusCode) -> grpc.StatusCode:
 
 
 def _told_by(context: Any) -> Any:
-    """A context that tells the status that was set in it."""
+    """A context that reports the status that was set in it."""
     return context if hasattr(context, "code") else _NotedContext(context)
 
 
 class _NotedContext:
-    """The context of a plain handler in an aio server, with the status that was set in it, which
-    gRPC's own does not tell."""
+    """The context of a plain handler in an aio server, which also has the status that was set;
+    gRPC's own context does not report it."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -300,8 +300,8 @@ class _NotedContext:
 
 
 def _has_left(context: Any) -> bool:
-    """Whether its client has gone away, where a context can tell: in a sync server, or in aio's
-    coroutines."""
+    """Whether the client has disconnected, if the context reports it: in a sync server, or in
+    coroutines of an aio server."""
     if hasattr(context, "is_active"):
         return not context.is_active()
     return hasattr(context, "cancelled") and bool(context.cancelled())
@@ -313,17 +313,17 @@ class LimitInterceptor(_ServerLimit, grpc.ServerInterceptor):  # type: ignore[ty
     `limit` is for all methods together: a rate, a strategy, a mapping of several, a `Limiter`,
     `Limits` or `ServiceLimiter`. `methods` maps methods, such as `"/shop.Orders/Place"` or
     `"/grpc.health.v1.Health/*"`, to limits of their own, or to None, which exempts them; the first
-    that fits counts. `key` is a function of the `GrpcCall`, which returns a key, or for several
-    limits a mapping of such, or None, which lets the call pass, or an empty text, which stands for
-    the address; or what `by_address`, `by_header`
-    and `by_api_key` of `penstock.integrations` make, which read the metadata. By default it is the
-    address of the peer. `hash_keys` is a secret: keys are stored as HMACs under it. `cost` is what
-    a call costs, a number or a function of the `GrpcCall`, where 0 only looks. With `charge_when`,
-    a function of the `grpc.StatusCode` that a call ends with, a call is charged while it runs and
-    gets everything back if the function says no; one whose client went away ends as CANCELLED.
+    match applies. `key` is by default the address of the peer. It can be a function of the
+    `GrpcCall` that returns a key, a mapping of keys for several limits, an empty string for the
+    address, or None to let the call pass; or the result of `by_address`, `by_header` or
+    `by_api_key` of `penstock.integrations`, which read the metadata. `hash_keys` is a secret: keys
+    are stored as HMACs under it. `cost` is the cost of a call, a number or a function of the
+    `GrpcCall`; 0 only peeks. With `charge_when`, a function of the `grpc.StatusCode` that a call
+    ends with, a call is charged while it runs, and the charge is given back if the function returns
+    False; if the client disconnects, the status is CANCELLED.
 
-    `fail` says what happens to calls while the store is away: `"open"` lets them pass, `"closed"`
-    refuses them, `"error"` answers UNAVAILABLE. `store`, `prefix` and `clock` are those of
+    `fail` is the fail mode: while the store is away, `"open"` lets calls pass, `"closed"` refuses
+    them, `"error"` answers UNAVAILABLE. `store`, `prefix` and `clock` are those of
     `rate_limit`; `close` closes what was opened from a URL.
     """
 
@@ -352,13 +352,13 @@ class AioLimitInterceptor(_ServerLimit, grpc.aio.ServerInterceptor):  # type: ig
         return _wrapped(handler, lambda *inner: self._async(limiter, method, *inner))
 
     def _async(self, limiter: _MethodLimiter, method: str, inner: Any, is_stream: bool) -> Any:
-        """A handler of the same kind: gRPC asks whether it is a generator or a coroutine."""
+        """A handler of the same kind, since gRPC distinguishes generators from coroutines."""
         if inspect.isasyncgenfunction(inner):
 
             async def stream(request: Any, context: Any) -> Any:
                 async with (
                     _AioCall(self, await self._admit(limiter, method, context), context),
-                    # It ends before what it holds is given back.
+                    # The generator ends before the charge is settled.
                     aclosing(inner(request, context)) as responses,
                 ):
                     async for response in responses:
@@ -391,7 +391,7 @@ class AioLimitInterceptor(_ServerLimit, grpc.aio.ServerInterceptor):  # type: ig
 
 
 class _AioCall:
-    """The time in which a call is handled: what it holds is renewed, and settled at its end."""
+    """The duration of a call: its charge is renewed meanwhile, and settled at the end."""
 
     __slots__ = ("_charge", "_context", "_limit")
 
@@ -423,8 +423,8 @@ async def _awaited(value: Any) -> Any:
 
 
 def _wrapped(handler: Any, wrap: Callable[[Any, bool], Any]) -> Any:
-    """A handler of the same kind, with another function, made from its own and whether that answers
-    with a stream."""
+    """A handler of the same kind with a new function, made from the old one and whether that
+    responds with a stream."""
     for kind in _KINDS:
         inner = getattr(handler, kind)
         if inner is not None:

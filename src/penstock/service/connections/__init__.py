@@ -1,7 +1,7 @@
 """Connections, as every protocol needs them: bounded, sharing the event loop, and closed in order.
 
-A protocol supplies what its bytes mean (`Inbox` and `ClientConnection.serve`) and how it refuses a
-client. What a client may make grow, and whose turn it is, is decided here. Read _sharing.py,
+A protocol parses and answers bytes (`Inbox` and `ClientConnection.serve`) and refuses clients. The
+bounds, and which connection is served next, are decided here. Read _sharing.py,
 _connection.py and _listener.py in this order; _http2.py is the connection of HTTP/2, which both
 servers use.
 """

@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 __all__ = ["ClientConnection", "Inbox"]
 
 
-# What keeps a connection from being served: it waits for an answer, its client does not take the
-# last one, it is queued, or it is over.
+# States in which a connection is not served: it waits for an answer, its client does not read the
+# last one, it is queued, or it is closed.
 _WAITING, _STALLED, _QUEUED, _OVER = 1, 2, 4, 8
 _BLOCKED = _WAITING | _STALLED | _QUEUED | _OVER
-# Nothing is read from it; its client has said all that it wants; it has been told the last word; it
-# was served before and still is a stranger.
+# Reading is paused; the client has sent EOF; the last reply was sent; it was served before and is
+# still a stranger.
 _PAUSED, _HEARD_ALL, _PARTED, _KNOWN_STRANGER = 16, 32, 64, 128
-# What makes it wait for its turn, though it brings little.
+# States in which it is queued, though it sends little.
 _NOT_AT_ONCE = _BLOCKED | _KNOWN_STRANGER
 
-# A handshake takes as long as so many requests, or longer.
+# A handshake takes at least as long as this many requests.
 _HANDSHAKE_UNITS = 16
 
-# What an answer that is waited for costs the loop, with its task and its wakeups, for what it takes
-# to send it; as a profile of a flood of probes shows.
+# The time of an answer that had to wait, with its task and its wakeups, as a multiple of the time
+# to send it; from a profile of a flood of probes.
 _WHOLE_PER_SENT = 4
 
 
@@ -93,7 +93,7 @@ class ClientConnection(asyncio.Protocol):
         self._inbox = inbox
         self._transport: asyncio.Transport
         self._tls = None if tls is None else TlsFilter(tls)
-        # What has arrived and is not decrypted yet.
+        # Bytes that have arrived and are not decrypted yet.
         self._encrypted = b""
         self._state = 0
         self._charged = self._reserved = self._discarded = 0
@@ -102,31 +102,31 @@ class ClientConnection(asyncio.Protocol):
         self.since: float = listener.now
         self.arrived: float = 0.0
 
-    # What a protocol brings.
+    # For a protocol to implement.
 
     @abstractmethod
     def serve(self, units: int) -> int:
-        """Answer what is there, with `send`, until so many units are used up or there is nothing
-        left. Returns how many were. Where an answer has to be waited for, calls `wait`."""
+        """Answer requests, with `send`, until so many units are used up or there is nothing left.
+        Returns the units used. If an answer has to wait, calls `wait`."""
 
     def serve_whole(self, data: bytes) -> int:
-        """Answer what has arrived on a connection that was idle, without keeping it, if that takes
-        no more than a moment. Returns how many units that were, or 0: then nothing was done."""
+        """Answer bytes that have arrived on an idle connection, without buffering them, if that is
+        possible at once. Returns the units used, or 0 if nothing was done."""
         return 0
 
     @abstractmethod
     def patience_s(self, stopping: bool) -> float:
-        """How long it may stay as it is, with nothing to serve."""
+        """How long it may stay in its state, with nothing to serve."""
 
     @abstractmethod
     def give_up(self) -> None:
-        """Its patience is over."""
+        """Close it, or answer, after `patience_s`."""
 
     @abstractmethod
     def overloaded(self, detail: str) -> bytes:
-        """A last reply: there is too much to do, come back later."""
+        """The last reply to a client when the server is overloaded."""
 
-    # What a protocol calls.
+    # For a protocol to call.
 
     def send(self, reply: bytes) -> None:
         transport = self._transport
@@ -146,11 +146,11 @@ class ClientConnection(asyncio.Protocol):
         self._state |= _OVER
 
     def wait(self) -> None:
-        """An answer is on its way."""
+        """Serve nothing more until the answer in progress is sent."""
         self._state |= _WAITING
 
     def answered(self, reply: bytes) -> None:
-        """Send what was waited for, and go on."""
+        """Send the answer that had to wait, and continue."""
         if self.is_known:
             self._answer(reply)
         else:
@@ -168,12 +168,12 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def is_blocked(self) -> bool:
-        """Whether nothing more is to be served now."""
+        """Whether nothing more may be served now."""
         return self._state & _BLOCKED != 0
 
     def reserve(self, amount: int) -> bool:
-        """Set memory aside for a long request, instead of what was before; 0 gives it back.
-        Returns whether there is as much."""
+        """Reserve memory for a long request, instead of the earlier reservation; 0 frees it.
+        Returns whether there is enough."""
         more = amount - self._reserved
         if more > 0 and self._group.buffered + more > self._group.max_buffered:
             return False
@@ -183,8 +183,8 @@ class ClientConnection(asyncio.Protocol):
         return True
 
     def hand_over(self, successor: ClientConnection) -> int:
-        """Have the connection go on in another protocol, which begins with what was not taken of
-        this one. Returns the units that its first slice took."""
+        """Continue the connection in another protocol, which starts with the bytes that this one
+        has not taken. Returns the units of its first slice."""
         successor.take_over(self)
         successor._inbox.feed(self._inbox.rest())
         self._let_go()
@@ -194,7 +194,7 @@ class ClientConnection(asyncio.Protocol):
         return successor._work()
 
     def take_over(self, predecessor: ClientConnection) -> None:
-        """Go on where another protocol was found out not to be spoken."""
+        """Continue a connection that began in another protocol."""
         self._transport, self._tls = predecessor._transport, predecessor._tls
         self._encrypted, self.arrived = predecessor._encrypted, predecessor.arrived
         self._state = predecessor._state
@@ -202,7 +202,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport.set_protocol(self)
 
     def part(self, reply: bytes) -> None:
-        """Send the last word to a client that may be sending on."""
+        """Send the last reply to a client that may still be sending."""
         if self._state & _PARTED or self._transport.is_closing():
             return
         self._state |= _OVER
@@ -211,22 +211,22 @@ class ClientConnection(asyncio.Protocol):
         self._linger()
 
     def close(self) -> None:
-        """End it when all that was sent is taken."""
+        """Close it when all replies have been read."""
         self._state |= _OVER
         self._say_goodbye()
         self._transport.close()
 
     def abort(self) -> None:
-        """End it now, whatever was sent."""
+        """Close it now, and drop replies that were not read."""
         self._state |= _OVER
         self._transport.abort()
         self._let_go()
         self._charge(0)
 
-    # What the listener calls.
+    # For the listener to call.
 
     def join(self, group: ClientGroup, is_known: bool) -> None:
-        """Belong to a group, instead of the one before."""
+        """Move to a group."""
         self._group.connections.pop(self, None)
         self._group.buffered -= self._charged
         self._group, self.is_known = group, is_known
@@ -236,23 +236,23 @@ class ClientConnection(asyncio.Protocol):
         group.buffered += self._charged
 
     def displace(self) -> None:
-        """Make room for another stranger."""
+        """Close, in favour of another stranger."""
         if self._state & (_STALLED | _OVER):
             self.abort()
         elif self._state & (_WAITING | _QUEUED) or self._inbox.unread:
-            # It may not linger: it is in no group any more, and nobody would end that.
+            # It must not linger: it is in no group any more, so no timeout would end that.
             self.send(self.overloaded("too many clients here have not shown who they are"))
             self.close()
         else:
             self.close()
 
     def serve_queued(self) -> int:
-        """Those before it have been served. Returns the units that it took, at least one."""
+        """Serve a slice from the queue. Returns the units used, at least one."""
         self._state &= ~_QUEUED
         return 1 if self._state & _BLOCKED else self._work()
 
     def expire(self, now: float, stopping: bool) -> None:
-        """Part with a client that is too slow, or has been quiet for too long."""
+        """Close it if the client is too slow, or has been idle for too long."""
         state, age_s, bounds = self._state, now - self.since, self._listener.bounds
         if state & _STALLED:
             if age_s > bounds.write_s:
@@ -268,11 +268,11 @@ class ClientConnection(asyncio.Protocol):
         elif age_s > self.patience_s(stopping):
             self.give_up()
 
-    # What the event loop calls.
+    # For the event loop to call.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
-        # Told of whatever the client does not take at once.
+        # Report everything that the client does not read at once.
         self._transport.set_write_buffer_limits(high=0)
         self._listener.admit(self)
 
@@ -307,7 +307,7 @@ class ClientConnection(asyncio.Protocol):
             self._group.units -= spent
 
     def eof_received(self) -> bool:
-        """A client that has said all it wants still gets its answers."""
+        """A client that has sent EOF still gets its answers."""
         if not self._state & _BLOCKED:
             return False
         self._state |= _HEARD_ALL
@@ -325,14 +325,14 @@ class ClientConnection(asyncio.Protocol):
     # The inside.
 
     def _is_sending_on(self) -> bool:
-        """Whether the client has brought more than was answered, and may go on."""
+        """Whether the client has sent more than was answered, and may send more."""
         if self._state & _HEARD_ALL:
             return False
         return bool(self._inbox.unread or self._encrypted or self._state & _PAUSED)
 
     def _linger(self) -> None:
-        """The last word was sent. What the client is still sending is read and thrown away for a
-        moment: to close on unread bytes could destroy the reply on its way."""
+        """Read and discard input for a moment after the last reply: closing with unread bytes could
+        destroy the reply in transit."""
         self._say_goodbye()
         self._state |= _PARTED
         self._let_go()
@@ -342,13 +342,13 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._transport.write_eof()
         except OSError:
-            # The client has gone in between.
+            # The client has disconnected meanwhile.
             self.abort()
         else:
             self._resume()
 
     def _go_on(self) -> None:
-        """Serve what is there, now or when it is this connection's turn."""
+        """Serve the connection, now or in its turn."""
         group, light = self._group, self._listener.light_bytes
         if group.units > 0 and self._inbox.unread <= light and not self._state & _NOT_AT_ONCE:
             spent = self._work()
@@ -358,7 +358,7 @@ class ClientConnection(asyncio.Protocol):
             self._settle()
 
     def _work(self) -> int:
-        """Serve one slice. Returns the units that it took, at least one."""
+        """Serve one slice. Returns the units used, at least one."""
         spent = self._decrypt() if self._encrypted else 0
         if not self._state & _BLOCKED:
             served = self.serve(self._group.slice_units)
@@ -370,8 +370,8 @@ class ClientConnection(asyncio.Protocol):
         return spent or 1
 
     def _settle(self, served: bool = False) -> None:
-        """Count what is held, and read on or not. Whenever one of them may have changed. `served`:
-        it just had a slice, so others come first."""
+        """Update the count of buffered bytes, and pause or resume reading. Call it after every
+        change. `served`: it just had a slice, so others come first."""
         state, group, bounds = self._state, self._group, self._listener.bounds
         unread = self._inbox.unread + len(self._encrypted)
         unsent = self._transport.get_write_buffer_size() if state & _STALLED else 0
@@ -394,18 +394,18 @@ class ClientConnection(asyncio.Protocol):
                 self._pause()
                 group.enqueue(self, group.queue)
         elif state & _HEARD_ALL:
-            # What is left, if anything, is a request that will never be whole.
+            # The rest, if any, is a request that will never be complete.
             self.close()
         else:
             self._resume()
 
     def _turn_away(self) -> None:
-        """There is no memory for what it has brought, or does not take."""
+        """Refuse the client: there is no memory for its requests or replies."""
         self._listener.shed += 1
         if self._state & (_STALLED | _OVER):
             self.abort()
         elif self._state & _WAITING:
-            # The answer that is on its way is its last.
+            # The answer in progress is its last.
             self.finish()
             self._inbox.forget()
             self._encrypted = b""
@@ -420,13 +420,13 @@ class ClientConnection(asyncio.Protocol):
             self._charged = amount
 
     def _let_go(self) -> None:
-        """Nothing has to be kept for it any more, apart from what the client has not taken."""
+        """Free everything except replies that the client has not read."""
         self._inbox.forget()
         self._encrypted = b""
         self._reserved = 0
 
     def _discard(self, nbytes: int) -> None:
-        """Read over what comes after the end, but not without end."""
+        """Discard input after the end, up to a bound."""
         self._discarded += nbytes
         if self._discarded > self._listener.bounds.system_bytes:
             self._pause()

@@ -38,20 +38,20 @@ class Http2Application(Protocol):
 
     def connect(self, options: Http2Options, now_ms: int) -> Http2Connection:
         """The protocol of a new connection. One with a method `serve` answers some requests by
-        itself, of clients that have asked before what only known ones ask."""
+        itself, of clients that are authenticated."""
 
     def begin(self, client: Http2Client, stream: Any) -> None:
-        """The head of a request is there, and the rest is not yet; a streaming one is begun. It
-        may be refused before its body has come."""
+        """Handle the head of a request whose body has not arrived yet; start a streaming one. It
+        may be refused before its body arrives."""
 
     def answer(self, client: Http2Client, stream: Any) -> None:
-        """A request is there, or will never be whole: then `stream.fault` says why."""
+        """Answer a request. If it is invalid, `stream.fault` says why."""
 
     def receive(self, client: Http2Client, stream: Any) -> None:
-        """More has come of a streaming request, or its end."""
+        """Handle more input of a streaming request, or its end."""
 
     def cancel(self, stream: Any) -> None:
-        """The client does not want the answer any more, or is gone."""
+        """Stop work on a request: the client has cancelled it, or disconnected."""
 
 
 class _Inbox:
@@ -99,24 +99,24 @@ class Http2Client(ClientConnection):
         self._arrivals = _Inbox(self.http2)
         super().__init__(listener, self._arrivals, tls)
         self._application = application
-        # Whether a write is due when the loop comes round.
+        # Whether a write is scheduled for the next turn of the loop.
         self._is_due = False
-        # When a ping was sent that has not been answered.
+        # The time of a ping that has not been answered.
         self._pinged = 0.0
         self.has_asked: bool = False
 
-    # What an application calls.
+    # For an application to call.
 
     def flush_soon(self) -> None:
-        """Have what was sent written when the event loop comes round, together with the answers to
-        other requests that are ready by then."""
+        """Write output in the next turn of the event loop, together with the answers to other
+        requests that are ready by then."""
         if not self._is_due:
             self._is_due = True
             self._listener.loop.call_soon(self._flush_due)
 
     @property
     def host(self) -> str:
-        """The address that it comes from; "" if it is no address of a network."""
+        """The address of the client; "" if it has no network address."""
         name = self._transport.get_extra_info("peername")
         return name[0] if isinstance(name, tuple) else ""
 
@@ -131,7 +131,7 @@ class Http2Client(ClientConnection):
         return True
 
     def end(self, code: ErrorCode, text: bytes = b"") -> None:
-        """Part with it now; its requests are cancelled."""
+        """Close the connection now; its requests are cancelled."""
         self._handle(self.http2.close(code, text))
         self._flush()
 
@@ -141,7 +141,7 @@ class Http2Client(ClientConnection):
         self.http2.shutdown()
         self._flush()
 
-    # What a connection brings.
+    # The methods of a connection.
 
     def serve(self, units: int) -> int:
         return self._read(self._arrivals.take(), perf_counter())
@@ -190,7 +190,7 @@ class Http2Client(ClientConnection):
     # The inside.
 
     def _read(self, data: bytes, now_s: float) -> int:
-        """Returns the units that it took, at least one."""
+        """Read input. Returns the units used, at least one."""
         if self._serve is None:
             return self._go_through(self.http2.feed(data, int(now_s * 1000)), len(data))
         told = self._serve(data, now_s, self.arrived, self.has_asked and self.is_known)
@@ -200,9 +200,9 @@ class Http2Client(ClientConnection):
         return self._go_through(told, len(data))
 
     def _go_through(self, events: Sequence[Any], size: int) -> int:
-        """Answer what has come in so many bytes. Returns the units that it took."""
+        """Handle the events of so many bytes. Returns the units used."""
         self._pinged = 0.0
-        # Requests that were answered before they came here are counted, too.
+        # Requests that compiled code has answered are counted, too.
         count = self.http2.event_count
         if events:
             self._handle(events)
@@ -220,7 +220,7 @@ class Http2Client(ClientConnection):
     def _pass_on(self, kind: str, stream: Any) -> None:
         application = self._application
         if kind == "request":
-            # It may have been cancelled in the same breath.
+            # It may have been cancelled in the same read.
             if not stream.closed:
                 application.answer(self, stream)
         elif kind == "partial" or kind == "head":
@@ -248,7 +248,7 @@ class Http2Client(ClientConnection):
             self._settle()
 
     def _look_for_signs_of_life(self) -> None:
-        """A peer that has vanished is found out by a ping."""
+        """Detect a peer that has vanished, by a ping."""
         now = perf_counter()
         if self._pinged:
             if now - self._pinged > _PING_TIMEOUT_S:

@@ -24,10 +24,10 @@ _BACKLOG = 1_024
 
 
 class Listener(ABC):
-    """Where one protocol is spoken. `asks_token`: a client is a stranger until a request of its
-    shows the token; otherwise only until its TLS handshake is over, if there is one.
+    """A port with one protocol. `asks_token`: a client is a stranger until it has sent a request
+    with the token; otherwise only until its TLS handshake is done, if there is one.
 
-    `now` is the loop's time, and `shed` counts what was turned away because there was too much."""
+    `now` is the loop's time, and `shed` counts requests and connections refused by overload."""
 
     def __init__(self, bounds: ConnectionBounds, *, asks_token: bool) -> None:
         self.bounds = bounds
@@ -86,7 +86,7 @@ class Listener(ABC):
             start_serving=False,
         )
         for listening in self._server.sockets:
-            # Those that are accepted are like it.
+            # Accepted sockets inherit the option.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.bounds.system_bytes)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.bounds.system_bytes)
         await self._server.start_serving()
@@ -94,8 +94,9 @@ class Listener(ABC):
         return bound
 
     async def stop(self) -> None:
-        """Answer what is being asked, within the deadline, and close. What the store was asked by
-        clients that have gone is waited for too: to close the store on it would be an outage."""
+        """Answer requests in progress, within the deadline, and close. Calls to the store for
+        clients that have disconnected are awaited too: closing the store would count as an
+        outage."""
         self.close_listening()
         deadline = self.loop.time() + self.bounds.drain_s
         while (self.open_connections or self.in_flight) and self.loop.time() < deadline:
@@ -103,13 +104,13 @@ class Listener(ABC):
         await self.cut()
 
     def close_listening(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         self.is_stopping = True
         if self._server is not None:
             self._server.close()
 
     async def cut(self) -> None:
-        """End what is left."""
+        """Close the remaining connections."""
         for connection in self._connections():
             connection.abort()
         if self._ticker is not None:
@@ -121,24 +122,25 @@ class Listener(ABC):
         return len(self.known.connections) + len(self.strangers.connections)
 
     def admit(self, connection: ClientConnection) -> None:
-        """Let a client in that has connected."""
+        """Admit a client that has connected."""
         if self.asks_token or self._tls is not None or not self.promote(connection):
             self.demote(connection)
 
     def admit_verified(self, connection: ClientConnection) -> None:
-        """A client's TLS handshake is over; its certificate was verified, if one is asked for."""
+        """Admit a client after its TLS handshake, which has verified its certificate if
+        required."""
         if not self.asks_token:
             self.promote(connection)
 
     def promote(self, connection: ClientConnection) -> bool:
-        """Make it one of the known, if there is a place."""
+        """Move it to the known clients, if there is a place."""
         if len(self.known.connections) >= self.bounds.connections:
             return False
         connection.join(self.known, is_known=True)
         return True
 
     def demote(self, connection: ClientConnection) -> None:
-        """Make it a stranger, in place of the oldest one if there are too many."""
+        """Move it to the strangers, of which the oldest is closed if there are too many."""
         connection.join(self.strangers, is_known=False)
         strangers = self.strangers.connections
         while len(strangers) > self.bounds.stranger_connections:
@@ -171,7 +173,7 @@ class Listener(ABC):
         """Close connections that are out of time, some at a time: ten thousand idle ones must not
         delay the others."""
         for connection in connections[start : start + _EXPIRED_AT_ONCE]:
-            # One connection's trouble must not stop the clock for the others.
+            # An error in one connection must not stop the timeouts of the others.
             with contextlib.suppress(Exception):
                 connection.expire(self.now, self.is_stopping)
         start += _EXPIRED_AT_ONCE

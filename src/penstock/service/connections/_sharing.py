@@ -84,17 +84,17 @@ class ConnectionBounds:
     """From a connection's beginning to the end of its TLS handshake."""
 
     write_s: float = 10.0
-    """For a client to take what it was sent."""
+    """The time for a client to read a reply."""
 
     drain_s: float = 10.0
-    """From the signal to the end, when stopping."""
+    """The time from the signal to stop to the end."""
 
     linger_s: float = 1.0
-    """How long, when stopping, a quiet connection may still bring a request."""
+    """How long, when stopping, an idle connection may still send a request."""
 
     @property
     def all_connections(self) -> int:
-        """Of strangers and others."""
+        """The number of connections of both groups."""
         return self.connections + self.stranger_connections
 
     def within(self: AnyBounds, connections: int) -> AnyBounds:
@@ -106,8 +106,8 @@ class ConnectionBounds:
 
 _log = logging.getLogger("penstock.service")
 
-# A turn takes milliseconds. One that took longer was held up, by a stopped process or a busy
-# machine, which is not for those who wait to make up for.
+# A turn takes milliseconds. If one took longer, the process was stopped or the machine busy, and
+# strangers should not rest for that time.
 _MAX_REST_S = 1.0
 
 
@@ -166,14 +166,14 @@ class ClientGroup:
         self._loop = loop
 
     def enqueue(self, connection: ClientConnection, queue: deque[ClientConnection]) -> None:
-        """Let the connection be served when those before it have been."""
+        """Add the connection to the queue."""
         queue.append(connection)
         if not self._is_due:
             self._is_due = True
             self._loop.call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
-        """Work off some of the queues. It is due again at once, or after a rest."""
+        """Serve a part of the queues. Schedules the next turn at once, or after a rest."""
         if not self.arrivals and not self.queue:
             self._is_due = False
             return
@@ -197,7 +197,7 @@ class ClientGroup:
         try:
             return connection.serve_queued()
         except Exception:
-            # One connection's trouble must not keep the others in the queue.
+            # An error in one connection must not keep the others in the queue.
             _log.exception("a connection failed and is ended")
             connection.abort()
             return 1

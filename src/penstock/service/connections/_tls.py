@@ -18,8 +18,8 @@ _RECORD_BYTES = 16_384
 
 
 class TlsFilter:
-    """The server's side of one connection. Whatever is wrong with the peer's bytes is raised as an
-    `ssl.SSLError`; an alert about it lies in `output` then."""
+    """The server's side of one connection. Invalid bytes of the peer raise an `ssl.SSLError`; then
+    `output` has an alert for the peer."""
 
     __slots__ = ("_incoming", "_object", "_outgoing", "has_ended", "is_established")
 
@@ -27,7 +27,7 @@ class TlsFilter:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self.is_established: bool = False
-        # Whether the peer has said that nothing more comes.
+        # Whether the peer has sent its close alert.
         self.has_ended: bool = False
 
     @property
@@ -36,7 +36,7 @@ class TlsFilter:
         return self._object.selected_alpn_protocol()
 
     def decrypt(self, data: bytes) -> bytes:
-        """The text in what has arrived, none while hands are being shaken."""
+        """The decrypted text of what has arrived; none during the handshake."""
         self._incoming.write(data)
         try:
             if not self.is_established:
@@ -57,8 +57,8 @@ class TlsFilter:
         return self._outgoing.read()
 
     def close(self) -> bytes:
-        """The notice that nothing more comes."""
-        # The peer has not said the same, and need not.
+        """The close alert."""
+        # The peer has not sent its own, and need not.
         with contextlib.suppress(ssl.SSLError, ValueError):
             self._object.unwrap()
         return self._outgoing.read()

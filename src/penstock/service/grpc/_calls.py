@@ -1,7 +1,7 @@
 """The calls of the limiter and of charges: parse, ask the service, render.
 
-Each is one message in and one out. Check, which is asked more often than all others together, is
-answered without a coroutine where nothing has to be waited for.
+Each is one message in and one out. Check, by far the most frequent call, is answered without a
+coroutine if the store answers at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["FOR_OPERATORS", "GrpcAnswers", "decisions"]
 
 Reply: TypeAlias = "Message | Later[Message] | Coroutine[Any, Any, Message]"
 
-# What changes counts without a request having been decided.
+# Calls that change counts without deciding a request.
 FOR_OPERATORS = (f"/{CHARGES}/Pause", f"/{CHARGES}/Reset")
 
 
@@ -51,7 +51,7 @@ def decisions(service: Service, places: Places) -> dict[str, Unary]:
 
 
 class GrpcAnswers:
-    """The service, asked in messages. Numbers that are 0 were left out, and mean 1."""
+    """The service in messages. A number of 0 was left out by the client, and means 1."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -71,8 +71,8 @@ class GrpcAnswers:
         return _decided(asked) if isinstance(asked, Decision) else Then(asked, _decided)
 
     def _has_limits(self, request: Any) -> bool:
-        """Whether a request is to several limits: by what it says or, where it says nothing, by
-        what the policy has."""
+        """Whether a request is for several limits: by its fields or, if these do not show it, by
+        its policy."""
         if request.attributes or getattr(request, "costs", None):
             return True
         return not request.key and self._service.entry(request.policy).judge is not None
@@ -122,8 +122,8 @@ class GrpcAnswers:
         return pb.DebitResponse(decision=decision_message(decision))
 
     async def admit(self, request: pb.AdmitRequest) -> pb.AdmitResponse:
-        # `hold` and `value` are terms of a bidding policy, which other servers of this contract
-        # have: without effect here, as `policy_denied`, which tells of a bid, is never set.
+        # `hold` and `value` belong to bidding policies, which other servers of this contract
+        # have. They have no effect here, and `policy_denied`, the result of a bid, is never set.
         admission = await self._service.admit(request.policy, request.key, request.cost or 1)
         return pb.AdmitResponse(
             decision=decision_message(admission.decision),

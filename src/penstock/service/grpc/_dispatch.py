@@ -1,19 +1,20 @@
-"""From a request of HTTP/2 to a call: who may make it, whether there is a place, and how it ends.
+"""Turns HTTP/2 requests into calls: authorization, places for calls, deadlines and endings.
 
-A caller who may not call is refused before its message is read, and so is everyone while there is
-no place left. A call whose deadline has passed by the time its turn comes is refused before it can
-spend anything: under load that is when nobody waits for the answer any more. One that is cancelled,
-or whose deadline passes while it waits for the store, cancels its task, and with it the wait. Where
-the store tells by a call there is no task: what was sent to the store cannot be taken back, and the
-call keeps its place until the store has told.
+An unauthorized call is refused before its message is read, and so is every call while there is no
+place left. A call whose deadline has passed before it is served is refused before it can spend
+anything: under load, its client no longer waits for the answer. If a call is cancelled, or its
+deadline passes while it waits for the store, its task is cancelled. If the store calls back, there
+is no task: a request that was sent to the store cannot be withdrawn, and the call keeps its place
+until the store has answered.
 
-Once the server is being closed, HTTP/2 says which calls are the last. Those are answered like any
-other: they were sent before their client could know, and libraries do not repeat refused calls.
+When the server is being closed, HTTP/2 names the last calls that are accepted. These are answered
+like any other: they were sent before their client could know, and libraries do not repeat refused
+calls.
 
 A unary call that can be answered at once is answered where it arrives: no task, no timer, one write
-for all that came in together. It keeps its place until its reply has been taken: a client may ask
-and grant no room for replies, which would then be kept for as long as the connection lasts. Those
-are looked through now and then, and such connections ended.
+for all calls that arrived together. It keeps its place until its reply has been read: a client may
+send calls and grant no window for replies, which would then be kept as long as the connection
+lasts. Such connections are detected periodically, and closed.
 """
 
 from __future__ import annotations
@@ -67,13 +68,13 @@ __all__ = [
 ]
 
 MAX_MESSAGE_BYTES = 5 * 1024 * 1024
-"""A batch of 1,000 keys of 4,096 bytes, and some air."""
+"""Enough for a batch of 1,000 keys of 4,096 bytes."""
 
 MAX_STREAMS = 256
-"""Of the calls that stay open for as long as the client likes, so many of each kind."""
+"""The number of calls without a time limit, for each kind of them."""
 
 CALLS_PER_CONNECTION = 128
-"""Calls that one connection may have open; a client's library lets further ones wait."""
+"""Open calls of one connection; further ones wait in the client's library."""
 
 ARRIVAL_S = 10.0
 """How long the message of a call may take to arrive; a quarter of a second more before it is
@@ -88,8 +89,8 @@ _log = logging.getLogger("penstock.service.grpc")
 
 
 class Method:
-    """What is called. `is_public`: without a token. `for_operators`: not at all where there is no
-    token. `guard` says why a caller may not call, if it may not."""
+    """A method of the server. `is_public`: no token is needed. `for_operators`: refused if the
+    server has no token. `guard` returns the reason if a caller is not authorized."""
 
     places: Places
     max_bytes: int = MAX_MESSAGE_BYTES
@@ -99,8 +100,8 @@ class Method:
 
 
 class Unary(Method):
-    """One message in and one out. `answer` returns it, or how to get at it, or a coroutine that
-    will."""
+    """One message in and one out. `answer` returns the response, or a `Later`, or a coroutine of
+    it."""
 
     def __init__(
         self,
@@ -116,8 +117,8 @@ class Unary(Method):
 
 
 class Streaming(Method):
-    """Messages in and out, for as long as the client likes. The call is over, and went well, when
-    the coroutine ends."""
+    """Messages in and out, without a time limit. The call ends, with OK, when the coroutine
+    returns."""
 
     def __init__(
         self, serve: Callable[[StreamingCall], Coroutine[Any, Any, None]], places: Places
@@ -165,7 +166,7 @@ class GrpcCalls:
         self._token = token
         self._arrival_s = arrival_s
         self._waiting: set[WaitingCall] = set()
-        # What answers the usual checks in compiled code, before they come here.
+        # Answers common checks in compiled code, before they get here.
         self.ready: Any = None
         self.routes: dict[bytes, KnownPath] = {
             name.encode(): KnownPath(
@@ -179,7 +180,7 @@ class GrpcCalls:
             concurrent_streams=CALLS_PER_CONNECTION,
             turn_requests=bounds.slice_units,
             request_ms=int(arrival_s * 1000),
-            # What takes longer is seen, and ended, by `Places`.
+            # `Places` detects and ends calls that take longer.
             write_ms=3_600_000,
         )
 
@@ -204,7 +205,7 @@ class GrpcCalls:
         if stream.fault:
             self._refuse(client, stream, self._fault(stream.fault))
         elif isinstance(stream.context, Exception):
-            # It was looked at already, in compiled code.
+            # It was checked already, in compiled code.
             self._refuse(client, stream, grpc_error(stream.context))
         elif (error := self._refusal(client, stream)) is not None:
             self._refuse(client, stream, error)
@@ -223,12 +224,12 @@ class GrpcCalls:
 
     @property
     def at_work(self) -> int:
-        """Calls that something is at work for, over all connections of all servers that these are
-        served on."""
+        """The number of calls in progress, over all connections of all servers that use this
+        object."""
         return len(self._waiting)
 
     async def stop(self) -> None:
-        """Cancel what is at work."""
+        """Cancel all calls in progress."""
         waiting = list(self._waiting)
         for each in waiting:
             each.cancel()
@@ -238,7 +239,7 @@ class GrpcCalls:
     # Who may call.
 
     def _refusal(self, client: Http2Client, stream: Any) -> GrpcError | None:
-        """Why a call is not looked at."""
+        """The reason to refuse a call before its message is read, if there is one."""
         if stream.route < 0:
             return GrpcError(Status.UNIMPLEMENTED, f"there is no method {stream.path[:200]}")
         method: Method = self._methods[stream.route]
@@ -350,7 +351,7 @@ class GrpcCalls:
         timeout_ms: int | None,
         ended: Callable[[Any], None],
     ) -> None:
-        """Have the call worked at, until its deadline; `ended` is told what came of it."""
+        """Run the call, until its deadline; `ended` gets its result."""
         method.places.taken += 1
         stream.context = waiting
         self._waiting.add(waiting)
@@ -383,14 +384,14 @@ _FAULTS = {
 
 
 def _is_cut_off(stream: Any) -> bool:
-    """Whether a method is called with more metadata than is read. The type of the content may be in
-    the rest: some libraries send it last."""
+    """Whether a call has more metadata than is read. The content type may be in the rest: some
+    libraries send it last."""
     cut_off: bool = stream.fault == "head_too_large" and stream.route >= 0
     return cut_off
 
 
 def _ended_with(error: BaseException, is_late: bool) -> GrpcError:
-    """Why a call failed."""
+    """The error of a call that failed."""
     if isinstance(error, asyncio.CancelledError):
         return _LATE if is_late else _LEAVING
     return grpc_error(error)

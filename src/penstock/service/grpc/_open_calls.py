@@ -1,10 +1,9 @@
-"""Calls that are open: how many there may be, what they wait for, and what an exception that ends
-one is called on the wire.
+"""Open calls: how many there may be, what they wait for, and the status for each exception.
 
 Errors are one table; the rest of the server only raises. The text of our own exceptions is written
-for callers and goes out with the status. That of any other exception stays inside: it is a fault of
-ours, and is logged with its traceback. RESOURCE_EXHAUSTED comes with the time to wait
-(`retry_trailers`), unless waiting is of no use.
+for callers and sent with the status. That of any other exception is not sent: it is a bug of ours,
+and logged with its traceback. RESOURCE_EXHAUSTED has the time to wait (`retry_trailers`), unless
+waiting does not help.
 """
 
 from __future__ import annotations
@@ -53,15 +52,15 @@ _MAX_TEXT = 500
 
 
 class DeadlineError(Exception):
-    """The caller's deadline had passed before the call was looked at. Known to this server only: to
-    the caller it is a status of the protocol, not an error of ours."""
+    """The caller's deadline had passed before the call was served. Internal to this server: the
+    caller gets a status of the protocol."""
 
 
 class UnknownServiceError(Exception):
-    """Asked about by a health probe, and not served here."""
+    """A health probe asked for a service that is not served here."""
 
 
-# The first class that fits: an unknown policy is also an invalid one.
+# The first matching class counts: an unknown policy is also an invalid one.
 _STATUSES: tuple[tuple[type[Exception], Status], ...] = (
     (UnknownPolicyError, Status.NOT_FOUND),
     (ConfigInvalidError, Status.INVALID_ARGUMENT),
@@ -74,7 +73,7 @@ _STATUSES: tuple[tuple[type[Exception], Status], ...] = (
 
 
 def grpc_error(error: BaseException) -> GrpcError:
-    """What to end a call with instead of `error`."""
+    """The `GrpcError` for an exception."""
     if isinstance(error, GrpcError):
         return error
     if isinstance(error, DecodeError):
@@ -96,30 +95,30 @@ def _ours(status: Status, error: BaseException) -> GrpcError:
 
 
 def exhausted(text: str) -> GrpcError:
-    """There is too much of something: RESOURCE_EXHAUSTED, with the time to come back after."""
+    """RESOURCE_EXHAUSTED, with the time after which to retry."""
     pushback, (_, details) = retry_trailers(text, next(_RETRY_MS))
     assert isinstance(details, bytes)
     return GrpcError(Status.RESOURCE_EXHAUSTED, text, details, (pushback,))
 
 
-# Around a second, each caller another time: those who were refused together come back apart.
+# About a second, random, so that callers that were refused together do not retry together.
 _RETRY_MS = cycle(range(500, 1_500, 61))
 
 
 SMALL_MESSAGE_BYTES = 16_384
-"""The same for calls that strangers may make, and for those of any number of messages."""
+"""The same for calls of strangers, and for streaming calls."""
 
 MAX_CONCURRENT = 4_096
-"""Calls at work at once, over all connections; one more is answered RESOURCE_EXHAUSTED."""
+"""Calls in progress, over all connections; one more is answered RESOURCE_EXHAUSTED."""
 
 TAKING_S = 10.0
-"""How long a client may take to read a reply, likewise."""
+"""How long a client may take to read a reply."""
 
 
 class Places:
-    """`taken` is how many calls are at work, or have ended and a store is at work for them still.
-    `answering` are those whose reply is made and not yet taken, each since when, the oldest
-    first."""
+    """The places of calls. `taken` is the number of calls in progress, including those that have
+    ended while the store still works for them. `answering` has the calls whose reply is not read
+    yet, with the time since then, the oldest first."""
 
     def __init__(self, limit: int = MAX_CONCURRENT, taking_s: float = TAKING_S) -> None:
         self.limit = limit
@@ -128,8 +127,8 @@ class Places:
         self.answering: dict[Any, tuple[float, Http2Client]] = {}
 
     def look_through(self, now: float) -> None:
-        """Give back the places of replies that were taken, and end the connections of those who
-        take none."""
+        """Free the places of replies that were read, and close connections that do not read
+        theirs."""
         taken = [stream for stream in self.answering if stream.closed]
         for stream in taken:
             del self.answering[stream]
@@ -142,8 +141,8 @@ class Places:
 
 
 class WaitingCall:
-    """A call that is waited for, and the timer of its deadline. A task works at it, or else the
-    store tells; then nobody listens any more once it is cancelled, and the store is asked on."""
+    """A call that waits for the store, and the timer of its deadline. Either a task runs it, or the
+    store calls back; in that case a cancelled call ignores the result when it arrives."""
 
     __slots__ = ("_over", "_told", "is_late", "task", "timer")
 
@@ -160,8 +159,8 @@ class WaitingCall:
         told: Told,
         over: Callable[[], None],
     ) -> None:
-        """Begin; `told` is called once, later. So is `over`, when nothing is at work for the call
-        any more: before `told`, unless it was cancelled."""
+        """Start; `told` is called once, later. So is `over`, when all work for the call has ended:
+        before `told`, unless it was cancelled."""
         self._told, self._over = told, over
         if isinstance(work, Later):
             if work.can_begin:
@@ -200,9 +199,9 @@ class WaitingCall:
 
 
 class RefusedCall:
-    """A call that was refused before all of it has come. It is told when that has, or after a
-    moment: the library of the commonest clients takes a status that overtakes its message for a
-    failure of its own (INTERNAL)."""
+    """A call that was refused before it has arrived completely. The status is sent when it has, or
+    after a moment: the most common client library reports a status that arrives before its message
+    is sent as INTERNAL."""
 
     __slots__ = ("_refuse", "_stream")
 
@@ -223,7 +222,7 @@ class RefusedCall:
 
 
 class StreamingCall(WaitingCall):
-    """A call with any number of messages."""
+    """A streaming call."""
 
     __slots__ = ("_arrived", "_client", "_messages", "_reader", "_stream")
 
@@ -232,17 +231,17 @@ class StreamingCall(WaitingCall):
         self._client = client
         self._stream = stream
         self._reader = MessageReader(call.encoding, SMALL_MESSAGE_BYTES)
-        # None behind the last one; an error in the place of what could not be read.
+        # None after the last one; an error for a message that could not be read.
         self._messages: deque[bytes | GrpcError | None] = deque()
         self._arrived = asyncio.Event()
 
     def receive(self) -> None:
-        """More has come."""
+        """Read the messages that have arrived."""
         self._arrived.set()
 
     async def read(self) -> bytes | None:
-        """The next message; None after the last. What comes is left to the protocol until it is
-        asked for, so that a client may not send more than the protocol has room for."""
+        """The next message; None after the last. Bytes stay in the protocol until they are needed,
+        so that flow control bounds what a client can send."""
         while not self._messages:
             self._arrived.clear()
             self._take()
@@ -266,7 +265,7 @@ class StreamingCall(WaitingCall):
         self._client.flush_soon()
 
     async def first(self, within_s: float) -> bytes:
-        """The first message, which has its time to come."""
+        """The first message, which has a deadline to arrive."""
         try:
             message = await asyncio.wait_for(self.read(), within_s)
         except asyncio.TimeoutError:

@@ -1,12 +1,12 @@
-"""gRPC over HTTP/2: what a call asks for, its messages, and how it ends.
+"""gRPC over HTTP/2: the head of a call, its messages, and its status.
 
 A call is a POST whose content type begins with `application/grpc`. Its messages follow each other
-in the body, each behind a byte that says whether it is compressed and four that give its length.
-The answer is a head, messages of the same form, and trailers with the status; a call that is
-refused before any message has the status in its head, which is then all there is.
+in the body, each after a byte that says whether it is compressed and four with its length. The
+answer is a head, messages of the same form, and trailers with the status; a call that is refused
+before any message has the status in its head, and nothing after that.
 
 The functions here work on the streams of either HTTP/2 implementation and send through their
-connections. What is wrong with a call is raised as a `GrpcError`, for `refuse` to send.
+connections. An invalid call raises a `GrpcError`, which `refuse` sends.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _UNIT_NS = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
 _METADATA_NAME = re.compile(rb"[0-9a-z_.-]+")
 _METADATA_VALUE = re.compile(rb"[ -~]*")
-# The one name of the protocol's own that a server chooses a value for.
+# The only reserved name for which a server chooses a value.
 _PUSHBACK = b"grpc-retry-pushback-ms"
 _PREFIX_BYTES = 5
 _ENCODINGS = ("identity", "gzip")
@@ -104,7 +104,7 @@ class GrpcError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CallHead:
-    """What the head of a call says. A `timeout_ms` of None is no deadline."""
+    """The head of a call. A `timeout_ms` of None means no deadline."""
 
     timeout_ms: int | None
     encoding: str
@@ -120,7 +120,7 @@ def is_grpc(stream: Any) -> bool:
 def read_call(stream: Any) -> CallHead:
     if stream.method != "POST":
         raise GrpcError(Status.INTERNAL, "a call is a POST")
-    # Its absence tells of a proxy that would drop the trailers of the answer, too.
+    # If it is missing, a proxy in between drops trailers, also those of the answer.
     if stream.get("te") != "trailers":
         raise GrpcError(Status.INTERNAL, "a call has the field te: trailers")
     timeout = stream.get("grpc-timeout")
@@ -135,8 +135,8 @@ def read_call(stream: Any) -> CallHead:
 
 
 def _plain_call(stream: Any, max_bytes: int) -> tuple[int | None, bytes] | None:
-    """The deadline, in milliseconds, and the message of a unary call that has nothing special to
-    it. None for others, of which some are right as well: `read_call` and `read_message` know."""
+    """The deadline, in milliseconds, and the message of a unary call of the common form. None for
+    other calls, which may be valid as well: `read_call` and `read_message` decide that."""
     content_type = stream.get("content-type")
     if stream.fault or not stream.ended or content_type not in _PLAIN_TYPES:
         return None
@@ -166,7 +166,7 @@ def parse_timeout(text: str) -> int:
 
 
 class MessageReader:
-    """The messages of a call, out of its body as it arrives."""
+    """Reads the messages of a call from its body as it arrives."""
 
     __slots__ = ("_data", "_gzipped", "_max_bytes")
 
@@ -194,7 +194,7 @@ class MessageReader:
         return messages
 
     def finish(self) -> None:
-        """The body is over."""
+        """Check, at the end of the body, that no message is incomplete."""
         if self._data:
             raise GrpcError(Status.INTERNAL, "the body ends within a message")
 
@@ -240,7 +240,7 @@ def _decompress(data: bytes, max_bytes: int) -> bytes:
 
 
 def too_large(text: str) -> GrpcError:
-    """The call would be refused each time: a library that repeats calls is told not to."""
+    """The error for a message that is too large; it tells libraries not to retry."""
     return GrpcError(Status.RESOURCE_EXHAUSTED, text, trailing=((_PUSHBACK.decode(), "-1"),))
 
 
@@ -252,7 +252,7 @@ def _message_too_large(max_bytes: int) -> GrpcError:
 
 
 def read_metadata(stream: Any) -> list[tuple[str, str | bytes]]:
-    """The fields of a call that are not the protocol's own. The values of names that end with
+    """The fields of a call that are not reserved by the protocol. The values of names that end with
     -bin are bytes."""
     found: list[tuple[str, str | bytes]] = []
     for name_bytes, value in stream.fields:
@@ -260,7 +260,7 @@ def read_metadata(stream: Any) -> list[tuple[str, str | bytes]]:
         if name in ("te", "content-type") or name.startswith("grpc-"):
             continue
         if name.endswith("-bin"):
-            # Several of one name may have been joined on the way.
+            # A proxy may have joined several values of one name.
             found += [(name, _decode_binary(part.strip(b" \t"))) for part in value.split(b",")]
         else:
             found.append((name, value.decode("latin-1")))
@@ -268,7 +268,7 @@ def read_metadata(stream: Any) -> list[tuple[str, str | bytes]]:
 
 
 def write_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> list[tuple[bytes, bytes]]:
-    """The fields that stand for metadata."""
+    """The fields of metadata."""
     fields = []
     for name_text, value in metadata:
         name = name_text.encode()
@@ -308,7 +308,7 @@ def reply(
     trailing: Sequence[tuple[str, str | bytes]] = (),
     compress: bool = False,
 ) -> bool:
-    """The whole answer to a unary call. False if its stream is over."""
+    """Send the whole answer to a unary call. False if its stream is closed."""
     return send_message(
         connection, stream, message, metadata=metadata, compress=compress
     ) and send_status(connection, stream, Status.OK, trailing=trailing)
@@ -317,7 +317,7 @@ def reply(
 answer_plainly: Callable[[Any, Any, bytes], bool] = (
     reply if compiled is None else compiled.Http2Connection.reply
 )
-"""The same without anything special to it."""
+"""The same for an answer of the common form."""
 
 
 def send_message(
@@ -328,7 +328,7 @@ def send_message(
     metadata: Sequence[tuple[str, str | bytes]] = (),
     compress: bool = False,
 ) -> bool:
-    """One message of several; the first brings the head, and `metadata` with it."""
+    """Send one message of several; before the first one, the head with `metadata`."""
     if not stream.head_sent:
         head = _HEAD_GZIP if compress else _HEAD
         if metadata:
@@ -347,7 +347,7 @@ def send_status(
     details: bytes = b"",
     trailing: Sequence[tuple[str, str | bytes]] = (),
 ) -> bool:
-    """The end of a call; all of the answer if nothing was sent before."""
+    """Send the status of a call, which is the whole answer if nothing was sent before."""
     fields = _status_fields(status, text, details) + write_metadata(trailing)
     sent: bool
     if not stream.head_sent:
@@ -361,7 +361,7 @@ def send_status(
 
 
 def refuse(connection: Any, stream: Any, error: GrpcError) -> bool:
-    """The end of a call with what went wrong."""
+    """End a call with an error."""
     return send_status(
         connection,
         stream,
@@ -373,7 +373,7 @@ def refuse(connection: Any, stream: Any, error: GrpcError) -> bool:
 
 
 def percent_encode(text: str) -> bytes:
-    """As `grpc-message` is written: printable ASCII, and everything else as %XX of its UTF-8."""
+    """The encoding of `grpc-message`: printable ASCII, everything else as %XX of its UTF-8."""
     raw = text.encode("utf-8", "replace")
     # No field begins or ends with a space.
     spaces = {at for at in (0, len(raw) - 1) if raw[at : at + 1] == b" "}

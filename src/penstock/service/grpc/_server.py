@@ -1,11 +1,10 @@
-"""Opening and closing the gRPC server, the Fleet call, and who may make that.
+"""Opening and closing the gRPC server; the Fleet call and its authorization.
 
-Budget is handed out by the Fleet call: without a secret, to callers on this machine; with one, to
-whoever presents it. Decided before the request is read, and in the same time for any wrong secret.
+The Fleet call leases credits: without a secret, to callers on this machine; with one, to callers
+that present it. That is decided before the request is read, in constant time for any wrong secret.
 
-Checks are answered in compiled code, from their last frame to those of the reply, where
-`accel/_grpc.pyx` can. Everything else takes the long way, through `_dispatch.py` and `_calls.py`,
-and is answered the same; so is everything where nothing is compiled.
+Common checks are answered in compiled code (`accel/_grpc.pyx`). Everything else is answered by
+`_dispatch.py` and `_calls.py`, in the same way; so are all calls if nothing is compiled.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _CHECK = f"/{RATE_LIMITER}/Check".encode()
 def ready_checks(
     service: Service, routes: Mapping[bytes, KnownPath], places: Places, *, asks_token: bool
 ) -> Any:
-    """What makes connections that answer checks by themselves; None where there are none."""
+    """The compiled factory of connections that answer checks themselves; None if not compiled."""
     if native is None or compiled is None:
         return None
     try:
@@ -103,7 +102,7 @@ class _Guard:
     def refusal(self, client: Http2Client, stream: Any) -> GrpcError | None:
         if self._secret is None:
             return None if _is_local(client.host) else _LOCAL_ONLY
-        # Both are looked at, whichever is good.
+        # Both are compared, even if the first matches: the time must not show which one did.
         named = self._secret.accept(f"Bearer {stream.get('x-fleet-secret') or ''}")
         borne = self._secret.accept(stream.get("authorization"))
         return None if named or borne else _NO_SECRET
@@ -194,8 +193,8 @@ class GrpcServer(Listener):
             pool.look_through(now)
 
     async def drain(self, seconds: float) -> None:
-        """Have clients make no more calls, answer those on their way, and close. What is not done
-        after `seconds` is cancelled. Health watchers hear of it first."""
+        """Tell clients to make no more calls, answer those in progress, and close. Calls that are
+        not done after `seconds` are cancelled. Health watchers are notified first."""
         until = self.loop.time() + seconds
         self._leaving.set()
         self.close_listening()
@@ -230,13 +229,13 @@ async def open_grpc(
 ) -> GrpcServer:
     """Serve `service` on `host`:`port`; port 0 takes a free one.
 
-    With a `token`, every call but those of the health service must present it. `fleet_secret` is
-    what a caller must present to be handed out budget; by default the token, and without either
-    only callers on this machine are. `max_concurrent` calls may be at work at once; the message of
-    each has `arrival_s` seconds to arrive, and its reply `taking_s` to be read. Beside them
-    `max_streams` may watch the health, and as many reflect. Of connections there may be
-    `max_connections`; one more takes the place of the oldest that has not asked for a decision.
-    `reuse_port` lets several processes share one port.
+    With a `token`, all calls except those of the health service need it. `fleet_secret` is needed
+    to lease credits; by default it is the token, and without either only callers on this machine
+    may lease. `max_concurrent` calls may be in progress; the message of each has `arrival_s`
+    seconds to arrive, and its reply `taking_s` to be read. In addition `max_streams` calls may
+    watch the health, and as many use reflection. There may be `max_connections`; one more replaces
+    the oldest that has not asked for a decision. `reuse_port` lets several processes share one
+    port.
     """
     if token is not None and not token.strip():
         reject("the token must not be empty")

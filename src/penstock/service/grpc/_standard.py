@@ -1,11 +1,11 @@
 """The services that every gRPC server is expected to have: health and reflection.
 
-Both have calls that stay open for as long as the client likes, and probes carry no token. So these
-calls have places of their own, of which a stranger may take all without keeping out a call that
-decides something; and they end by themselves when the server drains, so that they never hold it up.
+Both have calls without a time limit, and probes have no token. So these calls have places of their
+own: strangers may take all of them without blocking checks. The calls end when the server drains,
+so that they never delay it.
 
-Their protos are few lines each and are written down here, field by field: packages that bring them
-bring another gRPC server with them.
+Their protos have few lines each and are written here, field by field: the packages that contain
+them depend on another gRPC server.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _message(name: str) -> Any:
     return GetMessageClass(POOL.FindMessageTypeByName(name))
 
 
-# Ours are in a pool of their own; the standard ones join them there.
+# Our messages are in a pool of their own; the standard ones are added to it.
 _add_standard(POOL)
 _HealthRequest = _message("grpc.health.v1.HealthCheckRequest")
 _HealthResponse = _message("grpc.health.v1.HealthCheckResponse")
@@ -149,8 +149,8 @@ class Health:
     """`grpc.health.v1`, for the whole ("") and by name: serving while the service is ready, as by
     `/ready`, and the server does not drain.
 
-    `probes` holds Check to no number: a probe that is refused when there are many would have a
-    service restarted for being asked.
+    `probes` does not limit Check: if probes were refused when there are many, a healthy service
+    could be restarted.
     """
 
     def __init__(
@@ -198,12 +198,12 @@ class Health:
                 await asyncio.wait_for(self._leaving.wait(), _LOOK_EVERY_S)
 
     async def _was_ready(self) -> bool:
-        """Whether the service is ready, as of a moment ago: one look for all who watch."""
+        """Whether the service was ready a moment ago; one look at the store for all watchers."""
         now = asyncio.get_running_loop().time()
         if self._look is None or (self._look.done() and now >= self._look_again_at):
             self._look = asyncio.ensure_future(self._service.decides())
             self._look_again_at = now + _LOOK_EVERY_S
-        # Who stops watching does not end it for the others.
+        # A watcher that leaves does not cancel it for the others.
         return await asyncio.shield(self._look)
 
     def _message(self, name: str, ready: bool) -> Any:
@@ -216,7 +216,7 @@ class Health:
 
 
 class Reflection:
-    """Tells a client without the protos what is served here."""
+    """Describes the services to clients that do not have the protos."""
 
     def __init__(self, places: Places, leaving: asyncio.Event) -> None:
         self._places = places
@@ -256,7 +256,7 @@ class _Conversation:
         try:
             request = self._request.FromString(raw)
         except DecodeError:
-            # It asks for nothing, and is answered so.
+            # A request that cannot be decoded is answered like an empty one.
             request = self._request()
         response = self._response(valid_host=request.host, original_request=request)
         asked = request.WhichOneof("message_request")

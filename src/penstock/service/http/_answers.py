@@ -131,7 +131,7 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, UnsupportedError):
         return Problem("not_implemented", str(error))
     if isinstance(error, StoreUnavailableError):
-        # The text names the store's address, which is nothing for clients.
+        # The text contains the address of the store, which clients must not see.
         detail = "the store is full" if error.reason == "full" else "the store did not answer"
         return Problem("store_unavailable", detail, SOON, error.reason)
     if isinstance(error, QueueFullError):
@@ -145,7 +145,7 @@ Work: TypeAlias = "Callable[[], Coroutine[Any, Any, bytes]]"
 `Later` that can be."""
 
 Answer: TypeAlias = "bytes | Work"
-"""A whole reply, or what will make one when the store has spoken."""
+"""A whole reply, or a function that makes one when the store has answered."""
 
 JSON = "application/json"
 _PROBLEM = "application/problem+json"
@@ -170,7 +170,7 @@ class Label:
 
 
 PLAIN, NESTED, CLIENT = 0, 1, 2
-"""How a decision is written: for `POST /check`, the calls under `/v1`, `GET /check/{client}`."""
+"""The form of a decision: for `POST /check`, the calls under `/v1`, `GET /check/{client}`."""
 
 
 def decision_reply(head: bytes, lines: bytes, decision: Decision, seconds: int, form: int) -> bytes:
@@ -203,8 +203,8 @@ def _body_of(decision: Decision, form: int) -> str:
 
 
 class DecisionReplies:
-    """How replies about decisions begin, by their status, and how many there were. Has a compiled
-    twin, which counts by itself what is answered there."""
+    """The first lines of replies about decisions, by status, and their counts. Has a compiled twin,
+    which counts the replies that compiled code makes."""
 
     __slots__ = ("allowed_head", "denied", "denied_head", "ok")
 
@@ -226,7 +226,7 @@ class Answers:
     """Makes replies and counts them by status. `stamp` is the date, to be renewed with `tick`."""
 
     def __init__(self, clock: Clock) -> None:
-        # Those about one decision. A Counter would take a tenth of their time.
+        # Replies about one decision. A Counter would take a tenth of their time.
         self.replies: Any = DecisionReplies() if native is None else native.DecisionReplies()
         self._statuses: Counter[int] = Counter()
         self._now = clock.now
@@ -235,13 +235,13 @@ class Answers:
 
     @property
     def statuses(self) -> dict[int, int]:
-        """How many replies there were, by their status."""
+        """The number of replies, by status."""
         counted = self._statuses.copy()
         counted.update({200: self.replies.ok, 429: self.replies.denied})
         return {status: count for status, count in counted.items() if count}
 
     def tick(self) -> None:
-        """Look at the calendar."""
+        """Renew the date."""
         self.stamp: str = f"Date: {formatdate(self._now() / 1000, usegmt=True)}\r\n"
         self.replies.allowed_head = self._head_of(200, JSON)
         self.replies.denied_head = self._head_of(429, JSON)
@@ -259,9 +259,9 @@ class Answers:
         return found
 
     def policy_label(self, policy: Policy | None, name: str, decision: Decision) -> Label:
-        """That of a policy of one limit."""
+        """The label of a policy of one limit."""
         if policy is None:
-            # A reload has taken the policy away while the store was asked.
+            # A reload has removed the policy meanwhile.
             return self.label(name, decision.limit, None, None)
         return self.label(name, policy.quota, policy.window_ms, policy.strategy)
 

@@ -79,8 +79,8 @@ class Calls:
         return self._one(fields["policy"], "rate", self._service.decide(**fields), legacy)
 
     def _has_limits(self, fields: dict[str, Any]) -> bool:
-        """Whether a request is to several limits: by what it says or, where it says nothing, by
-        what the policy has."""
+        """Whether a request is for several limits: by its fields or, if these do not show it, by
+        its policy."""
         if "attributes" in fields or "costs" in fields:
             return True
         name = fields.get("policy")
@@ -133,7 +133,7 @@ class Calls:
 
     def v1_admit(self, legacy: bool, body: bytes) -> Answer:
         fields = decode(body)
-        # As in gRPC, the terms of a bid are taken and have no effect.
+        # As in gRPC, the fields of a bid are accepted and have no effect.
         require_fields(fields, _KEYED, {"cost": int, "hold": int, "value": int})
 
         def render(admission: Admission) -> bytes:
@@ -225,7 +225,7 @@ class Calls:
 
 
 def _reply(asked: Asked, render: Callable[..., bytes], *rest: Any) -> Answer:
-    """The reply to what the service could decide at once, or what to await for it."""
+    """The reply to a decision that was made at once, or else a function to await."""
     if isinstance(asked, Decision):
         return render(asked, *rest)
     return Then(asked, render, *rest)

@@ -32,7 +32,7 @@ from ._head import decode, require_fields
 __all__ = ["AwaitedJudgement", "ChargeCalls", "VerdictForm"]
 
 
-# Of combinations of limits and figures; beyond, all are made anew.
+# The most combinations of limits and figures; beyond that, all are made again.
 _MAX_FORMS = 1_024
 
 _NAMED = {"policy": str}
@@ -186,8 +186,8 @@ class ChargeCalls:
 
 
 class AwaitedJudgement:
-    """A reply about a judgement that has to be waited for, as `AwaitedVerdict` of compiled code is
-    one about what the limits said."""
+    """A reply about a judgement that is not made yet; `AwaitedVerdict` is the same for a verdict in
+    compiled code."""
 
     __slots__ = ("_judged", "asked")
 
@@ -218,7 +218,7 @@ class VerdictForm:
         self.compiled: Any = _compiled(limits, json.dumps(shadows))
 
     def body(self, verdict: Verdict) -> str:
-        """The decision that binds, and what each limit said."""
+        """The binding decision, and that of each limit."""
         decisions, place = verdict.decisions, verdict.binding_place
         binding = NEUTRAL if place is None else decisions[place]
         told: list[Any] = []
@@ -236,7 +236,7 @@ class VerdictForm:
         return self._form % tuple(told)
 
     def headers(self, verdict: Verdict, now: int, peeked: bool, legacy: bool) -> str:
-        """As `verdict_headers`, to the letter: a test compares."""
+        """The same as `verdict_headers`, which a test compares."""
         binding, decisions = verdict.binding_place, verdict.decisions
         policies: list[str] = []
         members: list[str] = []

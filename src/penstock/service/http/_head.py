@@ -95,7 +95,7 @@ _TARGET = re.compile(
     r"((?:/(?:[A-Za-z0-9\-._~!$&'()*+,;=:@]|%[0-9A-Fa-f]{2})*)+)"
     r"(?:\?((?:[A-Za-z0-9\-._~!$&'()*+,;=:@/?]|%[0-9A-Fa-f]{2})*))?"
 )
-# Headers that decide where a message ends, or for whom it is, may be there once at most.
+# Headers that decide how a message is read, routed or authorized: allowed once.
 _SINGLE = frozenset({"host", "content-length", "transfer-encoding", "authorization", "expect"})
 ESSENTIAL = frozenset(
     {
@@ -112,7 +112,7 @@ _CLIENT = re.compile(
     rb"%b((?:[A-Za-z0-9\-._~!$&'()*+,;=:@]|%%[0-9A-Fa-f]{2})+)(?=[ ?])" % CLIENT_LEAD
 )
 Reduced: TypeAlias = tuple[bytes, int, "bytes | None"]
-"""A head without what does not matter, the length of the body, and the client in its path."""
+"""A reduced head, the length of the body, and the client in its path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,8 @@ def _length(headers: dict[str, str], modern: bool) -> int:
 
 
 def _path_and_query(target: str, host: str | None) -> tuple[str, str]:
-    """A proxy's form of the target carries the host in front of the path: the same one as Host."""
+    """Path and query of a target. A proxy may send an absolute one, whose host must be that of
+    Host."""
     if not target.startswith("/"):
         absolute = _ABSOLUTE.match(target)
         if absolute is None:
@@ -266,14 +267,14 @@ def decode(body: bytes) -> dict[str, Any]:
     except ProblemError:
         raise
     except StopIteration:
-        # How the engine says that a value was to come: `{"key":}`.
+        # The engine's error for a missing value: `{"key":}`.
         raise ProblemError("malformed_json", "not JSON: a value is missing") from None
     except UnicodeDecodeError:
         raise ProblemError("malformed_json", "the body is not UTF-8") from None
     except RecursionError:
         raise ProblemError("malformed_json", "the body is nested too deeply") from None
     except ValueError as error:
-        # A number of thousands of digits is a ValueError too, in words about the interpreter.
+        # A number of thousands of digits is a ValueError too, with a text about the interpreter.
         known = isinstance(error, json.JSONDecodeError)
         detail = f"not JSON: {error}" if known else "a number has too many digits"
         raise ProblemError("malformed_json", detail) from None
@@ -285,7 +286,7 @@ def decode(body: bytes) -> dict[str, Any]:
 def require_fields(
     fields: dict[str, Any], required: Mapping[str, type], optional: Mapping[str, type]
 ) -> None:
-    """Hold `fields` to the names and types of one call."""
+    """Check the names and types of `fields` for one call."""
     for name, value in fields.items():
         wanted = required.get(name) or optional.get(name)
         if wanted is None:
@@ -323,7 +324,7 @@ class Hosts:
 
 
 def is_cross_site(headers: dict[str, str]) -> bool:
-    """Whether a browser says that it sends this for a page of another site."""
+    """Whether the headers say that a page of another site has caused the request."""
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         return True
     origin = headers.get("origin")

@@ -32,7 +32,7 @@ _FAULTS = {
 
 
 class HttpRequests:
-    """The HTTP server as an application of HTTP/2; `grpc` answers calls, where they are served."""
+    """The HTTP server as an application of HTTP/2; `grpc`, if given, answers its calls."""
 
     def __init__(self, server: HttpServer, grpc: Http2Application | None) -> None:
         self._server = server
@@ -135,7 +135,7 @@ def _head_of(stream: Any) -> bytes:
     lines += [
         b"%b: %b" % (name, value)
         for name, value in stream.fields
-        # Nothing waits for it here, and the host was named before.
+        # The client does not wait for 100 Continue here, and the host is there already.
         if name not in (b"host", b"expect", b"te")
     ]
     return b"\r\n".join([*lines, b"", b""])

@@ -110,7 +110,7 @@ def policy_lines(counted: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
 
 
 def _limit_labels(name: str) -> str:
-    """Of one of several limits, by its `tally_name`."""
+    """The labels of one of several limits, by its `tally_name`."""
     policy, limit, *rest = name.split("/")
     shadow = "true" if rest else "false"
     return f'policy="{_escaped(policy)}",limit="{_escaped(limit)}",shadow="{shadow}"'
@@ -201,10 +201,10 @@ Page: TypeAlias = "Callable[[bool, bytes], Answer]"
 
 
 class Pool(Protocol):
-    """Knows the metrics of all workers, any of which a scrape may reach."""
+    """Has the metrics of all workers, since a scrape may reach any of them."""
 
     async def total(self) -> bytes:
-        """The counts of all workers, of this one as of now, as `/metrics` shows them."""
+        """The counts of all workers for `/metrics`; those of this one are current."""
 
 
 Told: TypeAlias = tuple[int, bytes, bytes]
@@ -244,7 +244,7 @@ class Pages:
         return self._pages.get(path)
 
     def counts(self) -> str:
-        """Everything that was counted here, but for policies, of which there may be many."""
+        """All counts of this process, except those of policies, of which there may be many."""
         counted = self._service.snapshot(policies=False)
         return exposition(counted, self._answers.statuses, self._gauges())
 
@@ -278,13 +278,13 @@ class Pages:
         return partial(self._readiness, trusted, strict=False)
 
     def ready_with_store(self, trusted: bool, _body: bytes) -> Answer:
-        """The strict question, `/ready?store=1`: does the store answer, too?"""
+        """`/ready?store=1`: whether the store answers, too."""
         return partial(self._readiness, trusted, strict=True)
 
     def _metrics(self, _trusted: bool, _body: bytes) -> Answer:
         if self._pool is not None or self._service.metrics.policy_count > SHOWN:
             return self._scraped
-        # At once, whatever else waits: a scrape matters most when nothing else is answered.
+        # At once, before waiting requests: a scrape matters most under overload.
         text = "\n".join([*policy_lines(self._service.metrics.counted()), self.counts()])
         return self._answers.plain(200, text.encode(), TEXT)
 
@@ -299,7 +299,7 @@ class Pages:
         return self._answers.plain(200, openapi_json())
 
     def docs(self, host: str, _body: bytes) -> Answer:
-        """The page to read, with lines that work where the service was asked as `host`."""
+        """The documentation page, with examples for the address `host`."""
         base = f"{self.scheme}://{host}"
         page = reading_page(self._service.policies, base, asks_token=self.asks_token)
         return self._answers.plain(200, page, HTML, _POLICY)

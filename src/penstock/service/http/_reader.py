@@ -59,7 +59,7 @@ class ChunkReader:
 
     @property
     def kept_bytes(self) -> int:
-        """Of the body."""
+        """The bytes of the body that are kept."""
         return len(self._parts)
 
     @property
@@ -137,11 +137,11 @@ _STEPS_PER_UNIT = 12
 class Reader:
     """The incoming half of a connection.
 
-    `begin(route, reserved, waits)` is called when the body of a request is still to come: so many
-    bytes are to be set aside for it, if it may be long, and the client may wait to be told to go
-    on. `unread` is what is kept and not taken, apart from what was set aside; `has_more` tells
-    whether `take` could go on without further bytes. `effort` adds up what reading took beyond the
-    usual, in units of work; whoever counts it sets it back.
+    `begin(route, reserved, waits)` is called when the body of a request has not arrived yet: so
+    many bytes have to be reserved for it, if it may be long, and the client may wait for 100
+    Continue. `unread` is the number of bytes that are kept and not taken, without reserved ones;
+    `has_more` says whether `take` could continue without further bytes. `effort` adds up extra work
+    of reading, in units; the caller that counts it resets it.
     """
 
     __slots__ = (
@@ -169,9 +169,9 @@ class Reader:
         self._begin = begin
         self._data = b""
         self._at = 0
-        # Up to where an incomplete head has been looked through.
+        # The position up to which an incomplete head has been searched.
         self._searched = 0
-        # The request whose body is still arriving, and what there is of it.
+        # The request whose body is still arriving, and the part that has arrived.
         self._route: Route | None = None
         self._length = 0
         self._body = bytearray()
@@ -190,7 +190,7 @@ class Reader:
 
     @property
     def is_idle(self) -> bool:
-        """Whether what comes next begins a request."""
+        """Whether the next bytes begin a request."""
         return self._route is None and not self.unread
 
     @property
@@ -218,7 +218,7 @@ class Reader:
         self.has_more = True
 
     def take(self) -> tuple[Route, bytes] | None:
-        """The next request: what to do, and the body to do it with."""
+        """The next request: its route and its body."""
         if self._route is not None:
             return self._take_body(self._route)
         data, start = self._data, self._at
@@ -241,7 +241,7 @@ class Reader:
         return self._begin_body(route, length)
 
     def begins_with(self, text: bytes) -> bool:
-        """Whether what is next is `text`."""
+        """Whether the next bytes are `text`."""
         return self._data.startswith(text, self._at)
 
     def rest(self) -> bytes:
@@ -255,7 +255,7 @@ class Reader:
         self.unread, self.has_more = 0, False
 
     def _is_short_by(self, more: int) -> bool:
-        """Whether a body would not be whole with so many bytes more."""
+        """Whether a body would be incomplete even with so many more bytes."""
         return self._chunks is None and len(self._body) + more < self._length
 
     def _advance(self, at: int) -> None:
@@ -277,7 +277,7 @@ class Reader:
     def _begin_body(self, route: Route, length: int) -> tuple[Route, bytes] | None:
         too_large = length > route.max_bytes
         if route.problem is not None and (too_large or route.expects or not route.is_known):
-            # Its body would change nothing, and is not worth keeping, or being asked for.
+            # Its body does not matter, so it is neither kept nor requested by 100 Continue.
             raise ProblemError.of(route.problem)
         if too_large:
             raise ProblemError("body_too_large", f"at most {route.max_bytes} bytes are read here")

@@ -33,11 +33,11 @@ _PAGE_QUERIES = {"/ready": "store=1"}
 class Route:
     """`answer` takes the body, and before it the client if the path is for any.
 
-    `is_known`: the client has shown who it is, and asks for more than whether the service lives.
-    `needs_place`: where the answer has to be waited for, it is the store that is waited for. `last`
-    means that the connection ends with this reply, and `bare` that the reply goes without its body,
-    as for HEAD. `expects`: the client waits to be told to go on. `problem` is why the request is
-    refused, whatever its body. `ready` is what answers it in compiled code, if anything does."""
+    `is_known`: the client is authenticated, and the path is not a probe. `needs_place`: an answer
+    that has to wait waits for the store. `last` means that the connection ends with this reply, and
+    `bare` that the reply is sent without its body, as for HEAD. `expects`: the client waits for 100
+    Continue. `problem` is why the request is refused, whatever its body. `ready` answers it in
+    compiled code, if it is not None."""
 
     answer: Callable[..., Answer]
     max_bytes: int
@@ -83,14 +83,14 @@ class Routes:
         self._bounds = bounds
 
     def find(self, raw: bytes) -> tuple[Route, int]:
-        """The route for a head, and the length of the body. Raises where the connection cannot go
-        on."""
+        """The route for a head, and the length of the body. Raises if the connection has to be
+        closed."""
         reduced, length, client = reduce_head(raw, self._bounds)
         route = self.known.get(reduced) or self._strangers.get(reduced) or self._new(reduced)
         return route if client is None else self._for_client(route, client), length
 
     def forget(self) -> None:
-        """Work out every route again."""
+        """Clear the caches."""
         self.known.clear()
         self._strangers.clear()
 
@@ -106,13 +106,14 @@ class Routes:
 
 _CHALLENGE = ('WWW-Authenticate: Bearer realm="penstock"',)
 
-# What changes counts without a request having been decided.
+# Calls that change counts without deciding a request.
 _FOR_OPERATORS = ("/v1/pause", "/v1/reset")
 
 
 class Router:
-    """Without a `token` everyone may ask. With `hosts`, only under one of these names. Once
-    `is_stopping` is set every route is the last of its connection."""
+    """Finds routes. Without a `token`, access is open to all clients. With `hosts`, the `Host` of a
+    request must be one of these. Once `is_stopping` is set, every route is the last of its
+    connection."""
 
     def __init__(
         self,
@@ -159,7 +160,7 @@ class Router:
         return {path: size for path, size in posts if size > self._bounds.body_bytes}
 
     def route(self, raw: bytes) -> Route:
-        """The route for a reduced head. Raises where the connection cannot go on."""
+        """The route for a reduced head. Raises if the connection has to be closed."""
         head = parse_head(raw, self._bounds)
         trusted = self._token is None or self._token.accept(head.headers.get("authorization"))
         problem = None
@@ -268,8 +269,8 @@ def _require_method(head: Head, *methods: str) -> None:
 
 
 def _require_query(head: Head, known: str = "") -> bool:
-    """Whether the one query that is `known` is there. Any other is refused: one that was meant to
-    change the answer, and does not, would go unnoticed."""
+    """Whether the query is the one that is `known`. Any other is refused: otherwise a misspelt one
+    would be ignored without notice."""
     if head.query not in ("", known):
         listed = f"?{known}" if known else "none"
         raise ProblemError("config_invalid", f"unknown query; known here: {listed}")

@@ -30,7 +30,7 @@ from ._router import Route, Router, Routes
 __all__ = ["HttpConnection", "HttpServer"]
 
 
-# As much of it as a reader of HTTP/1.1 takes for a head; the rest is for HTTP/2 to look at.
+# The part of the preface that looks like a head of HTTP/1.1; HTTP/2 validates the rest.
 _PREFACE = PREFACE[: PREFACE.index(b"\r\n\r\n") + 4]
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _END = b"\r\n\r\n"
@@ -46,15 +46,15 @@ class HttpConnection(ClientConnection):
         self._reader = Reader(server.routes, server.http_bounds, self._begin_body)
         super().__init__(server, self._reader, tls)
         self._server = server
-        # What is to be sent in one piece.
+        # Output that is sent in one write.
         self._out: list[bytes] = []
-        # Whether time runs for a request that is not whole.
+        # Whether a timeout runs for an incomplete request.
         self._has_begun = False
-        # Whether nothing was answered yet: what comes may be HTTP/2.
+        # Whether nothing was answered yet: the connection may still turn out to be HTTP/2.
         self._is_new = True
 
     def serve(self, units: int) -> int:
-        """Answer what is there, up to the first request that has to wait."""
+        """Answer requests, up to the first one that has to wait."""
         if self._is_new and self._agreed_on_http2():
             return self.hand_over(self._server.http2_client())
         if self.is_known and (held := self._reader.held) and (spent := self._answer_whole(held)):
@@ -87,7 +87,7 @@ class HttpConnection(ClientConnection):
         except Exception as error:
             if self._is_new and not out and reader.begins_with(_PREFACE):
                 return self.hand_over(self._server.http2_client())
-            # Where the request ends is not known, so there is no next one.
+            # The end of the request is unknown, so there cannot be another.
             self._refuse(error)
             return units
         if left != units:
@@ -109,7 +109,7 @@ class HttpConnection(ClientConnection):
         return self._answer_whole(data) if self._reader.is_idle else 0
 
     def _answer_whole(self, data: bytes) -> int:
-        """Answer one request by compiled code, if it is whole and all there is."""
+        """Answer one request in compiled code, if it is complete and alone."""
         whole = self._server.whole
         if whole is None:
             return 0
@@ -131,7 +131,7 @@ class HttpConnection(ClientConnection):
         return 1 + (body_bytes + len(reply)) // UNIT_BYTES
 
     def _begin_whole(self, awaited: Any) -> bytes | None:
-        """As `_begin`, for what compiled code has read."""
+        """As `_begin`, for a request that compiled code has read."""
         server, began = self._server, self.arrived
         if not server.enter():
             return server.problem(Problem("overloaded", "try again soon", SOON))
@@ -166,7 +166,7 @@ class HttpConnection(ClientConnection):
         return reply.replace(_END, _END_CLOSING, 1)
 
     def _begin(self, route: Route, work: Work) -> bytes | None:
-        """Let the store be asked. Returns a reply only if there is too much of that already."""
+        """Start the call to the store. Returns a reply only if there are too many calls already."""
         server = self._server
         if route.needs_place and not server.enter():
             return server.problem(Problem("overloaded", "try again soon", SOON))
@@ -188,7 +188,7 @@ class HttpConnection(ClientConnection):
             self._out.append(_CONTINUE)
 
     def _await_rest(self) -> None:
-        """A request is not whole. Its time runs from its first byte."""
+        """Start the timeout of an incomplete request, from its first byte."""
         if not self._has_begun and self._reader.phase:
             self._has_begun = True
             self.since: float = self._server.now
@@ -212,7 +212,7 @@ class HttpConnection(ClientConnection):
         return reply
 
     def _refuse(self, error: Exception) -> None:
-        """The last word, behind the replies to what came before."""
+        """Send the last reply, after those to earlier requests."""
         reply = self._server.failure(error).replace(_END, _END_CLOSING, 1)
         out, self._out = [*self._out, reply], []
         self.part(b"".join(out))
@@ -270,7 +270,7 @@ class HttpServer(Listener):
         return Http2Client(self, self._http2, None)
 
     async def stop(self) -> None:
-        """Answer what is being asked, within the deadline, and close."""
+        """Answer requests in progress, within the deadline, and close."""
         self._router.is_stopping = True
         self.routes.forget()
         await super().stop()
@@ -278,8 +278,8 @@ class HttpServer(Listener):
     def ask(
         self, route: Route, work: Work, began: float, replied: Callable[[bytes], None]
     ) -> asyncio.Task[bytes] | None:
-        """Let the store be asked, at a place that was entered where one is needed; `replied` is
-        called later. Returns the task, if that takes one."""
+        """Start the call to the store, after a place was entered if one is needed; `replied` is
+        called later. Returns the task, if it needs one."""
 
         def told(reply: bytes, error: BaseException | None) -> None:
             if route.needs_place:

@@ -1,4 +1,4 @@
-"""What a client can make grow, each with a number, and how many idle frames it may send."""
+"""The bounds of everything that a client can make grow, and of frames without progress."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Http2Options:
     beyond `pending_bytes`."""
 
     concurrent_streams: int = 256
-    """Requests at a time; one more is refused, and may be tried again."""
+    """Concurrent requests; one more is refused, and may be retried."""
 
     header_list_bytes: int = 16_384
-    """The fields of a request, unfolded, 32 bytes each on top of the text."""
+    """The decoded fields of a request: their text and 32 bytes each."""
 
     header_fields: int = 128
 
     header_block_bytes: int = 32_768
-    """The same as it is sent: one that is longer ends the connection."""
+    """The encoded fields of a request; a longer block ends the connection."""
 
     header_frames: int = 16
     """Frames of one block: HEADERS and its CONTINUATIONs."""
@@ -39,17 +39,17 @@ class Http2Options:
     connection_window: int = 2**20
 
     body_bytes: int = 32_768
-    """The body of a request whose path is not known beforehand."""
+    """The body of a request to an unknown path."""
 
     held_bytes: int = 65_536
-    """Bodies of one connection that need no room of the shared one."""
+    """Bytes of bodies that each connection may hold before it uses the shared `Room`."""
 
     pending_bytes: int = 2**20
-    """Answers of one connection that wait for the client's windows, and need no room of the shared
-    one."""
+    """Bytes of answers that wait for the client's windows, for each connection before it uses the
+    shared `Room`."""
 
     outgoing_bytes: int = 2**18
-    """No more is read while so much waits to be written."""
+    """Nothing is read while more than this waits to be written."""
 
     turn_requests: int = 64
     turn_bytes: int = 16_384
@@ -57,24 +57,24 @@ class Http2Options:
     control_burst: int = 1_000
     controls_per_s: int = 100
     controls_per_request: int = 8
-    """Frames that bring no request forward: so many at once, later so many a second, and so many
-    for each answered request and each part of an answer."""
+    """Frames that make no progress on a request: so many at once, later so many a second, and so
+    many for each answered request and each part of an answer."""
 
     reset_burst: int = 500
     resets_per_s: int = 50
     """Streams that end by a reset. Each answered request earns one more."""
 
     settings_ms: int = 10_000
-    """For the preface to arrive, and for our settings to be acknowledged."""
+    """Time for the preface to arrive, and for our settings to be acknowledged."""
 
     head_ms: int = 10_000
-    """For a frame, and for a block of fields, from its first byte to its last."""
+    """Time for a frame, and for a block of fields, from its first byte to its last."""
 
     request_ms: int = 30_000
-    """For a request, from its head to its end. Streaming ones take as long as they like."""
+    """Time for a request, from its head to its end. Streaming ones have no limit."""
 
     write_ms: int = 10_000
-    """For a client to make room for an answer."""
+    """Time for a client to open its window for an answer."""
 
     def __post_init__(self) -> None:
         if not DEFAULT_WINDOW <= self.stream_window <= MAX_WINDOW:
@@ -84,7 +84,7 @@ class Http2Options:
 
 
 class Allowance:
-    """So many at once, and so many a second."""
+    """A token bucket: so many at once, and so many a second."""
 
     __slots__ = ("_burst", "_level", "_per_s", "_since_ms")
 
@@ -96,7 +96,7 @@ class Allowance:
     def spend(self, now_ms: int) -> bool:
         elapsed_ms = now_ms - self._since_ms
         if elapsed_ms > 0:
-            # Beyond the time that fills it from empty nothing changes.
+            # It is full after the time that fills it from empty.
             elapsed_ms = min(elapsed_ms, self._burst)
             self._level = min(self._burst, self._level + elapsed_ms * self._per_s)
             self._since_ms = now_ms

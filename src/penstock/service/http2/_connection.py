@@ -8,36 +8,36 @@
 
 | event | when |
 |---|---|
-| `"request"`, stream, 0 | a request is complete, or will not be: then `stream.fault` says why |
-| `"partial"`, stream, 0 | the head of a request is there, and the turn ended before the rest was |
+| `"request"`, stream, 0 | a request is complete, or invalid: then `stream.fault` says why |
+| `"partial"`, stream, 0 | the head of a request has arrived, and the rest not within this turn |
 | `"head"`, stream, 0 | the head of a request whose route is streaming |
-| `"data"`, stream, bytes | more of its body is there; `take_body` takes it |
-| `"end"`, stream, 0 | and that was all |
-| `"reset"`, stream, code | a request that was handed over is over; its answer goes nowhere |
+| `"data"`, stream, bytes | more of its body has arrived; `take_body` takes it |
+| `"end"`, stream, 0 | its body is complete |
+| `"reset"`, stream, code | a request that was reported is cancelled; its answer is dropped |
 | `"pong"`, None, payload | the answer to a `ping` |
 | `"goaway"`, None, code | the client will begin no more requests |
 | `"closed"`, None, code | the connection is over: send what is outgoing, then close it |
 
-What frames ask of the connection (settings, pings, windows) is answered inside. Everything that is
-to be sent collects in one buffer, so a turn of the event loop ends with one write.
+Frames about the connection (settings, pings, windows) are handled inside. All output collects in
+one buffer, so a turn of the event loop ends with one write.
 
 **Streams** are kept from the field block that opens them to the last frame of either side. The
-numbers of those that ended last are remembered for a while: frames that were on their way when we
-reset a stream are no mistake of the client's.
+numbers of those that ended last are kept for a while: frames that were in transit when we reset a
+stream are not an error of the client.
 
-**Flow control.** What the client sends is given back to it as it arrives, since bodies are
-collected in full, up to the bound of their path and within `held_bytes` for the connection; more
-is reserved in the `Room` of all connections, or the request refused. A streaming route gives back
-when the server takes. What the client does not make room for waits in its stream, up to
-`pending_bytes` for the connection and beyond that in the `Room`, too; a stream for whose answer
-there is none is reset. Streams that wait take turns, a frame each.
+**Flow control.** The windows for input are reopened as data arrives, since bodies are collected in
+full, up to the bound of their path and within `held_bytes` for the connection; beyond that, space
+is reserved in the `Room` of all connections, or the request is refused. On a streaming route a
+window is reopened when the server takes the data. Output beyond the client's windows waits in its
+stream, up to `pending_bytes` for the connection and beyond that in the `Room`, too; if the `Room`
+is full, the stream is reset. Streams that wait send in turn, a frame each.
 
 **Work is bounded.** A call of `feed` stops after `turn_requests` events, `turn_bytes` of input or
-`outgoing_bytes` of output; `pending` says that there is more to read, and `feed(b"", now_ms)` goes
-on. All that a client can make grow has a number in `Http2Options`. Frames that bring no request
-forward (pings, settings, priorities, windows, empty ones) draw on an allowance that time and
-answered requests fill up; streams that end by a reset, whoever sends it, draw on another. A client
-that has used up either is told ENHANCE_YOUR_CALM. `expire` ends what takes too long.
+`outgoing_bytes` of output; `pending` says that there is more to read, and `feed(b"", now_ms)`
+continues. Everything that a client can make grow has a bound in `Http2Options`. Frames that make no
+progress on a request (pings, settings, priorities, windows, empty ones) use an allowance, which
+time and answered requests refill; streams that end by a reset, of either side, use another. If
+either is used up, the connection ends with ENHANCE_YOUR_CALM. `expire` ends what takes too long.
 
 Errors are those of the RFC: a stream is reset for its own mistakes, the connection ends for those
 after which the two sides no longer agree. Where the RFC leaves the choice, the connection ends.
@@ -92,7 +92,7 @@ __all__ = ["Event", "Http2Connection"]
 Event = tuple[str, "Stream | None", "int | bytes"]
 
 _REMEMBERED = 128
-# Requests that are let run on for a moment behind their answer, and for how long.
+# Answered requests that may still send their rest for a moment, and for how long.
 _UNSTOPPED = 8
 _STOPPING_MS = 1_000
 _SHUTDOWN_PING = b"shutdown"
@@ -169,22 +169,22 @@ class Http2Connection:
         self._block: _Block | None = None
         self._events: list[Event] = []
         self.event_count: int = 0
-        # Requests that were begun in this turn, and may not be complete at its end.
+        # Requests that began in this turn, and may be incomplete at its end.
         self._partial: list[Stream] = []
         self._streams: dict[int, Stream] = {}
-        # The last streams that ended, and whether frames for them may still be under way.
+        # The last streams that ended, and whether frames for them may still be in transit.
         self._closed_streams: dict[int, bool] = {}
-        # Those of them whose client is to be told to stop sending, and when.
+        # Those of them whose client will be told to stop sending, and when.
         self._unstopped: dict[int, int] = {}
         self._last_id = 0
         self._final_id = LAST_STREAM
         self._going = False
         self._pings = 0
-        # What the client may send us, and what it has sent that was not given back.
+        # The window for input, and what has arrived since it was last reopened.
         self._credit = options.connection_window
         self._unread = 0
         self._held = self._reserved = 0
-        # What we may send to the client, and which streams wait for that.
+        # The window for output, and the streams that wait for it.
         self._window = self._initial_window = DEFAULT_WINDOW
         self._blocked: dict[int, Stream] = {}
         self._pending_bytes = self._pending_reserved = 0
@@ -195,7 +195,7 @@ class Http2Connection:
     # --- What a server calls --------------------------------------------------------------------
 
     def feed(self, data: bytes, now_ms: int) -> list[Event]:
-        """Read what has arrived, after what was left of the last call. Returns the events."""
+        """Read new input, after the rest of the last call. Returns the events."""
         self._now = now_ms
         if self._at < len(self._input):
             data = self._input[self._at :] + data
@@ -203,27 +203,27 @@ class Http2Connection:
         return self._collect(self._read_turn)
 
     def expire(self, now_ms: int) -> list[Event]:
-        """End what has taken too long; to be called now and then. Returns events, as `feed`."""
+        """End what has taken too long; call it periodically. Returns events, as `feed`."""
         self._now = now_ms
         return self._collect(self._end_overdue)
 
     def lost(self) -> list[Event]:
-        """The transport is gone. Returns a reset for each request that was handed over."""
+        """The transport was lost. Returns a reset for each request that was reported."""
         self._end(ErrorCode.CANCEL)
         return self._take_events()
 
     def emit(self, kind: str, stream: Stream | None, value: int | bytes) -> None:
-        """An event has happened. A subclass may answer from here, instead of having it listed."""
+        """Add an event. A subclass may answer the request here instead."""
         self._events.append((kind, stream, value))
 
     @property
     def streams(self) -> list[Stream]:
-        """Those that are open."""
+        """The open streams."""
         return list(self._streams.values())
 
     @property
     def open_streams(self) -> int:
-        """How many are open."""
+        """The number of open streams."""
         return len(self._streams)
 
     @property
@@ -233,13 +233,13 @@ class Http2Connection:
 
     @property
     def buffered(self) -> int:
-        """Bytes that are held of requests: frames that are not read yet, fields, and bodies."""
+        """Bytes of requests in memory: frames that are not read yet, fields, and bodies."""
         block = 0 if self._block is None else len(self._block.data)
         return len(self._input) - self._at + block + self._held
 
     @property
     def blocked(self) -> bool:
-        """Whether answers wait for room that the client has to make."""
+        """Whether answers wait for a window of the client."""
         return bool(self._blocked)
 
     @property
@@ -251,7 +251,7 @@ class Http2Connection:
         return self._writer.take()
 
     def take_body(self, stream: Stream) -> bytes:
-        """What has come of the body, and room for as much again."""
+        """Take the body that has arrived, and reopen the window by as much."""
         body = stream.body
         stream.collected.clear()
         if not stream.closed:
@@ -263,8 +263,8 @@ class Http2Connection:
     def send_head(
         self, stream: Stream, head: HeaderBlock, *, end: bool = False, interim: bool = False
     ) -> bool:
-        """The head of an answer; an `interim` one (1xx) has another behind it. As with all that is
-        sent for a stream, False means that it is over and nothing was sent."""
+        """Send the head of an answer; after an `interim` one (1xx) comes another. As for everything
+        that is sent on a stream, False means that it is closed and nothing was sent."""
         if stream.closed:
             return False
         self._writer.fields(stream.id, head, end)
@@ -274,10 +274,10 @@ class Http2Connection:
         return True
 
     def send_data(self, stream: Stream, data: bytes, *, end: bool = False) -> bool:
-        """More of the body. What the client has no room for waits."""
+        """Send more of the body. What exceeds the client's windows waits."""
         if stream.closed:
             return False
-        # A client may grant room for each part of a long answer.
+        # A client may send a window update for each part of a long answer.
         self._controls.earn(self._options.controls_per_request)
         stream.pending += data
         stream.pending_end = end
@@ -290,7 +290,7 @@ class Http2Connection:
         return True
 
     def send_trailers(self, stream: Stream, trailers: HeaderBlock) -> bool:
-        """The end of an answer, behind its body."""
+        """End an answer with trailers."""
         if stream.closed:
             return False
         stream.pending_trailers = trailers
@@ -299,13 +299,13 @@ class Http2Connection:
         return True
 
     def respond(self, stream: Stream, head: HeaderBlock, body: bytes = b"") -> bool:
-        """A whole answer."""
+        """Send a whole answer."""
         if not body:
             return self.send_head(stream, head, end=True)
         return self.send_head(stream, head) and self.send_data(stream, body, end=True)
 
     def reset(self, stream: Stream, code: int) -> bool:
-        """Give up on a request."""
+        """Cancel a request."""
         if stream.closed:
             return False
         self._reset(stream, code)
@@ -318,8 +318,8 @@ class Http2Connection:
         self._writer.frame(PING, 0, 0, payload)
 
     def shutdown(self) -> None:
-        """Take no more requests. The first call says so; the second, or the client's answer to the
-        first, names the last request that is served: those on their way meanwhile still are."""
+        """Accept no more requests. The first call announces that; the second, or the client's
+        acknowledgement of the first, names the last request: those in transit are still served."""
         if self.ended or self._final_id < LAST_STREAM:
             return
         if self._going:
@@ -330,7 +330,7 @@ class Http2Connection:
             self.ping(_SHUTDOWN_PING)
 
     def close(self, code: int = ErrorCode.NO_ERROR, text: bytes = b"") -> list[Event]:
-        """End the connection at once. Returns a reset for each request that was handed over."""
+        """End the connection at once. Returns a reset for each request that was reported."""
         if not self.ended:
             self._writer.goaway(self._last_id, code, text)
             self._end(code)
@@ -377,7 +377,7 @@ class Http2Connection:
                 self._emit("partial", stream, 0)
 
     def _read_frame(self) -> bool:
-        """The next frame, if it is all there."""
+        """The next frame, if it is complete."""
         if not self._prefaced:
             return self._read_preface()
         data, at = self._input, self._at
@@ -591,7 +591,7 @@ class Http2Connection:
         return Stream(stream_id, self._now, self._options.body_bytes, self._options.stream_window)
 
     def _fault(self, stream: Stream, fault: str) -> None:
-        """Hand over a request that cannot be served. What still comes of it is thrown away."""
+        """Report a request that cannot be served. The rest of its input is discarded."""
         stream.fault = fault
         self._release(stream, len(stream.collected))
         stream.collected.clear()
@@ -662,7 +662,7 @@ class Http2Connection:
     def _read_ping(self, flags: int, payload: bytes) -> None:
         require_size(payload, 8)
         if not flags & ACK:
-            # Clients of gRPC know this text, and ping less often from then on.
+            # gRPC clients recognize this text, and then ping less often.
             self._spend("too_many_pings")
             self._writer.frame(PING, ACK, 0, payload)
         elif not self._pings:
@@ -724,7 +724,8 @@ class Http2Connection:
             raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "too many streams were reset")
 
     def _hold(self, stream: Stream, amount: int) -> bool:
-        """Count bytes of a body; those beyond the connection's own share need room."""
+        """Count bytes of a body; beyond the connection's own share they need space in the
+        `Room`."""
         needed = self._held + amount - self._options.held_bytes - self._reserved
         if needed > 0:
             if not self._options.room.take(needed):
@@ -743,7 +744,7 @@ class Http2Connection:
             self._reserved -= surplus
 
     def _reserve_pending(self) -> bool:
-        """Have as much room as the answers that wait need beyond the connection's own share."""
+        """Reserve space in the `Room` for waiting answers beyond the connection's own share."""
         needed = max(0, self._pending_bytes - self._options.pending_bytes)
         more = needed - self._pending_reserved
         if more > 0 and not self._options.room.take(more):
@@ -759,7 +760,7 @@ class Http2Connection:
             self._reserve_pending()
 
     def _give_back(self, stream: Stream) -> None:
-        """Room for as much as was taken, once that is half of the window."""
+        """Reopen a window by what was taken, once that is half of it."""
         if stream.ended or stream.fault or stream.closed:
             return
         if stream.unread * 2 < self._options.stream_window:
@@ -792,7 +793,7 @@ class Http2Connection:
         self.emit(kind, stream, value)
 
     def _finish(self, stream: Stream) -> None:
-        """The answer was sent to its end."""
+        """Close a stream after the end of its answer."""
         if not stream.ended:
             self._stop_request(stream)
         self._forget(stream, not stream.ended)
@@ -800,8 +801,8 @@ class Http2Connection:
         self._resets.earn(1)
 
     def _stop_request(self, stream: Stream) -> None:
-        """The client need not send the rest of its request. One whose body is too long has a moment
-        to see that by itself: there are clients that lose the answer when they are told."""
+        """Stop a client from sending the rest of its request. If the body is too long, wait a
+        moment before: some clients lose the answer when they get a reset."""
         if stream.fault == "body_too_large" and len(self._unstopped) < _UNSTOPPED:
             self._unstopped[stream.id] = self._now + _STOPPING_MS
         else:
@@ -812,7 +813,7 @@ class Http2Connection:
         self._forget(stream, True)
 
     def _fail_stream(self, stream_id: int, code: ErrorCode) -> None:
-        """A mistake of the client's that concerns one stream."""
+        """Handle an error of the client on one stream."""
         stream = self._streams.get(stream_id)
         if stream is None:
             self._writer.rst_stream(stream_id, code)
@@ -861,7 +862,7 @@ class Http2Connection:
     # --- Sending --------------------------------------------------------------------------------
 
     def _send_pending(self, stream: Stream) -> None:
-        """What waits in a stream, as far as there is room; the rest goes on waiting."""
+        """Send what waits in a stream, as far as the windows allow."""
         while self._send_frame(stream) and stream.pending:
             pass
         if not stream.pending:
@@ -871,7 +872,7 @@ class Http2Connection:
             stream.blocked_ms = self._now
 
     def _send_blocked(self) -> None:
-        """A frame for each stream that waits, as long as there is room."""
+        """Send a frame of each stream that waits, as long as the window allows."""
         moved = True
         while moved and self._window > 0:
             moved = False
@@ -881,7 +882,7 @@ class Http2Connection:
                     self._blocked.pop(stream.id, None)
 
     def _send_frame(self, stream: Stream) -> bool:
-        """One frame of a body, with the end behind it if it is the last. False: no room."""
+        """Send one frame of a body, and the end after the last one. False: no window."""
         pending = stream.pending
         left = len(pending)
         # A stream's window is negative after settings have made it smaller than what was sent.

@@ -1,12 +1,12 @@
 """One request of HTTP/2, from its fields to the end of its answer (RFC 9113, sections 5.1 and 8).
 
 A stream is in the table of its connection from the field block that opens it to the last frame
-that either side may send; no state is kept for one that is not open yet, or not any more. What
-`Stream.read_head` refuses is malformed: the stream is reset before anybody hears of it.
+that either side may send; no state is kept for one that is not open yet, or not any more. If
+`Stream.read_head` refuses a request, it is malformed: the stream is reset without an event.
 
-Requests are smuggled through readings that differ: one program takes a message to end, or a name
-to be spelled, where another does not. So the grammar of fields and targets is narrower than what
-the RFCs allow, and nothing that falls outside is repaired.
+Request smuggling relies on programs that parse a message differently, such as where it ends or how
+a name is spelled. So the grammar of fields and targets is narrower than the RFCs allow, and invalid
+input is never repaired.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ._hpack import HeaderBlock
 __all__ = ["NO_ROUTE", "Fields", "KnownPath", "MalformedError", "Room", "Stream", "are_trailers"]
 
 _METHOD = re.compile(rb"[A-Z]{1,32}")
-# A path and a query, of characters that need no encoding and such that are encoded.
+# A path and a query, of characters that need no encoding, and percent-encoded ones.
 _CHARACTER = rb"[A-Za-z0-9\-._~!$&'()*+,;=:@%b]|%%[0-9A-Fa-f]{2}"
 _TARGET = re.compile(rb"((?:/(?:%b)*)+)(?:\?((?:%b)*))?" % (_CHARACTER % b"", _CHARACTER % b"/?"))
-# Names that proxies give to those behind them may have any character that prints.
+# Authorities that proxies invent for their backends may have any printable character.
 _AUTHORITY = re.compile(rb"[!-~]*")
-# In lower case, as HTTP/2 has them.
+# In lower case, as HTTP/2 requires.
 _FIELD_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 # With spaces around it, though RFC 9113 forbids them: libraries of gRPC send metadata as programs
 # gave it to them, and the call is to be refused for what it says. Nothing is stripped.
@@ -36,13 +36,13 @@ _LENGTH = re.compile(rb"[0-9]{1,15}")
 _SINGLE_FIELDS = frozenset(
     {b"host", b"content-length", b"transfer-encoding", b"authorization", b"expect"}
 )
-"""Those that decide where a message ends, or for whom it is: there once at most."""
+"""Fields that decide how a message is read, routed or authorized: allowed once."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPath:
-    """A path that is known beforehand. `body_bytes` bounds the body of a request to it, and a
-    `streaming` one is handed over as soon as its head is there."""
+    """A path that is known in advance. `body_bytes` bounds the body of a request to it; a
+    `streaming` request is reported as soon as its head has arrived."""
 
     number: int
     body_bytes: int = 32_768
@@ -50,11 +50,11 @@ class KnownPath:
 
 
 NO_ROUTE = -1
-"""The number of a path that is not known beforehand."""
+"""The number of an unknown path."""
 
 
 class Room:
-    """Bytes that all connections together may hold in bodies that are not complete."""
+    """Bytes that all connections together may hold beyond their own shares."""
 
     __slots__ = ("limit", "taken")
 
@@ -73,7 +73,7 @@ class Room:
 
 
 def _joined(fields: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
-    """Fields by name; those of one name as one list (RFC 9110, section 5.3)."""
+    """Fields by name; values of one name are joined (RFC 9110, section 5.3)."""
     found: dict[str, str] = {}
     for name_bytes, value_bytes in fields:
         name, value = name_bytes.decode("ascii"), value_bytes.decode("latin-1")
@@ -86,7 +86,7 @@ def _joined(fields: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
 
 
 _PSEUDO_FIELDS = frozenset({b":method", b":scheme", b":path", b":authority"})
-# Those of HTTP/1.1's connection mean nothing here (section 8.2.2).
+# The connection fields of HTTP/1.1 are not allowed here (section 8.2.2).
 _FORBIDDEN = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
@@ -96,16 +96,16 @@ Fields = list[tuple[bytes, bytes]]
 
 
 class MalformedError(Exception):
-    """A request that is no HTTP. Its stream is reset: PROTOCOL_ERROR."""
+    """A malformed request. Its stream is reset: PROTOCOL_ERROR."""
 
 
 class Stream:
-    """A request, and what is known of its answer.
+    """A request, and the state of its answer.
 
     For the server: `method`, `path`, `query`, `scheme`, `authority` and `headers` are what the
-    client sent; `route` is the number of a path that was known beforehand. `body` is what has
-    come of the body, and `ended` whether that is all. `fault`, if not empty, says why the request
-    cannot be served as it is. `context` belongs to the server.
+    client sent; `route` is the number of a path that is known in advance. `body` is the part of the
+    body that has arrived, and `ended` says whether it is complete. `fault`, if not empty, says why
+    the request cannot be served. `context` belongs to the server.
     """
 
     __slots__ = (
@@ -180,7 +180,7 @@ class Stream:
 
     @property
     def body(self) -> bytes:
-        """What is there of the body."""
+        """The part of the body that has arrived."""
         return bytes(self.collected)
 
     @property
@@ -194,7 +194,7 @@ class Stream:
         return self.headers.get(name)
 
     def has_declared_length(self) -> bool:
-        """Whether the body is, or can still become, as long as the head said."""
+        """Whether the body has, or can still reach, the length in the head."""
         if self.declared < 0:
             return True
         return self.received == self.declared if self.ended else self.received <= self.declared
@@ -239,7 +239,7 @@ class Stream:
 
 
 def are_trailers(fields: Fields) -> bool:
-    """Whether fields may stand behind a body."""
+    """Whether fields are allowed as trailers."""
     try:
         _check_fields(fields)
     except MalformedError:
@@ -248,7 +248,7 @@ def are_trailers(fields: Fields) -> bool:
 
 
 def _take_pseudo_fields(fields: Fields) -> dict[bytes, bytes]:
-    """Those at the front, taken out of the list."""
+    """Remove the pseudo-fields from the front of the list."""
     pseudo: dict[bytes, bytes] = {}
     for name, value in fields:
         if name[:1] != b":":

@@ -38,14 +38,14 @@ __all__ = ["SEVERAL", "AsyncCaller", "Backend", "KeyQueue", "SyncCaller"]
 SEVERAL = ""
 """No key is empty."""
 
-# Of callers that share a write: the more keys, the likelier one of them is changed meanwhile.
+# The most callers in one write: with more keys it is more likely that one has changed meanwhile.
 _SHARED_KEYS = 32
 
 
 GRACE_S = 1.0
 """After a leader's deadline, before it is passed over."""
 
-# A loop holds its tasks weakly.
+# Strong references: a loop holds its tasks weakly.
 _tasks: set[asyncio.Task[None]] = set()
 
 
@@ -268,7 +268,7 @@ class AsyncCaller(_Caller):
         self._leading: dict[asyncio.Task[None], list[_Lead]] = {}
         sleeper = TaskWaiter(woken)
         try:
-            # One for each key: a lead belongs to the task that has it.
+            # One for each key: a lead belongs to its task.
             self._enter(calls, iter(lambda: TaskWaiter(woken), None))
             while not self._is_answered():
                 if leads := self._leads():

@@ -61,7 +61,7 @@ RACES = 32
 TRAIL = 8
 _FAULTS = 3
 _CLEARING = ("clear",)
-# A race is over when somebody has won; a server that is busy needs time.
+# A race is over when one caller has won; a busy server needs more time.
 _LONGEST_PAUSE_MS = 16.0
 _LONGEST_FAULT_PAUSE_MS = 200.0
 # On a raced key, before a read; see memory.py.
@@ -88,7 +88,8 @@ class _Attempt:
     def __init__(self, calls: Sequence[Call], found: Found, is_remembered: bool = False) -> None:
         self.id = secrets.token_urlsafe(9)
         self.expected = found
-        # Callers that give up from here on are in doubt, if they write; earlier ones are left out.
+        # Callers that write and give up from here on may have been charged; earlier ones are left
+        # out.
         for call in calls:
             call.in_flight = True
         self._calls = calls = [call for call in _waiting(calls) if not call.has_left]
@@ -120,8 +121,8 @@ class _Attempt:
         if len(self.expected) == 1:
             return self.writes[0]
         written = {write.key for write in self.writes}
-        # What was read just now was decided on rightly, whatever has become of it since; but not by
-        # those who write, nor what is only remembered.
+        # A decision without a write, on a state that was just read, is valid even if the key has
+        # changed since. One with a write, or on a cached state, is not.
         deciding = self._calls if self._is_remembered else self._writers
         keys = dict.fromkeys(step[0] for call in deciding for step in call.steps)
         checks = (Check(key, self.expected[key]) for key in keys if key not in written)
@@ -156,7 +157,7 @@ class _Attempt:
         """Whether it was written, judged by a later look at the keys; None if that is unknown."""
         if self.is_in(found):
             return True
-        # A key that was deleted has no trail left to tell by.
+        # A deleted key has no record that could show whether the write was executed.
         swaps = [write for write in self.writes if isinstance(write, Swap)]
         verdicts = {_happened(write, found[write.key]) for write in swaps or self.writes}
         return False if False in verdicts else None if None in verdicts else True
@@ -224,7 +225,7 @@ class _History:
                 raise _GivenUpError(f"the reply for {self._names} was lost")
             if verdict:
                 return attempt
-            # With the version gone that it asks for, it can no longer arrive.
+            # The version of its condition is gone, so the write can no longer succeed.
             if not attempt.may_arrive(found):
                 self._open.remove(attempt)
         return None
@@ -248,7 +249,7 @@ def settle(
             error.__cause__ = given_up.__cause__
             call.fail(error)
     except PenstockError as fault:
-        # Everyone gets an exception object of its own: raising one writes to it.
+        # Each caller gets its own exception object: raising one writes to it.
         history.end(calls)
         for call in _waiting(calls):
             call.fail(copy(fault))

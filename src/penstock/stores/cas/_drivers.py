@@ -104,7 +104,7 @@ class Workers:
                 answer = job()
             except Exception as error:
                 answer = error
-            # Idle before the answer is heard, so that the caller's next job finds this thread.
+            # Idle before the answer is delivered, so that the caller's next job finds this thread.
             self._idle.append(inbox)
             outbox.put((place, answer))
             del task, job, outbox, answer
@@ -118,8 +118,8 @@ class Workers:
         try:
             self._idle.remove(inbox)
         except ValueError:
-            # Chosen at the last moment: the task is about to be there, unless who chose was
-            # interrupted.
+            # Chosen at the last moment: its task is about to start, unless the thread that chose it
+            # was interrupted.
             try:
                 return inbox.get(timeout=_IDLE_S)
             except Empty:

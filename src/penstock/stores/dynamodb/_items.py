@@ -161,7 +161,7 @@ _CREDENTIALS = frozenset(
     }
 )
 _UNKNOWN = frozenset({"UnknownOperationException", "SerializationException"})
-# Why an item of a transaction was not written: others were first, or are about to be.
+# Reasons why an item of a transaction was not written: it was changed, or is being changed.
 _RACED = frozenset({"ConditionalCheckFailed", "TransactionConflict"})
 # By name, since botocore is only imported when it is used, and aiobotocore raises the same.
 _NOT_SENT = frozenset({"ConnectTimeoutError", "EndpointConnectionError", "ProxyConnectionError"})
@@ -291,8 +291,8 @@ def _switch_ttl_on(name: dict[str, Any]) -> Flow[Operation | RetryPause, None]:
         try:
             yield "update_time_to_live", {**name, "TimeToLiveSpecification": setting}
         except Exception as error:
-            # Two processes that create the table at once both see it off; the second to switch
-            # it on is refused, and has what it wanted.
+            # Two processes that create the table at once both find the TTL disabled; the second to
+            # enable it gets an error, which can be ignored.
             if error_code(error) != "ValidationException" or not (yield from _ttl_is_on(name)):
                 raise
     except Exception as error:

@@ -94,7 +94,7 @@ class Clients:
 
 _TABLE = r"[A-Za-z0-9_.-]{3,255}"
 _ADMIN_S = 60.0
-# Of one transaction.
+# The most keys of one transaction.
 _MOST_ITEMS = 100
 
 

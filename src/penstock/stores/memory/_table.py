@@ -35,12 +35,13 @@ from ._eviction import IDLE, Order, RankedRecord, Record, Wheel, rank_of
 __all__ = ["RECLAIM_FLOOR", "Table", "require_ttl", "wrong_kind"]
 
 RECLAIM_FLOOR = 1024
-# What few keys may weigh all the same: a log has as many entries as its limit, and a strategy of
-# the user's may keep anything. They are weighed now and then.
+# The bytes up to which few keys are not reclaimed. Few keys may still be large: a log has as many
+# entries as its limit, and a user's strategy may keep anything. They are measured periodically.
 LIGHT_BYTES = 1 << 20
 WEIGH_EVERY_MS = 1_000
-# What a key takes beside its name and its state: the record and its places in the dict and in the
-# wheel, which grow by steps. Then a state of ours: a tuple of numbers, or of (stamp, count) pairs.
+# The bytes of a key besides its name and its state: the record and its places in the dict and in
+# the wheel, which grow by steps. Then a state of ours: a tuple of numbers, or of (stamp, count)
+# pairs.
 _RECORD_BYTES = 320
 _TUPLE_BYTES = 56
 _NUMBER_BYTES = 40
@@ -88,7 +89,7 @@ class Table:
         unbounded = max_keys is None and max_bytes is None
         self._order = None if unbounded else Order(max_keys, max_bytes)
         self._wheel = Wheel()
-        # How many records the dict was once stretched for: it does not shrink by itself.
+        # The largest number of records that the dict has had: it does not shrink by itself.
         self._width = 0
         self._seen = 0
         self._horizon = 0
@@ -122,7 +123,7 @@ class Table:
                     self._drop(key)
                     return result
                 ttl_ms = outcome.ttl_ms
-                # The common case inline; anything else goes the long way round.
+                # The common case inline; anything else by a call.
                 if type(ttl_ms) is not int or not 0 <= ttl_ms <= MAX_SAFE:
                     require_ttl(transform, ttl_ms)
                 # Named, so that they live until the new state is in its place.
@@ -143,7 +144,7 @@ class Table:
             try:  # noqa: SIM105 - a context manager would cost more than the lock
                 self._lock.release()
             except RuntimeError:
-                # Interrupted while it was waiting for the lock, this caller never had it.
+                # A caller that was interrupted while it waited for the lock never had it.
                 pass
 
     def _advance(self, now: int) -> None:
@@ -257,7 +258,7 @@ class Table:
 
         writing = Transform(transform.strategy, "put", put, lambda _now, _retry_after_ms: None)
         writing.decision_in = lambda _result: decision
-        # At an instant from which a record that is there is not yet seen as expired.
+        # At an instant at which existing records are not expired yet.
         return self.apply(key, writing, min(self._seen, until - 1), 1) is done
 
     def discard(self, key: str) -> None:
@@ -292,7 +293,7 @@ class Table:
             records = list(self._records.items())
         return sum(_least_size(key) + _weight_of(record.state) for key, record in records)
 
-    # Bounds. What goes leaves the table first, and is handed to whoever made room, to die last.
+    # Bounds. Evicted records leave the table first, and are returned, so that they are freed last.
 
     def _has_room(self, size: int) -> bool:
         """Whether a new key of that size may come in: expired ones make way first."""
@@ -334,7 +335,7 @@ class Table:
         if not self._evict or order.is_too_large(size):
             self.refusals += 1
             return None
-        # Out of the order meanwhile, lest it makes room for itself.
+        # Removed from the order meanwhile, so that it is not evicted for itself.
         order.remove(record)
         while order.is_over(size):
             evicted.append(self._evict_one())

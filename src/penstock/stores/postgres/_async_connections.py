@@ -256,7 +256,7 @@ class AsyncPooledConnections(_PooledConnections[AsyncConnection]):
             connection = AsyncConnection(raw, self.where)
             if connection.is_alive():
                 return connection
-            # The pool looks at what it is given back, and replaces what was closed.
+            # The pool checks connections that are returned, and replaces closed ones.
             await self.drop(connection)
 
     async def drop(self, connection: AsyncConnection) -> None:
@@ -264,7 +264,7 @@ class AsyncPooledConnections(_PooledConnections[AsyncConnection]):
         if not connection.is_idle:
             connection.unwatch()
             await owned.close()
-        # Given back already, by somebody who was interrupted right after.
+        # Returned already, by a caller that was interrupted right after.
         with contextlib.suppress(ValueError):
             await self._pool.putconn(owned)
 
@@ -307,7 +307,7 @@ class AsyncpgConnection:
     ) -> Any:
         """The answer, or the driver's error translated."""
         asyncpg: Any = import_module("asyncpg")
-        # Until it has come to its end, the connection is not to be used again.
+        # Until it has ended, the connection must not be used again.
         broken, self._is_broken = self._is_broken, True
         try:
             answer = await ask(timeout=_left_s(deadline))
@@ -316,7 +316,7 @@ class AsyncpgConnection:
         except asyncpg.PostgresError as error:
             state = error.sqlstate or ""
             if state.startswith("08"):
-                # The driver's own word for a connection that ended before the reply.
+                # The driver's error for a connection that ended before the reply.
                 raise self._failed(error, query) from error
             self._is_broken = broken or self.raw.is_closed()
             raise RefusalError(state, str(error)) from error

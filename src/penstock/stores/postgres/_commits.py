@@ -214,7 +214,7 @@ class AsyncCommits(_Commits):
         self._tell_of_others(batch.calls)
 
     async def _run(self, batch: Batch[Call]) -> None:
-        # Each caller has a timer of its own; the batch goes on for the one that has most time.
+        # Each caller has its own timer; the batch continues for the one with the most time.
         last = self._pump.last()
         connection = await self.connections.borrow(0.0 if last is None else last.deadline)
         try:

@@ -233,7 +233,7 @@ class PooledConnections:
             )
             if connection.is_alive():
                 return connection
-            # The pool looks at what it is given back, and replaces what was closed.
+            # The pool checks connections that are returned, and replaces closed ones.
             self._put(lent[-1])
             lent.pop()
 
@@ -246,6 +246,6 @@ class PooledConnections:
     def _put(self, owned: Any) -> None:
         if not LibpqConnection(owned.pgconn, self.where, prepares=False).is_idle:
             owned.close()
-        # Given back already, by somebody who was interrupted right after.
+        # Returned already, by a caller that was interrupted right after.
         with contextlib.suppress(ValueError):
             self._pool.putconn(owned)

@@ -196,7 +196,7 @@ class PostgresFlows:
             self._learn(sheet, known, {})
             return {}
         stale = _stale(rows, doubtful)
-        # Of a group that was not written, some keys may have been as guessed.
+        # In a group that was not written, the guesses for some keys may have been right.
         seen = [key for key, held in stale.items() if key in known and held != sheet.held[key]]
         self._learn(sheet, known, stale)
         for key in seen:
@@ -249,7 +249,7 @@ class PostgresFlows:
             keeps.append(max(1, keep_until) if record is not None else -(key in writes))
         if groups is None:
             return self.schema.swap, (keys, expected, records, keeps)
-        # One that is written for itself is a group of one; 0 is not written at all.
+        # A step that is written by itself is a group of one; 0 is not written at all.
         numbers = [
             groups.get(key) or (-place if key in writes else 0)
             for place, (_, key) in enumerate(asked, 1)
@@ -305,15 +305,15 @@ class PostgresFlows:
             sheet = self._decide(calls, known)
             held, writes, asked = sheet.held, sheet.writes, _doubtful(sheet, known)
             if is_claimed:
-                # The rows that stand for absent keys are written, or go.
+                # Rows for absent keys are written, or deleted.
                 held = {name: known[name] or "" for name in names.values()}
                 writes = {**{name: (None, 0) for name in held if not held[name]}, **writes}
                 asked = [(key, names[key]) for key in keys if names[key] in writes]
-            # Nothing is done before the commit, so that alone leaves a doubt.
+            # Nothing takes effect before the commit, so only a failed commit leaves a doubt.
             swap = [Query(*self._swap(asked, held, writes))] if asked else []
             *swapped, _ = yield Pipeline((*swap, _COMMIT))
         except RefusalError:
-            # A session that was ended cannot be told; what counts is why.
+            # A terminated session cannot be rolled back; the first error is the one to report.
             with contextlib.suppress(ConnectionFailedError, RefusalError):
                 yield _ROLLBACK
             raise
@@ -410,7 +410,7 @@ def _still_open(calls: list[Call], stale: dict[str, str | None]) -> list[Call]:
     """The calls that are not done. An error stands if all that it rests on was confirmed."""
     left = []
     for call in calls:
-        # What it wrote is committed, but for what was not as guessed.
+        # Its writes are committed, except those with a wrong guess.
         call.charged = call.charged or not stale.keys() >= set(call.writing)
         again: list[int] = []
         if stale:
@@ -419,7 +419,7 @@ def _still_open(calls: list[Call], stale: dict[str, str | None]) -> list[Call]:
                 again = list(call.open)
         if call.error is None or not again:
             call.open = again
-        # Only now: who gives up must see the one or the other.
+        # Only now: a caller that gives up must see one state or the other.
         call.in_flight = False
         if again:
             left.append(call)

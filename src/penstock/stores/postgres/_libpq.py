@@ -119,7 +119,7 @@ def wait(socket: int, what: int, deadline: float) -> int:
     if not events:
         return 0
     bits = events[0][1]
-    # Trouble is for libpq to find out, by reading.
+    # libpq detects errors itself, by reading.
     return bool(bits & select.POLLOUT) * WRITE | bool(bits & ~select.POLLOUT) * READ
 
 
@@ -190,7 +190,7 @@ class LibpqConnection:
             if isinstance(request, Pipeline):
                 return (yield from self._run_together(request.queries))
             if request.bound_ms is not None and self._can_pipeline():
-                # Outside of a transaction, what is sent together is one by itself.
+                # Outside of a transaction, statements that are sent together are one transaction.
                 *_, rows = yield from self._run_together((bound(request.bound_ms), request))
                 return rows
             return (yield from self._run(request))
@@ -313,7 +313,7 @@ class LibpqConnection:
                     raise EOFError
                 refusal = refusal or self._refusal(result)
         except EOFError:
-            # Why a session was ended says more than that it was.
+            # The reason for the end of a session is more useful than the fact.
             raise refusal or EOFError from None
         if refusal is not None:
             self._pgconn.exit_pipeline_mode()

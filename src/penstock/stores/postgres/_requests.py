@@ -126,7 +126,7 @@ def unavailable(
         return StoreUnavailableError(f"{error}; {_effect(was_sent and error.may_have_run)}")
     if error.state in _MISSING:
         return missing_table(table)
-    # A session that is ended may have been so after its commit.
+    # A session may have been terminated after its commit.
     effect = _effect(was_sent and error.state.startswith("57P"))
     advice = f"; {_ADVICE[error.state]}" if error.state in _ADVICE else ""
     text = f"PostgreSQL refused ({error.state}): {error}{advice}; {effect}"

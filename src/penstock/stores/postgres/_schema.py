@@ -129,7 +129,7 @@ BEGIN
 END
 $body$
 """
-# In slices along the key, and past the rows that someone holds: a sweep never waits.
+# In slices along the key, without rows that are locked: a sweep never waits.
 _SWEEP = """
 WITH slice AS MATERIALIZED (
     SELECT key FROM {table} WHERE key > $1 ORDER BY key LIMIT $2
@@ -207,7 +207,7 @@ class Schema:
             ("bytea[]",),
             ("bytea", "text"),
         )
-        # The condition is never met: what is there is held, and not written.
+        # The condition is never met: an existing row is locked, and not written.
         self.claim: Statement = Statement(
             f"INSERT INTO {self.table} AS t SELECT key, '', 0 FROM unnest($1::bytea[]) AS key "
             "ORDER BY key ON CONFLICT (key) DO UPDATE SET record = t.record WHERE false",
@@ -232,7 +232,7 @@ class Schema:
             raise missing_table(self.table)
         if mark != _MARK.format(VERSION):
             raise not_ours(self.table, mark)
-        # If it is not there, the first one to need it will find out.
+        # If it is missing, the first call that needs it reports that.
         self.has_swap_all = True
 
     def init(self) -> PostgresFlow:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from ..._queueing.fork import keep_inherited
 from ...core._flow import adrive
 from ...core._store import Told
 from .._sheet import ConnectionFailedError
@@ -33,12 +34,8 @@ from ._sync_connections import pack
 __all__ = ["AsyncConnections"]
 
 
-# Transactions at a time: more of them would only fail each other's, or wait for the server.
+# Concurrent transactions: more of them would only make each other fail, or wait for the server.
 _MAX_TRANSACTIONS = 8
-
-# Transports inherited by a forked child. To close one would unregister its socket from the
-# parent's event loop, which still uses it.
-_inherited: list[Any] = []
 
 
 class _LoopPool:
@@ -143,7 +140,7 @@ class _LoopPool:
         try:
             await asyncio.wait_for(connection.connect(), self._timeout_s)
             if connection._writer.is_closing():
-                # The driver was told of that, and nobody else will be.
+                # Only the driver was notified of that, before `MultiplexedConnection` took over.
                 raise never_sent(where)
             return MultiplexedConnection(connection, where)
         except ConnectionFailedError:
@@ -153,7 +150,7 @@ class _LoopPool:
         except Exception as error:
             raise cannot_connect(where, error) from error
         finally:
-            # A login that was cut short leaves its socket behind.
+            # An interrupted login leaves its socket open.
             if (writer := connection._writer) is not None:
                 connection._reader = connection._writer = None
                 writer.transport.abort()
@@ -198,7 +195,7 @@ class AsyncConnections:
         self._forget()
 
     def after_fork(self) -> None:
-        _inherited.append((list(self._pools.values()), list(self._pools)))
+        keep_inherited((list(self._pools.values()), list(self._pools)))
         self._forget()
 
     def _forget(self) -> None:
@@ -371,7 +368,7 @@ class _BegunCall(_AsyncCall):
         """As `begin`; an error that is known at once goes to the callback as well."""
         self._go_on(self._flow.send, None)
 
-    # As what is told the replies.
+    # The interface of a future, for the connection.
 
     def done(self) -> bool:
         return self._told is None
@@ -409,7 +406,7 @@ class _BegunCall(_AsyncCall):
         try:
             told(result, error)
         except Exception as failure:
-            # The replies of others come behind this one.
+            # The replies of other calls follow this one.
             context = {"message": "a call could not be answered", "exception": failure}
             self._pool.loop.call_exception_handler(context)
 

@@ -202,7 +202,7 @@ class ConnectionFactory:
             **self._settings,
             **parsed,
             **self._quiet,
-            # RESP2: no messages that nobody asked for.
+            # RESP2: no push messages.
             protocol=2,
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
@@ -253,7 +253,7 @@ def _factory_of_url(parsed: ParsedUrl, driver: Any) -> ConnectionFactory:
         pool = driver.Redis.from_url(parsed.url).connection_pool
         _require_known(parsed, pool.connection_class)
         settings = pool.connection_kwargs
-        # The sentinels speak TLS, or not, as the servers do.
+        # The sentinels use TLS if the servers do.
         tls = {name: value for name, value in settings.items() if name.startswith("ssl_")}
         sentinel_factory = ConnectionFactory(
             pool.connection_class, {**tls, **parsed.sentinel_options}
@@ -261,7 +261,7 @@ def _factory_of_url(parsed: ParsedUrl, driver: Any) -> ConnectionFactory:
         factory = ConnectionFactory(
             pool.connection_class, settings, sentinel_factory if parsed.service else None
         )
-        # A value that makes no sense is noticed here, and not in an outage.
+        # An invalid value is noticed here, and not first in an outage.
         factory.make(Address("localhost", 0), 1.0)
     except (ValueError, TypeError, driver.RedisError) as error:
         if isinstance(error, ConfigInvalidError):
@@ -278,7 +278,7 @@ def _require_known(parsed: ParsedUrl, connection_class: type[Any]) -> None:
             ours = [*OPTIONS, *(SENTINEL_OPTIONS if parsed.service else ())]
             near = get_close_matches(name, [*ours, *sorted(accepted)], 1)
             hint = f"did you mean {near[0]}?" if near else f"the store's own are {', '.join(ours)}"
-            # What is no name at all may be the end of a password with a question mark in it.
+            # Text that is not a name may be the end of a password that contains a question mark.
             shown = repr(name) if name.isidentifier() else "in the URL"
             reject(
                 f"neither the store nor a {connection_class.__name__} of redis-py has the "

@@ -58,7 +58,7 @@ def pair_replies(waiting: deque[Any], reader: Any, data: bytes) -> None:
         if len(replies) == len(exchange.commands):
             if not exchange.answer.done():
                 exchange.answer.set_result(replies)
-            # Who is told may ask again, and that may have ended the connection.
+            # The callback may have sent another request, which may have ended the connection.
             if waiting:
                 waiting.popleft()
 
@@ -123,7 +123,7 @@ class MultiplexedConnection(asyncio.Protocol):
             elif len(self._unsent) >= _BATCH:
                 self._flush()
         except BaseException:
-            # Who asked hears of it by this.
+            # The caller gets this exception, and no answer later.
             exchange.forget()
             self._break()
             raise
@@ -202,7 +202,7 @@ class MultiplexedConnection(asyncio.Protocol):
         run."""
         written = len(self._waiting) - len(self._unsent)
         self._unsent.clear()
-        # First, so that nobody who is told asks here again.
+        # First, so that no callback sends another request here.
         self.close()
         if self._timer is not None:
             self._timer.cancel()

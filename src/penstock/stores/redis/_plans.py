@@ -15,7 +15,8 @@ from ...core._accelerator import LuaAccelerator, in_json, in_words
 from ...core._clock import FOREIGN_CLOCKS
 from ...core._decision import Booking, Decision
 from ...core._errors import UnsupportedError
-from ...core._lua import REPLY, LuaScript, StepKind, script_of_all
+from ...core._lua import REPLY, LuaScript
+from ...core._lua_all import StepKind, script_of_all
 from ...core._steps import Step
 from ...core._transform import Transform
 from ._requests import Command

@@ -186,7 +186,7 @@ PATIENT = PASSING - {"NOAUTH"}
 DISOWNED = frozenset({"CLUSTERDOWN", "MASTERDOWN", "NOAUTH", "READONLY"})
 """Those after which the server should be looked up, or logged into, anew."""
 
-# Of a server that cannot write its log, and of Upstash.
+# Errors of a server that cannot write its log, and of Upstash.
 _NO_ROOM = ("No space left on device", "capacity quota exceeded")
 
 

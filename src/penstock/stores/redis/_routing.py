@@ -42,7 +42,7 @@ _ASKING: Command = (b"ASKING",)
 _ATTEMPTS = 6
 _FIRST_PAUSE_MS = 4.0
 _DOUBLINGS = 5
-# Two nodes that point at each other have not heard of the same move yet.
+# Two nodes that redirect to each other do not both know of a move yet.
 _HOPS = 2
 
 Failure = ConnectionFailedError | Refusal
@@ -118,7 +118,7 @@ class RedisRouter:
                 failure = error
             if failure is None:
                 return replies
-        # Only now, since nearly every call is answered at its first attempt.
+        # Created only now, since nearly every call is answered at its first attempt.
         names = names_of(keys or (key,))
         command_set = CommandSet(key, names, commands, script, consuming, others=others)
         return (yield from self.send(command_set, where, failure, pinned))
@@ -193,7 +193,7 @@ class RedisRouter:
             try:
                 yield from self.topology.find()
             except ConnectionFailedError as error:
-                # A failed look-up charges nobody, whatever it was that got lost.
+                # A failed look-up charges nothing, even if its reply was lost.
                 failure = ConnectionFailedError(str(error), may_have_run=False, again=error.again)
             else:
                 where = self.topology.locate(command_set.key)

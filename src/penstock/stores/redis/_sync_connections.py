@@ -102,7 +102,7 @@ class _Connection:
         try:
             self._sock.recv(1)
         except _NOT_YET:
-            # TLS may have had a message of its own to read, such as a session ticket.
+            # The bytes may have been a message of TLS itself, such as a session ticket.
             return False
         except OSError:
             return True
@@ -148,7 +148,7 @@ class _Connection:
                     continue
                 if not data:
                     raise lost_reply(self.address)
-                # TLS may hold more than its socket shows.
+                # TLS may have buffered more than its socket shows.
                 is_drained = False
                 reader.feed(data)
                 while (reply := reader.gets()) is not False:

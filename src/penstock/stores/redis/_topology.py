@@ -34,10 +34,10 @@ SLOTS = 16_384
 _Accept = Callable[[Address, Any], RedisFlow]
 
 
-# Of the time that a call has left, for one of several who may know: the rest is for the others.
+# The share of the remaining time for one of several servers; the rest is for the others.
 _SHARE = 0.5
 
-# For how long a master is trusted to be it, before the sentinels are asked again.
+# How long an address of the master is used before the sentinels are asked again.
 _TRUSTED_S = 1.0
 
 
@@ -125,10 +125,10 @@ class _Informants:
             if wrong is None:
                 for silent in order[: number - 1]:
                     self.failed(silent)
-                # Those that are no members any more are forgotten.
+                # Servers that are no longer members are dropped.
                 self._failed = {f: None for f in list(self._failed) if f in order and f != member}
                 return None
-        # Only the first had time enough to be judged by. The next call begins with the second.
+        # Only the first had enough time to answer. The next call begins with the second.
         for silent in order[:1]:
             self.failed(silent)
         return wrong
@@ -161,7 +161,7 @@ class Sentinels(Fixed):
         if wrong is not None and self.master is None:
             text = f"no master for {self.service!r}: {wrong}"
             raise ConnectionFailedError(text, may_have_run=False, again=True)
-        # Where no sentinel can tell, the master may be there all the same.
+        # If no sentinel answers, the master may still work.
         self._trusted_until = time.monotonic() + _TRUSTED_S
 
     @property
@@ -236,7 +236,7 @@ class Cluster:
         return None
 
     def lost(self, where: Address) -> None:
-        # Its slots only: the keys of the other nodes have nothing to wait for.
+        # Only its slots: keys of the other nodes need not wait.
         self._lost.add(where)
         self._informants.failed(where)
 
@@ -263,7 +263,7 @@ class Cluster:
         self._lost = set()
 
     def _address(self, host: str, port: int, asked: Address) -> Address:
-        # A node that does not know its own name means: the host you already talk to.
+        # A node that does not know its own name means the host of this connection.
         host = asked.host if host in ("", "?") else host
         return Address(*self._remap((host, port))) if self._remap else Address(host, port)
 

@@ -88,7 +88,7 @@ class _SyncRest(_Rest):
         self._workers.close()
 
     def after_fork(self) -> None:
-        # The threads have stayed with the parent.
+        # The threads exist only in the parent.
         self._workers = Workers()
 
 

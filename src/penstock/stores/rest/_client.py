@@ -268,7 +268,7 @@ class RestClient:
         return RestReply(response.status_code, response.text)
 
     def _arguments(self, call: HttpCall) -> dict[str, Any]:
-        # Joined here: httpx would end the address with a slash that nobody wrote.
+        # Joined here: httpx would add a slash at the end of the address.
         arguments: dict[str, Any] = {"method": call.method, "url": self.base_url + call.path}
         if isinstance(call.body, str):
             arguments["content"] = call.body.encode()
@@ -289,7 +289,7 @@ def _make(base_url: str, token: ApiToken, timeout_s: float, kind: str) -> Any:
         timeout=timeout_s,
         limits=limits,
         follow_redirects=False,
-        # A proxy that the environment names is for the world, not for this machine.
+        # A proxy of the environment is for other hosts, not for this machine.
         trust_env=not is_loopback(base_url),
     )
 

@@ -115,7 +115,7 @@ _WRITE = (
     "SET record = excluded.record, keep_until = excluded.keep_until"
 )
 _DELETE = "DELETE FROM penstock WHERE key = ?"
-# In slices, so that no other caller waits long; the slice ends where the key stood last.
+# In slices, so that no other caller waits long; the next slice begins at the last key.
 _SLICE = "SELECT key FROM penstock WHERE key > ? ORDER BY key LIMIT 1 OFFSET ?"
 _SWEEP = "DELETE FROM penstock WHERE key > ? AND keep_until <= ? AND (? IS NULL OR key <= ?)"
 
@@ -128,7 +128,7 @@ class Database:
         self._timeout_ms = timeout_ms
         self._synchronous = synchronous
         self._connection: sqlite3.Connection | None = None
-        # One that is being set up, and was not adopted yet.
+        # A connection that is being set up, and not in use yet.
         self._opening: sqlite3.Connection | None = None
 
     def open(self, deadline: float) -> None:

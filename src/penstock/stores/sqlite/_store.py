@@ -285,7 +285,7 @@ class SqliteStore(Store, ForkAware):
             call.in_flight = True
         sheet = Sheet(self._database.read)
         for call in calls:
-            # Not one that has given up meanwhile, and was told that nothing was charged.
+            # Not for a caller that has given up meanwhile, with an error that nothing was charged.
             if not call.has_left:
                 sheet.run(call)
         for call in calls:

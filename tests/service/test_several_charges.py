@@ -1,0 +1,188 @@
+"""Charges of policies of several limits: settled or cancelled once, by any node."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+
+from penstock import ConfigInvalidError, ManualClock
+from penstock.config import parse_policies
+from penstock.service._charges import KEPT_MS, read_charge_id
+from penstock.service._core import Service
+from tests.support.helpers import NOW
+
+from .several import FILE, judged, serving
+
+
+@pytest.fixture
+def service() -> Service:
+    return serving()
+
+
+def test_a_charge_is_settled_once_by_any_node(nodes: tuple[Service, Service, Any]) -> None:
+    """What was too much comes back on each limit; whoever comes second changes nothing."""
+    one, other, run = nodes
+    told = {"user": "u", "tokens": 900}
+    charge = run(one.reserve("api", attributes=told))
+    assert charge.answer.verdict.limits["tokens"].remaining == 100
+    assert run(other.settle(charge.charge_id, {"tokens": 250}))
+    assert not run(one.settle(charge.charge_id, {"tokens": 0}))
+    assert not run(one.cancel(charge.charge_id))
+    left = run(one.peek_all("api", {"user": "u", "tokens": 0})).verdict
+    assert left.limits["tokens"].remaining == 750
+    assert left.limits["user"].remaining == 2
+
+
+def test_cancelling_gives_everything_back(nodes: tuple[Service, Service, Any]) -> None:
+    """Plans included, whose figures are found again by the id."""
+    one, other, run = nodes
+    charge = run(one.reserve("api", attributes={"user": "u", "plan": "pro"}, cost=7))
+    assert run(other.cancel(charge.charge_id))
+    assert (
+        run(one.peek_all("api", {"user": "u", "plan": "pro"})).verdict.limits["user"].remaining
+        == 10
+    )
+
+
+@pytest.mark.parametrize("used", [None, {"user": 0}, {"user": 0, "all": 0}])
+def test_what_a_shadow_did_not_take_does_not_come_back(
+    nodes: tuple[Service, Service, Any], used: dict[str, int] | None
+) -> None:
+    """Whoever settles the charge, and whatever of it is named."""
+    one, other, run = nodes
+    for user in "abc":
+        run(one.reserve("tight", attributes={"user": user}))
+    charge = run(one.reserve("tight", attributes={"user": "d"}))
+    assert charge.answer.verdict.shadowed == ("all",)
+    settle = other.cancel if used is None else partial(other.settle, actual=used)
+    assert run(settle(charge.charge_id))
+    left = run(one.peek_all("tight", {"user": "d"})).verdict.limits
+    assert (left["user"].remaining, left["all"].remaining) == (3, 0)
+
+
+def test_a_policy_of_one_limit_reserves_too(nodes: tuple[Service, Service, Any]) -> None:
+    one, other, run = nodes
+    charge = run(one.reserve("one", key="k", cost=2))
+    assert charge.allowed
+    denied = run(one.reserve("one", key="k"))
+    assert not denied.allowed
+    assert denied.charge_id == ""
+    assert run(other.settle(charge.charge_id, 1))
+    assert run(one.peek("one", "k")).remaining == 1
+
+
+def test_a_crowd_settles_a_charge_exactly_once(nodes: tuple[Service, Service, Any]) -> None:
+    """Twenty at once, on both nodes."""
+    one, other, run = nodes
+
+    async def main() -> list[bool]:
+        charge = await one.reserve("api", attributes={"user": "u", "tokens": 1000})
+        calls = [node.cancel(charge.charge_id) for node in (one, other) for _ in range(10)]
+        return list(await asyncio.gather(*calls))
+
+    assert sum(run(main())) == 1
+    assert (
+        run(one.peek_all("api", {"user": "u", "tokens": 0})).verdict.limits["tokens"].remaining
+        == 1000
+    )
+
+
+def test_slots_are_held_by_a_charge_renewed_and_given_back(
+    nodes: tuple[Service, Service, Any],
+) -> None:
+    one, other, run = nodes
+    charge = run(one.reserve("key", key="k"))
+    assert run(other.reserve("key", key="k")).answer.verdict.violated == ("flight",)
+    assert run(other.renew(charge.charge_id))
+    assert run(other.settle(charge.charge_id, {}))
+    assert not run(one.renew(charge.charge_id))
+    assert run(other.reserve("key", key="k")).allowed
+
+
+def test_units_may_be_booked_ahead(nodes: tuple[Service, Service, Any]) -> None:
+    """The limit with a pace tells when; cancelling the last booking gives it back."""
+    one, other, run = nodes
+    first = run(one.reserve("pace", attributes={"user": "u"}, max_wait_ms=5_000))
+    second = run(other.reserve("pace", attributes={"user": "u"}, max_wait_ms=5_000))
+    third = run(one.reserve("pace", attributes={"user": "u"}, max_wait_ms=5_000))
+    assert 900 <= second.starts_at - first.starts_at <= 1_100
+    assert 900 <= third.starts_at - second.starts_at <= 1_100
+    assert run(other.cancel(third.charge_id))
+    again = run(one.reserve("pace", attributes={"user": "u"}, max_wait_ms=5_000))
+    assert abs(again.starts_at - third.starts_at) <= 100
+    assert run(one.peek_all("pace", {"user": "u"})).verdict.limits["day"].remaining == 2
+
+
+def test_an_id_that_was_made_up_or_altered_gives_nothing_back(service: Service) -> None:
+    """Nor does one of a charge that was forgotten."""
+    charge = asyncio.run(service.reserve("one", key="k"))
+    terms = read_charge_id(charge.charge_id)
+    more = terms._replace(held=(terms.held[0]._replace(units=2),)).body
+    for wrong in (more, terms._replace(nonce="0" * 24).body):
+        with pytest.raises(ConfigInvalidError, match="there is no such charge"):
+            asyncio.run(service.cancel(wrong))
+    for bad in ("x", "é", "a" * 200_000, charge.charge_id[:-4], charge.charge_id + ".x", "WzFd"):
+        with pytest.raises(ConfigInvalidError, match="charge id"):
+            asyncio.run(service.cancel(bad))
+    assert asyncio.run(service.peek("one", "k")).remaining == 1
+
+
+def test_an_id_cannot_be_altered_to_be_given_back_in_a_later_window() -> None:
+    """How far ahead something was booked is no part of what the store knows of a charge, and what
+    has no pace is not booked at all."""
+    clock = ManualClock(NOW)
+    service = serving(clock=clock)
+
+    async def main() -> None:
+        charge = await service.reserve("api", attributes={"user": "u"}, cost=3)
+        clock.advance(60_000)
+        assert judged(service, cost=2, user="u").allowed
+        count = len(read_charge_id(charge.charge_id).held)
+        later = "-".join(["60000"] * count)
+        assert await service.cancel(f"{charge.charge_id}.{later}")
+        left = (await service.peek_all("api", {"user": "u"})).verdict.limits
+        assert left["user"].remaining == 1
+
+    asyncio.run(main())
+
+
+def test_a_charge_can_be_settled_for_a_day() -> None:
+    clock = ManualClock(NOW)
+    service = serving(clock=clock)
+    charge = asyncio.run(service.reserve("one", key="k"))
+    clock.advance(KEPT_MS)
+    with pytest.raises(ConfigInvalidError, match="never made, or was made more than a day ago"):
+        asyncio.run(service.settle(charge.charge_id, 0))
+
+
+def test_what_a_denied_caller_holds_settles_nothing(service: Service) -> None:
+    assert asyncio.run(service.settle("", 3)) is False
+    assert asyncio.run(service.cancel("")) is False
+
+
+@pytest.mark.parametrize(
+    ("told", "now"),
+    [("1000, window: 1m", "1000, window: 1h"), ("{by: user, cost", "{by: tenant, cost")],
+)
+@pytest.mark.parametrize("actual", [None, {"tokens": 0, "user": 0}])
+def test_a_charge_is_not_given_back_where_others_have_been_counted_since(
+    told: str, now: str, actual: dict[str, int] | None
+) -> None:
+    """After a reload that lets counts start afresh: what it took of them is gone, and its other
+    limits are settled."""
+    service = serving()
+
+    async def main() -> None:
+        charge = await service.reserve("api", attributes={"user": "u", "tokens": 900})
+        service.apply(parse_policies(FILE.replace(told, now), "p.yaml"))
+        attributes = {"user": "u", "tenant": "u", "tokens": 600}
+        judged(service, **attributes)
+        settle = service.cancel if actual is None else partial(service.settle, actual=actual)
+        assert await settle(charge.charge_id)
+        left = (await service.peek_all("api", attributes)).verdict.limits
+        assert (left["tokens"].remaining, left["user"].remaining) == (400, 2)
+
+    asyncio.run(main())
