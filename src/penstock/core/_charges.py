@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .._queueing import fork
@@ -298,7 +298,7 @@ class Charge(Settling):
         if not self._take():
             return False
         if steps:
-            self._store.apply_all(steps, self._now())
+            self._apply(steps)
         return True
 
     async def asettle(self, actual: int | Mapping[str, int]) -> bool:
@@ -307,7 +307,7 @@ class Charge(Settling):
         if not self._take():
             return False
         if steps:
-            await self._store.aapply_all(steps, self._now())
+            await self._aapply(steps)
         return True
 
     def cancel(self) -> bool:
@@ -315,15 +315,28 @@ class Charge(Settling):
         denied before."""
         if not self._take():
             return False
-        self._store.apply_all(self.refunds(), self._now())
+        self._apply(self.refunds())
         return True
 
     async def acancel(self) -> bool:
         """The awaitable twin of `cancel`."""
         if not self._take():
             return False
-        await self._store.aapply_all(self.refunds(), self._now())
+        await self._aapply(self.refunds())
         return True
+
+    def _apply(self, steps: Sequence[Step]) -> None:
+        if len(steps) == 1:
+            key, transform, units, _ = steps[0]
+            self._store.apply(key, transform, self._now(), units)
+        else:
+            self._store.apply_all(steps, self._now())
+
+    def _aapply(self, steps: Sequence[Step]) -> Awaitable[Any]:
+        if len(steps) == 1:
+            key, transform, units, _ = steps[0]
+            return self._store.aapply(key, transform, self._now(), units)
+        return self._store.aapply_all(steps, self._now())
 
     def _take(self) -> bool:
         try:

@@ -229,12 +229,13 @@ class Limiter(OnStore):
         return Step(self._lead + plain_key(key), transform, cost)
 
     def _parts(self, key: str, cost: int) -> list[Part]:
-        return [Part("", self._name(key, cost), self.strategy, cost)]
-
-    def _name(self, key: str, cost: int = 1) -> str:
         if cost is not _ONE:
             require_cost(cost)
-        return self._lead + plain_key(key)
+        return [Part("", self._lead + plain_key(key), self.strategy, cost)]
+
+    def _name(self, key: str, cost: int = 1) -> str:
+        require_cost(cost)
+        return self._lead + require_key(key)
 
     def _names(self, keys: Iterable[str], cost: int) -> list[str]:
         require_cost(cost)

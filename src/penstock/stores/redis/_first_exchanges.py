@@ -15,7 +15,7 @@ from ...core._clock import FOREIGN_CLOCKS
 from ...core._decision import Decision
 from ...core._steps import Step
 from ...core._store import Told
-from ...core._transform import Transform, telling
+from ...core._transform import Transform
 from ._async_connections import AsyncConnections
 from ._flows import RedisFlows
 from ._multiplexed import MultiplexedConnection
@@ -61,19 +61,25 @@ class FirstExchanges:
         payload = command.pack(key, now, cost)
         return self._send(connection, payload, ((key, transform, cost, False),), None, now, told)
 
-    def begin_timed(self, key: str, transform: Transform[Any], now: int, cost: int) -> Any:
-        """Begin one operation; its answer is followed by the instant."""
-        lua = transform.lua
-        if lua is None:
+    def begin_one(self, key: str, transform: Transform[Any], now: int, cost: int) -> Any:
+        """Begin one check, or else one operation."""
+        if transform.role == "check":
+            return self.begin_check(key, transform, now, cost)
+        return self.begin_operation(key, transform, now, cost)
+
+    def begin_operation(self, key: str, transform: Transform[Any], now: int, cost: int) -> Any:
+        """Begin one operation; its answer is a list of the result and the instant."""
+        lua, argument = transform.lua, transform.argument
+        if lua is None or (plan := plan_of_one(transform, lua)) is None:
             return None
-        plan = plan_of_one(transform, lua)
-        now = self._flows.instant(now)
-        payload = plan.packed_for(key, transform, now, cost)
         connection = self._connections.ready(self._topology.locate(key))
-        if payload is None or connection is None:
+        if connection is None or plan.packer is None or type(argument) is tuple:
             return None
-        steps = ((key, transform, cost, False), (key, telling(transform.strategy), 1, False))
-        return self._send(connection, payload, steps, plan, now, None)
+        now = self._flows.instant(now)
+        payload = plan.packer.pack(key, now, cost, str(argument))
+        # The second one stands for the instant.
+        step = (key, transform, cost, False)
+        return self._send(connection, payload, (step, step), plan, now, None)
 
     def begin_steps(self, steps: Sequence[Step], now: int, told: Told | None = None) -> Any:
         """Begin several steps, or one of any kind."""
@@ -85,7 +91,7 @@ class FirstExchanges:
         connection = self._connections.ready(self._topology.locate(keys[0]))
         if connection is None:
             return None
-        payload = plan.packed(steps, now) or pack((plan.command(steps, keys, now, {}),))
+        payload = pack((plan.command(steps, keys, now, {}),))
         return self._send(connection, payload, steps, plan, now, told)
 
     def _send(

@@ -42,7 +42,7 @@ from ...core._transform import READING, Grant, Transform, bargain, telling
 from ...core._validation import reject
 from .. import record
 from .._sheet import Call, ConnectionFailedError, Sheet
-from ._plans import Plan, decision_of, plan_of, plan_of_one
+from ._plans import OnePlan, Plan, decision_of, no_operation, plan_of, plan_of_one
 from ._requests import (
     TIME,
     Command,
@@ -224,17 +224,21 @@ class RedisFlows:
             return self._lease(key, transform, lua, now, cost)
         if role in READING:
             return self._read_state(key, transform, lua, now, cost)
-        return self._operate(key, transform, lua, now, cost)
+        plan = plan_of_one(transform, lua)
+        if plan is None:
+            raise no_operation(role, transform.kind)
+        return self._operate(key, transform, plan, now, cost)
 
     def apply_timed(self, key: str, transform: Transform[Any], now: int, cost: int) -> RedisFlow:
         """The flow that stands for `Store.apply_timed`."""
         lua = transform.lua
         now = self.instant(now)
-        if lua is None or (lua.source.by_periods and not now):
-            assert transform.strategy is not None
-            steps = Step(key, transform, cost), Step(key, telling(transform.strategy))
-            return self.apply_all(steps, now)
-        return self._operate(key, transform, lua, now, cost, timed=True)
+        plan = None if lua is None else plan_of_one(transform, lua)
+        if plan is not None and (now or not plan.by_periods):
+            return self._operate(key, transform, plan, now, cost, timed=True)
+        assert transform.strategy is not None
+        steps = Step(key, transform, cost), Step(key, telling(transform.strategy))
+        return self.apply_all(steps, now)
 
     def apply_many(
         self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
@@ -271,14 +275,13 @@ class RedisFlows:
         self,
         key: str,
         transform: Transform[Any],
-        lua: LuaAccelerator,
+        plan: OnePlan,
         now: int,
         cost: int,
         *,
         timed: bool = False,
     ) -> RedisFlow:
         """The result of one operation; if `timed`, with the instant of the decision."""
-        plan = plan_of_one(transform, lua)
         commands = (plan.command_for(key, transform, now, cost),)
         (reply,) = yield from self._router.ask(key, commands, script=plan.script, consuming=True)
         result = plan.answer(transform, cost, reply)

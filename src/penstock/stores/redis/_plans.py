@@ -21,7 +21,15 @@ from ...core._steps import Step
 from ...core._transform import Transform
 from ._requests import Command
 
-__all__ = ["OnePlan", "Plan", "RecordSwap", "decision_of", "plan_of", "plan_of_one"]
+__all__ = [
+    "OnePlan",
+    "Plan",
+    "RecordSwap",
+    "decision_of",
+    "no_operation",
+    "plan_of",
+    "plan_of_one",
+]
 
 _OPTIONAL = frozenset(
     {
@@ -79,10 +87,6 @@ class Plan:
         self.place = -1
         self.counts = False
 
-    def packed(self, steps: Sequence[Step], now: int) -> bytes | None:
-        """What is sent, packed by compiled code; None if it has to be packed otherwise."""
-        return None
-
     def command(
         self, steps: Sequence[Step], keys: Sequence[str], now: int, swaps: Mapping[int, RecordSwap]
     ) -> Command:
@@ -107,22 +111,11 @@ class OnePlan(Plan):
         self._lua = lua
         self._read = _reader_of(self._role)
         self._head = (b"EVALSHA", self.script.sha1_bytes, b"1")
-        self._command = lua.command_of(self.script, takes_argument=True)
+        # Packs the command of an operation with one argument in compiled code; None if it cannot.
+        self.packer = lua.command_of(self.script, takes_argument=True)
         self.counts = self._read is _count
         if self.counts or self._read is _decision:
             self.place = place
-
-    def packed(self, steps: Sequence[Step], now: int) -> bytes | None:
-        key, transform, cost, _ = steps[self._place]
-        return self.packed_for(key, transform, now, cost)
-
-    def packed_for(self, key: str, transform: Transform[Any], now: int, cost: int) -> bytes | None:
-        """As `packed`, of the operation alone."""
-        argument = transform.argument
-        if self._command is None or type(argument) is tuple:
-            return None
-        payload: bytes = self._command.pack(key, now, cost, str(argument))
-        return payload
 
     def command(
         self, steps: Sequence[Step], keys: Sequence[str], now: int, swaps: Mapping[int, RecordSwap]
@@ -254,23 +247,18 @@ def _plan_of_parts(parts: tuple[_Part, ...]) -> Plan:
     return _MixedPlan(parts, sent)
 
 
-def plan_of_one(transform: Transform[Any], lua: LuaAccelerator) -> OnePlan:
-    """The plan of one operation that is no shadow; the accelerator remembers it."""
-    plan: OnePlan | None = lua.plans.get(transform.role)
-    if plan is None:
-        _require_operation(lua, transform.role, transform.kind)
-        part: _Part = (lua, transform.kind, transform.role, False, 1)
-        plan = lua.plans[transform.role] = OnePlan((part,), 0, lua)
+def plan_of_one(transform: Transform[Any], lua: LuaAccelerator) -> OnePlan | None:
+    """The plan of one operation that is no shadow, which the accelerator remembers; None if its Lua
+    has no such operation."""
+    role = transform.role
+    plan: OnePlan | None = lua.plans.get(role)
+    if plan is None and role in lua.source.operations:
+        plan = lua.plans[role] = OnePlan(((lua, transform.kind, role, False, 1),), 0, lua)
     return plan
 
 
 def plan_of(steps: Sequence[Step]) -> Plan:
     """The plan of steps like these."""
-    _, transform, cost, shadow = steps[0]
-    lua = transform.lua
-    is_alone = len(steps) == 1 and cost and not shadow
-    if is_alone and lua is not None and transform.role in lua.source.operations:
-        return plan_of_one(transform, lua)
     return _plan_of_parts(
         tuple(
             [
@@ -284,11 +272,16 @@ def plan_of(steps: Sequence[Step]) -> Plan:
 def _require_operation(lua: LuaAccelerator | None, role: str, kind: str) -> None:
     if lua is None or role in _ALWAYS_THERE or role in lua.source.operations:
         return
+    raise no_operation(role, kind)
+
+
+def no_operation(role: str, kind: str) -> UnsupportedError:
+    """The error of an operation that the Lua of a strategy does not have."""
     if role in _OPTIONAL:
         missing = f"its Lua source has no {role}; add one below '-- Give back.'"
     else:
         missing = "only check, lease, peek, forecast, refund, charge, book, pause and clear can be"
-    raise UnsupportedError(
+    return UnsupportedError(
         f"RedisStore cannot run {role!r} on the state of {kind!r}, which is kept in its "
         f"wire encoding: {missing}"
     )

@@ -10,7 +10,7 @@ from ...core import native
 from ...core._errors import UnsupportedError
 from ...core._steps import Step
 from ...core._store import Store, Told, from_its_url
-from ...core._transform import READING, Transform
+from ...core._transform import Transform
 from ...core._validation import reject, require_int
 from ._factory import (
     Deployment,
@@ -114,12 +114,15 @@ class RedisStore(Store, ForkAware):
         return result
 
     async def aapply(self, key: str, transform: Transform[R], now: int, cost: int) -> R:
-        begun: Any = self._first and self._first.begin_check(key, transform, now, cost)
+        begun: Any = self._first and self._first.begin_one(key, transform, now, cost)
         if begun is None:
             result: R = await self._async.run(self._flows.apply(key, transform, now, cost))
             return result
-        result = await begun.told
-        return result if begun.is_answered else await self._rest(begun, result)
+        heard: Any = await begun.told
+        if not begun.is_answered:
+            heard = await self._rest(begun, heard)
+        result = heard if begun.plan is None else heard[0]
+        return result  # noqa: RET504
 
     def apply_timed(self, key: str, transform: Transform[R], now: int, cost: int) -> tuple[R, int]:
         result, at = self._sync.run(self._flows.apply_timed(key, transform, now, cost))
@@ -128,7 +131,7 @@ class RedisStore(Store, ForkAware):
     async def aapply_timed(
         self, key: str, transform: Transform[R], now: int, cost: int
     ) -> tuple[R, int]:
-        begun: Any = self._first and self._first.begin_timed(key, transform, now, cost)
+        begun: Any = self._first and self._first.begin_operation(key, transform, now, cost)
         if begun is None:
             flow = self._flows.apply_timed(key, transform, now, cost)
             result, at = await self._async.run(flow)
@@ -156,16 +159,14 @@ class RedisStore(Store, ForkAware):
         return results
 
     def apply_all(self, steps: Sequence[Step], now: int) -> list[Any]:
-        if len(steps) == 1:
-            key, transform, cost, shadow = steps[0]
-            # Web apps mostly have one limit, and to plan several is a sixth of a check.
-            if cost and not shadow and transform.role not in READING:
-                return [self.apply(key, transform, now, cost)]
+        if _is_one_check(steps):
+            key, transform, cost, _ = steps[0]
+            return [self.apply(key, transform, now, cost)]
         results: list[Any] = self._sync.run(self._flows.apply_all(steps, now))
         return results
 
     async def aapply_all(self, steps: Sequence[Step], now: int) -> list[Any]:
-        if len(steps) == 1 and steps[0][1].role == "check" and steps[0][2]:
+        if _is_one_check(steps):
             key, transform, cost, _ = steps[0]
             return [await self.aapply(key, transform, now, cost)]
         begun: Any = self._first and self._first.begin_steps(steps, now)
@@ -208,6 +209,11 @@ class RedisStore(Store, ForkAware):
         """A forked child must not use its parent's sockets."""
         self._sync.after_fork()
         self._async.after_fork()
+
+
+def _is_one_check(steps: Sequence[Step]) -> bool:
+    """Web apps mostly have one limit, and to plan several is a sixth of a check."""
+    return len(steps) == 1 and steps[0][1].role == "check" and steps[0][2] > 0
 
 
 class _NoConnections:
