@@ -335,3 +335,21 @@ def test_a_started_service_follows_its_file_and_obeys_sighup(tmp_path: Path) -> 
 
     asyncio.run(main())
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+
+
+def test_a_stop_right_behind_a_signal_ends_it(world: World) -> None:
+    """Before Python 3.12, `asyncio.wait_for` ignores a cancellation that comes together with what
+    it waits for: whoever waited for the reloader to end would wait forever."""
+
+    async def main() -> None:
+        for turns in range(8):
+            following = asyncio.ensure_future(world.reloader.run())
+            await asyncio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGHUP)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            following.cancel()
+            _, running = await asyncio.wait({following}, timeout=10)
+            assert not running, f"still there, cancelled {turns} turns of the loop later"
+
+    asyncio.run(main())

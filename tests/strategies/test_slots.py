@@ -265,6 +265,17 @@ def test_a_slot_is_held_until_it_is_given_back(store: Store) -> None:
     assert limiter.peek("k").remaining == 2
 
 
+def test_a_denied_waiter_leaves_a_ticket_only_as_a_shadow(store: Store) -> None:
+    """A denied request writes nothing; a shadow, which does not deny, may."""
+    pool, key = slots(1), new_key()
+    store.apply_all([Step(key, taking(pool, "holder"))], START)
+    for shadow, ahead in ((False, 0), (True, 1)):
+        denied = store.apply_all([Step(key, queueing(pool, "first"), 1, shadow)], START)
+        assert not denied[0]
+        assert store.apply_all([Step(key, ticketing(pool, "second"))], START) == [ahead]
+        store.apply_all([Step(key, releasing(pool, "second"))], START)
+
+
 def test_a_block_gives_its_slot_back_however_it_ends(store: Store) -> None:
     limiter = rate_limit(slots(1), store=store, prefix=new_key())
     with limiter.reserve("k") as charge:

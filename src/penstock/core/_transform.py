@@ -71,6 +71,8 @@ class Transform(Generic[R]):
     """`reverse(charged_at)` is the transform that refunds this one; None if it takes nothing."""
     need: int = 1
     """For the role "lease": the least that is useful, where `cost` is what is wanted."""
+    denial_writes: bool = False
+    """Whether its denial leaves a state to be written, as that of a waiter leaves its ticket."""
     kernel: Any = None
     """The compiled kernel made from `native`, on first use."""
 
@@ -249,7 +251,9 @@ def taking(strategy: Strategy, slot_id: str) -> Transform[Decision]:
 def queueing(strategy: Strategy, slot_id: str) -> Transform[Decision]:
     """The transform that takes a slot in turn. Its denial writes a ticket if it is sent as a
     shadow; with other limits beside it, a shadow would have these charged."""
-    return _Holding(strategy, "queue_up", slot_id)
+    transform = _Holding(strategy, "queue_up", slot_id)
+    transform.denial_writes = True
+    return transform
 
 
 def ticketing(strategy: Strategy, slot_id: str) -> Transform[int]:

@@ -185,10 +185,13 @@ class Reloader:
         _log.error("reload failed, the previous policies are still served: %s", told)
 
     async def _wait(self) -> None:
+        # Not `wait_for`: before Python 3.12 it ignores a cancellation that comes together with the
+        # event, and a service that stops would wait for this task forever.
+        asked = asyncio.ensure_future(self._asked.wait())
         try:
-            await asyncio.wait_for(self._asked.wait(), self._every_s)
-        except asyncio.TimeoutError:
-            return
+            await asyncio.wait((asked,), timeout=self._every_s)
+        finally:
+            asked.cancel()
 
 
 def _find(path: str) -> _Found:

@@ -269,8 +269,9 @@ def _apply_all(table: Any, steps: Sequence[Step], now: int) -> list[Any]:
     """The results, in the order of the steps."""
     steps = looked_at(steps)
     if len(steps) == 1:
-        ((key, transform, cost, _),) = steps
-        return [table.apply(key, transform, now, cost)]
+        ((key, transform, cost, shadow),) = steps
+        if shadow or not transform.denial_writes:
+            return [table.apply(key, transform, now, cost)]
     without: set[str] = set()
     while True:
         held: dict[str, Any] = {}
