@@ -262,13 +262,13 @@ class GoneStore(MemoryStore):
 
     is_gone = False
 
-    def apply_all(self, *words: Any) -> Any:
+    def apply(self, *words: Any) -> Any:
         if self.is_gone:
             raise StoreUnavailableError("gone")
-        return super().apply_all(*words)
+        return super().apply(*words)
 
-    async def aapply_all(self, *words: Any) -> Any:
-        return self.apply_all(*words)
+    async def aapply(self, *words: Any) -> Any:
+        return self.apply(*words)
 
 
 def test_a_call_that_is_done_does_not_fail_with_the_store(

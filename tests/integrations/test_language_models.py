@@ -254,16 +254,23 @@ def test_a_place_in_flight_is_renewed_for_as_long_as_the_call_lasts() -> None:
     assert model.remaining() == {"in_flight": 1}
 
 
+class GoneStore(MemoryStore):
+    """A store that may go away."""
+
+    is_gone = False
+
+    def apply(self, *words: Any) -> Any:
+        if self.is_gone:
+            raise StoreUnavailableError("gone")
+        return super().apply(*words)
+
+
 def test_an_answer_is_not_lost_with_the_store(caplog: pytest.LogCaptureFixture) -> None:
-    store = MemoryStore()
+    store = GoneStore()
     model = make(in_flight=None, store=store)
-
-    def away(*_words: Any) -> Any:
-        raise StoreUnavailableError("gone")
-
     with caplog.at_level(logging.WARNING), model.call(50, 100) as call:
         call.used(20)
-        store.apply_all = away  # type: ignore[method-assign]
+        store.is_gone = True
     assert "could not be told to the store" in caplog.text
 
 
