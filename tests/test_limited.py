@@ -19,14 +19,13 @@ from penstock import (
     ManualClock,
     MemoryStore,
     RateLimitExceededError,
-    StoreUnavailableError,
     fixed_window,
     limited,
     rate_limit,
     slots,
 )
 from tests.stores.redis.live import PATIENT_MS, new_key, url_of
-from tests.support.helpers import NOW, run
+from tests.support.helpers import NOW, GoneStore, run
 
 
 def calls_admitted(call: Any, times: int = 20) -> int:
@@ -255,20 +254,6 @@ def test_a_slot_is_held_for_as_long_as_the_call_runs() -> None:
         call(True)
     assert run(acall()) == 0
     assert pool.peek("a").remaining == 1
-
-
-class GoneStore(MemoryStore):
-    """A store that may go away."""
-
-    is_gone = False
-
-    def apply(self, *words: Any) -> Any:
-        if self.is_gone:
-            raise StoreUnavailableError("gone")
-        return super().apply(*words)
-
-    async def aapply(self, *words: Any) -> Any:
-        return self.apply(*words)
 
 
 def test_a_call_that_is_done_does_not_fail_with_the_store(

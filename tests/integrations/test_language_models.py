@@ -21,14 +21,13 @@ from penstock import (
     ManualClock,
     MemoryStore,
     RateLimitExceededError,
-    StoreUnavailableError,
     fixed_window,
     slots,
 )
 from penstock.integrations.language_models import ModelLimits, estimate_tokens
 from tests.servers.process import REPO, environment
 from tests.stores.redis.live import PATIENT_MS, url_of
-from tests.support.helpers import NOW, run
+from tests.support.helpers import NOW, GoneStore, run
 
 
 class RefusedError(Exception):
@@ -252,17 +251,6 @@ def test_a_place_in_flight_is_renewed_for_as_long_as_the_call_lasts() -> None:
 
     run(main())
     assert model.remaining() == {"in_flight": 1}
-
-
-class GoneStore(MemoryStore):
-    """A store that may go away."""
-
-    is_gone = False
-
-    def apply(self, *words: Any) -> Any:
-        if self.is_gone:
-            raise StoreUnavailableError("gone")
-        return super().apply(*words)
 
 
 def test_an_answer_is_not_lost_with_the_store(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from penstock import Decision, Limiter, ManualClock, MemoryStore, Outcome, Strategy
+from penstock import (
+    Decision,
+    Limiter,
+    ManualClock,
+    MemoryStore,
+    Outcome,
+    StoreUnavailableError,
+    Strategy,
+)
 from penstock.accel._gates import limiter_class
 from penstock.core import native
 from penstock.core._register import find_strategy, registered
@@ -30,6 +38,20 @@ needs_native = pytest.mark.skipif(native is None, reason="the native path is off
 # The paths of this run: the native one if it is on, and always the interpreted one.
 PATHS = ["interpreted"] if native is None else ["interpreted", "native"]
 both_paths = pytest.mark.parametrize("path", PATHS)
+
+
+class GoneStore(MemoryStore):
+    """A store that may go away."""
+
+    is_gone = False
+
+    def apply(self, *words: Any) -> Any:
+        if self.is_gone:
+            raise StoreUnavailableError("gone")
+        return super().apply(*words)
+
+    async def aapply(self, *words: Any) -> Any:
+        return self.apply(*words)
 
 
 def make_store(
