@@ -169,12 +169,12 @@ class Declaration:
                 )
         return parts
 
-    def _require_keyed(self, name: Any) -> None:
+    def _require_keyed(self, name: Any, instead: str = "leave it out") -> None:
         part = self._by_name.get(name)
         if part is None:
             reject(f"there is no limit {shown(name)}; there are {', '.join(self._names)}")
         if part.limit.keyless:
-            reject(f"the limit {name!r} is keyless, so it takes no key; leave it out")
+            reject(f"the limit {name!r} is keyless, so it takes no key; {instead}")
 
     def _example(self) -> str:
         named = [f"{part.name!r}: 'alice'" for part in self.parts if not part.limit.keyless]
@@ -186,7 +186,9 @@ class Declaration:
         asked = {part.name for part in parts}
         for name in cost:
             if name not in asked:
-                there = "has no key in this call" if name in self._by_name else "is not there"
+                there = f"is not there; there are {', '.join(self._names)}"
+                if name in self._by_name:
+                    there = "has no key in this call"
                 reject(f"cost names the limit {shown(name)}, which {there}")
             require_int(f"the cost of {name!r}", cost[name], 0)
         return [cost.get(part.name, 1) for part in parts]
@@ -265,7 +267,7 @@ class Declaration:
             if part is not None and part.limit.keyless and key is None:
                 names.append(part.lead)
                 continue
-            self._require_keyed(name)
+            self._require_keyed(name, f"write {{{name!r}: None}}")
             names.append(self._by_name[name].key(key))
         return names
 

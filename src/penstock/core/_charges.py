@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .._queueing import fork
 from ._decision import Decision
+from ._errors import PenstockError
 from ._steps import PoolRenewals, Step
 from ._store import Store
 from ._strategy import Strategy
@@ -112,10 +113,14 @@ class Settling(DecisionFields):
     ) -> None:
         if self._is_inherited:
             return
-        if error is not None:
+        if error is None:
+            if self.is_open:
+                self.settle({})
+            return
+        try:
             self.cancel()
-        elif self.is_open:
-            self.settle({})
+        except PenstockError as failure:
+            _log_no_refund(failure)
 
     async def __aenter__(self: S) -> S:
         self._enter()
@@ -129,10 +134,21 @@ class Settling(DecisionFields):
     ) -> None:
         if self._is_inherited:
             return
-        if error is not None:
+        if error is None:
+            if self.is_open:
+                await self.asettle({})
+            return
+        try:
             await self.acancel()
-        elif self.is_open:
-            await self.asettle({})
+        except PenstockError as failure:
+            _log_no_refund(failure)
+
+
+def _log_no_refund(failure: PenstockError) -> None:
+    """The caller gets the exception of the block, which may be the cancellation of its task."""
+    import logging  # of which `import penstock` has no need
+
+    logging.getLogger("penstock").warning("a charge could not be refunded: %s", failure)
 
 
 class Charge(Settling):
@@ -225,26 +241,29 @@ class Charge(Settling):
     def keep_renewed(self, on_lost: Callable[[Charge], object] | None = None) -> Charge:
         """Renew it in the background until it is settled or lost, together with all such charges
         of this process, with one call per store. `on_lost` is called in a thread of its own when
-        `holds` has become False. Returns the charge itself."""
+        `holds` has become False. Returns the charge itself. For a charge that was denied, or has
+        ended, there is nothing to do."""
         from ._renewing import keep
 
-        keep(self._require_held(), on_lost)
+        if self._is_renewable():
+            keep(self, on_lost)
         return self
 
     def akeep_renewed(self, on_lost: Callable[[Charge], object] | None = None) -> Charge:
         """As `keep_renewed`, by a task of the running event loop, with the store's async calls."""
         from ._renewing import keep_on_loop
 
-        keep_on_loop(self._require_held(), on_lost)
+        if self._is_renewable():
+            keep_on_loop(self, on_lost)
         return self
 
-    def _require_held(self) -> Charge:
-        if self.ttl_ms is None or not self.is_open:
+    def _is_renewable(self) -> bool:
+        if self.is_open and self.ttl_ms is None:
             reject(
                 "only a charge that holds slots can be kept renewed, and this one holds none; "
-                "check charge.allowed first"
+                "charge.ttl_ms is None then"
             )
-        return self
+        return self.is_open
 
     def held(self) -> list[tuple[str, Strategy, str]]:
         """The slots to renew, as `PoolRenewals` takes them, also from several charges."""
@@ -379,6 +398,8 @@ class Charge(Settling):
             return {part.name: actual for part, _ in self._parts}
         # The caller cannot know whether a shadow was charged, so naming one is no error.
         names = list(self.cost if self.verdict is None else self.verdict.limits)
+        if actual and names == [""]:
+            reject(f"this charge is of one limit, so actual must be a number, not {shown(actual)}")
         for name, units in actual.items():
             if name not in names:
                 there = ", ".join(map(repr, names)) or "none"

@@ -143,7 +143,7 @@ _SAY_EVERY_MS = 60_000
 
 
 class ForeignClocks:
-    """Logs and counts denials that are caused by a clock ahead; `met` is the count."""
+    """Logs and counts denials that a clock ahead may have caused; `met` is the count."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.met: int = 0
@@ -152,7 +152,8 @@ class ForeignClocks:
         self._quiet_until = 0
 
     def look_at(self, result: Any, transform: Transform[Any], cost: int, times: int = 1) -> None:
-        """Log and count `result`, of a check or a lease, if a clock ahead caused the denial."""
+        """Log and count `result`, of a check or a lease, if its limit does not explain a denial
+        that long."""
         strategy = transform.strategy
         if strategy is None or transform.role not in ("check", "lease"):
             return
@@ -174,11 +175,11 @@ class ForeignClocks:
             import logging
 
             logging.getLogger("penstock.clocks").warning(
-                "a key of %r was last charged by a clock that is %.1f s ahead of the one that "
-                "decides; it is denied until that has caught up. Set the clocks right, or let the "
-                "store's own decide (use_server_time) where it has one. A clock that was set back, "
-                "a limit that was lowered, a pause, a booking or a debt do the same. (Met %d times "
-                "so far.)",
+                "a key of %r is denied for %.1f s longer than its limit explains: it was paused, "
+                "booked ahead or overdrawn, its limit was lowered, or it was charged by a clock "
+                "that is ahead of the one that decides, such as one that was set back since. If "
+                "it is the clocks, set them right, or let the store's own decide (use_server_time) "
+                "where it has one. (Met %d times so far.)",
                 strategy,
                 ahead_ms / 1000,
                 self.met,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from ._decision import Decision
+    from ._verdict import Verdict
 
 
 __all__ = [
@@ -86,16 +87,18 @@ class QueueFullError(PenstockError):
 
 
 class RateLimitExceededError(PenstockError):
-    """`acquire` was not admitted within its timeout. `decision` is the last denial."""
+    """`acquire` was not admitted within its timeout. `decision` is the last denial, `verdict` that
+    of several limits; None if there was one."""
 
     code = "rate_limit_exceeded"
 
-    def __init__(self, message: str, decision: Decision) -> None:
+    def __init__(self, message: str, decision: Decision, verdict: Verdict | None = None) -> None:
         super().__init__(message)
         self.decision = decision
+        self.verdict = verdict
 
-    def __reduce__(self) -> tuple[type[RateLimitExceededError], tuple[str, Decision]]:
-        return type(self), (str(self), self.decision)
+    def __reduce__(self) -> tuple[type[RateLimitExceededError], tuple[Any, ...]]:
+        return type(self), (str(self), self.decision, self.verdict)
 
 
 # uvloop is not built for other interpreters and systems; there asyncio's own loop is used.

@@ -20,6 +20,7 @@ from ._decision import Decision
 from ._errors import QueueFullError, RateLimitExceededError
 from ._flow import adrive, drive
 from ._validation import MAX_SPAN_MS, reject
+from ._verdict import Verdict
 
 __all__ = [
     "CheckStep",
@@ -253,11 +254,16 @@ def acquire_flow(
     def time_left() -> int | None:
         return None if timeout_ms is None else began_at + timeout_ms - clock.now()
 
-    def refuse(decision: Decision) -> RateLimitExceededError:
+    def refuse(denial: Any) -> RateLimitExceededError:
+        # A denial is a decision, or a verdict or charge, which has one.
+        decision = denial if isinstance(denial, Decision) else denial.decision
+        verdict = denial if isinstance(denial, Verdict) else getattr(denial, "verdict", None)
+        by = "" if verdict is None else f" by {', '.join(map(repr, verdict.violated))}"
         return RateLimitExceededError(
-            f"{key!r} was not admitted within {timeout_ms} ms; "
-            f"retry after {decision.retry_after_ms} ms",
-            decision if isinstance(decision, Decision) else decision.decision,
+            f"{key!r} was not admitted{by} within {timeout_ms} ms; "
+            f"retry after {denial.retry_after_ms} ms",
+            decision,
+            verdict,
         )
 
     queue = queues.join(key, waiter)
