@@ -254,6 +254,24 @@ def test_after_a_pause_service_goes_on(strategy: Strategy) -> None:
     assert key.run("check", NOW + 3_000 + window_ms, 1).allowed
 
 
+@paced
+@given(timeline=gaps, owed=st.integers(0, 10), ahead=st.integers(1, 200_000))
+def test_a_pause_holds_no_longer_than_it_has_to(
+    strategy: Strategy, timeline: list[tuple[int, int]], owed: int, ahead: int
+) -> None:
+    """What is spent or owed before it is earned back during it, as without one."""
+    key, now = _aged(strategy, timeline)
+    if owed:
+        key.run("charge", now, owed)
+    until = now + ahead
+    free_at = max(until, now + strategy.peek(key.at(now), now).retry_after_ms)
+    key.run("pause", now, until)
+
+    assert not key.run("check", until - 1, 1).allowed
+    # A bucket has its first token a millisecond after it.
+    assert key.run("check", free_at + 1, 1).allowed
+
+
 @each
 @given(
     timeline=gaps,
