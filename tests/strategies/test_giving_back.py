@@ -243,14 +243,21 @@ def test_what_comes_back_during_a_pause_does_not_end_it(
 @paced
 @given(
     bookings=st.lists(st.tuples(st.integers(0, 300), costs), min_size=1, max_size=6),
+    again=st.booleans(),
     ahead=st.integers(1, 20_000),
     later=st.lists(costs, max_size=3),
 )
 def test_a_booking_that_is_cancelled_during_a_pause_does_not_end_it(
-    strategy: Strategy, bookings: list[tuple[int, int]], ahead: int, later: list[int]
+    strategy: Strategy,
+    bookings: list[tuple[int, int]],
+    again: bool,
+    ahead: int,
+    later: list[int],
 ) -> None:
     """Be it from before; those from during the pause come back, the last one first."""
     key, now, booked = Key(strategy), NOW, []
+    if again:
+        key.run("pause", now, now + 5)
     for gap, cost in bookings:
         now += gap
         taken = key.run("book", now, cost, 10_000_000)

@@ -200,14 +200,14 @@ class Gcra(Strategy):
 
     def pause(self, state: float | None, now: int, until_ms: int) -> Outcome[None]:
         # With this TAT the first unit is there at `until_ms`, and the others follow at the pace.
-        tat = until_ms + (self.tolerance_ms - self.interval_ms)
-        if until_ms <= now or (state is not None and state > tat and _is_marked(state)):
-            return Outcome(state, None, 0, False)
+        tau = self.tolerance_ms
+        tat = until_ms + (tau - self.interval_ms) - _MARK
         if state is not None and state > tat:
             # Behind the start of what was booked last: then none of it is the last one any more,
             # which a refund would take back.
-            tat = ceil(state - self.tolerance_ms) + self.tolerance_ms + 2 * _MARK
-        tat -= _MARK
+            tat = ceil(state - tau - _MARK) + tau + _MARK
+        if until_ms <= now or tat == state:
+            return Outcome(state, None, 0, False)
         return Outcome(tat, None, max(1, ceil(tat - now)), True)
 
     def _taken(self, tat: float, now: int) -> Outcome[Decision]:

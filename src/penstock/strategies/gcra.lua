@@ -83,10 +83,8 @@ end
 local function pause(p, stored, now, untilMs)
   local interval = intervalOf(p)
   local tau = interval * p.burst
-  local tat = untilMs + (tau - interval)
-  local isLater = stored and stored > tat
-  if untilMs <= now or (isLater and stored * 2048 % 1 == 0.5) then return 1, 0, 0, 0, 0 end
-  if isLater then tat = math.ceil(stored - tau) + tau + 1 / 2048 end
-  tat = tat - 1 / 4096
+  local tat = untilMs + (tau - interval) - 1 / 4096
+  if stored and stored > tat then tat = math.ceil(stored - tau - 1 / 4096) + tau + 1 / 4096 end
+  if untilMs <= now or tat == stored then return 1, 0, 0, 0, 0 end
   return 1, 0, 0, 0, 0, tat, math.max(1, math.ceil(tat - now))
 end
