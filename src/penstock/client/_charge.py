@@ -136,8 +136,9 @@ class ServiceCharge(Settling):
         )
 
     def _renewed(self, held: Any, asked_at: float) -> bool:
-        # Lost slots are given up at once, not at the end of their ttl.
-        self._asked_at = asked_at if held else -math.inf
+        # Lost slots are given up at once, not at the end of their ttl. An answer may be overtaken by
+        # that to a later renewal.
+        self._asked_at = max(self._asked_at, asked_at) if held else -math.inf
         return bool(held)
 
     def keep_renewed(

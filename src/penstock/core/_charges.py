@@ -256,8 +256,9 @@ class Charge(Settling):
         """Record the store's answers to a renewal that was sent at the monotonic time
         `asked_at`."""
         held = all(answer.allowed for answer in answers)
-        # A lost slot is given up at once, not at the end of its ttl.
-        self._asked_at = asked_at if held else -math.inf
+        # A lost slot is given up at once, not at the end of its ttl. An answer may be overtaken by
+        # that to a later renewal.
+        self._asked_at = max(self._asked_at, asked_at) if held else -math.inf
         return held
 
     @property
