@@ -179,6 +179,41 @@ def test_slots_that_are_kept_are_renewed_until_they_are_lost(way: str) -> None:
         asyncio.run(asyncio.wait_for(holding(running, limiter), 60))
 
 
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_who_gives_slots_back_is_not_told_that_they_are_lost(way: str) -> None:
+    """By a renewal that finds them gone while the answer to `cancel` is on its way."""
+    told: list[ServiceCharge] = []
+
+    async def holding(limiter: ServiceLimiter) -> None:
+        charge = await limiter.areserve({"key": "given"})
+        if way == "sync":
+            charge.keep_renewed(told.append)
+        else:
+            charge.akeep_renewed(told.append)
+        transport: Any = limiter._transport
+        acall = transport.acall
+
+        async def slow(call: str, fields: Any) -> Any:
+            answer = await acall(call, fields)
+            if call == "cancel":
+                deadline = time.monotonic() + 30
+                while charge.holds:
+                    assert time.monotonic() < deadline
+                    await asyncio.sleep(0.02)
+                await asyncio.sleep(0.2)
+            return answer
+
+        transport.acall = slow
+        async with limiter:
+            assert await charge.acancel()
+            assert (told, charge.is_lost, charge.is_open) == ([], False, False)
+
+    with still() as running:
+        options: Any = {"token": TOKEN, "timeout_ms": 10_000, "heartbeat_ms": 100}
+        limiter = ServiceLimiter(running.url("http"), "key", **options)
+        asyncio.run(asyncio.wait_for(holding(limiter), 60))
+
+
 def test_what_a_policy_with_slots_admits_is_held(way: tuple[str, str]) -> None:
     """`acquire` waits for a slot and answers with the charge that holds it; so does `take`."""
     clock = ManualClock(NOW)

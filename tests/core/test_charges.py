@@ -358,3 +358,28 @@ def test_a_child_that_leaves_the_block_of_its_parent_gives_nothing_back(
             if not child:
                 os._exit(0)
         assert limiter.peek("k").remaining == 1
+
+
+class Late(MemoryStore):
+    """Begins what is awaited only after a while."""
+
+    async def aapply(self, key: str, transform: Any, now: int, cost: int) -> Any:
+        await asyncio.sleep(0.05)
+        return self.apply(key, transform, now, cost)
+
+
+@pytest.mark.parametrize("way", ["asettle", "acancel"])
+def test_a_task_that_is_cancelled_while_it_gives_a_slot_back_keeps_none(way: str) -> None:
+    limiter = rate_limit(slots(1), store=Late())
+
+    async def leaving() -> None:
+        charge = await limiter.areserve("k")
+        giving = charge.acancel() if way == "acancel" else charge.asettle({})
+        task = asyncio.ensure_future(giving)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(leaving())
+    assert limiter.peek("k").remaining == 1

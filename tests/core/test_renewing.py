@@ -302,6 +302,58 @@ def test_a_task_renews_what_is_awaited() -> None:
     asyncio.run(main())
 
 
+def test_a_thread_that_could_not_be_started_is_started_with_the_next_charge(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    store = Counting()
+    limiter = rate_limit(slots(9, TTL_MS), store=store)
+    first = limiter.reserve("a")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            first.keep_renewed()
+    store.calls.clear()
+    second = limiter.reserve("b").keep_renewed()
+    eventually(lambda: renewed(store), within=20, what="the renewal")
+    assert first.cancel()
+    assert second.cancel()
+    ends()
+
+
+class Overtaken(MemoryStore):
+    """Answers the renewals of one thread only when told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = threading.Event()
+        self.freed = threading.Event()
+
+    def apply_all(self, steps: Any, now: int) -> list[Any]:
+        results = super().apply_all(steps, now)
+        if threading.current_thread().name == "slow":
+            self.asked.set()
+            assert self.freed.wait(30)
+        return results
+
+
+def test_a_renewal_that_is_answered_late_takes_nothing_from_a_later_one() -> None:
+    store = Overtaken()
+    charge = rate_limit(slots(1, TTL_MS), store=store).reserve("k")
+    thread = threading.Thread(target=charge.renew, name="slow")
+    thread.start()
+    assert store.asked.wait(30)
+    time.sleep(0.9 * TTL_MS / 1000)
+    assert charge.renew()
+    assert charge.holds
+    store.freed.set()
+    thread.join()
+    assert charge.holds
+    assert charge.cancel()
+
+
 def test_only_what_is_held_can_be_kept() -> None:
     """A charge that was denied, or has ended, is left alone."""
     limiter = rate_limit(slots(1))

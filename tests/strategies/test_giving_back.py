@@ -240,6 +240,53 @@ def test_what_comes_back_during_a_pause_does_not_end_it(
         assert not key.run("check", at, 1).allowed
 
 
+@paced
+@given(
+    bookings=st.lists(st.tuples(st.integers(0, 300), costs), min_size=1, max_size=6),
+    again=st.booleans(),
+    ahead=st.integers(1, 20_000),
+    later=st.lists(costs, max_size=3),
+)
+def test_a_booking_that_is_cancelled_during_a_pause_does_not_end_it(
+    strategy: Strategy,
+    bookings: list[tuple[int, int]],
+    again: bool,
+    ahead: int,
+    later: list[int],
+) -> None:
+    """Be it from before; those from during the pause come back, the last one first."""
+    key, now, booked = Key(strategy), NOW, []
+    if again:
+        key.run("pause", now, now + 5)
+    for gap, cost in bookings:
+        now += gap
+        taken = key.run("book", now, cost, 10_000_000)
+        booked.append((cost, now + taken.delay_ms))
+    until = now + ahead
+    key.run("pause", now, until)
+    during = [(cost, now + key.run("book", now, cost, 10_000_000).delay_ms) for cost in later]
+
+    assert all(starts_at >= until for _, starts_at in during)
+    for cost, starts_at in reversed(during):
+        # A bucket counts what it rounds down as missing.
+        assert cost - 1 <= key.run("refund", now, cost, starts_at) <= cost
+    for cost, starts_at in reversed(booked):
+        key.run("refund", now, cost, starts_at)
+    for at in range(now, until, max(1, ahead // 20)):
+        assert not key.run("check", at, 1).allowed
+    assert not key.run("check", until - 1, 1).allowed
+
+
+@paced
+def test_a_clock_that_goes_back_does_not_end_a_pause(strategy: Strategy) -> None:
+    key = Key(strategy)
+    assert key.run("check", NOW, 3).allowed
+    key.run("pause", NOW, NOW + 3_000)
+    key.run("refund", NOW - 1, 3, NOW)
+    assert not key.run("check", NOW, 1).allowed
+    assert not key.run("check", NOW + 2_999, 1).allowed
+
+
 @each
 def test_after_a_pause_service_goes_on(strategy: Strategy) -> None:
     """Within a window, or the time that one unit takes."""
@@ -252,6 +299,24 @@ def test_after_a_pause_service_goes_on(strategy: Strategy) -> None:
     least = 1 if strategy.name == "sliding_window" else 2_990
     assert least <= denied.retry_after_ms <= 2_990 + window_ms
     assert key.run("check", NOW + 3_000 + window_ms, 1).allowed
+
+
+@paced
+@given(timeline=gaps, owed=st.integers(0, 10), ahead=st.integers(1, 200_000))
+def test_a_pause_holds_no_longer_than_it_has_to(
+    strategy: Strategy, timeline: list[tuple[int, int]], owed: int, ahead: int
+) -> None:
+    """What is spent or owed before it is earned back during it, as without one."""
+    key, now = _aged(strategy, timeline)
+    if owed:
+        key.run("charge", now, owed)
+    until = now + ahead
+    free_at = max(until, now + strategy.peek(key.at(now), now).retry_after_ms)
+    key.run("pause", now, until)
+
+    assert not key.run("check", until - 1, 1).allowed
+    # A bucket has its first token a millisecond after it.
+    assert key.run("check", free_at + 1, 1).allowed
 
 
 @each

@@ -80,6 +80,8 @@ class ServiceCharge(Settling):
         # The monotonic time before its slots were last taken or renewed.
         self._asked_at = asked_at
         self._is_open = bool(charge_id)
+        # Whether the service is being asked to settle or cancel it.
+        self._is_ending = False
         self._renewer: Renewer | LoopRenewer | None = None
 
     @property
@@ -108,20 +110,20 @@ class ServiceCharge(Settling):
         name, in which limits that are left out keep what was reserved. True if this call settled
         it."""
         question = self._settlement(actual)
-        return self._is_open and self._closed(self._limiter._ask(question))
+        return self._is_open and self._end(question)
 
     async def asettle(self, actual: int | Mapping[str, int]) -> bool:
         """The awaitable twin of `settle`."""
         question = self._settlement(actual)
-        return self._is_open and self._closed(await self._limiter._aask(question))
+        return self._is_open and await self._aend(question)
 
     def cancel(self) -> bool:
         """Refund everything. True if this call cancelled it."""
-        return self._is_open and self._closed(self._limiter._ask(self._named("cancel")))
+        return self._is_open and self._end(self._named("cancel"))
 
     async def acancel(self) -> bool:
         """The awaitable twin of `cancel`."""
-        return self._is_open and self._closed(await self._limiter._aask(self._named("cancel")))
+        return self._is_open and await self._aend(self._named("cancel"))
 
     def renew(self) -> bool:
         """Hold its slots for another ttl. False if they were lost, or nothing is held."""
@@ -136,8 +138,9 @@ class ServiceCharge(Settling):
         )
 
     def _renewed(self, held: Any, asked_at: float) -> bool:
-        # Lost slots are given up at once, not at the end of their ttl.
-        self._asked_at = asked_at if held else -math.inf
+        # Lost slots are given up at once, not at the end of their ttl. An answer may be overtaken
+        # by that to a later renewal.
+        self._asked_at = max(self._asked_at, asked_at) if held else -math.inf
         return bool(held)
 
     def keep_renewed(
@@ -186,6 +189,20 @@ class ServiceCharge(Settling):
                 require_int(f"the actual cost of {shown(name)}", units, 0)
             return self._named("settle", actual=dict(actual))
         return self._named("settle", actual=require_int("actual", actual, 0))
+
+    def _end(self, question: ServiceCall) -> bool:
+        self._is_ending = True
+        try:
+            return self._closed(self._limiter._ask(question))
+        finally:
+            self._is_ending = False
+
+    async def _aend(self, question: ServiceCall) -> bool:
+        self._is_ending = True
+        try:
+            return self._closed(await self._limiter._aask(question))
+        finally:
+            self._is_ending = False
 
     def _closed(self, done: bool) -> bool:
         self._is_open = False
@@ -266,10 +283,10 @@ class _Due:
             self._kept[charge] = self._kept[charge][0], time.monotonic() + _SHORTEST_S
 
     def lost(self, charge: ServiceCharge) -> list[_Lost]:
-        """Stop renewing it. Returns whom to tell: nobody if it was settled in the meantime, or
-        told before."""
+        """Stop renewing it. Returns whom to tell: nobody if it was or is being settled, or told
+        before."""
         kept = self._kept.pop(charge, None)
-        if kept is None or not charge.is_open:
+        if kept is None or not charge.is_open or charge._is_ending:
             return []
         charge.is_lost = True
         return [_Lost(charge, kept[0])]

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .._queueing import fork
@@ -35,7 +36,7 @@ from ._verdict import DecisionFields, Verdict
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["MARGIN", "Charge", "Part", "Settling"]
+__all__ = ["MARGIN", "Charge", "Part", "Settling", "give_up", "is_cancellation"]
 
 
 S = TypeVar("S", bound="Settling")
@@ -275,8 +276,9 @@ class Charge(Settling):
         """Record the store's answers to a renewal that was sent at the monotonic time
         `asked_at`."""
         held = all(answer.allowed for answer in answers)
-        # A lost slot is given up at once, not at the end of its ttl.
-        self._asked_at = asked_at if held else -math.inf
+        # A lost slot is given up at once, not at the end of its ttl. An answer may be overtaken by
+        # that to a later renewal.
+        self._asked_at = max(self._asked_at, asked_at) if held else -math.inf
         return held
 
     @property
@@ -351,11 +353,19 @@ class Charge(Settling):
         else:
             self._store.apply_all(steps, self._now())
 
-    def _aapply(self, steps: Sequence[Step]) -> Awaitable[Any]:
-        if len(steps) == 1:
-            key, transform, units, _ = steps[0]
-            return self._store.aapply(key, transform, self._now(), units)
-        return self._store.aapply_all(steps, self._now())
+    async def _aapply(self, steps: Sequence[Step]) -> None:
+        try:
+            if len(steps) == 1:
+                key, transform, units, _ = steps[0]
+                await self._store.aapply(key, transform, self._now(), units)
+            else:
+                await self._store.aapply_all(steps, self._now())
+        except BaseException as error:
+            if is_cancellation(error):
+                # The store may not have been asked yet. To give back a slot twice does no harm.
+                slots = [step for step in steps if step.transform.role == "release"]
+                await give_up(self._store, self._now, slots)
+            raise
 
     def _take(self) -> bool:
         try:
@@ -410,3 +420,23 @@ class Charge(Settling):
     def __repr__(self) -> str:
         state = "open" if self._open else "settled" if self.allowed else "denied"
         return f"<Charge {state}, {dict(self.cost)!r}, starts_at={self.starts_at}>"
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Whether a task was cancelled; it may await until it lets the error go on."""
+    from asyncio import CancelledError
+
+    return isinstance(error, CancelledError)
+
+
+async def give_up(store: Store, now: Callable[[], int], steps: Sequence[Step]) -> None:
+    """Apply the steps of a caller that leaves, if the store is there. A task of its own does it, in
+    case the caller is cancelled once more."""
+    from asyncio import get_running_loop, shield
+
+    async def leave() -> None:
+        with suppress(PenstockError):
+            await store.aapply_all(steps, now())
+
+    if steps:
+        await shield(get_running_loop().create_task(leave()))

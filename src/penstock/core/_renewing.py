@@ -220,8 +220,8 @@ class DueThread(Generic[Item]):
         """Call this after adding to the schedule: starts or wakes the thread."""
         with self.lock:
             if not self._runs and self._schedule.wait_s() is not None:
-                self._runs = True
                 threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                self._runs = True
         self._more.set()
 
     def _run(self) -> None:

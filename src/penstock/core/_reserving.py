@@ -16,7 +16,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, NoReturn
 
-from ._charges import Charge, Part
+from ._charges import Charge, Part, give_up, is_cancellation
 from ._decision import Booking, Decision
 from ._errors import PenstockError
 from ._steps import Step
@@ -105,9 +105,9 @@ async def areserved(
                 tuple(results[len(parts) + len(also) :]) or (at,),
             )
     except BaseException as error:
-        if slot_id and not waiter_id and _is_cancellation(error):
+        if slot_id and not waiter_id and is_cancellation(error):
             # The store may have been asked already; nobody else knows the id.
-            await _give_up(store, now, _Tickets(parts, slot_id).leaving())
+            await give_up(store, now, _Tickets(parts, slot_id).leaving())
         raise
     return _charge(store, now, parts, told, instants, answer, slot_id, asked_at)
 
@@ -293,29 +293,9 @@ async def aacquired(
     try:
         return await wait(ask)
     except BaseException as error:
-        if isinstance(error, Exception) or _is_cancellation(error):
-            await _give_up(store, now, tickets.leaving())
+        if isinstance(error, Exception) or is_cancellation(error):
+            await give_up(store, now, tickets.leaving())
         raise
-
-
-def _is_cancellation(error: BaseException) -> bool:
-    """Whether a task was cancelled; it may await until it lets the error go on."""
-    from asyncio import CancelledError
-
-    return isinstance(error, CancelledError)
-
-
-async def _give_up(store: Store, now: Callable[[], int], steps: Sequence[Step]) -> None:
-    """Apply the steps of a caller that leaves, if the store is there. A task of its own does it, in
-    case the caller is cancelled once more."""
-    from asyncio import get_running_loop, shield
-
-    async def leave() -> None:
-        with suppress(PenstockError):
-            await store.aapply_all(steps, now())
-
-    if steps:
-        await shield(get_running_loop().create_task(leave()))
 
 
 def _tells(store: Store, parts: Sequence[Part]) -> list[Step]:

@@ -163,11 +163,14 @@ class Gcra(Strategy):
     def refund(self, state: float | None, now: int, cost: int, charged_at: int) -> Outcome[int]:
         if state is None or state <= now:
             return Outcome(state, 0, 0, False)
-        if charged_at <= now < state - self.tolerance_ms + self.interval_ms and _is_marked(state):
-            return Outcome(state, 0, 0, False)
+        last_starts_at = ceil(state - self.tolerance_ms)
         # What was booked for later stays as it is once somebody stands behind it: two would be
         # let in at one instant.
-        if charged_at > now and ceil(state - self.tolerance_ms) > charged_at:
+        if charged_at > now and last_starts_at > charged_at:
+            return Outcome(state, 0, 0, False)
+        # During a pause only the last of what was booked since it began may come back.
+        is_paused = now < state - self.tolerance_ms + self.interval_ms and _is_marked(state)
+        if is_paused and (charged_at <= now or last_starts_at < charged_at):
             return Outcome(state, 0, 0, False)
         taken = self.interval_ms * cost
         # The TAT was no earlier than this before the charge; a clock that went back may be.
@@ -197,12 +200,14 @@ class Gcra(Strategy):
 
     def pause(self, state: float | None, now: int, until_ms: int) -> Outcome[None]:
         # With this TAT the first unit is there at `until_ms`, and the others follow at the pace.
-        tat = until_ms + (self.tolerance_ms - self.interval_ms)
+        tau = self.tolerance_ms
+        tat = until_ms + (tau - self.interval_ms) - _MARK
         if state is not None and state > tat:
-            tat = state
-        if until_ms <= now or (tat == state and _is_marked(tat)):
+            # Behind the start of what was booked last: then none of it is the last one any more,
+            # which a refund would take back.
+            tat = ceil(state - tau - _MARK) + tau + _MARK
+        if until_ms <= now or tat == state:
             return Outcome(state, None, 0, False)
-        tat -= _MARK
         return Outcome(tat, None, max(1, ceil(tat - now)), True)
 
     def _taken(self, tat: float, now: int) -> Outcome[Decision]:

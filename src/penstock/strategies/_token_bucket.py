@@ -186,8 +186,10 @@ class TokenBucket(Strategy):
         tokens, at = self._level(state, now)
         if until_ms <= now or (tokens < 1 and at >= until_ms):
             return Outcome(state, None, 0, False)
-        # Nothing accrues before `last`, and one token is there a millisecond after it.
-        tokens, at = min(tokens, _NEARLY_ONE), max(at, until_ms)
+        # What it earns until then is credited at once, and nothing more before that. One token is
+        # there a millisecond later, unless that takes longer without a pause, too.
+        tokens, at = self._level(state, until_ms)
+        tokens = min(tokens, _NEARLY_ONE)
         return Outcome((tokens, at), None, self._ttl(tokens, at, now), True)
 
     def _taken(self, tokens: float, at: int, now: int) -> Outcome[Decision]:

@@ -51,9 +51,10 @@ local function refund(p, stored, now, cost, chargedAt)
   if not stored or stored <= now then return 1, 0, 0, 0, 0 end
   local interval = intervalOf(p)
   local tau, taken = interval * p.burst, interval * cost
-  local isMarked = stored * 2048 % 1 == 0.5
-  if isMarked and chargedAt <= now and now < stored - tau + interval then return 1, 0, 0, 0, 0 end
-  if chargedAt > now and math.ceil(stored - tau) > chargedAt then return 1, 0, 0, 0, 0 end
+  local lastStartsAt = math.ceil(stored - tau)
+  if chargedAt > now and lastStartsAt > chargedAt then return 1, 0, 0, 0, 0 end
+  local isPaused = now < stored - tau + interval and stored * 2048 % 1 == 0.5
+  if isPaused and (chargedAt <= now or lastStartsAt < chargedAt) then return 1, 0, 0, 0, 0 end
   local least = chargedAt - math.max(0, taken - tau)
   local new = stored - taken
   if math.ceil(new) < least then new = math.min(least, stored) end
@@ -81,9 +82,9 @@ end
 
 local function pause(p, stored, now, untilMs)
   local interval = intervalOf(p)
-  local tat = untilMs + (interval * p.burst - interval)
-  if stored and stored > tat then tat = stored end
-  if untilMs <= now or (tat == stored and tat * 2048 % 1 == 0.5) then return 1, 0, 0, 0, 0 end
-  tat = tat - 1 / 4096
+  local tau = interval * p.burst
+  local tat = untilMs + (tau - interval) - 1 / 4096
+  if stored and stored > tat then tat = math.ceil(stored - tau - 1 / 4096) + tau + 1 / 4096 end
+  if untilMs <= now or tat == stored then return 1, 0, 0, 0, 0 end
   return 1, 0, 0, 0, 0, tat, math.max(1, math.ceil(tat - now))
 end

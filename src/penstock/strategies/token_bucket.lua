@@ -105,7 +105,8 @@ end
 local function pause(p, stored, now, untilMs)
   local tokens, at = level(p, stored, now)
   if untilMs <= now or (tokens < 1 and at >= untilMs) then return 1, 0, 0, 0, 0 end
+  tokens, at = level(p, stored, untilMs)
   -- The largest double below 1.
-  tokens, at = math.min(tokens, 1 - 2 ^ -53), math.max(at, untilMs)
+  tokens = math.min(tokens, 1 - 2 ^ -53)
   return 1, 0, 0, 0, 0, {tokens = tokens, last = at}, ttlOf(p, tokens, at, now)
 end

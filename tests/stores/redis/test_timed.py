@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from penstock import Decision, Limits, Outcome, calendar_quota, gcra, rate_limit, slots
+from penstock import (
+    ConfigInvalidError,
+    Decision,
+    Limits,
+    Outcome,
+    calendar_quota,
+    gcra,
+    rate_limit,
+    slots,
+)
 from penstock.core._transform import booking, checking, refunding, releasing, taking
 from penstock.stores.redis import RedisStore
 from penstock.strategies import Gcra
@@ -104,4 +113,25 @@ def test_without_lua_a_reservation_is_charged_and_refunded(several: bool) -> Non
     assert [charge.allowed for charge in charges] == [True] * 3 + [False] * 2
     assert charges[0].cancel()
     assert [limiter.reserve(keys).allowed for _ in range(2)] == [True, False]
+    store.close()
+
+
+@pytest.mark.parametrize("path", ["sync", "compiled", "interpreted"])
+def test_a_key_of_something_else_is_named_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if path == "interpreted":
+        interpreted(monkeypatch)
+    store, key = RedisStore.from_url(patient_url_of("valkey")), new_key()
+    running("valkey").call("SADD", key, "foreign")
+
+    async def awaited() -> None:
+        await rate_limit(POOL, store=store).areserve("other")
+        with pytest.raises(ConfigInvalidError, match=f"^key '{key}' holds the state of something"):
+            await rate_limit(POOL, store=store).areserve(key)
+        await store.aclose()
+
+    if path == "sync":
+        with pytest.raises(ConfigInvalidError, match=f"^key '{key}' holds the state of something"):
+            rate_limit(POOL, store=store).reserve(key)
+    else:
+        asyncio.run(awaited())
     store.close()

@@ -277,7 +277,8 @@ def _as_eval(command: Command, script: LuaScript) -> Command:
 
 def names_of(keys: Sequence[str]) -> str:
     """Keys, in a message."""
-    return f"one of the keys {keys[0]!r} ... {keys[-1]!r}" if keys[1:] else f"key {keys[0]!r}"
+    first, *others = dict.fromkeys(keys)
+    return f"one of the keys {first!r} ... {others[-1]!r}" if others else f"key {first!r}"
 
 
 def refusal_in(replies: Sequence[Any]) -> Refusal | None:
