@@ -254,7 +254,8 @@ def test_a_booking_that_is_cancelled_during_a_pause_does_not_end_it(
     ahead: int,
     later: list[int],
 ) -> None:
-    """Be it from before; those from during the pause come back, the last one first."""
+    """Be it from before; those from during the pause come back, the last one first. Behind a
+    booking from during it, `gcra` no longer knows of the pause."""
     key, now, booked = Key(strategy), NOW, []
     if again:
         key.run("pause", now, now + 5)
@@ -270,7 +271,7 @@ def test_a_booking_that_is_cancelled_during_a_pause_does_not_end_it(
     for cost, starts_at in reversed(during):
         # A bucket counts what it rounds down as missing.
         assert cost - 1 <= key.run("refund", now, cost, starts_at) <= cost
-    for cost, starts_at in reversed(booked):
+    for cost, starts_at in reversed([] if during else booked):
         key.run("refund", now, cost, starts_at)
     for at in range(now, until, max(1, ahead // 20)):
         assert not key.run("check", at, 1).allowed
@@ -351,6 +352,27 @@ def test_after_a_pause_what_was_charged_comes_back(
     assert key.run("check", now, cost).allowed
     if now + later < charged.reset_at and strategy.window_kind:
         assert key.run("refund", now + later, cost, charged_at) == cost
+
+
+@pytest.mark.parametrize("strategy", [gcra(10, 1_000, burst=1), token_bucket(1, 10)], ids=repr)
+def test_after_a_pause_callers_that_queue_get_their_units_back(strategy: Strategy) -> None:
+    """A queue of bookings that never ends, each of which uses half of what it booked, makes as many
+    requests after a pause as before it."""
+
+    def made(paused: bool) -> int:
+        key, now, starts, begun = Key(strategy), NOW, [], 0
+        while now < NOW + 30_000:
+            if paused and begun == 20:
+                key.run("pause", now, now + 100)
+                paused = False
+            while len(starts) < 5:
+                starts.append(now + key.run("book", now, 2, 10_000_000).delay_ms)
+            now = max(now, starts[0])
+            key.run("refund", now, 1, starts.pop(0))
+            begun += 1
+        return begun
+
+    assert made(paused=True) >= made(paused=False) - 5
 
 
 @each

@@ -27,8 +27,10 @@ which counts tokens and has no grid.
 
 A pause is a TAT, too, and marked as one: half a step off the grid. Otherwise it could not be told
 from a debt, and a charge that is cancelled during the pause would end it. The next admission takes
-the mark away. From 2039 on doubles have no bit left for it, and a cancelled charge then shortens a
-pause by what its units take at the pace.
+the mark away. So does the next booking: if the mark stayed for as long as callers queue, all their
+refunds would be lost. A charge from before the pause that is cancelled after such a booking may end
+the pause earlier, by the units that it has more than were booked. From 2039 on doubles have no bit
+left for the mark, and a cancelled charge then shortens a pause by what its units take at the pace.
 
 The order of the floating-point operations is fixed: every accelerator repeats it to the bit.
 """
@@ -195,6 +197,8 @@ class Gcra(Strategy):
             remaining = self._units_at(tat, now)
             denial = Decision(False, self.burst, remaining, ceil(tat), delay_ms)
             return Outcome(state, Booking(denial, delay_ms), 0, False)
+        if _is_marked(new):
+            new += _MARK
         taken = self._taken(new, now)
         return Outcome(taken.state, Booking(taken.result, delay_ms), taken.ttl_ms, True)
 

@@ -77,6 +77,7 @@ local function book(p, stored, now, cost, maxWaitMs)
     local remaining = math.max(0, math.floor((tau - (tat - now)) / interval))
     return 0, p.burst, remaining, math.ceil(tat), delay
   end
+  if new * 2048 % 1 == 0.5 then new = new + 1 / 4096 end
   return take(p, new, now, delay)
 end
 
