@@ -122,7 +122,7 @@ unit: setup | $(FIRST)
 PURE := tests/core tests/strategies tests/conformance tests/stores/memory tests/leasing
 # But for what asks the oracle itself or a server, or takes both paths whenever it runs: another run
 # adds nothing.
-ORACLE := calendar_quota exact_bursts giving_back guide laws registering scripts_by_hand slots_queue
+ORACLE := calendar_quota exact_bursts giving_back guide laws pausing registering scripts_by_hand slots_queue
 SERVED := client client_outages fleet_server processes proof valkey
 SAME := $(ORACLE:%=tests/strategies/test_%.py) $(SERVED:%=tests/leasing/test_%.py) \
   tests/stores/memory/test_bytes.py

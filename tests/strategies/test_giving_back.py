@@ -1,10 +1,9 @@
-"""Refunds, charges without condition, bookings and pauses: the laws that every strategy keeps."""
+"""Refunds, unconditional charges and bookings: the laws that every strategy keeps."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 from math import ceil, inf, nextafter
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,64 +20,19 @@ from penstock import (
     token_bucket,
     unlimited,
 )
-
-NOW = 1_700_000_000_000
-
-STRATEGIES: list[Strategy] = [
-    gcra(7, 1_000),
-    gcra(10, 60_000, burst=3),
-    token_bucket(5, 3.3),
-    token_bucket(10, 0.01),
-    fixed_window(4, 1_000),
-    fixed_window(4, 1_000, anchor="first"),
-    calendar_quota(4, "hour"),
-    calendar_quota(4, "month", "Europe/Berlin", starts_on=31),
-    sliding_window(6, 1_000, buckets=1),
-    sliding_window(6, 1_000),
-    sliding_window_log(5, 1_000),
-]
-PACED = [strategy for strategy in STRATEGIES if strategy.window_kind is None]
-each = pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
-paced = pytest.mark.parametrize("strategy", PACED, ids=repr)
-
-costs = st.integers(1, 4)
-gaps = st.lists(st.tuples(st.integers(0, 700), costs), max_size=12)
-
-
-class Key:
-    """A key of a store, driven by hand."""
-
-    def __init__(self, strategy: Strategy) -> None:
-        self.strategy = strategy
-        self.state: Any = None
-        self.expires = 0
-
-    def at(self, now: int) -> Any:
-        return self.state if now < self.expires else None
-
-    def run(self, name: str, now: int, *arguments: int) -> Any:
-        outcome = getattr(self.strategy, name)(self.at(now), now, *arguments)
-        if outcome.persist:
-            self.state, self.expires = outcome.state, now + outcome.ttl_ms
-        return outcome.result
-
-
-def _aged(strategy: Strategy, timeline: list[tuple[int, int]]) -> tuple[Key, int]:
-    key, now = Key(strategy), NOW
-    for gap, cost in timeline:
-        now += gap
-        key.run("check", now, cost)
-    return key, now
-
-
-def _future(key: Key, now: int) -> list[Any]:
-    """Everything that the state says about the times to come."""
-    later = [now + step for step in (0, 1, 40, 130, 333, 700, 999, 1_400, 5_000, 60_000)]
-    return [(key.strategy.peek(key.at(at), at).allowed, _left(key, at)) for at in later]
-
-
-def _left(key: Key, now: int) -> int:
-    return key.strategy.forecast(key.at(now), now, 1).spendable_now
+from tests.strategies.keys import (
+    NOW,
+    PACED,
+    STRATEGIES,
+    Key,
+    aged,
+    costs,
+    each,
+    future,
+    gaps,
+    left_of,
+    paced,
+)
 
 
 @each
@@ -87,15 +41,15 @@ def test_a_refund_at_the_same_instant_undoes_a_charge(
     strategy: Strategy, timeline: list[tuple[int, int]], cost: int
 ) -> None:
     """It restores what the state means, now and at any time to come."""
-    key, now = _aged(strategy, timeline)
+    key, now = aged(strategy, timeline)
     cost = min(cost, strategy.limit)
     while retry := strategy.check(key.at(now), now, cost).result.retry_after_ms:
         now += retry
-    before = _future(key, now)
+    before = future(key, now)
     assert key.run("check", now, cost).allowed
 
     assert key.run("refund", now, cost, now) == cost
-    assert _future(key, now) == before
+    assert future(key, now) == before
 
 
 # How long after the one before, how much, and whether and how much later it is given back.
@@ -121,7 +75,7 @@ def test_what_was_given_back_is_worth_no_more_than_what_was_never_charged(
         charged_at, now = now, now + later
         assert 0 <= key.run("refund", now, cost, charged_at) <= cost
         for at in (now, now + 1, now + 150, now + 1_000):
-            assert 0 <= _left(key, at) <= _left(without, at) <= strategy.limit
+            assert 0 <= left_of(key, at) <= left_of(without, at) <= strategy.limit
 
 
 @each
@@ -141,7 +95,7 @@ def test_no_refund_makes_a_key_richer_than_a_cold_one(
         else:
             key.run("charge", now, cost)
             instants.append(now)
-        assert 0 <= _left(key, now) <= strategy.limit
+        assert 0 <= left_of(key, now) <= strategy.limit
 
 
 @each
@@ -149,7 +103,7 @@ def test_no_refund_makes_a_key_richer_than_a_cold_one(
 def test_an_unconditional_charge_is_a_check_where_that_allows(
     strategy: Strategy, timeline: list[tuple[int, int]], cost: int
 ) -> None:
-    key, now = _aged(strategy, timeline)
+    key, now = aged(strategy, timeline)
     checked = strategy.check(key.at(now), now, cost)
     charged = strategy.charge(key.at(now), now, cost)
 
@@ -165,12 +119,12 @@ def test_an_unconditional_charge_takes_what_is_not_there(
     strategy: Strategy, timeline: list[tuple[int, int]], cost: int
 ) -> None:
     """Nothing is reported below zero, and a key in debt admits nothing."""
-    key, now = _aged(strategy, timeline)
-    left = _left(key, now)
+    key, now = aged(strategy, timeline)
+    left = left_of(key, now)
     decision = key.run("charge", now, cost)
 
     assert decision.remaining >= 0
-    assert _left(key, now) == max(0, left - cost)
+    assert left_of(key, now) == max(0, left - cost)
     if cost >= left:
         assert not key.run("check", now, 1).allowed
 
@@ -187,207 +141,6 @@ def test_even_a_huge_charge_leaves_a_state_that_can_be_kept(strategy: Strategy, 
         assert 0 < denied.retry_after_ms < 2**53
 
 
-@each
-@given(
-    timeline=gaps,
-    ahead=st.integers(1, 5_000),
-    asked=st.lists(st.integers(-500, 4_999), min_size=1, max_size=8),
-)
-def test_nothing_is_admitted_before_a_pause_ends(
-    strategy: Strategy, timeline: list[tuple[int, int]], ahead: int, asked: list[int]
-) -> None:
-    """Not even when the clock goes back meanwhile."""
-    key, now = _aged(strategy, timeline)
-    until = now + ahead
-    key.run("pause", now, until)
-
-    for step in asked:
-        at = min(now + step, until - 1)
-        assert not key.run("check", at, 1).allowed
-
-
-@each
-@given(
-    timeline=st.lists(st.tuples(st.integers(0, 150), costs, st.booleans()), max_size=10),
-    ahead=st.integers(1, 5_000),
-    again=st.none() | st.integers(1, 5_000),
-    waits=st.lists(st.integers(0, 600), min_size=1, max_size=10),
-)
-def test_what_comes_back_during_a_pause_does_not_end_it(
-    strategy: Strategy,
-    timeline: list[tuple[int, int, bool]],
-    ahead: int,
-    again: int | None,
-    waits: list[int],
-) -> None:
-    """Whatever was charged before it, and given back at whatever instant of it."""
-    key, now, held = Key(strategy), NOW, []
-    for gap, cost, gives_back in timeline:
-        now += gap
-        decision = key.run("check", now, cost)
-        if decision.allowed and gives_back:
-            held.append((cost, strategy.counted_at(decision, now)))
-    until = now + ahead
-    key.run("pause", now, until)
-    if again is not None:
-        key.run("pause", now, now + again)
-        until = max(until, now + again)
-    for wait, (cost, charged_at) in zip(waits, held, strict=False):
-        now = min(now + wait, until - 1)
-        assert 0 <= key.run("refund", now, cost, charged_at) <= cost
-        assert not key.run("check", now, 1).allowed
-    for at in (now, (now + until) // 2, until - 1):
-        assert not key.run("check", at, 1).allowed
-
-
-@paced
-@given(
-    bookings=st.lists(st.tuples(st.integers(0, 300), costs), min_size=1, max_size=6),
-    again=st.booleans(),
-    ahead=st.integers(1, 20_000),
-    later=st.lists(costs, max_size=3),
-)
-def test_a_booking_that_is_cancelled_during_a_pause_does_not_end_it(
-    strategy: Strategy,
-    bookings: list[tuple[int, int]],
-    again: bool,
-    ahead: int,
-    later: list[int],
-) -> None:
-    """Be it from before; those from during the pause come back, the last one first. Behind a
-    booking from during it, `gcra` no longer knows of the pause."""
-    key, now, booked = Key(strategy), NOW, []
-    if again:
-        key.run("pause", now, now + 5)
-    for gap, cost in bookings:
-        now += gap
-        taken = key.run("book", now, cost, 10_000_000)
-        booked.append((cost, now + taken.delay_ms))
-    until = now + ahead
-    key.run("pause", now, until)
-    during = [(cost, now + key.run("book", now, cost, 10_000_000).delay_ms) for cost in later]
-
-    assert all(starts_at >= until for _, starts_at in during)
-    for cost, starts_at in reversed(during):
-        # A bucket counts what it rounds down as missing.
-        assert cost - 1 <= key.run("refund", now, cost, starts_at) <= cost
-    for cost, starts_at in reversed([] if during else booked):
-        key.run("refund", now, cost, starts_at)
-    for at in range(now, until, max(1, ahead // 20)):
-        assert not key.run("check", at, 1).allowed
-    assert not key.run("check", until - 1, 1).allowed
-
-
-@paced
-def test_a_clock_that_goes_back_does_not_end_a_pause(strategy: Strategy) -> None:
-    key = Key(strategy)
-    assert key.run("check", NOW, 3).allowed
-    key.run("pause", NOW, NOW + 3_000)
-    key.run("refund", NOW - 1, 3, NOW)
-    assert not key.run("check", NOW, 1).allowed
-    assert not key.run("check", NOW + 2_999, 1).allowed
-
-
-@each
-def test_after_a_pause_service_goes_on(strategy: Strategy) -> None:
-    """Within a window, or the time that one unit takes."""
-    key = Key(strategy)
-    key.run("pause", NOW, NOW + 3_000)
-    denied = key.run("check", NOW + 10, 1)
-    window_ms = strategy.window_ms or 1
-
-    # A sliding window only ever looks to the end of its tick.
-    least = 1 if strategy.name == "sliding_window" else 2_990
-    assert least <= denied.retry_after_ms <= 2_990 + window_ms
-    assert key.run("check", NOW + 3_000 + window_ms, 1).allowed
-
-
-@paced
-@given(timeline=gaps, owed=st.integers(0, 10), ahead=st.integers(1, 200_000))
-def test_a_pause_holds_no_longer_than_it_has_to(
-    strategy: Strategy, timeline: list[tuple[int, int]], owed: int, ahead: int
-) -> None:
-    """What is spent or owed before it is earned back during it, as without one."""
-    key, now = _aged(strategy, timeline)
-    if owed:
-        key.run("charge", now, owed)
-    until = now + ahead
-    free_at = max(until, now + strategy.peek(key.at(now), now).retry_after_ms)
-    key.run("pause", now, until)
-
-    assert not key.run("check", until - 1, 1).allowed
-    # A bucket has its first token a millisecond after it.
-    assert key.run("check", free_at + 1, 1).allowed
-
-
-@each
-@given(
-    timeline=gaps,
-    ahead=st.integers(1, 2_000),
-    after=st.integers(0, 3_000),
-    cost=costs,
-    later=st.integers(0, 50),
-)
-def test_after_a_pause_what_was_charged_comes_back(
-    strategy: Strategy,
-    timeline: list[tuple[int, int]],
-    ahead: int,
-    after: int,
-    cost: int,
-    later: int,
-) -> None:
-    """As if there had been none."""
-    key, now = _aged(strategy, timeline)
-    key.run("pause", now, now + ahead)
-    now += ahead + after
-    cost = min(cost, strategy.limit)
-    while retry := strategy.check(key.at(now), now, cost).result.retry_after_ms:
-        now += retry
-    before = _future(key, now)
-    charged = key.run("check", now, cost)
-    charged_at = strategy.counted_at(charged, now)
-
-    assert key.run("refund", now, cost, charged_at) == cost
-    assert _future(key, now) == before
-    assert key.run("check", now, cost).allowed
-    if now + later < charged.reset_at and strategy.window_kind:
-        assert key.run("refund", now + later, cost, charged_at) == cost
-
-
-@pytest.mark.parametrize("strategy", [gcra(10, 1_000, burst=1), token_bucket(1, 10)], ids=repr)
-def test_after_a_pause_callers_that_queue_get_their_units_back(strategy: Strategy) -> None:
-    """A queue of bookings that never ends, each of which uses half of what it booked, makes as many
-    requests after a pause as before it."""
-
-    def made(paused: bool) -> int:
-        key, now, starts, begun = Key(strategy), NOW, [], 0
-        while now < NOW + 30_000:
-            if paused and begun == 20:
-                key.run("pause", now, now + 100)
-                paused = False
-            while len(starts) < 5:
-                starts.append(now + key.run("book", now, 2, 10_000_000).delay_ms)
-            now = max(now, starts[0])
-            key.run("refund", now, 1, starts.pop(0))
-            begun += 1
-        return begun
-
-    assert made(paused=True) >= made(paused=False) - 5
-
-
-@each
-@given(timeline=gaps, ahead=st.integers(-1_000, 2_000))
-def test_a_pause_never_makes_a_key_richer(
-    strategy: Strategy, timeline: list[tuple[int, int]], ahead: int
-) -> None:
-    key, now = _aged(strategy, timeline)
-    before = [_left(key, now + step) for step in (0, 100, 900, 2_500)]
-    key.run("pause", now, now + ahead)
-    after = [_left(key, now + step) for step in (0, 100, 900, 2_500)]
-
-    assert all(late <= early for late, early in zip(after, before, strict=True))
-
-
 @paced
 @given(
     timeline=gaps,
@@ -398,7 +151,7 @@ def test_bookings_queue_at_the_pace(
 ) -> None:
     """Each begins when its units have come in, after all that were booked before it; a check that
     had waited until then would have been admitted, and one a moment earlier not."""
-    key, now = _aged(strategy, timeline)
+    key, now = aged(strategy, timeline)
     last = 0
     for gap, cost in bookings:
         now += gap
@@ -475,7 +228,7 @@ def test_what_left_the_window_does_not_come_back() -> None:
         later = NOW + 2_100
         assert key.run("check", later, 3).allowed
         assert key.run("refund", later, 4, NOW) == 0
-        assert _left(key, later) == 1
+        assert left_of(key, later) == 1
 
 
 def test_a_log_gives_back_units_that_bear_a_later_stamp_than_their_charge() -> None:
@@ -483,9 +236,9 @@ def test_a_log_gives_back_units_that_bear_a_later_stamp_than_their_charge() -> N
     key = Key(sliding_window_log(5, 1_000))
     key.run("check", NOW + 1, 1)
     key.run("check", NOW, 2)
-    assert _left(key, NOW + 1) == 2
+    assert left_of(key, NOW + 1) == 2
     assert key.run("refund", NOW + 1, 2, NOW) == 2
-    assert _left(key, NOW + 1) == 4
+    assert left_of(key, NOW + 1) == 4
 
 
 @given(gaps=gaps, back=st.integers(0, 30), cost=costs)
@@ -504,7 +257,7 @@ def test_a_log_that_was_given_back_to_admits_no_sooner(
     if with_it.run("check", late, cost).allowed:
         assert with_it.run("refund", now, cost, late) == cost
     for at in range(now, now + 2_000, 97):
-        assert _left(with_it, at) <= _left(without, at)
+        assert left_of(with_it, at) <= left_of(without, at)
 
 
 def test_a_sliding_window_gives_back_units_that_are_in_a_later_tick_than_their_charge() -> None:
@@ -513,9 +266,9 @@ def test_a_sliding_window_gives_back_units_that_are_in_a_later_tick_than_their_c
     key = Key(sliding_window(5, 1_000))
     key.run("check", NOW + 100, 1)
     key.run("check", NOW + 99, 2)
-    assert _left(key, NOW + 100) == 2
+    assert left_of(key, NOW + 100) == 2
     assert key.run("refund", NOW + 100, 2, NOW + 99) == 2
-    assert _left(key, NOW + 100) == 4
+    assert left_of(key, NOW + 100) == 4
 
 
 @pytest.mark.parametrize("buckets", [1, 3, 10])
@@ -537,7 +290,7 @@ def test_a_sliding_window_that_was_given_back_to_admits_no_sooner(
     if charged.allowed:
         assert with_it.run("refund", now, cost, strategy.counted_at(charged, late)) == cost
     for at in range(now, now + 2_200, 97):
-        assert _left(with_it, at) <= _left(without, at)
+        assert left_of(with_it, at) <= left_of(without, at)
 
 
 WINDOWS = [strategy for strategy in STRATEGIES if strategy.window_kind]
@@ -557,11 +310,11 @@ def test_what_a_clock_that_went_back_had_counted_comes_back(
     key = Key(strategy)
     key.run("check", NOW + ahead, 1)
     now = NOW + ahead - min(ahead, back)
-    before = _left(key, now)
+    before = left_of(key, now)
     charged = key.run("check", now, cost)
     if charged.allowed and now + later < charged.reset_at:
         assert key.run("refund", now + later, cost, strategy.counted_at(charged, now)) == cost
-        assert _left(key, now) == before
+        assert left_of(key, now) == before
 
 
 def test_a_charge_is_not_given_back_by_a_later_window() -> None:
@@ -593,9 +346,9 @@ def test_a_refund_keeps_what_a_clock_that_goes_back_finds_again() -> None:
     key = Key(sliding_window(5, 900, buckets=2))
     key.run("check", NOW, 2)
     key.run("check", NOW + 900, 1)
-    before = _left(key, NOW + 900)
+    before = left_of(key, NOW + 900)
     assert key.run("refund", NOW + 1_400, 1, NOW + 900) == 1
-    assert _left(key, NOW + 900) == before + 1
+    assert left_of(key, NOW + 900) == before + 1
 
 
 def test_a_debt_is_paid_off_first() -> None:
