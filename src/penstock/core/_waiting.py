@@ -237,6 +237,18 @@ def timeout_in_ms(timeout: Any) -> int | None:
     return None if timeout > MAX_SPAN_MS else int(timeout * 1000)
 
 
+def _exceeded(key: str, timeout_ms: int | None, denial: Any) -> RateLimitExceededError:
+    """The error of a waiter that timed out. Its last denial is a decision, verdict or charge."""
+    verdict = denial if isinstance(denial, Verdict) else getattr(denial, "verdict", None)
+    by = "" if verdict is None else f" by {', '.join(map(repr, verdict.violated))}"
+    return RateLimitExceededError(
+        f"{key!r} was not admitted{by} within {timeout_ms} ms; "
+        f"retry after {denial.retry_after_ms} ms",
+        denial if isinstance(denial, Decision) else denial.decision,
+        verdict,
+    )
+
+
 def acquire_flow(
     queues: KeyQueues,
     key: str,
@@ -255,16 +267,7 @@ def acquire_flow(
         return None if timeout_ms is None else began_at + timeout_ms - clock.now()
 
     def refuse(denial: Any) -> RateLimitExceededError:
-        # A denial is a decision, or a verdict or charge, which has one.
-        decision = denial if isinstance(denial, Decision) else denial.decision
-        verdict = denial if isinstance(denial, Verdict) else getattr(denial, "verdict", None)
-        by = "" if verdict is None else f" by {', '.join(map(repr, verdict.violated))}"
-        return RateLimitExceededError(
-            f"{key!r} was not admitted{by} within {timeout_ms} ms; "
-            f"retry after {denial.retry_after_ms} ms",
-            decision,
-            verdict,
-        )
+        return _exceeded(key, timeout_ms, denial)
 
     queue = queues.join(key, waiter)
     try:
