@@ -16,6 +16,7 @@ from penstock import (
     sliding_window_log,
     token_bucket,
 )
+from tests.support.helpers import Reference
 
 NOW = 1_700_000_000_000
 
@@ -40,16 +41,8 @@ costs = st.integers(1, 4)
 gaps = st.lists(st.tuples(st.integers(0, 700), costs), max_size=12)
 
 
-class Key:
-    """A key of a store."""
-
-    def __init__(self, strategy: Strategy) -> None:
-        self.strategy = strategy
-        self.state: Any = None
-        self.expires = 0
-
-    def at(self, now: int) -> Any:
-        return self.state if now < self.expires else None
+class Key(Reference):
+    """The same, asked for any operation."""
 
     def run(self, name: str, now: int, *arguments: int) -> Any:
         outcome = getattr(self.strategy, name)(self.at(now), now, *arguments)

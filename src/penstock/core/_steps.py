@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from ._decision import Decision, Outcome
 from ._errors import PenstockError
 from ._strategy import Strategy
-from ._transform import READING, Transform, looking, renewing, trying
+from ._transform import READING, Transform, looking, renewing, telling, trying
 
-__all__ = ["PoolRenewals", "Step", "decide_all", "in_order", "looked_at", "reversal"]
+__all__ = ["PoolRenewals", "Step", "decide_all", "in_order", "looked_at", "reversal", "timed"]
 
 
 class Step(NamedTuple):
@@ -53,6 +53,12 @@ class PoolRenewals:
     def answers(self, results: Sequence[tuple[Decision, ...]]) -> list[Decision]:
         """The decision on each slot, in order, from the results of the steps."""
         return [results[number][place] for number, place in self._places]
+
+
+def timed(key: str, transform: Transform[Any], cost: int) -> tuple[Step, Step]:
+    """One step, and one that returns the instant at which it was decided."""
+    assert transform.strategy is not None
+    return Step(key, transform, cost), Step(key, telling(transform.strategy))
 
 
 def looked_at(steps: Sequence[Any]) -> list[Step]:

@@ -20,8 +20,8 @@ from weakref import WeakValueDictionary
 from ._clock import Clock
 from ._errors import UnsupportedError
 from ._flow import adrive, drive
-from ._steps import Step, in_order, looked_at
-from ._transform import CLEAR, Transform, telling
+from ._steps import Step, in_order, looked_at, timed
+from ._transform import CLEAR, Transform
 from ._validation import reject
 
 __all__ = [
@@ -118,7 +118,7 @@ class Store:
         reads."""
         if not self.reads_own_clock:
             return self.apply(key, transform, now, cost), now
-        result, at = self.apply_all(_timed(key, transform, cost), now)
+        result, at = self.apply_all(timed(key, transform, cost), now)
         return result, at
 
     async def aapply_timed(
@@ -127,7 +127,7 @@ class Store:
         """The awaitable twin of `apply_timed`."""
         if not self.reads_own_clock:
             return await self.aapply(key, transform, now, cost), now
-        result, at = await self.aapply_all(_timed(key, transform, cost), now)
+        result, at = await self.aapply_all(timed(key, transform, cost), now)
         return result, at
 
     def apply_many(
@@ -211,11 +211,6 @@ class Store:
                 "make the store in the other process"
             )
         return self.made_by.reduced()
-
-
-def _timed(key: str, transform: Transform[Any], cost: int) -> tuple[Step, Step]:
-    assert transform.strategy is not None
-    return Step(key, transform, cost), Step(key, telling(transform.strategy))
 
 
 def require_store(store: Any) -> Store:

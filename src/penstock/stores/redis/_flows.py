@@ -36,9 +36,9 @@ from ...core._clock import FOREIGN_CLOCKS
 from ...core._decision import Decision
 from ...core._errors import PenstockError, StoreUnavailableError
 from ...core._lua import LuaScript
-from ...core._steps import Step, looked_at
+from ...core._steps import Step, looked_at, timed
 from ...core._strategy import Strategy
-from ...core._transform import READING, Grant, Transform, bargain, telling
+from ...core._transform import READING, Grant, Transform, bargain
 from ...core._validation import reject
 from .. import record
 from .._sheet import Call, ConnectionFailedError, Sheet
@@ -236,9 +236,7 @@ class RedisFlows:
         plan = None if lua is None else plan_of_one(transform, lua)
         if plan is not None and (now or not plan.by_periods):
             return self._operate(key, transform, plan, now, cost, timed=True)
-        assert transform.strategy is not None
-        steps = Step(key, transform, cost), Step(key, telling(transform.strategy))
-        return self.apply_all(steps, now)
+        return self.apply_all(timed(key, transform, cost), now)
 
     def apply_many(
         self, keys: Sequence[str], transform: Transform[Any], now: int, cost: int
