@@ -31,6 +31,7 @@ class Asked:
     def end(self) -> None:
         self.on(self.limiter, "close")
         if self._loop is not None:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
 

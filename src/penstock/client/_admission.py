@@ -21,6 +21,7 @@ from ..core._decision import Decision
 from ..core._errors import PenstockError, RateLimitExceededError
 from ..core._renewing import DueTask, DueThread
 from ..core._validation import reject
+from ._questions import text_field, whole_field
 from ._transport import Answer
 
 if TYPE_CHECKING:
@@ -109,9 +110,9 @@ class ServiceSlot:
             reject("a ServiceSlot can be entered only once; call admit(...) for another one")
 
     def _told(self, answer: Answer) -> None:
-        self.id = answer["lease_id"]
-        self._expires_at = answer["lease_expires_at"]
-        self.binding_axis = answer["binding_axis"]
+        self.id = text_field(answer, "lease_id")
+        self._expires_at = whole_field(answer, "lease_expires_at")
+        self.binding_axis = text_field(answer, "binding_axis")
 
     def _entered(self, decision: Decision) -> None:
         self.decision = decision
@@ -164,12 +165,13 @@ class _Held:
         self._due = inf
         return [every[start : start + _AT_ONCE] for start in range(0, len(every), _AT_ONCE)]
 
-    def heard(self, answer: Answer) -> None:
-        for lease_id in answer["reclaimed_ids"]:
+    def renewed(self, reclaimed_ids: list[str], next_deadline: int) -> None:
+        """The service has answered a heartbeat."""
+        for lease_id in reclaimed_ids:
             slot = self._slots.pop(lease_id, None)
             if slot is not None:
                 slot.is_lost = True
-        self._due = min(self._due, self._due_at(answer["next_deadline"]))
+        self._due = min(self._due, self._due_at(next_deadline))
 
     def failed(self) -> None:
         self._due = min(self._due, time.monotonic() + _SHORTEST_S)
@@ -214,7 +216,7 @@ class Beats(ForkAware):
                 self._held.failed()
             return
         with self._thread.lock:
-            self._held.heard(answer)
+            self._held.renewed(*answer)
 
 
 class LoopBeats:
@@ -236,6 +238,6 @@ class LoopBeats:
 
     async def _beat(self, ids: list[str]) -> None:
         try:
-            self._held.heard(await self._limiter._aask(self._limiter._beating(ids)))
+            self._held.renewed(*await self._limiter._aask(self._limiter._beating(ids)))
         except PenstockError:
             self._held.failed()

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from ..wire.channels import Channels, call_error
+from ..wire.channels import Channels, call_error, decoded
 from ..wire.proto import rate_limiter_pb2 as pb
 from ..wire.proto.rate_limiter_pb2_grpc import (
     ChargesAsyncStub,
@@ -53,7 +53,7 @@ class GrpcTransport:
         self.where: str = target
         self._timeout_s = timeout_ms / 1000
         self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
-        self._channels = Channels(target, credentials, _calls, _acalls)
+        self._channels = Channels(target, credentials, _calls, _acalls, timeout_ms=timeout_ms)
 
     def call(self, name: str, fields: Mapping[str, Any]) -> Answer:
         call, message = self._channels.stubs()[name], _message(name, fields)
@@ -64,10 +64,12 @@ class GrpcTransport:
 
     async def acall(self, name: str, fields: Mapping[str, Any]) -> Answer:
         call, message = self._channels.astubs()[name], _message(name, fields)
+        doubt = _DOUBT if name in SPENDING else ""
         try:
-            return _told(await call(message, timeout=self._timeout_s, metadata=self._metadata))
+            reply = await call(message, timeout=self._timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise call_error(self.where, error, _DOUBT if name in SPENDING else "") from error
+            raise call_error(self.where, error, doubt) from error
+        return _told(decoded(self.where, reply, doubt))
 
     def close(self) -> None:
         self._channels.close()
@@ -139,7 +141,7 @@ def _told(message: Any) -> dict[str, Any]:
 
 def _value(field: Any, value: Any) -> Any:
     if field.message_type is None:
-        return value
+        return value if isinstance(value, (str, int)) else list(value)
     return _told(value) if hasattr(value, "DESCRIPTOR") else [_told(each) for each in value]
 
 

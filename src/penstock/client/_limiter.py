@@ -31,6 +31,7 @@ from ..core._waiting import KeyQueues, aacquire, acquire, timeout_in_ms, waiting
 from ._admission import Beats, LoopBeats, ServiceSlot
 from ._charge import LoopRenewer, Renewer, ServiceCharge
 from ._questions import (
+    AnswerError,
     Attributes,
     Cost,
     ServiceCall,
@@ -43,9 +44,12 @@ from ._questions import (
     itself,
     nothing,
     readers,
+    text_field,
+    texts_field,
     verdicts_of,
+    whole_field,
 )
-from ._transport import Answer, ServiceTransport, open_transport
+from ._transport import Answer, ServiceTransport, no_answer, open_transport
 
 __all__ = ["ServiceLimiter"]
 
@@ -404,13 +408,15 @@ class ServiceLimiter(Closing):
         self._holds = self._holds or question.call == "check"
 
     def _read(self, question: ServiceCall, answer: Answer) -> Any:
+        """A malformed answer is an outage of the service: the fail mode decides."""
         try:
             return question.read(answer)
-        except (KeyError, TypeError, AttributeError) as error:
-            reject(
-                f"{self.url} answered {shown(answer)}, which is not an answer to "
-                f"{question.call!r}; is it a Penstock service of a compatible version? ({error!r})"
+        except AnswerError as error:
+            problem = (
+                f"its answer to {question.call!r} is not that of a Penstock service of a "
+                f"compatible version: {error}"
             )
+            return self._failed(question, no_answer(self.url, question.call, problem, sent=True))
 
     def _failed(self, question: ServiceCall, error: StoreUnavailableError) -> Any:
         if question.failed is None or self.fail == "error":
@@ -434,12 +440,18 @@ class ServiceLimiter(Closing):
         if "costs" in fields or any(isinstance(key, Mapping) for key in each):
             told = [key if isinstance(key, Mapping) else {"key": require_key(key)} for key in each]
             fields["attributes"] = [attributes_of(attributes) for attributes in told]
-            read: Callable[[Answer], Any] = verdicts_of
+            read: Callable[[Answer, int], Any] = verdicts_of
             failed: Callable[[Decision], Any] = failed_verdict
         else:
             fields["keys"] = [require_key(key) for key in each]
             read, failed = decisions_of, itself
-        return ServiceCall("check-many", fields, read, lambda told: [failed(told)] * len(each))
+        count = len(each)
+        return ServiceCall(
+            "check-many",
+            fields,
+            lambda answer: read(answer, count),
+            lambda decision: [failed(decision)] * count,
+        )
 
     def _peeking(self, key: str | Attributes) -> ServiceCall:
         return ServiceCall("peek", self._fields(key), *readers(key, 1))
@@ -459,10 +471,10 @@ class ServiceLimiter(Closing):
             return ServiceCharge(
                 self,
                 read(told),
-                told["charge_id"],
-                charged_at=told["charged_at"],
-                starts_at=told["starts_at"],
-                ttl_ms=told["ttl_ms"],
+                text_field(told, "charge_id"),
+                charged_at=whole_field(told, "charged_at"),
+                starts_at=whole_field(told, "starts_at"),
+                ttl_ms=whole_field(told, "ttl_ms"),
                 asked_at=asked_at,
             )
 
@@ -490,7 +502,10 @@ class ServiceLimiter(Closing):
         return ServiceCall("release", {"lease_id": lease_id, "dropped": dropped}, nothing)
 
     def _beating(self, lease_ids: list[str]) -> ServiceCall:
-        return ServiceCall("heartbeat", {"lease_ids": lease_ids}, lambda answer: answer)
+        def renewed(answer: Answer) -> tuple[list[str], int]:
+            return texts_field(answer, "reclaimed_ids"), whole_field(answer, "next_deadline")
+
+        return ServiceCall("heartbeat", {"lease_ids": lease_ids}, renewed)
 
     def _abeats(self) -> LoopBeats:
         loop = asyncio.get_running_loop()

@@ -2,6 +2,10 @@
 
 A `ServiceCall` describes a call completely: its fields, how to read the answer, and what to return
 if there is none. `ServiceLimiter` carries it out, sync or async.
+
+An answer is foreign data. Its readers verify the type and range of every field, and the number of
+decisions, before a decision is made of them. A reader raises `AnswerError` for anything else:
+a limiter must not admit a request because a broken server sent `"allowed": "false"`.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from ..core._verdict import Verdict
 from ._transport import Answer
 
 __all__ = [
+    "AnswerError",
     "Attributes",
     "Cost",
     "ServiceCall",
@@ -28,7 +33,10 @@ __all__ = [
     "itself",
     "nothing",
     "readers",
+    "text_field",
+    "texts_field",
     "verdicts_of",
+    "whole_field",
 ]
 
 Attributes = Mapping[str, str | int]
@@ -70,35 +78,87 @@ def readers(
     return (_verdict, failed_verdict) if several else (decision_of, itself)
 
 
-def _read(told: Answer) -> Decision:
+class AnswerError(Exception):
+    """An answer does not have the fields that its call is answered with."""
+
+
+_MAX_INT64 = 2**63 - 1
+
+
+def _field(fields: Any, name: str, kind: type) -> Any:
+    """The value of a field, which must have exactly this type: True is not a whole number."""
+    if type(fields) is not dict:
+        raise AnswerError(f"{shown(fields)} is not an object")
+    try:
+        value = fields[name]
+    except KeyError:
+        raise AnswerError(f"it has no field {name!r}") from None
+    if type(value) is not kind:
+        raise AnswerError(f"its field {name!r} is {shown(value)}, not of type {kind.__name__}")
+    return value
+
+
+def whole_field(fields: Any, name: str) -> int:
+    """A whole number that is not negative."""
+    value: int = _field(fields, name, int)
+    if not 0 <= value <= _MAX_INT64:
+        raise AnswerError(f"its field {name!r} is {shown(value)}, which is out of range")
+    return value
+
+
+def text_field(fields: Any, name: str) -> str:
+    value: str = _field(fields, name, str)
+    return value
+
+
+def texts_field(fields: Any, name: str) -> list[str]:
+    values: list[str] = _field(fields, name, list)
+    if any(type(value) is not str for value in values):
+        raise AnswerError(f"its field {name!r} is not a list of texts")
+    return values
+
+
+def _list_field(fields: Any, name: str, count: int) -> list[Any]:
+    """A list with one entry for each of the `count` requests of the call."""
+    values: list[Any] = _field(fields, name, list)
+    if len(values) != count:
+        raise AnswerError(f"it has {len(values)} {name} for {count} requests")
+    return values
+
+
+def _decision(fields: Any) -> Decision:
+    allowed = _field(fields, "allowed", bool)
+    retry_after_ms = whole_field(fields, "retry_after_ms")
+    if allowed == (retry_after_ms > 0):
+        raise AnswerError(f"it has allowed {allowed} with retry_after_ms {retry_after_ms}")
     return Decision(
-        told["allowed"],
-        told["limit"],
-        told["remaining"],
-        told["reset_at"],
-        told["retry_after_ms"],
+        allowed,
+        whole_field(fields, "limit"),
+        whole_field(fields, "remaining"),
+        whole_field(fields, "reset_at"),
+        retry_after_ms,
     )
 
 
 def decision_of(answer: Answer) -> Decision:
-    return _read(answer["decision"])
+    return _decision(_field(answer, "decision", dict))
 
 
-def decisions_of(answer: Answer) -> list[Decision]:
-    return [_read(told) for told in answer["decisions"]]
+def decisions_of(answer: Answer, count: int) -> list[Decision]:
+    return [_decision(fields) for fields in _list_field(answer, "decisions", count)]
 
 
 def _verdict(answer: Answer) -> Verdict:
-    limits, shadows = answer["limits"], answer["shadows"]
+    limits, shadows = _field(answer, "limits", dict), texts_field(answer, "shadows")
     return Verdict(
         tuple(limits),
-        tuple([_read(told) for told in limits.values()]),
+        tuple([_decision(fields) for fields in limits.values()]),
         tuple([name in shadows for name in limits]),
     )
 
 
-def verdicts_of(answer: Answer) -> list[Verdict]:
-    return [_verdict(told) for told in answer["verdicts"]]
+def verdicts_of(answer: Answer, count: int) -> list[Verdict]:
+    return [_verdict(fields) for fields in _list_field(answer, "verdicts", count)]
 
 
 def failed_verdict(decision: Decision) -> Verdict:
@@ -106,8 +166,12 @@ def failed_verdict(decision: Decision) -> Verdict:
 
 
 def forecast_of(answer: Answer) -> Forecast:
-    told = answer["forecast"]
-    return Forecast(told["spendable_now"], told["next_replenish_at"], told["full_at"])
+    fields = _field(answer, "forecast", dict)
+    return Forecast(
+        whole_field(fields, "spendable_now"),
+        whole_field(fields, "next_replenish_at"),
+        whole_field(fields, "full_at"),
+    )
 
 
 def failed_forecast(decision: Decision) -> Forecast:
@@ -117,8 +181,11 @@ def failed_forecast(decision: Decision) -> Forecast:
 
 def flag(answer: Answer) -> bool:
     """The only field of the answer."""
-    (done,) = answer.values()
-    return bool(done)
+    if len(answer) != 1:
+        raise AnswerError(f"it has {len(answer)} fields instead of one")
+    (name,) = answer
+    done: bool = _field(answer, name, bool)
+    return done
 
 
 def itself(decision: Decision) -> Decision:

@@ -19,6 +19,7 @@ clock, and the service tells how long a lease lasts.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal, get_args
 
 import grpc
@@ -33,7 +34,7 @@ from ..core._strategy import Strategy
 from ..core._transform import Grant, Transform
 from ..core._validation import reject, require_choice, require_int, require_key, require_prefix
 from ..wire import decision_of, forecast_of
-from ..wire.channels import Channels, call_error
+from ..wire.channels import Channels, call_error, decoded
 from ..wire.proto import fleet_pb2, rate_limiter_pb2
 from ..wire.proto.fleet_pb2_grpc import FleetAsyncStub, FleetStub
 from ..wire.proto.rate_limiter_pb2_grpc import RateLimiterAsyncStub, RateLimiterStub
@@ -81,7 +82,7 @@ class FleetStore(Store):
         self._axis = axis
         self._timeout_s = timeout_ms / 1000
         self._metadata = tuple(_metadata(secret, token))
-        self._channels = Channels(target, credentials, _stubs, _astubs)
+        self._channels = Channels(target, credentials, _stubs, _astubs, timeout_ms=timeout_ms)
 
     def apply(self, key: str, transform: Transform[Any], now: int, cost: int) -> Any:
         fleet, limiter = self._channels.stubs()
@@ -95,9 +96,10 @@ class FleetStore(Store):
         fleet, limiter = self._channels.astubs()
         call, request, read = self._call(fleet, limiter, key, transform, cost)
         try:
-            return read(await call(request, timeout=self._timeout_s, metadata=self._metadata))
+            reply = await call(request, timeout=self._timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise call_error(self.target, error) from error
+        return read(decoded(self.target, reply))
 
     def close(self) -> None:
         self._channels.close()
@@ -118,7 +120,7 @@ class FleetStore(Store):
             request = fleet_pb2.ReserveRequest(
                 policy=policy, caller=caller, wants=cost, axis=self._axis
             )
-            return fleet.Reserve, request, _grant
+            return fleet.Reserve, request, partial(_grant, self.target, cost)
         if transform.role == "peek":
             peek = rate_limiter_pb2.PeekRequest(policy=policy, key=key)
             return limiter.Peek, peek, lambda answer: decision_of(answer.decision)
@@ -147,8 +149,13 @@ def _metadata(secret: str | None, token: str | None) -> list[tuple[str, str]]:
     return pairs
 
 
-def _grant(answer: fleet_pb2.ReserveResponse) -> Grant:
+def _grant(target: str, wants: int, answer: fleet_pb2.ReserveResponse) -> Grant:
     lease = answer.lease
+    if not 0 <= lease.capacity <= wants or min(lease.limit, lease.expiry_ms) < 0:
+        raise StoreUnavailableError(
+            f"{target} granted {lease.capacity} of {wants} credits, with limit {lease.limit} and "
+            f"expiry {lease.expiry_ms}: that is no lease"
+        )
     retry = 0 if lease.capacity else max(1, lease.retry_after_ms)
     decision = Decision(lease.capacity > 0, lease.limit, 0, lease.expiry_ms, retry)
     return Grant(lease.capacity, decision, lease.expiry_ms - lease.refresh_interval_ms)

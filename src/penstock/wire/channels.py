@@ -22,14 +22,12 @@ from ..core._errors import (
     UnsupportedError,
 )
 
-__all__ = ["Channels", "call_error"]
+__all__ = ["Channels", "call_error", "decoded"]
 
-# A server that is back should be found soon; the library's own patience grows to two minutes.
-_OPTIONS = [
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-]
+# A server that is back should be found soon: grpcio's own pause between two attempts to connect
+# grows to two minutes.
+_RECONNECT_MS = 100
+_MAX_RECONNECT_MS = 2_000
 
 # What a caller can only mend in its own configuration.
 _MISTAKES = {
@@ -52,8 +50,20 @@ def call_error(target: str, error: Any, doubt: str = "") -> PenstockError:
     return kind(f"{target} answered {status.name}: {details}{doubt}")
 
 
+def decoded(target: str, reply: T | None, doubt: str = "") -> T:
+    """The reply of an awaited call. grpc.aio returns None if it cannot decode the message, where
+    a blocking call raises."""
+    if reply is None:
+        raise StoreUnavailableError(f"{target} sent a message that cannot be decoded{doubt}")
+    return reply
+
+
 class Channels(ForkAware, Generic[S, T]):
-    """Channels, opened with the first call; `stubs` and `astubs` make stubs of a channel."""
+    """Channels, opened with the first call; `stubs` and `astubs` make stubs of a channel.
+
+    An attempt to connect may take as long as a call, `timeout_ms`: a shorter one would fail every
+    call to a server that is further away.
+    """
 
     _opened: tuple[grpc.Channel, S] | None
 
@@ -63,7 +73,15 @@ class Channels(ForkAware, Generic[S, T]):
         credentials: grpc.ChannelCredentials | None,
         stubs: Callable[[grpc.Channel], S],
         astubs: Callable[[grpc.aio.Channel], T],
+        *,
+        timeout_ms: int,
     ) -> None:
+        # The second of these bounds an attempt, whatever its name says.
+        self._options = [
+            ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS),
+            ("grpc.min_reconnect_backoff_ms", max(_RECONNECT_MS, timeout_ms)),
+            ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_MS),
+        ]
         self._target = target
         self._credentials = credentials
         self._make = stubs
@@ -76,9 +94,9 @@ class Channels(ForkAware, Generic[S, T]):
         with self._mutex.hold():
             if self._opened is None:
                 if self._credentials is None:
-                    channel = grpc.insecure_channel(self._target, _OPTIONS)
+                    channel = grpc.insecure_channel(self._target, self._options)
                 else:
-                    channel = grpc.secure_channel(self._target, self._credentials, _OPTIONS)
+                    channel = grpc.secure_channel(self._target, self._credentials, self._options)
                 self._opened = channel, self._make(channel)
             return self._opened[1]
 
@@ -88,9 +106,9 @@ class Channels(ForkAware, Generic[S, T]):
         opened = self._aopened.get(loop)
         if opened is None:
             if self._credentials is None:
-                channel = grpc.aio.insecure_channel(self._target, _OPTIONS)
+                channel = grpc.aio.insecure_channel(self._target, self._options)
             else:
-                channel = grpc.aio.secure_channel(self._target, self._credentials, _OPTIONS)
+                channel = grpc.aio.secure_channel(self._target, self._credentials, self._options)
             opened = self._aopened[loop] = channel, self._amake(channel)
         return opened[1]
 
