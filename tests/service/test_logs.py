@@ -92,3 +92,29 @@ def test_kinds_without_end_are_bounded_too(now: list[float]) -> None:
     before = len(seen.left_out)
     seen.handle(record("something new"))
     assert len(seen.left_out) == before + 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Exception in callback <method of <Server object at {0:#x}>>({0})\nhandle: <Handle {0}>",
+        "Task exception was never retrieved\nfuture: <Task name='Task-{0}' coro=<f() at {0:#x}>>",
+        "Fatal write error on socket transport for 'client {0}'",
+    ],
+)
+def test_messages_that_differ_in_addresses_and_numbers_are_of_one_kind(
+    text: str, now: list[float]
+) -> None:
+    """asyncio formats objects into its messages before it logs them."""
+    seen = Seen()
+    for number in range(1_000):
+        seen.handle(record(text.format(0x7F00_0000_0000 + number)))
+    assert len(seen.left_out) == LINES_PER_SPAN
+
+
+def test_messages_with_different_words_are_of_different_kinds(now: list[float]) -> None:
+    seen = Seen()
+    for text in ("the store is away", "the store is full"):
+        for _ in range(LINES_PER_SPAN + 1):
+            seen.handle(record(text))
+    assert len(seen.left_out) == 2 * LINES_PER_SPAN

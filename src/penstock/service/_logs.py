@@ -60,9 +60,21 @@ def escaped(text: str) -> str:
     return _UNSAFE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
+# asyncio puts objects into its format strings: "Exception in callback <... at 0x7f...>(42)".
+_VARYING = re.compile(r"0x[0-9a-fA-F]+|[0-9]+|'[^']*'|\"[^\"]*\"")
+_KIND_CHARACTERS = 120
+
+
+def _kind_of(message: object) -> str:
+    """What the messages of one kind have in common: the first line, without numbers, addresses of
+    objects and quoted texts."""
+    line = str(message).partition("\n")[0][: 4 * _KIND_CHARACTERS]
+    return _VARYING.sub("#", line)[:_KIND_CHARACTERS]
+
+
 class RepeatFilter(logging.Filter):
     """Passes `LINES_PER_SPAN` warnings and errors of a kind per `SPAN_S`. Records are of one kind
-    if they have the same logger, level, format string and type of exception."""
+    if they have the same logger, level, kind of message and type of exception."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +85,7 @@ class RepeatFilter(logging.Filter):
         if record.levelno < logging.WARNING:
             return True
         error = record.exc_info[0] if record.exc_info else None
-        kind: tuple[object, ...] = (record.name, record.levelno, str(record.msg), error)
+        kind: tuple[object, ...] = (record.name, record.levelno, _kind_of(record.msg), error)
         now = monotonic()
         if kind not in self._kinds and len(self._kinds) >= _MAX_KINDS:
             self._kinds = {k: v for k, v in self._kinds.items() if now - v[0] < SPAN_S}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import shutil
 import socket
@@ -171,6 +172,43 @@ def test_handshakes_that_are_not_finished_take_nobodys_place(folder: Path, ca: b
             line.sendall(LAST)
             assert read_all(line).startswith(b"HTTP/1.1 200 ")
         assert server.server.strangers.max_connections == 5
+
+
+def begin_handshake(port: int) -> socket.socket:
+    """A connection whose client has sent its first message and reads the answer."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client = context.wrap_bio(incoming, outgoing, server_hostname="a")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    plain = socket.create_connection(("127.0.0.1", port), 20)
+    plain.sendall(outgoing.read())
+    plain.recv(1)
+    return plain
+
+
+def test_tls_state_is_freed_with_its_connection_without_a_garbage_collection(folder: Path) -> None:
+    """Whether the client leaves, is displaced by other strangers, or has made a request."""
+    bounds = Bounds(stranger_connections=5, linger_s=0.3)
+    gc.collect()
+    gc.disable()
+    try:
+        with InProcessServer(tls=context_of(folder), bounds=bounds) as server:
+            for _ in range(30):
+                begin_handshake(server.port).close()
+            begun = [begin_handshake(server.port) for _ in range(30)]
+            with line_to(server.port, folder) as line:
+                line.sendall(LAST)
+                read_all(line)
+            for each in begun:
+                each.close()
+            deadline = time.monotonic() + 20
+            while server.server.open_connections and time.monotonic() < deadline:
+                time.sleep(0.01)
+            kept = [each for each in gc.get_objects() if isinstance(each, ssl.SSLObject)]
+            assert [each for each in kept if each.server_side] == []
+    finally:
+        gc.enable()
 
 
 def test_a_client_that_has_said_all_gets_all_its_answers(folder: Path) -> None:

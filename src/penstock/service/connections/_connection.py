@@ -188,6 +188,7 @@ class ClientConnection(asyncio.Protocol):
         successor.take_over(self)
         successor._inbox.feed(self._inbox.rest())
         self._let_go()
+        self._tls = None
         self._charge(0)
         self._group.connections.pop(self, None)
         self._state = _OVER
@@ -279,6 +280,9 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._state |= _OVER
         self._let_go()
+        # A connection and its transport refer to each other until a garbage collection. The state
+        # of TLS, some 50 KB outside of every bound, must not wait for that.
+        self._tls = None
         self._charge(0)
         self._group.connections.pop(self, None)
 
