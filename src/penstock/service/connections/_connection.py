@@ -282,7 +282,9 @@ class ClientConnection(asyncio.Protocol):
         self._let_go()
         # A connection and its transport refer to each other until a garbage collection. The state
         # of TLS, some 50 KB outside of every bound, must not wait for that.
-        self._tls = None
+        if self._tls is not None:
+            self._tls = None
+            self._listener.freed_memory.add()
         self._charge(0)
         self._group.connections.pop(self, None)
 

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 
 from ._connection import ClientConnection
 from ._sharing import ClientGroup, ConnectionBounds
+from ._tls import FreedMemory
 
 __all__ = ["Listener"]
 
@@ -50,6 +51,7 @@ class Listener(ABC):
         self.shed: int = 0
         self.now: float = 0.0
         self.is_stopping: bool = False
+        self.freed_memory: FreedMemory = FreedMemory()
         self._tls: ssl.SSLContext | None = None
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.TimerHandle | None = None
@@ -166,6 +168,7 @@ class Listener(ABC):
     def _tick(self) -> None:
         self.now = self.loop.time()
         self.tick()
+        self.freed_memory.trim()
         self._expire(self._connections(), 0)
         self._ticker = self.loop.call_later(_TICK_S, self._tick)
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import ssl
+import time
 
-__all__ = ["TlsFilter"]
+__all__ = ["FreedMemory", "TlsFilter"]
 
 
 _RECORD_BYTES = 16_384
@@ -77,3 +78,34 @@ class TlsFilter:
         except ssl.SSLZeroReturnError:
             self.has_ended = True
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+_FREED_AT_ONCE = 256
+_TRIM_INTERVAL_S = 10.0
+
+
+class FreedMemory:
+    """Returns the memory of closed TLS connections to the system, after many of them.
+
+    The state of a connection consists of small blocks. The C library keeps freed blocks for later
+    use, so a flood of handshakes would set the size of the process for good. `malloc_trim` takes
+    some milliseconds, hence not after every connection; it exists in glibc only.
+    """
+
+    def __init__(self) -> None:
+        self._freed = 0
+        self._trimmed_at = 0.0
+
+    def add(self) -> None:
+        """Count a connection whose TLS state was freed."""
+        self._freed += 1
+
+    def trim(self) -> None:
+        """Call it now and then."""
+        if self._freed < _FREED_AT_ONCE or time.monotonic() < self._trimmed_at + _TRIM_INTERVAL_S:
+            return
+        self._freed, self._trimmed_at = 0, time.monotonic()
+        with contextlib.suppress(ImportError, OSError, AttributeError, TypeError):
+            import ctypes
+
+            ctypes.CDLL(None).malloc_trim(0)
