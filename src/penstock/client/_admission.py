@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from .._queueing.fork import ForkAware, watch_forks
 from ..core._decision import Decision
 from ..core._errors import PenstockError, RateLimitExceededError
+from ..core._owned import Owned
 from ..core._renewing import DueTask, DueThread
 from ..core._validation import reject
 from ._questions import text_field, whole_field
@@ -38,13 +39,14 @@ _AT_ONCE = 1_000
 _log = logging.getLogger("penstock")
 
 
-class ServiceSlot:
+class ServiceSlot(Owned):
     """A slot of a policy with `concurrency`, as a context manager, sync and async. Made by
     `ServiceLimiter.admit`.
 
     Entering the block asks the service, and raises `rate_limit_exceeded` if it denies. During the
     block the slot is renewed in the background. Leaving the block gives it back; if the block
-    raised, the request counts as dropped, a sign of overload that lowers the ceiling.
+    raised, the request counts as dropped, a sign of overload that lowers the ceiling. A child that
+    was forked within the block leaves it without effect. A slot cannot be copied or pickled.
     """
 
     def __init__(self, limiter: ServiceLimiter, key: str, cost: int) -> None:
@@ -61,6 +63,7 @@ class ServiceSlot:
         self._expires_at = 0
         self._question = limiter._admitting(key, cost, self._told)
         self._dropped = False
+        self._own()
 
     def drop(self) -> None:
         """Count the request as dropped when the block ends, as after an overload answer."""
@@ -78,6 +81,8 @@ class ServiceSlot:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._is_inherited:
+            return
         self._limiter._beats.let_go(self)
         if self.id:
             try:
@@ -97,6 +102,8 @@ class ServiceSlot:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._is_inherited:
+            return
         self._limiter._abeats().let_go(self)
         if self.id:
             question = self._limiter._releasing(self.id, self._is_dropped(error))
@@ -106,6 +113,7 @@ class ServiceSlot:
                 self._kept(failed)
 
     def _require_new(self) -> None:
+        self._require_owner()
         if self.decision is not None:
             reject("a ServiceSlot can be entered only once; call admit(...) for another one")
 

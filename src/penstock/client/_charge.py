@@ -83,6 +83,7 @@ class ServiceCharge(Settling):
         # Whether the service is being asked to settle or cancel it.
         self._is_ending = False
         self._renewer: Renewer | LoopRenewer | None = None
+        self._own()
 
     @property
     def is_open(self) -> bool:
@@ -110,32 +111,37 @@ class ServiceCharge(Settling):
         name, in which limits that are left out keep what was reserved. True if this call settled
         it."""
         question = self._settlement(actual)
-        return self._is_open and self._end(question)
+        return self._is_mine() and self._end(question)
 
     async def asettle(self, actual: int | Mapping[str, int]) -> bool:
         """The awaitable twin of `settle`."""
         question = self._settlement(actual)
-        return self._is_open and await self._aend(question)
+        return self._is_mine() and await self._aend(question)
 
     def cancel(self) -> bool:
         """Refund everything. True if this call cancelled it."""
-        return self._is_open and self._end(self._named("cancel"))
+        return self._is_mine() and self._end(self._named("cancel"))
 
     async def acancel(self) -> bool:
         """The awaitable twin of `cancel`."""
-        return self._is_open and await self._aend(self._named("cancel"))
+        return self._is_mine() and await self._aend(self._named("cancel"))
 
     def renew(self) -> bool:
         """Hold its slots for another ttl. False if they were lost, or nothing is held."""
         asked_at = time.monotonic()
-        return self._is_open and self._renewed(self._limiter._ask(self._named("renew")), asked_at)
+        return self._is_mine() and self._renewed(self._limiter._ask(self._named("renew")), asked_at)
 
     async def arenew(self) -> bool:
         """The awaitable twin of `renew`."""
         asked_at = time.monotonic()
-        return self._is_open and self._renewed(
+        return self._is_mine() and self._renewed(
             await self._limiter._aask(self._named("renew")), asked_at
         )
+
+    def _is_mine(self) -> bool:
+        """Whether it is open; raises if this process did not make it."""
+        self._require_owner()
+        return self._is_open
 
     def _renewed(self, held: Any, asked_at: float) -> bool:
         # Lost slots are given up at once, not at the end of their ttl. An answer may be overtaken
@@ -163,7 +169,7 @@ class ServiceCharge(Settling):
     def _keep(self, renewer: Renewer | LoopRenewer, on_lost: Any) -> None:
         if self._renewer is not None:
             reject("this charge is already kept renewed; call keep_renewed only once")
-        if not self._is_open:
+        if not self._is_mine():
             return
         if self.ttl_ms is None:
             reject("only a charge that holds slots can be kept renewed, and this one holds none")

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..core._decision import Decision
 from ..core._errors import RateLimitExceededError
+from ..core._owned import Owned
 
 if TYPE_CHECKING:
     from ._limiter import ConcurrencyLimiter
@@ -109,8 +110,9 @@ class Heartbeat:
 _TIMEOUTS = (TimeoutError, asyncio.TimeoutError, concurrent.futures.TimeoutError)
 
 
-class Slot:
-    """Holds a slot during a block. Raises `rate_limit_exceeded` on entry if none is free."""
+class Slot(Owned):
+    """Holds a slot during a block. Raises `rate_limit_exceeded` on entry if none is free.
+    It cannot be copied or pickled."""
 
     __slots__ = ("_dropped", "_key", "_lease", "_limiter")
 

@@ -4,7 +4,8 @@ The true cost of a request is often known only afterwards. So an estimate is res
 when the true cost is known: units that were not used are refunded (`Strategy.refund`), and units
 used beyond the estimate are charged even if nothing is left (`Strategy.charge`). Either way it is
 one call to the store for all limits of the charge. A charge settles once; a second call, from
-whatever thread, changes nothing.
+whatever thread, changes nothing. It belongs to the process that made it, and cannot be copied
+(`_owned.py`).
 
 Slots are held under the id of the charge. `renew` extends them; `settle` and `cancel` give them
 back. `holds` is True only while the slot is certainly this holder's: for its ttl less a margin,
@@ -23,9 +24,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from .._queueing import fork
 from ._decision import Decision
 from ._errors import PenstockError
+from ._owned import Owned
 from ._steps import PoolRenewals, Step
 from ._store import Store
 from ._strategy import Strategy
@@ -55,12 +56,10 @@ class Part(NamedTuple):
     shadow: bool = False
 
 
-class Settling(DecisionFields):
+class Settling(DecisionFields, Owned):
     """The base of charges in this process and in a service. At the end of a `with` block it is
     settled as reserved, or cancelled if the block raised. A child that was forked within the block
     leaves it without effect: its parent is still in there, and counts on what it holds."""
-
-    _entered_in: object = None
 
     allowed: bool
     decision: Decision
@@ -93,17 +92,8 @@ class Settling(DecisionFields):
     def akeep_renewed(self, on_lost: Callable[[Any], object] | None = None) -> Any:
         raise NotImplementedError
 
-    def _enter(self) -> None:
-        """A block has begun that ends with the charge."""
-        self._entered_in = fork._generation
-
-    @property
-    def _is_inherited(self) -> bool:
-        """Whether this process was forked within the block, which is its parent's to end."""
-        return self._entered_in is not None and self._entered_in is not fork._generation
-
     def __enter__(self: S) -> S:
-        self._enter()
+        self._require_owner()
         return self
 
     def __exit__(
@@ -124,7 +114,7 @@ class Settling(DecisionFields):
             _log_no_refund(failure)
 
     async def __aenter__(self: S) -> S:
-        self._enter()
+        self._require_owner()
         return self
 
     async def __aexit__(
@@ -196,6 +186,7 @@ class Charge(Settling):
         self._asked_at = asked_at
         # Only one caller can pop this, from whatever thread; that one settles.
         self._open = [True] if self.allowed else []
+        self._own()
 
     @property
     def is_open(self) -> bool:
@@ -223,6 +214,7 @@ class Charge(Settling):
     def renew(self) -> bool:
         """Hold its slots for another ttl. False if one of them had expired: another holder may
         have it."""
+        self._require_owner()
         asked_at = time.monotonic()
         pools = PoolRenewals(self.held())
         if not pools.steps:
@@ -232,6 +224,7 @@ class Charge(Settling):
 
     async def arenew(self) -> bool:
         """The awaitable twin of `renew`."""
+        self._require_owner()
         asked_at = time.monotonic()
         pools = PoolRenewals(self.held())
         if not pools.steps:
@@ -259,6 +252,7 @@ class Charge(Settling):
         return self
 
     def _is_renewable(self) -> bool:
+        self._require_owner()
         if self.is_open and self.ttl_ms is None:
             reject(
                 "only a charge that holds slots can be kept renewed, and this one holds none; "
@@ -368,6 +362,7 @@ class Charge(Settling):
             raise
 
     def _take(self) -> bool:
+        self._require_owner()
         try:
             return self._open.pop()
         except IndexError:

@@ -393,14 +393,14 @@ def keep_on_loop(charge: Charge, on_lost: OnLost | None) -> None:
 def hold(charge: Settling) -> None:
     """Have a thread renew its slots, if it has any, until it is released. A slot that is lost, as
     when the store is away for too long, is logged."""
-    charge._enter()
+    charge._require_owner()
     if charge.ttl_ms is not None:
         charge.keep_renewed(_slot_lost)
 
 
 def ahold(charge: Settling) -> None:
     """As `hold`, by a task of the event loop."""
-    charge._enter()
+    charge._require_owner()
     if charge.ttl_ms is not None:
         charge.akeep_renewed(_slot_lost)
 

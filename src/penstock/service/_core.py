@@ -32,7 +32,7 @@ from ..core._validation import (
     require_keys,
 )
 from ..leasing import TwoTierLimiter
-from ..stores._opening import open_store
+from ..stores._opening import open_on_clock, open_store
 from ..stores.memory import MemoryStore
 from ._charges import Charging, Reservation
 from ._deciding import Asked
@@ -95,6 +95,7 @@ class Service(Charging):
                 f"a service needs a store with async calls, and {type(store).__name__} has no "
                 "aapply()"
             )
+        store.require_clock(clock)
         self.fail = require_choice("fail", fail, FAIL_MODES)
         self.store = store
         self.clock: Clock = SystemClock() if clock is None else clock
@@ -457,11 +458,11 @@ def build_service(
 
 
 def _open(url: str, clock: Clock | None) -> Store:
+    bounds = {}
     if url.partition("://")[0].lower() == "memory":
         bounds = {"max_keys": MAX_KEYS, "max_bytes": MAX_BYTES}
-        unsaid = {name: bound for name, bound in bounds.items() if f"{name}=" not in url}
-        return open_store(url, clock=clock, **unsaid)
-    return open_store(url) if clock is None else open_store(url, use_server_time=False)
+    unsaid = {name: bound for name, bound in bounds.items() if f"{name}=" not in url}
+    return open_store(url, **unsaid) if clock is None else open_on_clock(url, clock, **unsaid)
 
 
 def _bounded(name: str, values: Iterable[str]) -> list[str]:

@@ -14,7 +14,7 @@ from ..core._clock import Clock
 from ..core._store import Store
 from ..core._validation import reject
 
-__all__ = ["SCHEMES", "open_for_limiter", "open_store"]
+__all__ = ["SCHEMES", "open_for_limiter", "open_on_clock", "open_store"]
 
 
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*"
@@ -46,6 +46,9 @@ SCHEMES: dict[str, str] = {
 }
 """Scheme to loader: a module below this package and, after the colon, what to call with the URL."""
 
+_HAVE_CLOCKS = (_REDIS, _POSTGRES)
+"""The stores that take `use_server_time`."""
+
 
 def open_store(url: str, **options: Any) -> Store:
     """Open the store of a URL, such as `memory://` or `redis://host:6379/0`.
@@ -66,6 +69,17 @@ def open_store(url: str, **options: Any) -> Store:
     store = target(url, **options)
     assert isinstance(store, Store)
     return store
+
+
+def open_on_clock(url: str, clock: Clock, **options: Any) -> Store:
+    """As `open_store`, for a caller whose clock decides, whatever clock the store has. A table in
+    this process is swept by that clock."""
+    scheme = url.partition("://")[0].lower() if isinstance(url, str) else ""
+    if scheme == "memory":
+        options["clock"] = clock
+    elif SCHEMES.get(scheme) in _HAVE_CLOCKS:
+        options["use_server_time"] = False
+    return open_store(url, **options)
 
 
 def open_for_limiter(store: Store | str | None, clock: Clock | None) -> tuple[Store, bool]:
