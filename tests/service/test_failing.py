@@ -9,10 +9,15 @@ import pytest
 
 from penstock import ConfigInvalidError, Decision, Forecast, StoreUnavailableError
 from penstock.config import parse_policies
+from penstock.core._decision import DegradedDecision, DegradedForecast
 from tests.service.worlds import AWAY, NOW, FragileStore, service_on
 
-OPEN = Decision(True, 3, 0, NOW + 1_000, 0)
-CLOSED = Decision(False, 3, 0, NOW + 1_000, 1_000)
+OPEN = DegradedDecision.of("open", Decision(True, 3, 0, NOW + 1_000, 0))
+CLOSED = DegradedDecision.of("closed", Decision(False, 3, 0, NOW + 1_000, 1_000))
+
+
+def forecast(mode: str, spendable: int) -> Forecast:
+    return DegradedForecast(mode, Forecast(spendable, NOW + 1_000, NOW + 1_000))
 
 
 @pytest.mark.parametrize(
@@ -31,9 +36,10 @@ def test_open_lets_in_closed_keeps_out_and_error_says_so(error: Exception) -> No
             await service.check("honest", "k")
         assert await service.check_many("strict", ["k", "l"]) == [CLOSED, CLOSED]
         assert await service.peek("api", "k") == OPEN
-        assert await service.forecast("api", "k", 2) == Forecast(1, NOW + 1_000, NOW + 1_000)
-        assert await service.forecast("strict", "k") == Forecast(0, NOW + 1_000, NOW + 1_000)
-        assert await service.debit("llm", "k", 5) == Decision(True, 100, 0, NOW + 1_000, 0)
+        assert await service.forecast("api", "k", 2) == forecast("open", 1)
+        assert await service.forecast("strict", "k") == forecast("closed", 0)
+        debit = DegradedDecision.of("open", Decision(True, 100, 0, NOW + 1_000, 0))
+        assert await service.debit("llm", "k", 5) == debit
         assert await service.check_inline("k", 3, 60_000) == OPEN
 
     asyncio.run(main())

@@ -50,8 +50,10 @@ cdef extern from *:
     PyObject* PyCFunction_GET_SELF(object function)
 
 cdef enum:
-    # A decision has five numbers of at most ten bytes, each behind its tag, and is behind two more.
-    MOST_REPLY = 64
+    # A decision has five numbers of at most ten bytes, each behind its tag, perhaps the short name
+    # of a fail mode behind three, and is behind two more.
+    MOST_REPLY = 80
+    MOST_MODE = 16
 
 cdef int64_t MOST_COST = 9007199254740991
 cdef uint32_t LAST_STREAM = 2147483647
@@ -128,14 +130,24 @@ cdef inline uint8_t* put_number(uint8_t* put, uint8_t tag, int64_t number) noexc
     return put + 1
 
 
-cdef Py_ssize_t put_reply(uint8_t* room, Decision decision) noexcept:
+cdef Py_ssize_t put_reply(uint8_t* room, Decision decision) except -1:
     """A CheckResponse; returns its size."""
     cdef uint8_t* put = room + 2
+    cdef bytes mode
     put = put_number(put, 0x08, decision.allowed)
     put = put_number(put, 0x10, decision.limit)
     put = put_number(put, 0x18, decision.remaining)
     put = put_number(put, 0x20, decision.reset_at)
     put = put_number(put, 0x28, decision.retry_after_ms)
+    if type(decision) is not Decision:
+        mode = decision.degraded.encode("ascii")[:MOST_MODE]
+        put[0] = 0x82
+        put[1] = 0x01
+        put[2] = <uint8_t> len(mode)
+        put += 3
+        for byte in mode:
+            put[0] = <uint8_t> byte
+            put += 1
     room[0] = 0x0A
     room[1] = <uint8_t> (put - room - 2)
     return put - room

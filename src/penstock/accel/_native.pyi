@@ -9,6 +9,8 @@ class Decision:
     remaining: int
     reset_at: int
     retry_after_ms: int
+    @property
+    def degraded(self) -> str | None: ...
     def __init__(
         self, allowed: bool, limit: int, remaining: int, reset_at: int, retry_after_ms: int
     ) -> None: ...

@@ -60,7 +60,6 @@ cdef int64_t whole(str name, value) except? -1:
     return value
 
 
-@cython.final
 @cython.freelist(512)
 cdef class Decision:
     """The answer to one request. `bool(decision)` is `decision.allowed`.
@@ -82,6 +81,12 @@ cdef class Decision:
         self.remaining = whole("remaining", remaining)
         self.reset_at = whole("reset_at", reset_at)
         self.retry_after_ms = whole("retry_after_ms", retry_after_ms)
+
+    @property
+    def degraded(self):
+        """The fail mode that decided; None if the limit was asked. A subclass has it: see
+        `core/_decision.py`."""
+        return None
 
     cdef tuple _fields(self):
         return self.allowed, self.limit, self.remaining, self.reset_at, self.retry_after_ms

@@ -133,7 +133,7 @@ cdef class ReadyLimit:
     cdef object reply(self, object key, object cost, int form, DecisionReplies replies):
         """The reply, or an object that will make it."""
         asked = self.decide(key, cost)
-        if type(asked) is Decision:
+        if isinstance(asked, Decision):
             return self.told(<Decision> asked, form, replies)
         return AwaitedReply.of(asked, self, form, replies)
 

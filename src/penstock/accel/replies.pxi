@@ -5,7 +5,7 @@ cdef enum:
     MOST_REPLY = 1024
     MOST_VERDICT = 12288
     # Of a decision in JSON, with the largest numbers there are.
-    MOST_DECISION = 160
+    MOST_DECISION = 192
 
 # Replies about one decision.
 
@@ -41,6 +41,10 @@ cdef inline char* put_number(char* put, int64_t number) noexcept:
     return put
 
 
+cdef inline char* put_bytes(char* put, bytes text) noexcept:
+    return copied(put, text, <const char*> text + len(text))
+
+
 cdef enum:
     PLAIN = 0   # `POST /check`
     NESTED = 1  # the calls under `/v1`
@@ -67,6 +71,8 @@ cdef inline char* put_body(char* put, Decision decision, int form) noexcept:
         if not decision.allowed:
             put = put_text(put, b', "message": "rate limit exceeded; window resets at ')
             put = put_text(put_number(put, decision.reset_at), b'"')
+        if type(decision) is not Decision:
+            put = put_mode(put, decision, b', "degraded": "')
         return put_text(put, b"}")
     put = put_text(put, b'{"decision":{"allowed":' if form == NESTED else b'{"allowed":')
     put = put_text(put, b"true" if decision.allowed else b"false")
@@ -74,7 +80,15 @@ cdef inline char* put_body(char* put, Decision decision, int form) noexcept:
     put = put_number(put_text(put, b',"limit":'), decision.limit)
     put = put_number(put_text(put, b',"reset_at":'), decision.reset_at)
     put = put_number(put_text(put, b',"retry_after_ms":'), decision.retry_after_ms)
+    if type(decision) is not Decision:
+        put = put_mode(put, decision, b',"degraded":"')
     return put_text(put, b"}}" if form == NESTED else b"}")
+
+
+cdef char* put_mode(char* put, Decision decision, const char* lead) noexcept:
+    """The fail mode that decided, of which the names are short."""
+    cdef bytes mode = decision.degraded.encode("ascii")
+    return put_text(put_bytes(put_text(put, lead), mode), b'"')
 
 
 cdef bytes written(bytes head, bytes label, Decision decision, int64_t seconds, int form):
@@ -188,10 +202,6 @@ cdef inline int64_t seconds_to_wait(Decision decision) noexcept:
     return 1 if ms <= 1000 else (ms + 999) // 1000
 
 
-cdef inline char* put_bytes(char* put, bytes text) noexcept:
-    return copied(put, text, <const char*> text + len(text))
-
-
 @cython.final
 cdef class VerdictReplies:
     """Replies about verdicts of the same limits, as `VerdictForm` of
@@ -225,7 +235,7 @@ cdef class VerdictReplies:
         if len(decisions) != self.count:
             raise ValueError("a verdict has a decision for each limit")
         for decision in decisions:
-            if type(decision) is not Decision:
+            if not isinstance(decision, Decision):
                 raise TypeError("a verdict consists of decisions")
         return 0
 

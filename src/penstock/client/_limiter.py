@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from ..core._claims import Closing
 from ..core._clock import Clock, SystemClock, require_clock
-from ..core._decision import Decision, Forecast
+from ..core._decision import Decision, DegradedDecision, Forecast
 from ..core._errors import StoreUnavailableError, UnsupportedError
 from ..core._reserving import require_until, require_wait
 from ..core._validation import (
@@ -423,7 +423,8 @@ class ServiceLimiter(Closing):
             raise error
         again_at = self.clock.now() + _RETRY_MS
         is_open = self.fail == "open"
-        return question.failed(Decision(is_open, 0, 0, again_at, 0 if is_open else _RETRY_MS))
+        decision = Decision(is_open, 0, 0, again_at, 0 if is_open else _RETRY_MS)
+        return question.failed(DegradedDecision.of(self.fail, decision))
 
     def _fields(self, key: str | Attributes, **more: Any) -> dict[str, Any]:
         if isinstance(key, Mapping):

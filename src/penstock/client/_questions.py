@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ..core._decision import Decision, Forecast
+from ..core._decision import Decision, DegradedDecision, DegradedForecast, Forecast
 from ..core._validation import MAX_SAFE, reject, shown
 from ..core._verdict import Verdict
 from ._transport import Answer
@@ -131,13 +131,20 @@ def _decision(fields: Any) -> Decision:
     retry_after_ms = whole_field(fields, "retry_after_ms")
     if allowed == (retry_after_ms > 0):
         raise AnswerError(f"it has allowed {allowed} with retry_after_ms {retry_after_ms}")
-    return Decision(
+    decision = Decision(
         allowed,
         whole_field(fields, "limit"),
         whole_field(fields, "remaining"),
         whole_field(fields, "reset_at"),
         retry_after_ms,
     )
+    mode = _mode(fields)
+    return DegradedDecision.of(mode, decision) if mode else decision
+
+
+def _mode(fields: Any) -> str:
+    """The fail mode of the service; empty if its store answered."""
+    return text_field(fields, "degraded") if "degraded" in fields else ""
 
 
 def decision_of(answer: Answer) -> Decision:
@@ -167,16 +174,19 @@ def failed_verdict(decision: Decision) -> Verdict:
 
 def forecast_of(answer: Answer) -> Forecast:
     fields = _field(answer, "forecast", dict)
-    return Forecast(
+    forecast = Forecast(
         whole_field(fields, "spendable_now"),
         whole_field(fields, "next_replenish_at"),
         whole_field(fields, "full_at"),
     )
+    mode = _mode(fields)
+    return DegradedForecast(mode, forecast) if mode else forecast
 
 
 def failed_forecast(decision: Decision) -> Forecast:
     spendable = MAX_SAFE if decision.allowed else 0
-    return Forecast(spendable, decision.reset_at, decision.reset_at)
+    forecast = Forecast(spendable, decision.reset_at, decision.reset_at)
+    return DegradedForecast(decision.degraded or "", forecast)
 
 
 def flag(answer: Answer) -> bool:

@@ -99,11 +99,13 @@ class SlotLease:
 class Heartbeat:
     """The result of a heartbeat: `live_ids` were renewed, `reclaimed_ids` have expired, and
     `next_deadline` is the instant by which the next heartbeat has to arrive, 0 if no lease is
-    live."""
+    live. `degraded` is the fail mode of a service whose store was away, so that it was not asked;
+    else None."""
 
     live_ids: list[str]
     reclaimed_ids: list[str]
     next_deadline: int
+    degraded: str | None = None
 
 
 # One class with three names from Python 3.11 on, three classes before.

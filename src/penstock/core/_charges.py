@@ -63,8 +63,15 @@ class Settling(DecisionFields, Owned):
 
     allowed: bool
     decision: Decision
+    verdict: Verdict | None
     charged_at: int
     starts_at: int
+
+    @property
+    def degraded(self) -> str | None:
+        """The fail mode that decided while the store was away; None if all limits were asked. Then
+        nothing was reserved, so the charge holds nothing, and there is nothing to settle."""
+        return (self.decision if self.verdict is None else self.verdict).degraded
 
     @property
     def ttl_ms(self) -> int | None:

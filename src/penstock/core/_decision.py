@@ -3,6 +3,9 @@
 A Decision is made on every check, so the compiled path has a class of its own, with the same
 fields, equality, hash, repr and pickling, kept as five machine words. A process uses only one of
 the two classes; the last lines of this file choose it.
+
+A decision of a fail mode, made while the store was away, is of a subclass of its own: it has the
+five fields, and says by which mode it was made. So all other decisions carry nothing for it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,15 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from . import native
 from ._validation import MAX_SAFE
 
-__all__ = ["NEUTRAL", "Booking", "Decision", "Forecast", "Outcome"]
+__all__ = [
+    "NEUTRAL",
+    "Booking",
+    "Decision",
+    "DegradedDecision",
+    "DegradedForecast",
+    "Forecast",
+    "Outcome",
+]
 
 
 R_co = TypeVar("R_co", covariant=True)
@@ -78,6 +89,12 @@ class Decision:
         """How long to wait before the same request can be admitted; 0 exactly when allowed."""
         return self._retry_after_ms
 
+    @property
+    def degraded(self) -> str | None:
+        """The fail mode that decided while the store was away, such as "open" or "closed"; None if
+        the limit was asked."""
+        return None
+
     def _tuple(self) -> tuple[bool, int, int, int, int]:
         return self._allowed, self._limit, self._remaining, self._reset_at, self._retry_after_ms
 
@@ -121,6 +138,11 @@ class Forecast:
     spendable_now: int
     next_replenish_at: int
     full_at: int
+
+    @property
+    def degraded(self) -> str | None:
+        """The fail mode that made it while the store was away; None if the limit was asked."""
+        return None
 
     def __init__(self, spendable_now: int, next_replenish_at: int, full_at: int) -> None:
         fill = object.__setattr__
@@ -201,6 +223,85 @@ def _rebuild(*fields: Any) -> Decision:
 if native is not None and not TYPE_CHECKING:
     Decision = native.Decision
     native.set_rebuild(_rebuild)
+
+
+class DegradedDecision(Decision):
+    """A decision of a fail mode: the limit was not asked."""
+
+    __slots__ = ("_mode",)
+
+    _mode: str
+
+    @classmethod
+    def of(cls, mode: str, decision: Decision) -> Decision:
+        """The same decision, made by a fail mode."""
+        made = cls(
+            decision.allowed,
+            decision.limit,
+            decision.remaining,
+            decision.reset_at,
+            decision.retry_after_ms,
+        )
+        made._mode = mode
+        return made
+
+    @property
+    def degraded(self) -> str | None:
+        return self._mode
+
+    def _undegraded(self) -> Decision:
+        return Decision(
+            self.allowed, self.limit, self.remaining, self.reset_at, self.retry_after_ms
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DegradedDecision):
+            return NotImplemented
+        return self._mode == other._mode and self._undegraded() == other._undegraded()
+
+    def __ne__(self, other: object) -> bool:
+        # That of the compiled class does not ask this __eq__.
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((self._mode, self._undegraded()))
+
+    def __repr__(self) -> str:
+        return f"{repr(self._undegraded())[:-1]}, degraded={self._mode!r})"
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return DegradedDecision.of, (self._mode, self._undegraded())
+
+
+class DegradedForecast(Forecast):
+    """A forecast of a fail mode."""
+
+    __slots__ = ("_mode",)
+
+    _mode: str
+
+    def __init__(self, mode: str, forecast: Forecast) -> None:
+        super().__init__(*forecast._tuple())
+        object.__setattr__(self, "_mode", mode)
+
+    @property
+    def degraded(self) -> str | None:
+        return self._mode
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DegradedForecast):
+            return NotImplemented
+        return self._mode == other._mode and self._tuple() == other._tuple()
+
+    def __hash__(self) -> int:
+        return hash((self._mode, self._tuple()))
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, degraded={self._mode!r})"
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return DegradedForecast, (self._mode, Forecast(*self._tuple()))
+
 
 NEUTRAL = Decision(True, MAX_SAFE, MAX_SAFE, 0, 0)
 """The decision of no limits. Combined with any decision, it yields that decision."""

@@ -12,11 +12,11 @@ has a `retry_after_ms` of 0 exactly when it is allowed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import native
-from ._decision import NEUTRAL, Decision
+from ._decision import NEUTRAL, Decision, DegradedDecision
 
 __all__ = ["DecisionFields", "Verdict", "combine"]
 
@@ -54,6 +54,12 @@ class DecisionFields:
     def retry_after_ms(self) -> int:
         """How long to wait before the same request can be admitted; 0 exactly when allowed."""
         return 0 if self.allowed else self.decision.retry_after_ms
+
+    @property
+    def degraded(self) -> str | None:
+        """The fail mode that decided while the store was away, such as "open" or "closed"; None if
+        the limit was asked."""
+        return self.decision.degraded
 
     def __bool__(self) -> bool:
         return self.allowed
@@ -99,6 +105,12 @@ class Verdict(_Fields, DecisionFields):
         """The decision of the binding limit."""
         place = self.binding_place
         return NEUTRAL if place is None else self._decisions[place]
+
+    @property
+    def degraded(self) -> str | None:
+        """The fail mode that decided for some of the limits while their store was away; None if all
+        were asked. A limit that failed closed is named before others."""
+        return _mode_of(self._decisions)
 
     @property
     def binding(self) -> str:
@@ -198,10 +210,19 @@ def combine(*decisions: Decision) -> Decision:
         return decisions[0]
     if not decisions:
         return NEUTRAL
-    return Decision(
+    combined = Decision(
         all(decision.allowed for decision in decisions),
         min(decision.limit for decision in decisions),
         min(decision.remaining for decision in decisions),
         max(decision.reset_at for decision in decisions),
         max(decision.retry_after_ms for decision in decisions),
     )
+    mode = _mode_of(decisions)
+    return combined if mode is None else DegradedDecision.of(mode, combined)
+
+
+def _mode_of(decisions: Iterable[Decision]) -> str | None:
+    """The fail mode of these decisions, None if they have none; "closed", which denies, if some
+    have that."""
+    modes = [each.degraded for each in decisions if type(each) is not Decision]
+    return "closed" if "closed" in modes else modes[0] if modes else None

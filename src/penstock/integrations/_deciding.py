@@ -81,7 +81,9 @@ class _OneLimit:
         return keys[self._name], cost if cost == 1 else cost[self._name]
 
     def _verdict(self, answer: Decision | Verdict) -> Verdict:
-        return Verdict((self._name,), (answer,), (False,)) if type(answer) is Decision else answer  # type: ignore[return-value]
+        if isinstance(answer, Decision):
+            return Verdict((self._name,), (answer,), (False,))
+        return answer
 
 
 class _Policy(_OneLimit):

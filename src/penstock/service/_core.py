@@ -31,6 +31,7 @@ from ..core._validation import (
     require_int,
     require_keys,
 )
+from ..core._verdict import combine
 from ..leasing import TwoTierLimiter
 from ..stores._opening import open_on_clock, open_store
 from ..stores.memory import MemoryStore
@@ -223,14 +224,19 @@ class Service(Charging):
         """The heartbeat while the store is away: the fail mode of each policy decides whether its
         leases are live."""
         live: dict[str, int] = {}
+        decisions = []
         for policy in dict.fromkeys(map(_policy_of, lease_ids)):
             own = [lease_id for lease_id in lease_ids if _policy_of(lease_id) == policy]
             entry = self._entry_of(own[0])
-            if entry is not None and entry.guard.decision(error, own, 1).allowed:
+            if entry is None:
+                continue
+            decisions.append(entry.guard.decision(error, own, 1))
+            if decisions[-1].allowed:
                 ttl_ms = entry.admission().concurrency.lease_ttl_ms
                 live.update(dict.fromkeys(own, self.clock.now() + ttl_ms))
         gone = [lease_id for lease_id in lease_ids if lease_id not in live]
-        return Heartbeat(list(live), gone, min(live.values(), default=0))
+        mode = combine(*decisions).degraded
+        return Heartbeat(list(live), gone, min(live.values(), default=0), mode)
 
     def _entry_of(self, lease_id: str) -> Entry | None:
         """The policy of a lease; None if there is no such policy with slots."""

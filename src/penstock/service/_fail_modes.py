@@ -7,7 +7,7 @@
 | error | none: `store_unavailable` is raised, and the server reports an error |
 
 The decision has the `limit` of the policy, and a `reset_at` one second away by the service's clock.
-Every outage is counted. Per policy, one line per ten seconds is logged, without the keys.
+It says by which mode it was made (`Decision.degraded`), on every interface. Every outage is counted. Per policy, one line per ten seconds is logged, without the keys.
 
 Every failure of a store is an outage, unless the caller's arguments were invalid. A store that
 answers but is full is counted separately: it recovers only when room is made.
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from ..core._clock import Clock
-from ..core._decision import Decision, Forecast
+from ..core._decision import Decision, DegradedDecision, DegradedForecast, Forecast
 from ..core._errors import (
     ConfigInvalidError,
     StoreUnavailableError,
@@ -96,14 +96,15 @@ class Guard:
         self.outage(error, keys, cost)
         allowed = self._answer(error)
         again_at = self._clock.now() + RETRY_MS
-        return Decision(allowed, self._limit, 0, again_at, 0 if allowed else RETRY_MS)
+        decision = Decision(allowed, self._limit, 0, again_at, 0 if allowed else RETRY_MS)
+        return DegradedDecision.of(self._fail, decision)
 
     def forecast(self, error: Exception, key: str, cost: int) -> Forecast:
         """The forecast of the fail mode: all of the limit, or nothing."""
         self.outage(error, (key,), cost)
         spendable = self._limit // cost if self._answer(error) else 0
         again_at = self._clock.now() + RETRY_MS
-        return Forecast(spendable, again_at, again_at)
+        return DegradedForecast(self._fail, Forecast(spendable, again_at, again_at))
 
     def outage(self, error: Exception, keys: Iterable[str], cost: int) -> None:
         """Count and log an outage. Raises `error` if it is not an outage."""

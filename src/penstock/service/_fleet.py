@@ -21,13 +21,15 @@ __all__ = ["CreditLease", "Lessor"]
 
 class CreditLease(NamedTuple):
     """A lease of `capacity` credits; 0 is a denial. The credits are valid until `expiry_ms` on the
-    service's clock, which is `refresh_interval_ms` after they were granted."""
+    service's clock, which is `refresh_interval_ms` after they were granted. `degraded` is the fail
+    mode that granted it while the store was away, None if the limit was asked."""
 
     capacity: int
     expiry_ms: int
     refresh_interval_ms: int
     retry_after_ms: int
     limit: int
+    degraded: str | None = None
 
 
 class Lessor:
@@ -66,5 +68,10 @@ def _in_an_outage(decision: Decision, wants: int) -> CreditLease:
     """The lease of the policy's fail mode: all that is wanted, or nothing, for a second."""
     capacity = wants if decision.allowed else 0
     return CreditLease(
-        capacity, decision.reset_at, RETRY_MS, decision.retry_after_ms, decision.limit
+        capacity,
+        decision.reset_at,
+        RETRY_MS,
+        decision.retry_after_ms,
+        decision.limit,
+        decision.degraded,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core._decision import Decision, Forecast
+from ..core._decision import Decision, DegradedDecision, DegradedForecast, Forecast
 from .proto import rate_limiter_pb2 as pb
 
 __all__ = ["decision_message", "decision_of", "fill", "forecast_message", "forecast_of"]
@@ -15,6 +15,8 @@ def fill(message: pb.Decision, decision: Decision) -> None:
     message.remaining = decision.remaining
     message.reset_at = decision.reset_at
     message.retry_after_ms = decision.retry_after_ms
+    if type(decision) is not Decision:
+        message.degraded = decision.degraded or ""
 
 
 def decision_message(decision: Decision) -> pb.Decision:
@@ -24,13 +26,14 @@ def decision_message(decision: Decision) -> pb.Decision:
 
 
 def decision_of(message: pb.Decision) -> Decision:
-    return Decision(
+    decision = Decision(
         message.allowed,
         message.limit,
         message.remaining,
         message.reset_at,
         message.retry_after_ms,
     )
+    return DegradedDecision.of(message.degraded, decision) if message.degraded else decision
 
 
 def forecast_message(forecast: Forecast) -> pb.Forecast:
@@ -38,8 +41,10 @@ def forecast_message(forecast: Forecast) -> pb.Forecast:
         spendable_now=forecast.spendable_now,
         next_replenish_at=forecast.next_replenish_at,
         full_at=forecast.full_at,
+        degraded=forecast.degraded,
     )
 
 
 def forecast_of(message: pb.Forecast) -> Forecast:
-    return Forecast(message.spendable_now, message.next_replenish_at, message.full_at)
+    forecast = Forecast(message.spendable_now, message.next_replenish_at, message.full_at)
+    return DegradedForecast(message.degraded, forecast) if message.degraded else forecast

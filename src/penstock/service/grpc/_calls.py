@@ -142,6 +142,7 @@ class GrpcAnswers:
             live_ids=heartbeat.live_ids,
             reclaimed_ids=heartbeat.reclaimed_ids,
             next_deadline=heartbeat.next_deadline,
+            degraded=heartbeat.degraded,
         )
 
     async def reserve(self, request: pb.ChargeRequest) -> pb.ChargeResponse:

@@ -138,6 +138,7 @@ class _Answers:
                 refresh_interval_ms=lease.refresh_interval_ms,
                 retry_after_ms=lease.retry_after_ms,
                 limit=lease.limit,
+                degraded=lease.degraded,
             )
         )
 

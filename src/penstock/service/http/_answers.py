@@ -196,9 +196,10 @@ def _body_of(decision: Decision, form: int) -> str:
     if not decision.allowed:
         allowed = "false"
         message = f', "message": "rate limit exceeded; window resets at {decision.reset_at}"'
+    mode = "" if decision.degraded is None else f', "degraded": "{decision.degraded}"'
     return (
         f'{{"allowed": {allowed}, "remaining": {decision.remaining}, '
-        f'"resetAt": {decision.reset_at}{message}}}'
+        f'"resetAt": {decision.reset_at}{message}{mode}}}'
     )
 
 
@@ -331,7 +332,8 @@ def json_bytes(value: Any) -> bytes:
 
 def decision_json(decision: Decision) -> str:
     allowed = "true" if decision.allowed else "false"
+    mode = "" if decision.degraded is None else f',"degraded":"{decision.degraded}"'
     return (
         f'{{"allowed":{allowed},"remaining":{decision.remaining},"limit":{decision.limit},'
-        f'"reset_at":{decision.reset_at},"retry_after_ms":{decision.retry_after_ms}}}'
+        f'"reset_at":{decision.reset_at},"retry_after_ms":{decision.retry_after_ms}{mode}}}'
     )

@@ -112,11 +112,13 @@ class Calls:
         fields = decode(body)
 
         def render(forecast: Forecast) -> bytes:
-            told = {
+            told: dict[str, Any] = {
                 "spendable_now": forecast.spendable_now,
                 "next_replenish_at": forecast.next_replenish_at,
                 "full_at": forecast.full_at,
             }
+            if forecast.degraded is not None:
+                told["degraded"] = forecast.degraded
             headers = self._policy_line(fields["policy"])
             return self._answers.document(200, {"forecast": told}, headers)
 
@@ -162,11 +164,13 @@ class Calls:
         require_fields(fields, {"lease_ids": list}, {})
 
         def render(beat: Heartbeat) -> bytes:
-            told = {
+            told: dict[str, Any] = {
                 "live_ids": beat.live_ids,
                 "reclaimed_ids": beat.reclaimed_ids,
                 "next_deadline": beat.next_deadline,
             }
+            if beat.degraded is not None:
+                told["degraded"] = beat.degraded
             return self._answers.document(200, told)
 
         return partial(_later, partial(self._service.heartbeat, **fields), render)

@@ -210,8 +210,8 @@ class VerdictForm:
             for place, (name, limit) in enumerate(limits.items())
             if not limit.shadow
         ]
-        told = ",".join([f"{name}:{_DECISION}" for name in self._names])
-        self._form = f'{{"decision":{_DECISION},"limits":{{{told}}},"binding":%s,"violated":%s,'
+        told = ",".join([f"{name}:%s" for name in self._names])
+        self._form = f'{{"decision":%s,"limits":{{{told}}},"binding":%s,"violated":%s,'
         shadows = [name for name, limit in limits.items() if limit.shadow]
         # A name of a limit has no percent sign, so that it may be part of the form.
         self._form += f'"shadowed":%s,"shadows":{json.dumps(shadows)}}}'
@@ -221,15 +221,7 @@ class VerdictForm:
         """The binding decision, and that of each limit."""
         decisions, place = verdict.decisions, verdict.binding_place
         binding = NEUTRAL if place is None else decisions[place]
-        told: list[Any] = []
-        for decision in (binding, *decisions):
-            told += (
-                "true" if decision.allowed else "false",
-                decision.remaining,
-                decision.limit,
-                decision.reset_at,
-                decision.retry_after_ms,
-            )
+        told: list[Any] = [decision_json(decision) for decision in (binding, *decisions)]
         told.append('""' if place is None else self._names[place])
         told.append("[]" if verdict.allowed else json.dumps(verdict.violated))
         told.append(json.dumps(verdict.shadowed) if verdict.has_shadows else "[]")
@@ -276,9 +268,6 @@ def _compiled(limits: Mapping[str, Limit], shadows: str) -> Any:
     ]
     told = shadows.encode("ascii")
     return native.VerdictReplies(words, told) if native.VerdictReplies.fits(words, told) else None
-
-
-_DECISION = '{"allowed":%s,"remaining":%d,"limit":%d,"reset_at":%d,"retry_after_ms":%d}'
 
 
 _NO_LIMITS = VerdictForm({})

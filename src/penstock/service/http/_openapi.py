@@ -46,6 +46,15 @@ _WINDOW = {
 }
 
 
+_MODE = {
+    "degraded": {
+        "type": "string",
+        "enum": ["open", "closed"],
+        "description": "The fail mode that decided, since the store was away; absent otherwise.",
+    }
+}
+
+
 def _object(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
     return {
         "type": "object",
@@ -73,11 +82,12 @@ _SCHEMAS: dict[str, Any] = {
                 **_WHOLE,
                 "description": "When it is worth to ask again; 0 exactly when allowed.",
             },
-        }
+        },
+        _MODE,
     ),
     "ClientDecision": _object(
         {"allowed": {"type": "boolean"}, "remaining": _WHOLE, "resetAt": _INSTANT},
-        {"message": {"type": "string"}},
+        {"message": {"type": "string"}, **_MODE},
     ),
     "Problem": _object(
         {
@@ -101,7 +111,7 @@ _SCHEMAS: dict[str, Any] = {
     ),
     "PolicyCheck": _object(_KEYED, {"cost": _COST}),
     "Forecast": _object(
-        {"spendable_now": _WHOLE, "next_replenish_at": _INSTANT, "full_at": _INSTANT}
+        {"spendable_now": _WHOLE, "next_replenish_at": _INSTANT, "full_at": _INSTANT}, _MODE
     ),
     "Readiness": _object(
         {
@@ -244,7 +254,7 @@ _CALLS: dict[str, tuple[str, Any, Any]] = {
     "heartbeat": (
         "Keep slots that are still in use.",
         _object({"lease_ids": _LEASES}),
-        _object({"live_ids": _TEXTS, "reclaimed_ids": _TEXTS, "next_deadline": _INSTANT}),
+        _object({"live_ids": _TEXTS, "reclaimed_ids": _TEXTS, "next_deadline": _INSTANT}, _MODE),
     ),
     "reserve": (
         "Spend as a check does, and hold it until it is settled. May book ahead.",

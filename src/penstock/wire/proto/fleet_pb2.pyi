@@ -38,7 +38,8 @@ class Lease(Message):
     safe_capacity: int
     retry_after_ms: int
     limit: int
-    def __init__(self, *, capacity: int | None = ..., expiry_ms: int | None = ..., refresh_interval_ms: int | None = ..., safe_capacity: int | None = ..., retry_after_ms: int | None = ..., limit: int | None = ...) -> None: ...
+    degraded: str
+    def __init__(self, *, capacity: int | None = ..., expiry_ms: int | None = ..., refresh_interval_ms: int | None = ..., safe_capacity: int | None = ..., retry_after_ms: int | None = ..., limit: int | None = ..., degraded: str | None = ...) -> None: ...
 
 class ReserveResponse(Message):
     lease: Lease

@@ -17,7 +17,8 @@ class Decision(Message):
     remaining: int
     reset_at: int
     retry_after_ms: int
-    def __init__(self, *, allowed: bool | None = ..., limit: int | None = ..., remaining: int | None = ..., reset_at: int | None = ..., retry_after_ms: int | None = ...) -> None: ...
+    degraded: str
+    def __init__(self, *, allowed: bool | None = ..., limit: int | None = ..., remaining: int | None = ..., reset_at: int | None = ..., retry_after_ms: int | None = ..., degraded: str | None = ...) -> None: ...
 
 class Attribute(Message):
     name: str
@@ -99,7 +100,8 @@ class Forecast(Message):
     spendable_now: int
     next_replenish_at: int
     full_at: int
-    def __init__(self, *, spendable_now: int | None = ..., next_replenish_at: int | None = ..., full_at: int | None = ...) -> None: ...
+    degraded: str
+    def __init__(self, *, spendable_now: int | None = ..., next_replenish_at: int | None = ..., full_at: int | None = ..., degraded: str | None = ...) -> None: ...
 
 class DebitRequest(Message):
     policy: str
@@ -143,7 +145,8 @@ class HeartbeatResponse(Message):
     live_ids: RepeatedScalarFieldContainer[str]
     reclaimed_ids: RepeatedScalarFieldContainer[str]
     next_deadline: int
-    def __init__(self, *, live_ids: Iterable[str] = ..., reclaimed_ids: Iterable[str] = ..., next_deadline: int | None = ...) -> None: ...
+    degraded: str
+    def __init__(self, *, live_ids: Iterable[str] = ..., reclaimed_ids: Iterable[str] = ..., next_deadline: int | None = ..., degraded: str | None = ...) -> None: ...
 
 class ChargeRequest(Message):
     policy: str
