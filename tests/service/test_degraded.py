@@ -212,7 +212,7 @@ def test_a_degraded_decision_differs_from_one_of_a_limit_and_is_kept_by_copies()
     assert PLAIN.degraded is None
     assert degraded.degraded == "open"
     assert degraded != PLAIN
-    assert PLAIN != degraded
+    assert (degraded == PLAIN) is (PLAIN == degraded) is False  # noqa: SIM300
     assert degraded != DegradedDecision.of("closed", PLAIN)
     assert degraded
     assert repr(degraded).endswith("retry_after_ms=0, degraded='open')")

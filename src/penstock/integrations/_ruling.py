@@ -152,25 +152,16 @@ class Ruling:
 
     @property
     def degraded(self) -> str | None:
-        """The fail mode that decided for some limit while its store was away: "open" or "closed".
-        None if all limits were asked."""
+        """The fail mode that decided while a store was away, "open" or "closed"; None if all limits
+        were asked."""
         if self.verdict is None:
             return "closed" if self.telling.is_closed else "open"
         return self.verdict.degraded
 
     @property
-    def _is_outage(self) -> bool:
-        """Whether a refusal is that of a fail mode, and no limit denied."""
-        verdict = self.verdict
-        if verdict is None:
-            return True
-        limits = verdict.limits
-        return all(limits[name].degraded is not None for name in verdict.violated)
-
-    @property
     def status(self) -> int:
         """Of a refusal: 429, or 503 while the store is away."""
-        return 503 if self._is_outage else 429
+        return 503 if self.verdict is None else 429
 
     def headers(self) -> dict[str, str]:
         """The headers for the response."""
@@ -182,14 +173,13 @@ class Ruling:
 
     def problem(self) -> bytes:
         """The body of a refusal, as problem+json."""
-        if self.verdict is None or self._is_outage:
+        if self.verdict is None:
             told: dict[str, Any] = {
                 "type": f"{_PROBLEMS}temporary-reduced-capacity",
                 "title": "Limits cannot be checked at the moment",
                 "status": 503,
                 "detail": f"Try again in {_RETRY_S} s.",
                 "code": "store_unavailable",
-                "degraded": self.degraded,
             }
         else:
             seconds = max(1, -(-self.verdict.retry_after_ms // 1000))

@@ -7,7 +7,8 @@
 | error | none: `store_unavailable` is raised, and the server reports an error |
 
 The decision has the `limit` of the policy, and a `reset_at` one second away by the service's clock.
-It says by which mode it was made (`Decision.degraded`), on every interface. Every outage is counted. Per policy, one line per ten seconds is logged, without the keys.
+It says by which mode it was made (`Decision.degraded`), on every interface. Every outage is
+counted. Per policy, one line per ten seconds is logged, without the keys.
 
 Every failure of a store is an outage, unless the caller's arguments were invalid. A store that
 answers but is full is counted separately: it recovers only when room is made.
