@@ -11,7 +11,8 @@ import pytest
 from penstock import ConfigInvalidError, ManualClock
 from penstock.config import parse_policies
 from penstock.service._charges import KEPT_MS, read_charge_id
-from penstock.service._core import Service
+from penstock.service._core import Service, build_service
+from penstock.stores.memory import MemoryStore
 from tests.support.helpers import NOW
 
 from .several import FILE, judged, serving
@@ -186,3 +187,54 @@ def test_a_charge_is_not_given_back_where_others_have_been_counted_since(
         assert (left["tokens"].remaining, left["user"].remaining) == (400, 2)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "strategy", ["gcra, limit: 10, period: 1s", "tokenBucket, capacity: 10, refillPerSec: 10"]
+)
+def test_old_reservations_that_are_cancelled_together_free_nothing(strategy: str) -> None:
+    """What time has replenished does not come back, by a policy of one limit or of several."""
+    clock = ManualClock(NOW)
+    text = f"""\
+version: 1
+limiters:
+  one: {{strategy: {strategy}}}
+  several: {{limits: {{each: {{by: key, strategy: {strategy}}}}}}}
+"""
+    service = build_service(parse_policies(text, "p.yaml"), store=MemoryStore(), clock=clock)
+
+    async def used(policy: str) -> int:
+        ids = []
+        for _ in range(30):
+            ids.append((await service.reserve(policy, "k", cost=10)).charge_id)
+            clock.advance(1_000)
+        assert all(ids)
+        count = 0
+        for charge_id in (*ids, None):
+            while (await service.reserve(policy, "k")).allowed:
+                count += 1
+            if charge_id is not None:
+                assert await service.cancel(charge_id)
+        return count
+
+    for policy in ("one", "several"):
+        assert asyncio.run(used(policy)) == 10
+
+
+def test_a_recent_reservation_is_cancelled_in_part_by_any_node() -> None:
+    """The id says when its units are replenished."""
+    clock = ManualClock(NOW)
+    text = "version: 1\nlimiters:\n  pace: {strategy: gcra, limit: 10, period: 1s}\n"
+    store = MemoryStore()
+    one, other = (
+        build_service(parse_policies(text, "p.yaml"), store=store, clock=clock) for _ in range(2)
+    )
+
+    async def left() -> int:
+        charge = await one.reserve("pace", "k", cost=4)
+        clock.advance(200)
+        await one.reserve("pace", "k", cost=8)
+        assert await other.cancel(charge.charge_id)
+        return (await one.peek("pace", "k")).remaining
+
+    assert asyncio.run(left()) == 2

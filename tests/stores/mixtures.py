@@ -121,7 +121,7 @@ def _step(
     if role < 0.08:
         transform = charging(strategy)
     elif role < 0.2:
-        transform = refunding(strategy, rng.choice(charged[-5:]))
+        transform = refunding(strategy, _counted_at(rng, charged[-5:]))
     elif role < 0.27 and strategy.window_kind is None:
         transform = booking(strategy, rng.choice((0, 200, 3_000)))
     elif role < 0.29:
@@ -130,6 +130,12 @@ def _step(
         transform = trying(checking(strategy))
     cost = rng.choice((1, 1, 1, 2, 3, 0)) if transform.role == "check" else rng.randint(1, 3)
     return Step(f"{name}:{tenant}", transform, cost, rng.random() < 0.2)
+
+
+def _counted_at(rng: random.Random, charged: list[int]) -> int:
+    """An instant by which a charge is refunded: that of the charge, or an earlier one if it left
+    units over."""
+    return rng.choice(charged) - rng.choice((0, 0, 0, 1, 140, 600, 950))
 
 
 def requests_of_one_key(seed: int, count: int) -> Iterator[Request]:
@@ -144,7 +150,7 @@ def requests_of_one_key(seed: int, count: int) -> Iterator[Request]:
             charged.append(now)
             steps = [_step(rng, name, number, now, charged, 1) for _ in range(rng.randint(1, 3))]
             for _ in range(rng.randint(0, 2)):
-                refund = refunding(STRATEGIES[name], rng.choice(charged[-4:]))
+                refund = refunding(STRATEGIES[name], _counted_at(rng, charged[-4:]))
                 step = Step(f"{name}:{number}", refund, rng.randint(1, 3), rng.random() < 0.3)
                 steps.insert(rng.randint(0, len(steps)), step)
             yield Request(now, steps)

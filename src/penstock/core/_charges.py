@@ -170,6 +170,7 @@ class Charge(Settling):
         delays_ms: tuple[int, ...],
         slot_id: str = "",
         asked_at: float = 0.0,
+        counted_at: tuple[int, ...] | None = None,
     ) -> None:
         self.id: str = slot_id
         """The id under which its slots are held."""
@@ -186,6 +187,8 @@ class Charge(Settling):
         self.delays_ms: tuple[int, ...] = delays_ms
         """How far ahead each part was booked."""
         self.starts_at: int = self.charged_at + (max(delays_ms) if delays_ms else 0)
+        # By which instant each part is refunded, if the decisions do not tell.
+        self._counted_at = counted_at
         self._store = store
         self._now = now
         self._asked = parts
@@ -293,18 +296,24 @@ class Charge(Settling):
         not charged later either."""
         if not self.allowed:
             return []
-        parts, instants, delays_ms = self._asked, self._instants, self.delays_ms
-        if self.verdict is None:
-            part, at = parts[0], instants[0] + delays_ms[0]
-            return [(part, part.strategy.counted_at(self.decision, at))]
-        if len(instants) == 1:
-            instants *= len(parts)
-        each = zip(parts, instants, delays_ms, self.verdict.decisions, strict=True)
-        return [
-            (part, part.strategy.counted_at(decision, at + delay))
-            for part, at, delay, decision in each
-            if decision.allowed
-        ]
+        decisions = (self.decision,) if self.verdict is None else self.verdict.decisions
+        each = zip(self._asked, self.counted_at, decisions, strict=True)
+        return [(part, at) for part, at, decision in each if decision.allowed]
+
+    @property
+    def counted_at(self) -> tuple[int, ...]:
+        """The instant by which each part is refunded: see `Strategy.counted_at`."""
+        if self._counted_at is not None:
+            return self._counted_at
+        decisions = (self.decision,) if self.verdict is None else self.verdict.decisions
+        each = zip(self._asked, self.instants, self.delays_ms, decisions, strict=True)
+        return tuple([part.strategy.counted_at(told, at + delay) for part, at, delay, told in each])
+
+    @property
+    def instants(self) -> tuple[int, ...]:
+        """When each part was charged, by the clock that decided it."""
+        each = self._instants
+        return each * len(self._asked) if len(each) == 1 else each
 
     @property
     def cost(self) -> Mapping[str, int]:

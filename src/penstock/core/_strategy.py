@@ -291,8 +291,10 @@ class Strategy(ABC):
 
     def counted_at(self, decision: Decision, charged_at: int) -> int:
         """The instant by which to refund units that were charged at `charged_at` by this decision:
-        one of the window in which they were counted, which is a later one if the clock of the
-        caller was behind. Optional."""
+        the `charged_at` of `refund`. For a window, one of the window in which they were counted,
+        which is a later one if the clock of the caller was behind. Where units are replenished at a
+        pace, one that tells when all of them are, which is the `reset_at` of the decision.
+        Optional."""
         return charged_at
 
     def charge(self, state: Any, now: int, cost: int) -> Outcome[Decision]:

@@ -12,11 +12,13 @@ wherever that is asked for. A forged id has no record, and an altered one has an
 start of the window is the instant of the charge, on the clock that decided it. After a day a charge
 is forgotten, and what it reserved stays spent.
 
-How far ahead units were booked, and which shadows were not charged, is known only when the store
-has answered, so it is at the end of the id, outside the digest: the record is written in the step
-that decides them, and a second one would be another round trip, which is no part of that step. A
-holder that alters it can have a shadow refunded that was not charged: once, by the units of this
-charge, and nobody is admitted by it, since shadows never deny.
+By which instant units are refunded (`Strategy.counted_at`), and which shadows were not charged, is
+known only when the store has answered, so it is at the end of the id, outside the digest: the
+record is written in the step that decides them, and a second one would be another round trip, which
+is no part of that step. A holder that alters it can have a shadow refunded that was not charged:
+once, by the units of this charge, and nobody is admitted by it, since shadows never deny. And it
+can have units of this charge refunded that time has replenished, as it also can by reserving them
+anew in time: what it has open bounds both.
 
 `Charging` is the part of the service that reserves and settles by policy and key.
 """
@@ -71,7 +73,9 @@ _MAX_ID = 1 << 17
 _NOT_AN_ID = "this is not a charge id; pass the charge_id that reserve returned, unchanged"
 
 _UNCHARGED = "x"
-"""In the place of a delay."""
+"""In the place of an offset."""
+_EARLIER = "e"
+"""Before an offset, as its sign."""
 
 
 class ChargedUnits(NamedTuple):
@@ -85,14 +89,15 @@ class ChargedUnits(NamedTuple):
 
 
 class ChargeTerms(NamedTuple):
-    """The content of a charge id. `nonce` tells charges with the same content apart. A delay is
-    None for a shadow that would have denied, and so was not charged."""
+    """The content of a charge id. `nonce` tells charges with the same content apart. An offset is
+    how much later than the charge the instant is by which a limit is refunded, None for a shadow
+    that would have denied, and so was not charged."""
 
     policy: str
     plan: str | None
     held: tuple[ChargedUnits, ...]
     nonce: str
-    delays_ms: tuple[int | None, ...] = ()
+    offsets_ms: tuple[int | None, ...] = ()
 
     @classmethod
     def new(cls, policy: str, plan: str | None, held: Sequence[ChargedUnits]) -> ChargeTerms:
@@ -106,7 +111,7 @@ class ChargeTerms(NamedTuple):
 
     @property
     def body(self) -> str:
-        """Everything except the delays, as text."""
+        """Everything except the offsets, as text."""
         told = [self.policy, self.plan, [list(each) for each in self.held], self.nonce]
         packed = json.dumps(told, separators=(",", ":")).encode()
         return base64.urlsafe_b64encode(packed).decode().rstrip("=")
@@ -118,15 +123,21 @@ class ChargeTerms(NamedTuple):
 
 def charge_id(terms: ChargeTerms) -> str:
     """The id that the client gets."""
-    delays = "-".join([_UNCHARGED if each is None else str(each) for each in terms.delays_ms])
-    return f"{terms.body}.{delays}" if delays.strip("0-") else terms.body
+    offsets = "-".join(map(_offset_text, terms.offsets_ms))
+    return f"{terms.body}.{offsets}" if offsets.strip("0-") else terms.body
+
+
+def _offset_text(offset: int | None) -> str:
+    if offset is None:
+        return _UNCHARGED
+    return f"{_EARLIER}{-offset}" if offset < 0 else str(offset)
 
 
 def read_charge_id(text: object) -> ChargeTerms:
     """The content of a charge id. Raises `config_invalid` if it is not one."""
     if not isinstance(text, str) or not text or len(text) > _MAX_ID or not text.isascii():
         reject(_NOT_AN_ID)
-    body, _, delays = text.partition(".")
+    body, _, offsets = text.partition(".")
     try:
         packed = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
         policy, plan, held, nonce = json.loads(packed)
@@ -135,7 +146,7 @@ def read_charge_id(text: object) -> ChargeTerms:
             plan,
             tuple(ChargedUnits(*each) for each in held),
             nonce,
-            tuple(map(_delay, delays.split("-"))) if delays else (0,) * len(held),
+            tuple(map(_offset, offsets.split("-"))) if offsets else (0,) * len(held),
         )
     except (ValueError, TypeError, RecursionError, binascii.Error):
         reject(_NOT_AN_ID)
@@ -144,8 +155,10 @@ def read_charge_id(text: object) -> ChargeTerms:
     return terms
 
 
-def _delay(told: str) -> int | None:
-    return None if told == _UNCHARGED else int(told)
+def _offset(told: str) -> int | None:
+    if told == _UNCHARGED:
+        return None
+    return -int(told[1:]) if told.startswith(_EARLIER) else int(told)
 
 
 def _is_sound(terms: ChargeTerms) -> bool:
@@ -155,14 +168,14 @@ def _is_sound(terms: ChargeTerms) -> bool:
         and (terms.plan is None or isinstance(terms.plan, str))
         and all(type(each.units) is int and each.units >= 0 for each in terms.held)
         and all(each.key is None or isinstance(each.key, str) for each in terms.held)
-        and len(terms.delays_ms) == len(terms.held)
-        and all(map(_is_delay, terms.delays_ms, terms.held))
+        and len(terms.offsets_ms) == len(terms.held)
+        and all(map(_is_offset, terms.offsets_ms, terms.held))
     )
 
 
-def _is_delay(delay: int | None, held: ChargedUnits) -> bool:
+def _is_offset(offset: int | None, held: ChargedUnits) -> bool:
     # The only limit of a policy is no shadow.
-    return bool(held.limit) if delay is None else 0 <= delay <= MAX_SPAN_MS
+    return bool(held.limit) if offset is None else abs(offset) <= MAX_SPAN_MS
 
 
 class Charges:
@@ -190,7 +203,7 @@ class Charges:
         )
         if not charge.allowed:
             return charge, ""
-        return charge, charge_id(terms._replace(delays_ms=_delays_of(charge)))
+        return charge, charge_id(terms._replace(offsets_ms=_offsets_of(charge, parts)))
 
     async def settle(
         self, terms: ChargeTerms, parts: Sequence[Part], actual: int | Mapping[str, int] | None
@@ -222,27 +235,42 @@ class Charges:
         if record.remaining == _RECORD.limit:
             reject("there is no such charge: it was never made, or was made more than a day ago")
         at = record.reset_at - KEPT_MS
-        charged = [delay is not None for delay in terms.delays_ms]
+        charged = [offset is not None for offset in terms.offsets_ms]
         told = tuple([Decision(each, 1, 0, at, 0 if each else 1) for each in charged])
         names = tuple([part.name for part in parts])
         shadows = tuple([not each for each in charged])
         answer = told[0] if names == ("",) else Verdict(names, told, shadows)
-        # Whoever holds the id may have altered them. They make no window a later one, and of what
-        # has a pace they take no more back.
-        pairs = zip(terms.delays_ms, parts, strict=True)
-        delays = tuple([(delay or 0) if part.strategy.books_ahead else 0 for delay, part in pairs])
-        return Charge(self._store, self._now, parts, answer, (at,), delays, terms.slot_id)
+        # A client may have altered them. They make no window a later one.
+        pairs = zip(terms.offsets_ms, parts, strict=True)
+        counted_at = tuple(
+            [at + (offset or 0) * part.strategy.books_ahead for offset, part in pairs]
+        )
+        delays = (0,) * len(parts)
+        return Charge(
+            self._store,
+            self._now,
+            parts,
+            answer,
+            (at,),
+            delays,
+            terms.slot_id,
+            counted_at=counted_at,
+        )
 
     def _record(self, terms: ChargeTerms) -> str:
         return joined(self._prefix, terms.policy, "charge", terms.digest)
 
 
-def _delays_of(charge: Charge) -> tuple[int | None, ...]:
-    """By how much each part was booked ahead; None for what a shadow did not take."""
-    if charge.verdict is None:
-        return charge.delays_ms
-    pairs = zip(charge.delays_ms, charge.verdict.decisions, strict=True)
-    return tuple([delay if decision.allowed else None for delay, decision in pairs])
+def _offsets_of(charge: Charge, parts: Sequence[Part]) -> tuple[int | None, ...]:
+    """The offset of each part; None for what a shadow did not take."""
+    decisions = (charge.decision,) if charge.verdict is None else charge.verdict.decisions
+    each = zip(parts, charge.counted_at, charge.instants, decisions, strict=True)
+    return tuple(
+        [
+            (counted_at - at) * part.strategy.books_ahead if told.allowed else None
+            for part, counted_at, at, told in each
+        ]
+    )
 
 
 class Reservation(NamedTuple):
@@ -425,12 +453,12 @@ def _matched(entry: Entry, terms: ChargeTerms) -> tuple[ChargeTerms, list[Part]]
     """The terms of a charge and its parts, without limits that the policy no longer has, or that
     count differently now."""
     pairs = [
-        (delay, part)
-        for (name, key, units, form), delay in zip(terms.held, terms.delays_ms, strict=True)
+        (offset, part)
+        for (name, key, units, form), offset in zip(terms.held, terms.offsets_ms, strict=True)
         if form == entry.form(name) and (part := entry.part(name, key, units, terms.plan))
     ]
-    delays = tuple([delay for delay, _ in pairs])
-    return terms._replace(delays_ms=delays), [part for _, part in pairs]
+    offsets = tuple([offset for offset, _ in pairs])
+    return terms._replace(offsets_ms=offsets), [part for _, part in pairs]
 
 
 def _with_key(key: str | None, attributes: Attributes | None) -> Attributes:

@@ -25,6 +25,11 @@ The price is a rate that is up to 2**-11 / T too fast: 0.003% at 60 a second, 0.
 it could pass 0.5%, above 10,240 a second, the constructor refuses, and names the token bucket,
 which counts tokens and has no grid.
 
+A refund moves the TAT back. It must not return units that time has replenished, or reservations
+could be banked: each held until its units are there again, and then all cancelled at once. The
+units of a charge are replenished at its `reset_at`, so the TAT moves back by no more than what is
+left of that. `proofs/refunds.py` has the bound.
+
 A pause is a TAT, too, and marked as one: half a step off the grid. Otherwise it could not be told
 from a debt, and a charge that is cancelled during the pause would end it. The next admission takes
 the mark away. So does the next booking: if the mark stayed for as long as callers queue, all their
@@ -46,7 +51,7 @@ from ..core._durations import parse_rate
 from ..core._lua import LuaSource, beside, real
 from ..core._strategy import Parameter, Strategy
 from ..core._validation import MAX_SAFE, MAX_SPAN_MS, MAX_STORED_MS, reject, stored_number
-from ._token_bucket import token_bucket
+from ._token_bucket import full_before, token_bucket
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -174,16 +179,19 @@ class Gcra(Strategy):
         is_paused = now < state - self.tolerance_ms + self.interval_ms and _is_marked(state)
         if is_paused and (charged_at <= now or last_starts_at < charged_at):
             return Outcome(state, 0, 0, False)
-        taken = self.interval_ms * cost
-        # The TAT was no earlier than this before the charge; a clock that went back may be.
-        least = charged_at - max(0.0, taken - self.tolerance_ms)
-        new = state - taken
-        if ceil(new) < least:
-            new = min(least, state)
+        # What time has replenished does not come back as well: see `counted_at`.
+        unpaid = charged_at - now + self.tolerance_ms
+        if unpaid <= 0:
+            return Outcome(state, 0, 0, False)
+        new = state - min(self.interval_ms * cost, unpaid)
         # Kept, though it may mean no more than no state: a clock that goes back must not find less.
         new = max(new, now + 0.0)
-        units = min(cost, floor((state - new) / self.interval_ms))
+        # A unit that time has replenished in part comes back with the rest of it.
+        units = min(cost, ceil((state - new) / self.interval_ms))
         return Outcome(new, units, max(1, ceil(new - now)), True)
+
+    def counted_at(self, decision: Decision, charged_at: int) -> int:
+        return full_before(decision.reset_at, self.tolerance_ms, charged_at)
 
     def charge(self, state: float | None, now: int, cost: int) -> Outcome[Decision]:
         tat = now + 0.0 if state is None or state < now else state

@@ -48,6 +48,9 @@ _NEARLY_ONE = nextafter(1.0, 0.0)
 # More than the roundings of a bucket come to, and less than anybody books.
 _ROUNDINGS = 2.0**-10
 
+# Makes up for the roundings of a product.
+_A_LITTLE_MORE = 1 + 2.0**-50
+
 # Units admitted, times the capacity: below it, the roundings of as many steps add up to less than
 # a quarter of a token.
 _EXACT = 2**50
@@ -60,7 +63,19 @@ def _decode(raw: Any) -> State | None:
     return None if fields is None else (signed(fields[0]), whole(fields[1]))
 
 
-def _sum_rounded_down(tokens: float, units: int) -> float:
+def full_before(reset_at: int, full_in_ms: float, charged_at: int) -> int:
+    """The instant by which to refund a charge after which everything is replenished at `reset_at`.
+
+    A refund must not return units that time has replenished, and units charged at `charged_at` are
+    replenished at the latest when a bucket that was empty then is full. A charge that left units
+    over is replenished sooner: as early as if it had emptied the bucket at the instant that is
+    returned here. For a booking that is the instant at which it starts, give or take a rounding.
+    """
+    emptied_at = ceil(reset_at - full_in_ms)
+    return charged_at if abs(emptied_at - charged_at) <= 1 else emptied_at
+
+
+def _sum_rounded_down(tokens: float, units: float) -> float:
     """Where a sum was rounded, the difference has none to round: it tells which way that was."""
     total = tokens + units
     return nextafter(total, -inf) if total - units > tokens else total
@@ -100,7 +115,8 @@ class TokenBucket(Strategy):
                 f"a bucket of {capacity} at {refill_per_sec} per second takes over {MAX_SPAN_MS} "
                 "ms to fill; lower the capacity or raise the refill"
             )
-        self.ttl_ms: int = max(1, ceil(self.capacity / self.refill_per_ms))
+        self.full_in_ms: float = self.capacity / self.refill_per_ms
+        self.ttl_ms: int = max(1, ceil(self.full_in_ms))
         while self.ttl_ms * self.refill_per_ms < self.capacity:
             self.ttl_ms += 1
         # The deepest debt: its end is still an instant that a state may name.
@@ -159,10 +175,20 @@ class TokenBucket(Strategy):
         most = _NEARLY_ONE if is_paused else self.capacity
         if tokens >= most:
             return Outcome(state, 0, 0, False)
-        units = min(cost, max(0, ceil(-tokens)) if is_paused else floor(self.capacity - tokens))
+        # What time has replenished does not come back as well: see `counted_at`.
+        unpaid = (charged_at - now + self.full_in_ms) * self.refill_per_ms
+        if unpaid <= 0:
+            return Outcome(state, 0, 0, False)
+        back = min(cost, unpaid * _A_LITTLE_MORE)
+        # A token that time has replenished in part comes back with the rest of it.
+        room = max(0.0, -tokens) if is_paused else self.capacity - tokens
+        units = max(0, min(cost, ceil(min(back, room) - _ROUNDINGS)))
         # Kept, though it may be full: a clock that goes back must not be credited twice.
-        tokens = min(most, _sum_rounded_down(tokens, cost))
+        tokens = min(most, _sum_rounded_down(tokens, back))
         return Outcome((tokens, at), units, self._ttl(tokens, at, now), True)
+
+    def counted_at(self, decision: Decision, charged_at: int) -> int:
+        return full_before(decision.reset_at, self.full_in_ms, charged_at)
 
     def charge(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         tokens, at = self._level(state, now)

@@ -55,11 +55,10 @@ local function refund(p, stored, now, cost, chargedAt)
   if chargedAt > now and lastStartsAt > chargedAt then return 1, 0, 0, 0, 0 end
   local isPaused = now < stored - tau + interval and stored * 2048 % 1 == 0.5
   if isPaused and (chargedAt <= now or lastStartsAt < chargedAt) then return 1, 0, 0, 0, 0 end
-  local least = chargedAt - math.max(0, taken - tau)
-  local new = stored - taken
-  if math.ceil(new) < least then new = math.min(least, stored) end
-  new = math.max(new, now)
-  local units = math.min(cost, math.floor((stored - new) / interval))
+  local unpaid = chargedAt - now + tau
+  if unpaid <= 0 then return 1, 0, 0, 0, 0 end
+  local new = math.max(stored - math.min(taken, unpaid), now)
+  local units = math.min(cost, math.ceil((stored - new) / interval))
   return 1, units, 0, 0, 0, new, math.max(1, math.ceil(new - now))
 end
 

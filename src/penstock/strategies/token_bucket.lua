@@ -77,11 +77,15 @@ local function refund(p, stored, now, cost, chargedAt)
   local tokens, at = level(p, stored, now)
   local owed = -tokens - (chargedAt - at) * (p.refillPerSec / 1000)
   if chargedAt > now and tokens < 0 and owed > 2 ^ -10 then return 1, 0, 0, 0, 0 end
-  local most, units = p.capacity, math.floor(p.capacity - tokens)
-  if at > now and tokens < 1 then most, units = 1 - 2 ^ -53, math.max(0, math.ceil(-tokens)) end
+  local most, room = p.capacity, p.capacity - tokens
+  if at > now and tokens < 1 then most, room = 1 - 2 ^ -53, math.max(0, -tokens) end
   if tokens >= most then return 1, 0, 0, 0, 0 end
-  units = math.min(cost, units)
-  tokens = math.min(most, sum(tokens, cost))
+  local rate = p.refillPerSec / 1000
+  local unpaid = (chargedAt - now + p.capacity / rate) * rate
+  if unpaid <= 0 then return 1, 0, 0, 0, 0 end
+  local back = math.min(cost, unpaid * (1 + 2 ^ -50))
+  local units = math.max(0, math.min(cost, math.ceil(math.min(back, room) - 2 ^ -10)))
+  tokens = math.min(most, sum(tokens, back))
   return 1, units, 0, 0, 0, {tokens = tokens, last = at}, ttlOf(p, tokens, at, now)
 end
 
