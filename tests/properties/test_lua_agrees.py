@@ -7,7 +7,6 @@ environment choose others and more.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
@@ -19,11 +18,12 @@ from penstock import Decision, ManualClock, rate_limit
 from penstock.core._transform import checking
 from penstock.stores.memory._table import Table
 from tests.support.effort import count
+from tests.support.variables import figure
 from tests.wire.live import SERVERS, check_all, check_crowd, connected, fields, read
 from tests.wire.timelines import KINDS, Crowd, Timeline, make_crowds, make_timelines
 
-SEED = int(os.environ.get("SEED", "1"))
-STEPS = int(os.environ.get("STEPS", count(6_000, 20_000)))
+SEED = figure("SEED", 1)
+STEPS = figure("STEPS", count(6_000, 20_000))
 
 
 @cache

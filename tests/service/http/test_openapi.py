@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from penstock.service.http._answers import CODES
 from penstock.service.http._openapi import openapi
 from tests.service.worlds import FILE
 from tests.support.effort import count
+from tests.support.variables import figure
 
 from .serving import InProcessServer
 
@@ -24,7 +24,7 @@ conformance: Any = pytest.importorskip("schemathesis.specs.openapi.checks")
 # At random, for each operation; beside them come those that the tool works out, for the edges of
 # every field. EXAMPLES=n in the environment looks further, and so does a long run.
 FUZZ = settings(
-    max_examples=int(os.environ.get("EXAMPLES", count(15, 100))),
+    max_examples=figure("EXAMPLES", count(15, 100)),
     deadline=None,
     derandomize=True,
     database=None,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 from penstock import MemoryStore
 from tests.stores import mixtures, several
 from tests.stores.exactness import TwoLimits, assert_exact_from_tasks, assert_exact_from_threads
+from tests.support.variables import figure
 
-SEED = int(os.environ.get("SEED", "1"))
-REQUESTS = int(os.environ.get("REQUESTS", "1500"))
+SEED = figure("SEED", 1)
+REQUESTS = figure("REQUESTS", 1500)
 
 
 def test_any_mixture_is_decided_as_the_oracle_does() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -56,9 +55,10 @@ from tests.stores.redis.live import (
     running,
     url_of,
 )
+from tests.support.variables import figure
 
-SEED = int(os.environ.get("SEED", "1"))
-REQUESTS = int(os.environ.get("REQUESTS", "1500"))
+SEED = figure("SEED", 1)
+REQUESTS = figure("REQUESTS", 1500)
 START = mixtures.START
 
 
