@@ -7,6 +7,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Not to be confused with a virtual environment that happens to be active.
 unexport VIRTUAL_ENV PYTHONPATH
+# Programs print, and Python reads paths, in UTF-8, whatever the language of the user is.
+export LC_ALL := C.UTF-8
 # The tests start some hundred interpreters: each would compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
