@@ -19,7 +19,7 @@ SOURCES := $(wildcard src/penstock/accel/*.p[yx]*)
 PACKAGE := pyproject.toml setup.py $(SOURCES)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-long test-all test-foreign test-frameworks lint workflows types docs
+.PHONY: help setup serve test test-long test-all test-odd test-foreign test-frameworks lint workflows types docs
 .PHONY: found unit pure bench bench-all pictures wire clean
 
 help:  ## show this
@@ -135,6 +135,9 @@ pure: $(VENV)/.packages
 
 test-all:  ## the in-process tests on every Python from 3.10 up that the machine has
 	@$(PYTHON) tests/every_python.py
+
+test-odd: setup  ## make test for another user, in a folder with a space, with misleading variables
+	@$(BIN)/python -m tests.odd_machine
 
 # Minutes of building, once; what has no toolchain here is left out, and its tests are skipped.
 FOREIGN := go-client rust-client java-client h2spec
