@@ -24,19 +24,19 @@ POLICIES = parse_policies(
     """
 version: 1
 limiters:
-  default: {strategy: fixedWindow, limit: 3, window: 1h}
+  default: {strategy: fixedWindow, limit: 3, window: 30d}
   three:
     limits:
-      user: {by: user, strategy: fixedWindow, limit: 3, window: 1h}
+      user: {by: user, strategy: fixedWindow, limit: 3, window: 30d}
       again: {by: user, strategy: gcra, limit: 1000000, period: 30d}
   single:
     limits:
-      user: {by: user, strategy: fixedWindow, limit: 3, window: 1h}
+      user: {by: user, strategy: fixedWindow, limit: 3, window: 30d}
 """
 ).policies.values()
 
 BODIES = {
-    "/check": b'{"key":"%b","limit":3,"window_ms":3600000}',
+    "/check": b'{"key":"%b","limit":3,"window_ms":2592000000}',
     "/v1/check": b'{"policy":"default","key":"%b"}',
     "/v1/check by attributes": b'{"policy":"three","attributes":{"user":"%b"}}',
     "/v1/check by one attribute": b'{"policy":"single","attributes":{"user":"%b"}}',
@@ -50,8 +50,8 @@ def valkey() -> Iterator[Valkey]:
         yield server
 
 
-_VARYING = ("date", "content-length")
-_TIMES = re.compile(r't=\d+|"reset_at":\d+|"retry_after_ms":\d+')
+_VARYING = ("date", "content-length", "retry-after")
+_TIMES = re.compile(r't=\d+|"reset_at":\d+|"retry_after_ms":\d+|[Tt]ry again[^"]*')
 
 
 def answers(port: int, path: str, body: bytes) -> list[tuple[Any, ...]]:

@@ -229,7 +229,28 @@ class AsyncOwnConnection(_OwnConnection[AsyncConnection]):
     """Of psycopg."""
 
     async def _open(self, deadline: float) -> AsyncConnection:
-        future = asyncio.wrap_future(connect_in_thread(self._target, deadline))
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[LibpqConnection] = loop.create_future()
+
+        def settle(outcome: LibpqConnection | BaseException) -> None:
+            if isinstance(outcome, BaseException):
+                if not future.done():
+                    future.set_exception(outcome)
+            elif future.done():
+                # It comes too late for its caller.
+                outcome.close()
+            else:
+                future.set_result(outcome)
+
+        def deliver(outcome: LibpqConnection | BaseException) -> None:
+            try:
+                loop.call_soon_threadsafe(settle, outcome)
+            except RuntimeError:
+                # The loop was closed meanwhile.
+                if isinstance(outcome, LibpqConnection):
+                    outcome.close()
+
+        connect_in_thread(self._target, deadline, deliver)
         try:
             raw = await asyncio.wait_for(future, max(0.0, deadline - time.monotonic()))
         except asyncio.TimeoutError:

@@ -12,15 +12,14 @@ an interrupted leader did not give back is found by the next.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
+from queue import Empty, SimpleQueue
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
@@ -41,6 +40,7 @@ __all__ = [
 
 
 SetUp = Callable[[], PostgresFlow]
+Deliver = Callable[["LibpqConnection | BaseException"], None]
 
 _OURS = ("schema", "table", "driver", "timeout_ms", "use_server_time")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
@@ -91,25 +91,51 @@ def parse_url(url: str) -> tuple[PostgresTarget, dict[str, Any]]:
     return PostgresTarget(plain, where), options
 
 
-def connect_in_thread(target: PostgresTarget, deadline: float) -> Future[LibpqConnection]:
-    """Connect in a thread of its own: libpq looks names up in its own time, whatever the deadline.
-    A connection that comes too late for its caller is closed."""
-    future: Future[LibpqConnection] = Future()
+def connect_in_thread(target: PostgresTarget, deadline: float, deliver: Deliver) -> None:
+    """Connect in a thread of its own, which calls `deliver` with the connection or the error: libpq
+    looks names up in its own time, whatever the deadline.
+
+    Neither a `Thread` nor a `Future`: starting the one and waiting for the other uses a Condition,
+    which an interrupt of the caller leaves unusable."""
 
     def connect() -> None:
         try:
-            connection = _connect(target, deadline)
+            outcome: LibpqConnection | BaseException = _connect(target, deadline)
         except BaseException as error:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
-            return
-        if future.set_running_or_notify_cancel():
-            future.set_result(connection)
-        else:
-            connection.close()
+            outcome = error
+        deliver(outcome)
 
-    threading.Thread(target=connect, name="penstock-postgres-connect", daemon=True).start()
-    return future
+    _thread.start_new_thread(connect, ())
+
+
+class _Arrival:
+    """Where a caller waits for its connection. A connection that arrives after the caller has left
+    is closed."""
+
+    def __init__(self) -> None:
+        # Its operations are atomic, also for signal handlers.
+        self._outcomes: SimpleQueue[LibpqConnection | BaseException] = SimpleQueue()
+        self._is_over = False
+
+    def deliver(self, outcome: LibpqConnection | BaseException) -> None:
+        self._outcomes.put(outcome)
+        if self._is_over:
+            self.leave()
+
+    def wait(self, timeout_s: float) -> LibpqConnection | BaseException | None:
+        try:
+            return self._outcomes.get(timeout=timeout_s)
+        except Empty:
+            return None
+
+    def leave(self) -> None:
+        self._is_over = True
+        try:
+            outcome = self._outcomes.get_nowait()
+        except Empty:
+            return
+        if isinstance(outcome, LibpqConnection):
+            outcome.close()
 
 
 def _connect(target: PostgresTarget, deadline: float) -> LibpqConnection:
@@ -156,13 +182,17 @@ class OwnConnection:
 
     def connect(self, deadline: float) -> LibpqConnection:
         """A new connection, for its caller alone."""
-        future = connect_in_thread(self._target, deadline)
+        arrival = _Arrival()
+        connect_in_thread(self._target, deadline, arrival.deliver)
         try:
-            return future.result(max(0.0, deadline - time.monotonic()))
-        except FutureTimeoutError:
-            raise late_connect(self.where) from None
+            outcome = arrival.wait(max(0.0, deadline - time.monotonic()))
         finally:
-            future.cancel()
+            arrival.leave()
+        if outcome is None:
+            raise late_connect(self.where)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
 
     def give_back(self, connection: LibpqConnection) -> None:
         if not connection.is_idle:
