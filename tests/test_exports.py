@@ -223,6 +223,27 @@ def test_the_pure_path_can_be_forced() -> None:
     assert run_python(code, PENSTOCK_PURE="0") == run_python(code, PENSTOCK_PURE="")
 
 
+def test_without_the_interpreter_lock_the_compiled_path_is_off_and_doctor_says_why() -> None:
+    """As on a free-threaded build with the lock off, which is simulated. No compiled module of the
+    package is imported: the import alone would switch the lock on."""
+    lockless = "import sys; sys._is_gil_enabled = lambda: False;"
+    ask = (
+        "import json, penstock, penstock.service.http2 as http2;"
+        "loaded = [n for n, m in sys.modules.items() if n.startswith('penstock.accel._') and "
+        "not m.__file__.endswith('.py')];"
+        "print(json.dumps([penstock.accelerated, http2.compiled is None, loaded]))"
+    )
+    assert run_python(lockless + ask) == [False, True, []]
+    doctor = (
+        "import contextlib, io, json; from penstock.cli import main; told = io.StringIO();"
+        "exec('with contextlib.redirect_stdout(told): main([\\'doctor\\'])');"
+        "print(json.dumps(told.getvalue()))"
+    )
+    assert "not accelerated: this free-threaded Python runs without" in run_python(
+        lockless + doctor
+    )
+
+
 def test_both_paths_offer_the_same_names() -> None:
     """A Decision looks alike whichever class it is."""
     code = (

@@ -31,8 +31,9 @@ LAYERS: tuple[frozenset[str], ...] = (
 )
 LAYER_OF = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 
-# The compiled modules import nothing else of the package, so anybody may use them.
-LEAVES = frozenset({"accel._native", "accel._http2", "accel._grpc"})
+# The compiled modules, and the choice of them, import nothing else of the package, so anybody may
+# use them.
+LEAVES = frozenset({"accel._native", "accel._http2", "accel._grpc", "accel._choice"})
 _SOURCES = (".pyx", ".pxi", ".pxd")
 
 
@@ -169,6 +170,7 @@ def test_no_module_imports_itself_in_a_circle() -> None:
 
 def test_the_leaves_really_are_some() -> None:
     """Their sources include and import nothing of the package besides each other."""
+    assert not list(imports("accel._choice", MODULES["accel._choice"]))
     sources = [path for path in (ROOT / "accel").iterdir() if path.suffix in _SOURCES]
     assert sources
     for source in sources:

@@ -17,7 +17,7 @@ from .core._errors import ConfigInvalidError, UnsupportedError
 from .core._reserving import pauses, require_until, require_wait
 from .core._steps import Step
 from .core._strategy import Strategy
-from .core._transform import Transform, checking, forecasting, looking
+from .core._transform import Transform, checking, finding, forecasting, looking
 from .core._validation import (
     MAX_INSTANT_MS,
     MAX_SAFE,
@@ -253,6 +253,11 @@ class Declaration:
         named = zip(keys, self.named(keys), strict=True)
         parts = [Part(name, key, self._by_name[name].limit.strategy, 1) for name, key in named]
         return pauses(parts, require_until(until_ms))
+
+    def finds(self, keys: Mapping[str, str | None]) -> list[tuple[str, Transform[bool]]]:
+        """The given keys, as they are in the store, and the transform that looks for a state."""
+        named = zip(keys, self.named(keys), strict=True)
+        return [(key, finding(self._by_name[name].limit.strategy)) for name, key in named]
 
     def named(self, keys: Mapping[str, str | None]) -> list[str]:
         """The given keys, as they are in the store."""

@@ -159,6 +159,18 @@ class Limits(OnStore):
             await self.store.areset(key)
         self._queues.reset_all()
 
+    def has_state(self, keys: Mapping[str, str | None]) -> bool:
+        """Whether the store has a state for one of the given keys. A key without a state was never
+        used, was reset, or has been replenished since. Writes nothing."""
+        now = self._now()
+        finds = self._declared.finds(keys)
+        return any(self.store.apply(key, find, now, 1) for key, find in finds)
+
+    async def ahas_state(self, keys: Mapping[str, str | None]) -> bool:
+        """The awaitable twin of `has_state`."""
+        now, finds = self._now(), self._declared.finds(keys)
+        return any([await self.store.aapply(key, find, now, 1) for key, find in finds])
+
     def reserve(self, keys: Mapping[str, str], cost: Cost = 1, *, max_wait_ms: int = 0) -> Charge:
         """Spend the cost as `check` does, and return a `Charge` that can be settled when the true
         cost is known, or cancelled. A denial is a charge that is not `allowed`.

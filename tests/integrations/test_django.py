@@ -378,8 +378,10 @@ def test_the_command_lists_shows_and_resets() -> None:
             assert "search: 2 a day" in listed
             assert f"{project.__name__}.Orders.post: 1 a day" in listed
             assert "has 0 of 2 left" in run("show", "app", "127.0.0.1")
-            run("reset", "app", "127.0.0.1")
-            assert "has 2 of 2 left" in run("show", "app", "127.0.0.1")
+            assert "127.0.0.1 starts afresh" in run("reset", "app", "127.0.0.1")
+            for action in ("show", "reset"):
+                for key in ("127.0.0.1", "127.0.0.9"):
+                    assert f"there is no state for {key}" in run(action, "app", key)
             assert codes("/") == [200]
             with pytest.raises(CommandError, match="there is no limit 'none'; there are app"):
                 run("show", "none", "127.0.0.1")

@@ -162,7 +162,7 @@ def test_the_command_knows_the_throttles_by_their_scopes() -> None:
         assert line in listed
     assert "has 1 of 2 left" in run("show", "user", "user alice")
     run("reset", "user", "user alice")
-    assert "has 2 of 2 left" in run("show", "user", "user alice")
+    assert "there is no state for user alice" in run("show", "user", "user alice")
     with (
         override_settings(PENSTOCK={"LIMITS": [Rule(rate_limit("1/day"), name="made")]}),
         pytest.raises(CommandError, match="'made' is a limiter that the project has made"),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 
+from ..accel._choice import interpreted_because
 from ..config import load_policy_file
 from ..config._loading import import_modules
 from ..core import native
@@ -76,9 +76,10 @@ def run(args: argparse.Namespace) -> int:
 def _path() -> str:
     if native is not None:
         return "accelerated: checks in memory take the native path"
-    if os.environ.get("PENSTOCK_PURE", "") not in ("", "0"):
-        return "not accelerated: PENSTOCK_PURE is set"
-    return "not accelerated: the extension was not built; install again with a C compiler at hand"
+    reason = interpreted_because or (
+        "the extension was not built; install again with a C compiler at hand"
+    )
+    return f"not accelerated: {reason}"
 
 
 def _extras() -> Iterator[str]:

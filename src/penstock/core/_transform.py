@@ -29,6 +29,7 @@ __all__ = [
     "booking",
     "charging",
     "checking",
+    "finding",
     "forecasting",
     "leasing",
     "looking",
@@ -303,6 +304,15 @@ def peeking(strategy: Strategy) -> Transform[Decision]:
         return Outcome(state, strategy.peek(state, now), 0, False)
 
     return Transform(strategy, "peek", run, checking(strategy).refuse)
+
+
+def finding(strategy: Strategy) -> Transform[bool]:
+    """The transform that returns whether a key has a state. It never writes."""
+
+    def run(state: Any, _now: int, _cost: int) -> Outcome[bool]:
+        return Outcome(state, state is not None, 0, False)
+
+    return Transform(strategy, "peek", run, lambda _now, _retry_after_ms: False)
 
 
 def forecasting(strategy: Strategy) -> Transform[Forecast]:

@@ -21,9 +21,9 @@ from datetime import datetime, timezone
 from itertools import islice
 from time import monotonic
 from typing import Any
-from urllib.parse import urlsplit
 
 from ..config._words import described
+from ..stores._urls import split_url
 from ._access import is_for, names_in
 from ._entries import Policy
 from ._options import ServeOptions
@@ -175,7 +175,7 @@ def banner(
 
 def shown_store(url: str) -> str:
     """The store's URL without its password and its parameters."""
-    parts = urlsplit(url)
+    parts = split_url(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 

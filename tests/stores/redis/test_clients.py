@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import SplitResult
+from urllib.parse import urlsplit as _urlsplit
 
 import pytest
 import redis
@@ -16,8 +18,11 @@ import valkey.asyncio
 
 from penstock import ConfigInvalidError, UnsupportedError, gcra, rate_limit
 from penstock.core._errors import install_line
-from penstock.stores import open_store
+from penstock.service._logs import shown_store
+from penstock.stores import _urls, open_store
+from penstock.stores.postgres._connections import parse_url as parse_postgres_url
 from penstock.stores.redis import RedisStore
+from penstock.stores.redis import _factory as redis_factory
 from penstock.stores.redis._factory import parse
 from penstock.stores.redis._requests import Address
 from tests.servers import Valkey, require
@@ -188,10 +193,44 @@ def test_a_cluster_url_names_seeds() -> None:
     assert place.url == "rediss://localhost/0"
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_several_hosts_are_read_whatever_urlsplit_accepts(
+    strict: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some versions of Python reject a netloc with text before a bracket, such as Debian's 3.11.2;
+    `strict` adds that rule to this one."""
+    if strict:
+        monkeypatch.setattr("urllib.parse.urlsplit", _strict_urlsplit)
+        for module in (_urls, redis_factory):
+            monkeypatch.setattr(module, "urlsplit", _strict_urlsplit)
+    hosts = "a:1,[::1]:2,[fe80::1]"
+    assert parse(f"redis+cluster://{hosts}").hosts == [("a", 1), ("::1", 2), ("fe80::1", 6379)]
+    place = parse(f"redis+sentinel://u:p@{hosts}/main/2?client_name=c")
+    assert place.hosts == [("a", 1), ("::1", 2), ("fe80::1", 26379)]
+    assert place.url == "redis://u:p@localhost/2?client_name=c"
+    store = RedisStore.from_url(f"redis+cluster://{hosts}?timeout_ms=70")
+    assert store.timeout_ms == 70
+    store.close()
+    assert shown_store(f"redis+cluster://u:p@{hosts}/0") == f"redis+cluster://{hosts}/0"
+    target, _ = parse_postgres_url(f"postgresql://u:p@{hosts}/db?schema=s")
+    assert target.url == f"postgresql://u:p@{hosts}/db"
+    assert target.redact("p") == "***"
+
+
+def _strict_urlsplit(url: str, *more: Any) -> SplitResult:
+    parts = _urlsplit(url, *more)
+    if parts.netloc.rpartition("@")[2].partition("[")[0] and "[" in parts.netloc:
+        raise ValueError("Invalid IPv6 URL")
+    return parts
+
+
 @pytest.mark.parametrize(
     "url",
     [
         "redis://a,b",
+        "redis://u:a[b@host",
+        "redis+cluster://a,[::1",
+        "redis+cluster://a,b[::1]",
         "redis+sentinel://a",
         "redis+cluster://a/1",
         "redis+unknown://a",

@@ -6,14 +6,14 @@ service. `_connection` reads frames and keeps flow control and bounds, `_frames`
 `_bounds` the numbers, `_streams` the requests, `_hpack` the fields.
 
 Connections exist twice, interpreted and compiled, and do the same with the same bytes; `compiled`
-says which of them these names are. `PENSTOCK_PURE=1` chooses the interpreted ones.
+says which of them these names are, by the rule of `accel/_choice.py`.
 """
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
+from ...accel._choice import interpreted_because
 from ._frames import PREFACE, ErrorCode
 from ._hpack import HeaderBlock
 from ._streams import KnownPath
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def _load() -> Any:
-    if os.environ.get("PENSTOCK_PURE", "") not in ("", "0"):
+    if interpreted_because:
         return None
     try:
         from ...accel import _http2

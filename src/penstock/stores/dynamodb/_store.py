@@ -141,7 +141,12 @@ class DynamoDBStore(CasStore):
     def from_url(cls, url: str, **options: Any) -> DynamoDBStore:
         """`dynamodb://table?region=eu-west-1&endpoint=http://localhost:8000&timeout_ms=500`, and
         `transactions=off` for a server that has none."""
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            parts = None
+        if parts is None:
+            reject("a dynamodb:// URL names a table, as in dynamodb://table?region=eu-west-1")
         if parts.username or parts.password:
             reject("credentials do not belong into a dynamodb:// URL; boto3 finds them")
         if parts.path.strip("/"):

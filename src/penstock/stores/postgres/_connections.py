@@ -21,11 +21,12 @@ from difflib import get_close_matches
 from importlib import import_module
 from queue import Empty, SimpleQueue
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlunsplit
 
 from ...core._flow import drive
 from ...core._validation import reject
 from .._sheet import ConnectionFailedError
+from .._urls import split_url
 from ._libpq import LibpqConnection, connecting, wait
 from ._requests import PostgresFlow, late_connect
 
@@ -55,7 +56,7 @@ class PostgresTarget:
 
     def redact(self, text: str) -> str:
         """Drivers do not quote passwords; should one ever do, it stops here."""
-        password = urlsplit(self.url).password or ""
+        password = split_url(self.url).password or ""
         for secret in {password, unquote(password)} - {""}:
             text = text.replace(secret, "***")
         return text
@@ -66,7 +67,7 @@ def parse_url(url: str) -> tuple[PostgresTarget, dict[str, Any]]:
     `use_server_time`. All other parameters are the driver's, unless they look like a misspelt one
     of these: otherwise each driver would reject it in its own way, when it connects."""
     try:
-        parts = urlsplit(url)
+        parts = split_url(url)
         hosts = parts.netloc.rpartition("@")[2]
     except ValueError:
         reject("a PostgreSQL URL is postgresql://user:password@host:5432/database")

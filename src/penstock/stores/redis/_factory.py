@@ -40,6 +40,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 from ...core import _errors as extras
 from ...core._errors import ConfigInvalidError
 from ...core._validation import reject, require_choice
+from .._urls import split_url
 from ._requests import Address
 from ._topology import Cluster, Fixed, Sentinels, Topology
 
@@ -131,9 +132,12 @@ def _split(url: str) -> SplitResult:
     # be in the traceback.
     parts = None
     with suppress(ValueError):
-        parts = urlsplit(url)
+        parts = split_url(url)
     if parts is None:
-        reject("not a Redis URL: redis://user:password@host:6379/0, an IPv6 host in [brackets]")
+        reject(
+            "not a Redis URL: redis://user:password@host:6379/0, an IPv6 host in [brackets]; in a "
+            "password write [ as %5B and ] as %5D"
+        )
     return parts
 
 
@@ -145,7 +149,8 @@ def _host(text: str, default_port: int) -> tuple[str, int]:
     found = None
     with suppress(ValueError):
         parts = urlsplit(f"//{text}")
-        found = parts.hostname or "localhost", parts.port or default_port
+        if "[" not in text[1:]:
+            found = parts.hostname or "localhost", parts.port or default_port
     if found is None:
         reject(
             "a host of this Redis URL is not a name and a port number; in a password write / as "

@@ -46,6 +46,13 @@ class Command(BaseCommand):  # type: ignore[misc]
         app = limits_of_project().limits
         limits = Limits({name: limit}, store=app.store, clock=app.clock, prefix=app.prefix)
         keys = {name: stored_by(app.secret)(key)}
+        if not limits.has_state(keys):
+            self.stdout.write(
+                f"{name}: there is no state for {key}: it was never used, or everything is "
+                "replenished; `list` shows the limits, and keys are written as the manual says, "
+                "such as 203.0.113.9 or 'user 7'"
+            )
+            return
         if options["action"] == "reset":
             limits.reset(keys)
             self.stdout.write(f"{name}: {key} starts afresh")
