@@ -168,8 +168,10 @@ class Limits(OnStore):
 
     async def ahas_state(self, keys: Mapping[str, str | None]) -> bool:
         """The awaitable twin of `has_state`."""
-        now, finds = self._now(), self._declared.finds(keys)
-        return any([await self.store.aapply(key, find, now, 1) for key, find in finds])
+        now, found = self._now(), False
+        for key, find in self._declared.finds(keys):
+            found = await self.store.aapply(key, find, now, 1) or found
+        return found
 
     def reserve(self, keys: Mapping[str, str], cost: Cost = 1, *, max_wait_ms: int = 0) -> Charge:
         """Spend the cost as `check` does, and return a `Charge` that can be settled when the true

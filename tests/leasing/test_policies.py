@@ -34,6 +34,8 @@ def test_two_tier_is_read_in_either_spelling() -> None:
     assert (
         spec(f"{WINDOW}, twoTier: {{returnIdleAfterMs: 500}}").two_tier.return_idle_after_ms == 500
     )
+    for stale in ("maxStale: 2s", "maxStaleMs: 2000", "max_stale_ms: 2000"):
+        assert spec(f"{WINDOW}, twoTier: {{{stale}}}").two_tier.max_stale_ms == 2_000
     idle = spec(f"{WINDOW}, twoTier: {{returnIdleAfter: 2s}}").two_tier
     assert idle.return_idle_after_ms == 2_000
 
@@ -52,6 +54,7 @@ def test_the_modes_are_those_of_the_limiter() -> None:
         (f"{WINDOW}, twoTier: {{batch: 5, lowWater: 5}}", "twoTier.lowWater"),
         (f"{WINDOW}, twoTier: {{windowCoupled: 1}}", "twoTier.windowCoupled"),
         (f"{WINDOW}, twoTier: {{returnIdleAfterMs: 0}}", "twoTier.returnIdleAfterMs"),
+        (f"{WINDOW}, twoTier: {{maxStaleMs: 0}}", "twoTier.maxStaleMs"),
         (f"{WINDOW}, twoTier: {{bach: 5}}", "did you mean batch"),
         (f"{WINDOW}, twoTier: 5", "twoTier: must be a mapping"),
         (

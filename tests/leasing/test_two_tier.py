@@ -93,7 +93,7 @@ def test_a_denial_is_remembered_while_it_holds(
     call: Any, far: FarStore, clock: ManualClock
 ) -> None:
     """A flood of denied requests is no load on the store; its wait counts down."""
-    limiter = leased(far, limit=10)
+    limiter = leased(far, limit=10, max_stale_ms=WINDOW)
     for _ in range(10):
         call(limiter, "check", "k")
     assert call(limiter, "check", "k").retry_after_ms == WINDOW
@@ -196,6 +196,9 @@ def test_what_a_caller_gets_wrong_is_refused_before_the_store_is_asked(far: FarS
         ({"batch": AdaptiveBatch(most=50), "low_water": 50}, "low_water"),
         ({"low_water": -1}, "low_water"),
         ({"return_idle_after_ms": 0}, "return_idle_after_ms"),
+        ({"max_stale_ms": 0}, "max_stale_ms"),
+        ({"max_stale_ms": True}, "max_stale_ms"),
+        ({"max_stale_ms": 0.5}, "max_stale_ms"),
         ({"window_coupled": "yes"}, "window_coupled"),
         ({"max_keys": 0}, "max_keys"),
     ],

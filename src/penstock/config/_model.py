@@ -53,14 +53,14 @@ class ConcurrencySpec:
 
 @dataclass(frozen=True)
 class TwoTierSpec:
-    """How a node spends a strategy: `mode`, `batch`, `low_water`, `window_coupled` and
-    `return_idle_after_ms` are the parameters of `two_tier`."""
+    """How a node spends a strategy: the fields are parameters of `two_tier`."""
 
     mode: Literal["strict", "cached-deny", "leased"] = "leased"
     batch: int = 100
     low_water: int = 0
     window_coupled: bool | None = None
     return_idle_after_ms: int | None = None
+    max_stale_ms: int = 1_000
 
 
 @dataclass(frozen=True, slots=True)

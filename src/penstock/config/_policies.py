@@ -62,6 +62,8 @@ TWO_TIER = (
     "window_coupled",
     "return_idle_after",
     "return_idle_after_ms",
+    "max_stale",
+    "max_stale_ms",
 )
 
 
@@ -82,6 +84,8 @@ def read_two_tier(policy: Fields) -> TwoTierSpec:
         options["window_coupled"] = fields.flag("window_coupled")
     if fields.has("return_idle_after") or fields.has("return_idle_after_ms"):
         options["return_idle_after_ms"] = fields.span_ms("return_idle_after", "30s")
+    if fields.has("max_stale") or fields.has("max_stale_ms"):
+        options["max_stale_ms"] = fields.span_ms("max_stale", "1s")
     return TwoTierSpec(**options)
 
 

@@ -79,6 +79,7 @@ _KINDS: dict[str, Schema] = {
     "low_water": {**_count(0), "description": "Credits left at which the next ones are taken."},
     "window_coupled": {**_FLAG, "description": "Whether credits are void when a window ends."},
     "return_idle_after": {**_SPAN, "description": "When credits nobody spends are dropped."},
+    "max_stale": {**_SPAN, "description": "How long a denial is answered from memory at most."},
 }
 
 

@@ -160,6 +160,9 @@ class Charge(Settling):
     it as reserved, unless `settle` was called, and gives its slots back.
     """
 
+    on_change: Callable[[], object] | None = None
+    """Called after a settlement or a cancellation has changed the store, or may have."""
+
     def __init__(
         self,
         store: Store,
@@ -357,11 +360,15 @@ class Charge(Settling):
         return True
 
     def _apply(self, steps: Sequence[Step]) -> None:
-        if len(steps) == 1:
-            key, transform, units, _ = steps[0]
-            self._store.apply(key, transform, self._now(), units)
-        else:
-            self._store.apply_all(steps, self._now())
+        try:
+            if len(steps) == 1:
+                key, transform, units, _ = steps[0]
+                self._store.apply(key, transform, self._now(), units)
+            else:
+                self._store.apply_all(steps, self._now())
+        finally:
+            if self.on_change is not None:
+                self.on_change()
 
     async def _aapply(self, steps: Sequence[Step]) -> None:
         try:
@@ -376,6 +383,9 @@ class Charge(Settling):
                 slots = [step for step in steps if step.transform.role == "release"]
                 await give_up(self._store, self._now, slots)
             raise
+        finally:
+            if self.on_change is not None:
+                self.on_change()
 
     def _take(self) -> bool:
         self._require_owner()

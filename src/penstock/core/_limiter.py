@@ -38,10 +38,11 @@ from ._validation import (
     require_int,
     require_key,
     require_keys,
+    shown,
 )
 from ._waiting import KeyQueues, aacquire, acquire, timeout_in_ms, waiting_clock
 
-__all__ = ["Limiter", "SlotLimiter", "clock_reader", "refuse_check"]
+__all__ = ["Limiter", "SlotLimiter", "clock_reader", "refuse_check", "require_strategy"]
 
 
 # The interpreter keeps one object for each of these integers, and True and False are others.
@@ -71,11 +72,7 @@ class Limiter(OnStore):
         owns_store: bool = False,
         max_waiters: int | None = None,
     ) -> None:
-        if not isinstance(strategy, Strategy):
-            reject(
-                "strategy must be a rate such as '100/minute' or a strategy such as "
-                f"gcra(100, 60_000), not {strategy!r}"
-            )
+        require_strategy(strategy)
         require_store(store).require_clock(clock)
         if max_waiters is not None:
             require_int("max_waiters", max_waiters, low=0)
@@ -146,13 +143,30 @@ class Limiter(OnStore):
 
     def reset(self, key: str) -> None:
         """Forget what the key has spent. Waiters in `acquire` of this limiter ask again at once."""
-        self.store.reset(self._name(key))
+        name = self._name(key)
+        try:
+            self.store.reset(name)
+        finally:
+            self.dropped(key)
         self._queues.reset(key)
 
     async def areset(self, key: str) -> None:
         """The awaitable twin of `reset`."""
-        await self.store.areset(self._name(key))
+        name = self._name(key)
+        try:
+            await self.store.areset(name)
+        finally:
+            self.dropped(key)
         self._queues.reset(key)
+
+    def refunded(self, key: str) -> None:
+        """Called after units of the key may have been refunded in this process. A limiter that
+        remembers answers of the store forgets them."""
+
+    def dropped(self, key: str) -> None:
+        """Called after the key may have been reset or paused in this process. A limiter that holds
+        units of the store gives them up."""
+        self.refunded(key)
 
     def reserve(self, key: str, cost: int = 1, *, max_wait_ms: int = 0) -> Charge:
         """Spend `cost` as `check` does, and return a `Charge` that can be settled when the true
@@ -183,12 +197,18 @@ class Limiter(OnStore):
         """Admit nothing for this key before the instant `until_ms`, on every node that shares the
         store; a window may hold until its own end. `reset` lifts it."""
         (step,) = pauses(self._parts(key, 1), require_until(until_ms))
-        self._apply(step.key, step.transform, self._now(), 1)
+        try:
+            self._apply(step.key, step.transform, self._now(), 1)
+        finally:
+            self.dropped(key)
 
     async def apause(self, key: str, until_ms: int) -> None:
         """The awaitable twin of `pause`."""
         (step,) = pauses(self._parts(key, 1), require_until(until_ms))
-        await self._aapply(step.key, step.transform, self._now(), 1)
+        try:
+            await self._aapply(step.key, step.transform, self._now(), 1)
+        finally:
+            self.dropped(key)
 
     def acquire(self, key: str, cost: int = 1, timeout: float | None = None) -> Decision:
         """Wait until the request is admitted. Callers for the same key are served in the order in
@@ -300,6 +320,16 @@ class SlotLimiter(Limiter):
             return charge
 
         return await aacquired(self.store, self._now, self._parts(key, cost), _the_one, wait)
+
+
+def require_strategy(strategy: Any) -> Strategy:
+    """The strategy, or `config_invalid` for anything else."""
+    if not isinstance(strategy, Strategy):
+        reject(
+            "strategy must be a rate such as '100/minute' or a strategy such as "
+            f"gcra(100, 60_000), not {shown(strategy)}"
+        )
+    return strategy
 
 
 def refuse_check(name: str, *_arguments: Any, **_named: Any) -> NoReturn:

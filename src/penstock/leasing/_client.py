@@ -20,7 +20,7 @@ clock, and the service tells how long a lease lasts.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import grpc
 import grpc.aio
@@ -32,13 +32,20 @@ from ..core._flow import Flow, adrive, drive
 from ..core._store import Store
 from ..core._strategy import Strategy
 from ..core._transform import Grant, Transform
-from ..core._validation import reject, require_choice, require_int, require_key, require_prefix
+from ..core._validation import (
+    MAX_SPAN_MS,
+    reject,
+    require_choice,
+    require_int,
+    require_key,
+    require_prefix,
+)
 from ..wire import decision_of, forecast_of
 from ..wire.channels import Channels, call_error, decoded
 from ..wire.proto import fleet_pb2, rate_limiter_pb2
 from ..wire.proto.fleet_pb2_grpc import FleetAsyncStub, FleetStub
 from ..wire.proto.rate_limiter_pb2_grpc import RateLimiterAsyncStub, RateLimiterStub
-from ._credits import REMOTE, overlap
+from ._credits import MAX_STALE_MS, REMOTE, overlap
 from ._near import LeaseRequest
 from ._two_tier import TwoTierLimiter, require_batch
 
@@ -127,9 +134,11 @@ class FleetStore(Store):
         if transform.role == "forecast":
             ask = rate_limiter_pb2.ForecastRequest(policy=policy, key=key, cost=cost)
             return limiter.Forecast, ask, _forecast
-        raise UnsupportedError(
-            f"LeasedLimiter does not support {transform.role!r}; use a ServiceLimiter"
-        )
+        raise _lacks(transform.role)
+
+
+def _lacks(name: str) -> UnsupportedError:
+    return UnsupportedError(f"LeasedLimiter does not support {name!r}; use a ServiceLimiter")
 
 
 def _stubs(channel: grpc.Channel) -> tuple[FleetStub, RateLimiterStub]:
@@ -185,7 +194,7 @@ class LeasedLimiter(TwoTierLimiter):
     are leased at once, and the next batch when `low_water` credits are left, by default a quarter
     of the batch. `secret` is the fleet secret and `token` the access token of the service;
     `credentials` are those of grpcio, for TLS. A call takes at most `timeout_ms`; without an
-    answer, the fail mode decides.
+    answer, the fail mode decides. A denial is answered from memory for at most `max_stale_ms`.
     """
 
     def __init__(
@@ -203,6 +212,7 @@ class LeasedLimiter(TwoTierLimiter):
         credentials: Any = None,
         timeout_ms: int = 1_000,
         max_keys: int = 100_000,
+        max_stale_ms: int = MAX_STALE_MS,
         clock: Clock | None = None,
     ) -> None:
         low = batch // 4 if low_water is None and type(batch) is int else low_water or 0
@@ -235,6 +245,7 @@ class LeasedLimiter(TwoTierLimiter):
             clock=clock,
             prefix="",
             max_keys=max_keys,
+            max_stale_ms=require_int("max_stale_ms", max_stale_ms, high=MAX_SPAN_MS),
         )
         self._owns_store = True
 
@@ -285,6 +296,32 @@ class LeasedLimiter(TwoTierLimiter):
         self, key: str | None = None, cost: int = 1, timeout: float | None = None
     ) -> Decision:
         return await super().aacquire(self.domain if key is None else key, cost, timeout)
+
+    # `Fleet` only leases.
+
+    def reserve(self, *args: Any, **options: Any) -> NoReturn:
+        """Not supported: use a `ServiceLimiter`."""
+        raise _lacks("reserve")
+
+    async def areserve(self, *args: Any, **options: Any) -> NoReturn:
+        """Not supported, as `reserve`."""
+        raise _lacks("areserve")
+
+    def pause(self, *args: Any, **options: Any) -> NoReturn:
+        """Not supported: use a `ServiceLimiter`."""
+        raise _lacks("pause")
+
+    async def apause(self, *args: Any, **options: Any) -> NoReturn:
+        """Not supported, as `pause`."""
+        raise _lacks("apause")
+
+    def reset(self, *args: Any, **options: Any) -> NoReturn:
+        """Not supported: use a `ServiceLimiter`."""
+        raise _lacks("reset")
+
+    async def areset(self, *args: Any, **options: Any) -> NoReturn:
+        """Not supported, as `reset`."""
+        raise _lacks("areset")
 
     def _serve(self, key: str, cost: int, now: int | None = None) -> Decision:
         try:

@@ -25,8 +25,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from .._queueing import Mutex
 from ..core._clock import Clock, SystemClock
 from ..core._decision import Decision, Forecast, Outcome
 from ..core._store import Store
@@ -43,18 +45,27 @@ from ..core._validation import (
 
 __all__ = [
     "CARRIED",
+    "MAX_STALE_MS",
     "REMOTE",
     "WINDOW",
     "Credits",
     "Denials",
+    "KeyChanges",
     "LeaseSpender",
+    "Receipt",
     "State",
     "Term",
     "clocks_for",
     "granting",
     "overlap",
+    "returning",
+    "spending_with_receipt",
     "term_of",
 ]
+
+
+MAX_STALE_MS = 1_000
+"""How long a denial is answered from memory at most, by default."""
 
 
 class LeaseSpender:
@@ -126,10 +137,14 @@ class Credits(Strategy):
     def check(self, state: State | None, now: int, cost: int) -> Outcome[Decision]:
         if state is None or state[0] < cost:
             held = state[0] if state else 0
-            return Outcome(state, Decision(False, self.limit, held, now + 1, 1), 0, False)
+            return Outcome(state, self.missing(held, now), 0, False)
         held, reset_at, until = state[0] - cost, state[1], state[2]
         decision = Decision(True, self.limit, held, reset_at, 0)
         return Outcome((held, reset_at, until), decision, self._life(until, now), True)
+
+    def missing(self, held: int, now: int) -> Decision:
+        """Says that a lease is needed."""
+        return Decision(False, self.limit, held, now + 1, 1)
 
     def forecast(self, state: State | None, now: int, cost: int) -> Forecast:
         held = state[0] if state else 0
@@ -173,46 +188,127 @@ def granting(strategy: Credits, fresh: State, granted_at: int | None = None) -> 
     return Transform(strategy, "grant", run, lambda _now, _retry_after_ms: 0)
 
 
-class Denials:
-    """The denials that a node remembers, by key, so that a client that keeps asking causes no load
-    on the store.
+class Receipt(NamedTuple):
+    """Credits that a reservation took: `number` says when (see `KeyChanges`), `end` and `until` are
+    those of the state that held them."""
 
-    A denial is valid for its `retry_after_ms`, on this node's monotonic clock, counted from when
-    the store was asked, so that it never lasts longer here than in the store. It applies to
-    requests of at least the denied cost; a smaller one may still fit. Beyond `max_keys`, the oldest
-    are forgotten.
+    number: int
+    end: int
+    until: int
+
+
+def spending_with_receipt(strategy: Credits) -> Transform[tuple[Decision, State | None]]:
+    """The transform that spends credits and also returns the state that held them."""
+
+    def run(state: Any, now: int, cost: int) -> Outcome[tuple[Decision, State | None]]:
+        outcome = strategy.check(state, now, cost)
+        return Outcome(outcome.state, (outcome.result, state), outcome.ttl_ms, outcome.persist)
+
+    return Transform(strategy, "spend", run, lambda now, _wait: (strategy.missing(0, now), None))
+
+
+def returning(strategy: Credits, end: int, until: int) -> Transform[int]:
+    """The transform that puts credits back which were spent from a state with this `end` and
+    `until`. The result is how many credits came back: none, if those were of another window than
+    the credits that are held now."""
+
+    def run(state: State | None, now: int, units: int) -> Outcome[int]:
+        if until <= now or (state is not None and state[1:] != (end, until)):
+            return Outcome(state, 0, 0, False)
+        held = units + (state[0] if state is not None else 0)
+        return Outcome((held, end, until), units, strategy._life(until, now), True)
+
+    return Transform(strategy, "return", run, lambda _now, _retry_after_ms: 0)
+
+
+class KeyChanges:
+    """Says whether a key has changed since a numbered moment. Beyond `max_keys` keys, the oldest
+    changes are forgotten, and then count as changes of every other key. `numbers` is shared by
+    objects whose moments are compared."""
+
+    def __init__(self, max_keys: int, numbers: Iterator[int]) -> None:
+        self._max_keys = max_keys
+        self._numbers = numbers
+        self._mutex = Mutex()
+        self._last: OrderedDict[str | bytes, int] = OrderedDict()
+        self._floor = 0
+
+    def note(self, key: str) -> None:
+        """Record a change of the key."""
+        name = kept_key(key)
+        with self._mutex.hold():
+            self._last[name] = next(self._numbers)
+            self._last.move_to_end(name)
+            if len(self._last) > self._max_keys:
+                self._floor = self._last.popitem(last=False)[1]
+
+    def since(self, key: str, number: int) -> bool:
+        """Whether the key may have changed since the moment of that number."""
+        return self._last.get(kept_key(key), self._floor) > number
+
+
+class Denials:
+    """The denials that a node remembers, by key and cost, so that a client that keeps asking causes
+    little load on the store.
+
+    A denial is valid for its `retry_after_ms`, but at most for `max_stale_ms`: another node may
+    have refunded units or reset the key since. Both are counted on this node's monotonic clock from
+    when the store was asked, so that a denial never lasts longer here than in the store. It applies
+    to requests of the denied cost only: for another cost the wait is another one.
+
+    `forget` drops the denials of a key that this node has changed, also those whose answer has not
+    arrived yet: `number` is taken from `numbers` before the store is asked. Beyond `max_keys` keys,
+    or a few costs of one key, the oldest are forgotten.
     """
 
-    def __init__(self, max_keys: int) -> None:
+    def __init__(self, max_keys: int, max_stale_ms: int, numbers: Iterator[int]) -> None:
         self._max_keys = max_keys
-        # key: (until, from which cost on, the denial)
-        self._held: OrderedDict[str | bytes, tuple[int, int, Decision]] = OrderedDict()
+        self._max_stale_ms = max_stale_ms
+        self._changes = KeyChanges(max_keys, numbers)
+        # key: {cost: (until, retry_at, the denial)}
+        self._held: OrderedDict[str | bytes, dict[int, tuple[int, int, Decision]]] = OrderedDict()
 
     def recall(self, key: str, cost: int, now: int) -> Decision | None:
         """The remembered denial of such a request at `now`, with the wait that is left; None if
         there is none."""
-        held = self._held.get(kept_key(key))
-        if held is None or cost < held[1]:
+        by_cost = self._held.get(kept_key(key))
+        held = None if by_cost is None else by_cost.get(cost)
+        if held is None or now >= held[0]:
             return None
-        until, _, denial = held
-        if now >= until:
-            return None
-        return Decision(False, denial.limit, denial.remaining, denial.reset_at, until - now)
+        _, retry_at, denial = held
+        return Decision(False, denial.limit, denial.remaining, denial.reset_at, retry_at - now)
 
-    def remember(self, key: str, asked_at: int, cost: int, denial: Decision) -> None:
-        name = kept_key(key)
+    def remember(self, key: str, number: int, asked_at: int, cost: int, denial: Decision) -> None:
+        """Remember a denial that was asked for at `asked_at`, and after `number`."""
+        name, wait = kept_key(key), denial.retry_after_ms
         # No lock: each line is atomic, and their order among threads does not matter.
-        self._held.pop(name, None)
-        self._held[name] = (asked_at + denial.retry_after_ms, cost, denial)
-        if len(self._held) > self._max_keys:
+        by_cost = self._held.pop(name, {})
+        if len(by_cost) >= _COSTS_KEPT:
+            by_cost.clear()
+        by_cost[cost] = (asked_at + min(wait, self._max_stale_ms), asked_at + wait, denial)
+        self._held[name] = by_cost
+        if self._changes.since(key, number):
+            self._held.pop(name, None)
+        elif len(self._held) > self._max_keys:
             with contextlib.suppress(KeyError):
                 self._held.popitem(last=False)
 
     def forget(self, key: str) -> None:
+        """Drop the denials of a key whose units this node has changed."""
+        self._changes.note(key)
         self._held.pop(kept_key(key), None)
+
+    def contradict(self, key: str) -> None:
+        """Drop the denials of a key because the store has admitted or shown units since."""
+        if kept_key(key) in self._held:
+            self.forget(key)
 
     def __len__(self) -> int:
         return len(self._held)
+
+
+# Denials of at most this many costs are remembered per key.
+_COSTS_KEPT = 16
 
 
 class Term(NamedTuple):

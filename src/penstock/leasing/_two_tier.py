@@ -3,7 +3,8 @@
 There are three ways to share a limit in a store:
 
 - `strict`: every check asks the store. Exact, one round trip each.
-- `cached-deny`: checks ask the store, but a denial is remembered on the node while it is valid.
+- `cached-deny`: checks ask the store, but a denial is remembered on the node while it is valid, and
+  at most for `max_stale_ms`, since another node may refund units meanwhile.
 - `leased`: a batch of credits is taken from the store in one step and spent on the node.
 
 The inexactness of `leased` is bounded, for N nodes and batches of B. If credits are coupled to a
@@ -19,19 +20,27 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Literal, get_args
+from functools import partial
+from itertools import count
+from typing import Literal, TypeVar, get_args
 
 from .._queueing.tasks import TaskPlace
 from .._rate_limit import rate_limit
+from ..core._charges import Charge
 from ..core._clock import Clock, SystemClock
 from ..core._decision import Decision, Forecast
-from ..core._limiter import Limiter
-from ..core._store import MadeBy, Store
+from ..core._errors import StoreUnavailableError
+from ..core._flow import Flow, adrive, drive
+from ..core._limiter import Limiter, require_strategy
+from ..core._reserving import areserved, require_until, reserved
+from ..core._steps import Step
+from ..core._store import MadeBy, Store, require_store
 from ..core._strategy import Strategy
 from ..core._transform import Grant, Transform, leasing
 from ..core._validation import (
+    MAX_SPAN_MS,
     reject,
     require_choice,
     require_cost,
@@ -41,11 +50,20 @@ from ..core._validation import (
 )
 from ..strategies import strategy_of_rate
 from ._batch import AdaptiveBatch
-from ._credits import Denials, Term, clocks_for, term_of
+from ._credits import MAX_STALE_MS, Denials, Receipt, Term, clocks_for, term_of
 from ._near import LeaseRequest, NearTier
 from ._refilling import Refilling
 
-__all__ = ["MODES", "CachedDenyLimiter", "TwoTierLimiter", "require_batch", "two_tier"]
+__all__ = [
+    "MODES",
+    "CachedDenyLimiter",
+    "TwoTierLimiter",
+    "require_batch",
+    "two_tier",
+]
+
+
+Answer = TypeVar("Answer", Decision, Forecast, Charge)
 
 
 class CachedDenyLimiter(Limiter):
@@ -53,37 +71,48 @@ class CachedDenyLimiter(Limiter):
     `two_tier`."""
 
     def __init__(
-        self, strategy: Strategy, store: Store, *, clock: Clock | None, prefix: str, max_keys: int
+        self,
+        strategy: Strategy,
+        store: Store,
+        *,
+        clock: Clock | None,
+        prefix: str,
+        max_keys: int,
+        max_stale_ms: int,
     ) -> None:
         for_store, here = clocks_for(store, clock)
         super().__init__(strategy, store, clock=for_store, prefix=prefix)
         # One reading is enough for both: a store with its own clock ignores it.
         self._here = self._now if for_store is here else here.now
-        self._denials = Denials(max_keys)
+        self._numbers = count(1)
+        self._denials = Denials(max_keys, max_stale_ms, self._numbers)
 
     def check(self, key: str, cost: int = 1) -> Decision:
         name, now = self._name(key, cost), self._here()
         held = self._denials.recall(name, cost, now)
         if held is not None:
             return held
+        number = next(self._numbers)
         decision = self._apply(name, self._check, now, cost)
-        return self._noted(name, now, cost, decision)
+        return self._noted(name, number, now, cost, decision)
 
     async def acheck(self, key: str, cost: int = 1) -> Decision:
         name, now = self._name(key, cost), self._here()
         held = self._denials.recall(name, cost, now)
         if held is not None:
             return held
+        number = next(self._numbers)
         decision = await self._aapply(name, self._check, now, cost)
-        return self._noted(name, now, cost, decision)
+        return self._noted(name, number, now, cost, decision)
 
     def check_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
         names, now = self._names(keys, cost), self._here()
         known = [self._denials.recall(name, cost, now) for name in names]
         asked = _unknown(names, known)
         if asked:
+            number = next(self._numbers)
             decisions = self.store.apply_many(asked, self._check, now, cost)
-            self._merge(known, asked, decisions, now, cost)
+            self._merge(known, asked, decisions, number, now, cost)
         return _all(known)
 
     async def acheck_many(self, keys: Iterable[str], cost: int = 1) -> list[Decision]:
@@ -91,23 +120,43 @@ class CachedDenyLimiter(Limiter):
         known = [self._denials.recall(name, cost, now) for name in names]
         asked = _unknown(names, known)
         if asked:
+            number = next(self._numbers)
             decisions = await self.store.aapply_many(asked, self._check, now, cost)
-            self._merge(known, asked, decisions, now, cost)
+            self._merge(known, asked, decisions, number, now, cost)
         return _all(known)
 
-    def reset(self, key: str) -> None:
-        super().reset(key)
-        self._denials.forget(self._name(key))
+    # The other calls ask the store. If one of them finds units, remembered denials are out of date.
 
-    async def areset(self, key: str) -> None:
-        await super().areset(key)
-        self._denials.forget(self._name(key))
+    def peek(self, key: str) -> Decision:
+        return self._agreed(key, super().peek(key))
+
+    async def apeek(self, key: str) -> Decision:
+        return self._agreed(key, await super().apeek(key))
+
+    def forecast(self, key: str, cost: int = 1) -> Forecast:
+        return self._agreed(key, super().forecast(key, cost))
+
+    async def aforecast(self, key: str, cost: int = 1) -> Forecast:
+        return self._agreed(key, await super().aforecast(key, cost))
+
+    def reserve(self, key: str, cost: int = 1, *, max_wait_ms: int = 0) -> Charge:
+        return self._agreed(key, super().reserve(key, cost, max_wait_ms=max_wait_ms))
+
+    async def areserve(self, key: str, cost: int = 1, *, max_wait_ms: int = 0) -> Charge:
+        return self._agreed(key, await super().areserve(key, cost, max_wait_ms=max_wait_ms))
+
+    def refunded(self, key: str) -> None:
+        self._denials.forget(self._lead + key)
+
+    def _agreed(self, key: str, answer: Answer) -> Answer:
+        return agreed(self._denials, self._lead + key, answer, partial(self.refunded, key))
 
     def _merge(
         self,
         known: list[Decision | None],
         asked: list[str],
         decisions: list[Decision],
+        number: int,
         asked_at: int,
         cost: int,
     ) -> None:
@@ -116,12 +165,25 @@ class CachedDenyLimiter(Limiter):
         for place, decision in enumerate(known):
             if decision is None:
                 name, answer = next(answers)
-                known[place] = self._noted(name, asked_at, cost, answer)
+                known[place] = self._noted(name, number, asked_at, cost, answer)
 
-    def _noted(self, name: str, asked_at: int, cost: int, decision: Decision) -> Decision:
+    def _noted(
+        self, name: str, number: int, asked_at: int, cost: int, decision: Decision
+    ) -> Decision:
         if not decision.allowed:
-            self._denials.remember(name, asked_at, cost, decision)
+            self._denials.remember(name, number, asked_at, cost, decision)
         return decision
+
+
+def agreed(denials: Denials, name: str, answer: Answer, refunded: Callable[[], object]) -> Answer:
+    """An answer of the store, by which remembered denials are checked. A charge calls `refunded`
+    when it is settled or cancelled."""
+    if isinstance(answer, Charge):
+        answer.on_change = refunded
+    admits = answer.spendable_now if isinstance(answer, Forecast) else answer.allowed
+    if admits:
+        denials.contradict(name)
+    return answer
 
 
 def _unknown(names: list[str], known: list[Decision | None]) -> list[str]:
@@ -151,6 +213,7 @@ def two_tier(
     clock: Clock | None = None,
     prefix: str = "",
     max_keys: int = 100_000,
+    max_stale_ms: int = MAX_STALE_MS,
 ) -> Limiter:
     """A limiter on the shared store `l2` that decides on the node where it can.
 
@@ -160,22 +223,36 @@ def two_tier(
     credits void at the end of their window; by default, if the strategy has a window.
     `return_idle_after_ms` drops credits that have not been spent for that long.
 
+    In the modes "cached-deny" and "leased", a denial is answered from memory for at most
+    `max_stale_ms`: so long it may take until a refund, a reset or a raised limit of another node is
+    seen. Those of this limiter are seen at once.
+
     `max_keys` bounds the keys that the node remembers. `clock` is used if the store has no clock of
     its own.
     """
     require_choice("mode", mode, MODES)
     require_int("max_keys", max_keys, high=2**31 - 1)
+    require_int("max_stale_ms", max_stale_ms, high=MAX_SPAN_MS)
     require_batch(batch, low_water)
     if return_idle_after_ms is not None:
         require_int("return_idle_after_ms", return_idle_after_ms)
     chosen = strategy_of_rate(strategy) if isinstance(strategy, str) else strategy
+    require_strategy(chosen)
+    require_store(l2)
     term = term_of(chosen, window_coupled)
     limiter: Limiter
     if mode == "strict":
         for_store, _ = clocks_for(l2, clock)
         limiter = rate_limit(chosen, store=l2, clock=for_store, prefix=prefix)
     elif mode == "cached-deny":
-        limiter = CachedDenyLimiter(chosen, l2, clock=clock, prefix=prefix, max_keys=max_keys)
+        limiter = CachedDenyLimiter(
+            chosen,
+            l2,
+            clock=clock,
+            prefix=prefix,
+            max_keys=max_keys,
+            max_stale_ms=max_stale_ms,
+        )
     else:
         limiter = TwoTierLimiter(
             chosen,
@@ -187,6 +264,7 @@ def two_tier(
             clock=clock,
             prefix=prefix,
             max_keys=max_keys,
+            max_stale_ms=max_stale_ms,
         )
     limiter.made_by = MadeBy(
         two_tier,
@@ -200,6 +278,7 @@ def two_tier(
         clock=clock,
         prefix=prefix,
         max_keys=max_keys,
+        max_stale_ms=max_stale_ms,
     )
     return limiter
 
@@ -237,6 +316,7 @@ class TwoTierLimiter(Refilling, Limiter):
         clock: Clock | None,
         prefix: str,
         max_keys: int,
+        max_stale_ms: int,
     ) -> None:
         for_store, here = clocks_for(store, clock)
         Limiter.__init__(self, strategy, store, clock=for_store, prefix=prefix)
@@ -246,6 +326,7 @@ class TwoTierLimiter(Refilling, Limiter):
             term=term,
             idle_ms=idle_ms,
             max_keys=max_keys,
+            max_stale_ms=max_stale_ms,
             clock=here,
             foreign_clock=store.reads_own_clock and isinstance(here, SystemClock),
         )
@@ -302,39 +383,107 @@ class TwoTierLimiter(Refilling, Limiter):
         """Whether a local decision is final."""
         return decision.allowed and decision.remaining > self._level
 
+    # `check` admits a cost that the credits or else the store cover. The other calls agree.
+
     def peek(self, key: str) -> Decision:
         """A peek at the local credits if there are any, else at the store."""
         held = self._near.local.peek(key)
-        return held if held.allowed else super().peek(key)
+        return held if held.allowed else self._agreed(key, super().peek(key))
 
     async def apeek(self, key: str) -> Decision:
         held = self._near.local.peek(key)
-        return held if held.allowed else await super().apeek(key)
+        return held if held.allowed else self._agreed(key, await super().apeek(key))
 
     def forecast(self, key: str, cost: int = 1) -> Forecast:
         """The store's forecast plus the local credits."""
         held = self._near.local.forecast(key, cost)
-        return _with_credits(super().forecast(key, cost), held)
+        return _with_credits(self._agreed(key, super().forecast(key, cost)), held)
 
     async def aforecast(self, key: str, cost: int = 1) -> Forecast:
         held = self._near.local.forecast(key, cost)
-        return _with_credits(await super().aforecast(key, cost), held)
+        return _with_credits(self._agreed(key, await super().aforecast(key, cost)), held)
+
+    def reserve(self, key: str, cost: int = 1, *, max_wait_ms: int = 0) -> Charge:
+        """Reserve units of the store, where they can be refunded to the whole fleet. If the store
+        denies or is away, credits of this node are reserved. They come back to this node, unless it
+        has leased again since: then they are lost to the fleet, as those of a node that dies."""
+        parts, wait, answer = self._terms(key, cost, max_wait_ms)
+        return drive(
+            self._reserving(key, cost, wait),
+            lambda ahead: reserved(self.store, self._now, parts, ahead, answer),
+        )
+
+    async def areserve(self, key: str, cost: int = 1, *, max_wait_ms: int = 0) -> Charge:
+        """The awaitable twin of `reserve`."""
+        parts, wait, answer = self._terms(key, cost, max_wait_ms)
+        return await adrive(
+            self._reserving(key, cost, wait),
+            lambda ahead: areserved(self.store, self._now, parts, ahead, answer),
+        )
+
+    def _reserving(self, key: str, cost: int, max_wait_ms: int) -> Flow[int, Charge]:
+        """Yields how far ahead to book in the store, and is sent the charge."""
+        try:
+            charge: Charge = yield 0
+        except StoreUnavailableError:
+            held = self._credit_charge(key, cost)
+            if held is None:
+                raise
+            return held
+        if not charge.allowed:
+            held = self._credit_charge(key, cost)
+            if held is not None:
+                return held
+            if max_wait_ms:
+                charge = yield max_wait_ms
+        return self._agreed(key, charge)
+
+    def _credit_charge(self, key: str, cost: int) -> Charge | None:
+        """A charge of credits on this node; None if they do not suffice."""
+        decision, receipt = self._near.take(key, cost)
+        return None if receipt is None else _CreditCharge(self, key, cost, decision, receipt)
+
+    def refunded(self, key: str) -> None:
+        self._near.denials.forget(key)
+
+    def dropped(self, key: str) -> None:
+        self._near.forget(key)
+
+    def _agreed(self, key: str, answer: Answer) -> Answer:
+        return agreed(self._near.denials, key, answer, partial(self.refunded, key))
+
+    # In the queue, after a lease in flight. If this thread must not wait for it, the credits of
+    # that lease are void when they arrive.
 
     def reset(self, key: str) -> None:
         """Forget the key in the store and on this node; credits on other nodes remain."""
-        # In the queue, so that a lease in flight is reset too. If this thread must not wait for it,
-        # its credits remain, like those of another node.
         place = self._place(require_key(key), sys._getframe())
         with place or nullcontext():
             super().reset(key)
-            self._near.forget(key)
 
     async def areset(self, key: str) -> None:
         place = TaskPlace.of_task(self._near.queues, require_key(key))
         assert place is not None
         async with place:
             await super().areset(key)
-            self._near.forget(key)
+
+    def pause(self, key: str, until_ms: int) -> None:
+        """Admit nothing for this key before the instant `until_ms`. Credits on this node are
+        dropped at once; each other node may still spend those that it holds, less than a batch."""
+        require_until(until_ms)
+        self._near.forget(require_key(key))
+        place = self._place(key, sys._getframe())
+        with place or nullcontext():
+            super().pause(key, until_ms)
+
+    async def apause(self, key: str, until_ms: int) -> None:
+        """The awaitable twin of `pause`."""
+        require_until(until_ms)
+        self._near.forget(require_key(key))
+        place = TaskPlace.of_task(self._near.queues, key)
+        assert place is not None
+        async with place:
+            await super().apause(key, until_ms)
 
     @property
     def near_store(self) -> Store:
@@ -355,11 +504,11 @@ class TwoTierLimiter(Refilling, Limiter):
     # counts as well, on the same clock.
 
     def _fetch(self, request: LeaseRequest) -> Grant:
-        key, want, need, now = request
+        key, want, need, now, _ = request
         return self._apply(self._lead + key, self._lease_of(need), now, want)
 
     async def _afetch(self, request: LeaseRequest) -> Grant:
-        key, want, need, now = request
+        key, want, need, now, _ = request
         return await self._aapply(self._lead + key, self._lease_of(need), now, want)
 
     def _lease_of(self, need: int) -> Transform[Grant]:
@@ -370,6 +519,38 @@ class TwoTierLimiter(Refilling, Limiter):
             if len(self._leases) < _KEPT:
                 self._leases[need] = transform
         return transform
+
+
+class _CreditCharge(Charge):
+    """Credits of this node that were reserved. A refund goes back to the node; what was used beyond
+    the reserved cost is charged to the store."""
+
+    def __init__(
+        self, limiter: TwoTierLimiter, key: str, cost: int, decision: Decision, receipt: Receipt
+    ) -> None:
+        now = limiter._now
+        super().__init__(
+            limiter.store, now, limiter._parts(key, cost), decision, (now(),), delays_ms=(0,)
+        )
+        self._near = limiter._near
+        self._key = key
+        self._receipt = receipt
+        self.on_change = partial(limiter.refunded, key)
+
+    def _apply(self, steps: Sequence[Step]) -> None:
+        if rest := self._returned(steps):
+            super()._apply(rest)
+
+    async def _aapply(self, steps: Sequence[Step]) -> None:
+        if rest := self._returned(steps):
+            await super()._aapply(rest)
+
+    def _returned(self, steps: Sequence[Step]) -> list[Step]:
+        """Give refunds back to the node. Returns the steps for the store."""
+        for step in steps:
+            if step.transform.role == "refund":
+                self._near.give_back(self._key, step.cost, self._receipt)
+        return [step for step in steps if step.transform.role != "refund"]
 
 
 def _valid(keys: Iterable[str], cost: int) -> list[str]:

@@ -403,7 +403,12 @@ class Charging:
             # Whoever settles need not know that a limit has changed since.
             gone = {held.limit for held in terms.held} - {part.name for part in parts}
             actual = {name: units for name, units in actual.items() if name not in gone}
-        return await self._charges(entry).settle(terms, parts, actual)
+        try:
+            return await self._charges(entry).settle(terms, parts, actual)
+        finally:
+            for held in terms.held:
+                if entry.limiter is not None and held.key is not None:
+                    entry.limiter.refunded(held.key)
 
     def _charges(self, entry: Entry) -> Charges:
         return Charges(self.store, self.clock.now, entry.prefix)
