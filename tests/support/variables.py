@@ -23,7 +23,9 @@ _proxies: dict[str, str] = {}
 
 
 def remove_foreign() -> None:
-    """Remove them from this process, and so from every process that a test starts."""
+    """Remove them from this process, and so from every process that a test starts. A locale that is
+    not installed would keep Redis from starting."""
+    os.environ["LC_ALL"] = "C.UTF-8"
     for name in list(os.environ):
         if _PROXY.fullmatch(name):
             _proxies[name] = os.environ.pop(name)
