@@ -48,10 +48,10 @@ limiters:
 """
 
 
-def serving(store: Any = None, clock: ManualClock | None = None) -> Service:
+def serving(store: Any = None, clock: ManualClock | None = None, file: str = FILE) -> Service:
     at = clock or ManualClock(NOW)
     return build_service(
-        parse_policies(FILE, "p.yaml"), store=store or MemoryStore(clock=at), clock=at
+        parse_policies(file, "p.yaml"), store=store or MemoryStore(clock=at), clock=at
     )
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from penstock import ConfigInvalidError, ManualClock
 from penstock.config import parse_policies
-from penstock.service._charges import KEPT_MS, read_charge_id
+from penstock.service._charge_records import LONGEST_MS, SHORTEST_MS
+from penstock.service._charges import charge_id, read_charge_id
 from penstock.service._core import Service, build_service
 from penstock.stores.memory import MemoryStore
 from tests.support.helpers import NOW
@@ -117,46 +118,71 @@ def test_units_may_be_booked_ahead(nodes: tuple[Service, Service, Any]) -> None:
     assert run(one.peek_all("pace", {"user": "u"})).verdict.limits["day"].remaining == 2
 
 
-def test_an_id_that_was_made_up_or_altered_gives_nothing_back(service: Service) -> None:
-    """Nor does one of a charge that was forgotten."""
-    charge = asyncio.run(service.reserve("one", key="k"))
-    terms = read_charge_id(charge.charge_id)
-    more = terms._replace(held=(terms.held[0]._replace(units=2),)).body
-    for wrong in (more, terms._replace(nonce="0" * 24).body):
-        with pytest.raises(ConfigInvalidError, match="there is no such charge"):
-            asyncio.run(service.cancel(wrong))
-    for bad in ("x", "é", "a" * 200_000, charge.charge_id[:-4], charge.charge_id + ".x", "WzFd"):
-        with pytest.raises(ConfigInvalidError, match="charge id"):
-            asyncio.run(service.cancel(bad))
+def test_an_id_that_was_altered_is_refused_and_gives_nothing_back(
+    nodes: tuple[Service, Service, Any],
+) -> None:
+    """In whatever place: the units, the key, what was booked ahead, the seal."""
+    one, other, run = nodes
+    made = run(one.reserve("pace", attributes={"user": "u"}, max_wait_ms=5_000)).charge_id
+    text, _, seal = made.rpartition(".")
+    terms = read_charge_id(text)
+    held = terms.held[0]
+    altered = [
+        charge_id(terms._replace(held=(held._replace(units=2), *terms.held[1:]))),
+        charge_id(terms._replace(held=(held._replace(key="other"), *terms.held[1:]))),
+        charge_id(terms._replace(plan="pro")),
+        charge_id(terms._replace(offsets_ms=(86_400_000,) * len(terms.held))),
+        f"{text}.{'-'.join(['x'] * len(terms.held))}",
+    ]
+    wrong = [f"{each}.{seal}" for each in altered]
+    wrong += [f"{text}.{'0' * len(seal)}", f"{text}.", text, f"{made}0"]
+    wrong += ["x", "é", "a" * 200_000, "WzFd", "WzFd.x", "."]
+    for bad in wrong:
+        for call in (other.cancel, partial(other.settle, actual=0), other.renew):
+            with pytest.raises(ConfigInvalidError, match="charge id"):
+                run(call(bad))
+    assert run(one.peek_all("pace", {"user": "u"})).verdict.limits["day"].remaining == 4
+    assert run(other.cancel(made))
+
+
+def test_an_id_of_a_charge_that_was_never_made_settles_nothing(service: Service) -> None:
+    made = asyncio.run(service.reserve("one", key="k")).charge_id
+    text, _, seal = made.rpartition(".")
+    other = charge_id(read_charge_id(text)._replace(nonce="0" * 24))
+    assert asyncio.run(service.cancel(f"{other}.{seal}")) is False
+    assert asyncio.run(service.settle(f"{other}.{seal}", 0)) is False
     assert asyncio.run(service.peek("one", "k")).remaining == 1
 
 
-def test_an_id_cannot_be_altered_to_be_given_back_in_a_later_window() -> None:
-    """How far ahead something was booked is no part of what the store knows of a charge, and what
-    has no pace is not booked at all."""
+DAY = """
+version: 1
+limiters:
+  short: {strategy: fixedWindow, limit: 3, window: 1m}
+  long: {strategy: fixedWindow, limit: 3, window: 12h, anchor: first}
+  longest: {strategy: fixedWindow, limit: 3, window: 30d, anchor: first}
+"""
+
+
+@pytest.mark.parametrize(
+    ("policy", "life_ms"),
+    [("short", SHORTEST_MS), ("long", 12 * SHORTEST_MS), ("longest", LONGEST_MS)],
+)
+def test_a_charge_can_be_settled_for_as_long_as_its_limit_counts_an_hour_at_least_a_day_at_most(
+    policy: str, life_ms: int
+) -> None:
     clock = ManualClock(NOW)
-    service = serving(clock=clock)
+    service = serving(clock=clock, file=DAY)
 
     async def main() -> None:
-        charge = await service.reserve("api", attributes={"user": "u"}, cost=3)
-        clock.advance(60_000)
-        assert judged(service, cost=2, user="u").allowed
-        count = len(read_charge_id(charge.charge_id).held)
-        later = "-".join(["60000"] * count)
-        assert await service.cancel(f"{charge.charge_id}.{later}")
-        left = (await service.peek_all("api", {"user": "u"})).verdict.limits
-        assert left["user"].remaining == 1
+        late, in_time = [(await service.reserve(policy, "k")).charge_id for _ in range(2)]
+        clock.advance(life_ms - 1)
+        assert await service.settle(in_time, 1)
+        clock.advance(1)
+        assert not await service.settle(late, 0)
+        assert not await service.cancel(late)
+        assert not await service.renew(late)
 
     asyncio.run(main())
-
-
-def test_a_charge_can_be_settled_for_a_day() -> None:
-    clock = ManualClock(NOW)
-    service = serving(clock=clock)
-    charge = asyncio.run(service.reserve("one", key="k"))
-    clock.advance(KEPT_MS)
-    with pytest.raises(ConfigInvalidError, match="never made, or was made more than a day ago"):
-        asyncio.run(service.settle(charge.charge_id, 0))
 
 
 def test_what_a_denied_caller_holds_settles_nothing(service: Service) -> None:
@@ -210,11 +236,11 @@ limiters:
             clock.advance(1_000)
         assert all(ids)
         count = 0
-        for charge_id in (*ids, None):
+        for each in (*ids, None):
             while (await service.reserve(policy, "k")).allowed:
                 count += 1
-            if charge_id is not None:
-                assert await service.cancel(charge_id)
+            if each is not None:
+                assert await service.cancel(each)
         return count
 
     for policy in ("one", "several"):

@@ -85,11 +85,14 @@ async def areserved(
     *,
     slot_id: str = "",
     also: Sequence[Step] = (),
+    told_also: Callable[[Sequence[Any]], None] = lambda _results: None,
 ) -> Charge:
     """The awaitable twin of `reserved`. Slots are held under `slot_id`, by default a new id. The
-    steps `also` are applied together with the parts, if these are admitted."""
+    steps `also` are applied together with the parts, if all of them are admitted. If the parts are,
+    `told_also` gets the results of the others, and has to raise if one of them denied."""
     at, asked_at, slot_id = now(), monotonic(), waiter_id or slot_id or _new_id(parts)
     told: Sequence[Any]
+    beside: Sequence[Any] = ()
     try:
         if len(parts) == 1 and parts[0].cost and not waiter_id and not also:
             part = parts[0]
@@ -100,16 +103,17 @@ async def areserved(
             taking = _queueing if waiter_id else _taking
             steps = taking(store, parts, max_wait_ms, slot_id, also)
             results = await store.aapply_all(steps, at)
-            told, instants = (
-                results[: len(parts)],
-                tuple(results[len(parts) + len(also) :]) or (at,),
-            )
+            told, beside = results[: len(parts)], results[len(parts) : len(parts) + len(also)]
+            instants = tuple(results[len(parts) + len(also) :]) or (at,)
     except BaseException as error:
         if slot_id and not waiter_id and is_cancellation(error):
             # The store may have been asked already; nobody else knows the id.
             await give_up(store, now, _Tickets(parts, slot_id).leaving())
         raise
-    return _charge(store, now, parts, told, instants, answer, slot_id, asked_at)
+    charge = _charge(store, now, parts, told, instants, answer, slot_id, asked_at)
+    if also and charge.allowed:
+        told_also(beside)
+    return charge
 
 
 def spent(

@@ -33,6 +33,7 @@ __all__ = [
     "forecasting",
     "leasing",
     "looking",
+    "operating",
     "pausing",
     "peeking",
     "queueing",
@@ -271,6 +272,14 @@ def renewing(strategy: Strategy, slot_ids: tuple[str, ...]) -> Transform[tuple[D
 def releasing(strategy: Strategy, slot_id: str) -> Transform[int]:
     """The transform that gives a slot back."""
     return _OnSlots(strategy, "release", slot_id)
+
+
+def operating(strategy: Strategy, role: str, *, admits: Callable[[int], bool]) -> Transform[int]:
+    """An operation on what is held under an id, without an argument; `admits` says by its result
+    whether other steps beside it are applied."""
+    transform: Transform[int] = _OnSlots(strategy, role, "")
+    transform.admits = admits
+    return transform
 
 
 def reclaiming(strategy: Strategy) -> Transform[int]:

@@ -2,23 +2,19 @@
 
 A client holds the id of a charge, and may send it to a worker that has never seen the charge. So
 the id contains what was charged: the policy, the plan, and the key, the units and the form of the
-counts of each limit. And the store keeps a record of it, written in the same step as the charge:
+counts of each limit. And there is a record of it (`_charge_records.py`), written in the same step
+as the charge:
 
-    <the file's prefix>:<policy>:charge:<digest of the id>
+    <the file's prefix>:<policy>:charge:<nonce of the id>
 
-The record is a fixed window of one day that admits two: the charge takes the first unit, and its
-settlement the second, in one step with the refund. So a charge is settled once, however often and
-wherever that is asked for. A forged id has no record, and an altered one has another digest. The
-start of the window is the instant of the charge, on the clock that decided it. After a day a charge
-is forgotten, and what it reserved stays spent.
+The settlement removes the record, in one step with the refund. So a charge is settled once, however
+often and wherever that is asked for. An id without a record is that of a charge that was settled,
+whose record has expired, or that was never made: there is nothing to settle.
 
 By which instant units are refunded (`Strategy.counted_at`), and which shadows were not charged, is
-known only when the store has answered, so it is at the end of the id, outside the digest: the
-record is written in the step that decides them, and a second one would be another round trip, which
-is no part of that step. A holder that alters it can have a shadow refunded that was not charged:
-once, by the units of this charge, and nobody is admitted by it, since shadows never deny. And it
-can have units of this charge refunded that time has replenished, as it also can by reserving them
-anew in time: what it has open bounds both.
+known only when the store has answered, and the record is written in the step that decides them. So
+they are in the id too, and the id ends with a seal: a message authentication code of the whole, by
+a secret that only the record holds. An id that was altered in any place is refused.
 
 `Charging` is the part of the service that reserves and settles by policy and key.
 """
@@ -27,23 +23,33 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
+import hmac
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from ..core._charges import Charge, Part
 from ..core._clock import Clock
 from ..core._decision import Decision
+from ..core._errors import QueueFullError
 from ..core._reserving import Answer, areserved
 from ..core._steps import PoolRenewals, Step
 from ..core._store import Store
-from ..core._transform import checking, peeking
 from ..core._validation import MAX_SPAN_MS, reject, require_cost, require_int, require_key
 from ..core._verdict import Verdict
 from ..leasing import TwoTierLimiter
-from ..strategies import fixed_window
+from ._charge_records import (
+    MAX_OPEN,
+    RecordState,
+    closing,
+    life_of,
+    new_secret,
+    opening,
+    reading,
+    records_beside,
+)
 from ._deciding import joined
 from ._entries import Entry
 from ._judging import NOTHING, Judge, Judgement
@@ -51,23 +57,16 @@ from ._registry import PolicyTable
 from ._several import Attributes, Costs, Request
 
 __all__ = [
-    "KEPT_MS",
     "ChargeTerms",
     "ChargedUnits",
     "Charges",
     "Charging",
     "Reservation",
+    "SealedId",
     "charge_id",
     "read_charge_id",
 ]
 
-
-KEPT_MS = 24 * 60 * 60 * 1000
-"""For how long a charge can be settled."""
-
-_RECORD = fixed_window(2, KEPT_MS, "first")
-_TAKE = checking(_RECORD)
-_LOOK = peeking(_RECORD)
 
 _MAX_ID = 1 << 17
 _NOT_AN_ID = "this is not a charge id; pass the charge_id that reserve returned, unchanged"
@@ -116,13 +115,34 @@ class ChargeTerms(NamedTuple):
         packed = json.dumps(told, separators=(",", ":")).encode()
         return base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(self.body.encode()).hexdigest()[:32]
+
+class SealedId(NamedTuple):
+    """A charge id that a client has sent: `text` describes the charge, and `seal` authenticates
+    it."""
+
+    text: str
+    seal: str
+
+    @classmethod
+    def of(cls, charge_id: object) -> SealedId:
+        """Raises `config_invalid` if it cannot be a charge id."""
+        if not isinstance(charge_id, str) or len(charge_id) > _MAX_ID or not charge_id.isascii():
+            reject(_NOT_AN_ID)
+        text, _, seal = charge_id.rpartition(".")
+        return cls(text, seal)
+
+    def require(self, secret: str) -> None:
+        """Raise `config_invalid` if it was not sealed by this secret."""
+        if not hmac.compare_digest(self.seal, _seal(self.text, secret)):
+            reject(_NOT_AN_ID)
+
+
+def _seal(text: str, secret: str) -> str:
+    return hmac.new(secret.encode(), text.encode(), "sha256").hexdigest()[:32]
 
 
 def charge_id(terms: ChargeTerms) -> str:
-    """The id that the client gets."""
+    """The id, without its seal."""
     offsets = "-".join(map(_offset_text, terms.offsets_ms))
     return f"{terms.body}.{offsets}" if offsets.strip("0-") else terms.body
 
@@ -134,7 +154,7 @@ def _offset_text(offset: int | None) -> str:
 
 
 def read_charge_id(text: object) -> ChargeTerms:
-    """The content of a charge id. Raises `config_invalid` if it is not one."""
+    """The content of a charge id without its seal. Raises `config_invalid` if it is not one."""
     if not isinstance(text, str) or not text or len(text) > _MAX_ID or not text.isascii():
         reject(_NOT_AN_ID)
     body, _, offsets = text.partition(".")
@@ -179,10 +199,12 @@ def _is_offset(offset: int | None, held: ChargedUnits) -> bool:
 
 
 class Charges:
-    """Reserves and settles charges in one store, under one prefix."""
+    """Reserves and settles charges in one store, under one prefix. `records` is where their records
+    are: in that store, or in a table of this process beside one that is there too."""
 
-    def __init__(self, store: Store, now: Callable[[], int], prefix: str) -> None:
+    def __init__(self, store: Store, records: Store, now: Callable[[], int], prefix: str) -> None:
         self._store = store
+        self._records = records
         self._now = now
         self._prefix = prefix
 
@@ -190,57 +212,82 @@ class Charges:
         self, terms: ChargeTerms, parts: Sequence[Part], max_wait_ms: int, answer: Answer
     ) -> tuple[Charge, str]:
         """Charge the cost of the parts, all or nothing, and write the record. The id is empty after
-        a denial."""
-        record = Step(self._record(terms), _TAKE)
-        charge = await areserved(
-            self._store,
-            self._now,
-            parts,
-            max_wait_ms,
-            answer,
-            slot_id=terms.slot_id,
-            also=[record],
-        )
+        a denial. Raises `queue_full` if a key has too many open charges."""
+        secret = new_secret()
+        record, counts = self._record(terms), self._counts(terms)
+        opened = opening(record, counts, life_of(parts), secret)
+        is_apart = self._records is not self._store
+        if is_apart:
+            _require_admitted(terms, opened, await self._records.aapply_all(opened, self._now()))
+        charge: Charge | None = None
+        try:
+            charge = await areserved(
+                self._store,
+                self._now,
+                parts,
+                max_wait_ms,
+                answer,
+                slot_id=terms.slot_id,
+                also=() if is_apart else opened,
+                told_also=partial(_require_admitted, terms, opened),
+            )
+        finally:
+            if is_apart and (charge is None or not charge.allowed):
+                await self._records.aapply_all(closing(record, counts, self._now()), self._now())
         if not charge.allowed:
             return charge, ""
-        return charge, charge_id(terms._replace(offsets_ms=_offsets_of(charge, parts)))
+        text = charge_id(terms._replace(offsets_ms=_offsets_of(charge, parts)))
+        return charge, f"{text}.{_seal(text, secret)}"
 
     async def settle(
-        self, terms: ChargeTerms, parts: Sequence[Part], actual: int | Mapping[str, int] | None
+        self,
+        sealed: SealedId,
+        terms: ChargeTerms,
+        parts: Sequence[Part],
+        actual: int | Mapping[str, int] | None,
     ) -> bool:
         """Replace the reserved cost by the actual one, or refund all of it for None. True if this
-        call settled it, False if it was settled before."""
-        record = await self._store.aapply(self._record(terms), _LOOK, self._now(), 1)
-        charge = self._charge(terms, parts, record)
-        steps = charge.refunds() if actual is None else charge.settlement(actual)
-        if not record.remaining:
+        call settled it, False if there is nothing to settle."""
+        record = await self._find(sealed, terms)
+        if record is None:
             return False
-        asked = [Step(self._record(terms), _TAKE), *steps]
-        told = await self._store.aapply_all(asked, self._now())
-        return bool(told[0].allowed)
+        charge = self._charge(terms, parts, record.at)
+        steps = charge.refunds() if actual is None else charge.settlement(actual)
+        # Whether the record is still there is decided in the step that removes it.
+        closed = closing(self._record(terms), self._counts(terms), record.at)
+        if self._records is self._store:
+            told = await self._store.aapply_all([*closed, *steps], self._now())
+            return bool(told[0])
+        told = await self._records.aapply_all(closed, self._now())
+        if told[0] and steps:
+            await self._store.aapply_all(steps, self._now())
+        return bool(told[0])
 
-    async def renew(self, terms: ChargeTerms, parts: Sequence[Part]) -> bool:
+    async def renew(self, sealed: SealedId, terms: ChargeTerms, parts: Sequence[Part]) -> bool:
         """Hold its slots for another ttl. False if they have expired or were given back."""
-        record = await self._store.aapply(self._record(terms), _LOOK, self._now(), 1)
-        pools = PoolRenewals(self._charge(terms, parts, record).held())
+        record = await self._find(sealed, terms)
+        if record is None:
+            return False
+        pools = PoolRenewals(self._charge(terms, parts, record.at).held())
         if not pools.steps:
             reject("this charge holds no slots, so there is nothing to renew")
-        if not record.remaining:
-            return False
         told = await self._store.aapply_all(pools.steps, self._now())
         return all(each.allowed for each in pools.answers(told))
 
-    def _charge(self, terms: ChargeTerms, parts: Sequence[Part], record: Decision) -> Charge:
+    async def _find(self, sealed: SealedId, terms: ChargeTerms) -> RecordState | None:
+        """The record of a charge; None if it was settled, has expired, or was never made."""
+        record = await self._records.aapply(self._record(terms), reading, self._now(), 1)
+        if record is not None:
+            sealed.require(record.secret)
+        return record
+
+    def _charge(self, terms: ChargeTerms, parts: Sequence[Part], at: int) -> Charge:
         """The charge as it was made, without limits that the policy no longer has."""
-        if record.remaining == _RECORD.limit:
-            reject("there is no such charge: it was never made, or was made more than a day ago")
-        at = record.reset_at - KEPT_MS
         charged = [offset is not None for offset in terms.offsets_ms]
         told = tuple([Decision(each, 1, 0, at, 0 if each else 1) for each in charged])
         names = tuple([part.name for part in parts])
         shadows = tuple([not each for each in charged])
         answer = told[0] if names == ("",) else Verdict(names, told, shadows)
-        # A client may have altered them. They make no window a later one.
         pairs = zip(terms.offsets_ms, parts, strict=True)
         counted_at = tuple(
             [at + (offset or 0) * part.strategy.books_ahead for offset, part in pairs]
@@ -258,7 +305,21 @@ class Charges:
         )
 
     def _record(self, terms: ChargeTerms) -> str:
-        return joined(self._prefix, terms.policy, "charge", terms.digest)
+        return joined(self._prefix, terms.policy, "charge", terms.nonce)
+
+    def _counts(self, terms: ChargeTerms) -> list[str]:
+        """The keys under which open charges are counted: one for each limit with a key."""
+        lead = joined(self._prefix, terms.policy, "open")
+        return [f"{lead}:{held.limit}:{held.key}" for held in terms.held if held.key is not None]
+
+
+def _require_admitted(terms: ChargeTerms, opened: Sequence[Step], told: Sequence[Any]) -> None:
+    """Raise `queue_full` if a step that opens the charge has denied."""
+    if not all(step.transform.admits(each) for step, each in zip(opened, told, strict=True)):
+        raise QueueFullError(
+            f"a key of this request has {MAX_OPEN:,} open charges of policy {terms.policy!r}: "
+            "settle or cancel charges when their work is done, or use check if the cost is known"
+        )
 
 
 def _offsets_of(charge: Charge, parts: Sequence[Part]) -> tuple[int | None, ...]:
@@ -344,6 +405,8 @@ class Charging:
         terms = ChargeTerms.new(entry.spec.name, None, [held])
         try:
             charge, charge_id = await self._charges(entry).reserve(terms, parts, wait, answer)
+        except QueueFullError:
+            raise
         except Exception as error:
             decision = entry.guard.decision(error, (key,), cost)
             entry.tally.count(decision.allowed)
@@ -365,6 +428,8 @@ class Charging:
         terms = ChargeTerms.new(entry.spec.name, plan, held)
         try:
             charge, charge_id = await self._charges(entry).reserve(terms, parts, wait, answer)
+        except QueueFullError:
+            raise
         except Exception as error:
             verdict = judge.in_place_of(error, request)
             return Reservation.unwritten(judge.counted(request, verdict), self.clock.now())
@@ -373,8 +438,9 @@ class Charging:
         return Reservation.of(judgement, charge, charge_id, parts)
 
     async def settle(self, charge_id: str, actual: int | Mapping[str, int]) -> bool:
-        """Replace the reserved cost by the actual one. True if this call settled it, False if it
-        was settled before, here or elsewhere. An outage is raised, whatever the fail mode."""
+        """Replace the reserved cost by the actual one. True if this call settled it, False if there
+        is nothing to settle: the charge was settled before, here or elsewhere, it was made too long
+        ago, or never. An outage is raised, whatever the fail mode."""
         used = actual.values() if isinstance(actual, Mapping) else [actual]
         for units in used:
             require_int("actual", units, 0)
@@ -388,15 +454,17 @@ class Charging:
         """Hold the slots of a charge for another ttl. False if they have expired."""
         if charge_id == "":
             return False
-        terms = read_charge_id(charge_id)
+        sealed = SealedId.of(charge_id)
+        terms = read_charge_id(sealed.text)
         entry = self._table[terms.policy]
-        return await self._charges(entry).renew(*_matched(entry, terms))
+        return await self._charges(entry).renew(sealed, *_matched(entry, terms))
 
     async def _settle(self, charge_id: str, actual: int | Mapping[str, int] | None) -> bool:
         # A denied caller has an empty id, and so has one that a fail mode admitted.
         if charge_id == "":
             return False
-        terms = read_charge_id(charge_id)
+        sealed = SealedId.of(charge_id)
+        terms = read_charge_id(sealed.text)
         entry = self._table[terms.policy]
         terms, parts = _matched(entry, terms)
         if isinstance(actual, Mapping):
@@ -404,14 +472,15 @@ class Charging:
             gone = {held.limit for held in terms.held} - {part.name for part in parts}
             actual = {name: units for name, units in actual.items() if name not in gone}
         try:
-            return await self._charges(entry).settle(terms, parts, actual)
+            return await self._charges(entry).settle(sealed, terms, parts, actual)
         finally:
             for held in terms.held:
                 if entry.limiter is not None and held.key is not None:
                     entry.limiter.refunded(held.key)
 
     def _charges(self, entry: Entry) -> Charges:
-        return Charges(self.store, self.clock.now, entry.prefix)
+        records = records_beside(self.store, self.clock)
+        return Charges(self.store, records, self.clock.now, entry.prefix)
 
     async def pause(
         self,

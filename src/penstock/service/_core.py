@@ -35,6 +35,7 @@ from ..core._verdict import combine
 from ..leasing import TwoTierLimiter
 from ..stores._opening import open_on_clock, open_store
 from ..stores.memory import MemoryStore
+from ._charge_records import records_beside
 from ._charges import Charging, Reservation
 from ._deciding import Asked
 from ._entries import Entry, Policy, Site
@@ -343,6 +344,9 @@ class Service(Charging):
     def _stores(self) -> Iterator[tuple[str, Store]]:
         """The stores of the service, by kind."""
         yield "policies", self.store
+        charges = records_beside(self.store, self.clock)
+        if charges is not self.store:
+            yield "charges", charges
         yield from self._table.own_stores()
         if self._inline is not None and self._inline.store is not self.store:
             yield INLINE, self._inline.store
